@@ -132,7 +132,8 @@ def check(soc: LocalSoc, log: Log, only: str, every_choice: bool) -> Iterator[Fi
     for op in check_variants.parts(soc):
         for variant in registry.variants(op, "gpu", soc, include_unfit=True):
             name = f"{op.kind} {variant.name}"
-            if only not in name:
+            # No plan has a kernel for GPUs on a CPU, or the other way round.
+            if only not in name or soc.gpu.type not in variant.meant_for:  # type: ignore[attr-defined]
                 continue
             choices = variant.choices(op, soc)  # type: ignore[attr-defined]
             for choice in choices if every_choice else choices[:1]:

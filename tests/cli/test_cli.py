@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from support import command_line
 from support.decoders import SMALL
+from support.whole_way import QUICK
 from typer.testing import CliRunner
 
 from codl.cli import app as cli
@@ -27,7 +29,11 @@ from codl.frontend.decoders.source import built
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import soc as socs
 from codl.ir.soc import Soc
+from codl.measure.facts import memory_objects
 from codl.measure.facts.points_file import load_points
+from codl.measure.interleave import Effort
+from codl.strategies import codl_refined
+from codl.targets import find_facts
 
 
 @pytest.fixture(scope="module")
@@ -55,17 +61,18 @@ def make_workplace(folder: Path, first_soc: Soc) -> Path:
         x = b.max_pool(b.relu(b.conv(x, oc, 3, pad=1)), 2, 2)
     b.output(b.fully_connected(b.flatten(x), 10))
     (folder / "small.onnx").write_bytes(b.build().SerializeToString())
-    shares = ["--shares", "0.25,0.5,0.75,1"]
-    run(folder, "collect", "--soc", "test", "--ops", "small.onnx", *shares, "--all", "--no-tune")
+    some = ["--ops", "small.onnx", "--shares", "0.5,1", "--all", "--no-tune"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("codl.measure.collector.Rounds", lambda: QUICK)
+        run(folder, "collect", "--soc", "test", *some)
     run(folder, "train", "--soc", "test")
     return folder
 
 
-def run(folder: Path, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """A command in a process of its own, as a user runs it."""
-    command = [sys.executable, "-c", "from codl.cli import main; main()", *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == code, done.stderr
+def run(folder: Path, *arguments: str, code: int = 0) -> command_line.Ended:
+    """A command in this process."""
+    done = command_line.run(folder, *arguments)
+    assert done.code == code, done.stderr
     return done
 
 
@@ -73,8 +80,16 @@ def answer(folder: Path, *arguments: str) -> dict[str, Any]:
     return dict(json.loads(run(folder, *arguments, "--json").stdout))
 
 
+def answer_apart(folder: Path, *arguments: str, code: int = 0) -> dict[str, Any]:
+    """What a command answers in a process of its own, as a user runs it."""
+    command = [sys.executable, "-c", "from codl.cli import main; main()", *arguments, "--json"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    return dict(json.loads(done.stdout)) if done.stdout else {}
+
+
 def test_devices_shows_disjoint_observed_cores(workplace: Path) -> None:
-    answered = answer(workplace, "devices")
+    answered = answer_apart(workplace, "devices")
     found = answered["processors"]
     assert {"energy_sensors", "unreadable_sensors"} <= answered.keys()
     used = {p["kind"]: p for p in found if p["used"]}
@@ -92,7 +107,12 @@ def test_detect_writes_a_soc_that_show_reads(workplace: Path) -> None:
     assert {"made", "test"} <= listed
 
 
-def test_detect_measures_what_no_driver_tells(workplace: Path) -> None:
+def test_detect_measures_what_no_driver_tells(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In few rounds, and of one op which memory object suits it."""
+    monkeypatch.setattr(find_facts, "WAITS", QUICK)
+    monkeypatch.setattr(memory_objects, "OPS", memory_objects.OPS[3:4])
     made = answer(workplace, "soc", "detect", "--serial", "process", "--name", "measured")
     shown = answer(workplace, "soc", "show", "measured")
     told = {"wave_size", "zero_copy", "preferred_memory", "opencl_version", "svm", "half"}
@@ -124,7 +144,7 @@ def test_search_run_and_the_same_outputs(workplace: Path) -> None:
     np.savez(workplace / "in.npz", image=x)
     common = ["--soc", "test", "--input", "in.npz", "--rounds", "3"]
     by_plan = [*common, "--plan", "plan.json", "--output", "a.npz"]
-    planned = answer(workplace, "run", "small.onnx", *by_plan)
+    planned = answer_apart(workplace, "run", "small.onnx", *by_plan)
     assert planned["latency_ms"]["runs"] == 3
     assert planned["data_sharing_ms"] >= 0
     assert planned["fallbacks"] == []
@@ -344,23 +364,12 @@ def test_bench_llm_has_tokens_a_second_and_the_same_tokens(workplace: Path) -> N
     ],
 )
 def test_bad_input_ends_with_a_message_and_code_1(
-    workplace: Path,
-    arguments: list[str],
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    workplace: Path, arguments: list[str], message: str
 ) -> None:
-    """In this process: each of its own would import all of codl first."""
-    monkeypatch.chdir(workplace)
-    monkeypatch.setattr(sys, "argv", ["codl", *arguments])
-    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # which main replaces
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    assert end.value.code == 1
-    said = capsys.readouterr()
-    assert "Error: " in said.err
-    assert message in said.err
-    assert said.out == ""
+    said = run(workplace, *arguments, code=1)
+    assert "Error: " in said.stderr
+    assert message in said.stderr
+    assert said.stdout == ""
 
 
 @pytest.mark.parametrize("arguments", [["-o", "x.npz"], ["--output", "x.json"]])
@@ -425,7 +434,11 @@ def test_a_soc_file_is_not_lost_when_it_is_detected_anew(workplace: Path, tmp_pa
     assert (tmp_path / "mine.yaml.before1").read_text() == mine
 
 
-def test_a_model_runs_behind_an_agent_as_it_does_here(workplace: Path) -> None:
+def test_a_model_runs_behind_an_agent_as_it_does_here(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for effort in ("DUEL", "FINAL"):
+        monkeypatch.setattr(codl_refined, effort, Effort(min_rounds=3, min_seconds=0.1))
     x = np.random.default_rng(1).random((1, 3, 32, 32), np.float32)
     np.savez(workplace / "x.npz", image=x)
     common = ["small.onnx", "--soc", "test", "--input", "x.npz", "--rounds", "3"]
@@ -466,7 +479,7 @@ def test_strategies_and_peers_are_compared_behind_an_agent(workplace: Path) -> N
 
 
 def test_wrong_usage_ends_with_code_2(workplace: Path) -> None:
-    run(workplace, "search", "small.onnx", code=2)
+    answer_apart(workplace, "search", "small.onnx", code=2)
     run(workplace, "no-such-command", code=2)
 
 

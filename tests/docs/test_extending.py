@@ -14,9 +14,11 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from support import command_line
 from support import common_checks as common
 from support.devices import here
 from support.plans import make_plan
+from support.whole_way import QUICK
 
 import codl
 from codl.errors import InvalidFileError
@@ -25,10 +27,12 @@ from codl.ir import OP_TYPES, parse
 from codl.ir.executable_check import check
 from codl.ir.soc import Soc
 from codl.kernels import registry
+from codl.measure.facts import memory_objects
 from codl.plugins import VARIABLE, PluginError, load_installed
 from codl.predict.names import ESTIMATORS
 from codl.registry import rolled_back
 from codl.strategies import STRATEGIES
+from codl.targets import find_facts
 from codl.targets.connect import TRANSPORTS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/extending.md"
@@ -144,22 +148,25 @@ def test_one_that_fails_adds_nothing(folder: Path) -> None:
     assert os.environ[VARIABLE] == ""
 
 
-@pytest.mark.device
-@pytest.mark.usefixtures("devices")
-def test_its_commands_run(folder: Path) -> None:
-    """Collected, trained, planned and run on this machine; the output is ONNX Runtime's."""
-    environment = {k: v for k, v in os.environ.items() if k not in (VARIABLE, "OCL_ICD_VENDORS")}
+@pytest.mark.usefixtures("_unloaded", "devices")
+def test_its_commands_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Collected, trained, planned and run on this machine; the output is ONNX Runtime's.
+
+    What is measured is measured once, and which memory suits which op is left out.
+    """
+    monkeypatch.setattr("codl.measure.collector.Rounds", lambda: QUICK)
+    monkeypatch.setattr(find_facts, "WAITS", QUICK)
+    monkeypatch.setattr(memory_objects, "OPS", ())
     (commands,) = COMMANDS.findall(PAGE.read_text())
     for line in commands.splitlines():
         word, *rest = shlex.split(line)
         if word == "export":
-            environment.update([rest[0].split("=")])
-            continue
-        main = ["-c", "from codl.cli import main; main()"] if word == "codl" else []
-        done = subprocess.run(
-            [sys.executable, *main, *rest], cwd=folder, env=environment, capture_output=True
-        )
-        assert done.returncode == 0, f"{line}: {done.stderr.decode()}"
+            monkeypatch.setenv(*rest[0].split("="))
+        elif word == "python":
+            subprocess.run([sys.executable, *rest], cwd=folder, check=True)
+        else:
+            done = command_line.run(folder, *rest)
+            assert (word, done.code) == ("codl", 0), f"{line}: {done.stderr}"
     x = np.load(folder / "x.npz")["x"]
     session = onnxruntime.InferenceSession(str(folder / "lrn.onnx"))
     (expected,) = session.run(None, {"x": x})

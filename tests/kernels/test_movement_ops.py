@@ -25,7 +25,7 @@ from codl.runtime.opencl import OpenClDevice
 #: Of the newest set of operators that is not said otherwise.
 model = partial(onnx_models.model, opset=18)
 SOME = settings(
-    max_examples=15,
+    max_examples=8,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

@@ -33,8 +33,15 @@ SOME = settings(
 )
 
 
-def check(op: Op, gpu: OpenClDevice, inputs: list[Array] | None = None) -> None:
-    """Every choice of every variant on the GPU against the reference."""
+def check(
+    op: Op,
+    gpu: OpenClDevice,
+    inputs: list[Array] | None = None,
+    *,
+    variants: int | None = None,
+    choices: int | None = None,
+) -> None:
+    """Every choice of every variant on the GPU against the reference; or the first so many."""
     own, weights = operands(op)
     inputs = inputs or own
     expected = reference(op, inputs, weights)
@@ -42,8 +49,8 @@ def check(op: Op, gpu: OpenClDevice, inputs: list[Array] | None = None) -> None:
     whole = Region.whole(op.output)
     found = registry.variants(op, "gpu", gpu.soc, include_unfit=True)
     assert found, to_text(op)
-    for variant in found:
-        for choice in variant.choices(op, gpu.soc):  # type: ignore[attr-defined]
+    for variant in found[:variants]:
+        for choice in variant.choices(op, gpu.soc)[:choices]:  # type: ignore[attr-defined]
             features = variant.features(op, gpu.soc, choice)  # type: ignore[call-arg]
             assert all(np.isfinite(v) and v >= 0 for v in features.values())
             _, got = run_gpu(variant, op, whole, inputs, weights, gpu, choice)
@@ -96,7 +103,7 @@ def test_norms_of_channels(
 @given(op=products())
 @SOME
 def test_products_equal_the_reference(op: MatMul, gpu: OpenClDevice) -> None:
-    check(op, gpu)
+    check(op, gpu, choices=1)  # all of them below
 
 
 @given(op=rotaries())
@@ -161,6 +168,7 @@ def test_rows_that_meet_the_same_matrix_are_rows_of_one() -> None:
 
 @pytest.mark.parametrize("mode", UNARY)
 def test_functions_of_every_element(mode: str, gpu: OpenClDevice) -> None:
+    """All variants have the functions from one text: not each one has to meet them all."""
     parameters = {
         "selu": (1.67, 1.05),
         "celu": (0.7,),
@@ -174,7 +182,7 @@ def test_functions_of_every_element(mode: str, gpu: OpenClDevice) -> None:
         x = np.abs(x) + np.float32(0.1)
     if mode == "acosh":
         x = 1 + np.abs(x)
-    check(op, gpu, [x])
+    check(op, gpu, [x], variants=None if mode in [*UNARY][::6] else 1)
 
 
 @pytest.mark.parametrize("kind", ["gelu", "gelu_tanh", "silu", "sigmoid", "tanh"])
@@ -200,7 +208,7 @@ def test_large_inputs_give_the_limit_and_no_nan(kind: str, gpu: OpenClDevice) ->
     ],
 )
 def test_gelu_behind_kernels_with_names_of_their_own(text: str, gpu: OpenClDevice) -> None:
-    check(parse(text), gpu)
+    check(parse(text), gpu, choices=1)
 
 
 @pytest.mark.parametrize("log", [False, True])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.devices import here
-from support.kernel_runs import Case, operands, reference, run_gpu
+from support.kernel_runs import Case, enough, operands, reference, run_gpu
 from support.plans import branching_case, defaults, gpu_variant
 
 from codl.errors import DeviceError, InvalidFileError, UnknownNameError
@@ -82,12 +82,12 @@ def test_a_network_in_any_storage(storages: Sequence[Storage], soc: Soc) -> None
         "conv2d in=1x16x10x10 oc=16 kernel=3x3 stride=2 pad=1 groups=16",
     ],
 )
-def test_every_choice_over_images(text: str, gpu: OpenClDevice) -> None:
+def test_choices_over_images(text: str, gpu: OpenClDevice) -> None:
     case = Case.of(parse(text), seed=1)
     for variant in registry.variants(case.op, "gpu", gpu.soc, include_unfit=True):
         assert not isinstance(variant, type)
         if variant.storage == IMAGE:  # type: ignore[attr-defined]
-            for choice in variant.choices(case.op, gpu.soc):  # type: ignore[attr-defined]
+            for choice in enough(variant.choices(case.op, gpu.soc)):  # type: ignore[attr-defined]
                 case.on_gpu(variant, gpu, choice=choice)
 
 

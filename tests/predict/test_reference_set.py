@@ -30,7 +30,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def soc() -> Soc:
+def epyc() -> Soc:
     return socs.load(NAME)
 
 
@@ -40,7 +40,7 @@ def accuracy(stored: Mapping[str, StoredPredictor]) -> float:
     return float(np.average([one.held_out["acc10"] for one in own], weights=[o.rows for o in own]))
 
 
-def test_its_rows_were_measured_and_none_failed(soc: Soc) -> None:
+def test_its_rows_were_measured_and_none_failed() -> None:
     data = Dataset.found(NAME, Path("lat_datasets"))
     rows = [row for table in data.tables().values() for row in table.read()]
     assert len(rows) > 1000
@@ -54,9 +54,9 @@ def test_a_model_is_planned_before_anything_is_measured() -> None:
     assert 50 < plan["predicted_ms"] < 200
 
 
-def test_training_on_it_is_as_accurate_as_when_it_was_made(soc: Soc, tmp_path: Path) -> None:
+def test_training_on_it_is_as_accurate_as_when_it_was_made(epyc: Soc, tmp_path: Path) -> None:
     data = Dataset.found(NAME, Path("lat_datasets"))
-    tuning = tuning_file.read(data, soc)
-    before = accuracy(model_set.load(soc, "codl", tuning=tuning).stored)
-    train(soc, data, tuning, predictors=["codl"], folder=tmp_path, seeds=1)
-    assert accuracy(model_set.load(soc, "codl", tmp_path, tuning).stored) > before - TOLERANCE
+    tuning = tuning_file.read(data, epyc)
+    before = accuracy(model_set.load(epyc, "codl", tuning=tuning).stored)
+    train(epyc, data, tuning, predictors=["codl"], folder=tmp_path, seeds=1)
+    assert accuracy(model_set.load(epyc, "codl", tmp_path, tuning).stored) > before - TOLERANCE

@@ -79,14 +79,17 @@ def promised() -> list[conformance.Case]:
 
 
 def test_the_cases_of_promised_ops_pass(first_soc: Soc) -> None:
-    """Every eighth case of each op: `codl conformance` runs them all, which takes minutes."""
+    """Every eighth case of each op: `codl conformance` runs them all, which takes minutes.
+
+    The first of each is for every device, below.
+    """
     cases = promised()
     assert len(cases) > 400
     by_op: dict[str, list[conformance.Case]] = {}
     for case in cases:
         by_op.setdefault(case.op, []).append(case)
     assert set(by_op) == set(PROMISED)
-    check([case for own in by_op.values() for case in own[::8]], first_soc)
+    check([case for own in by_op.values() for case in own[8::8]], first_soc)
 
 
 def test_a_case_of_every_promised_op_passes_on_every_device(soc: Soc) -> None:

@@ -40,7 +40,11 @@ class Mistaken(Context):
 
 
 @pytest.mark.parametrize("gpu", [1e3, 1e-3])
-def test_a_mistaken_predictor_still_gives_a_plan_that_runs(gpu: float, first_soc: Soc) -> None:
+def test_a_mistaken_predictor_still_gives_a_plan_that_runs(
+    gpu: float, first_soc: Soc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for effort in ("DUEL", "FINAL"):
+        monkeypatch.setattr(codl_refined, effort, Effort(min_rounds=3, min_seconds=0.1))
     network = row(3)
     plan = find("codl-refined").plan(network, Mistaken(first_soc, target=here(first_soc), gpu=gpu))
     assert plan.strategy == "codl-refined"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,6 +103,20 @@ def assert_close(variant: Variant, op: Op, got: Array, expected: NDArray[np.floa
 def variants_for_gpus(op: Op, soc: Soc) -> list[Any]:
     found: list[Any] = registry.variants(op, "gpu", soc, include_unfit=True)
     return [variant for variant in found if variant.meant_for == {"gpu"}]
+
+
+def enough(choices: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Of a kernel's choices the first, and so many that they have every value of every parameter.
+
+    All of them together would take minutes to compile.
+    """
+    met: set[tuple[str, Any]] = set()
+    found = []
+    for choice in choices:
+        if not found or not met >= choice.items():
+            found.append(choice)
+            met |= choice.items()
+    return found
 
 
 @dataclass(frozen=True)
