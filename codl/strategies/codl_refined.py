@@ -35,7 +35,7 @@ from codl.targets.base import Target
 NAME = "codl-refined"
 #: Searches with corrections at the most, and how many in turn may find nothing faster.
 ROUNDS, PATIENCE = 8, 2
-#: How long two plans are compared, and at the end the best one with one processor alone.
+#: How long two plans are compared, and at the end the best one with its rival.
 DUEL = Effort(min_rounds=3, min_seconds=2.0)
 FINAL = Effort(min_rounds=5, min_seconds=3.0)
 #: Of the budget, one comparison takes at most so much, and the one at the end, which is kept free.
@@ -170,10 +170,10 @@ class Trials:
         self.samples: list[OpRatio] = []
         self._network, self._cost, self._note = network, cost, note
         self._target, self._timer = target, timer
-        self._run: set[str] = set()
         #: Seconds until a plan was ready to run, at most.
         self._ready_s = 0.0
-        #: What each took when it was last compared.
+        #: Those that ran, and what each took when it was last compared.
+        self._plans: dict[str, Plan] = {}
         self._latency_ms: dict[str, float] = {}
         self._best: Candidate | None = None
 
@@ -195,11 +195,11 @@ class Trials:
         return self._best is not None
 
     def has_run(self, plan: Plan) -> bool:
-        return _key(plan) in self._run
+        return _key(plan) in self._plans
 
     def run(self, plan: Plan) -> bool:
         """Whether a plan is faster than all before it."""
-        self._run.add(_key(plan))
+        self._plans[_key(plan)] = plan
         new = self._candidate(plan)
         share_s = DUEL_PART * self._timer.budget_s
         runs = max(LEAST_PROFILED, min(PROFILED, int(share_s / max(new.run_s, 1e-9))))
@@ -207,25 +207,31 @@ class Trials:
         return self._is_best(new, DUEL, share_s)
 
     def result(self, singles: Sequence[Plan]) -> Plan:
-        """The fastest, compared once more with one processor alone where there is time."""
-        ran = [plan for plan in singles if self.has_run(plan)]
-        is_single = _key(self.best) in map(_key, ran)
-        if ran and not is_single and self._timer.left_s > self._ready_s:
-            single = min(ran, key=lambda plan: self._latency_ms.get(_key(plan), inf))
-            self._compare_last(self._candidate(single))
-        count = len(self._run)
+        """The fastest, compared once more with its rival where there is time.
+
+        The rival of a plan on both processors is the faster one alone, and the other way round:
+        what lost while the machine was disturbed has a second look.
+        """
+        alone = {_key(plan) for plan in singles}
+        is_alone = _key(self.best) in alone
+        rivals = [key for key in self._plans if (key in alone) != is_alone]
+        if rivals and self._timer.left_s > self._ready_s:
+            rival = min(rivals, key=lambda key: self._latency_ms.get(key, inf))
+            worth = 1 / WORTH if is_alone else WORTH
+            self._compare_last(self._candidate(self._plans[rival]), worth)
+        count = len(self._plans)
         took = f"{self._timer.now_s:.0f} of {self._timer.budget_s:g} s"
         method = f"{self.best.method}, refined by {count} plans that ran in {took}"
         return replace(self.best, method=method)
 
-    def _compare_last(self, single: Candidate) -> None:
+    def _compare_last(self, rival: Candidate, worth: float) -> None:
         """Where a round fits in what is left."""
         assert self._best is not None
         share_s = min(FINAL_PART * self._timer.budget_s, self._timer.left_s)
-        if share_s >= LEAST_RUNS * (self._best.run_s + single.run_s):
-            self._is_best(single, FINAL, share_s, worth=WORTH)
+        if share_s >= LEAST_RUNS * (self._best.run_s + rival.run_s):
+            self._is_best(rival, FINAL, share_s, worth=worth)
         else:
-            single.engine.close()
+            rival.engine.close()
 
     def _candidate(self, plan: Plan) -> Candidate:
         begin, run_s = self._timer.now_s, 0.0
@@ -257,7 +263,7 @@ class Trials:
         self._latency_ms[_key(new.engine.plan)] = new_ms
         self._latency_ms[_key(best.engine.plan)] = best_ms
         self._note(
-            f"{self._network.name}: plan {len(self._run)}, {_summary(new.engine.plan)}, takes "
+            f"{self._network.name}: plan {len(self._plans)}, {_summary(new.engine.plan)}, takes "
             f"{new_ms:.2f} ms, the best before {best_ms:.2f} ms "
             f"({self._timer.now_s:.0f} of {self._timer.budget_s:g} s)"
         )
