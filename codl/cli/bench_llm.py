@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from codl.cli.deployed import context_of
 from codl.cli.options import (
     REFINE,
     DatasetsOption,
@@ -19,7 +20,6 @@ from codl.cli.options import (
     PredictorsOption,
     RefineOption,
     SocOption,
-    read_budget,
 )
 from codl.cli.output import emit, note
 from codl.cli.recorded import digests_of, recorded
@@ -124,14 +124,8 @@ def bench_llm(
     steps = step_of(source, min(chunk, prompt), room), step_of(source, 1, room)
     with ExitStack() as stack:
         target = stack.enter_context(closing(LocalTarget(described)))
-        context = Context.of(
-            described,
-            dataset,
-            predictors_folder=predictors,
-            predictor=predictor,
-            budget_s=read_budget(budget),
-            note=note,
-            target=target,
+        context = context_of(
+            described, dataset, predictors, predictor, budget=budget, target=target
         )
         plans = {name: plan_steps(*steps, find(name), context) for name in names}
         note(f"Loading {source.name}, and its weights, {len(plans) + len(others)} times")

@@ -9,6 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from codl.cli.options import read_budget
 from codl.cli.output import note
 from codl.errors import UnknownNameError, UnsupportedError
 from codl.frontend import models
@@ -75,6 +76,25 @@ class RunOptions:
                 f"{soc.cpu.threads} threads."
             )
         return replace(soc, placement=own)
+
+
+def context_of(
+    soc: Soc,
+    dataset: Path,
+    predictors: Path,
+    predictor: str | None,
+    *,
+    budget: str | None = None,
+    **more: Any,
+) -> Context:
+    """What strategies plan with, as the options of a command ask for it; `more` is the context's.
+
+    Raises `CodlError` for a budget that is none.
+    """
+    if budget is not None:
+        more["budget_s"] = read_budget(budget)
+    more |= {"predictors_folder": predictors, "predictor": predictor}
+    return Context.of(soc, dataset, note=note, **more)
 
 
 def deployment_of(model: str) -> Deployment | None:

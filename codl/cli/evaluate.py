@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from codl.cli.conditions import COOL_DOWN, CoolDownOption, GovernorOption, HotOption, control
+from codl.cli.deployed import context_of
 from codl.cli.eval_again import Earlier
 from codl.cli.eval_course import Course
 from codl.cli.options import (
@@ -23,17 +24,16 @@ from codl.cli.options import (
     PredictorsOption,
     RefineOption,
     SerialOption,
-    read_budget,
     read_models,
 )
-from codl.cli.output import emit, note
+from codl.cli.output import emit
 from codl.errors import CodlError
 from codl.ir.results import EvalRequest
 from codl.measure import dataset as datasets
 from codl.measure.cool_down import HOT_C
 from codl.measure.peers import PEERS
 from codl.predict.names import FOLDER
-from codl.strategies import STRATEGIES, Context, ideal
+from codl.strategies import STRATEGIES, ideal
 from codl.targets.connect import connect
 from codl.targets.detect import load_local
 
@@ -124,14 +124,7 @@ def evaluate_strategies(
     asked = earlier.asked if earlier else _asked(models, strategies, peers, batch, seconds)
     at = earlier.result.serial if earlier and _is_default(context, "serial") else serial
     described = load_local(_soc_of(soc, earlier), at)
-    planning = Context.of(
-        described,
-        dataset,
-        predictors_folder=predictors,
-        predictor=predictor,
-        budget_s=read_budget(budget),
-        note=note,
-    )
+    planning = context_of(described, dataset, predictors, predictor, budget=budget)
     with closing(connect(at, described)) as target:
         course = Course.of(
             asked, replace(planning, target=target), earlier, despite=other_environment

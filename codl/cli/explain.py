@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Group
 
-from codl.cli.deployed import adapted, deployment_of, plan_of, strategy_of
+from codl.cli.deployed import adapted, context_of, deployment_of, plan_of, strategy_of
 from codl.cli.options import (
     REFINE,
     BatchOption,
@@ -25,10 +25,9 @@ from codl.cli.options import (
     ShapeOption,
     SocOption,
     StrategyOption,
-    read_budget,
     read_shapes,
 )
-from codl.cli.output import emit, note
+from codl.cli.output import emit
 from codl.cli.recorded import digests_of, recorded
 from codl.errors import UnsupportedError
 from codl.frontend.convert import load_network
@@ -40,7 +39,7 @@ from codl.measure import dataset as datasets
 from codl.predict.names import FOLDER
 from codl.runtime.engine import Engine
 from codl.runtime.placement import LocalSoc
-from codl.strategies import Context, find
+from codl.strategies import find
 from codl.strategies.explain import Explanation, explain_measured, explain_predicted
 from codl.targets.connect import connect
 from codl.targets.detect import load_local
@@ -89,14 +88,7 @@ def explain_model(
             "plan that it has found by --plan."
         )
     described: Soc = socs.load(soc) if predicted else load_local(soc, serial)
-    asked = Context.of(
-        described,
-        dataset,
-        predictors_folder=predictors,
-        predictor=predictor,
-        budget_s=read_budget(budget),
-        note=note,
-    )
+    asked = context_of(described, dataset, predictors, predictor, budget=budget)
     context = adapted(asked, deployed)
     network = load_network(model, batch, read_shapes(shape))
     origin: dict[str, Any] = {}

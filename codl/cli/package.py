@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from codl.bundle.packaging import Packaged, package
-from codl.cli.deployed import adapted, deployment_of, plan_of
+from codl.cli.deployed import adapted, context_of, deployment_of, plan_of
 from codl.cli.options import (
     REFINE,
     BatchOption,
@@ -27,7 +27,6 @@ from codl.cli.options import (
     ShapeOption,
     SocOption,
     StrategyOption,
-    read_budget,
     read_shapes,
     writable,
 )
@@ -38,7 +37,6 @@ from codl.ir import Network
 from codl.ir.plan import Plan
 from codl.measure import dataset as datasets
 from codl.predict.names import FOLDER
-from codl.strategies import Context
 from codl.targets.connect import connect
 from codl.targets.detect import load_local
 
@@ -78,14 +76,7 @@ def package_model(
     if output.suffix != BUNDLE:
         raise typer.BadParameter(f"must end in {BUNDLE}, got {output}", param_hint="--output")
     deployed, described = deployment_of(model), load_local(soc, serial)
-    asked = Context.of(
-        described,
-        dataset,
-        predictors_folder=predictors,
-        predictor=predictor,
-        budget_s=read_budget(budget),
-        note=note,
-    )
+    asked = context_of(described, dataset, predictors, predictor, budget=budget)
     context = adapted(asked, deployed)
     network = load_network(model, batch, read_shapes(shape))
     with closing(connect(serial, context.soc)) as target:

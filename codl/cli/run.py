@@ -14,7 +14,7 @@ from rich.console import Group
 
 from codl import bundle, files
 from codl.bundle.archive import Archive
-from codl.cli.deployed import RunOptions, adapted, deployment_of, plan_of, read_inputs
+from codl.cli.deployed import RunOptions, adapted, context_of, deployment_of, plan_of, read_inputs
 from codl.cli.op_placement import op_placement_table
 from codl.cli.options import (
     MODELS,
@@ -37,7 +37,6 @@ from codl.cli.options import (
     ShapeOption,
     StrategyOption,
     ThreadsOption,
-    read_budget,
     read_shapes,
     writable,
 )
@@ -199,14 +198,7 @@ def run_model(
             given = read_inputs(engine.network, inputs, deployed, random_inputs)
         else:
             placed = wanted.applied(_load_soc(soc, serial))
-            asked = Context.of(
-                placed,
-                dataset,
-                predictors_folder=predictors,
-                predictor=predictor,
-                budget_s=read_budget(budget),
-                note=note,
-            )
+            asked = context_of(placed, dataset, predictors, predictor, budget=budget)
             context = adapted(asked, deployed)
             network = load_network(model, batch, read_shapes(shape))
             given = read_inputs(network, inputs, deployed, random_inputs)

@@ -15,7 +15,7 @@ import typer
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from codl.cli.deployed import RunOptions, adapted, deployment_of, strategy_of
+from codl.cli.deployed import RunOptions, adapted, context_of, deployment_of, strategy_of
 from codl.cli.op_placement import op_placement_table
 from codl.cli.options import (
     REFINE,
@@ -35,7 +35,6 @@ from codl.cli.options import (
     ShapeOption,
     SocOption,
     StrategyOption,
-    read_budget,
     read_models,
     read_shapes,
     read_workers,
@@ -139,15 +138,14 @@ def search_plan(
     runs = any(search.runs_plans for search in searches)
     wanted = RunOptions(max_kernel_ms=max_kernel_ms, gpu_duty=gpu_duty)
     described = wanted.applied(load_local(soc, serial)) if runs else socs.load(soc)
-    context = Context.of(
+    context = context_of(
         described,
         dataset,
-        predictors_folder=predictors,
-        predictor=predictor,
-        budget_s=read_budget(budget),
+        predictors,
+        predictor,
+        budget=budget,
         method=method,
         objective=Objective.of(objective, described, _bytes(memory_limit)),
-        note=note,
     )
     searches = [
         replace(

@@ -13,7 +13,7 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
-from codl.cli.deployed import adapted, deployment_of, plan_of, read_inputs
+from codl.cli.deployed import adapted, context_of, deployment_of, plan_of, read_inputs
 from codl.cli.options import (
     BatchOption,
     DatasetsOption,
@@ -144,13 +144,7 @@ def validate_plan(
     """
     deployed = deployment_of(model)
     described = load_local(soc, serial)
-    asked = Context.of(
-        described,
-        dataset,
-        predictors_folder=predictors,
-        predictor=predictor,
-        note=note,
-    )
+    asked = context_of(described, dataset, predictors, predictor)
     context = adapted(asked, deployed)
     loaded = Model.load(model, batch, read_shapes(shape))
     files = _files(inputs)

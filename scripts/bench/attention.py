@@ -14,9 +14,8 @@ from pathlib import Path
 from time import thread_time
 
 import ops_on_one_core
-from convolutions import random_weights
 from interleaved import Contender, busy_s, compare, waiting_cores
-from ops_on_one_core import geometric_mean
+from ops_on_one_core import geometric_mean, random_weights
 from products import enqueued, fill, opencl, ort
 
 from codl.ir import Op, to_text

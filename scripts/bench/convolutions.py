@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import ops_on_one_core
 from interleaved import Contender, busy_s, compare, waiting_cores
-from ops_on_one_core import geometric_mean
+from ops_on_one_core import choices, geometric_mean, random_weights
 
 from codl.ir import Op, Weights, to_text
 from codl.kernels import registry
@@ -94,21 +94,13 @@ def opencl(
 ) -> Iterator[Contender]:
     """Every variant of the GPU side that is meant for it, on blocked and on planar memory."""
     cores = waiting_cores(gpu.soc)
-    for variant in registry.variants(op, "gpu", gpu.soc):
-        if only not in variant.name:
-            continue
-        choices = variant.choices(op, gpu.soc)  # type: ignore[attr-defined]
-        for choice in choices if all_choices else choices[:1]:
-            plan = variant.plan(op, gpu.soc, choice)  # type: ignore[attr-defined]
-            session = Session(pieces.kernels_alone(op, plan, weights, gpu.soc), gpu)
-            kernels = {
-                stage.label: session.kernels(stage.label) for stage in session.executable.stages
-            }
-            name = " ".join([variant.name, *(f"{k}={v}" for k, v in choice.items())])
-            inside = enqueued(gpu, kernels[pieces.WORK])
-            alone = enqueued(gpu, [kernel for own in kernels.values() for kernel in own])
-            yield Contender("opencl", name, inside, cores, partial(busy_s, gpu))
-            yield Contender("planar opencl", name, alone, cores, partial(busy_s, gpu))
+    for name, plan in choices(op, gpu, only, all_choices):
+        session = Session(pieces.kernels_alone(op, plan, weights, gpu.soc), gpu)
+        kernels = {stage.label: session.kernels(stage.label) for stage in session.executable.stages}
+        inside = enqueued(gpu, kernels[pieces.WORK])
+        alone = enqueued(gpu, [kernel for own in kernels.values() for kernel in own])
+        yield Contender("opencl", name, inside, cores, partial(busy_s, gpu))
+        yield Contender("planar opencl", name, alone, cores, partial(busy_s, gpu))
 
 
 def net(op: Op, variant: Any, weights: Weights, soc: LocalSoc) -> NcnnSession:
@@ -118,11 +110,6 @@ def net(op: Op, variant: Any, weights: Weights, soc: LocalSoc) -> NcnnSession:
     (made,) = session.nets
     assert isinstance(made, NcnnSession)
     return made
-
-
-def random_weights(op: Op) -> Weights:
-    random = np.random.default_rng(1)
-    return op.weights_of(lambda shape: random.standard_normal(shape, np.float32))
 
 
 def enqueued(gpu: OpenClDevice, kernels: Sequence[BoundKernel]) -> Callable[[int], None]:

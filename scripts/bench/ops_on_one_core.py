@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -12,7 +12,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from interleaved import one_core_soc
 
-from codl.ir import Op, parse
+from codl.ir import Op, Weights, parse
+from codl.kernels import registry
+from codl.kernels.base import KernelPlan
 from codl.provenance import provenance
 from codl.runtime.opencl import OpenClDevice
 
@@ -56,6 +58,22 @@ def run(
     if args.output:
         args.output.write_text(text + "\n")
     print(text if args.json else report(rows))
+
+
+def choices(op: Op, gpu: OpenClDevice, only: str, every: bool) -> Iterator[tuple[str, KernelPlan]]:
+    """Variants of the GPU side that are meant for it, in their first choice or in every one."""
+    for variant in registry.variants(op, "gpu", gpu.soc):
+        if only not in variant.name:
+            continue
+        known = variant.choices(op, gpu.soc)  # type: ignore[attr-defined]
+        for choice in known if every else known[:1]:
+            name = " ".join([variant.name, *(f"{k}={v}" for k, v in choice.items())])
+            yield name, variant.plan(op, gpu.soc, choice)  # type: ignore[attr-defined]
+
+
+def random_weights(op: Op) -> Weights:
+    random = np.random.default_rng(1)
+    return op.weights_of(lambda shape: random.standard_normal(shape, np.float32))
 
 
 def geometric_mean(values: Sequence[float]) -> float:

@@ -21,9 +21,8 @@ from typing import Any
 
 import numpy as np
 import ops_on_one_core
-from convolutions import random_weights
 from interleaved import Contender, busy_s, compare, waiting_cores
-from ops_on_one_core import geometric_mean
+from ops_on_one_core import choices, geometric_mean, random_weights
 
 from codl.ir import Op, to_text
 from codl.ir.ops.matmul import MatMul
@@ -202,22 +201,16 @@ def opencl(
 ) -> Iterator[Contender]:
     """Every variant of the GPU side that is meant for it."""
     cores = waiting_cores(gpu.soc)
-    for variant in registry.variants(op, "gpu", gpu.soc):
-        if only not in variant.name:
-            continue
-        choices = variant.choices(op, gpu.soc)  # type: ignore[attr-defined]
-        for choice in choices if all_choices else choices[:1]:
-            plan = variant.plan(op, gpu.soc, choice)  # type: ignore[attr-defined]
-            kernels = []
-            for _ in range(together):
-                executable = pieces.kernels_alone(op, plan, random_weights(op), gpu.soc)
-                session = Session(executable, gpu)
-                fill(op, session.inputs)
-                session.run()
-                kernels.append(session.kernels(pieces.WORK))
-            name = " ".join([variant.name, *(f"{k}={v}" for k, v in choice.items())])
-            work = enqueued(gpu, kernels)
-            yield Contender("opencl", name, work, cores, partial(busy_s, gpu))
+    for name, plan in choices(op, gpu, only, all_choices):
+        kernels = []
+        for _ in range(together):
+            executable = pieces.kernels_alone(op, plan, random_weights(op), gpu.soc)
+            session = Session(executable, gpu)
+            fill(op, session.inputs)
+            session.run()
+            kernels.append(session.kernels(pieces.WORK))
+        work = enqueued(gpu, kernels)
+        yield Contender("opencl", name, work, cores, partial(busy_s, gpu))
 
 
 def fill(op: Op, inputs: Any) -> None:
