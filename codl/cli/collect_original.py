@@ -11,6 +11,7 @@ import typer
 
 from codl.cli.output import note, progress
 from codl.errors import CodlError, UnknownNameError
+from codl.measure.budget import Budget
 from codl.measure.codl_op_run import collector
 from codl.measure.codl_op_run.command import WARM_UP, MemoryType, Options, as_run
 from codl.measure.codl_op_run.shell import LocalShell, Shell
@@ -105,7 +106,7 @@ def collect_original(
             options,
             serial=serial,
             resume=resume,
-            budget_s=budget_s,
+            budget=Budget(budget_s),
             samples=samples,
             progress=update,
         )

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -22,8 +21,9 @@ from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry
 from codl.kernels.base import Variant
 from codl.lower import pieces
+from codl.measure.budget import Budget
 from codl.measure.op_runner import operands
-from codl.measure.progress import Progress, seconds_left
+from codl.measure.progress import Progress, nobody
 from codl.runtime import threads
 from codl.runtime.distrust import Distrust
 from codl.runtime.host_handles import HostSession
@@ -267,25 +267,17 @@ def check_all(
     *,
     keep: Callable[[Checked], object] = lambda checked: None,
     checking: Callable[[CheckTask], object] = lambda task: None,
-    budget_s: float | None = None,
-    progress: Progress = lambda done, total, left: None,
+    budget: Budget | None = None,
+    progress: Progress = nobody,
 ) -> CheckRun:
-    """Check tasks until the time is over; `checking` hears of each before, `keep` gets its result.
-
-    One that has begun is finished.
-    """
-    run, begin = CheckRun(), monotonic()
+    """Check tasks in a budget; `checking` hears of each before, `keep` gets its result."""
+    run, budget = CheckRun(), budget or Budget()
     threads.pin([0], gpu.soc.placement.cpu_cores)
-    for index, task in enumerate(tasks):
-        spent = monotonic() - begin
-        if budget_s is not None and spent >= budget_s:
-            run.left = len(tasks) - index
-            break
+    for task in budget.steps(tasks, progress):
         checking(task)
         result = check(gpu, task)
         _remember(gpu, result)
         run.checked.append(result)
         keep(result)
-        done = index + 1
-        progress(done, len(tasks), seconds_left(done, len(tasks), monotonic() - begin, budget_s))
+    run.left = len(tasks) - len(run.checked)
     return run

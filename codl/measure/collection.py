@@ -11,11 +11,12 @@ from typing import Any, Literal, Protocol, TypeAlias
 from codl.errors import CodlError, CodlWarning, DeviceError
 from codl.kernels.tuning import Tuning
 from codl.measure.batch import BatchResult, MeasureBatch, Measurement, processors_of
+from codl.measure.budget import Budget
 from codl.measure.cool_down import low_battery
 from codl.measure.dataset import Row
 from codl.measure.dataset_writer import RowWriter, RunLog
 from codl.measure.devices_at_work import Clock, Device, DeviceNews, LowBatteryError
-from codl.measure.progress import Progress, seconds_left
+from codl.measure.progress import Progress
 from codl.measure.runner import failed_row
 from codl.measure.tasks import Task
 from codl.measure.timing import Rounds
@@ -62,11 +63,10 @@ class Collection:
     tuning: Tuning
     missing: list[Task]
     clock: Clock
-    begin: float
-    end: float
+    budget: Budget
     all_done: Stopped
     chooser: Chooser | None
-    progress: Progress | None
+    progress: Progress
     watch: Watch | None
     total: int = field(init=False)
     #: A sentence about what stopped it where nobody wanted that.
@@ -134,19 +134,19 @@ class Collection:
             elif device.state == "idle" and (text := low_battery(device.now)):
                 self._leave_out(device, LowBatteryError(text))
             elif device.state == "idle":
-                reason = self._give(device, now)
+                reason = self._give(device)
         if all(device.state == "out" for device in self.devices):
             self.reason = _of_batteries(self.devices)
             return "battery" if self.reason else None
-        return "budget" if self.end <= now else reason
+        return "budget" if self.budget.is_over() else reason
 
-    def _give(self, device: Device, now: float) -> Stopped | None:
+    def _give(self, device: Device) -> Stopped | None:
         """A batch for a device; the reason where there is none."""
         taken = {task for other in self.devices for task in other.claimed}
         free: Sequence[Task] = [task for task in self.missing if task not in taken]
         if self.chooser is not None and free:
-            free = sorted(self.chooser.choose(free, now - self.begin), key=self._tries)
-        left, least = self._left_s(), SHORTEST * self.rounds.span_s
+            free = sorted(self.chooser.choose(free, self.budget.spent_s), key=self._tries)
+        left, least = self.budget.left_s, SHORTEST * self.rounds.span_s
         if not free or left < least or left <= 0:
             return "budget" if free else "settled"
         batch = MeasureBatch(
@@ -158,7 +158,7 @@ class Collection:
             reference_ms=device.anchors.reference_ms,
             tolerance=device.anchors.tolerance,
         )
-        device.measure(batch, self._left_s, least)
+        device.measure(batch, lambda: self.budget.left_s, least)
         return None
 
     def _part(self, free: int) -> int:
@@ -170,9 +170,6 @@ class Collection:
         if free <= FEW * len(using):
             using = [device for device in using if device.state in ("idle", "joining")]
         return max(1, len(using))
-
-    def _left_s(self) -> float:
-        return self.end - self.clock.now()
 
     def _take(self, device: Device) -> None:
         """What came of a device's job."""
@@ -200,7 +197,7 @@ class Collection:
         times.
         """
         rows, device.state, device.now = [], "idle", result.conditions
-        self.begin, self.end = self.begin - result.skipped_s, self.end - result.skipped_s
+        self.budget.skip(result.skipped_s)
         for one in result.measurements:
             if _is_disturbed(device, one) and self._tries(one.task) < RETRIES:
                 self.again[one.task] = self._tries(one.task) + 1
@@ -218,10 +215,8 @@ class Collection:
         self.writer.write(rows + self._lost(device, result))
         self.log.calibrate(device.run, device.anchors)
         self.missing = sorted(filter(self.writer.lacks, self.missing), key=self._tries)
-        if self.progress is not None:
-            done, spent = self.total - len(self.missing), self.clock.now() - self.begin
-            budget = None if self.end == float("inf") else self.end - self.begin
-            self.progress(done, self.total, seconds_left(done, self.total, spent, budget))
+        done = self.total - len(self.missing)
+        self.progress(done, self.total, self.budget.to_go_s(done, self.total))
 
     def _lost(self, device: Device, result: BatchResult) -> list[tuple[Task, Row]]:
         """The failed row of what took processes down, once that is a single task.
@@ -278,8 +273,9 @@ class Collection:
     def _pause_s(self) -> float | None:
         """Until the next device is tried again, or there is no time left for it."""
         away = [device.retry_at for device in self.devices if device.state == "away"]
-        next_s = min([*away, self.end]) - self.clock.now()
-        return None if not away else max(0.0, next_s)
+        if not away:
+            return None
+        return min(max(0.0, min(away) - self.clock.now()), self.budget.left_s)
 
     def _tries(self, task: Task) -> int:
         return self.again.get(task, 0)

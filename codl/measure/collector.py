@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from codl import files
 from codl.errors import MismatchError
 from codl.kernels.tuning import Tuning
+from codl.measure.budget import Budget
 from codl.measure.collection import MOST, Chooser, Collection, Stopped, Watch
 from codl.measure.dataset import Dataset
 from codl.measure.dataset_writer import RowWriter, RunLog
@@ -25,7 +26,7 @@ from codl.measure.devices_at_work import (
     devices_of,
     untold,
 )
-from codl.measure.progress import Progress
+from codl.measure.progress import Progress, nobody
 from codl.measure.tasks import Task
 from codl.measure.timing import Rounds
 
@@ -63,7 +64,7 @@ def collect(
     samples: int | None = None,
     rounds: Rounds | None = None,
     chooser: Chooser | None = None,
-    progress: Progress | None = None,
+    progress: Progress = nobody,
     watch: Watch | None = None,
     cooling: Cooling = cool_down,
     tells: Tells = untold,
@@ -86,7 +87,7 @@ def collect(
     if they had passed.
     """
     given = list(targets) if isinstance(targets, Sequence) else [targets]
-    rounds, begin = rounds or Rounds(), clock.now()
+    rounds, budget = rounds or Rounds(), Budget(budget_s, clock.now)
     _check_same(given)
     with files.locked(dataset.folder):
         log = RunLog(dataset, given[0], rounds, tuning, resume=resume)
@@ -101,8 +102,7 @@ def collect(
             tuning=tuning,
             missing=wanted,
             clock=clock,
-            begin=begin,
-            end=float("inf") if budget_s is None else begin + budget_s,
+            budget=budget,
             all_done="done" if len(wanted) == len(missing) else "samples",
             chooser=chooser,
             progress=progress,
@@ -115,7 +115,7 @@ def collect(
             skipped=skipped,
             left=sum(writer.lacks(task) for task in tasks),
             again=len(work.again),
-            seconds=clock.now() - work.begin,
+            seconds=budget.spent_s,
             stopped=stopped,
             files=tuple(str(table.path) for table in dataset.tables().values()),
             devices=tuple(device.news(clock.now()) for device in work.devices),

@@ -9,7 +9,6 @@ something else than the default is a trial without a number.
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -24,8 +23,9 @@ from codl.ir.tuned import Trial, Tuned
 from codl.kernels.base import Choice
 from codl.kernels.source import source_digest
 from codl.kernels.tuning import Tuning
+from codl.measure.budget import Budget
 from codl.measure.op_runner import GpuWork, operands
-from codl.measure.progress import Progress, seconds_left
+from codl.measure.progress import Progress, nobody
 from codl.measure.protocol import Protocol, measure_together
 from codl.measure.tune_tasks import TuneTask
 from codl.provenance import VERSION, now
@@ -129,17 +129,17 @@ def tune(
     *,
     keep: Callable[[Tuned], object] = lambda result: None,
     searching: Callable[[TuneTask], object] = lambda task: None,
-    budget_s: float | None = None,
-    progress: Progress = lambda done, total, left: None,
+    budget: Budget | None = None,
+    progress: Progress = nobody,
 ) -> TuneRun:
     """Search the tasks that `tuning` has no complete result for.
 
     `searching` is told every task when its search begins, and `keep` gets its result at the end.
 
-    `budget_s` is shared out: each task may take what is left over the tasks that are left. Raises
+    The budget is shared out: each task may take what is left over the tasks that are left. Raises
     `MismatchError` where the device's driver is not the SoC file's.
     """
-    soc, begin = gpu.soc, time.monotonic()
+    soc, budget = gpu.soc, budget or Budget()
     if gpu.mismatch:
         raise MismatchError(gpu.mismatch)
     threads.pin([0], soc.placement.cpu_cores)
@@ -148,25 +148,23 @@ def tune(
     results: list[Tuned] = []
     failures: list[Failure] = []
     for index, (task, before) in enumerate(missing):
-        elapsed = time.monotonic() - begin
-        if budget_s is not None and elapsed >= budget_s:
+        if budget.is_over():
             break
         searching(task)
-        share = None if budget_s is None else (budget_s - elapsed) / (len(missing) - index)
+        share = budget.share(len(missing) - index)
         outcome = Search(gpu, task, share, before.trials if before else ()).run()
         if isinstance(outcome, Tuned):
             results.append(outcome)
             keep(outcome)
         else:
             failures.append(outcome)
-        done, elapsed = index + 1, time.monotonic() - begin
-        progress(done, len(missing), seconds_left(done, len(missing), elapsed, budget_s))
+        progress(index + 1, len(missing), budget.to_go_s(index + 1, len(missing)))
     return TuneRun(
         results=tuple(results),
         known=tuple(f for t, f in zip(tasks, found, strict=True) if f and t.is_done_by(f, soc)),
         failures=tuple(failures),
         left=len(missing) - len(results) - len(failures),
-        seconds=time.monotonic() - begin,
+        seconds=budget.spent_s,
     )
 
 
@@ -177,11 +175,11 @@ class Search:
         self,
         gpu: OpenClDevice,
         task: TuneTask,
-        budget_s: float | None = None,
+        budget: Budget,
         trials: Sequence[Trial] = (),
     ) -> None:
         self._gpu, self._task = gpu, task
-        self._end = time.monotonic() + (np.inf if budget_s is None else budget_s)
+        self._budget = budget
         self._choices = task.choices(gpu.soc)
         self._trials = {key_of(trial.choice): trial for trial in trials}
         self._inputs, self._weights = operands(task.op)
@@ -229,7 +227,7 @@ class Search:
     def _screen(self, control: GpuWork | None) -> bool:
         """Try choices until the search is over, or else the time."""
         while proposed := propose(self._choices, self._trials):
-            if time.monotonic() > self._end:
+            if self._budget.is_over():
                 return False
             self._measure(proposed[: self._together()], control)
         return True

@@ -19,6 +19,7 @@ from codl.errors import DeviceError, UnsupportedError
 from codl.ir import Network
 from codl.ir.plan import Plan
 from codl.ir.types import PROCESSORS
+from codl.measure.budget import Budget
 from codl.measure.inputs import random_inputs
 from codl.measure.interleave import Effort
 from codl.plan.cost_model import CostModel
@@ -63,14 +64,12 @@ def codl_refined(network: Network, context: Context) -> Plan:
             f"{context.objective.goal!r} nor a memory limit: plan with `codl`."
         )
     cost = covered(context.cost(DEFAULT), network)
-    timer = Timer(context.budget_s, context.clock)
-    with Trials(network, cost, context.device, timer, context.note) as trials:
+    budget = Budget(context.budget_s, context.clock)
+    with Trials(network, cost, context.device, budget, context.note) as trials:
         singles = _alone(network, cost)
-        try:
-            _refine(network, cost, trials, timer, singles, context.method)
-        except KeyboardInterrupt:
-            if not trials.has_best:
-                raise
+        with budget.keeping(trials):
+            _refine(network, cost, trials, budget, singles, context.method)
+        if budget.ended == "interrupted":
             context.note("Interrupted: the best plan so far is taken.")
             return trials.result(())
         return trials.result(singles)
@@ -80,18 +79,18 @@ def _refine(
     network: Network,
     cost: CostModel,
     trials: Trials,
-    timer: Timer,
+    budget: Budget,
     singles: Sequence[Plan],
     method: str,
 ) -> None:
     """Run the plan that is found, and those that are found by what ran, while there is time."""
     found = search(network, cost, NAME, method=method)
     for plan in (unless_alone(found, network, cost), *singles, found):
-        if timer.has_time() and not trials.has_run(plan):
+        if budget.has_time(keep=FINAL_PART) and not trials.has_run(plan):
             trials.run(plan)
     losses = 0
     for _ in range(ROUNDS):
-        if not timer.has_time():
+        if not budget.has_time(keep=FINAL_PART):
             break
         corrected = cost.corrected(ProfileCorrections(trials.samples))
         plan = search(network, corrected, NAME, method=method)
@@ -106,35 +105,6 @@ def _alone(network: Network, cost: CostModel) -> list[Plan]:
     """Each processor alone, the one that is predicted to be faster first."""
     plans = [one_processor(network, cost, side, strategy=NAME) for side in PROCESSORS]
     return sorted(plans, key=lambda plan: plan.predicted_ms or 0.0)
-
-
-class Timer:
-    """What is left of a budget of seconds, by a clock in seconds."""
-
-    def __init__(self, budget_s: float, clock: Callable[[], float]) -> None:
-        self.budget_s, self._clock = budget_s, clock
-        self._begin = self._asked = clock()
-        self._longest_s = 0.0
-
-    @property
-    def now_s(self) -> float:
-        """Seconds since the beginning."""
-        return self._clock() - self._begin
-
-    @property
-    def left_s(self) -> float:
-        return self.budget_s - self.now_s
-
-    def has_time(self) -> bool:
-        """Whether the next step ends in time, if it takes as long as the longest one so far.
-
-        A step is what happens between two calls. The comparison at the end keeps its part. The
-        first step is done in any case.
-        """
-        now = self._clock()
-        self._longest_s = max(self._longest_s, now - self._asked)
-        self._asked = now
-        return self._longest_s <= max(0.0, self.left_s - FINAL_PART * self.budget_s)
 
 
 def within(effort: Effort, seconds: float, round_s: float) -> Effort:
@@ -164,12 +134,12 @@ class Trials:
         network: Network,
         cost: CostModel,
         target: Target,
-        timer: Timer,
+        budget: Budget,
         note: Callable[[str], None],
     ) -> None:
         self.samples: list[OpRatio] = []
         self._network, self._cost, self._note = network, cost, note
-        self._target, self._timer = target, timer
+        self._target, self._budget = target, budget
         #: Seconds until a plan was ready to run, at most.
         self._ready_s = 0.0
         #: Those that ran, and what each took when it was last compared.
@@ -190,9 +160,9 @@ class Trials:
         assert self._best is not None
         return self._best.engine.plan
 
-    @property
-    def has_best(self) -> bool:
-        return self._best is not None
+    def __len__(self) -> int:
+        """The plans of which the best is known: none before the first one ran."""
+        return len(self._plans) if self._best is not None else 0
 
     def has_run(self, plan: Plan) -> bool:
         return _key(plan) in self._plans
@@ -201,7 +171,7 @@ class Trials:
         """Whether a plan is faster than all before it."""
         self._plans[_key(plan)] = plan
         new = self._candidate(plan)
-        share_s = DUEL_PART * self._timer.budget_s
+        share_s = DUEL_PART * self._budget.limit_s
         runs = max(LEAST_PROFILED, min(PROFILED, int(share_s / max(new.run_s, 1e-9))))
         self.samples += observe(new.engine, self._cost, runs)
         return self._is_best(new, DUEL, share_s)
@@ -215,33 +185,33 @@ class Trials:
         alone = {_key(plan) for plan in singles}
         is_alone = _key(self.best) in alone
         rivals = [key for key in self._plans if (key in alone) != is_alone]
-        if rivals and self._timer.left_s > self._ready_s:
+        if rivals and self._budget.left_s > self._ready_s:
             rival = min(rivals, key=lambda key: self._latency_ms.get(key, inf))
             worth = 1 / WORTH if is_alone else WORTH
             self._compare_last(self._candidate(self._plans[rival]), worth)
         count = len(self._plans)
-        took = f"{self._timer.now_s:.0f} of {self._timer.budget_s:g} s"
+        took = f"{self._budget.spent_s:.0f} of {self._budget.limit_s:g} s"
         method = f"{self.best.method}, refined by {count} plans that ran in {took}"
         return replace(self.best, method=method)
 
     def _compare_last(self, rival: Candidate, worth: float) -> None:
         """Where a round fits in what is left."""
         assert self._best is not None
-        share_s = min(FINAL_PART * self._timer.budget_s, self._timer.left_s)
+        share_s = min(FINAL_PART * self._budget.limit_s, self._budget.left_s)
         if share_s >= LEAST_RUNS * (self._best.run_s + rival.run_s):
             self._is_best(rival, FINAL, share_s, worth=worth)
         else:
             rival.engine.close()
 
     def _candidate(self, plan: Plan) -> Candidate:
-        begin, run_s = self._timer.now_s, 0.0
+        begin, run_s = self._budget.spent_s, 0.0
         engine = Engine(self._network, plan, self._target, self._cost.tuning)
         engine.feed(random_inputs(self._network))
         for _ in range(WARM_UP):
-            start = self._timer.now_s
+            start = self._budget.spent_s
             engine.run()
-            run_s = self._timer.now_s - start
-        self._ready_s = max(self._ready_s, self._timer.now_s - begin)
+            run_s = self._budget.spent_s - start
+        self._ready_s = max(self._ready_s, self._budget.spent_s - begin)
         return Candidate(engine, run_s)
 
     def _is_best(
@@ -265,7 +235,7 @@ class Trials:
         self._note(
             f"{self._network.name}: plan {len(self._plans)}, {_summary(new.engine.plan)}, takes "
             f"{new_ms:.2f} ms, the best before {best_ms:.2f} ms "
-            f"({self._timer.now_s:.0f} of {self._timer.budget_s:g} s)"
+            f"({self._budget.spent_s:.0f} of {self._budget.limit_s:g} s)"
         )
         faster = worth * new_ms < best_ms
         loser, self._best = (best, new) if faster else (new, best)

@@ -168,6 +168,7 @@ class LocalTarget:
         budget_s: float | None = None,
         progress: Progress = lambda done, total, left: None,
     ) -> CheckRun:
+        from codl.measure.budget import Budget
         from codl.measure.check_variants import check_all
 
         return check_all(
@@ -175,7 +176,7 @@ class LocalTarget:
             tasks,
             keep=keep,
             checking=checking,
-            budget_s=budget_s,
+            budget=Budget(budget_s),
             progress=progress,
         )
 

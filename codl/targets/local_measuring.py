@@ -11,6 +11,7 @@ from codl.kernels.tuning import Tuning
 from codl.measure import drift
 from codl.measure.batch import BatchResult, BatchRunner, MeasureBatch, Watcher
 from codl.measure.bench_rows import BenchRow, Refused
+from codl.measure.budget import Budget
 from codl.measure.compare_variants import bench
 from codl.measure.interleave import Effort, Timed, TimedTogether, timed
 from codl.measure.power import measure_power
@@ -74,7 +75,7 @@ class LocalMeasuring:
             tuning,
             keep=keep,
             searching=searching,
-            budget_s=budget_s,
+            budget=Budget(budget_s),
             progress=progress,
         )
 

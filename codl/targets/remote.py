@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from time import perf_counter
 from types import MappingProxyType
 
 from codl.errors import CodlError
@@ -18,6 +17,7 @@ from codl.ir.tuned import Tuned
 from codl.kernels.tuning import Tuning
 from codl.measure.batch import BatchResult, MeasureBatch
 from codl.measure.bench_rows import BenchRow, Refused
+from codl.measure.budget import Budget
 from codl.measure.check_variants import CheckRun, CheckTask
 from codl.measure.facts.fact import Fact
 from codl.measure.interleave import Effort, TimedTogether
@@ -207,15 +207,14 @@ class RemoteTarget:
         done = {result.key for result in known}
         missing = [task for task in tasks if task.key not in done]
         search = _RemoteSearch(keep, progress)
-        begin = perf_counter()
+        budget = Budget(budget_s)
         while missing:
-            left_s = None if budget_s is None else max(0.0, budget_s - (perf_counter() - begin))
             records = tuple(TuneRecord(*task.key, task.brief) for task in missing)
             before = tuple(begun[task.key] for task in missing if task.key in begun)
             search.begin(missing)
             try:
                 answer, _ = self.agent.ask(
-                    Tune(records, before, left_s), TuneEnded, on_event=search.hear
+                    Tune(records, before, budget.share().seconds), TuneEnded, on_event=search.hear
                 )
             except AgentLostError as error:
                 missing = search.rest(error)
@@ -227,7 +226,7 @@ class RemoteTarget:
             missing = []
         results, failures = tuple(search.results), tuple(search.failures)
         left = len(tasks) - len(known) - len(results) - len(failures)
-        return TuneRun(results, known, failures, left, perf_counter() - begin)
+        return TuneRun(results, known, failures, left, budget.spent_s)
 
     def bench(
         self, op: Op, tuning: Tuning, *, every: bool = False
@@ -269,7 +268,7 @@ class RemoteTarget:
         budget_s: float | None = None,
         progress: Progress = lambda done, total, left: None,
     ) -> CheckRun:
-        return RemoteChecks(self.agent, progress, budget_s).run(tasks)
+        return RemoteChecks(self.agent, progress, Budget(budget_s)).run(tasks)
 
     def open(self, offer: Offer | None = None) -> Mapping[str, str]:
         binaries = offer.binaries if offer else ()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from time import monotonic
 
+from codl.measure.budget import Budget
 from codl.measure.check_variants import Checked, CheckRun, CheckTask
-from codl.measure.progress import Progress, seconds_left
+from codl.measure.progress import Progress
 from codl.runtime.frames import FrameError
 from codl.targets.arriving_rows import task_at
 from codl.targets.check_messages import (
@@ -30,23 +30,22 @@ class RemoteChecks:
 
     agent: AgentClient
     progress: Progress
-    budget_s: float | None
+    budget: Budget
     _done: CheckRun = field(default_factory=CheckRun)
     _tasks: Sequence[CheckTask] = ()
     _current: int | None = None
     _total: int = 0
-    _begin: float = 0.0
 
     def run(self, tasks: Sequence[CheckTask]) -> CheckRun:
         """Check them; raises `AgentLostError` where an agent does not come as far as the first."""
-        self._total, self._begin = len(tasks), monotonic()
+        self._total = len(tasks)
         left = list(tasks)
         while left:
             self._tasks, self._current = left, None
             records = tuple(CheckRecord(*task.key) for task in left)
             try:
                 answer, _ = self.agent.ask(
-                    CheckKernels(records, self._left_s()),
+                    CheckKernels(records, self.budget.share().seconds),
                     ChecksEnded,
                     on_event=self._hear,
                     limit_s=self._limit_s(),
@@ -58,16 +57,9 @@ class RemoteChecks:
             break
         return self._done
 
-    def _left_s(self) -> float | None:
-        if self.budget_s is None:
-            return None
-        return max(0.0, self.budget_s - (monotonic() - self._begin))
-
     def _limit_s(self) -> float:
         """How long one task may take: one that hangs should not outlast the budget by much."""
-        left_s = self._left_s()
-        limit_s = CheckKernels.limit_s
-        return limit_s if left_s is None else min(limit_s, max(COMPILES_S, left_s))
+        return min(CheckKernels.limit_s, max(COMPILES_S, self.budget.left_s))
 
     def _hear(self, event: Reply) -> None:
         if isinstance(event, Checking):
@@ -88,6 +80,5 @@ class RemoteChecks:
 
     def _keep(self, checked: Checked) -> None:
         self._done.checked.append(checked)
-        done, spent_s = len(self._done.checked), monotonic() - self._begin
-        left_s = seconds_left(done, self._total, spent_s, self.budget_s)
-        self.progress(done, self._total, left_s)
+        done = len(self._done.checked)
+        self.progress(done, self._total, self.budget.to_go_s(done, self._total))

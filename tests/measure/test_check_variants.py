@@ -10,7 +10,7 @@ from support.simulated import SOC
 
 from codl.ir import OP_TYPES, parse
 from codl.kernels import registry
-from codl.measure import check_variants
+from codl.measure.budget import Budget
 from codl.measure.check_variants import (
     OPS,
     Checked,
@@ -85,16 +85,14 @@ def test_problems_are_grouped_by_variant() -> None:
     assert [each.problem for each in problems["conv2d gpu_direct"]] == ["fails", "is wrong"]
 
 
-def test_what_has_no_time_left_is_counted(
-    first_soc: LocalSoc, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_has_no_time_left_is_counted(first_soc: LocalSoc) -> None:
     from support.devices import here
 
     seconds = iter(range(100))
-    monkeypatch.setattr(check_variants, "monotonic", lambda: float(next(seconds)))
     tasks = check_tasks(first_soc, ["cpu"])[:5]
     begun: list[CheckTask] = []
-    run = check_all(here(first_soc).device, tasks, checking=begun.append, budget_s=3.0)
+    budget = Budget(8.0, lambda: float(next(seconds)))
+    run = check_all(here(first_soc).device, tasks, checking=begun.append, budget=budget)
     assert len(run.checked) == len(begun) < 5
     assert run.left == 5 - len(begun)
     assert not run.problems()

@@ -28,6 +28,7 @@ from codl.kernels.feature_columns import (
 from codl.kernels.source import source_digest
 from codl.kernels.tuning import Tuning
 from codl.measure import tuner
+from codl.measure.budget import Budget
 from codl.measure.collector import collect
 from codl.measure.compare_variants import bench
 from codl.measure.dataset import Dataset
@@ -197,7 +198,7 @@ def test_a_search_that_was_cut_short_goes_on(gpu: OpenClDevice, variant: Any) ->
     soc = gpu.soc
     cut = result(variant, soc, SLOW, complete=False, trials=(Trial(SLOW, 1.0), Trial(FAST, 0.9)))
     tuning = Tuning.of([cut])
-    assert tune(gpu, [TuneTask(OP, variant)], tuning, budget_s=0).left == 1
+    assert tune(gpu, [TuneTask(OP, variant)], tuning, budget=Budget(0)).left == 1
     (found,) = tune(gpu, [TuneTask(OP, variant)], tuning).results
     assert found.complete
     assert Trial(FAST, 0.9) in found.trials, "measured before, and not again"

@@ -20,6 +20,7 @@ from codl.ir import Network
 from codl.ir.plan import Plan
 from codl.ir.results import Latency
 from codl.ir.soc import Soc
+from codl.measure.budget import Budget
 from codl.measure.interleave import Effort, TimedTogether
 from codl.plan.cost_model import CostModel
 from codl.plan.objective import Objective
@@ -86,8 +87,8 @@ def trials(
     monkeypatch.setattr(codl_refined, "observe", lambda engine, cost, runs: [])
     notes: list[str] = []
     target: Any = SimpleNamespace(time=time)
-    cost, timer = CostModel(SOC, SyntheticPredictors()), codl_refined.Timer(30.0, lambda: 0.0)
-    return codl_refined.Trials(network, cost, target, timer, notes.append), plans, notes
+    cost, budget = CostModel(SOC, SyntheticPredictors()), Budget(30.0, lambda: 0.0)
+    return codl_refined.Trials(network, cost, target, budget, notes.append), plans, notes
 
 
 @pytest.mark.parametrize(("both_ms", "taken"), [(9.9, "one"), (9.6, "both")])

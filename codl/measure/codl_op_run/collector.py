@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, get_args
@@ -18,6 +17,7 @@ from codl.ir.ops.conv2d import Conv2d
 from codl.ir.soc import Soc
 from codl.ir.types import Processor
 from codl.kernels import mace
+from codl.measure.budget import Budget
 from codl.measure.codl_op_run.command import Options, as_run, op_command
 from codl.measure.codl_op_run.shell import Shell
 from codl.measure.codl_op_run.stat import Stat, read_stat
@@ -25,7 +25,7 @@ from codl.measure.collection import Stopped
 from codl.measure.collector import Collected
 from codl.measure.dataset import Dataset, OpRow
 from codl.measure.importers.importer import describe
-from codl.measure.progress import Progress, seconds_left
+from codl.measure.progress import Progress, nobody
 from codl.measure.tasks import SEED, SHARES, OpTask, op_tasks
 from codl.provenance import now, provenance
 
@@ -83,9 +83,9 @@ def collect(
     *,
     serial: str,
     resume: bool = False,
-    budget_s: float | None = None,
+    budget: Budget | None = None,
     samples: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress = nobody,
 ) -> Collected:
     """Measure `tasks` by the program behind a shell until all are done, or a limit is reached.
 
@@ -93,21 +93,16 @@ def collect(
     Raises `CodlError` where there is a dataset and `resume` is not set, `MismatchError` where it is
     that of another SoC, and `DeviceError` where the device went away.
     """
-    start = time.monotonic()
+    budget = budget or Budget()
     with files.locked(dataset.folder):
         state = _State(dataset, _begin(dataset, soc, options, serial=serial, resume=resume))
         missing = [task for task in tasks if state.lacks(task)]
         wanted = missing[:samples]
         stopped: Stopped = "done" if len(wanted) == len(missing) else "samples"
-        for done, task in enumerate(wanted):
-            spent = time.monotonic() - start
-            if budget_s is not None and spent >= budget_s:
-                stopped = "budget"
-                break
+        for task in budget.steps(wanted, progress):
             state.write(task, measured(shell, task, options, run=state.run))
-            if progress is not None:
-                left = seconds_left(done + 1, len(wanted), time.monotonic() - start, budget_s)
-                progress(done + 1, len(wanted), left)
+        if budget.ended == "budget":
+            stopped = "budget"
         _finish(dataset, state.run)
         return Collected(
             rows=state.rows,
@@ -115,7 +110,7 @@ def collect(
             skipped=len(tasks) - len(missing),
             left=sum(state.lacks(task) for task in tasks),
             again=0,
-            seconds=time.monotonic() - start,
+            seconds=budget.spent_s,
             stopped=stopped,
             files=tuple(str(table.path) for table in dataset.tables().values()),
         )

@@ -25,13 +25,13 @@ kernel with few registers. A CPU's device runs work-items one after another: its
 from __future__ import annotations
 
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from codl.errors import DeviceError
 from codl.ir.results import Latency
+from codl.measure.budget import Budget
 from codl.measure.facts.fact import Fact, Point
 from codl.measure.facts.staircase import Staircase, find_wave
 from codl.runtime.bare_device import BareDevice
@@ -121,11 +121,11 @@ class Turns:
 def climb(turns: Turns) -> Staircase:
     """The staircase, in rounds that each go over all numbers of items in an order of its own."""
     turns.check(LEAST_LINKS)
-    links, begin, random = _links(turns), perf_counter(), np.random.default_rng(0)
+    links, budget, random = _links(turns), Budget(BUDGET_S), np.random.default_rng(0)
     items = np.arange(1, turns.most_items + 1)
     rounds: list[tuple[float, ...]] = []
     while len(rounds) < ROUNDS:
-        if len(rounds) >= LEAST_ROUNDS and perf_counter() - begin > BUDGET_S:
+        if len(rounds) >= LEAST_ROUNDS and budget.is_over():
             break
         round_ms = np.empty(len(items))
         for index in random.permutation(len(items)):

@@ -1,0 +1,100 @@
+"""Bounded effort: how long something may go on, what is left of that, and what ended it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence, Sized
+from contextlib import contextmanager
+from math import inf
+from time import monotonic
+from typing import Literal, TypeAlias, TypeVar
+
+from codl.errors import InterruptedCommandError
+from codl.measure.progress import Progress, nobody, seconds_left
+
+T = TypeVar("T")
+#: Why something ended: nothing was left to do, the time was over, or somebody pressed Ctrl-C.
+Ended: TypeAlias = Literal["done", "budget", "interrupted"]
+
+
+class Budget:
+    """So many seconds from now, by a clock in seconds; None for as many as it takes.
+
+    What has begun is finished, so a budget is kept by not beginning: whoever works in steps asks
+    before each whether `has_time`, or works through `steps`. `ended` says why that ended.
+    """
+
+    def __init__(
+        self, seconds: float | None = None, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self.limit_s, self._clock = inf if seconds is None else seconds, clock
+        self.ended: Ended = "done"
+        self._begin = self._asked = clock()
+        self._longest_s = 0.0
+
+    @property
+    def seconds(self) -> float | None:
+        """For whoever takes it as an option: None where there is no end."""
+        return None if self.limit_s == inf else self.limit_s
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds since the beginning."""
+        return self._clock() - self._begin
+
+    @property
+    def left_s(self) -> float:
+        """Infinite where there is no end, and 0 where it is over."""
+        return max(0.0, self.limit_s - self.spent_s)
+
+    def is_over(self) -> bool:
+        return self.left_s <= 0
+
+    def has_time(self, *, keep: float = 0.0) -> bool:
+        """Whether the next step ends in time, if it takes as long as the longest one so far.
+
+        A step is what happens between two calls, and `keep` the part of the whole that is kept for
+        what comes behind the last. The first step is done in any case.
+        """
+        now = self._clock()
+        self._longest_s = max(self._longest_s, now - self._asked)
+        self._asked = now
+        return self.limit_s == inf or self._longest_s <= max(0.0, self.left_s - keep * self.limit_s)
+
+    def skip(self, seconds: float) -> None:
+        """Count so many seconds as if they had passed, as a replay does with recorded ones."""
+        self._begin -= seconds
+
+    def share(self, parts: int = 1) -> Budget:
+        """Of what is left one of so many equal parts, from now on."""
+        return Budget(self.left_s / parts, self._clock)
+
+    def to_go_s(self, done: int, total: int) -> float:
+        """As long as the rest takes at this pace, but not longer than what is left."""
+        return seconds_left(done, total, self.spent_s, self.seconds)
+
+    def steps(self, items: Sequence[T], progress: Progress = nobody) -> Iterator[T]:
+        """One item after the other while there is time; `progress` hears of each that is done."""
+        for done, item in enumerate(items):
+            if self.is_over() or not self.has_time():
+                self.ended = "budget"
+                return
+            yield item
+            progress(done + 1, len(items), self.to_go_s(done + 1, len(items)))
+
+    @contextmanager
+    def keeping(self, kept: Sized) -> Iterator[None]:
+        """Ctrl-C ends what is done inside, and is kept for `check` where there is something kept.
+
+        Where there is nothing yet it is raised.
+        """
+        try:
+            yield
+        except KeyboardInterrupt:
+            if not len(kept):
+                raise
+            self.ended = "interrupted"
+
+    def check(self, kept: str) -> None:
+        """Raise `InterruptedCommandError` with what is kept, where Ctrl-C ended it."""
+        if self.ended == "interrupted":
+            raise InterruptedCommandError(kept)
