@@ -32,6 +32,7 @@ PURPOSES: Mapping[str, str] = {
     "onnx": "reading ONNX models and operators that codl has none for",
     "quantize": "packing a model's matrices",
     "report": "reports",
+    "images": "reading images",
     "train": "predictors and tables of data",
     "peers": "comparing with other libraries",
     "dask": "sharing work with a Dask cluster",
@@ -44,6 +45,7 @@ PACKAGES: Mapping[str, Mapping[str, str]] = {
     "onnx": {"onnx": "onnx", "onnxruntime": "onnxruntime", "safetensors": "safetensors"},
     "quantize": {"onnx_ir": "onnx-ir"},
     "report": {"jinja2": "jinja2", "matplotlib": "matplotlib"},
+    "images": {"PIL": "pillow"},
     "train": {
         "joblib": "joblib",
         "lightgbm": "lightgbm",

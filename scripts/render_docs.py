@@ -49,6 +49,7 @@ from codl.report.summaries import (
 )
 from codl.report.svg import stand_alone
 from codl.report.tables import plan_content, run_content, train_content
+from codl.report.validations import validations_content
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -63,7 +64,11 @@ MARKUP = re.compile(r"\[/?(?:dim|bold|italic)\]")
 EXAMPLES = re.compile(r"^\[dim\]Examples?:\[/dim\]", re.MULTILINE)
 MISSING = "Not measured yet: `{script}` makes `{file}`."
 #: What makes the files of a view, where it is not scripts/reference_results.sh.
-MAKERS = {"curve": "scripts/bench/stage.py", "closest": "scripts/bench/stage.py"}
+MAKERS = {
+    "curve": "scripts/bench/stage.py",
+    "closest": "scripts/bench/stage.py",
+    "validations": "scripts/validate_models.py",
+}
 
 #: Tables of result files. Those of several files take all that exist, the others the first.
 VIEWS: Mapping[str, Callable[[Sequence[Any]], TextTable]] = {
@@ -77,6 +82,7 @@ VIEWS: Mapping[str, Callable[[Sequence[Any]], TextTable]] = {
     "bundles": bundles_content,
     "curve": curve_content,
     "closest": closest_content,
+    "validations": validations_content,
 }
 
 

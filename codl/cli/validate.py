@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Group
-from rich.markup import escape
-from rich.table import Table
 
-from codl.cli.deployed import adapted, context_of, deployment_of, plan_of, read_inputs
+from codl.cli.deployed import adapted, context_of, deployment_of, plan_of
 from codl.cli.options import (
     BatchOption,
+    BudgetOption,
     DatasetsOption,
     JsonOption,
     ModelArgument,
@@ -31,6 +29,9 @@ from codl.cli.options import (
     writable,
 )
 from codl.cli.output import emit, note, progress
+from codl.cli.recorded import digests_of, recorded
+from codl.cli.validate_inputs import files_of, samples_of
+from codl.cli.validate_result import result_of, tables_of
 from codl.errors import CodlError
 from codl.frontend.models.deployment import Deployment
 from codl.ir import Network
@@ -39,7 +40,8 @@ from codl.ir.fallbacks import OpFallback
 from codl.ir.plan import Plan
 from codl.lower import lower
 from codl.measure import dataset as datasets
-from codl.measure.inputs import SEED, random_inputs
+from codl.measure.budget import Budget
+from codl.measure.inputs import SEED
 from codl.plan.fallbacks import for_soc
 from codl.plan.price import price
 from codl.plan.single_processor import preferring
@@ -50,15 +52,16 @@ from codl.targets.detect import load_local
 from codl.validate.agreement import Agreement, agreement, read_labels
 from codl.validate.halves import halved
 from codl.validate.plan_check import Bench
-from codl.validate.references import Model, Values
-from codl.validate.remedy import BUDGET_S, Remedy, find_remedy, reason_of
+from codl.validate.references import Model
+from codl.validate.remedy import find_remedy
 from codl.validate.validation import COSINE, Validation, validate
 
 InputOption = Annotated[
     Path | None,
     typer.Option(
         "--input",
-        help="Inputs by name in an .npz file, or a folder of such files; random ones by default.",
+        help="Inputs by name in an .npz file, an image, or a folder of files of either; random "
+        "ones by default. A deployment file says how images are preprocessed.",
     ),
 ]
 LabelsOption = Annotated[
@@ -79,9 +82,6 @@ HalfOption = Annotated[
 ]
 StrictOption = Annotated[
     bool, typer.Option("--strict", help="Look for no fallback: what is wrong is an error.")
-]
-BudgetOption = Annotated[
-    str, typer.Option("--budget", help="Time to look for a fallback, such as 90s or 10m.")
 ]
 WritePlanOption = Annotated[
     Path | None,
@@ -111,7 +111,7 @@ def validate_plan(
     cosine: CosineOption = COSINE,
     half: HalfOption = False,
     strict: StrictOption = False,
-    budget: BudgetOption = f"{BUDGET_S:g}s",
+    budget: BudgetOption = None,
     write_plan: WritePlanOption = None,
     write_soc: WriteSocOption = False,
     batch: BatchOption = None,
@@ -135,35 +135,42 @@ def validate_plan(
     --write-plan and --write-soc keep it for the next run. The exit code is 1 where there is none,
     or --strict forbids it.
 
+    --budget is the time of all of that. What it did not reach is told, and the exit code is 1 then.
+    Without it everything is checked, and a fallback is looked for for two minutes.
+
     [dim]Examples:[/dim]
     codl validate yolov2 --soc host
-    codl validate resnet50 --soc host --input samples --labels labels.txt
+    codl validate deploy.yaml --soc host --input images --labels labels.txt --budget 10m
     codl validate yolov2 --soc host --half --write-plan half.json
     codl validate model.onnx --soc host --plan plan.json --input in.npz --json
     codl validate mobilenet_v2 --soc host --strategy gpu --serial process --seed 3
     """
+    time = Budget(None if budget is None else read_budget(budget))
     deployed = deployment_of(model)
     described = load_local(soc, serial)
     asked = context_of(described, dataset, predictors, predictor)
     context = adapted(asked, deployed)
     loaded = Model.load(model, batch, read_shapes(shape))
-    files = _files(inputs)
+    files = files_of(inputs)
     classes = None if labels is None else read_labels(labels, [file.name for file in files])
-    samples = _samples(loaded, files, deployed, seed)
+    samples = samples_of(loaded, files, deployed, seed)
     with closing(connect(serial, described)) as target:
-        context = replace(context, target=target)
+        # A strategy that runs plans has no more time than the command.
+        context = replace(context, target=target, budget_s=min(context.budget_s, time.left_s))
         chosen = _plan(plan, strategy, deployed, loaded.network, context)
         if half:
             chosen = halved(loaded.network, chosen, described)
         bench = Bench(loaded, target, context.tuning, samples)
         with progress(f"Ops of {loaded.network.name}") as update:
-            found = validate(bench, chosen, cosine=cosine, progress=update)
+            found = validate(bench, chosen, cosine=cosine, progress=update, budget=time)
         remedy = None
-        if not (found.ok or strict):
+        if found.is_wrong and not strict:
             note(found.diagnosis)
             note("Looking for the smallest change with which it is right")
-            remedy = find_remedy(bench, found, budget_s=read_budget(budget))
+            remedy = find_remedy(bench, found, budget=None if budget is None else time)
             remedy = replace(remedy, plan=_priced(remedy.plan, chosen, loaded.network, context))
+        of = digests_of(context, loaded.network, plans={loaded.network.name: chosen})
+        origin = recorded(target, of, cosine=cosine, half=half, seed=seed)
     if write_plan is not None:
         kept = replace(remedy.plan if remedy else chosen, origin=context.origin())
         note(f"Wrote {kept.save(write_plan)}")
@@ -175,38 +182,16 @@ def validate_plan(
         "batch": batch,
         "input": None if inputs is None else str(inputs),
         "seed": None if inputs is not None else seed,
-        **_result(found, remedy),
+        **result_of(found, remedy),
         "lowest": _lowest(found, files),
         "agreement": None if len(files) < 2 else asdict(_agreement(bench, found, classes)),
+        **origin,
     }
-    emit("validate", result, lambda: _tables(found, remedy), as_json=json, output=output)
+    emit("validate", result, lambda: tables_of(result, found, remedy), as_json=json, output=output)
     if strict and found.whole.refused:
         raise CodlError(f"--strict: {'; '.join(map(str, found.whole.refused))}")
-    if not found.ok and not (remedy and remedy.ok):
+    if found.left or (found.is_wrong and not (remedy and remedy.ok)):
         raise typer.Exit(1)
-
-
-def _files(given: Path | None) -> list[Path]:
-    """The files of inputs: those of a folder by name, the one that is given, or none."""
-    if given is None or not given.is_dir():
-        return [] if given is None else [given]
-    files = sorted(given.glob("*.npz"))
-    if not files:
-        raise CodlError(f"--input names the folder {given}, in which there is no .npz file.")
-    return files
-
-
-def _samples(
-    model: Model, files: Sequence[Path], deployed: Deployment | None, seed: int
-) -> list[Values]:
-    """Inputs from files; without any those that a deployment names, or random ones."""
-    wanted: list[Path | None] = [*files] or [None]
-    network = model.network
-
-    def usual(own: Network) -> Values:
-        return random_inputs(own, seed)
-
-    return [model.shaped(read_inputs(network, file, deployed, usual)) for file in wanted]
 
 
 def _lowest(found: Validation, files: Sequence[Path]) -> dict[str, Any]:
@@ -219,8 +204,9 @@ def _lowest(found: Validation, files: Sequence[Path]) -> dict[str, Any]:
 def _agreement(bench: Bench, found: Validation, labels: Sequence[int] | None) -> Agreement:
     """Of the model's first output."""
     name = next(iter(bench.network.outputs))
-    got, right = ([own[name] for own in all_of] for all_of in (found.whole.outputs, bench.expected))
-    return agreement(got, right, labels)
+    got = [own[name] for own in found.whole.outputs]
+    right = [bench.expected(number)[name] for number in range(len(got))]
+    return agreement(got, right, None if labels is None else labels[: len(got)])
 
 
 def _plan(
@@ -255,91 +241,3 @@ def _add_to_soc(name: str, fallbacks: Sequence[OpFallback]) -> Path:
     facts = socs.load(name)
     known = {(one.op, one.processor, one.variant): one for one in (*facts.fallbacks, *fallbacks)}
     return replace(facts, fallbacks=tuple(known.values())).save(socs.own_path_of(name))
-
-
-def _result(found: Validation, remedy: Remedy | None) -> dict[str, Any]:
-    bad = found.first_bad
-    return {
-        "model": found.plan.model,
-        "strategy": found.plan.strategy,
-        "ok": found.ok,
-        "diagnosis": found.diagnosis,
-        "first_bad": None if bad is None else bad.use.layer.name,
-        "fallback": [] if remedy is None else [asdict(one) for one in remedy.fallbacks],
-        "remedy": None if remedy is None else _remedy(remedy),
-        "reference": found.reference,
-        "references": asdict(found.references),
-        "outputs": asdict(found.whole.worst),
-        "cosine": found.whole.worst.cosine,
-        "max_rel_err": found.whole.worst.max_rel_err,
-        "accumulated_lost": found.ops.lost,
-        "fallbacks": [asdict(one) for one in found.whole.refused],
-        "placement": [asdict(one) for one in found.placed],
-        "ops": found.rows(),
-    }
-
-
-def _remedy(remedy: Remedy) -> dict[str, Any]:
-    """How right the plan is with its fallbacks."""
-    return {
-        "ok": remedy.ok,
-        "outputs": None if remedy.whole is None else asdict(remedy.whole),
-        "unmet": [one.use.layer.name for one in remedy.unmet],
-        "plans_tried": remedy.tried,
-        "predicted_ms": remedy.plan.predicted_ms,
-    }
-
-
-def _tables(found: Validation, remedy: Remedy | None) -> Group:
-    columns = ("", "op", "processor", "variant", "stored", "cosine", "error", "largest", "so far")
-    table = Table(*columns, "why there", title=f"Ops of {found.plan.model}", title_justify="left")
-    for row in found.rows():
-        label = row["op"] if row["with"] is None else f"{row['op']} + {row['with']}"
-        so_far = row["accumulated_max_rel_err"]
-        table.add_row(
-            "[green]ok[/green]" if row["ok"] else f"[bold red]{row['verdict']}[/bold red]",
-            escape(label),
-            row["processor"],
-            row["variant"],
-            f"{row['layout']} {row['precision']['stored']}",
-            f"{row['cosine']:.7f}",
-            f"{row['max_rel_err']:.1e}",
-            f"{row['largest_expected']:.3g}",
-            "" if so_far is None else f"{so_far:.1e}",
-            escape(row["placed"] or ""),
-        )
-    table.caption = (
-        "error: the largest difference over the largest value, of the op alone; so far: the same "
-        "in the whole plan up to here. Everything is computed and accumulated in float32."
-    )
-    return Group(table, *map(escape, _lines(found)), *map(escape, _fallback_lines(remedy)))
-
-
-def _lines(found: Validation) -> list[str]:
-    outputs = found.whole.worst
-    lines = [
-        f"{one.use.label} on the {one.use.processor} in {one.use.variant} is {reason_of(one)}"
-        for one in found.bad
-    ]
-    lines += map(str, found.whole.refused)
-    lines.append(
-        f"Outputs beside those of {found.reference}: cosine {outputs.cosine:.7f}, max_rel_err "
-        f"{outputs.max_rel_err:.2e}. {found.diagnosis}"
-    )
-    return lines
-
-
-def _fallback_lines(remedy: Remedy | None) -> list[str]:
-    """What is changed, and what that leads to."""
-    if remedy is None:
-        return []
-    lines = [f"Fallback: {one}" for one in remedy.fallbacks]
-    lines += [f"Nothing stands in for {one.use.label}." for one in remedy.unmet]
-    if remedy.whole is None:
-        return [*lines, "The plan does not run with it."]
-    right = "right" if remedy.is_right else "still wrong"
-    return [
-        *lines,
-        f"With that the outputs are {right}: cosine {remedy.whole.cosine:.7f}, max_rel_err "
-        f"{remedy.whole.max_rel_err:.2e}, the best of {remedy.tried} plans that ran.",
-    ]

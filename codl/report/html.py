@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from codl import files
 from codl.errors import CodlError
-from codl.report import curves, plots, summaries, tables, waterfalls
+from codl.report import curves, plots, summaries, tables, validations, waterfalls
 from codl.report.alike import check_results
 from codl.report.content import TextTable
 from codl.report.curve_picture import curve_svg
@@ -33,6 +33,8 @@ from codl.report.results import (
     SearchesResult,
     SearchResult,
     TrainResult,
+    ValidateResult,
+    ValidationsResult,
 )
 
 
@@ -258,6 +260,22 @@ def _curve(key: str, result: CurveResult) -> PageSection:
     )
 
 
+def _validate(key: str, result: ValidateResult) -> PageSection:
+    return PageSection(
+        key=key,
+        heading=f"Validation of {result.model} on {result.soc.name}",
+        origin=result,
+        parts=(PagePart(tables=(validations.validation_content(result),)),),
+        findings=validations.findings(result),
+        is_one_cpu=_is_one_cpu(result),
+    )
+
+
+def _validations(key: str, result: ValidationsResult) -> PageSection:
+    shown = (validations.validations_content([result]),)
+    return PageSection(key, f"Validations on {result.soc.name}", result, (PagePart(tables=shown),))
+
+
 SECTIONS: Mapping[type, Callable[[str, Any], PageSection]] = {
     EvalResult: _eval,
     TrainResult: _train,
@@ -269,6 +287,8 @@ SECTIONS: Mapping[type, Callable[[str, Any], PageSection]] = {
     PackageResult: _package,
     ExplainResult: _explain,
     CurveResult: _curve,
+    ValidateResult: _validate,
+    ValidationsResult: _validations,
 }
 
 

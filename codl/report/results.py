@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import fsum
-from pathlib import PurePath
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
-from codl.ir.environment import Environment
 from codl.ir.plan import Chain
 from codl.ir.results import (
     Amount,
@@ -24,6 +22,11 @@ from codl.ir.results import (
 )
 from codl.ir.types import Processor
 from codl.ir.waterfall import BOUND, ChainTerms, Term
+from codl.report.result_file import ProcessorSummary as ProcessorSummary
+from codl.report.result_file import ResultFile as ResultFile
+from codl.report.result_file import SocSummary as SocSummary
+from codl.report.validation_results import ValidateResult as ValidateResult
+from codl.report.validation_results import ValidationsResult as ValidationsResult
 
 #: Sources of which a reader must be warned: codl did not measure these numbers for this report.
 UNMEASURED = ("replayed", "simulated", "codl_op_run")
@@ -42,53 +45,6 @@ IDEAL = "ideal"
 ADDS_UP = 1e-6
 #: Of these the baseline is the faster one; speedups of the others are over it.
 SINGLES = ("cpu", "gpu", "gpu-buffer", "gpu-image")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResultFile:
-    """What every result file says of itself: which codl wrote it, and when; empty where it doesn't.
-
-    `path` is where it was read, `environment` where and how it was measured.
-    """
-
-    #: What wrote it.
-    command: ClassVar[str] = ""
-    path: str = "result"
-    codl: str = ""
-    commit: str = ""
-    created: str = ""
-    environment: Environment | None = None
-
-    @property
-    def file(self) -> str:
-        """The file's name alone: a page travels, its writer's folders need not."""
-        return PurePath(self.path).name
-
-
-@dataclass(frozen=True)
-class ProcessorSummary:
-    """One side of a SoC. `cores` are host cores, empty for a real GPU."""
-
-    name: str
-    cores: tuple[Count, ...] = ()
-    platform: str = ""
-    driver: str = ""
-    type: str = ""
-
-
-@dataclass(frozen=True)
-class SocSummary:
-    """The SoC of a result; `cpu` and `gpu` are None where the file only names it."""
-
-    name: str
-    description: str = ""
-    cpu: ProcessorSummary | None = None
-    gpu: ProcessorSummary | None = None
-
-    @property
-    def is_one_cpu(self) -> bool:
-        """Whether the OpenCL device is a CPU, so that both sides are halves of one."""
-        return self.gpu is not None and self.gpu.type == "cpu"
 
 
 def _check_spans(spans: Iterable[TimeSpan]) -> None:
@@ -393,6 +349,8 @@ Result = (
     | PackageResult
     | ExplainResult
     | CurveResult
+    | ValidateResult
+    | ValidationsResult
 )
 #: Every command whose results can be reported; `codl search` has `SearchesResult` too.
 COMMANDS: Mapping[str, type[Result]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import nan
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -20,8 +21,10 @@ from codl.validate.uses import OpUse
 
 #: `imprecise` is beyond rounding, and `wrong` beyond what halves would cost; `overflow` is what is
 #: not finite since the type of the output is too narrow, `not a number` all else that is not;
-#: `failed` is what did not run.
-Verdict: TypeAlias = Literal["ok", "imprecise", "wrong", "overflow", "not a number", "failed"]
+#: `failed` is what did not run, `not reached` what there was no time for.
+Verdict: TypeAlias = Literal[
+    "ok", "imprecise", "wrong", "overflow", "not a number", "failed", "not reached"
+]
 
 
 @dataclass(frozen=True)
@@ -42,9 +45,13 @@ class OpCheck:
         return self.verdict == "ok"
 
     @property
-    def is_of_no_use(self) -> bool:
-        """Whether it is worse than imprecise."""
-        return self.verdict not in ("ok", "imprecise")
+    def is_reached(self) -> bool:
+        return self.verdict != "not reached"
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether it was found not to be ok."""
+        return self.is_reached and not self.ok
 
 
 def check(use: OpUse, tensors: Mapping[str, Array], expected: Exact, target: Target) -> OpCheck:
@@ -61,6 +68,11 @@ def check(use: OpUse, tensors: Mapping[str, Array], expected: Exact, target: Tar
         return OpCheck(use, "failed", nothing, limit, _reason(error))
     found = closeness(got, wanted, stored=use.stored)
     return OpCheck(use, _verdict(found, limit), found, limit)
+
+
+def not_reached(use: OpUse) -> OpCheck:
+    """A part that there was no time for: nothing is known of it."""
+    return OpCheck(use, "not reached", Closeness(nan, nan), tolerance(use.kernel))
 
 
 def _reason(error: Exception) -> str:
@@ -93,5 +105,5 @@ def _run(use: OpUse, inputs: Sequence[Array], target: Target) -> Array:
 
 
 def first_bad(checks: Sequence[OpCheck]) -> OpCheck | None:
-    """The first in the model's order that is not ok."""
-    return next((one for one in checks if not one.ok), None)
+    """The first in the model's order that was found not to be ok."""
+    return next((one for one in checks if one.is_bad), None)

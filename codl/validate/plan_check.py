@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from time import monotonic
 from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
@@ -16,19 +15,17 @@ from codl.ir.executable import Executable
 from codl.ir.plan import Plan
 from codl.ir.results import Fallback
 from codl.kernels.tuning import Tuning
-from codl.measure.progress import Progress, seconds_left
+from codl.measure.budget import Budget
+from codl.measure.progress import Progress, nobody
 from codl.runtime.engine import Engine
 from codl.targets.base import Target
 from codl.validate.closeness import Closeness, closeness, worst
-from codl.validate.op_checks import OpCheck, check
+from codl.validate.op_checks import OpCheck, check, not_reached
 from codl.validate.references import Exact, Model, Values, computed, outputs_by_ops, outputs_of
 from codl.validate.uses import OpUse, uses
 
-
-def untold(done: int, total: int, left: float) -> None:
-    """Progress that nobody is told of."""
-
-
+#: Where something is wrong, checks leave this part of their time for the search of a fallback.
+FOR_SEARCH = 0.25
 #: The output that a layer's tensor becomes where all are looked at begins so.
 TAP = "tap "
 Outputs: TypeAlias = Mapping[str, NDArray[Any]]
@@ -45,27 +42,34 @@ class Bench:
     target: Target
     tuning: Tuning
     samples: Sequence[Values]
+    _known: dict[int, Outputs] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def network(self) -> Network:
         return self.model.network
 
     @cached_property
-    def _by_onnx_runtime(self) -> tuple[Outputs | None, ...]:
-        return tuple(self.model.outputs(sample) for sample in self.samples)
+    def first(self) -> Values:
+        """The sample on which ops are checked."""
+        return self.samples[0]
+
+    @cached_property
+    def _by_onnx_runtime(self) -> Outputs | None:
+        return self.model.outputs(self.first)
 
     @property
     def reference(self) -> str:
         """What makes the right outputs."""
-        return "references of ops" if None in self._by_onnx_runtime else "ONNX Runtime"
+        return "references of ops" if self._by_onnx_runtime is None else "ONNX Runtime"
 
-    @cached_property
-    def expected(self) -> tuple[Outputs, ...]:
-        """The right outputs of every sample."""
-        return tuple(
-            outputs_by_ops(self.network, sample) if right is None else right
-            for sample, right in zip(self.samples, self._by_onnx_runtime, strict=True)
-        )
+    def expected(self, number: int) -> Outputs:
+        """The right outputs of a sample, computed once."""
+        if number not in self._known:
+            sample = self.samples[number] if number else self.first
+            right = self.model.outputs(sample) if number else self._by_onnx_runtime
+            by_ops = outputs_by_ops(self.network, sample) if right is None else right
+            self._known[number] = by_ops
+        return self._known[number]
 
     def engine(self, plan: Plan, network: Network | None = None) -> Engine:
         return Engine(network or self.network, plan, self.target, self.tuning)
@@ -76,7 +80,8 @@ class OpsCheck:
     """Every part of a plan's ops, the error that has added up behind every layer, and the outputs.
 
     `accumulated` lacks layers whose output is inside of a kernel that computes another too; `lost`
-    says why it is empty. `outputs` are those of the first sample by the ops' references.
+    says why it is empty. `outputs` are those of the first sample by the ops' references, empty
+    where not all ops were reached.
     """
 
     checks: tuple[OpCheck, ...]
@@ -87,7 +92,7 @@ class OpsCheck:
 
 @dataclass(frozen=True)
 class WholeCheck:
-    """A plan as it runs: its outputs for every sample beside the reference's.
+    """A plan as it runs: its outputs for samples, from the first on, beside the reference's.
 
     `refused` are the kernels that the device did not run, and `executable` what ran instead.
     """
@@ -102,21 +107,37 @@ class WholeCheck:
         return worst(self.samples)
 
 
-def check_whole(bench: Bench, plan: Plan) -> WholeCheck:
-    """Run a plan on every sample."""
+def check_whole(
+    bench: Bench, plan: Plan, most: int | None = None, *, budget: Budget | None = None
+) -> WholeCheck:
+    """Run a plan on every sample, or the first `most`, until the time is over; at least on one."""
+    found: list[Closeness] = []
+    outputs: list[Outputs] = []
     with bench.engine(plan) as engine:
-        got = tuple(engine(sample) for sample in bench.samples)
-        found = tuple(
-            worst(closeness(own[name], right[name]) for name in right)
-            for own, right in zip(got, bench.expected, strict=True)
-        )
-        return WholeCheck(found, got, engine.fallbacks, engine.executable)
+        for number in range(len(bench.samples) if most is None else most):
+            if found and budget is not None and budget.is_over():
+                break
+            got, right = engine(bench.samples[number]), bench.expected(number)
+            found.append(worst(closeness(got[name], right[name]) for name in right))
+            outputs.append(got)
+        return WholeCheck(tuple(found), tuple(outputs), engine.fallbacks, engine.executable)
 
 
 def check_ops(
-    bench: Bench, plan: Plan, executable: Executable, progress: Progress = untold
+    bench: Bench,
+    plan: Plan,
+    whole: WholeCheck,
+    progress: Progress = nobody,
+    *,
+    budget: Budget | None = None,
+    is_wrong: bool = False,
 ) -> OpsCheck:
-    """Check every part that an executable of a plan computes, on the first sample."""
+    """Check every part that a plan computed as a whole, on the first sample.
+
+    Those that there is no time for are not reached; the outputs are not known then. `is_wrong` says
+    that something will have to be looked for.
+    """
+    executable = whole.executable
     network, parts = bench.network, uses(executable, bench.network)
     tapped, lost = _tapped(bench, plan, executable)
     accumulated: dict[str, Closeness] = {}
@@ -129,27 +150,35 @@ def check_ops(
         if layer.output in holders:
             exact[layer.output] = value
 
-    checks = tuple(check_parts(bench, parts, progress, look=look))
-    outputs = outputs_of(network, exact, bench.samples[0])
+    options: dict[str, Any] = {"look": look, "budget": budget, "is_wrong": is_wrong}
+    checks = tuple(check_parts(bench, parts, progress, **options))
+    is_whole = all(one.is_reached for one in checks)
+    outputs = outputs_of(network, exact, bench.first) if is_whole else {}
     return OpsCheck(checks, accumulated, outputs, lost)
 
 
 def check_parts(
     bench: Bench,
     parts: Sequence[OpUse],
-    progress: Progress = untold,
+    progress: Progress = nobody,
     *,
     look: Callable[[Layer, Exact], object] | None = None,
+    budget: Budget | None = None,
+    is_wrong: bool = False,
 ) -> Iterator[OpCheck]:
     """Check parts of ops on the reference's inputs, in the order of the model.
 
-    `look` is given every layer's right output.
+    `look` is given every layer's right output. What there is no time for is not reached; where
+    something is wrong, a part of the time is left over.
     """
-    start, last = monotonic(), len(parts)
-    alone = [[part] for part in parts]
-    for done, (_, result) in enumerate(check_in_turn(bench, alone, look=look), start=1):
-        progress(done, last, seconds_left(done, last, monotonic() - start))
+    done, own = 0, (budget or Budget()).share()
+    for number, result in check_in_turn(bench, [[part] for part in parts], look=look):
+        done, is_wrong = number + 1, is_wrong or result.is_bad
+        progress(done, len(parts), own.to_go_s(done, len(parts)))
         yield result
+        if done < len(parts) and not own.has_time(keep=FOR_SEARCH if is_wrong else 0.0):
+            break
+    yield from map(not_reached, parts[done:])
 
 
 def check_in_turn(
@@ -164,7 +193,7 @@ def check_in_turn(
     All of one part have the same layer's output. Gives the number of the part with each result.
     """
     by_result, kept = _by_result(ladders, bench.network)
-    for layer, there, value in computed(bench.network, bench.samples[0], kept):
+    for layer, there, value in computed(bench.network, bench.first, kept):
         for number in by_result.pop(layer.name, ()):
             for use in ladders[number]:
                 result = check(use, there, value, bench.target)
@@ -204,7 +233,7 @@ def _tapped(
     network = _with_taps(bench.network, executable)
     try:
         with bench.engine(replace(plan, digest=network.digest), network) as engine:
-            engine.feed(bench.samples[0])
+            engine.feed(bench.first)
             engine.run()
             return {n: a.copy() for n, a in engine.outputs.items() if n.startswith(TAP)}, ""
     except CodlError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -64,15 +65,22 @@ class Model:
 
     def outputs(self, inputs: Values) -> dict[str, NDArray[Any]] | None:
         """What ONNX Runtime computes; None where it cannot run the model, or there is none."""
+        if self._session is None:
+            return None
+        names = list(self.network.outputs)
+        try:
+            return dict(zip(names, self._session.run(names, dict(inputs)), strict=True))
+        except Exception:  # ONNX Runtime's exceptions share no base class
+            return None
+
+    @cached_property
+    def _session(self) -> Any:
+        """ONNX Runtime's, for all inputs; None where there is none."""
         if self.proto is None:
             return None
         try:
-            session = ort.InferenceSession(
-                self.proto.SerializeToString(), session_options(), ["CPUExecutionProvider"]
-            )
-            names = list(self.network.outputs)
-            return dict(zip(names, session.run(names, dict(inputs)), strict=True))
-        except Exception:  # ONNX Runtime's exceptions share no base class
+            return _session_of(self.proto.SerializeToString())
+        except Exception:  # as above
             return None
 
 
@@ -107,13 +115,16 @@ def output_of(layer: Layer, inputs: Sequence[Array]) -> Exact:
         return layer.op.reference([np.asarray(x, np.float64) for x in inputs], layer.weights)
 
 
+def _session_of(model: bytes) -> Any:
+    return ort.InferenceSession(model, session_options(), ["CPUExecutionProvider"])
+
+
 def _run_whole(op: OnnxModel, inputs: Sequence[Array]) -> Exact:
-    session = ort.InferenceSession(op.model, session_options(), ["CPUExecutionProvider"])
     given = {
         f"{INPUT}{index}": value.reshape(sizes)
         for index, (value, sizes) in enumerate(zip(inputs, op.shapes, strict=True))
     }
-    (value,) = session.run([OUTPUT], given)
+    (value,) = _session_of(op.model).run([OUTPUT], given)
     return np.asarray(value, np.float64).reshape(op.output)
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from time import monotonic
 from typing import TypeAlias
 
 from codl.errors import CodlError
 from codl.ir.fallbacks import OpFallback
 from codl.ir.plan import Plan
 from codl.ir.types import Processor
+from codl.measure.budget import Budget
 from codl.measure.check_variants import tolerance
 from codl.plan.fallbacks import with_fallbacks
 from codl.validate.closeness import Closeness
@@ -65,19 +65,21 @@ class _Trials:
     bench: Bench
     plan: Plan
     cosine: float
-    ends: float
+    #: So many, from the first on.
+    samples: int
+    budget: Budget
     known: dict[frozenset[OpFallback], Closeness | None] = field(default_factory=dict)
     right: dict[frozenset[OpFallback], bool] = field(default_factory=dict)
 
     def is_over(self) -> bool:
-        return monotonic() >= self.ends
+        return self.budget.is_over()
 
     def are_right(self, fallbacks: Iterable[OpFallback]) -> bool:
         some = list(dict.fromkeys(fallbacks))
         key = frozenset(some)
         if key not in self.right:
             try:
-                whole = check_whole(self.bench, self.with_fallbacks(some))
+                whole = check_whole(self.bench, self.with_fallbacks(some), self.samples)
             except CodlError:  # a variant does not do the part, or the device does not run it
                 self.known[key], self.right[key] = None, False
             else:
@@ -96,16 +98,20 @@ class _Trials:
         return Remedy(plan, tuple(fallbacks), whole, right, tuple(unmet), len(self.right))
 
 
-def find_remedy(bench: Bench, found: Validation, *, budget_s: float = BUDGET_S) -> Remedy:
-    """The smallest change of a plan with which its ops and outputs are right, or the best found."""
-    trials = _Trials(bench, found.plan, found.cosine, monotonic() + budget_s)
+def find_remedy(bench: Bench, found: Validation, *, budget: Budget | None = None) -> Remedy:
+    """The smallest change of a plan with which its ops and outputs are right, or the best found.
+
+    That is looked for for two minutes, where no budget is given.
+    """
+    samples, budget = len(found.whole.samples), budget or Budget(BUDGET_S)
+    trials = _Trials(bench, found.plan, found.cosine, samples, budget)
     trials.known[frozenset()], trials.right[frozenset()] = found.whole.worst, found.is_right
     wrong, unmet = _for_wrong_ops(bench, found, trials)
     sure = [*_for_refused(bench, found), *wrong]
     if trials.are_right(sure):
         return trials.result(sure, unmet)
     taken = {(one.op, one.processor) for one in sure}
-    others = [one for one in found.ops.checks if _key(one) not in taken]
+    others = [one for one in found.ops.checks if one.is_reached and _key(one) not in taken]
     for suspects, only_exacter in ((_inexact(others), True), (_by_growth(others, found), False)):
         more = _options(bench, suspects, trials.is_over, only_exacter=only_exacter)
         if more and not trials.is_over() and trials.are_right([*sure, *more]):
@@ -176,7 +182,8 @@ def _newly_bad(
         return []
     new = [one for one in parts if one.key not in checked]
     checked.update(one.key for one in new)
-    return [one for one in check_parts(bench, new) if not one.ok] if new else []
+    checks = check_parts(bench, new, budget=trials.budget) if new else ()
+    return [one for one in checks if not one.ok]
 
 
 def right_stand_ins(

@@ -8,12 +8,13 @@ from typing import Any
 from codl.ir import Network
 from codl.ir.plan import Plan
 from codl.ir.soc import Soc
-from codl.measure.progress import Progress
+from codl.measure.budget import Budget
+from codl.measure.progress import Progress, nobody
 from codl.plan import op_placement
 from codl.plan.op_placement import OpPlacement
 from codl.validate.closeness import Closeness, closeness, worst
 from codl.validate.op_checks import OpCheck, first_bad
-from codl.validate.plan_check import Bench, OpsCheck, WholeCheck, check_ops, check_whole, untold
+from codl.validate.plan_check import Bench, OpsCheck, WholeCheck, check_ops, check_whole
 
 #: The lowest cosine of outputs that counts as right.
 COSINE = 0.9999
@@ -26,7 +27,8 @@ class Validation:
     """A plan that was checked.
 
     `reference` is what made the right outputs, and `references` how close the references of ops are
-    to it: where they are not, the model was not read as it is meant. Outputs are right from
+    to it: where they are not, the model was not read as it is meant. It is None where not all ops
+    were reached; `samples_left` are samples on which the plan did not run. Outputs are right from
     `cosine` on.
     """
 
@@ -35,8 +37,9 @@ class Validation:
     ops: OpsCheck
     placed: tuple[OpPlacement, ...]
     reference: str
-    references: Closeness
+    references: Closeness | None
     cosine: float = COSINE
+    samples_left: int = 0
 
     @property
     def is_right(self) -> bool:
@@ -44,13 +47,25 @@ class Validation:
         return is_right(self.whole, self.cosine)
 
     @property
+    def is_wrong(self) -> bool:
+        """Whether the outputs, or an op that was reached, are not right."""
+        return not self.is_right or self.first_bad is not None
+
+    @property
     def ok(self) -> bool:
-        """Whether the outputs and every op are right."""
-        return self.is_right and self.first_bad is None
+        """Whether the outputs and every op are right, and were all reached."""
+        return not (self.is_wrong or self.left)
 
     @property
     def bad(self) -> tuple[OpCheck, ...]:
-        return tuple(one for one in self.ops.checks if not one.ok)
+        return tuple(one for one in self.ops.checks if one.is_bad)
+
+    @property
+    def left(self) -> str:
+        """What there was no time for; empty where all was reached."""
+        ops = sum(not one.is_reached for one in self.ops.checks)
+        counts = ((ops, "parts of ops"), (self.samples_left, "samples"))
+        return " and ".join(f"{count} {what}" for count, what in counts if count)
 
     @property
     def first_bad(self) -> OpCheck | None:
@@ -58,8 +73,12 @@ class Validation:
 
     @property
     def diagnosis(self) -> str:
-        """In a sentence, whether an op is wrong or the model drifts."""
-        if self.references.cosine < COSINE:
+        """In a sentence, whether an op is wrong or the model drifts, and what was not reached."""
+        return f"{self._found} Not reached in time: {self.left}." if self.left else self._found
+
+    @property
+    def _found(self) -> str:
+        if self.references is not None and self.references.cosine < COSINE:
             return (
                 "The references of its ops do not give what ONNX Runtime gives: codl reads this "
                 f"model wrongly (cosine {self.references.cosine:.6f})."
@@ -69,7 +88,7 @@ class Validation:
             right = "right" if self.is_right else "wrong"
             return f"Wrong by themselves: {names}. The outputs are {right}."
         if self.is_right:
-            return "Every op and the outputs are right."
+            return f"Every op {'reached ' if self.left else ''}and the outputs are right."
         grown = ", ".join(self.steepest) or "no layer more than others"
         return f"The model drifts: every op is right by itself, and errors add up (at {grown})."
 
@@ -107,7 +126,7 @@ class Validation:
             "placed": placed,
             **asdict(one.closeness),
             "limit": one.limit,
-            "ok": one.ok,
+            "ok": one.ok if one.is_reached else None,
             "verdict": one.verdict,
             "reason": one.reason,
             "accumulated_cosine": None if so_far is None else so_far.cosine,
@@ -131,19 +150,24 @@ def validate(
     plan: Plan,
     *,
     cosine: float = COSINE,
-    progress: Progress = untold,
+    progress: Progress = nobody,
+    budget: Budget | None = None,
 ) -> Validation:
-    """Check a plan's ops and outputs; `progress` hears of every op."""
-    whole = check_whole(bench, plan)
-    ops, right = check_ops(bench, plan, whole.executable, progress), bench.expected[0]
+    """Check a plan's ops and outputs, as far as there is time; `progress` hears of every op."""
+    whole = check_whole(bench, plan, budget=budget)
+    is_wrong = not is_right(whole, cosine)
+    ops = check_ops(bench, plan, whole, progress, budget=budget, is_wrong=is_wrong)
+    right = bench.expected(0)
+    compared = [closeness(ops.outputs[name], right[name]) for name in right if ops.outputs]
     return Validation(
         plan=plan,
         whole=whole,
         ops=ops,
         placed=placement(bench.network, plan, bench.target.soc, whole),
         reference=bench.reference,
-        references=worst(closeness(ops.outputs[name], right[name]) for name in right),
+        references=worst(compared) if compared else None,
         cosine=cosine,
+        samples_left=len(bench.samples) - len(whole.samples),
     )
 
 

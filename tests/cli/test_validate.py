@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from support.faults import Faulty
 from support.variants import with_variants
 from support.whole_way import write_model
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 from codl.cli.app import app
 from codl.errors import CodlError
 from codl.frontend.convert import load_network
+from codl.frontend.models.builder import ModelBuilder
 from codl.ir.soc import Soc
 from codl.ir.soc import load as soc_at
 from codl.kernels import registry
@@ -30,9 +32,9 @@ def folder(tmp_path: Path, first_soc: Soc, monkeypatch: pytest.MonkeyPatch) -> P
     return tmp_path
 
 
-def answer(*arguments: str, code: int = 0) -> dict[str, Any]:
+def answer(*arguments: str, code: int = 0, model: str = "small.onnx") -> dict[str, Any]:
     """What `codl validate` of the small model answers."""
-    given = ["validate", "small.onnx", "--soc", "test", *arguments, "--json"]
+    given = ["validate", model, "--soc", "test", *arguments, "--json"]
     done = CliRunner().invoke(app, given, catch_exceptions=False)
     assert done.exit_code == code, done.output
     return dict(json.loads(done.stdout))
@@ -79,6 +81,76 @@ def test_several_samples_are_compared_by_their_classes(folder: Path) -> None:
     (folder / "none").mkdir()
     with pytest.raises(CodlError, match="there is no"):
         answer("--input", "none")
+
+
+DEPLOYED = """
+models:
+  small:
+    platform: onnx
+    model_file_path: small.onnx
+    preprocessing: {scale: 1, mean: 128, std: 64, color: gray}
+"""
+
+
+@pytest.fixture
+def pictures(folder: Path) -> Path:
+    """A model of gray images, in place of the other one, and a folder of some."""
+    b = ModelBuilder("small")
+    x = b.relu(b.conv(b.input("image", (1, 1, 16, 16)), 8, 3, pad=1))
+    b.output(b.fully_connected(b.flatten(b.max_pool(x, 2, 2)), 10))
+    (folder / "small.onnx").write_bytes(b.build().SerializeToString())
+    (folder / "deploy.yaml").write_text(DEPLOYED)
+    (folder / "pictures").mkdir()
+    for number in range(3):
+        pixels = np.random.default_rng(number).integers(0, 256, (20, 24), np.uint8)
+        Image.fromarray(pixels).save(folder / "pictures" / f"{number}.png")
+    (folder / "pictures" / "notes.txt").write_text("None of these is a cat.")
+    return folder / "pictures"
+
+
+def test_images_are_preprocessed_as_a_deployment_file_says(folder: Path, pictures: Path) -> None:
+    found = answer("--input", "pictures", model="deploy.yaml")
+    assert found["ok"]
+    assert (found["agreement"]["samples"], found["agreement"]["top5"]) == (3, 1.0)
+    assert found["lowest"]["file"] in ("0.png", "1.png", "2.png")
+    usual = answer("--input", "pictures")
+    assert usual["ok"]
+    assert found["ops"][0]["largest_expected"] != usual["ops"][0]["largest_expected"]
+    first = (np.asarray(Image.open(pictures / "0.png").resize((16, 16), 2), np.float32) - 128) / 64
+    np.savez(folder / "first.npz", image=first.reshape(1, 1, 16, 16))
+    same = answer("--input", "first.npz", model="deploy.yaml")
+    assert found["ops"][0]["largest_expected"] == same["ops"][0]["largest_expected"]
+
+
+def test_a_broken_image_ends_it_before_anything_runs(folder: Path, pictures: Path) -> None:
+    (pictures / "2.png").write_bytes((pictures / "2.png").read_bytes()[:100])
+    with pytest.raises(CodlError, match=r"2\.png: no image that can be read"):
+        answer("--input", "pictures", model="deploy.yaml")
+    np.savez(pictures / "3.npz", image=np.zeros((1, 1, 16, 16)))
+    with pytest.raises(CodlError, match=r"1 \.npz files and 3 images"):
+        answer("--input", "pictures")
+
+
+def test_what_the_budget_does_not_reach_is_told(folder: Path) -> None:
+    found = answer("--budget", "0.001s", code=1)
+    assert [(row["ok"], row["verdict"]) for row in found["ops"]] == [
+        (True, "ok"), (None, "not reached"), (None, "not reached"),
+    ]  # fmt: skip
+    assert found["left"] == {"ops": ["pool1", "fc1"], "samples": 0}
+    assert (found["ok"], found["first_bad"], found["remedy"]) == (False, None, None)
+    assert found["diagnosis"].endswith("Not reached in time: 2 parts of ops.")
+    assert found["ops"][1]["cosine"] is None
+    done = CliRunner().invoke(
+        app, ["validate", "small.onnx", "--soc", "test", "--budget", "0.001s"]
+    )
+    assert "not reached" in done.stdout
+
+
+def test_results_say_what_they_are_of(folder: Path) -> None:
+    found = answer()
+    assert found["environment"]["protocol"]["cosine"] == 0.9999
+    assert found["environment"]["driver"]
+    assert found["digests"]["models"].keys() == found["digests"]["plans"].keys() == {"small"}
 
 
 def test_outputs_that_are_not_close_enough_are_an_error(folder: Path) -> None:

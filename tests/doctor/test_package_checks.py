@@ -8,7 +8,7 @@ import pytest
 from support.patients import HEALTHY, MadeUp, findings, patient
 
 from codl.doctor.package_checks import CHECKS
-from codl.optional import BASE
+from codl.optional import BASE, PACKAGES
 from codl.targets.checks import Patient
 
 
@@ -30,10 +30,7 @@ def test_a_healthy_machine_passes() -> None:
         "agent",
         "python",
         *(f"package {name}" for name in BASE.values()),
-        *(
-            f"extra {name}"
-            for name in ("cli", "onnx", "report", "train", "quantize", "peers", "dask")
-        ),
+        *(f"extra {name}" for name in PACKAGES),
     }
 
 

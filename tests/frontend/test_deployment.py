@@ -19,6 +19,7 @@ from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.simplify_pipeline import simplify
 from codl.frontend.models.builder import ModelBuilder
 from codl.frontend.models.layers import ACTIVATIONS, LAYERS
+from codl.frontend.models.preprocessing import Preprocessing
 from codl.frontend.models.summary import summary
 from codl.ir import Network
 from codl.ir.gpu_limits import GpuLimits
@@ -47,6 +48,9 @@ TENSORS = (
     "output_tensors: [{2}], output_shapes: ['{3}']}}\n"
 )
 WHOLE = TENSORS.format("image", "1,3,16,16", "fc1", "1,10")
+
+
+PREPARED = MODEL + "    preprocessing: {{{}}}\n"
 
 
 def write(folder: Path, text: str) -> str:
@@ -119,6 +123,14 @@ def test_checksums_are_verified(folder: Path) -> None:
         (MODEL + WHOLE + "    - {input_tensors: [a]}\n", "one subgraph, got 2"),
         (MODEL + WHOLE + "    input_files: [a.npy, b.npy]\n", "each of the 1 input_tensors, got 2"),
         (MODEL + WHOLE + "    input_files: {imge: a.npy}\n", "Did you mean 'image'"),
+        (PREPARED.format("resise: 8"), "preprocessing.resise: .*Did you mean 'resize'"),
+        (PREPARED.format("resize: 0"), "resize: expected a whole number of 1 or more, got 0"),
+        (PREPARED.format("filter: cubic"), "expected one of nearest, bilinear, bicubic"),
+        (PREPARED.format("color: hsv"), "expected one of rgb, bgr, gray"),
+        (PREPARED.format("mean: [1, 2]"), "mean: expected one number, or three in the order"),
+        (PREPARED.format("scale: .inf"), "scale: expected a finite number, got inf"),
+        (PREPARED.format("std: [1, 0, 1]"), "std: nothing is divided by 0"),
+        (MODEL + "    preprocessing: rgb\n", "expected keys with values, got 'rgb'"),
         ("models: {}\n", "expected at least one model"),
         ("models: 3\n", "line 1, models: expected keys with values, got 3"),
         (MODEL + "model: 3\n", "line 5, model: Unknown key 'model'. Did you mean 'models'"),
@@ -129,6 +141,20 @@ def test_what_is_wrong_is_named_with_its_line_and_key(
 ) -> None:
     with pytest.raises(InvalidFileError, match=message):
         models.load(write(folder, text))
+
+
+def test_images_are_prepared_as_the_file_says(folder: Path) -> None:
+    text = (
+        "resize: 256, filter: bicubic, color: bgr, layout: nhwc, scale: 1, mean: [1, 2, 3], std: 2"
+    )
+    found = deployment_of(write(folder, PREPARED.format(text)))
+    assert found is not None
+    assert found.preprocessing == Preprocessing(
+        256, "bicubic", "bgr", "nhwc", scale=1.0, mean=(1.0, 2.0, 3.0), std=(2.0,)
+    )
+    usual = deployment_of(write(folder, MODEL))
+    assert usual is not None
+    assert usual.preprocessing is None
 
 
 def test_other_platforms_say_how_to_get_to_onnx(folder: Path) -> None:
@@ -215,7 +241,7 @@ def test_options_change_the_soc_for_a_run() -> None:
 def test_the_documented_examples_load(folder: Path) -> None:
     """Those of docs/models.md, with the checksum of a file that is there."""
     page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
-    own, deployed = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    own, deployed, prepared = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     small = network(write(folder, own))
     assert (small.name, list(small.outputs)) == ("small", ["fc1"])
     b = ModelBuilder("detector")
@@ -228,6 +254,10 @@ def test_the_documented_examples_load(folder: Path) -> None:
     for name in models.choices(path):
         assert network(name).layers
     assert strategy_of(None, deployment_of(f"{path}#detector_on_cpu")) == "cpu"
+    (folder / "classifier.onnx").write_bytes((folder / "small.onnx").read_bytes())
+    classifier = deployment_of(write(folder, prepared))
+    assert classifier is not None
+    assert classifier.preprocessing is not None
 
 
 def test_documented_keys_are_those_that_there_are() -> None:

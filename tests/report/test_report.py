@@ -606,6 +606,41 @@ def test_conformance_and_bundles(tmp_path: Path) -> None:
     assert found.starting("testnet")[0][1:] == ["testhost", "17.3", "900", "400", "300", "20.0"]
 
 
+def test_a_validation(tmp_path: Path) -> None:
+    figures = {"cosine": 0.5, "max_rel_err": 0.25, "limit": 1e-4, "verdict": "wrong", "ok": False}
+    where = {"op": "conv1", "processor": "gpu", "variant": "gpu_direct", "layout": "nchw"}
+    precision = {"stored": "float32", "computed": "float32", "accumulated": "float32"}
+    bad = {**where, **figures, "precision": precision, "placed": "split on H", "with": None}
+    left = {**where, "op": "fc1", "verdict": "not reached", "ok": None, "cosine": None}
+    instead = {"op": "conv1", "processor": "gpu", "variant": "gpu_direct", "instead": "gpu_gemm",
+               "reason": "wrong: off by 0.25"}  # fmt: skip
+    content = {"command": "validate", "model": "testnet", "soc": "testhost", "strategy": "gpu",
+               "ok": False, "diagnosis": "Wrong by themselves: conv1.", "fallback": [instead],
+               "cosine": 0.5, "max_rel_err": 0.3}  # fmt: skip
+    found = page(tmp_path, {**content, "ops": [bad, left]})
+    assert found.starting("conv1")[0][1:] == [
+        "gpu", "gpu_direct", "nchw float32", "wrong", "0.500000", "0.250", "-", "split on H",
+    ]  # fmt: skip
+    assert found.starting("fc1")[0][4:7] == ["not reached", "-", "-"]
+    assert "Wrong by themselves: conv1." in found.html
+    assert "runs in gpu_gemm and not in gpu_direct" in found.html
+
+
+def test_validations_of_many_models(tmp_path: Path) -> None:
+    right = {"model": "one", "processor": "gpu", "stored": "float16", "parts": 70, "variants": 4,
+             "op_cosine": 0.999997, "op_err": 0.2, "cosine": 0.999996, "max_rel_err": 6.6e-4,
+             "ok": True}  # fmt: skip
+    wrong = {**right, "model": "two", "ok": False, "wrong": ["conv7"], "left": 1}
+    failed = {"model": "three", "processor": "gpu", "stored": "float32", "reason": "no memory"}
+    found = page(tmp_path, {"command": "validations", "soc": "testhost", "gpu": "Test GPU",
+                            "driver": "9", "rows": [right, wrong, failed]})  # fmt: skip
+    figures = ["0.999997", "0.200", "0.999996", "6.60e-04"]
+    assert found.starting("one")[0][1:] == ["gpu, float16", "70", "4", "0", *figures]
+    assert found.starting("two")[0][4] == "2"
+    assert "Not ok in two on Test GPU: conv7." in found.html
+    assert "no memory" in found.html
+
+
 def places(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Where the values of JSON stand, mappings and lists included."""
     yield path

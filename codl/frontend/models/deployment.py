@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TypeAlias
 import onnx
 
 from codl.errors import InvalidFileError, UnknownNameError, UnsupportedError
+from codl.frontend.models.preprocessing import Preprocessing, read_preprocessing
 from codl.frontend.models.reading import Section, flag, number, one_of, sequence, sizes, text
 from codl.frontend.models.tensors import FilePlace, cut_out, fix_inputs
 from codl.ir.gpu_limits import UNLIMITED, GpuLimits, LimitError
@@ -69,6 +70,7 @@ MODEL_KEYS = (
     "gpu_duty",
     "winograd",
     "input_files",
+    "preprocessing",
     *WITHOUT_EFFECT,
 )
 SUBGRAPH_KEYS = (
@@ -88,8 +90,9 @@ class Deployment:
 
     `inputs` and `outputs` are the tensors between which it runs, empty for all of the model's own.
     `strategy` plans it, "" for the usual one; `element` is None where the SoC's own holds.
-    `limits` are what the GPU is limited to, `input_files` what it is run on, by input. `ignored`
-    are keys that have no effect.
+    `limits` are what the GPU is limited to, `input_files` what it is run on, by input.
+    `preprocessing` is how images become its input, None where the file does not say. `ignored` are
+    keys that have no effect.
     """
 
     file: Path
@@ -103,6 +106,7 @@ class Deployment:
     limits: GpuLimits
     winograd: bool
     input_files: Mapping[str, Path]
+    preprocessing: Preprocessing | None
     ignored: tuple[str, ...]
 
     def load(self) -> onnx.ModelProto:
@@ -182,8 +186,15 @@ def _model(section: Section, name: str, ignored: tuple[str, ...]) -> Deployment:
         limits=_limits(section),
         winograd=bool(section.take("winograd", one_of(*WINOGRAD, True, False), 1)),
         input_files=_input_files(section, subgraph, inputs),
+        preprocessing=_preprocessing(section),
         ignored=(*ignored, *own),
     )
+
+
+def _preprocessing(section: Section) -> Preprocessing | None:
+    if "preprocessing" not in section.content:
+        return None
+    return read_preprocessing(section.section("preprocessing"))
 
 
 def _limits(section: Section) -> GpuLimits:

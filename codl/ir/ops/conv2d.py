@@ -157,13 +157,14 @@ class Conv2d(GroupedOp, WindowOp):
     def reference(
         self, inputs: Sequence[NDArray[np.float64]], weights: Weights
     ) -> NDArray[np.float64]:
-        weight = weights["weight"].astype(np.float64)
-        windows = self.windows(inputs[0], 0.0)
-        out = np.empty(self.output, np.float64)
-        ic, oc = self.input.c // self.groups, self.out_channels // self.groups
-        for g in range(self.groups):
-            part = windows[:, g * ic : (g + 1) * ic]
-            filters = weight[g * oc : (g + 1) * oc]
-            out[:, g * oc : (g + 1) * oc] = np.einsum("nchwij,ocij->nohw", part, filters)
+        taps = self.windows(inputs[0], 0.0)
+        n, groups, pixels = self.input.n, self.groups, self.out_hw.h * self.out_hw.w
+        weight = weights["weight"].astype(np.float64).transpose(2, 3, 0, 1)
+        weight = weight.reshape(*self.kernel, groups, self.out_channels // groups, -1)
+        # Tap by tap, as products of matrices: all taps at once would take that many times the room.
+        sums = np.zeros((n, groups, self.out_channels // groups, pixels))
+        for y, x in np.ndindex(*self.kernel):
+            sums += weight[y, x] @ taps[..., y, x].reshape(n, groups, -1, pixels)
+        out = sums.reshape(self.output)
         out += weights["bias"].astype(np.float64)[None, :, None, None]
         return self.activation.reference(out)

@@ -1,0 +1,99 @@
+"""Tables of validations: the ops of one plan, and many models in a line each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from codl.report.content import (
+    NONE,
+    Column,
+    TextRow,
+    TextSection,
+    TextTable,
+    count,
+    digits,
+    nearness,
+)
+from codl.report.results import ValidateResult, ValidationsResult
+from codl.report.summaries import origin_lines
+from codl.report.tables import soc_lines
+from codl.report.validation_results import CheckedOp, ValidatedModel
+
+
+def validation_content(result: ValidateResult) -> TextTable:
+    """Every part of the ops of one plan."""
+    headers = ("op", "processor", "variant", "stored", "verdict")
+    columns = (
+        *(Column(name, numeric=False) for name in headers),
+        *map(Column, ("cosine", "error", "so far")),
+        Column("why there", numeric=False),
+    )
+    rows = tuple(TextRow(_cells(one)) for one in result.ops)
+    caption = (
+        "Error: the largest difference over the largest value, of the op alone on the reference's "
+        "inputs; so far: the same in the whole plan up to there.",
+        *soc_lines(result.soc),
+    )
+    title = f"Ops of {result.model} by {result.strategy or NONE}"
+    return TextTable(title, columns, (TextSection("", rows),), caption)
+
+
+def _cells(one: CheckedOp) -> tuple[str, ...]:
+    return (
+        one.op,
+        one.processor,
+        one.variant,
+        " ".join(filter(None, (one.layout, one.precision.get("stored", "")))) or NONE,
+        f"{one.verdict}: {one.reason}" if one.reason else one.verdict,
+        nearness(one.cosine),
+        digits(one.max_rel_err),
+        digits(one.accumulated_max_rel_err),
+        one.placed or NONE,
+    )
+
+
+def findings(result: ValidateResult) -> tuple[str, ...]:
+    """What it came to, and what runs instead."""
+    return (result.diagnosis, *(f"Fallback: {one}" for one in result.fallback))
+
+
+def validations_content(results: Sequence[ValidationsResult]) -> TextTable:
+    """Many models on several devices: a line for each model on each."""
+    columns = (
+        Column("model", numeric=False),
+        Column("on", numeric=False),
+        *map(Column, ("parts of ops", "variants", "not ok")),
+        Column("lowest cosine", group="of one op"),
+        Column("error of its limit", group="of one op"),
+        Column("cosine", group="outputs"),
+        Column("error", group="outputs"),
+    )
+    sections = tuple(
+        TextSection(f"{result.gpu} ({result.driver})", tuple(map(_line, result.rows)))
+        for result in results
+    )
+    caption = (
+        "Error of its limit: the largest error of an op over what is rounding in its variant, so "
+        "below 1 where all are ok.",
+        *(line for result in results for line in _wrong(result)),
+        *(line for result in results for line in origin_lines(result)),
+    )
+    return TextTable("Validated models", columns, sections, caption)
+
+
+def _line(row: ValidatedModel) -> TextRow:
+    if row.reason:
+        return TextRow((row.model,), failure=row.reason)
+    where = row.processor if row.processor == "cpu" else f"{row.processor}, {row.stored}"
+    counts = (row.parts, row.variants, len(row.wrong) + row.left)
+    figures = (nearness(row.op_cosine), digits(row.op_err))
+    outputs = (nearness(row.cosine), digits(row.max_rel_err))
+    return TextRow((row.model, where, *map(count, counts), *figures, *outputs))
+
+
+def _wrong(result: ValidationsResult) -> list[str]:
+    return [
+        f"Not ok in {row.model} on {result.gpu}: {', '.join(row.wrong)}."
+        for row in result.rows
+        if row.wrong
+    ]
