@@ -11,6 +11,7 @@ import pickle
 import signal
 import socket
 import threading
+import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
@@ -81,22 +82,28 @@ class Workers:
         where a worker dies, where it has another codl, or where there is no such cluster.
         """
         done: dict[int, R] = {}
-        with (
-            threadpool_limits(1, user_api="blas"),
-            closing(self._results(work, common, values)) as results,
-        ):
+        with closing(self.results(work, common, values)) as results:
             for at, result in results:
                 done[at] = result
                 told()
         return [done[at] for at in range(len(done))]
 
-    def _results(
+    def results(
         self, work: Callable[[C, T], R], common: C, values: Iterable[T]
     ) -> Generator[tuple[int, R], None, None]:
-        """The results by the places of their values, as they come."""
-        if self.are_here:
-            yield from ((at, work(common, value)) for at, value in enumerate(values))
-            return
+        """The results by the places of their values, as they come; `map` says more.
+
+        Whoever closes it before the last gives up what is still under way.
+        """
+        with threadpool_limits(1, user_api="blas"):
+            if self.are_here:
+                yield from ((at, work(common, value)) for at, value in enumerate(values))
+            else:
+                yield from self._elsewhere(work, common, values)
+
+    def _elsewhere(
+        self, work: Callable[[C, T], R], common: C, values: Iterable[T]
+    ) -> Iterator[tuple[int, R]]:
         with explained():
             from joblib import Parallel, delayed
         origin, shared = _Origin.here(), np.frombuffer(pickle.dumps((work, common)), np.uint8)
@@ -105,12 +112,19 @@ class Workers:
             for at, value in enumerate(values)
         )
         with _deaths_explained(), self._backend():
-            yield from Parallel(
+            results = Parallel(
                 # Values are asked for here, and not by a thread that talks to the cluster.
                 pre_dispatch="2*n_jobs" if self.dask is None else "all",
                 batch_size=1,
                 return_as="generator_unordered",
             )(calls)
+            try:
+                for one in results:  # noqa: UP028 - which would close it first
+                    yield one
+            finally:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # it says what was given up
+                    results.close()
 
     @contextmanager
     def _backend(self) -> Iterator[None]:

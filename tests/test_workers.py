@@ -9,7 +9,9 @@ import pickle
 import re
 import shutil
 import sys
+import warnings
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,6 +73,15 @@ def test_results_come_in_the_order_of_the_values(workers: Workers) -> None:
     assert os.getpid() not in {process for _, process in results}
     assert len(told) == 12
     assert workers.map(scaled, 3, []) == []
+
+
+def test_what_is_still_under_way_can_be_given_up(workers: Workers) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with closing(workers.results(scaled, 3, range(40))) as results:
+            at, (product, _) = next(results)
+    assert product == 3 * at
+    assert len(workers.map(scaled, 3, [1, 2])) == 2, "and they go on"
 
 
 def test_one_job_is_done_here() -> None:

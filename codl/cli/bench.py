@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +15,7 @@ from codl.cli.bench_sustained import sustained_result, sustained_table
 from codl.cli.bench_ui import ui_result, ui_table
 from codl.cli.deployed import RunOptions
 from codl.cli.options import (
+    BudgetOption,
     DatasetsOption,
     DutyOption,
     JsonOption,
@@ -22,9 +24,10 @@ from codl.cli.options import (
     SerialOption,
     SocOption,
     StrategyOption,
+    budget_of,
     read_ops,
 )
-from codl.cli.output import emit, progress
+from codl.cli.output import emit, note, progress
 from codl.cli.recorded import recorded
 from codl.errors import CodlError, InterruptedCommandError
 from codl.ir import Op, to_text
@@ -32,9 +35,11 @@ from codl.ir.results import Digests
 from codl.measure import dataset as datasets
 from codl.measure import tuning_file
 from codl.measure.bench_rows import BenchRow
+from codl.measure.budget import Budget
 from codl.measure.compare_variants import ELSEWHERE
 from codl.measure.dataset import Dataset
 from codl.measure.protocol import Protocol
+from codl.runtime.placement import LocalSoc
 from codl.targets.connect import connect
 from codl.targets.detect import load_local
 
@@ -64,6 +69,7 @@ def bench_kernels(
     model: ModelArgument = None,
     op: OpOption = None,
     every: EveryOption = False,
+    budget: BudgetOption = None,
     minutes: MinutesOption = None,
     ui: UiOption = False,
     strategy: StrategyOption = None,
@@ -78,7 +84,8 @@ def bench_kernels(
     """Measure ops in every kernel variant of both processors, in turns.
 
     Variants that refuse an op, or that fail on it, are listed with the reason; those for other
-    types of device, memory or element are counted, and measured with --every.
+    types of device, memory or element are counted, and measured with --every. With --budget no op
+    is begun that would probably end too late; it and Ctrl-C keep what was measured before.
 
     With --minutes the model runs as a whole, one inference behind the other: median and 95th
     percentile, clocks and temperature over time, the first minute beside the last, and how much
@@ -92,6 +99,7 @@ def bench_kernels(
     [dim]Examples:[/dim]
     codl bench yolov2 --soc host
     codl bench --soc host --op "conv2d in=1x64x56x56 oc=128 kernel=3x3 stride=1 pad=1"
+    codl bench yolov2 --soc host --budget 5m
     codl bench yolov2 --soc host --minutes 10
     codl bench yolov2 --soc host --ui --strategy gpu --max-kernel-ms 1 --gpu-duty 0.7
     """
@@ -121,32 +129,46 @@ def bench_kernels(
         )  # fmt: skip
         emit("bench", drawn, lambda: ui_table(drawn), as_json=json, output=output)
         return
-    ops = read_ops(given)
-    tuning = tuning_file.read(Dataset.found(described.name, dataset), described)
+    ops, limit = read_ops(given), budget_of(budget)
+    found = _measured(ops, described, serial, dataset=dataset, every=every, budget=limit)
+    emit("bench", found, lambda: _table(found), as_json=json, output=output)
+    if text := limit.left_out(found["left"], "ops"):
+        note(text)
+    limit.check("What was measured before is kept.")
+
+
+def _measured(
+    ops: Sequence[Op], soc: LocalSoc, serial: str, *, dataset: Path, every: bool, budget: Budget
+) -> dict[str, Any]:
+    """What --json holds, of as many ops as there is time for."""
+    tuning = tuning_file.read(Dataset.found(soc.name, dataset), soc)
+    done: list[Op] = []
     rows: list[dict[str, Any]] = []
     refused: list[dict[str, Any]] = []
     elsewhere = 0
     with (
-        closing(connect(serial, described)) as target,
-        progress(f"Measuring on {described.name}") as update,
+        closing(connect(serial, soc)) as target,
+        progress(f"Measuring on {soc.name}") as update,
     ):
-        for index, each in enumerate(ops):
-            measured, others = target.bench(each, tuning, every=every)
-            rows += [_row(each, row) for row in measured]
-            here = [other for other in others if every or other.reason != ELSEWHERE]
-            refused += [{"op": to_text(each), **asdict(other)} for other in here]
-            elsewhere += len(others) - len(here)
-            update(index + 1, len(ops), 0.0)
         origin = recorded(target, Digests(tuning=tuning.fingerprint), **asdict(Protocol()))
-    result: dict[str, Any] = {
-        "soc": described.name,
+        with budget.keeping(done):
+            for each in budget.steps(ops, update):
+                measured, others = target.bench(each, tuning, every=every)
+                rows += [_row(each, row) for row in measured]
+                here = [other for other in others if every or other.reason != ELSEWHERE]
+                refused += [{"op": to_text(each), **asdict(other)} for other in here]
+                elsewhere += len(others) - len(here)
+                done.append(each)
+    return {
+        "soc": soc.name,
         "source": "measured",
         "ops": rows,
         "refused": refused,
         "elsewhere": elsewhere,
+        "stopped": budget.ended,
+        "left": len(ops) - len(done),
         **origin,
     }
-    emit("bench", result, lambda: _table(result), as_json=json, output=output)
 
 
 def _row(op: Op, row: BenchRow) -> dict[str, Any]:

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
-from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group
 from rich.table import Table
 
-from codl.cli.options import DeviceOption, JsonOption, OutputOption, SerialOption
-from codl.cli.output import emit, progress
-from codl.measure.progress import seconds_left
+from codl.cli.options import (
+    BudgetOption,
+    DeviceOption,
+    JsonOption,
+    OutputOption,
+    SerialOption,
+    budget_of,
+)
+from codl.cli.output import emit, note, progress
 from codl.runtime.placement import LocalSoc
 from codl.targets.connect import connect
 from codl.targets.detect import detect, load_local
 
 if TYPE_CHECKING:
-    from codl.backend.conformance import ConformanceSummary
+    from codl.backend.conformance import ConformanceSummary, Outcome
 
 
 def run_conformance(
@@ -33,38 +38,40 @@ def run_conformance(
         bool,
         typer.Option("--all", help="All cases, those of ops that codl does not know included."),
     ] = False,
+    budget: BudgetOption = None,
     json: JsonOption = False,
     output: OutputOption = None,
 ) -> None:
     """Run ONNX's node conformance suite with every op forced onto the GPU side.
 
     A case passes where ONNX's own check does. What codl cannot run is refused, with the reason.
+    Where --budget or Ctrl-C ends it, the cases before are kept.
 
     [dim]Examples:[/dim]
     codl conformance
+    codl conformance --budget 2m
     codl conformance --device pocl-binary-distribution --only 'resize|pad' --json
     """
     from codl.backend import conformance
 
     described = load_local(soc, serial) if soc else _detected(serial, device)
     cases = conformance.select(everything=everything, only=only)
-    outcomes, start = [], perf_counter()
+    outcomes: list[Outcome] = []
+    limit = budget_of(budget)
     with (
         closing(connect(serial, described)) as target,
         progress(f"Conformance on {described.gpu.name}") as update,
+        limit.keeping(outcomes),
     ):
-        for outcome in conformance.run(cases, target):
-            outcomes.append(outcome)
-            spent, done = perf_counter() - start, len(outcomes)
-            update(done, len(cases), seconds_left(done, len(cases), spent))
-    summary = conformance.ConformanceSummary(tuple(outcomes))
-    seconds = round(perf_counter() - start, 1)
+        outcomes.extend(conformance.run(limit.steps(cases, update), target))
+    summary, left = conformance.ConformanceSummary(tuple(outcomes)), len(cases) - len(outcomes)
     where = {
         "gpu": described.gpu.name,
         "driver": described.gpu.driver,
         "icd": described.placement.icd,
     }
-    result = {**where, "seconds": seconds, **summary.to_json()}
+    ended = {"seconds": round(limit.spent_s, 1), "stopped": limit.ended, "left": left}
+    result = {**where, **ended, **summary.to_json()}
     emit(
         "conformance",
         result,
@@ -72,6 +79,9 @@ def run_conformance(
         as_json=json,
         output=output,
     )
+    if text := limit.left_out(left, "cases"):
+        note(text)
+    limit.check("The cases before are kept.")
 
 
 def _detected(serial: str, device: str | None) -> LocalSoc:

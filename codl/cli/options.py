@@ -20,6 +20,7 @@ from codl.errors import CodlError
 from codl.frontend.models import BUILT_IN, choices
 from codl.ir import Op, parse
 from codl.measure import dataset as datasets
+from codl.measure.budget import Budget
 from codl.measure.tasks import load_ops
 from codl.predict.names import ESTIMATORS
 from codl.runtime.placement import HINTS
@@ -190,11 +191,16 @@ def read_workers(jobs: int | None, dask: str | None, *, usual: int = 1) -> Worke
 
 
 def read_budget(text: str) -> float:
-    """The seconds of --budget of strategies; raises `CodlError` for none, or for no time at all."""
+    """The seconds of a --budget; raises `CodlError` for none, or for no time at all."""
     seconds = read_seconds(text)
     if not seconds:
         raise CodlError(f"--budget must be above 0, got {text!r}.")
     return seconds
+
+
+def budget_of(text: str | None) -> Budget:
+    """The budget of a --budget, from now on; raises `CodlError` as `read_budget` does."""
+    return Budget(None if text is None else read_budget(text))
 
 
 def read_shapes(given: Sequence[str] | None) -> dict[str, tuple[int, ...]]:

@@ -15,6 +15,7 @@ from codl.cli.options import (
     JsonOption,
     SocOption,
     ToPredictorsOption,
+    budget_of,
     read_workers,
 )
 from codl.cli.output import emit, note, progress
@@ -41,7 +42,15 @@ EvaluateOption = Annotated[
     typer.Option(
         "--evaluate/--no-evaluate",
         help="Hold out rows and shapes to measure accuracy, which takes some times as long as "
-        "training. Predictors are stored before, so stopping it loses nothing else.",
+        "training. Predictors are stored before: Ctrl-C and --budget keep what is known by then.",
+    ),
+]
+TrainBudgetOption = Annotated[
+    str | None,
+    typer.Option(
+        "--budget",
+        help="Hold out nothing more after this time, such as 90s or 10m; all is fitted first, "
+        "however long that takes.",
     ),
 ]
 SeedsOption = Annotated[
@@ -57,6 +66,7 @@ def train_predictors(
     like: LikeOption = None,
     evaluate: EvaluateOption = True,
     seeds: SeedsOption = 1,
+    budget: TrainBudgetOption = None,
     jobs: JobsOption = None,
     dask: DaskOption = None,
     output: ToPredictorsOption = FOLDER,
@@ -73,13 +83,14 @@ def train_predictors(
     [dim]Examples:[/dim]
     codl train --soc host
     codl train --soc host --no-evaluate
+    codl train --soc host --budget 5m
     codl train --soc host --predictor codl --seeds 3
     codl train --soc redmi --like lenovo_k5,vivo_z3
     codl train --soc host --dask tcp://10.0.0.7:8786
     """
     from codl.predict.training import train
 
-    described = socs.load(soc)
+    described, limit = socs.load(soc), budget_of(budget)
     known = [socs.load(name.strip()) for text in like or () for name in text.split(",")]
     data = Dataset.found(described.name, dataset)
     workers = read_workers(jobs, dask, usual=len(os.sched_getaffinity(0)))
@@ -95,6 +106,7 @@ def train_predictors(
             evaluate=evaluate,
             seeds=seeds,
             workers=workers,
+            budget=limit,
             progress=update,
         )
     for text in report.notes:
@@ -108,3 +120,6 @@ def train_predictors(
         return train_table(train_result(result))
 
     emit("train", result, render, as_json=json)
+    if text := limit.left_out(report.left, "predictors"):
+        note(f"{text} Their accuracy is not known; all are stored.")
+    limit.check("All predictors are stored.")

@@ -17,19 +17,22 @@ from codl.cli.options import (
     OutputOption,
     SerialOption,
     ToTuneOption,
+    budget_of,
     read_ops,
-    read_seconds,
     read_shares,
 )
 from codl.cli.output import emit, note, progress
-from codl.errors import CodlError, InterruptedCommandError, UnknownNameError
+from codl.cli.recorded import recorded
+from codl.errors import CodlError, UnknownNameError
 from codl.frontend.models import MEASURED
+from codl.ir.results import Digests
 from codl.ir.tuned import Tuned
 from codl.measure import dataset as datasets
 from codl.measure import tuning_file
+from codl.measure.budget import Budget
 from codl.measure.dataset import Dataset
 from codl.measure.tune_tasks import TuneTask, tune_tasks
-from codl.measure.tuner import TuneRun
+from codl.measure.tuner import FINAL, TuneRun, cut_short
 from codl.runtime import cache
 from codl.targets.base import Target
 from codl.targets.connect import connect
@@ -80,9 +83,10 @@ def tune_kernels(
 ) -> None:
     """Find the fastest tiles and work-groups of every GPU kernel on this device, and keep them.
 
-    Results are kept in tuning.json of the SoC's dataset, as soon as each op is done: a run that was
-    stopped goes on where it was. Tune before `codl collect`, so that predictors learn from tuned
-    kernels. --prune and --clear are for the cache of compiled kernels, and may stand without --soc.
+    Results are kept in tuning.json of the SoC's dataset, as soon as each op is done: a run that
+    --budget or Ctrl-C stopped goes on where it was. Tune before `codl collect`, so that predictors
+    learn from tuned kernels. --prune and --clear are for the cache of compiled kernels, and may
+    stand without --soc.
 
     [dim]Examples:[/dim]
     codl tune --soc host --serial local --models yolov2 --budget 10m
@@ -95,37 +99,48 @@ def tune_kernels(
     if soc is None:
         result = TuneRun().to_json()
     else:
-        described, limit_s = load_local(soc, serial), read_seconds(budget)
+        described, limit = load_local(soc, serial), budget_of(budget)
         sources = (models.split(",") if models else []) + (ops or [])
         tasks = tune_tasks(read_ops(sources or MEASURED), described, read_shares(shares))
         data = Dataset.of(described.name, dataset)
         if clear:
             tuning_file.forget(data)
         with closing(connect(serial, described)) as target:
-            result = _tuned(target, _only(tasks, variants), data, limit_s)
+            result = _tuned(target, _only(tasks, variants), data, limit)
     usage = cleared if cleared and soc is None else cache.prune()
     result["cache"] = asdict(usage)
     emit("tune", result, lambda: _table(result), as_json=json, output=output)
+    if soc is not None:
+        limit.check(f"All results so far are kept in {tuning_file.path_of(data)}.")
 
 
 def _tuned(
-    target: Target, tasks: Sequence[TuneTask], dataset: Dataset, budget_s: float | None
+    target: Target, tasks: Sequence[TuneTask], dataset: Dataset, budget: Budget
 ) -> dict[str, Any]:
+    """What --json holds; of a search that Ctrl-C ended, what was found until then."""
     soc = target.soc
     tuning = tuning_file.read(dataset, soc)
+    found: list[Tuned] = []
 
     def keep(result: Tuned) -> None:
         tuning_file.add(dataset, soc, [result])
+        found.append(result)
 
-    with progress(f"Tuning on {soc.name}") as update:
-        try:
-            done = target.tune(tasks, tuning, keep=keep, budget_s=budget_s, progress=update)
-        except KeyboardInterrupt as error:
-            kept = f"All results so far are kept in {tuning_file.path_of(dataset)}; what is left is"
-            raise InterruptedCommandError(f"{kept} tuned by the same command.") from error
+    origin = recorded(target, Digests(), **asdict(FINAL))
+    with progress(f"Tuning on {soc.name}") as update, budget.keeping(found):
+        done = target.tune(
+            tasks, tuning, keep=keep, budget_s=budget.share().seconds, progress=update
+        )
+    if budget.ended == "interrupted":
+        done = cut_short(tasks, tuning, soc, found, seconds=budget.spent_s)
+    elif done.left:
+        budget.ended = "budget"
     note(f"Results are kept in {tuning_file.path_of(dataset)}")
-    device = {"soc": soc.name, "device": soc.gpu.name, "driver": soc.gpu.driver}
-    return {**device, **done.to_json()}
+    if text := budget.left_out(done.left, "kernels"):
+        note(f"{text} The same command goes on.")
+    of = {"soc": soc.name, "device": soc.gpu.name, "driver": soc.gpu.driver, "source": "measured"}
+    digests = Digests(tuning=tuning_file.read(dataset, soc).fingerprint)
+    return {**of, "stopped": budget.ended, **done.to_json(), **origin, "digests": asdict(digests)}
 
 
 def _only(tasks: Sequence[TuneTask], variants: str | None) -> Sequence[TuneTask]:

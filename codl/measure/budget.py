@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from math import inf
 from time import monotonic
@@ -72,14 +72,22 @@ class Budget:
         """As long as the rest takes at this pace, but not longer than what is left."""
         return seconds_left(done, total, self.spent_s, self.seconds)
 
-    def steps(self, items: Sequence[T], progress: Progress = nobody) -> Iterator[T]:
-        """One item after the other while there is time; `progress` hears of each that is done."""
-        for done, item in enumerate(items):
+    def steps(
+        self, items: Iterable[T], progress: Progress = nobody, *, total: int | None = None
+    ) -> Iterator[T]:
+        """One item after the other while there is time; `progress` hears of each that is done.
+
+        The time until an item comes counts, too; what was done before is no step. `total` is how
+        many there are of what has no length.
+        """
+        count, coming = len(items) if isinstance(items, Sized) else total or 0, iter(items)
+        self._asked = self._clock()
+        for done in range(1, count + 1):
             if self.is_over() or not self.has_time():
                 self.ended = "budget"
                 return
-            yield item
-            progress(done + 1, len(items), self.to_go_s(done + 1, len(items)))
+            yield next(coming)
+            progress(done, count, self.to_go_s(done, count))
 
     @contextmanager
     def keeping(self, kept: Sized) -> Iterator[None]:
@@ -93,6 +101,14 @@ class Budget:
             if not len(kept):
                 raise
             self.ended = "interrupted"
+
+    def left_out(self, left: int, things: str) -> str:
+        """A sentence for people about what was not done; empty where all was."""
+        if not left:
+            return ""
+        over = f"the budget of {self.limit_s:g} s is over"
+        why = over if self.ended == "budget" else "Ctrl-C ended it"
+        return f"{left} {things} left: {why}."
 
     def check(self, kept: str) -> None:
         """Raise `InterruptedCommandError` with what is kept, where Ctrl-C ended it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from codl.ir.tuned import Tuned
 from codl.kernels import registry
 from codl.kernels.base import Choice, GpuVariant
 from codl.kernels.feature_columns import unique
+from codl.kernels.tuning import Tuning
 from codl.kernels.typical_ops import typical_ops
 from codl.measure.tasks import OpTask, make_tasks
 
@@ -46,6 +47,12 @@ class TuneTask:
             return result is not None and result.complete
         tried = [dict(trial.choice) for trial in result.trials]
         return all(dict(choice) in tried for choice in self.choices(soc))
+
+
+def done_before(tasks: Iterable[TuneTask], tuning: Tuning, soc: Soc) -> tuple[Tuned, ...]:
+    """The results of tasks that need no search any more."""
+    found = ((task, tuning.find(task.variant, task.op, soc)) for task in tasks)
+    return tuple(result for task, result in found if result and task.is_done_by(result, soc))
 
 
 def task_of(op: str, variant: str, *, brief: bool = False) -> TuneTask:

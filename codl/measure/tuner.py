@@ -18,6 +18,7 @@ import numpy as np
 
 from codl.errors import DeviceError, MismatchError
 from codl.ir import Array
+from codl.ir.soc import Soc
 from codl.ir.statistic import level
 from codl.ir.tuned import Trial, Tuned
 from codl.kernels.base import Choice
@@ -27,7 +28,7 @@ from codl.measure.budget import Budget
 from codl.measure.op_runner import GpuWork, operands
 from codl.measure.progress import Progress, nobody
 from codl.measure.protocol import Protocol, measure_together
-from codl.measure.tune_tasks import TuneTask
+from codl.measure.tune_tasks import TuneTask, done_before
 from codl.provenance import VERSION, now
 from codl.runtime import threads
 from codl.runtime.opencl import OpenClDevice
@@ -161,11 +162,20 @@ def tune(
         progress(index + 1, len(missing), budget.to_go_s(index + 1, len(missing)))
     return TuneRun(
         results=tuple(results),
-        known=tuple(f for t, f in zip(tasks, found, strict=True) if f and t.is_done_by(f, soc)),
+        known=done_before(tasks, tuning, soc),
         failures=tuple(failures),
         left=len(missing) - len(results) - len(failures),
         seconds=budget.spent_s,
     )
+
+
+def cut_short(
+    tasks: Sequence[TuneTask], tuning: Tuning, soc: Soc, found: Sequence[Tuned], *, seconds: float
+) -> TuneRun:
+    """What there is of `tune` where it did not come to its end; of failures nothing is known."""
+    known = done_before(tasks, tuning, soc)
+    left = len(tasks) - len(known) - len(found)
+    return TuneRun(results=tuple(found), known=known, left=left, seconds=seconds)
 
 
 class Search:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -12,8 +13,9 @@ from codl.ir.results import PredictorRow, Split
 from codl.ir.soc import Soc
 from codl.ir.statistic import level
 from codl.kernels.tuning import Tuning
+from codl.measure.budget import Budget, Ended
 from codl.measure.dataset import Dataset
-from codl.measure.progress import Progress, seconds_left
+from codl.measure.progress import Progress, nobody
 from codl.predict import features, inside
 from codl.predict import serialization as store
 from codl.predict import training_set as samples
@@ -44,7 +46,8 @@ class TrainReport:
     were, and why.
 
     `train_s` is the time to read the dataset and to fit and store every predictor, `evaluate_s`
-    that for the held-out figures; `bytes` is the size of each predictor's file.
+    that for the held-out figures; `bytes` is the size of each predictor's file. `stopped` says what
+    ended the evaluation, and `left` of how many predictors of a target it knows nothing.
     """
 
     soc: str
@@ -57,6 +60,8 @@ class TrainReport:
     sources: tuple[str, ...]
     notes: tuple[str, ...]
     files: tuple[Path, ...]
+    stopped: Ended = "done"
+    left: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {
@@ -107,9 +112,13 @@ def train(
     evaluate: bool = True,
     seeds: int = SEEDS,
     workers: Workers = Workers(),
-    progress: Progress | None = None,
+    budget: Budget | None = None,
+    progress: Progress = nobody,
 ) -> TrainReport:
     """Fit and store every predictor of every target with an ok row; hold out unless told not to.
+
+    Fitting takes as long as it takes; held out is what the budget is enough for, the default
+    predictor and the largest targets first. Ctrl-C keeps what was held out before.
 
     Stored are estimators fitted on all ok rows, in `folder/<soc>/<predictor>.json`. Each predictor
     of each target is fitted and evaluated by one of the `workers`; files and figures are the same
@@ -120,23 +129,22 @@ def train(
     an unknown predictor and `InvalidFileError` for a dataset that is empty or cannot be read. A
     target without any ok row becomes a note.
     """
-    start = perf_counter()
+    start, budget = perf_counter(), budget or Budget()
     predictors = tuple(ESTIMATORS) if predictors is None else predictors
     for name in predictors:
         ESTIMATORS.find(name)
     found = _TrainingSet.read(soc, dataset, tuning, predictors, like)
     steps = found.steps
-    work = _Work(workers, steps, progress, passes=1 + evaluate)
+    work = _Work(workers, steps, passes=1 + evaluate, budget=budget, progress=progress)
     fits = zip(steps, work.map(_fit, None), strict=True)
     stored = [step.stored(soc, tuning, own) for step, own in fits]
     around = {name: _inside(soc, dataset, tuning, name, stored) for name in predictors}
     files = _save(stored, folder, around)
     stored_at = perf_counter()
-    looks: list[dict[Split, HeldOut]] = [{} for _ in steps]
-    if evaluate:
-        looks = work.map(_hold_out, seeds)
-        evaluated = zip(stored, looks, strict=True)
-        stored = [replace(one, held_out=look["shape"].figures) for one, look in evaluated]
+    found_out = work.some(_hold_out, seeds) if evaluate else {}
+    looks: list[dict[Split, HeldOut]] = [found_out.get(at, {}) for at in range(len(steps))]
+    if found_out:
+        stored = [_with_figures(one, look) for one, look in zip(stored, looks, strict=True)]
         files = _save(stored, folder, around)
     done = perf_counter()
     rows = zip(steps, stored, looks, strict=True)
@@ -151,7 +159,13 @@ def train(
         sources=tuple(sorted({source for own in found.usable for source in own.sources})),
         notes=tuple(found.notes),
         files=tuple(files.values()),
+        stopped=budget.ended,
+        left=len(steps) - len(found_out) if evaluate else 0,
     )
+
+
+def _with_figures(stored: StoredPredictor, look: Mapping[Split, HeldOut]) -> StoredPredictor:
+    return replace(stored, held_out=look["shape"].figures) if look else stored
 
 
 def fitted(
@@ -168,7 +182,7 @@ def fitted(
     """
     ESTIMATORS.find(predictor)
     steps = _TrainingSet.read(soc, dataset, tuning, [predictor], ()).steps
-    fits = zip(steps, _Work(workers, steps, None, passes=1).map(_fit, None), strict=True)
+    fits = zip(steps, _Work(workers, steps, passes=1, budget=Budget()).map(_fit, None), strict=True)
     stored = [step.stored(soc, tuning, own) for step, own in fits]
     by_target = {one.target: one for one in stored}
     own = _inside(soc, dataset, tuning, predictor, stored)
@@ -199,27 +213,47 @@ class _Work:
     """The tasks of all steps, which are worked on in some passes, and how far that has come."""
 
     def __init__(
-        self, workers: Workers, steps: Sequence[Step], progress: Progress | None, *, passes: int
+        self,
+        workers: Workers,
+        steps: Sequence[Step],
+        *,
+        passes: int,
+        budget: Budget,
+        progress: Progress = nobody,
     ) -> None:
         self._tasks = [step.task for step in steps]
         #: Those with the most rows are begun first.
         self._order = sorted(range(len(steps)), key=lambda at: steps[at].effort, reverse=True)
         self._workers = workers.at_most(len(steps))
         self._progress, self._total, self._done = progress, passes * len(steps), 0
-        self._start = perf_counter()
+        self._budget = budget
 
     def map(self, work: Callable[[Any, TrainingTask], R], common: Any) -> list[R]:
         """The work on every step's task, in the order of the steps."""
-        tasks = [self._tasks[at] for at in self._order]
-        results = self._workers.map(work, common, tasks, told=self._tell)
+        results = self._workers.map(work, common, self._in_order(), told=self._tell)
         by_place = dict(zip(self._order, results, strict=True))
-        return [by_place[at] for at in range(len(tasks))]
+        return [by_place[at] for at in range(len(self._tasks))]
+
+    def some(self, work: Callable[[Any, TrainingTask], R], common: Any) -> dict[int, R]:
+        """The work on as many steps' tasks as there is time for, by the steps' places."""
+        done: dict[int, R] = {}
+        tasks, budget = self._in_order(), self._budget
+        with (
+            closing(self._workers.results(work, common, tasks)) as results,
+            budget.keeping(tasks),
+        ):
+            for at, result in budget.steps(results, total=len(tasks)):
+                done[self._order[at]] = result
+                self._tell()
+        return done
+
+    def _in_order(self) -> list[TrainingTask]:
+        return [self._tasks[at] for at in self._order]
 
     def _tell(self) -> None:
         self._done += 1
-        if self._progress is not None:
-            left_s = seconds_left(self._done, self._total, perf_counter() - self._start)
-            self._progress(self._done, self._total, left_s)
+        left_s = self._budget.to_go_s(self._done, self._total)
+        self._progress(self._done, self._total, left_s)
 
 
 def _fit(_: None, task: TrainingTask) -> LatencyEstimator:

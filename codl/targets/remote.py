@@ -23,7 +23,7 @@ from codl.measure.facts.fact import Fact
 from codl.measure.interleave import Effort, TimedTogether
 from codl.measure.progress import Progress
 from codl.measure.task_records import choices_of, models_of, models_of_ops, to_record
-from codl.measure.tune_tasks import TuneTask
+from codl.measure.tune_tasks import TuneTask, done_before
 from codl.measure.tuner import Failure, TuneRun
 from codl.measure.ui_frames import Drawn, is_sound
 from codl.runtime.clock_settings import Governed
@@ -199,10 +199,7 @@ class RemoteTarget:
     ) -> TuneRun:
         """Tune over there; the task of which an agent is lost fails, and another does the rest."""
         tuned = [tuning.find(task.variant, task.op, self.soc) for task in tasks]
-        pairs = zip(tasks, tuned, strict=True)
-        known = tuple(
-            result for task, result in pairs if result and task.is_done_by(result, self.soc)
-        )
+        known = done_before(tasks, tuning, self.soc)
         begun = {result.key: result for result in tuned if result is not None}
         done = {result.key for result in known}
         missing = [task for task in tasks if task.key not in done]

@@ -248,8 +248,9 @@ def test_tune_keeps_what_it_found(
     again = answer(workplace, *command)
     assert (again["measured"], again["cached"]) == (0, len(first["rows"]))
     assert (tmp_path / "datasets" / "test" / "tuning.json").is_file()
-    hasty = answer(workplace, *tune, "--models", "small.onnx", "--budget", "0s")
-    assert hasty["left"] > 0
+    hasty = answer(workplace, *tune, "--models", "small.onnx", "--budget", "0.001s")
+    assert (hasty["left"] > 0, hasty["stopped"]) == (True, "budget")
+    assert hasty["environment"]["driver"]
     one = ["--ops", "fc in=1x32x5x5 oc=40", "--variants", "gpu_direct"]
     (row,) = answer(workplace, *tune, *one)["rows"]
     assert (row["op"], row["variant"]) == ("fc in=1x32x5x5 oc=40", "gpu_direct")

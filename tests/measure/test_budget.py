@@ -6,19 +6,10 @@ from collections.abc import Iterable
 from math import inf
 
 import pytest
+from support.clocks import Hands
 
 from codl.errors import InterruptedCommandError
 from codl.measure.budget import Budget
-
-
-class Hands:
-    """A clock."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def worked(seconds: float | None, takes: Iterable[float]) -> tuple[Budget, list[int], list[float]]:
@@ -46,6 +37,20 @@ def test_a_step_that_would_end_too_late_is_not_begun() -> None:
 def test_the_first_step_is_done_if_there_is_any_time_at_all() -> None:
     assert worked(0.1, [5.0, 5.0])[1] == [0]
     assert worked(0.0, [5.0, 5.0])[1] == []
+
+
+def test_what_comes_before_the_steps_is_none_of_them() -> None:
+    clock = Hands()
+    budget = Budget(10.0, clock)
+    clock.now += 8
+    assert list(budget.steps(iter("ab"), total=2)) == ["a", "b"]
+    assert budget.ended == "done"
+
+
+def test_a_sentence_says_what_is_left() -> None:
+    assert worked(None, [1.0])[0].left_out(0, "ops") == ""
+    text = worked(10.0, [6.0, 6.0])[0].left_out(1, "ops")
+    assert text == "1 ops left: the budget of 10 s is over."
 
 
 def test_a_part_can_be_kept_for_the_end() -> None:

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.clocks import Hands
 from support.simulated import GEMM, SOC, conv_parts, law_ms, op_row
 
 from codl.errors import CodlError, InvalidFileError, UnknownNameError
 from codl.ir import parse, split, statistic
 from codl.ir.results import PredictorRow
+from codl.measure.budget import Budget
 from codl.measure.dataset import Dataset, SharingRow
 from codl.predict import features
 from codl.predict.cross_validation import HeldOut, TrainingRows, accuracy, over_seeds
@@ -308,3 +310,52 @@ def test_what_is_fitted_alone_predicts_as_what_is_stored(
     )
     with pytest.raises(UnknownNameError, match="predictor"):
         fitted(SOC, simulated, predictor="none")
+
+
+# What is held out where time is short
+
+
+def test_what_there_is_no_time_for_is_stored_and_not_held_out(
+    simulated: Dataset, tmp_path: Path
+) -> None:
+    clock = Hands()
+    told: list[int] = []
+
+    def tell(done: int, total: int, left_s: float) -> None:
+        told.append(done)
+        clock.now += 1.0
+
+    names = ("flops_linear",)
+    whole = train(SOC, simulated, predictors=names, folder=tmp_path / "a", progress=tell)
+    clock.now = 100.0
+    steps = len(told) // 2
+    budget = Budget(steps + 1.5, clock)
+    part = train(
+        SOC, simulated, predictors=names, folder=tmp_path / "b", budget=budget, progress=tell
+    )
+    assert (whole.stopped, whole.left) == ("done", 0)
+    assert (part.stopped, part.left) == ("budget", steps - 1)
+    assert len(part.predictors) == len(whole.predictors)
+    known = [row for row in part.predictors if row.acc10 is not None]
+    assert known
+    assert all(row in [replace(one, **times(row)) for one in whole.predictors] for row in known)
+    for folder in ("a", "b"):
+        assert load(SOC, "flops_linear", tmp_path / folder)
+
+
+def times(row: PredictorRow) -> dict[str, float]:
+    return {name: getattr(row, name) for name in ("us_per_prediction", "us_without_features")}
+
+
+def test_ctrl_c_keeps_what_was_held_out_before(simulated: Dataset, tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def tell(done: int, total: int, left_s: float) -> None:
+        seen.append(done)
+        if done == total - 1:
+            raise KeyboardInterrupt
+
+    names = ("flops_linear",)
+    found = train(SOC, simulated, predictors=names, folder=tmp_path, progress=tell)
+    assert (found.stopped, found.left) == ("interrupted", 1)
+    assert load(SOC, "flops_linear", tmp_path)

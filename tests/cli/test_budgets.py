@@ -1,0 +1,133 @@
+"""Commands whose time is over, or that Ctrl-C ends: what they keep, and what they say is left."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support import command_line
+from support.clocks import Hands
+
+from codl.backend import conformance as suite
+from codl.cli import bench, conformance
+from codl.cli.app import INTERRUPTED
+from codl.ir.soc import Soc
+from codl.measure.budget import Budget
+from codl.targets.local import LocalTarget
+
+OPS = [f"pooling in=1x{channels}x8x8 kernel=2x2 stride=2" for channels in (8, 16, 24)]
+SMALL = "fc in=1x8x2x2 oc=4"
+STEP_S = 4.0
+
+
+@pytest.fixture
+def soc_file(tmp_path: Path, first_soc: Soc) -> str:
+    return str(first_soc.save(tmp_path / "soc.yaml"))
+
+
+class Steps:
+    """Replaces a method: each call takes `STEP_S` by a clock, and Ctrl-C comes in the last one."""
+
+    def __init__(self, clock: Hands, *, calls: int | None = None) -> None:
+        self.clock, self.left = clock, calls
+
+    def after(self, own: Any) -> Any:
+        def call(*given: Any, **more: Any) -> Any:
+            if self.left == 0:
+                raise KeyboardInterrupt
+            self.clock.now += STEP_S
+            self.left = None if self.left is None else self.left - 1
+            return own(*given, **more)
+
+        return call
+
+
+def limited(patch: pytest.MonkeyPatch, command: Any, clock: Hands) -> None:
+    """Let a command's budget go by a clock."""
+    patch.setattr(command, "budget_of", lambda text: Budget(text and float(text), clock))
+
+
+def ended(folder: Path, *words: str, code: int) -> tuple[dict[str, Any], str]:
+    done = command_line.run(folder, *words, "--json")
+    assert done.code == code, done.stderr
+    return json.loads(done.stdout), " ".join(done.stderr.split())
+
+
+def test_bench_keeps_what_there_was_time_for(
+    tmp_path: Path, soc_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Hands()
+    limited(monkeypatch, bench, clock)
+    monkeypatch.setattr(LocalTarget, "bench", Steps(clock).after(LocalTarget.bench))
+    words = ["bench", "--soc", soc_file, *(f"--op={op}" for op in OPS)]
+    found, said = ended(tmp_path, *words, "--budget", "9", code=0)
+    assert (found["stopped"], found["left"]) == ("budget", 1)
+    assert len({row["op"] for row in found["ops"]}) == 2
+    assert "1 ops left: the budget of 9 s is over." in said
+
+
+def test_bench_keeps_what_was_measured_before_ctrl_c(
+    tmp_path: Path, soc_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LocalTarget, "bench", Steps(Hands(), calls=2).after(LocalTarget.bench))
+    words = ["bench", "--soc", soc_file, *(f"--op={op}" for op in OPS)]
+    found, said = ended(tmp_path, *words, code=INTERRUPTED)
+    assert (found["stopped"], found["left"]) == ("interrupted", 1)
+    assert len({row["op"] for row in found["ops"]}) == 2
+    assert found["environment"]["driver"]
+    assert "Interrupted. What was measured before is kept." in said
+
+
+@pytest.mark.parametrize(("calls", "code"), [(None, 0), (1, INTERRUPTED)])
+def test_conformance_keeps_the_cases_before(
+    calls: int | None,
+    code: int,
+    tmp_path: Path,
+    soc_file: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Hands()
+    limited(monkeypatch, conformance, clock)
+    cases = [suite.Case("Add", SimpleNamespace(name=f"test_{at}")) for at in range(4)]
+    monkeypatch.setattr(suite, "select", lambda **which: cases)
+
+    def run_case(case: suite.Case, target: Any) -> suite.Outcome:
+        return suite.Outcome(case.name, case.op, "passed")
+
+    monkeypatch.setattr(suite, "run_case", Steps(clock, calls=calls).after(run_case))
+    words = ["conformance", "--soc", soc_file, "--budget", "9"]
+    found, said = ended(tmp_path, *words, code=code)
+    assert found["cases"] == found["passed"] == (calls or 2)
+    assert found["stopped"] == ("interrupted" if calls else "budget")
+    assert f"{4 - found['cases']} cases left" in said
+
+
+def test_tune_prints_what_it_kept_before_ctrl_c(
+    tmp_path: Path, soc_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CODL_CACHE", str(tmp_path / "cache"))
+    words = ["tune", "--soc", soc_file, "--dataset", str(tmp_path / "sets"), "--ops", SMALL]
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalTarget, "tune", ended_by_ctrl_c(LocalTarget.tune))
+        found, said = ended(tmp_path, *words, code=INTERRUPTED)
+    assert found["stopped"] == "interrupted"
+    assert (found["measured"], len(found["rows"])) == (1, 1)
+    assert "Interrupted. All results so far are kept in" in said
+    again, _ = ended(tmp_path, *words, code=0)
+    assert again["cached"] == 1
+
+
+def ended_by_ctrl_c(own: Any) -> Any:
+    """Tuning that ends by Ctrl-C behind its first result."""
+
+    def tune(self: LocalTarget, *given: Any, keep: Any, **more: Any) -> Any:
+        def then_end(result: Any) -> None:
+            keep(result)
+            raise KeyboardInterrupt
+
+        return own(self, *given, keep=then_end, **more)
+
+    return tune
