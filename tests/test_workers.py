@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
 import pickle
@@ -26,6 +27,7 @@ from codl import workers as module
 from codl.cli.app import app
 from codl.errors import CodlError, InvalidFileError, MismatchError, UnknownNameError
 from codl.frontend.models.builder import ModelBuilder
+from codl.measure.budget import Budget
 from codl.measure.dataset import Dataset
 from codl.optional import MissingPackageError
 from codl.plugins import VARIABLE, load_plugin
@@ -192,6 +194,17 @@ def test_plans_do_not_depend_on_the_workers(workers: Workers, tmp_path: Path) ->
         searches = [one.without_files() for one in searches]
         file.unlink()
     assert found(search_models(searches, SyntheticContext(), workers)) == found(here)
+
+
+def test_a_model_that_no_time_is_left_for_has_no_plan_and_says_so() -> None:
+    """The clock moves by three seconds each time that it is read."""
+    seconds = itertools.count(0.0, 3.0)
+    searches = [Search(model="op_chain", strategy="cpu") for _ in range(3)]
+    budget = Budget(20.0, lambda: next(seconds))
+    first, *others = search_models(searches, SyntheticContext(), budget=budget)
+    assert isinstance(first, FoundPlan)
+    assert str(others[-1]) == "There was no time left for it."
+    assert budget.ended == "budget"
 
 
 def test_what_goes_to_a_worker_is_small(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from codl.cli.options import (
 )
 from codl.cli.output import emit, note, progress
 from codl.cli.recorded import recorded
-from codl.errors import CodlError, InterruptedCommandError
+from codl.errors import CodlError
 from codl.ir import Op, to_text
 from codl.ir.results import Digests
 from codl.measure import dataset as datasets
@@ -59,6 +59,8 @@ UiOption = Annotated[
 SecondsOption = Annotated[
     float, typer.Option("--seconds", help="With --ui: how long to draw beside each.")
 ]
+#: Said at Ctrl-C.
+KEPT = "What was measured before is kept."
 EveryOption = Annotated[
     bool, typer.Option("--every", help="Also variants that are not for this SoC.")
 ]
@@ -106,18 +108,20 @@ def bench_kernels(
     given = [*([model] if model else []), *(op or [])]
     if not given:
         raise CodlError('Name a model, or an op by --op "conv2d in=1x64x56x56 oc=128 kernel=3x3".')
-    described = load_local(soc, serial)
+    described, limit = load_local(soc, serial), budget_of(budget)
     if minutes is not None and ui:
         raise CodlError("--minutes and --ui are two benchmarks: name one of them.")
+    if budget is not None and (ui or minutes is not None):
+        raise CodlError("--budget is for ops: --minutes and --seconds say how long a model runs.")
     if minutes is not None:
         if model is None or op:
             raise CodlError("--minutes runs one model: name it, and no --op.")
         ran = sustained_result(
-            model, described, serial, strategy=strategy, dataset=dataset, minutes=minutes
-        )
+            model, described, serial,
+            strategy=strategy, dataset=dataset, minutes=minutes, budget=limit,
+        )  # fmt: skip
         emit("bench", ran, lambda: sustained_table(ran), as_json=json, output=output)
-        if ran["interrupted"]:
-            raise InterruptedCommandError("What was measured before is kept.")
+        limit.check(KEPT)
         return
     if ui:
         if model is None or op:
@@ -125,16 +129,17 @@ def bench_kernels(
         wanted = RunOptions(max_kernel_ms=max_kernel_ms, gpu_duty=gpu_duty)
         drawn = ui_result(
             model, described, serial,
-            strategy=strategy, wanted=wanted, dataset=dataset, seconds=seconds,
+            strategy=strategy, wanted=wanted, dataset=dataset, seconds=seconds, budget=limit,
         )  # fmt: skip
         emit("bench", drawn, lambda: ui_table(drawn), as_json=json, output=output)
+        limit.check(KEPT)
         return
-    ops, limit = read_ops(given), budget_of(budget)
+    ops = read_ops(given)
     found = _measured(ops, described, serial, dataset=dataset, every=every, budget=limit)
     emit("bench", found, lambda: _table(found), as_json=json, output=output)
     if text := limit.left_out(found["left"], "ops"):
         note(text)
-    limit.check("What was measured before is kept.")
+    limit.check(KEPT)
 
 
 def _measured(

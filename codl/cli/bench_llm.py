@@ -20,6 +20,8 @@ from codl.cli.options import (
     PredictorsOption,
     RefineOption,
     SocOption,
+    WithinOption,
+    budget_of,
 )
 from codl.cli.output import emit, note
 from codl.cli.recorded import digests_of, recorded
@@ -99,6 +101,7 @@ def bench_llm(
     seconds: SecondsOption = 30,
     predictor: PredictorOption = None,
     budget: RefineOption = REFINE,
+    within: WithinOption = None,
     dataset: DatasetsOption = datasets.FOLDER,
     predictors: PredictorsOption = FOLDER,
     json: JsonOption = False,
@@ -109,13 +112,16 @@ def bench_llm(
     Both begin with an empty cache, as llama.cpp counts them; nothing is sampled. All strategies
     and peers have turns in one run. A prompt is taken in by chunks, whose plan is one of its own,
     over the weights and the cache of the other. With the peer `ort` as many greedy tokens as are
-    generated are compared with ONNX Runtime's.
+    generated are compared with ONNX Runtime's. With --within there are fewer rounds where time is
+    short, and one at least.
 
     [dim]Examples:[/dim]
     codl bench-llm smollm2_135m --soc host --peers ort
+    codl bench-llm smollm2_135m --soc host --within 5m
     codl bench-llm model.onnx --soc host -p 256 -n 64 --strategies cpu,codl
     """
     described, others = load_local(soc, "local"), _names(peers, PEERS, "peer")
+    limit = budget_of(within, "--within")
     names = _names(strategies, STRATEGIES, "strategy") or [DEFAULT]
     room = max(prompt, generate + COMPARED_PROMPT) if capacity is None else capacity
     _check(room, prompt, generate)
@@ -127,6 +133,8 @@ def bench_llm(
         context = context_of(
             described, dataset, predictors, predictor, budget=budget, target=target
         )
+        running_plans = sum(find(name).runs_plans for name in names)
+        context = context.within(limit, plans=running_plans * len(steps))
         plans = {name: plan_steps(*steps, find(name), context) for name in names}
         note(f"Loading {source.name}, and its weights, {len(plans) + len(others)} times")
         loaded = {
@@ -139,7 +147,10 @@ def bench_llm(
         workload = Workload(prompt, generate, steps[1].vocabulary)
         equal = _compared(running, workload, room) if others else {}
         note(f"Measuring pp{prompt} and tg{generate} in turns")
-        speeds = time_decoders(running, workload, Effort(min_rounds=2, min_seconds=seconds, warm=1))
+        effort = Effort(
+            min_rounds=2, min_seconds=seconds, warm=1, max_seconds=limit.share().seconds
+        )
+        speeds = time_decoders(running, workload, effort, limit)
         of = digests_of(context, steps[1].network, plans={n: own[1] for n, own in plans.items()})
         memory = {name: own.memory.total for name, own in loaded.items()}
         origin = recorded(target, of, seconds=seconds, prompt=prompt, generate=generate)
@@ -156,9 +167,11 @@ def bench_llm(
         "prefill": best["prefill"],
         "decode": best["decode"],
         "rows": rows,
+        "stopped": limit.ended,
         **origin,
     }
     emit("bench-llm", result, lambda: _table(result), as_json=json, output=output)
+    limit.check("It is of the rounds before.")
 
 
 def _names(text: str, known: Mapping[str, object] | Sequence[str], what: str) -> list[str]:

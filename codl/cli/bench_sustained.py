@@ -10,16 +10,16 @@ from typing import Any
 
 from rich.table import Table
 
-from codl.cli.deployed import adapted, deployment_of, plan_of
-from codl.cli.output import note, progress
+from codl.cli.deployed import adapted, context_of, deployment_of, plan_of
+from codl.cli.output import progress
 from codl.cli.recorded import digests_of, recorded
 from codl.errors import CodlError
 from codl.frontend.convert import load_network
+from codl.measure.budget import Budget
 from codl.measure.inputs import random_inputs
 from codl.measure.sustained import Window, summary, sustain
 from codl.runtime.engine import Engine
 from codl.runtime.placement import LocalSoc
-from codl.strategies import Context
 from codl.targets.base import Target
 from codl.targets.connect import connect
 
@@ -36,22 +36,23 @@ def sustained_result(
     strategy: str | None,
     dataset: Path,
     minutes: float,
+    budget: Budget,
 ) -> dict[str, Any]:
-    """Runs a model for so long, or until Ctrl-C: `interrupted` says which; there is one window.
+    """Runs a model for so long, or until Ctrl-C behind the first window: the `budget` says which.
 
     Raises `CodlError` for a time that is not above 0.
     """
     if not 0 < minutes < float("inf"):
         raise CodlError(f"--minutes must be above 0, got {minutes:g}.")
     deployed = deployment_of(model)
-    asked = Context.of(described, dataset, note=note)
+    asked = context_of(described, dataset)
     network, seconds = load_network(model), 60 * minutes
     with closing(connect(serial, described)) as target:
         context = adapted(replace(asked, target=target), deployed)
         plan = plan_of(None, strategy, deployed, network=network, context=context)
         with Engine(network, plan, target, context.tuning) as engine:
             engine.feed(random_inputs(network))
-            windows, is_interrupted = _windows(engine, target, seconds)
+            windows = _windows(engine, target, seconds, budget)
         of = digests_of(context, network, plans={network.name: plan})
         origin = recorded(target, of, minutes=minutes)
     found = summary(windows, every_s=max(seconds / MOST_LINES, min(60.0, seconds / 4)))
@@ -62,26 +63,21 @@ def sustained_result(
         "source": "measured",
         "strategy": plan.strategy,
         "minutes": windows[-1].end_s / 60,
-        "interrupted": is_interrupted,
+        "interrupted": budget.ended == "interrupted",
         **asdict(found),
         **origin,
     }
 
 
-def _windows(engine: Engine, target: Target, seconds: float) -> tuple[list[Window], bool]:
-    """All windows, and whether somebody ended it; Ctrl-C before the first one is over is raised."""
+def _windows(engine: Engine, target: Target, seconds: float, budget: Budget) -> list[Window]:
+    """All windows until the time is over, or Ctrl-C ends it."""
     windows: list[Window] = []
-    with progress(f"Running {engine.network.name}") as update:
-        try:
-            for window in sustain(target, engine.loaded, seconds):
-                windows.append(window)
-                done = min(window.end_s, seconds)
-                update(round(done), round(seconds), seconds - done)
-        except KeyboardInterrupt:
-            if not windows:
-                raise
-            return windows, True
-    return windows, False
+    with progress(f"Running {engine.network.name}") as update, budget.keeping(windows):
+        for window in sustain(target, engine.loaded, seconds):
+            windows.append(window)
+            done = min(window.end_s, seconds)
+            update(round(done), round(seconds), seconds - done)
+    return windows
 
 
 def sustained_table(result: Mapping[str, Any]) -> Table:

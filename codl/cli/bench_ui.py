@@ -10,16 +10,17 @@ from typing import Any
 
 from rich.table import Table
 
-from codl.cli.deployed import RunOptions, adapted, deployment_of, plan_of
+from codl.cli.deployed import RunOptions, adapted, context_of, deployment_of, plan_of
 from codl.cli.output import note
+from codl.cli.recorded import digests_of, recorded
 from codl.errors import CodlError
 from codl.frontend.convert import load_network
 from codl.ir.gpu_limits import UNLIMITED, GpuLimits
+from codl.measure.budget import Budget
 from codl.measure.inputs import random_inputs
 from codl.runtime.engine import Engine
 from codl.runtime.placement import LocalSoc
-from codl.strategies import Context
-from codl.strategies.ui_bench import UiRow, bench_ui
+from codl.strategies.ui_bench import TURNS, UiRow, bench_ui
 from codl.targets.connect import connect
 
 #: What is compared where no limits are named.
@@ -36,10 +37,12 @@ def ui_result(
     wanted: RunOptions,
     dataset: Path,
     seconds: float,
+    budget: Budget,
 ) -> dict[str, Any]:
     """Frames beside nothing, beside a model as it usually runs, and beside it with limits.
 
-    Each is planned for its limits. Raises `CodlError` for a time that is not above 0.
+    Each is planned for its limits. Ctrl-C ends it, and the `budget` says so. Raises `CodlError` for
+    a time that is not above 0.
     """
     if not 0 < seconds < float("inf"):
         raise CodlError(f"--seconds must be above 0, got {seconds:g}.")
@@ -51,12 +54,15 @@ def ui_result(
         for name, own in zip(BESIDE, (UNLIMITED, limits), strict=True):
             soc = replace(described, placement=replace(described.placement, limits=own))
             target = stack.enter_context(closing(connect(serial, soc)))
-            context = adapted(Context.of(soc, dataset, note=note, target=target), deployed)
+            asked = context_of(soc, dataset, target=target)
+            context = adapted(asked, deployed)
             plan = plan_of(None, strategy, deployed, network=network, context=context)
             engines[name] = stack.enter_context(Engine(network, plan, target, context.tuning))
         probe = stack.enter_context(closing(target.fresh()))
+        of = digests_of(context, network, plans={n: own.plan for n, own in engines.items()})
+        origin = recorded(target, of, seconds=seconds, turns=TURNS)
         note(f"Drawing frames beside {network.name}, {seconds:g} s each")
-        rows = bench_ui(engines, probe, random_inputs(network), seconds=seconds)
+        rows = bench_ui(engines, probe, random_inputs(network), seconds=seconds, budget=budget)
         strategies = {name: engine.plan.strategy for name, engine in engines.items()}
     return {
         "model": network.name,
@@ -66,6 +72,8 @@ def ui_result(
         "limits": asdict(limits),
         "rows": [{**asdict(row), "strategy": strategies.get(row.beside)} for row in rows],
         "price": _price(rows),
+        "stopped": budget.ended,
+        **origin,
     }
 
 

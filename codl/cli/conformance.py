@@ -54,10 +54,10 @@ def run_conformance(
     """
     from codl.backend import conformance
 
+    limit = budget_of(budget)
     described = load_local(soc, serial) if soc else _detected(serial, device)
     cases = conformance.select(everything=everything, only=only)
     outcomes: list[Outcome] = []
-    limit = budget_of(budget)
     with (
         closing(connect(serial, described)) as target,
         progress(f"Conformance on {described.gpu.name}") as update,

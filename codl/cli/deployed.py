@@ -19,6 +19,7 @@ from codl.ir.gpu_limits import GpuLimits
 from codl.ir.plan import Plan, load_plan
 from codl.ir.soc import Soc
 from codl.measure.inputs import read_file, read_npz
+from codl.predict.names import FOLDER
 from codl.runtime.affinity import with_cores
 from codl.runtime.placement import HINTS, LocalSoc, limits_of
 from codl.strategies import DEFAULT, Context, find
@@ -81,8 +82,8 @@ class RunOptions:
 def context_of(
     soc: Soc,
     dataset: Path,
-    predictors: Path,
-    predictor: str | None,
+    predictors: Path = FOLDER,
+    predictor: str | None = None,
     *,
     budget: str | None = None,
     **more: Any,

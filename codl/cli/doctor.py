@@ -17,6 +17,7 @@ from rich.table import Table
 from codl.cli.base_options import JsonOption, OutputOption, SerialOption, read_seconds
 from codl.cli.output import emit, note, progress
 from codl.doctor.examine import BUDGET_S, examine
+from codl.measure.budget import Budget
 from codl.targets.checks import Finding
 
 QuickOption = Annotated[
@@ -49,12 +50,15 @@ def check_device(
     codl doctor --serial process --budget 2m
     """
     budget_s = read_seconds(budget) or BUDGET_S
-    found = []
-    for finding in examine(serial, quick=quick, budget_s=budget_s, progress=progress):
-        note(escape(f"{finding.name}: {'ok' if finding.ok else 'failed'}"))
-        found.append(finding)
+    found: list[Finding] = []
+    limit = Budget()
+    with limit.keeping(found):
+        for finding in examine(serial, quick=quick, budget_s=budget_s, progress=progress):
+            note(escape(f"{finding.name}: {'ok' if finding.ok else 'failed'}"))
+            found.append(finding)
     result = {"checks": [asdict(finding) for finding in found]}
     emit("doctor", result, lambda: _table(found, serial), as_json=json, output=output)
+    limit.check("The checks before are kept.")
     if not all(finding.ok for finding in found):
         raise typer.Exit(1)
 

@@ -9,10 +9,11 @@ from typing import Any
 from rich.console import Group, RenderableType
 
 from codl.cli.eval_again import Earlier
-from codl.errors import CodlError, InterruptedCommandError
+from codl.errors import CodlError
 from codl.ir import statistic
 from codl.ir.environment import Difference, Environment
 from codl.ir.results import Conditions, Digests, EvalRequest
+from codl.measure.budget import Budget
 from codl.measure.cool_down import CoolDown, low_battery
 from codl.measure.dataset_digest import dataset_digest
 from codl.measure.inputs import SEED
@@ -45,8 +46,8 @@ class Course:
     differences: tuple[Difference, ...] = ()
     done: list[Evaluation] = field(default_factory=list)
     figures: tuple[Figure, ...] = ()
-    #: Why it ended early.
-    is_interrupted: bool = False
+    budget: Budget = field(default_factory=Budget)
+    #: Why it ended early, where that is the battery.
     reason: str = ""
 
     @classmethod
@@ -83,23 +84,22 @@ class Course:
             course.differences = before
         return course
 
-    def run(self, cooling: CoolDown) -> None:
-        """Until all models are measured, the battery is low, or somebody interrupts it."""
-        for model in self.asked.models:
-            now = self.context.device.conditions()
-            if reason := low_battery(now):
-                self.reason = reason
-                return
-            cooling.wait(now)
-            try:
-                self._measure(model)
-            except KeyboardInterrupt:
-                if not self.done:
-                    raise
-                self.is_interrupted = True
-                return
+    def run(self, cooling: CoolDown, budget: Budget | None = None) -> None:
+        """Until all models are measured, the battery is low, the time is over, or Ctrl-C ends it.
 
-    def _measure(self, model: str) -> None:
+        Each model has its share of the budget.
+        """
+        self.budget = budget or Budget()
+        with self.budget.keeping(self.done):
+            for model, share in self.budget.shared(self.asked.models):
+                now = self.context.device.conditions()
+                if reason := low_battery(now):
+                    self.reason = reason
+                    return
+                cooling.wait(now, share.left_s / 2)
+                self._measure(model, share)
+
+    def _measure(self, model: str, budget: Budget) -> None:
         found = evaluate(
             model,
             self.strategies,
@@ -108,6 +108,7 @@ class Course:
             peers=self.asked.peers,
             effort=_effort(self.asked),
             batch=self.asked.batch,
+            budget=budget,
         )
         if self.earlier:
             self.earlier.check_model(model, found.digest)
@@ -129,6 +130,8 @@ class Course:
             "environment": None if self.environment is None else asdict(self.environment),
             "digests": asdict(digests),
             "asked": asdict(self.asked),
+            "stopped": "battery" if self.reason else self.budget.ended,
+            "left": len(self.asked.models) - len(self.done),
             "rows": to_json(rows),
             "timelines": self._timelines() if with_timelines else [],
             "plans": {name: plan.to_json() for name, plan in plans.items()},
@@ -159,8 +162,7 @@ class Course:
     def check(self) -> None:
         """Raise the `CodlError` of an end that came early, or of figures that do not agree."""
         kept = f"{sum(len(own.rows) for own in self.done)} rows of models before that are kept."
-        if self.is_interrupted:
-            raise InterruptedCommandError(kept)
+        self.budget.check(kept)
         if self.reason:
             raise CodlError(f"{self.reason} {kept}")
         if self.earlier and self.environment is not None:

@@ -24,9 +24,11 @@ from codl.cli.options import (
     PredictorsOption,
     RefineOption,
     SerialOption,
+    WithinOption,
+    budget_of,
     read_models,
 )
-from codl.cli.output import emit
+from codl.cli.output import emit, note
 from codl.errors import CodlError
 from codl.ir.results import EvalRequest
 from codl.measure import dataset as datasets
@@ -84,6 +86,7 @@ def evaluate_strategies(
     seconds: SecondsOption = 20,
     predictor: PredictorOption = None,
     budget: RefineOption = REFINE,
+    within: WithinOption = None,
     batch: BatchOption = None,
     dataset: DatasetsOption = datasets.FOLDER,
     predictors: PredictorsOption = FOLDER,
@@ -107,7 +110,7 @@ def evaluate_strategies(
 
     Rows carry temperature, clocks and battery, and which processors were throttled. A hot device is
     waited for between models; a battery below 20 % ends the evaluation, with the rows so far;
-    so does Ctrl-C.
+    so does Ctrl-C. With --within each model has an equal share of the time that is left.
 
     --repro FILE runs the evaluation of a file of -o again: its models, strategies, peers, plans and
     protocol. It says of each speedup whether it agrees within what both runs have spread, and the
@@ -118,20 +121,23 @@ def evaluate_strategies(
     codl eval --soc host --serial local --models yolov2,vgg16
     codl eval --soc host --models yolov2 --strategies cpu,gpu --peers ort,ncnn,openvino,mnn
     codl eval --soc host --models yolov2 -o eval.json
+    codl eval --soc host --models yolov2,vgg16,bert --within 10m
     codl eval --repro eval.json
     """
     earlier = None if repro is None else _earlier(context, repro)
     asked = earlier.asked if earlier else _asked(models, strategies, peers, batch, seconds)
     at = earlier.result.serial if earlier and _is_default(context, "serial") else serial
-    described = load_local(_soc_of(soc, earlier), at)
+    described, limit = load_local(_soc_of(soc, earlier), at), budget_of(within, "--within")
     planning = context_of(described, dataset, predictors, predictor, budget=budget)
     with closing(connect(at, described)) as target:
         course = Course.of(
             asked, replace(planning, target=target), earlier, despite=other_environment
         )
-        course.run(control(target, governor, cool_down, hot))
+        course.run(control(target, governor, cool_down, hot), limit)
     result = course.result(with_timelines=with_timelines)
     emit("eval", result, lambda: course.tables(result), as_json=json, output=output)
+    if text := limit.left_out(result["left"], "models"):
+        note(text)
     course.check()
 
 

@@ -160,6 +160,14 @@ RefineOption = Annotated[
         "90s or 10m: the best so far is taken.",
     ),
 ]
+WithinOption = Annotated[
+    str | None,
+    typer.Option(
+        "--within",
+        help="Time for all together, such as 10m: where it is short, fewer rounds, and then fewer "
+        "models. --budget is for each strategy that runs plans, on each model.",
+    ),
+]
 REFINE = f"{BUDGET_S:g}s"
 
 _SHAPE = re.compile(r"(?P<name>.+)=(?P<sizes>[1-9]\d*(x[1-9]\d*)*)")
@@ -190,17 +198,17 @@ def read_workers(jobs: int | None, dask: str | None, *, usual: int = 1) -> Worke
     return Workers(dask=dask) if dask is not None else Workers(jobs or usual)
 
 
-def read_budget(text: str) -> float:
+def read_budget(text: str, option: str = "--budget") -> float:
     """The seconds of a --budget; raises `CodlError` for none, or for no time at all."""
     seconds = read_seconds(text)
     if not seconds:
-        raise CodlError(f"--budget must be above 0, got {text!r}.")
+        raise CodlError(f"{option} must be above 0, got {text!r}.")
     return seconds
 
 
-def budget_of(text: str | None) -> Budget:
-    """The budget of a --budget, from now on; raises `CodlError` as `read_budget` does."""
-    return Budget(None if text is None else read_budget(text))
+def budget_of(text: str | None, option: str = "--budget") -> Budget:
+    """The budget that an option gives, from now on; raises `CodlError` for no time at all."""
+    return Budget(None if text is None else read_budget(text, option))
 
 
 def read_shapes(given: Sequence[str] | None) -> dict[str, tuple[int, ...]]:

@@ -6,9 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
-from itertools import count
 from pathlib import Path
-from time import perf_counter
 from typing import Annotated, Any
 
 import typer
@@ -35,6 +33,8 @@ from codl.cli.options import (
     ShapeOption,
     SocOption,
     StrategyOption,
+    WithinOption,
+    budget_of,
     read_models,
     read_shapes,
     read_workers,
@@ -46,7 +46,7 @@ from codl.files import check_folder, check_writable
 from codl.ir import soc as socs
 from codl.ir.plan import Plan, PlanOrigin
 from codl.measure import dataset as datasets
-from codl.measure.progress import seconds_left
+from codl.measure.budget import Budget
 from codl.plan.objective import GOALS, Objective
 from codl.plan.search import METHODS
 from codl.predict.names import FOLDER
@@ -95,6 +95,7 @@ def search_plan(
     objective: ObjectiveOption = "latency",
     memory_limit: MemoryOption = None,
     budget: RefineOption = REFINE,
+    within: WithinOption = None,
     batch: BatchOption = None,
     dataset: DatasetsOption = datasets.FOLDER,
     predictors: PredictorsOption = FOLDER,
@@ -116,17 +117,18 @@ def search_plan(
     Several models are searched one by one, --jobs at a time, or by the workers of a Dask cluster
     (the extra `dask`); plans are the same. Then --json holds `plans`, with what one model's holds
     for each, and `failed`, and -o is a folder with a file MODEL.json for each. Where a model has no
-    plan, the others are searched all the same, and the exit code is 1.
+    plan, the others are searched all the same, and the exit code is 1; so it is where --within or
+    Ctrl-C leave models without one.
 
     With --max-kernel-ms and --gpu-duty plans are for a GPU that is limited so, as by `codl run`.
 
     [dim]Examples:[/dim]
     codl search yolov2 --soc host -o plan.json
     codl search yolov2 --soc host --strategy codl-refined --budget 2m
-    codl search yolov2,vgg16,bert --soc host --jobs 3 -o plans
+    codl search yolov2,vgg16,bert --soc host --jobs 3 --within 2m -o plans
     codl search zoo/*.onnx --soc host --dask tcp://10.0.0.7:8786 -o plans
     """
-    names = read_models(*models)
+    names, limit = read_models(*models), budget_of(within, "--within")
     files, workers = _files(names, output), read_workers(jobs, dask)
     deployed = {name: deployment_of(name) for name in names}
     shapes = read_shapes(shape)
@@ -156,7 +158,7 @@ def search_plan(
         for search, own in zip(searches, deployed.values(), strict=True)
     ]
     with closing(connect(serial, described if runs else None)) as target:
-        outcomes = _searched(searches, replace(context, target=target), workers)
+        outcomes = _searched(searches, replace(context, target=target), workers, limit)
         origin = context.origin(environment_of(target, {}) if runs else None)
     outcomes = [_made_with(one, origin) for one in outcomes]
     for file, found in zip(files, outcomes, strict=True):
@@ -165,7 +167,7 @@ def search_plan(
     if len(names) == 1:
         _show(outcomes[0], every=every, as_json=json)
     else:
-        _show_all(described.name, dict(zip(names, outcomes, strict=True)), as_json=json)
+        _show_all(described.name, dict(zip(names, outcomes, strict=True)), limit, as_json=json)
 
 
 def _made_with(outcome: Outcome, origin: PlanOrigin) -> Outcome:
@@ -215,18 +217,16 @@ def _check(searches: Sequence[Search], workers: Workers) -> None:
         )
 
 
-def _searched(searches: Sequence[Search], context: Context, workers: Workers) -> list[Outcome]:
+def _searched(
+    searches: Sequence[Search], context: Context, workers: Workers, budget: Budget
+) -> list[Outcome]:
     """What the searches come to; several with a progress bar."""
+    workers = workers.at_most(len(searches))
     if len(searches) == 1:
-        return search_models(searches, context, workers.at_most(1))
-    start, done = perf_counter(), count(1)
+        note(f"Searching {searches[0].model} by {searches[0].strategy} on {context.soc.name}")
+        return search_models(searches, context, workers)
     with progress(f"Searching on {context.soc.name}") as update:
-
-        def tell() -> None:
-            at = next(done)
-            update(at, len(searches), seconds_left(at, len(searches), perf_counter() - start))
-
-        return search_models(searches, context, workers.at_most(len(searches)), told=tell)
+        return search_models(searches, context, workers, budget=budget, progress=update)
 
 
 def _show(outcome: Outcome, *, every: bool, as_json: bool) -> None:
@@ -243,17 +243,19 @@ def _show(outcome: Outcome, *, every: bool, as_json: bool) -> None:
     emit("search", _result(outcome), render, as_json=as_json)
 
 
-def _show_all(soc: str, outcomes: Mapping[str, Outcome], *, as_json: bool) -> None:
+def _show_all(soc: str, outcomes: Mapping[str, Outcome], limit: Budget, *, as_json: bool) -> None:
     """What the searches of several models found; raises `CodlError` where one found nothing."""
     failed = {name: str(one) for name, one in outcomes.items() if isinstance(one, CodlError)}
     result = {
         "soc": soc,
         "plans": [_result(one) for one in outcomes.values() if not isinstance(one, CodlError)],
         "failed": [{"model": name, "reason": reason} for name, reason in failed.items()],
+        "stopped": limit.ended,
     }
     emit("search", result, lambda: _models_table(soc, outcomes), as_json=as_json)
     for name, reason in failed.items():
         warn(f"{name}: {reason}")
+    limit.check("The plans before are kept.")
     if failed:
         raise CodlError(
             f"{len(failed)} of {len(outcomes)} models have no plan: {', '.join(failed)}."

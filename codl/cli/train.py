@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -20,10 +21,14 @@ from codl.cli.options import (
 )
 from codl.cli.output import emit, note, progress
 from codl.ir import soc as socs
+from codl.ir.results import Digests
 from codl.measure import dataset as datasets
 from codl.measure import tuning_file
 from codl.measure.dataset import Dataset
+from codl.measure.dataset_digest import dataset_digest
 from codl.predict.names import ESTIMATORS, FOLDER
+from codl.targets.environment import library_environment
+from codl.targets.local import LocalTarget
 
 PredictorsOption = Annotated[
     list[str] | None,
@@ -93,13 +98,14 @@ def train_predictors(
     described, limit = socs.load(soc), budget_of(budget)
     known = [socs.load(name.strip()) for text in like or () for name in text.split(",")]
     data = Dataset.found(described.name, dataset)
+    tuning = tuning_file.read(data, described)
     workers = read_workers(jobs, dask, usual=len(os.sched_getaffinity(0)))
     doing = "Training and holding out" if evaluate else "Training"
     with progress(f"{doing} on {described.name}") as update:
         report = train(
             described,
             data,
-            tuning_file.read(data, described),
+            tuning,
             predictors=predictor or tuple(ESTIMATORS),
             folder=output,
             like=[(other, Dataset.found(other.name, dataset)) for other in known],
@@ -111,7 +117,11 @@ def train_predictors(
         )
     for text in report.notes:
         note(text)
+    protocol = {"evaluate": evaluate, "seeds": seeds, "dask": dask or ""}
+    here = library_environment(LocalTarget(None), protocol, threads=workers.jobs)
+    of = Digests(dataset=dataset_digest(data), tuning=tuning.fingerprint)
     result = {"soc": described.name, **report.to_json()}
+    result |= {"environment": asdict(here), "digests": asdict(of)}
 
     def render() -> RenderableType:
         from codl.report.load import train_result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from math import inf
 from time import monotonic
@@ -20,7 +20,8 @@ class Budget:
     """So many seconds from now, by a clock in seconds; None for as many as it takes.
 
     What has begun is finished, so a budget is kept by not beginning: whoever works in steps asks
-    before each whether `has_time`, or works through `steps`. `ended` says why that ended.
+    before each whether `has_time`, or works through `steps`; or through items among which it is
+    `shared`, where each keeps a budget itself. `ended` says why that ended.
     """
 
     def __init__(
@@ -88,6 +89,15 @@ class Budget:
                 return
             yield next(coming)
             progress(done, count, self.to_go_s(done, count))
+
+    def shared(self, items: Sequence[T], progress: Progress = nobody) -> Iterator[tuple[T, Budget]]:
+        """One item after the other until the time is over, each with its share of what is left."""
+        for done, item in enumerate(items):
+            if self.is_over():
+                self.ended = "budget"
+                return
+            yield item, self.share(len(items) - done)
+            progress(done + 1, len(items), self.to_go_s(done + 1, len(items)))
 
     @contextmanager
     def keeping(self, kept: Sized) -> Iterator[None]:

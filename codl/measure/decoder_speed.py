@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.ir.results import Latency
-from codl.measure.interleave import Effort, Timed, interleave
+from codl.measure.budget import Budget
+from codl.measure.interleave import Effort, Timed, Turns, interleave
 
 
 class Decodes(Protocol):
@@ -60,14 +61,24 @@ class DecoderSpeed:
 
 
 def time_decoders(
-    decoders: Mapping[str, Decodes], workload: Workload, effort: Effort
+    decoders: Mapping[str, Decodes],
+    workload: Workload,
+    effort: Effort,
+    budget: Budget | None = None,
 ) -> dict[str, DecoderSpeed]:
-    """By name; everybody has turns of both, and what the first run of a turn takes counts too."""
+    """By name; everybody has turns of both, and what the first run of a turn takes counts too.
+
+    Ctrl-C behind the first round ends it with what there is.
+    """
     runs: dict[str, Timed] = {}
+    found: dict[str, Turns] = {}
+    rounds: list[float] = []
+    budget = budget or Budget()
     for name, own in decoders.items():
         runs[f"{name} prefill"] = _timed(own, workload, _prefill)
         runs[f"{name} decode"] = _timed(own, workload, _decode)
-    found = interleave(runs, effort)
+    with budget.keeping(rounds):
+        interleave(runs, effort, found=found, after_round=lambda: rounds.append(budget.spent_s))
 
     def speed(name: str, tokens: int) -> Speed:
         turns = found[name]

@@ -16,6 +16,7 @@ from typing import TypeAlias
 from codl.errors import CodlError
 from codl.ir.results import Conditions, Latency
 from codl.ir.types import Processor
+from codl.measure.budget import Budget
 
 #: Does something so many times in a row, and returns the seconds that each of them took.
 Timed: TypeAlias = Callable[[int], Sequence[float]]
@@ -26,13 +27,15 @@ class Effort:
     """How long to measure: at least so many rounds and seconds; in a round everybody has a turn.
 
     A turn is a run that finds the caches as the others left them, and `warm` runs right behind it,
-    as where one inference follows the other. With `keep_runs` what every run took is told.
+    as where one inference follows the other. With `keep_runs` what every run took is told. Where
+    there are `max_seconds`, no round but the first is begun that would end behind them.
     """
 
     min_rounds: int = 5
     min_seconds: float = 10.0
     warm: int = 3
     keep_runs: bool = False
+    max_seconds: float | None = None
 
     @property
     def turn(self) -> int:
@@ -108,16 +111,20 @@ def interleave(
     before_turn: Callable[[], object] = lambda: None,
     after_round: Callable[[], None] = lambda: None,
     failed: dict[str, CodlError] | None = None,
+    found: dict[str, Turns] | None = None,
 ) -> dict[str, Turns]:
     """Everybody has a turn in every round, in a new order each time.
 
     What comes before a turn is the same for all. Whoever raises a `CodlError` leaves, and `failed`
-    gets the error; without `failed` it is raised.
+    gets the error; without `failed` it is raised. `found` gets everybody's turns as they are done.
     """
-    found = {name: Turns() for name in runs}
-    order, rounds, begin = list(runs), 0, perf_counter()
+    found = {} if found is None else found
+    found |= {name: Turns() for name in runs}
+    order, rounds, budget = list(runs), 0, Budget(effort.max_seconds, perf_counter)
     shuffle = Random(0).shuffle
-    while order and (rounds < effort.min_rounds or perf_counter() - begin < effort.min_seconds):
+    while order and (rounds < effort.min_rounds or budget.spent_s < effort.min_seconds):
+        if not budget.has_time():
+            break
         for name in tuple(order):
             before_turn()
             try:

@@ -148,18 +148,14 @@ def tune(
     missing = [(t, f) for t, f in zip(tasks, found, strict=True) if not t.is_done_by(f, soc)]
     results: list[Tuned] = []
     failures: list[Failure] = []
-    for index, (task, before) in enumerate(missing):
-        if budget.is_over():
-            break
+    for (task, before), share in budget.shared(missing, progress):
         searching(task)
-        share = budget.share(len(missing) - index)
         outcome = Search(gpu, task, share, before.trials if before else ()).run()
         if isinstance(outcome, Tuned):
             results.append(outcome)
             keep(outcome)
         else:
             failures.append(outcome)
-        progress(index + 1, len(missing), budget.to_go_s(index + 1, len(missing)))
     return TuneRun(
         results=tuple(results),
         known=done_before(tasks, tuning, soc),

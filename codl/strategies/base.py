@@ -17,6 +17,7 @@ from codl.ir.plan import Plan, PlanOrigin
 from codl.ir.soc import Soc
 from codl.kernels.tuning import Tuning
 from codl.measure import dataset, tuning_file
+from codl.measure.budget import Budget
 from codl.measure.dataset import Dataset
 from codl.measure.dataset_digest import dataset_digest
 from codl.plan.cost_model import CostModel, LatencyPredictors
@@ -113,6 +114,10 @@ class Context:
             return covered(self.cost(DEFAULT), network)
         except InvalidFileError:
             return None
+
+    def within(self, budget: Budget, *, plans: int) -> Context:
+        """The same where so many plans that run may take half of a budget, and no more."""
+        return replace(self, budget_s=min(self.budget_s, budget.left_s / max(1, 2 * plans)))
 
     def with_memory(self, memory: str) -> Context:
         """The same with a GPU whose tensors lie in one of `MEMORY_TYPES` only."""

@@ -19,6 +19,7 @@ from codl.ir import Network, statistic
 from codl.ir.plan import Plan
 from codl.ir.results import EvalRow, Latency, PeerRun, TimeSpan
 from codl.measure import drift
+from codl.measure.budget import Budget
 from codl.measure.inputs import random_inputs
 from codl.measure.interleave import Effort, TimedTogether
 from codl.measure.together import slowdown
@@ -81,13 +82,17 @@ def evaluate(
     peers: Sequence[str] = (),
     effort: Effort | None = None,
     batch: int | None = None,
+    budget: Budget | None = None,
 ) -> Evaluation:
     """Measure strategies, and other libraries on all cores, on one model.
 
     `batch` is the number of images at a time, by default the model's own. Strategies that lead
     to the same executable are timed as one: they can differ by noise alone. Everybody has turns of
-    several runs, since that is how a model is used; the first run of a turn is kept apart.
+    several runs, since that is how a model is used; the first run of a turn is kept apart. In a
+    budget there may be fewer rounds than the effort says, and there is one at least.
     """
+    running = sum(strategy.runs_plans for strategy in strategies)
+    context = context.within(budget or Budget(), plans=running)
     context.note(f"{model}: importing, reference by ONNX Runtime")
     network, reference = load(model, batch)
     target, effort = context.device, effort or Effort()
@@ -105,6 +110,7 @@ def evaluate(
                 models[name] = peer
         context.note(f"{model}: measuring {', '.join(models)} interleaved")
         anchors = context.tuning if usual_ms else None
+        effort = replace(effort, max_seconds=budget.share().seconds if budget else None)
         times = target.time(models, effort, with_energy=True, anchors=anchors)
     if times.sensors:
         context.note(f"energy by {', '.join(times.sensors)}")

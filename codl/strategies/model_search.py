@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TypeAlias
@@ -13,6 +14,8 @@ from codl.frontend.models import BUILT_IN
 from codl.ir import Network
 from codl.ir.gpu_limits import UNLIMITED, GpuLimits
 from codl.ir.plan import Plan
+from codl.measure.budget import Budget
+from codl.measure.progress import Progress, nobody
 from codl.plan import op_placement
 from codl.plan.op_placement import OpPlacement
 from codl.predict.names import DEFAULT
@@ -90,18 +93,30 @@ def search_models(
     context: Context,
     workers: Workers = Workers(),
     *,
-    told: Callable[[], None] = lambda: None,
+    budget: Budget | None = None,
+    progress: Progress = nobody,
 ) -> list[Outcome]:
     """What each search comes to, in their order: the same whoever the workers are.
 
-    Each model is searched by one worker; `told` is called after each. Workers elsewhere have no
-    target to run plans on, and those of a cluster no dataset to compute a bound from.
+    Each model is searched by one worker; `progress` hears of each. Workers elsewhere have no target
+    to run plans on, and those of a cluster no dataset to compute a bound from. For a model that
+    there was no time left for, or that Ctrl-C came before, it is a `CodlError` that says so.
     """
+    budget = budget or Budget()
     planners = [one.planner for one in searches]
     predictors = {DEFAULT, *(one.default_predictor for one in planners if one is not None)}
     context.preload(*predictors)
     ready = context if workers.are_here else context.portable(*predictors)
-    return workers.map(_outcome, ready, _sent(searches, workers), told=told)
+    done: dict[int, Outcome] = {}
+    with (
+        closing(workers.results(_outcome, ready, _sent(searches, workers))) as results,
+        budget.keeping(done),
+    ):
+        for at, outcome in budget.steps(results, progress, total=len(searches)):
+            done[at] = outcome
+    is_late = budget.ended == "budget"
+    missing = CodlError("There was no time left for it." if is_late else "Ctrl-C came before it.")
+    return [done.get(at, missing) for at in range(len(searches))]
 
 
 def _sent(searches: Sequence[Search], workers: Workers) -> Iterator[Search]:

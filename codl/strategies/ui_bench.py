@@ -6,18 +6,21 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
 from codl.ir.gpu_limits import LimitedGpu
 from codl.ir.results import Latency
+from codl.measure.budget import Budget
 from codl.measure.ui_frames import Drawn, Frames
 from codl.runtime.engine import Engine
 from codl.targets.base import Target
 
 #: Everybody has so many turns, one after the other.
 TURNS = 3
+#: What is drawn while an engine runs, and the seconds of its runs.
+Beside: TypeAlias = tuple[Drawn, list[float]]
 
 
 @dataclass(frozen=True)
@@ -40,33 +43,33 @@ def bench_ui(
     inputs: Mapping[str, NDArray[Any]],
     *,
     seconds: float,
+    budget: Budget | None = None,
 ) -> list[UiRow]:
     """Frames that `probe` draws beside nothing, and beside each of the engines, in turns.
 
-    `probe` is on the same device in a process of its own; each has `seconds` in all.
+    `probe` is on the same device in a process of its own; each has `seconds` in all. Ctrl-C behind
+    the first round of turns ends it with what there is.
     """
-    turn_s = seconds / TURNS
-    alone: list[Drawn] = []
-    drawn: dict[str, list[Drawn]] = {name: [] for name in engines}
-    samples: dict[str, list[float]] = {name: [] for name in engines}
+    budget, turn_s = budget or Budget(), seconds / TURNS
+    rounds: list[tuple[Drawn, dict[str, Beside]]] = []
     probe.draw_frames(0.0)  # opens the device and finds out what a frame takes
     for engine in engines.values():
         engine(inputs)
-    for _ in range(TURNS):
-        alone.append(probe.draw_frames(turn_s))
-        for name, engine in engines.items():
-            frames, own = _beside(engine, probe, turn_s)
-            drawn[name].append(frames)
-            samples[name] += own
-    rows = [UiRow("nothing", Frames.of(alone))]
+    with budget.keeping(rounds):
+        for _ in range(TURNS):
+            alone = probe.draw_frames(turn_s)
+            beside = {name: _beside(engine, probe, turn_s) for name, engine in engines.items()}
+            rounds.append((alone, beside))
+    rows = [UiRow("nothing", Frames.of([alone for alone, _ in rounds]))]
     for name, engine in engines.items():
-        latency, predicted_ms = Latency.of(samples[name]), engine.plan.predicted_ms
-        row = UiRow(name, Frames.of(drawn[name]), latency, predicted_ms, engine.limited)
-        rows.append(row)
+        turns = [beside[name] for _, beside in rounds]
+        latency = Latency.of([second for _, samples in turns for second in samples])
+        frames, predicted_ms = Frames.of([drawn for drawn, _ in turns]), engine.plan.predicted_ms
+        rows.append(UiRow(name, frames, latency, predicted_ms, engine.limited))
     return rows
 
 
-def _beside(engine: Engine, probe: Target, seconds: float) -> tuple[Drawn, list[float]]:
+def _beside(engine: Engine, probe: Target, seconds: float) -> Beside:
     """What is drawn while an engine runs, and the seconds of its runs."""
     engine.run()
     samples = []

@@ -44,6 +44,21 @@ def environment_of(target: Target, protocol: Mapping[str, Any]) -> Environment |
     return under(found, now)
 
 
+def library_environment(
+    target: Target, protocol: Mapping[str, Any], *, threads: int
+) -> Environment:
+    """Of what libraries compute on a machine, without its OpenCL device."""
+    seen = target.examine()
+    return Environment(
+        machine=target.describe().cpu.name,
+        system=f"{seen.system} {seen.machine}",
+        cpu_cores=seen.cores,
+        threads=threads,
+        libraries={name: version for name, version in seen.packages.items() if version},
+        protocol=dict(protocol),
+    )
+
+
 def under(environment: Environment, conditions: Conditions) -> Environment:
     """The same with the clocks of a while."""
     clocks = {"cpu": conditions.cpu_mhz, "gpu": conditions.gpu_mhz}

@@ -51,11 +51,23 @@ class CurveFile:
         if self.path.exists():
             self._write()
 
-    def add(self, soc: Mapping[str, Any], serial: str, rows: Sequence[dict[str, Any]]) -> None:
-        """Add a model's rows and write the file: whatever happens next, they are there."""
-        origin = {**provenance(), **self._commit, "soc": soc, "serial": serial}
+    def add(
+        self,
+        soc: Mapping[str, Any],
+        serial: str,
+        rows: Sequence[dict[str, Any]],
+        recorded: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Add a model's rows and write the file: whatever happens next, they are there.
+
+        `recorded` has the environment and the digests, where something was measured.
+        """
+        origin = {**provenance(), **self._commit, "soc": soc, "serial": serial, **(recorded or {})}
         known = [own for own in self._of(soc["name"]) if _is_like(own, origin)]
         if known:
+            if before := known[-1].get("digests"):
+                models = {**before["models"], **origin.get("digests", before)["models"]}
+                origin["digests"] = {**before, "models": models}
             known[-1].update(origin)
             known[-1]["rows"] += rows
         else:
@@ -90,5 +102,13 @@ def failed(model: str, reason: str) -> list[dict[str, Any]]:
 
 
 def _is_like(evaluation: Mapping[str, Any], origin: Mapping[str, Any]) -> bool:
-    """Whether an evaluation is by the same codl on the same device."""
-    return all(evaluation[key] == origin[key] for key in ("codl", "commit", "serial", "soc"))
+    """Whether an evaluation is by the same codl, of the same data, on the same device as it is."""
+    same = all(evaluation[key] == origin[key] for key in ("codl", "commit", "serial", "soc"))
+    of = [own for own in (evaluation, origin) if "digests" in own]
+    return same and all(_lasting(own) == _lasting(of[0]) for own in of)
+
+
+def _lasting(evaluation: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What does not change from model to model."""
+    environment, digests = evaluation["environment"] or {}, evaluation["digests"]
+    return {**environment, "clocks_mhz": None}, digests["dataset"], digests["tuning"]

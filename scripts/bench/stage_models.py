@@ -21,8 +21,11 @@ from typing import Any
 
 from curve_file import STRATEGIES, CurveFile, failed
 
+from codl.cli.recorded import digests_of, recorded
 from codl.errors import CodlError
+from codl.ir.results import Digests
 from codl.measure import tuning_file
+from codl.measure.budget import Budget
 from codl.measure.dataset import Dataset
 from codl.measure.interleave import Effort
 from codl.plugins import load_installed
@@ -49,7 +52,7 @@ def main() -> None:
     parser.add_argument("--commit", default="", help="codl's, where it is no checkout")
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args()
-    begin = perf_counter()
+    budget = Budget(options.budget)
     load_installed()
     soc = load_local(options.soc, options.serial)
     if not options.no_train:
@@ -57,14 +60,19 @@ def main() -> None:
     effort = Effort(min_rounds=options.rounds, min_seconds=options.seconds)
     context = Context.of(soc, note=_note)
     file = CurveFile(options.output, options.commit)
+    models = options.models.split(",")
+    done = 0
     with closing(connect(options.serial, soc)) as target:
-        for model in options.models.split(","):
-            if perf_counter() - begin > options.budget:
-                _note(f"{model} is left out: the budget is over")
-                continue
-            rows = _rows(model, replace(context, target=target), effort)
-            file.add(soc.to_json(), options.serial, rows)
+        context = replace(context, target=target)
+        protocol = {"min_rounds": effort.min_rounds, "min_seconds": effort.min_seconds}
+        for model, _ in budget.shared(models):
+            rows, of = _rows(model, context, effort)
+            recording = recorded(target, of, **protocol)
+            file.add(soc.to_json(), options.serial, rows, recording)
             _tell(soc, rows)
+            done += 1
+    if text := budget.left_out(len(models) - done, "models"):
+        _note(f"{text} {', '.join(models[done:])}")
 
 
 def _train(soc: LocalSoc) -> None:
@@ -79,15 +87,17 @@ def _train(soc: LocalSoc) -> None:
     _note(f"{soc.name}: trained in {perf_counter() - begin:.1f} s")
 
 
-def _rows(model: str, context: Context, effort: Effort) -> list[dict[str, Any]]:
+def _rows(model: str, context: Context, effort: Effort) -> tuple[list[dict[str, Any]], Digests]:
+    """A model's rows, and what they rest on."""
+    of = digests_of(context)
     try:
         found = evaluate(model, [find(name) for name in STRATEGIES], context, effort=effort)
-        return to_json(found.rows)
+        return to_json(found.rows), replace(of, models={model: found.digest})
     except CodlError as error:
-        return failed(model, str(error))
+        return failed(model, str(error)), of
     except Exception as error:  # a driver's: the other models are still to be measured
         traceback.print_exc()
-        return failed(model, f"{type(error).__name__}: {error}")
+        return failed(model, f"{type(error).__name__}: {error}"), of
 
 
 def _tell(soc: LocalSoc, rows: list[dict[str, Any]]) -> None:

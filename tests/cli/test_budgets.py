@@ -12,10 +12,13 @@ from support import command_line
 from support.clocks import Hands
 
 from codl.backend import conformance as suite
-from codl.cli import bench, conformance
+from codl.cli import bench, conformance, eval_course, evaluate
 from codl.cli.app import INTERRUPTED
+from codl.ir.results import EvalRow, Latency
 from codl.ir.soc import Soc
 from codl.measure.budget import Budget
+from codl.strategies import Context
+from codl.strategies.evaluation import Evaluation
 from codl.targets.local import LocalTarget
 
 OPS = [f"pooling in=1x{channels}x8x8 kernel=2x2 stride=2" for channels in (8, 16, 24)]
@@ -131,3 +134,46 @@ def ended_by_ctrl_c(own: Any) -> Any:
         return own(self, *given, keep=then_end, **more)
 
     return tune
+
+
+MODELS = ("matmul", "op_chain", "bert")
+
+
+def evaluated(model: str, strategies: Any, context: Context, **how: Any) -> Evaluation:
+    """One row that is told, not measured: the milliseconds are the seconds of the budget."""
+    ms = how["budget"].seconds or 1.0
+    row = EvalRow(model, "cpu", Latency(ms, ms, ms, 9), None, "measured")
+    return Evaluation(model, "abc", [row], {}, {})
+
+
+def test_models_of_an_evaluation_share_its_time(
+    tmp_path: Path, soc_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Hands()
+    monkeypatch.setattr(evaluate, "budget_of", lambda text, option: Budget(float(text), clock))
+    monkeypatch.setattr(eval_course, "evaluate", Steps(clock).after(evaluated))
+    words = ["eval", "--soc", soc_file, "--models", ",".join(MODELS), "--strategies", "cpu"]
+    found, _ = ended(tmp_path, *words, "--within", "24", code=0)
+    levels = [row["latency_ms"]["p20"] for row in found["rows"]]
+    assert levels == [24 / 3, (24 - STEP_S) / 2, 24 - 2 * STEP_S]
+    assert (found["stopped"], found["left"]) == ("done", 0)
+    found, said = ended(tmp_path, *words, "--within", "7", code=0)
+    assert (found["stopped"], found["left"], len(found["rows"])) == ("budget", 1, 2)
+    assert "1 models left: the budget of 7 s is over." in said
+
+
+def test_an_evaluation_keeps_the_models_before_ctrl_c(
+    tmp_path: Path, soc_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eval_course, "evaluate", Steps(Hands(), calls=2).after(evaluated))
+    words = ["eval", "--soc", soc_file, "--models", ",".join(MODELS), "--strategies", "cpu"]
+    found, said = ended(tmp_path, *words, code=INTERRUPTED)
+    assert (found["stopped"], found["left"], len(found["rows"])) == ("interrupted", 1, 2)
+    assert "Interrupted. 2 rows of models before that are kept." in said
+
+
+@pytest.mark.parametrize("of", [("bench", "--op", SMALL), ("conformance",)])
+def test_no_time_at_all_is_no_budget(of: tuple[str, ...], tmp_path: Path, soc_file: str) -> None:
+    done = command_line.run(tmp_path, *of, "--soc", soc_file, "--budget", "0")
+    assert (done.code, done.stdout) == (1, "")
+    assert "--budget must be above 0, got '0'" in done.stderr

@@ -133,6 +133,8 @@ def test_the_dataset_and_the_predictors_say_what_they_are(workplace: Path) -> No
             "us_without_features"}  # fmt: skip
     assert all(set(p) == keys for p in trained["predictors"])
     assert {p["split"] for p in trained["predictors"]} == {"row", "shape"}
+    assert trained["environment"]["libraries"]["scikit-learn"]
+    assert trained["digests"]["dataset"]
 
 
 def test_search_run_and_the_same_outputs(workplace: Path) -> None:
@@ -289,6 +291,9 @@ def test_an_interface_is_drawn_beside_a_model(workplace: Path) -> None:
     command = ("bench", "small.onnx", "--soc", "test", "--ui", "--strategy", "gpu", *limits)
     result = answer(workplace, *command)
     assert result["limits"] == {"max_kernel_ms": None, "gpu_duty": 0.8}
+    assert result["environment"]["driver"]
+    assert set(result["digests"]["plans"]) == {"without limits", "with limits"}
+    assert result["stopped"] == "done"
     nothing, without, limited = result["rows"]
     assert nothing["latency_ms"] is None
     assert without["limited"] is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,6 +13,8 @@ import pytest
 from codl.errors import CodlError, InvalidFileError
 from codl.ir import parse
 from codl.ir import soc as socs
+from codl.ir.environment import Environment
+from codl.ir.results import Digests
 from codl.measure.dataset import AnchorRow, Dataset, OpRow
 from codl.measure.tasks import load_ops
 from codl.report.curves import families
@@ -157,6 +159,32 @@ def test_the_file_grows_by_models_and_goes_on_with_what_failed(script: Any, tmp_
     assert isinstance(later, CurveResult)
     assert later.commit == later.evaluations[-1].commit == "abc1234"
     assert [len(family.points) for family in families([result])] == [1]
+
+
+def recording(driver: str, model: str) -> dict[str, Any]:
+    """What an evaluation says of itself."""
+    environment = Environment(
+        machine="m", system="s", driver=driver, clocks_mhz={"cpu": len(model)}
+    )
+    digests = Digests(dataset="d", models={model: f"digest of {model}"})
+    return {"environment": asdict(environment), "digests": asdict(digests)}
+
+
+def test_a_curve_says_where_each_part_was_measured(script: Any, tmp_path: Path) -> None:
+    file = script("curve_file").CurveFile(tmp_path / "curve.json")
+    soc = script("stage_socs").of_multiprocessors(card(), 4).soc.to_json()
+    other = [{**row, "model": "other"} for row in rows()]
+    file.add(soc, "stage:4", rows(), recording("7.1", "testnet"))
+    file.add(soc, "stage:4", other, recording("7.1", "other"))
+    file.add(soc, "stage:4", script("curve_file").failed("third", "it was ended"))
+    file.add(soc, "stage:4", [{**row, "model": "new"} for row in rows()], recording("7.2", "new"))
+    result = load_result(file.path)
+    assert isinstance(result, CurveResult)
+    assert [len(own.rows) for own in result.evaluations] == [9, 3]
+    first, second = result.evaluations
+    assert first.digests is not None
+    assert set(first.digests.models) == {"testnet", "other"}
+    assert [own.environment and own.environment.driver for own in (first, second)] == ["7.1", "7.2"]
 
 
 def test_another_file_is_not_written_over(script: Any, tmp_path: Path) -> None:

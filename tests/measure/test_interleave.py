@@ -103,3 +103,12 @@ def test_who_fails_leaves_and_the_others_go_on() -> None:
     assert str(failed["bad"]) == "it broke"
     with pytest.raises(DeviceError, match="it broke"):
         interleave(runs, Effort(min_rounds=3, min_seconds=0))
+
+
+@pytest.mark.parametrize(("most_s", "rounds"), [(0.0, 1), (3.5, 3), (None, 5)])
+def test_where_time_is_short_there_are_fewer_rounds_and_one_at_least(
+    most_s: float | None, rounds: int, machine: SharedCache
+) -> None:
+    effort = Effort(min_rounds=5, min_seconds=0, warm=3, max_seconds=most_s)
+    found = interleave({"a": timed(machine.run("a", 0.25))}, effort)
+    assert len(found["a"].cold) == rounds
