@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.kernel_runs import Case, run_cpu
+from support.kernel_runs import Case, operands, reference, run_cpu, run_gpu
 
 from codl.errors import CodlError
-from codl.ir import parse, split
+from codl.ir import Region, parse, split
 from codl.ir.ops.matmul_nbits import packed, unpacked
 from codl.kernels import registry
 from codl.runtime.opencl import OpenClDevice
@@ -42,6 +42,29 @@ def test_kernels_of_either_side_equal_the_reference(
     for variant in registry.variants(op, "gpu", gpu.soc):
         for choice in variant.choices(op, gpu.soc)[1:]:  # type: ignore[attr-defined]
             case.on_gpu(variant, gpu, choice=choice)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_blocks_of_very_different_elements_are_as_exact_as_floats(
+    bits: int, gpu: OpenClDevice
+) -> None:
+    """Rows become whole numbers block by block, whatever their blocks hold."""
+    op = parse(f"matmul_nbits in=1x96 matrix=96x40 bits={bits} block=16")
+    inputs, weights = operands(op)
+    weights["bias"][:] = 0
+    sizes = np.repeat(np.float32([0, 1e-32, 1e-20, 1, 1e10, 1e20]), 16)
+    variant = registry.find(op, "gpu_vector")
+    whole = Region.whole(op.output)
+    for blocks in ([0, 1], [1, 2], [2, 3], [4, 5]):
+        kept = np.isin(np.arange(96) // 16, blocks)
+        given = [x * (sizes * kept).reshape(x.shape) for x in inputs]
+        got, _ = run_gpu(variant, op, whole, given, weights, gpu)
+        expected = reference(op, given, weights)
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-6 * np.abs(expected).max())
+    given = [x.copy() for x in inputs]
+    given[0].reshape(-1)[3] = np.nan
+    got, _ = run_gpu(variant, op, whole, given, weights, gpu)
+    assert np.isnan(got).all()
 
 
 def test_rows_of_8_bits_are_close_where_a_model_lets_them(gpu: OpenClDevice) -> None:

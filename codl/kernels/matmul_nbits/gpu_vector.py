@@ -1,6 +1,8 @@
 """Products of a few rows with packed matrices on CPU runtimes, at the speed of the memory.
 
-So are those of a language model that writes word by word: every number is read once.
+So are those of a language model that writes word by word: every number is read once. Either numbers
+become floats in registers, or the rows become whole numbers, of which a CPU multiplies and adds two
+in each lane at once.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from codl.ir import columns
 from codl.ir.columns import Column, FeatureColumns
@@ -18,15 +21,29 @@ from codl.ir.soc import Soc
 from codl.ir.types import PLANAR, Storage
 from codl.kernels import tiling_columns
 from codl.kernels.base import ENDS, Choice, KernelLaunch, KernelPlan
-from codl.kernels.feature_columns import ChoiceColumns, by_level, gpu_cache_bytes
+from codl.kernels.feature_columns import (
+    ChoiceColumns,
+    by_level,
+    first_choice,
+    gpu_cache_bytes,
+    unique,
+)
 from codl.kernels.matmul_nbits.packing import matrix_args, matrix_defines, pack_matrix
 from codl.kernels.tiling import base_defines
 from codl.kernels.variant import ByChoiceColumns
 
 #: With more rows, tiles that are unpacked once for many rows are faster.
 MOST_ROWS = 4
-#: Panels of V columns side by side.
-PANELS = (2, 1, 4)
+#: Panels of V columns side by side. One alone is read from a matrix's first word to its last, which
+#: a CPU sees coming; several are as many streams, and a third slower where they are in no cache.
+PANELS = (1, 2, 4)
+#: How numbers are multiplied: as floats, or by pairs of whole numbers of 16 bits. x86 has an
+#: instruction for those at any width.
+FLOATS, PAIRS = 0, 1
+PAIRS_WIDTH = 8
+#: Of local memory, what rows as whole numbers may take, and what they take for an element: 4 bytes,
+#: and of a block two floats.
+LOCAL_SHARE, ELEMENT_BYTES, BLOCK_BYTES = 1 / 2, 4, 8
 
 
 class GpuVector(ByChoiceColumns):
@@ -43,10 +60,20 @@ class GpuVector(ByChoiceColumns):
         return f"rows must be {MOST_ROWS} at most, got {rows}" if rows > MOST_ROWS else None
 
     def choices(self, op: MatMulNBits, soc: Soc) -> tuple[Choice, ...]:
-        return tuple({"panels": panels} for panels in PANELS)
+        ways = (PAIRS, FLOATS) if self._fits(self.op_columns.of([op]), soc)[0] else (FLOATS,)
+        default = first_choice(self.default_columns(self.op_columns.of([op]), soc))
+        return unique([default, *({"panels": p, "by": way} for way in ways for p in PANELS)])
 
     def default_columns(self, ops: Any, soc: Soc) -> ChoiceColumns:
-        return {"panels": np.full_like(ops.k, PANELS[0])}
+        wide = soc.gpu.vector_width >= PAIRS_WIDTH
+        by = np.where(wide & self._fits(ops, soc), float(PAIRS), float(FLOATS))
+        return {"panels": np.full_like(ops.k, PANELS[0]), "by": by}
+
+    def _fits(self, ops: MatMulNBitsColumns, soc: Soc) -> NDArray[np.bool_]:
+        """Whether local memory holds the rows as whole numbers."""
+        each = ELEMENT_BYTES * ops.block + BLOCK_BYTES
+        fits: NDArray[np.bool_] = ops.m * ops.blocks * each <= LOCAL_SHARE * soc.gpu.local_mem_bytes
+        return fits
 
     def feature_columns(
         self, ops: MatMulNBitsColumns, soc: Soc, choice: ChoiceColumns | None = None
@@ -67,21 +94,23 @@ class GpuVector(ByChoiceColumns):
 
     def plan(self, op: MatMulNBits, soc: Soc, choice: Choice | None = None) -> KernelPlan:
         choice = choice or self.choices(op, soc)[0]
+        by_pairs = choice["by"] == PAIRS
         groups, strip = (int(x[0]) for x in _groups(self.op_columns.of([op]), soc, choice))
         launch = KernelLaunch(
-            kernel="matmul_vector",
+            kernel="matmul_pairs" if by_pairs else "matmul_vector",
             global_size=(-(-groups // strip), 1, 1),
             local_size=(1, 1, 1),
             args=(*ENDS, *matrix_args(op), strip, op.n, op.k),
         )
         return KernelPlan(
-            source="matmul_nbits/gpu_vector.cl",
+            source=f"matmul_nbits/gpu_{'pairs' if by_pairs else 'vector'}.cl",
             launches=(launch,),
             defines={
                 **base_defines(op.activation, soc),
                 **matrix_defines(op),
                 "ROWS": merged(op)[0],
                 "PANELS": choice["panels"],
+                **({"DEPTH": op.blocks * op.block} if by_pairs else {}),
             },
             pack=partial(pack_matrix, width=soc.gpu.vector_width, panel=soc.gpu.vector_width),
             storages=dict.fromkeys(ENDS, PLANAR),

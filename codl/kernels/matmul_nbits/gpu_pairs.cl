@@ -1,0 +1,156 @@
+// Products of ROWS rows with a packed matrix, on CPUs, in whole numbers: as gpu_vector.cl, but no
+// number becomes a float. A mask leaves two of a word in the halves of each lane, and one instruction
+// multiplies both by whole numbers of 16 bits and adds them up.
+//
+// For that each block of a row becomes whole numbers of 30 bits, of steps that the block's largest
+// element gives, and these two of 15 bits, `upper` and `lower`: finer than a float is beside it.
+//
+// ROWS           of a and of the output
+// PANELS         of V columns that are gone through side by side
+// DEPTH          k, to whole blocks
+
+#include "matmul_nbits/unpack.cl"
+
+#define BLOCK_WORDS (LENGTH / PER_WORD)
+#define PAIRS (PER_WORD / 2)
+#define PAIR_MASK (MOST << 16 | MOST)
+#define EACH_PANEL UNROLL for (int p = 0; p < PANELS; p++)
+#define EACH_ROW UNROLL for (int r = 0; r < ROWS; r++)
+// Elements of a row in the order in which a word has its numbers by pairs.
+#if BITS == 4
+#define PAIRED ((ushort8)(0, 4, 1, 5, 2, 6, 3, 7))
+#else
+#define PAIRED ((ushort8)(0, 2, 1, 3, 4, 6, 5, 7))
+#endif
+#define PART 15
+#define STEPS 0x1p29f
+// Blocks of nothing larger have the steps of such a one: the finest that a float can count.
+#define LEAST 0x1p-97f
+
+// The sums of the products of both halves of each lane, which have signs. Compilers know the instruction
+// by the sums of neighbours in a vector that OpenCL C has no name for.
+#define IVEC CAT(int, V)
+#define AS_IVEC CAT(as_int, V)
+#if defined(__clang__) && V > 4
+typedef short HALVES __attribute__((ext_vector_type(2 * V)));
+typedef int PRODUCTS __attribute__((ext_vector_type(2 * V)));
+#if V == 8
+#define NEIGHBOURS(m, i)                                                                           \
+    __builtin_shufflevector(m, m, i, i + 2, i + 4, i + 6, i + 8, i + 10, i + 12, i + 14)
+#else
+#define NEIGHBOURS(m, i)                                                                           \
+    __builtin_shufflevector(m, m, i, i + 2, i + 4, i + 6, i + 8, i + 10, i + 12, i + 14, i + 16,   \
+                            i + 18, i + 20, i + 22, i + 24, i + 26, i + 28, i + 30)
+#endif
+#define WIDENED(x) __builtin_convertvector(__builtin_astype((x), HALVES), PRODUCTS)
+IVEC pair_products(UVEC a, UVEC b)
+{
+    const PRODUCTS m = WIDENED(a) * WIDENED(b);
+    return NEIGHBOURS(m, 0) + NEIGHBOURS(m, 1);
+}
+#else
+#define LOWER_HALF(x) (AS_IVEC((x) << 16u) >> 16)
+#define UPPER_HALF(x) (AS_IVEC(x) >> 16)
+IVEC pair_products(UVEC a, UVEC b)
+{
+    return LOWER_HALF(a) * LOWER_HALF(b) + UPPER_HALF(a) * UPPER_HALF(b);
+}
+#endif
+
+// Elements of a row from `at` on; zeros beyond the last.
+float8 eight_of(__global const float *row, int at, int k)
+{
+    if (at + 8 <= k) return vload8(0, row + at);
+    float lanes[8];
+    for (int i = 0; i < 8; i++) lanes[i] = at + i < k ? row[at + i] : 0.0f;
+    return vload8(0, lanes);
+}
+
+// A row as whole numbers; and of each block the size of a step, and the sum.
+void round_row(
+    __global const float *row, int k, __local short *upper, __local short *lower,
+    __local float *steps, __local float *totals)
+{
+    for (int at = 0, block = 0; at < DEPTH; at += LENGTH, block++) {
+        float8 most = 0.0f, total = 0.0f;
+        UNROLL for (int i = 0; i < LENGTH; i += 8) {
+            const float8 x = eight_of(row, at + i, k);
+            most = fmax(most, fabs(x));
+            total += x;
+        }
+        const float4 most4 = fmax(most.lo, most.hi), total4 = total.lo + total.hi;
+        const float2 most2 = fmax(most4.lo, most4.hi), total2 = total4.lo + total4.hi;
+        const float largest = fmax(fmax(most2.x, most2.y), LEAST), many = STEPS / largest;
+        steps[block] = largest * (1 / STEPS);
+        totals[block] = total2.x + total2.y;
+        UNROLL for (int i = 0; i < LENGTH; i += 8) {
+            const int8 x = convert_int8_rte(many * eight_of(row, at + i, k));
+            const int8 high = (x + (1 << (PART - 1))) >> PART, low = x - (high << PART);
+            vstore8(shuffle(convert_short8(high), PAIRED), 0, upper + at + i);
+            vstore8(shuffle(convert_short8(low), PAIRED), 0, lower + at + i);
+        }
+    }
+}
+
+KERNEL void matmul_pairs(
+    __global const float *a, int a_offset, int a_stride,
+    __global float *output, int output_offset, int output_stride,
+    MATRIX, __global const float *bias, int strip, int n, int k)
+{
+    __local uint upper[ROWS][DEPTH / 2], lower[ROWS][DEPTH / 2];
+    __local float steps[ROWS][DEPTH / LENGTH], totals[ROWS][DEPTH / LENGTH];
+    for (int r = 0; r < ROWS; r++)
+        round_row(a + a_offset + (size_t)r * k, k, (__local short *)upper[r],
+                  (__local short *)lower[r], steps[r], totals[r]);
+    const int panels = (n + V - 1) / V;
+    __global float *out = output + output_offset;
+    const int stop = min((int)(get_global_id(0) + 1) * strip * PANELS, panels);
+    for (int first = get_global_id(0) * strip * PANELS; first < stop; first += PANELS) {
+        // Panels beyond the last repeat it, and are not stored.
+        __global const uint *from[PANELS];
+        EACH_PANEL from[p] = weight + (size_t)min(first + p, panels - 1) * WORDS(k) * V;
+        VEC sums[PANELS][ROWS];
+        EACH_PANEL EACH_ROW sums[p][r] = (VEC)(0.0f);
+        for (int block = 0; block < DEPTH / LENGTH; block++) {
+            IVEC highs[PANELS][ROWS], lows[PANELS][ROWS];
+            EACH_PANEL EACH_ROW highs[p][r] = lows[p][r] = (IVEC)(0);
+            UNROLL for (int word = 0; word < BLOCK_WORDS; word++) {
+                UVEC words[PANELS];
+                EACH_PANEL words[p] = WORDS_AT(from[p] + word * V);
+                UNROLL for (int j = 0; j < PAIRS; j++) EACH_PANEL {
+                    const UVEC two = words[p] >> (uint)(BITS * j) & PAIR_MASK;
+                    const int at = (block * BLOCK_WORDS + word) * PAIRS + j;
+                    EACH_ROW {
+                        highs[p][r] += pair_products(two, (UVEC)(upper[r][at]));
+                        lows[p][r] += pair_products(two, (UVEC)(lower[r][at]));
+                    }
+                }
+            }
+            EACH_PANEL {
+                const int panel = min(first + p, panels - 1);
+                const VEC zeros = ZEROS(panel, block, k), scale = SCALES(panel, block, k);
+                EACH_ROW {
+                    const VEC whole = CAT(convert_float, V)(highs[p][r]) * (float)(1 << PART) +
+                                      CAT(convert_float, V)(lows[p][r]);
+                    sums[p][r] += scale * (steps[r][block] * whole - totals[r][block] * zeros);
+                }
+                from[p] += BLOCK_WORDS * V;
+            }
+        }
+        for (int p = 0; p < PANELS; p++) {
+            const int column = (first + p) * V;
+            if (column >= n) break;
+            for (int r = 0; r < ROWS; r++) {
+                __global float *to = out + (size_t)r * n + column;
+                const VEC value = sums[p][r] + PLOAD(bias + column);
+                if (column + V <= n) {
+                    PSTORE(ACTIVATE(value), to);
+                } else {
+                    float lanes[V];
+                    CAT(vstore, V)(ACTIVATE(value), 0, lanes);
+                    for (int j = 0; j < n - column; j++) to[j] = lanes[j];
+                }
+            }
+        }
+    }
+}
