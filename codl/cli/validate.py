@@ -38,6 +38,7 @@ from codl.ir import Network
 from codl.ir import soc as socs
 from codl.ir.fallbacks import OpFallback
 from codl.ir.plan import Plan
+from codl.ir.types import PROCESSORS, Processor
 from codl.lower import lower
 from codl.measure import dataset as datasets
 from codl.measure.budget import Budget
@@ -127,8 +128,8 @@ def validate_plan(
     Each part of an op runs alone in the kernel variant that the plan has for it, on the inputs that
     the reference has there, so that errors do not add up. Then the plan runs as it is, and the
     error that has added up is told layer by layer. So an op that is wrong and a model that drifts
-    look different. Where no predictors are trained and neither --plan nor --strategy is given, all
-    ops are checked on the GPU that it has kernels for.
+    look different. Where no predictors are trained and --plan is not given, all ops are checked on
+    the GPU that it has kernels for; with --strategy cpu on the CPU.
 
     Where something is wrong, the smallest change is looked for with which it is right: ops run in
     another variant, in one that stores float32, or on the other processor. That is the `fallback`;
@@ -216,15 +217,21 @@ def _plan(
     network: Network,
     context: Context,
 ) -> Plan:
-    """The plan that is asked for; where nothing is, and nothing was trained, a default one."""
-    is_asked = file is not None or strategy is not None or (deployed and deployed.strategy)
+    """The plan that is asked for.
+
+    Where nothing was trained one processor is preferred, in default variants: that of the strategy
+    `cpu` or `gpu`, and the GPU where nothing is asked for.
+    """
+    wanted = "" if file is not None else strategy or (deployed.strategy if deployed else "")
+    is_asked = file is not None or wanted not in ("", *PROCESSORS)
     if is_asked or context.default_cost(network) is not None:
         return plan_of(file, strategy, deployed, network=network, context=context)
+    processor: Processor = "cpu" if wanted == "cpu" else "gpu"
     note(
-        f"No predictors are trained for {context.soc.name!r}: all ops are checked on the GPU that "
-        "it has kernels for, in their default variants."
+        f"No predictors are trained for {context.soc.name!r}: all ops are checked on the "
+        f"{processor.upper()} that it has kernels for, in their default variants."
     )
-    return preferring(network, context.soc, "gpu")
+    return preferring(network, context.soc, processor)
 
 
 def _priced(plan: Plan, before: Plan, network: Network, context: Context) -> Plan:

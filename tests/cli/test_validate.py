@@ -58,6 +58,13 @@ def test_every_op_has_a_row(folder: Path) -> None:
     assert [one["op"] for one in found["placement"]] == ["conv1", "pool1", "fc1"]
 
 
+def test_either_processor_is_checked_before_anything_is_trained(folder: Path) -> None:
+    for processor in ("cpu", "gpu"):
+        found = answer("--strategy", processor)
+        assert found["ok"]
+        assert {row["processor"] for row in found["ops"]} == {processor}
+
+
 def test_inputs_may_be_given(folder: Path) -> None:
     np.savez(folder / "in.npz", image=np.full((1, 8, 16, 16), 3, np.float32))
     found = answer("--input", "in.npz", "-o", "result.json")
