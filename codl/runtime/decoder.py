@@ -18,6 +18,7 @@ from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.runtime.joined import JoinedSessions
 from codl.runtime.loaded import Footprint, Loads, RefusedError
+from codl.runtime.memory import give_back_freed
 from codl.runtime.placement import at_hand
 from codl.runtime.session import Session
 
@@ -72,6 +73,7 @@ class Decoder:
                 refusals += error.refusals
         for constants in (one for own in executables.values() for one in own.constants):
             constants.let_go()
+        give_back_freed()
         self._steps = {
             name: LoadedStep(own.step, self._loaded[name]) for name, own in steps.items()
         }

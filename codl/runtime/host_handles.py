@@ -127,16 +127,13 @@ class HostHandles:
             from codl.runtime.ort_net import OnnxSession
         views = [self.view(binding.access) for binding in net.inputs]
         results = [self.view(binding.access) for binding in net.outputs]
-        before, in_place = self.weight_bytes, 0
-
-        def shared(array: Array) -> Array:
-            nonlocal in_place
-            in_place += array.nbytes
-            return array if self._share is None else self._share.array(array)
-
-        session = OnnxSession(net, views, results, self._counted, self._soc, shared)
-        if self._share is not None:
-            self._share.count(self.weight_bytes - before - in_place)
+        share = self._share
+        if share is None:
+            return OnnxSession(net, views, results, self._counted, self._soc, lambda own: own)
+        session = OnnxSession(
+            net, views, results, self._counted, self._soc, share.array, share.arranged
+        )
+        share.count(session.weight_bytes)
         return session
 
     def _counted(self, number: int) -> Arrays:

@@ -18,6 +18,7 @@ from codl.ir.ops.base import Array, Op
 from codl.ir.ops.matmul import MatMul
 from codl.ir.ops.matmul_nbits import MatMulNBits
 from codl.ir.soc import Soc
+from codl.runtime.arranged_weights import ArrangedWeights, values_of
 from codl.runtime.memory import aligned_zeros
 
 #: Elements of a matrix's row from which on it is not arranged anew: whole pages of memory.
@@ -29,7 +30,9 @@ class OnnxSession:
 
     Inputs and outputs are bound to the arrays where their views lie densely, and to arrays beside
     them otherwise, which every run copies from or to. Weights that ONNX Runtime does not arrange
-    anew are read where `share` says that they are, if others have the same.
+    anew are read where `share` says that they are, if others have the same; packed matrices that it
+    arranges lie in files that others map, where they are `arranged` together. `weight_bytes` are
+    those that nobody else has.
     """
 
     def __init__(
@@ -40,15 +43,25 @@ class OnnxSession:
         packed: Callable[[int], Arrays],
         soc: Soc,
         share: Callable[[Array], Array],
+        arranged: ArrangedWeights | None = None,
     ) -> None:
         self.label = net.label
         weights = dict(packed(net.model.constants))
-        model = weights.pop(net.model.name)
-        kinds = [layer.name for layer in net.layers]
+        model = weights.pop(net.model.name).tobytes()
+        names = [layer.name for layer in net.layers]
         in_place = {} if arranges(net) else {name: share(own) for name, own in weights.items()}
-        self._session = make_session(
-            model.tobytes(), soc, kinds, weights={**weights, **in_place}, in_place=bool(in_place)
-        )
+        #: Bytes of weights in memory for this session alone.
+        self.weight_bytes = 0 if in_place else sum(own.nbytes for own in weights.values())
+        opened = None
+        if arranged is not None and has_packed_matrices(net):
+            _check_is_whole(model, ", ".join(names), weights)
+            opened = arranged.open(model, weights, lambda: _options(soc))
+        if opened is not None:
+            self._session, self.weight_bytes = opened
+        else:
+            self._session = make_session(
+                model, soc, names, weights={**weights, **in_place}, in_place=bool(in_place)
+            )
         self._binding = self._session.io_binding()
         # The session counts no references to NumPy's memory.
         self._views = (*views, *results, *in_place.values())
@@ -93,6 +106,10 @@ def arranges(net: OnnxNet) -> bool:
     return any(op.weight_shapes and not _reads_long_rows(op) for op in ops)
 
 
+def has_packed_matrices(net: OnnxNet) -> bool:
+    return any(isinstance(parse(layer.op), MatMulNBits) for layer in net.layers)
+
+
 def _reads_long_rows(op: Op) -> bool:
     """Whether it is a product of one row by such a matrix; packed ones are always arranged."""
     if not isinstance(op, MatMul) or isinstance(op, MatMulNBits):
@@ -116,15 +133,9 @@ def make_session(
     """
     names, given = ", ".join(layers), weights or {}
     _check_is_whole(model, names, given)
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = soc.cpu.threads
-    options.inter_op_num_threads = 1
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.add_session_config_entry("session.load_model_format", "ONNX")
     try:
         # The arrays are read until the session is made, or as long as it lives.
-        values = {name: ort.OrtValue.ortvalue_from_numpy(own) for name, own in given.items()}
+        values, options = values_of(given), _options(soc)
         if values:
             options.add_external_initializers([*values], [*values.values()])
         if in_place:
@@ -134,6 +145,17 @@ def make_session(
         return ort.InferenceSession(model, options, ["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's exceptions share no base class
         raise DeviceError(f"ONNX Runtime cannot load the model of {names}: {error}") from error
+
+
+def _options(soc: Soc) -> ort.SessionOptions:
+    """Those of any session."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = soc.cpu.threads
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.load_model_format", "ONNX")
+    return options
 
 
 def _check_is_whole(model: bytes, layers: str, given: Collection[str]) -> None:

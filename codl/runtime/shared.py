@@ -32,6 +32,7 @@ from codl.ir.ops.base import Array
 from codl.ir.tensor import Tensor
 from codl.ir.types import ImageSize, Processor, Storage
 from codl.lower.ncnn import without_hints
+from codl.runtime.arranged_weights import ArrangedWeights
 from codl.runtime.loaded import Footprint
 from codl.runtime.memory import DeviceMemory
 
@@ -61,6 +62,7 @@ class Common:
 
     def __init__(self, executables: Sequence[Executable]) -> None:
         self._items: list[Item] = []
+        self.arranged = ArrangedWeights()
         self.ports = _ports(executables)
         self.sizes = _sizes(executables)
         #: ncnn is told the usual shapes: by these it picks how to compute.
@@ -96,10 +98,12 @@ class Common:
         """Nothing more is loaded: weights are with kernels and libraries alone."""
         for item in self._items:
             item.made_of = []
+        self.arranged.close()
 
     def close(self) -> None:
         """Let everything go, when all sessions are closed."""
         self._items = []
+        self.arranged.close()
 
     @property
     def footprint(self) -> Footprint:
@@ -158,6 +162,8 @@ class Share:
     """
 
     def __init__(self, common: Common, user: int, executable: Executable) -> None:
+        #: Weights that ONNX Runtime arranges.
+        self.arranged = common.arranged
         self._common, self.user, self._executable = common, user, executable
         self._ports, self._states = _port_names(executable), _states(executable)
         self._filled = _filled(executable)
