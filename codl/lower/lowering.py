@@ -27,11 +27,12 @@ from codl.ir.executable import (
 )
 from codl.ir.network import Network
 from codl.ir.op_text import to_text
+from codl.ir.ops.base import Array
 from codl.ir.plan import Plan
 from codl.ir.region import Region
 from codl.ir.soc import Soc
 from codl.ir.tensor import Tensor
-from codl.ir.types import PLANAR, PROCESSORS
+from codl.ir.types import PLANAR, PROCESSORS, Element
 from codl.kernels.tuning import Tuning
 from codl.lower.assembly import Assembly
 from codl.lower.cpu import CpuLayer, Group, grouped
@@ -183,19 +184,20 @@ class Lowering:
         on_gpu = {n: held["gpu"][n] for n in constants if n in self._storages and n in held["gpu"]}
         largest = max((own.shape(shapes[name]).bytes for name, own in on_gpu.items()), default=0)
         buffer = self._assembly.buffer("staging", largest) if on_gpu else -1
-        for name in constants:
+        for name, value in constants.items():
             parts: dict[Region, Constant] = {}
             if name in held["cpu"]:
-                own = parts[held["cpu"][name]] = self._constant(name, held["cpu"][name])
+                own = parts[held["cpu"][name]] = self._constant(name, held["cpu"][name], value)
                 host = self._assembly.access(self._memory.host[name], held["cpu"][name])
                 self._assembly.emit(Fill(None, own, host))
             if name in on_gpu:
                 part = on_gpu[name]
-                self._upload(name, parts.get(part) or self._constant(name, part), part, buffer)
+                stored = in_range(value, self._storages[name].element)
+                known = parts.get(part) if stored is value else None
+                self._upload(name, known or self._constant(name, part, stored), part, buffer)
 
-    def _constant(self, name: str, part: Region) -> Constant:
-        """A part of a constant of the network."""
-        value = self._network.constants[name]
+    def _constant(self, name: str, part: Region, value: Array) -> Constant:
+        """A part of a constant of the network, whose values are these."""
         number = self._assembly.add_constants(
             f"constant {name} ({part})",
             {VALUE: value},
@@ -280,6 +282,18 @@ def lower_net(group: Group, assembly: Assembly, soc: Soc) -> Net:
     """A group of layers as a net of the library that runs them."""
     is_onnx = group.layers[0].is_onnx
     return (lower_onnx if is_onnx else lower_ncnn)(group, assembly, soc)
+
+
+def in_range(value: Array, element: Element) -> Array:
+    """A constant whose finite values stay finite as such elements; itself where all do anyhow.
+
+    Masks have the lowest number of float32, of which halves would make an infinity: that times 0,
+    where nothing is hidden, is no number.
+    """
+    most = np.finfo(element).max
+    if element == "float32" or not (np.abs(value[np.isfinite(value)]) > most).any():
+        return value
+    return np.where(np.isfinite(value), np.clip(value, -most, most), value)
 
 
 def _is_read_elsewhere(tensor: str, groups: Sequence[tuple[CpuLayer, ...]]) -> bool:
