@@ -262,21 +262,26 @@ def _states(executable: Executable) -> dict[int, tuple[str, Processor]]:
 
 
 def check_states(executables: Sequence[Executable]) -> None:
-    """Raise `MismatchError` where processors keep other parts of a state in one than in another."""
-    first, *others = ([*_held(one).items()] for one in executables)
+    """Raise `MismatchError` where processors keep other parts of a state in one than in another.
+
+    Or the same part stored in another way.
+    """
+    first, *others = (_held(one) for one in executables)
     for own in others:
-        for (name, processor), part in {*first} ^ {*own}:
-            other = dict(own if (name, processor) in dict(first) else first)
-            there = other.get((name, processor), "nothing")
+        for name, processor in sorted(first.keys() | own.keys()):
+            part, there = (one.get((name, processor), "nothing") for one in (first, own))
+            if part == there:
+                continue
             raise MismatchError(
                 f"One plan lets the {processor} keep {part} of the state {name!r}, another "
-                f"{there}: plans that run by turns must cut what writes it alike."
+                f"{there}: plans that run by turns must cut what writes it alike, and store it so."
             )
 
 
 def _held(executable: Executable) -> dict[tuple[str, Processor], str]:
     states = state_tensors(executable)
-    return {key: str(executable.tensors[number].held) for key, number in states.items()}
+    kept = {key: executable.tensors[number] for key, number in states.items()}
+    return {key: f"{own.held} ({own.storage})" for key, own in kept.items()}
 
 
 def _lasting(executable: Executable) -> set[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -62,6 +63,10 @@ def test_greedy_tokens_are_those_of_onnx_runtime(
                 assert logits.argmax() == token
                 logits = model.decode(token)
         assert model.length == len(PROMPT) + STEPS
+
+
+def of_halves(soc: LocalSoc) -> LocalSoc:
+    return replace(soc, gpu=replace(soc.gpu, element="float16"))
 
 
 def test_the_cache_is_there_once(steps: tuple[Step, Step], first_soc: LocalSoc) -> None:
@@ -137,3 +142,16 @@ def test_plans_that_keep_a_cache_in_two_places_are_refused(
 ) -> None:
     with pytest.raises(MismatchError, match="must cut what writes it alike"):
         decoder(steps, first_soc, "cpu", "both")
+
+
+def test_plans_that_store_a_cache_in_two_ways_are_refused(
+    steps: tuple[Step, Step], first_soc: LocalSoc
+) -> None:
+    prefill, decode = (
+        PlannedStep(own, default_plan(own.network, soc, "gpu"))
+        for own, soc in zip(steps, (first_soc, of_halves(first_soc)), strict=True)
+    )
+    target = connect("local", first_soc)
+    assert isinstance(target, LocalTarget)
+    with pytest.raises(MismatchError, match=r"\(planar float32\) of the state .*float16"):
+        Decoder(prefill, decode, target)
