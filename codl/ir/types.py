@@ -70,6 +70,7 @@ class Storage:
 BLOCKED = Storage()
 BLOCKED_HALF = Storage("blocked", "float16")
 PLANAR = Storage("planar")
+PLANAR_HALF = Storage("planar", "float16")
 IMAGE = Storage("image")
 IMAGE_HALF = Storage("image", "float16")
 #: Every storage, and those that a SoC may have for all of its tensors, which are shared.

@@ -187,6 +187,15 @@ __constant sampler_t TEXELS =
 #define SHARE(F, value)
 #endif
 
+// Floats that begin anywhere, whatever tensors are stored as: in registers, local memory and scratch.
+#define FLOAD(p) CAT(vload, V)(0, (p))
+#define FSTORE(value, p) CAT(vstore, V)((value), 0, (p))
+
 // Planar rows begin anywhere, so they are never assumed to be aligned.
-#define PLOAD(p) CAT(vload, V)(0, (p))
-#define PSTORE(value, p) CAT(vstore, V)((value), 0, (p))
+#ifdef HALF
+#define PLOAD(p) LOAD(p)
+#define PSTORE(value, p) STORE(value, p)
+#else
+#define PLOAD(p) FLOAD(p)
+#define PSTORE(value, p) FSTORE(value, p)
+#endif

@@ -85,11 +85,14 @@ def candidates(
             known,
         ]
     meant = [v for v in known if soc.gpu.type in v.meant_for]
-    # Planar variants have neither images nor half storage, whatever the rest of a network has.
-    usual = (PLANAR, *storages(soc))
+    # Tensors of any rank are planar, whatever memory those of convolutions lie in; what has no
+    # variant over halves, such as indices, is of floats.
+    element: Any = soc.gpu.element
+    usual = (Storage(PLANAR.layout, element), *storages(soc))
     return [
         [v for v in meant if v.storage in usual],
-        [v for v in meant if v.storage.element == soc.gpu.element],
+        [v for v in meant if v.storage.element == element],
+        [v for v in meant if v.storage == PLANAR],
     ]
 
 

@@ -9,7 +9,7 @@ from codl.ir.columns import (
     FeatureColumns,
 )
 from codl.ir.soc import Soc
-from codl.ir.types import BLOCKED, Processor, Storage
+from codl.ir.types import BLOCKED, ELEMENTS, PLANAR, Processor, Storage
 from codl.kernels.base import Backend, Choice
 from codl.kernels.feature_columns import (
     ChoiceColumns,
@@ -70,6 +70,17 @@ class ForStorage(OnGpu):
     def __init__(self, storage: Storage = BLOCKED) -> None:
         self.storage = storage
         self.name = f"{self.base_name}{storage.suffix}"
+
+
+class ForPlanar(ForStorage):
+    """Base of GPU variants on tensors of any rank, which lie planar, in floats or in halves."""
+
+    def __init__(self, storage: Storage = PLANAR) -> None:
+        super().__init__(storage)
+
+    def stored_bytes(self, float32_bytes: int) -> float:
+        """What takes so many bytes as floats, as it is stored."""
+        return float32_bytes * (self.storage.element_bytes / ELEMENTS["float32"].bytes)
 
 
 class ByColumns(OnCpu):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from support.kernel_runs import Case, operands, reference, run_cpu, run_gpu
 
 from codl.errors import CodlError
-from codl.ir import Region, parse, split
+from codl.ir import Op, Region, parse, split
 from codl.ir.ops.matmul_nbits import packed, unpacked
 from codl.kernels import registry
+from codl.kernels.base import Variant
 from codl.runtime.opencl import OpenClDevice
 
 #: Rows of one and of several tiles, columns and depths that fill neither vectors nor blocks.
@@ -39,6 +42,8 @@ def test_kernels_of_either_side_equal_the_reference(
         for variant in variants:
             for part in parts:
                 case.on_gpu(variant, device, part)
+        for variant in of_halves(op, device):
+            case.on_gpu(variant, device)
     for variant in registry.variants(op, "gpu", gpu.soc):
         for choice in variant.choices(op, gpu.soc)[1:]:  # type: ignore[attr-defined]
             case.on_gpu(variant, gpu, choice=choice)
@@ -65,6 +70,12 @@ def test_blocks_of_very_different_elements_are_as_exact_as_floats(
     given[0].reshape(-1)[3] = np.nan
     got, _ = run_gpu(variant, op, whole, given, weights, gpu)
     assert np.isnan(got).all()
+
+
+def of_halves(op: Op, device: OpenClDevice) -> list[Variant]:
+    """The variants of a SoC with such a device whose tensors are of halves."""
+    gpu = replace(device.soc.gpu, element="float16")
+    return registry.variants(op, "gpu", replace(device.soc, gpu=gpu))
 
 
 def test_rows_of_8_bits_are_close_where_a_model_lets_them(gpu: OpenClDevice) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -41,17 +42,22 @@ def check(
     variants: int | None = None,
     choices: int | None = None,
 ) -> None:
-    """Every choice of every variant on the GPU against the reference; or the first so many."""
+    """Every choice of every variant on the GPU against the reference; or the first so many.
+
+    Of variants over halves the first alone. They hold the inputs, so what is off is the kernel's.
+    """
     own, weights = operands(op)
-    inputs = inputs or own
+    inputs = [x.astype(np.float16).astype(np.float32) for x in inputs or own]
     expected = reference(op, inputs, weights)
     assert parse(to_text(op)) == op
     whole = Region.whole(op.output)
     found = registry.variants(op, "gpu", gpu.soc, include_unfit=True)
     assert found, to_text(op)
-    for variant in found[:variants]:
-        for choice in variant.choices(op, gpu.soc)[:choices]:  # type: ignore[attr-defined]
-            features = variant.features(op, gpu.soc, choice)  # type: ignore[call-arg]
+    described: list[Any] = found
+    for variant in described[:variants]:
+        most = choices if variant.storage.element == "float32" else 1
+        for choice in variant.choices(op, gpu.soc)[:most]:
+            features = variant.features(op, gpu.soc, choice)
             assert all(np.isfinite(v) and v >= 0 for v in features.values())
             _, got = run_gpu(variant, op, whole, inputs, weights, gpu, choice)
             assert_close(variant, op, got, expected)
@@ -137,11 +143,12 @@ def test_products_of_shapes_that_have_ways_of_their_own(text: str, gpu: OpenClDe
         "matmul in=70x260 matrix=76x260 trans_b=1 alpha=0.5",  # k is split among work-groups
     ],
 )
-def test_products_with_a_constant_on_a_gpu(text: str, as_gpu: OpenClDevice) -> None:
+@pytest.mark.parametrize("name", ["gpu_gemm", "gpu_gemm_fp16"])
+def test_products_with_a_constant_on_a_gpu(name: str, text: str, as_gpu: OpenClDevice) -> None:
     op = parse(text)
     inputs, weights = operands(op)
     expected, whole = reference(op, inputs, weights), Region.whole(op.output)
-    variant = registry.find(op, "gpu_gemm")
+    variant = registry.find(op, name)
     choices = variant.choices(op, as_gpu.soc)  # type: ignore[attr-defined]
     splits = {choice["splits"]: choice for choice in reversed(choices)}
     for choice in splits.values():
@@ -265,6 +272,26 @@ def attention_block() -> onnx.ModelProto:
         make("ReduceMean", ["t"], ["y"], axes=[1], keepdims=0),
     ]
     return model(nodes, {"x": (2, tokens, width)}, ["y"], constants, opset=17)
+
+
+def test_an_encoder_layer_over_halves(first_soc: Soc) -> None:
+    """Every op of a SoC of halves has a variant over them, and that is the one taken."""
+    soc = replace(first_soc, gpu=replace(first_soc.gpu, element="float16"))
+    network = same_as_onnx_runtime(attention_block(), soc, atol=2e-2)
+    taken: list[Any] = [registry.variants(x.op, "gpu", soc)[0] for x in network.layers]
+    assert {variant.storage.element for variant in taken} == {"float16"}
+
+
+def test_a_mask_beyond_halves_hides_and_is_a_number(first_soc: Soc) -> None:
+    """The lowest float32 times 0, as exporters write the mask of what may all be seen."""
+    soc = replace(first_soc, gpu=replace(first_soc.gpu, element="float16"))
+    nodes = [
+        helper.make_node("Relu", ["x"], ["hidden"]),
+        helper.make_node("Mul", ["hidden", "lowest"], ["mask"]),
+        helper.make_node("Softmax", ["mask"], ["y"], axis=-1),
+    ]
+    constants = {"lowest": np.finfo(np.float32).min}
+    same_as_onnx_runtime(model(nodes, {"x": (3, 40)}, ["y"], constants, opset=17), soc, atol=1e-3)
 
 
 def test_an_encoder_layer_runs_on_the_gpu_alone(soc: Soc) -> None:

@@ -17,7 +17,7 @@ from codl.ir import Network, Region, Shape, parse
 from codl.ir import soc as socs
 from codl.ir.plan import Chain, Plan
 from codl.ir.soc import Soc
-from codl.ir.types import BLOCKED, BLOCKED_HALF, IMAGE, IMAGE_HALF, PLANAR, Storage
+from codl.ir.types import BLOCKED, BLOCKED_HALF, IMAGE, IMAGE_HALF, PLANAR, PLANAR_HALF, Storage
 from codl.kernels import registry
 from codl.kernels.image import image_refusal
 from codl.lower import pieces
@@ -121,6 +121,37 @@ def test_a_soc_says_which_variants_it_has(first_soc: Soc) -> None:
     assert [v.name for v in registry.variants(op, "gpu", narrow)] == ["gpu_direct"]
     reshape = parse("reshape in=1x8x8x8 to=1x512x1x1")
     assert registry.variants(reshape, "gpu", of_gpu(plain, memory_types=("image2d",)))
+
+
+def test_tensors_of_any_rank_are_of_halves_where_convolutions_are(first_soc: Soc) -> None:
+    for memory in ("buffer", "image2d"):
+        halves = of_gpu(first_soc, memory_types=(memory,), element="float16")
+        for text in ("softmax in=3x5 axes=1", "reshape in=1x8x8x8 to=1x512x1x1"):
+            found: list[Any] = registry.variants(parse(text), "gpu", halves)
+            assert {variant.storage for variant in found} == {PLANAR_HALF}
+    indices: list[Any] = registry.variants(
+        parse("max_indices in=1x3x7x6 kernel=3x3 stride=2"), "gpu", halves
+    )
+    assert [variant.storage for variant in indices] == [PLANAR], "halves count to 2048 alone"
+
+
+@pytest.mark.parametrize(
+    ("text", "index"),
+    [
+        ("gather in=5000x3,4 axis=0", 1),
+        ("cached_attention in=1x1x1x32,1x1x1x16,1x1x1x16,1,1x1x4100x16,1x1x4100x16", 3),
+    ],
+)
+def test_numbers_above_2048_are_floats_beside_halves(
+    text: str, index: int, gpu: OpenClDevice
+) -> None:
+    op = parse(text)
+    inputs, weights = operands(op)
+    inputs[index] = np.linspace(2049, 4095, inputs[index].size, dtype=np.float32)
+    inputs[index] = np.rint(inputs[index]).reshape(op.inputs[index])
+    case = Case(op, inputs, weights, reference(op, inputs, weights))
+    for variant in registry.variants(op, "gpu", of_gpu(gpu.soc, element="float16")):
+        case.on_gpu(variant, gpu)
 
 
 def test_an_image_too_large_is_refused_with_its_size(first_soc: Soc) -> None:

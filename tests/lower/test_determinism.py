@@ -22,10 +22,10 @@ TESTS = Path(__file__).parent.parent
 #: lowering and with the sources of kernels, and with nothing else: not from machine to machine.
 #: `PYTHONPATH=tests python tests/lower/test_determinism.py` prints those of now.
 GOLDEN = (
-    "4e82646983b7af30208f00ad22dcc54f4dc0e3ac218f25b4bbe1ea0acd733c0e",
-    "958393136327af447fe4775eeca079c6ec8ec9729ef544ded27a0890646f8d7d",
-    "8489d29ef4119a6ed2fd1811c833136568317749b795e8d79f62c6cef2d0720d",
-    "89e6b295788128b442fb5d0b9e0a2d3e34a6b1d71318d4cee76dc6855afa4c27",
+    "ee78cace3ab07509c7afaca33ed14c9cd7be9b2b20b98ed53c742ad957ae095a",
+    "bc35edd6b061b76b02a077df58cc986ed30fa1978848eb46054e21935b51717e",
+    "97dc58b5e3909fc153d184e3624f66d743a0ccad0087c6a9f1b4f0015a8b8aba",
+    "b2396db0819caae223c2a195e85dbb522f4475a57870b323088365869d0a97ca",
 )
 
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from codl.ir.types import PLANAR_HALF
 from codl.kernels.attention import cpu_ort, gpu_direct, gpu_tiled
 from codl.kernels.registry import register
 
-register(gpu_direct.GpuDirect(), gpu_tiled.GpuTiled(), cpu_ort.VARIANT)
+register(
+    gpu_direct.GpuDirect(),
+    gpu_tiled.GpuTiled(),
+    gpu_direct.GpuDirect(PLANAR_HALF),
+    gpu_tiled.GpuTiled(PLANAR_HALF),
+    cpu_ort.VARIANT,
+)

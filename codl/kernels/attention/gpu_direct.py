@@ -12,10 +12,9 @@ from codl.ir import columns
 from codl.ir.columns import Column, FeatureColumns
 from codl.ir.ops.attention import Attention, AttentionColumns
 from codl.ir.soc import Soc
-from codl.ir.types import PLANAR, Storage
 from codl.kernels import tiling_columns
 from codl.kernels.attention.problem import bias_steps, defines, local_bytes, planar, tensors
-from codl.kernels.base import Choice, KernelLaunch, KernelPlan
+from codl.kernels.base import Choice, KernelLaunch, KernelPlan, ScratchArg
 from codl.kernels.feature_columns import (
     ChoiceColumns,
     by_level,
@@ -24,8 +23,8 @@ from codl.kernels.feature_columns import (
     unique,
 )
 from codl.kernels.matmul.gpu_direct import fitting_rows, usual_rows
-from codl.kernels.tiling import base_defines
-from codl.kernels.variant import ByChoiceColumns
+from codl.kernels.tiling import base_defines, round_up
+from codl.kernels.variant import ByChoiceColumns, ForPlanar
 
 #: Vectors of a panel of keys, and of features.
 WIDE = 2
@@ -66,13 +65,12 @@ class _Tiling:
         return columns.ceil_div(self.row_tiles, self.strip)
 
 
-class GpuDirect(ByChoiceColumns):
+class GpuDirect(ForPlanar, ByChoiceColumns):
     """Any heads, groups and masks, as long as a block of keys and values fits in local memory."""
 
-    name: ClassVar[str] = "gpu_direct"
+    base_name: ClassVar[str] = "gpu_direct"
     op_kind: ClassVar[str] = "attention"
     meant_for: ClassVar[frozenset[str]] = frozenset({"cpu"})
-    storage: ClassVar[Storage] = PLANAR
     op_columns: ClassVar[type[AttentionColumns]] = AttentionColumns
 
     def refusal(self, op: Attention, soc: Soc) -> str | None:
@@ -104,6 +102,7 @@ class GpuDirect(ByChoiceColumns):
     ) -> FeatureColumns:
         t = _Tiling.of(ops, soc, choice or self.default_columns(ops, soc))
         width, panel = soc.gpu.vector_width, _panel(soc)
+        size = float(self.storage.element_bytes)
         queries = ops.heads * t.row_tiles * t.rows * ops.pairs / (ops.queries * ops.keys)
         blocks = columns.ceil_div(ops.keys, t.block)
         items = t.strips * ops.heads
@@ -115,24 +114,27 @@ class GpuDirect(ByChoiceColumns):
             "row_blocks": queries * blocks,
             "scaled_bytes": 4.0 * queries * blocks * ops.value_features,
             "packed_bytes": 4.0 * items * ops.keys * (ops.features + ops.value_features),
-            "bias_bytes": 4.0 * ops.bias_elements,
+            "bias_bytes": size * ops.bias_elements,
             "work_items": items,
             "waves": tiling_columns.waves(items, soc),
-            "output_bytes": 4.0 * ops.output_elements,
-            **by_level("input", 4.0 * ops.input_elements, gpu_cache_bytes(soc)),
+            "output_bytes": size * ops.output_elements,
+            **by_level("input", size * ops.input_elements, gpu_cache_bytes(soc)),
         }
 
     def plan(self, op: Attention, soc: Soc, choice: Choice | None = None) -> KernelPlan:
         choice = choice or self.choices(op, soc)[0]
         tiling = _Tiling.of(AttentionColumns.of([op]), soc, choice)
         rows, features, value_features = choice["rows"], op.shapes[0][3], op.shapes[2][3]
+        batches, kept = op.shapes[0][0] * op.heads, round_up(value_features, _panel(soc))
+        is_partial = self.storage.element != "float32" and op.keys > choice["keys"]
         sizes = (op.queries, op.keys, features, value_features, op.first)
         launch = KernelLaunch(
             kernel="attention_direct",
-            global_size=(int(tiling.strips[0]), op.shapes[0][0] * op.heads, 1),
+            global_size=(int(tiling.strips[0]), batches, 1),
             local_size=(1, 1, 1),
             args=(
                 *tensors(op),
+                *([ScratchArg("sums")] if is_partial else []),
                 *(int(tiling.strip[0]) * rows, op.heads, op.heads // op.groups),
                 *(*sizes, *bias_steps(op), float(op.scale)),
             ),
@@ -141,14 +143,16 @@ class GpuDirect(ByChoiceColumns):
             source="attention/gpu_direct.cl",
             launches=(launch,),
             defines={
-                **base_defines(op.activation, soc),
+                **base_defines(op.activation, soc, self.storage),
                 **defines(op),
+                **({"PARTIAL": 1} if is_partial else {}),
                 "ROWS": rows,
                 "KEYS": choice["keys"],
                 "STRIP_SIZE": MOST_QUERIES // rows * rows,
                 "LOCAL_SIZE": _room(soc),
             },
-            **planar(op),
+            scratch={"sums": 4 * batches * op.queries * kept} if is_partial else {},
+            **planar(op, self.storage),
         )
 
 

@@ -20,6 +20,12 @@
 #define PARTS_EACH ((FOURS(VALUES) + SHARING - 1) / SHARING)
 #define EACH_ROW UNROLL for (int r = 0; r < ROWS; r++)
 
+#ifdef HALF
+#define FOUR(p) vload_half4(0, (p))
+#else
+#define FOUR(p) (*(__global const float4 *)(p))
+#endif
+
 // `most` rows of `size` elements, of which `count` are there; the others are zeros. Rows of whole
 // fours begin at multiples of four.
 #define COPY_ROWS(in, out, most, count, size)                                                      \
@@ -27,14 +33,14 @@
         const int row = at / FOURS(size), i = 4 * (at % FOURS(size));                              \
         float4 value = (float4)(0.0f);                                                             \
         if (row < (count)) {                                                                       \
-            __global const float *from = (in) + (size_t)row * (size) + i;                          \
+            __global const ELEMENT *from = (in) + (size_t)row * (size) + i;                          \
             if ((size) % 4 == 0) {                                                                 \
-                value = *(__global const float4 *)from;                                            \
+                value = FOUR(from);                                                                \
             } else {                                                                               \
-                value.s0 = from[0];                                                                \
-                if (i + 1 < (size)) value.s1 = from[1];                                            \
-                if (i + 2 < (size)) value.s2 = from[2];                                            \
-                if (i + 3 < (size)) value.s3 = from[3];                                            \
+                value.s0 = GET(from, 0);                                                           \
+                if (i + 1 < (size)) value.s1 = GET(from, 1);                                       \
+                if (i + 2 < (size)) value.s2 = GET(from, 2);                                       \
+                if (i + 3 < (size)) value.s3 = GET(from, 3);                                       \
             }                                                                                      \
         }                                                                                          \
         vstore4(value, 0, (out) + row * ROW_OF(size) + i);                                         \
@@ -47,13 +53,13 @@
 #define ADD(a, b) ((a) + (b))
 
 __kernel __attribute__((reqd_work_group_size(SHARING, TILE / ROWS, 1))) void attention_tiled(
-    __global const float *q, int q_offset, int q_stride,
-    __global const float *k, int k_offset, int k_stride,
-    __global const float *v, int v_offset, int v_stride,
+    __global const ELEMENT *q, int q_offset, int q_stride,
+    __global const ELEMENT *k, int k_offset, int k_stride,
+    __global const ELEMENT *v, int v_offset, int v_stride,
 #ifdef BIAS
-    __global const float *bias, int bias_offset, int bias_stride,
+    __global const ELEMENT *bias, int bias_offset, int bias_stride,
 #endif
-    __global float *output, int output_offset, int output_stride,
+    __global ELEMENT *output, int output_offset, int output_stride,
     int heads, int sharing, int queries, int keys, int first, int image_step, int head_step,
     int row_step, float scale)
 {
@@ -62,12 +68,12 @@ __kernel __attribute__((reqd_work_group_size(SHARING, TILE / ROWS, 1))) void att
     const int x = get_local_id(0), y = get_local_id(1), item = y * SHARING + x;
     const int head = get_global_id(2), query0 = get_group_id(1) * TILE, row0 = y * ROWS;
     const size_t own_keys = (size_t)(head / sharing) * keys;
-    __global const float *known = k + k_offset + own_keys * FEATURES;
-    __global const float *held = v + v_offset + own_keys * VALUES;
-    __global const float *in =
+    __global const ELEMENT *known = k + k_offset + own_keys * FEATURES;
+    __global const ELEMENT *held = v + v_offset + own_keys * VALUES;
+    __global const ELEMENT *in =
         q + q_offset + ((size_t)head * queries + query0) * FEATURES;
 #ifdef BIAS
-    __global const float *added = bias + bias_offset + (size_t)(head / heads) * image_step +
+    __global const ELEMENT *added = bias + bias_offset + (size_t)(head / heads) * image_step +
         (size_t)(head % heads) * head_step;
 #endif
     COPY_ROWS(in, asked, TILE, queries - query0, FEATURES)
@@ -116,7 +122,7 @@ __kernel __attribute__((reqd_work_group_size(SHARING, TILE / ROWS, 1))) void att
                 const int key = start + x + c * SHARING;
                 float score = scale * scores[r][c];
 #ifdef BIAS
-                score += added[(size_t)query * row_step + min(key, keys - 1)];
+                score += GET(added, (size_t)query * row_step + min(key, keys - 1));
 #endif
                 scores[r][c] = key < seen ? score : -INFINITY;
                 high = max(high, scores[r][c]);
@@ -168,14 +174,14 @@ __kernel __attribute__((reqd_work_group_size(SHARING, TILE / ROWS, 1))) void att
         if (query >= queries) break;
         __local const float *mine = shared + (row0 + r) * SHARING;
         const float sum = OF_ROW(ADD, mine);
-        __global float *out =
+        __global ELEMENT *out =
             output + output_offset + ((size_t)head * queries + query) * VALUES;
         UNROLL for (int p = 0; p < PARTS_EACH; p++) {
             float lanes[4];
             vstore4(acc[r][p] / sum, 0, lanes);
             for (int i = 0; i < 4; i++) {
                 const int feature = 4 * (x + p * SHARING) + i;
-                if (feature < VALUES) out[feature] = ACTIVATE(lanes[i]);
+                if (feature < VALUES) SET(ACTIVATE(lanes[i]), out, feature);
             }
         }
     }

@@ -6,11 +6,10 @@ from typing import ClassVar
 
 from codl.ir.ops.attention import Attention
 from codl.ir.soc import Soc
-from codl.ir.types import PLANAR, Storage
 from codl.kernels.attention.problem import bias_steps, defines, local_bytes, planar, tensors
 from codl.kernels.base import Choice, KernelLaunch, KernelPlan
 from codl.kernels.tiling import base_defines, ceil_div, round_up, waves
-from codl.kernels.variant import OnGpu
+from codl.kernels.variant import ForPlanar
 
 #: Work-items that share a query, as in the source.
 SHARING = 16
@@ -21,13 +20,12 @@ TILES = ((32, 4, 64), (16, 2, 64), (32, 2, 64), (64, 4, 32), (16, 2, 32), (16, 1
 GROUPS_OF_UNIT = 0.5
 
 
-class GpuTiled(OnGpu):
+class GpuTiled(ForPlanar):
     """Any heads, groups and masks, as long as a tile fits in local memory."""
 
-    name: ClassVar[str] = "gpu_tiled"
+    base_name: ClassVar[str] = "gpu_tiled"
     op_kind: ClassVar[str] = "attention"
     meant_for: ClassVar[frozenset[str]] = frozenset({"gpu"})
-    storage: ClassVar[Storage] = PLANAR
 
     def refusal(self, op: Attention, soc: Soc) -> str | None:
         if _fitting(op, soc):
@@ -62,8 +60,8 @@ class GpuTiled(OnGpu):
             "work_items": float(groups * items),
             "waves": waves(groups * items, soc),
             "flops": float(op.flops),
-            "input_bytes": float(op.bytes - op.output.bytes),
-            "output_bytes": float(op.output.bytes),
+            "input_bytes": self.stored_bytes(op.bytes - op.output.bytes),
+            "output_bytes": self.stored_bytes(op.output.bytes),
         }
 
     def plan(self, op: Attention, soc: Soc, choice: Choice | None = None) -> KernelPlan:
@@ -85,7 +83,7 @@ class GpuTiled(OnGpu):
             source="attention/gpu_tiled.cl",
             launches=(launch,),
             defines={
-                **base_defines(op.activation, soc),
+                **base_defines(op.activation, soc, self.storage),
                 **defines(op),
                 "TILE": tile,
                 "ROWS": rows,
@@ -93,7 +91,7 @@ class GpuTiled(OnGpu):
                 "FEATURES": op.shapes[0][3],
                 "VALUES": op.shapes[2][3],
             },
-            **planar(op),
+            **planar(op, self.storage),
         )
 
 

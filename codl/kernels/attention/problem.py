@@ -7,7 +7,7 @@ from typing import Any
 from codl.ir.ops.attention import HEADS, TOKENS, Attention
 from codl.ir.ops.nd import AxisBlock, Sizes
 from codl.ir.soc import Soc
-from codl.ir.types import PLANAR
+from codl.ir.types import Storage
 from codl.kernels.base import ENDS, TensorArg
 
 #: Local memory that a work-group takes at most, whatever the device has: several fit on a unit.
@@ -36,9 +36,9 @@ def defines(op: Attention) -> dict[str, int]:
     return {name: 1 for name, on in given.items() if on}
 
 
-def planar(op: Attention) -> dict[str, Any]:
+def planar(op: Attention, storage: Storage) -> dict[str, Any]:
     """What all plans have."""
-    return {"storages": dict.fromkeys(tensors(op), PLANAR), "whole_batch": True}
+    return {"storages": dict.fromkeys(tensors(op), storage), "whole_batch": True}
 
 
 def local_bytes(soc: Soc) -> int:

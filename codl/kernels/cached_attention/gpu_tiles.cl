@@ -15,11 +15,11 @@
 #define FIRST clamp((int)count[count_offset], 0, capacity - tokens)
 
 KERNEL void cache_append(
-    __global const float *k, int k_offset, int k_stride,
-    __global const float *v, int v_offset, int v_stride,
+    __global const ELEMENT *k, int k_offset, int k_stride,
+    __global const ELEMENT *v, int v_offset, int v_stride,
     __global const float *count, int count_offset, int count_stride,
-    __global float *keys, int keys_offset, int keys_stride,
-    __global float *values, int values_offset, int values_stride,
+    __global ELEMENT *keys, int keys_offset, int keys_stride,
+    __global ELEMENT *values, int values_offset, int values_stride,
     int tokens, int groups, int capacity)
 {
     const int group = get_global_id(0), token = get_global_id(1);
@@ -32,18 +32,18 @@ KERNEL void cache_append(
 }
 
 KERNEL void cached_attention(
-    __global const float *queries, int queries_offset, int queries_stride,
+    __global const ELEMENT *queries, int queries_offset, int queries_stride,
     __global const float *count, int count_offset, int count_stride,
-    __global const float *keys, int keys_offset, int keys_stride,
-    __global const float *values, int values_offset, int values_stride,
-    __global float *output, int output_offset, int output_stride,
+    __global const ELEMENT *keys, int keys_offset, int keys_stride,
+    __global const ELEMENT *values, int values_offset, int values_stride,
+    __global ELEMENT *output, int output_offset, int output_stride,
     int tokens, int groups, int capacity, float scale)
 {
     const int group = get_global_id(1), begin = get_global_id(0) * QUERIES;
     const int size = min(QUERIES, tokens * HEADS - begin);
     const int first = FIRST, last = first + (begin + size - 1) / HEADS;
-    __global const float *key = keys + keys_offset + (size_t)group * capacity * FEATURES;
-    __global const float *value = values + values_offset + (size_t)group * capacity * VALUES;
+    __global const ELEMENT *key = keys + keys_offset + (size_t)group * capacity * FEATURES;
+    __global const ELEMENT *value = values + values_offset + (size_t)group * capacity * VALUES;
 
     VEC sums[QUERIES][VALUE_PARTS];
     float highest[QUERIES], totals[QUERIES];
@@ -64,29 +64,29 @@ KERNEL void cached_attention(
         }
         for (int n = 0; n < size; n++) {
             const int token = (begin + n) / HEADS, head = (begin + n) % HEADS;
-            __global const float *query = queries + queries_offset +
+            __global const ELEMENT *query = queries + queries_offset +
                 (((size_t)token * groups + group) * HEADS + head) * FEATURES;
             VEC scores[CHAINS];
             UNROLL for (int i = 0; i < CHAINS; i++) scores[i] = (VEC)(0.0f);
             for (int f = 0; f < FEATURES; f += CHAINS)
                 UNROLL for (int i = 0; i < CHAINS; i++)
-                    scores[i] = fma((VEC)(query[f + i]), turned[f + i], scores[i]);
+                    scores[i] = fma((VEC)(GET(query, f + i)), turned[f + i], scores[i]);
             VEC score = scale * ((scores[0] + scores[1]) + (scores[2] + scores[3]));
             float odds[V];
-            PSTORE(score, odds);
+            FSTORE(score, odds);
             for (int j = 0; j < V; j++)
                 odds[j] = block + j > first + token ? -INFINITY : odds[j];
-            score = PLOAD(odds);
+            score = FLOAD(odds);
             const float high = max(highest[n], FOLD(max, score));
             score = exp(score - high);
             const float fade = exp(highest[n] - high);
             highest[n] = high;
             totals[n] = totals[n] * fade + FOLD(SUM, score);
-            PSTORE(score, odds);
+            FSTORE(score, odds);
             VEC own[VALUE_PARTS];
             UNROLL for (int i = 0; i < VALUE_PARTS; i++) own[i] = sums[n][i] * fade;
             for (int j = 0; j < V; j++) {
-                __global const float *at = value + (size_t)min(block + j, last) * VALUES;
+                __global const ELEMENT *at = value + (size_t)min(block + j, last) * VALUES;
                 UNROLL for (int i = 0; i < VALUE_PARTS; i++)
                     own[i] = fma((VEC)(odds[j]), PLOAD(at + i * V), own[i]);
             }
@@ -95,7 +95,7 @@ KERNEL void cached_attention(
     }
     for (int n = 0; n < size; n++) {
         const int token = (begin + n) / HEADS, head = (begin + n) % HEADS;
-        __global float *out = output + output_offset +
+        __global ELEMENT *out = output + output_offset +
             (((size_t)token * groups + group) * HEADS + head) * VALUES;
         for (int i = 0; i < VALUE_PARTS; i++)
             PSTORE(ACTIVATE(sums[n][i] / totals[n]), out + i * V);

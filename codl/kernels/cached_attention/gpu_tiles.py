@@ -10,21 +10,20 @@ from typing import ClassVar
 
 from codl.ir.ops.cached_attention import CachedAttention
 from codl.ir.soc import Soc
-from codl.ir.types import PLANAR, Storage
+from codl.ir.types import PLANAR
 from codl.kernels.base import Choice, KernelLaunch, KernelPlan, TensorArg
 from codl.kernels.tiling import base_defines, ceil_div, waves
-from codl.kernels.variant import OnGpu
+from codl.kernels.variant import ForPlanar
 
 #: Queries of a work-item at most: sums of all of them stay in the first cache.
 MOST_QUERIES = 8
 
 
-class GpuTiles(OnGpu):
+class GpuTiles(ForPlanar):
     """Keys and values whose features are whole vectors."""
 
-    name: ClassVar[str] = "gpu_tiles"
+    base_name: ClassVar[str] = "gpu_tiles"
     op_kind: ClassVar[str] = "cached_attention"
-    storage: ClassVar[Storage] = PLANAR
 
     def refusal(self, op: CachedAttention, soc: Soc) -> str | None:
         width, sizes = soc.gpu.vector_width, (op.features, op.value_features)
@@ -45,8 +44,8 @@ class GpuTiles(OnGpu):
             "key_blocks": float(op.groups * tiles * blocks),
             "work_items": float(op.groups * tiles),
             "waves": waves(op.groups * tiles, soc),
-            "cache_bytes": float(sum(op.inputs[index].bytes for index in op.states)),
-            "output_bytes": float(op.output.bytes),
+            "cache_bytes": self.stored_bytes(sum(op.inputs[index].bytes for index in op.states)),
+            "output_bytes": self.stored_bytes(op.output.bytes),
         }
 
     def plan(self, op: CachedAttention, soc: Soc, choice: Choice | None = None) -> KernelPlan:
@@ -69,13 +68,14 @@ class GpuTiles(OnGpu):
             source="cached_attention/gpu_tiles.cl",
             launches=(append, attend),
             defines={
-                **base_defines(op.activation, soc),
+                **base_defines(op.activation, soc, self.storage),
                 "FEATURES": op.features,
                 "VALUES": op.value_features,
                 "HEADS": op.heads,
                 "QUERIES": MOST_QUERIES,
             },
-            storages=dict.fromkeys((*inputs, output), PLANAR),
+            # Halves count to 2048 alone, so the count is a float.
+            storages={**dict.fromkeys((*inputs, output), self.storage), count: PLANAR},
             whole_batch=True,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from codl.ir.types import BLOCKED_HALF, IMAGE, IMAGE_HALF
+from codl.ir.types import BLOCKED_HALF, IMAGE, IMAGE_HALF, PLANAR_HALF
 from codl.kernels.concat import cpu, cpu_ort, gpu_copy, gpu_image, gpu_rows
 from codl.kernels.registry import register
 
@@ -13,5 +13,6 @@ register(
     gpu_image.GpuImage(IMAGE),
     gpu_image.GpuImage(IMAGE_HALF),
     gpu_rows.GpuRows(),
+    gpu_rows.GpuRows(PLANAR_HALF),
     *cpu_ort.VARIANTS,
 )

@@ -8,20 +8,18 @@ import numpy as np
 
 from codl.ir.ops.concat_gather import ConcatNd
 from codl.ir.soc import Soc
-from codl.ir.types import PLANAR, Storage
 from codl.kernels.base import Choice, KernelPlan, TensorArg
 from codl.kernels.strided.gpu_copy import as_ints, row_launch, row_pieces
 from codl.kernels.strided.order import RUN, CopiedRows
 from codl.kernels.tiling import base_defines, waves
-from codl.kernels.variant import OnGpu
+from codl.kernels.variant import ForPlanar
 
 
-class GpuRows(OnGpu):
+class GpuRows(ForPlanar):
     """One launch an input."""
 
-    name: ClassVar[str] = "gpu_rows"
+    base_name: ClassVar[str] = "gpu_rows"
     op_kind: ClassVar[str] = "concat_nd"
-    storage: ClassVar[Storage] = PLANAR
 
     def choices(self, op: ConcatNd, soc: Soc) -> tuple[Choice, ...]:
         return ({},)
@@ -32,7 +30,7 @@ class GpuRows(OnGpu):
             "launches": float(len(op.inputs)),
             "pieces": float(sum(pieces)),
             "waves": sum(waves(count, soc) for count in pieces),
-            "output_bytes": float(op.output.bytes),
+            "output_bytes": self.stored_bytes(op.output.bytes),
         }
 
     def plan(self, op: ConcatNd, soc: Soc, choice: Choice | None = None) -> KernelPlan:
@@ -50,9 +48,9 @@ class GpuRows(OnGpu):
         return KernelPlan(
             source="strided/gpu_copy.cl",
             launches=tuple(launches),
-            defines={**base_defines(op.activation, soc), "KIND": RUN},
+            defines={**base_defines(op.activation, soc, self.storage), "KIND": RUN},
             pack=lambda weights: {f"rows_{i}": as_ints(row.starts) for i, row in enumerate(rows)},
-            storages=dict.fromkeys(tensors, PLANAR),
+            storages=dict.fromkeys(tensors, self.storage),
             whole_batch=True,
         )
 

@@ -63,14 +63,14 @@ typedef struct {
 // cleared afterwards.
 #ifdef POINTWISE
 #define FETCH_A(to, s)                                                                             \
-    to = VLOAD(in + ((size_t)min(s.block, in_blocks - 1) * INPUT_STEP + s.pixel) * 4);             \
+    to = LOAD(in + ((size_t)min(s.block, in_blocks - 1) * INPUT_STEP + s.pixel) * 4);             \
     s.block += DEPTH;
 #else
 #define FETCH_A(to, s)                                                                             \
     const int dy = s.ky * dilation_h, dx = s.kx * dilation_w;                                      \
     const int inside = (uint)(s.y + dy) < (uint)in_h && (uint)(s.x + dx) < (uint)in_w;             \
     const int from = s.block * input_stride + s.pixel + dy * in_w + dx;                            \
-    const float4 value = VLOAD(in + (size_t)(inside ? from : 0) * 4);                              \
+    const float4 value = LOAD(in + (size_t)(inside ? from : 0) * 4);                              \
     to = inside ? value : (float4)(0.0f);                                                          \
     s.block += step_block;                                                                         \
     const int next_tap = s.block >= in_blocks;                                                     \
@@ -87,9 +87,9 @@ typedef struct {
         UNROLL for (int i = 0; i < A_LOADS; i++) {                                                 \
             FETCH_A(a[i], sources[i])                                                              \
         }                                                                                          \
-        __global const float *from = weights + (size_t)min(step, steps - 1) * (B_SIZE * 4);        \
+        __global const WEIGHT *from = weights + (size_t)min(step, steps - 1) * (B_SIZE * 4);        \
         UNROLL for (int i = 0; i < B_LOADS; i++)                                                   \
-            b[i] = VLOAD(from + min(item + i * ITEMS, B_SIZE - 1) * 4);                            \
+            b[i] = WLOAD(from + min(item + i * ITEMS, B_SIZE - 1) * 4);                            \
     }
 
 // From registers to one of the two steps in local memory.
@@ -104,29 +104,33 @@ typedef struct {
     }
 
 #ifdef RAW
+#define SUM float
+#define PUT(value, p) VSTORE(value, p)
 #define FINISH(sum, block, pixel) (sum)
 #define FINISHED_ARGS
 #define OUT(block, pixel)                                                                          \
     (output + (((size_t)get_group_id(2) * out_blocks + (block)) * out_pixels + (pixel)) * 4)
 #else
+#define SUM ELEMENT
+#define PUT(value, p) STORE(value, p)
 #define FINISH(sum, block, pixel)                                                                  \
     ACTIVATE((sum) + VLOAD(bias + (block) * 4) PLUS_ADDED(block, pixel))
 #define FINISHED_ARGS ADDED_ALL_ARGS
 #define OUT(block, pixel) OUTPUT_OF(block, pixel)
 #endif
 // Stores the sum of pixel m and channels n of an item.
-#define STORE(sum, m, n, item)                                                                     \
+#define KEEP_SUM(sum, m, n, item)                                                                  \
     {                                                                                              \
         const int pixel = first_pixel + (m) * ITEMS_M + ITEM_M(item);                              \
         const int block = tile_n * (TILE_N / 4) + (n) * ITEMS_N + ITEM_N(item);                    \
         if (pixel < out_pixels && block < out_blocks)                                              \
-            VSTORE(FINISH(sum, block, pixel), OUT(block, pixel));                                  \
+            PUT(FINISH(sum, block, pixel), OUT(block, pixel));                                     \
     }
 
 __kernel __attribute__((reqd_work_group_size(ITEMS * TEAMS, 1, 1))) void conv2d_gemm(
-    __global const float *input, int input_offset, int input_stride,
-    __global float *output, int output_offset, int output_stride,
-    __global const float *weight, __global const float *bias, int splits,
+    __global const ELEMENT *input, int input_offset, int input_stride,
+    __global SUM *output, int output_offset, int output_stride,
+    __global const WEIGHT *weight, __global const float *bias, int splits,
     int steps, int in_blocks, int out_blocks, int out_pixels, int in_h, int in_w, int out_w,
     int kernel_w, int stride_h, int stride_w, int pad_top, int pad_left, int dilation_h,
     int dilation_w, int own_weights, int input_apart, int output_apart FINISHED_ARGS)
@@ -139,8 +143,8 @@ __kernel __attribute__((reqd_work_group_size(ITEMS * TEAMS, 1, 1))) void conv2d_
     // Steps of every tile, and the first of this team.
     const int all_steps = steps * TEAMS * splits, first_step = (split * TEAMS + team) * steps;
 
-    __global const float *in = BEGIN(input, input_offset, batch, input_apart);
-    __global const float *weights = weight +
+    __global const ELEMENT *in = BEGIN(input, input_offset, batch, input_apart);
+    __global const WEIGHT *weights = weight +
         (((size_t)batch * own_weights * get_num_groups(1) + tile_n) * all_steps + first_step) *
             B_SIZE * 4;
 #ifndef RAW
@@ -199,7 +203,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS * TEAMS, 1, 1))) void conv2d_
 
 #if TEAMS == 1
     UNROLL for (int n = 0; n < VECTORS; n++)
-        UNROLL for (int m = 0; m < TM; m++) STORE(sums[m][n], m, n, item)
+        UNROLL for (int m = 0; m < TM; m++) KEEP_SUM(sums[m][n], m, n, item)
 #else
     // All work-items add what the teams hold, a part each.
     barrier(CLK_LOCAL_MEM_FENCE);
@@ -209,7 +213,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS * TEAMS, 1, 1))) void conv2d_
         for (int at = get_local_id(0); at < TM * ITEMS; at += ITEMS * TEAMS) {
             float4 sum = shared[at];
             UNROLL for (int i = 1; i < TEAMS; i++) sum += shared[i * TM * ITEMS + at];
-            STORE(sum, at / ITEMS, n, at % ITEMS)
+            KEEP_SUM(sum, at / ITEMS, n, at % ITEMS)
         }
         barrier(CLK_LOCAL_MEM_FENCE);
     }
@@ -218,7 +222,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS * TEAMS, 1, 1))) void conv2d_
 
 // Adds what the splits of all steps left: one work-item a pixel and block of an image.
 __kernel void conv2d_gemm_sum(
-    __global const float *restrict parts, __global float *restrict output, int output_offset,
+    __global const float *restrict parts, __global ELEMENT *restrict output, int output_offset,
     int output_stride, __global const float *restrict bias, int splits, int out_blocks,
     int out_pixels, int output_apart ADDED_ALL_ARGS)
 {
@@ -232,5 +236,5 @@ __kernel void conv2d_gemm_sum(
         const size_t plane = ((size_t)split * get_global_size(2) + IMAGE_ID) * out_blocks + block;
         sum += VLOAD(parts + (plane * out_pixels + pixel) * 4);
     }
-    VSTORE(ACTIVATE(sum PLUS_ADDED(block, pixel)), OUTPUT_OF(block, pixel));
+    STORE(ACTIVATE(sum PLUS_ADDED(block, pixel)), OUTPUT_OF(block, pixel));
 }

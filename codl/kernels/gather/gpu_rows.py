@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from codl.ir.ops.concat_gather import Gather
 from codl.ir.soc import Soc
-from codl.ir.types import PLANAR, Storage
+from codl.ir.types import PLANAR
 from codl.kernels.base import Choice, KernelLaunch, KernelPlan, TensorArg
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip, waves
-from codl.kernels.variant import OnGpu
+from codl.kernels.variant import ForPlanar
 
 #: Slices of fewer elements are gathered element by element.
 SHORTEST_ROW = 16
@@ -19,12 +19,11 @@ LONGEST_PIECE = 4096
 LONGEST_STRIP = 8192
 
 
-class GpuRows(OnGpu):
+class GpuRows(ForPlanar):
     """Any axis."""
 
-    name: ClassVar[str] = "gpu_rows"
+    base_name: ClassVar[str] = "gpu_rows"
     op_kind: ClassVar[str] = "gather"
-    storage: ClassVar[Storage] = PLANAR
 
     def choices(self, op: Gather, soc: Soc) -> tuple[Choice, ...]:
         return ({},)
@@ -37,7 +36,7 @@ class GpuRows(OnGpu):
             "single_elements": 0.0 if _by_rows(op) else float(op.output.elements),
             "work_items": float(items),
             "waves": waves(items, soc),
-            "output_bytes": float(op.output.bytes),
+            "output_bytes": self.stored_bytes(op.output.bytes),
         }
 
     def plan(self, op: Gather, soc: Soc, choice: Choice | None = None) -> KernelPlan:
@@ -50,8 +49,9 @@ class GpuRows(OnGpu):
         return KernelPlan(
             source="gather/gpu_rows.cl",
             launches=(KernelLaunch(kernel, global_size, args, local_size),),
-            defines=base_defines(op.activation, soc),
-            storages=dict.fromkeys(tensors, PLANAR),
+            defines=base_defines(op.activation, soc, self.storage),
+            # Halves count to 2048 alone, so indices are floats.
+            storages={**dict.fromkeys(tensors, self.storage), tensors[1]: PLANAR},
             whole_batch=True,
         )
 

@@ -96,12 +96,6 @@ KERNEL void to_blocked(
     }
 }
 
-#ifdef HALF
-#define VALUES(p) CAT(vload_half, V)(0, (p))
-#else
-#define VALUES(p) CAT(vload, V)(0, (p))
-#endif
-
 // Planar to planar, one channel of the region at a time; `strip` chunks of V pixels.
 KERNEL void copy_planar(
     __global const ELEMENT *input, int input_offset, int input_stride,
@@ -116,7 +110,7 @@ KERNEL void copy_planar(
     int at = STRIP_ID * strip * V;
     // By vectors: a compiler that vectorises over work-items leaves a loop, and its functions, scalar.
     for (; at + V <= stop; at += V) {
-        const VEC value = VALUES(in + at);
+        const VEC value = PLOAD(in + at);
         PLANAR_STORE(ACTIVATE(value), out + at);
     }
     for (; at < stop; at++) PLANAR_SET(ACTIVATE(GET(in, at)), out + at);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codl.ir.types import PLANAR_HALF
 from codl.kernels.matmul import cpu_ort, gpu_direct, gpu_dots, gpu_gemm, gpu_tiled
 from codl.kernels.registry import register
 
@@ -10,5 +11,9 @@ register(
     gpu_dots.GpuDots(),
     gpu_gemm.GpuGemm(),
     gpu_tiled.GpuTiled(),
+    gpu_direct.GpuDirect(PLANAR_HALF),
+    gpu_dots.GpuDots(PLANAR_HALF),
+    gpu_gemm.GpuGemm(PLANAR_HALF),
+    gpu_tiled.GpuTiled(PLANAR_HALF),
     cpu_ort.VARIANT,
 )

@@ -1,7 +1,7 @@
 // Matrix products in registers: a tile of ROWS x COLUMNS vectors of the output stays in registers
 // while a loop runs over k. A work-item has `strip` consecutive tiles of each of `group` panels of
 // columns, and goes through `depth` of k at a time, so that such a block of the panels stays in a near
-// cache; between blocks the sums lie in the output.
+// cache; between blocks the sums lie in the output, but where that is of halves, which would round them.
 //
 // b is read in panels, [panel][k][COLUMNS * V], which were packed before; where INSIDE is defined,
 // the work-item packs each block itself; where DIRECT is, b is read as it lies: then n is at least a
@@ -12,6 +12,7 @@
 // BIAS           defined where there is one for each column, in whole panels
 // BITS           defined where b is a packed matrix (see matmul_nbits/gpu_direct.cl), also INSIDE then
 // BLOCK_SIZE     of INSIDE: elements of as much of `group` panels as `depth` goes
+// PARTIAL        of INSIDE: defined where sums lie in `sums` between blocks, in rows of whole panels
 // a_rows         elements from one stored row of a to the next; b_rows of b, or of a panel
 // Batches: index i of the output's is (i / inner2, i / inner1 % (inner2 / inner1), i % inner1), and
 // each part moves on by a step of a and b (0 where they are stretched).
@@ -27,34 +28,40 @@
 // Packs `length` of k of the V columns from `column` on, to rows of PANEL elements. Of a vector with
 // columns beyond n, the others are whatever: none of what comes of them is stored.
 #ifdef INSIDE
-#define PACKED_SPACE __local
+#define PACKED __local float
+#define PACKED_LOAD(p) FLOAD(p)
+#define PACK(value, p) FSTORE(value, p)
+#define PACK_ONE(value, p, i) ((p)[i] = (value))
 #else
-#define PACKED_SPACE __global
+#define PACKED __global ELEMENT
+#define PACKED_LOAD(p) PLOAD(p)
+#define PACK(value, p) PSTORE(value, p)
+#define PACK_ONE(value, p, i) SET(value, p, i)
 #endif
 #ifndef BITS
 APART void pack_columns(
-    __global const float *in, PACKED_SPACE float *out, int column, int n, int length, int rows)
+    __global const ELEMENT *in, PACKED *out, int column, int n, int length, int rows)
 {
 #ifdef TRANS_B
-    __global const float *from[V];
+    __global const ELEMENT *from[V];
     UNROLL for (int j = 0; j < V; j++) from[j] = in + (size_t)min(column + j, n - 1) * rows;
     int first = 0;
     for (; first + V <= length; first += V) {
         VEC m[V], t[V];
         UNROLL for (int j = 0; j < V; j++) m[j] = PLOAD(from[j] + first);
         TRANSPOSE
-        UNROLL for (int j = 0; j < V; j++) PSTORE(m[j], out + (first + j) * PANEL);
+        UNROLL for (int j = 0; j < V; j++) PACK(m[j], out + (first + j) * PANEL);
     }
     for (; first < length; first++)
-        for (int j = 0; j < V; j++) out[first * PANEL + j] = from[j][first];
+        for (int j = 0; j < V; j++) PACK_ONE(GET(from[j], first), out, first * PANEL + j);
 #else
     if (column + V <= n) {
         for (int i = 0; i < length; i++)
-            PSTORE(PLOAD(in + (size_t)i * rows + column), out + i * PANEL);
+            PACK(PLOAD(in + (size_t)i * rows + column), out + i * PANEL);
     } else {
         for (int i = 0; i < length; i++)
             for (int j = 0; j < V; j++)
-                out[i * PANEL + j] = in[(size_t)i * rows + min(column + j, n - 1)];
+                PACK_ONE(GET(in, (size_t)i * rows + min(column + j, n - 1)), out, i * PANEL + j);
     }
 #endif
 }
@@ -63,12 +70,12 @@ APART void pack_columns(
 #ifndef INSIDE
 // Copies b into panels; a work-item has `depth` values of k of one panel.
 KERNEL void matmul_pack(
-    __global const float *b, int b_offset, int b_stride, __global float *panels,
+    __global const ELEMENT *b, int b_offset, int b_stride, __global ELEMENT *panels,
     int n, int k, int depth, int b_rows)
 {
     const int panel = get_global_id(1), first = get_global_id(0) * depth;
-    __global const float *in = b + (b_offset + (size_t)get_global_id(2) * k * n);
-    __global float *out =
+    __global const ELEMENT *in = b + (b_offset + (size_t)get_global_id(2) * k * n);
+    __global ELEMENT *out =
         panels + ((size_t)(get_global_id(2) * get_global_size(1) + panel) * k + first) * PANEL;
 #ifdef TRANS_B
     in += first;
@@ -81,44 +88,60 @@ KERNEL void matmul_pack(
 #endif
 
 // Lanes from `first` to before `stop` of a vector in the output; the others are zeros.
-APART VEC load_lanes(__global const float *from, int first, int stop)
+APART VEC load_lanes(__global const ELEMENT *from, int first, int stop)
 {
     float lanes[V];
-    for (int j = 0; j < V; j++) lanes[j] = j >= first && j < stop ? from[j] : 0.0f;
-    return CAT(vload, V)(0, lanes);
+    for (int j = 0; j < V; j++) lanes[j] = j >= first && j < stop ? GET(from, j) : 0.0f;
+    return FLOAD(lanes);
 }
 
-APART void store_lanes(VEC value, __global float *to, int first, int stop)
+APART void store_lanes(VEC value, __global ELEMENT *to, int first, int stop)
 {
     if (first <= 0 && stop >= V) {
         PSTORE(value, to);
         return;
     }
     float lanes[V];
-    CAT(vstore, V)(value, 0, lanes);
-    for (int j = max(first, 0); j < min(stop, V); j++) to[j] = lanes[j];
+    FSTORE(value, lanes);
+    for (int j = max(first, 0); j < min(stop, V); j++) SET(lanes[j], to, j);
 }
 
 #ifdef TRANS_A
-#define AT_A(r, i) source[r][(size_t)(i) * a_rows]
+#define AT_A(r, i) GET(source[r], (size_t)(i) * a_rows)
 #else
-#define AT_A(r, i) source[r][i]
+#define AT_A(r, i) GET(source[r], i)
 #endif
 #ifdef BIAS
-#define PLUS_BIAS(at) +PLOAD(bias + (at))
+#define PLUS_BIAS(at) +FLOAD(bias + (at))
 #else
 #define PLUS_BIAS(at)
-#endif
-#ifdef INSIDE
-#define BLOCK_SPACE __local
-#else
-#define BLOCK_SPACE __global
 #endif
 
 #define EACH(WIDE, what)                                                                           \
     UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int c = 0; c < WIDE; c++) what
 // Lanes of vector c that the panel has, and that exist.
 #define LANES(c) column - begin - (c) * V, n - begin - (c) * V
+
+// What a tile goes on with, and what it leaves, between blocks.
+#ifdef PARTIAL
+#define LOAD_SUMS(WIDE)                                                                            \
+    {                                                                                              \
+        EACH(WIDE, acc[r][c] = FLOAD(KEPT(r) + c * V);)                                            \
+    }
+#define KEEP_SUMS(WIDE)                                                                            \
+    if (first + length < k) {                                                                      \
+        EACH(WIDE, FSTORE(acc[r][c], KEPT(r) + c * V);)                                            \
+    } else
+#define KEPT(r) (sums + ((size_t)batch * m + min(row + r, m - 1)) * panels * PANEL + begin)
+#else
+#define LOAD_SUMS(WIDE)                                                                            \
+    if (is_whole) {                                                                                \
+        EACH(WIDE, acc[r][c] = PLOAD(TARGET(r) + c * V);)                                          \
+    } else {                                                                                       \
+        EACH(WIDE, acc[r][c] = load_lanes(TARGET(r) + c * V, LANES(c));)                           \
+    }
+#define KEEP_SUMS(WIDE)
+#endif
 
 // The tile of WIDE vectors of columns whose first row is `row`. Rows beyond the last repeat it: what
 // is stored there is stored twice.
@@ -128,15 +151,12 @@ APART void store_lanes(VEC value, __global float *to, int first, int stop)
         VEC acc[ROWS][WIDE];                                                                       \
         if (first == 0) {                                                                          \
             EACH(WIDE, acc[r][c] = (VEC)(0.0f);)                                                   \
-        } else if (is_whole) {                                                                     \
-            EACH(WIDE, acc[r][c] = PLOAD(TARGET(r) + c * V);)                                      \
-        } else {                                                                                   \
-            EACH(WIDE, acc[r][c] = load_lanes(TARGET(r) + c * V, LANES(c));)                       \
-        }                                                                                          \
-        BLOCK_SPACE const float *line = lines;                                                     \
+        } else                                                                                     \
+            LOAD_SUMS(WIDE)                                                                        \
+        const PACKED *line = lines;                                                                \
         NO_UNROLL for (int i = 0; i < length; i++, line += b_rows) {                               \
             VEC values[WIDE];                                                                      \
-            UNROLL for (int c = 0; c < WIDE; c++) values[c] = PLOAD(line + c * V);                 \
+            UNROLL for (int c = 0; c < WIDE; c++) values[c] = PACKED_LOAD(line + c * V);           \
             UNROLL for (int r = 0; r < ROWS; r++) {                                                \
                 const float x = AT_A(r, i);                                                        \
                 UNROLL for (int c = 0; c < WIDE; c++) acc[r][c] += x * values[c];                  \
@@ -146,6 +166,7 @@ APART void store_lanes(VEC value, __global float *to, int first, int stop)
             EACH(WIDE, acc[r][c] = alpha * acc[r][c] PLUS_BIAS(begin + c * V);)                    \
             EACH(WIDE, acc[r][c] = ACTIVATE(acc[r][c]);)                                           \
         }                                                                                          \
+        KEEP_SUMS(WIDE)                                                                            \
         if (is_whole) {                                                                            \
             EACH(WIDE, PSTORE(acc[r][c], TARGET(r) + c * V);)                                      \
         } else {                                                                                   \
@@ -155,18 +176,21 @@ APART void store_lanes(VEC value, __global float *to, int first, int stop)
 #define TARGET(r) (out + (size_t)min(row + r, m - 1) * n + begin)
 
 KERNEL void matmul_direct(
-    __global const float *a, int a_offset, int a_stride,
-    __global float *output, int output_offset, int output_stride,
+    __global const ELEMENT *a, int a_offset, int a_stride,
+    __global ELEMENT *output, int output_offset, int output_stride,
 #ifdef BITS
     MATRIX,
 #else
-    __global const float *b,
+    __global const ELEMENT *b,
 #if defined(DIRECT) || defined(INSIDE)
     int b_offset, int b_stride,
 #endif
 #endif
 #ifdef BIAS
     __global const float *bias,
+#endif
+#ifdef PARTIAL
+    __global float *sums,
 #endif
     int strip, int group, int m, int n, int k, int depth, int a_rows, int b_own_rows, int inner2,
     int inner1, int a_step0, int a_step1, int a_step2, int b_step0, int b_step1, int b_step2,
@@ -175,9 +199,9 @@ KERNEL void matmul_direct(
     const int batch = get_global_id(2), panels = (n + PANEL - 1) / PANEL;
     const int first_panel = get_global_id(0) * group;
     const int stop_panel = min(first_panel + group, panels);
-    __global const float *left = a + a_offset + BATCH_STEP(batch, a_step0, a_step1, a_step2);
+    __global const ELEMENT *left = a + a_offset + BATCH_STEP(batch, a_step0, a_step1, a_step2);
 #ifndef BITS
-    __global const float *right = b + BATCH_STEP(batch, b_step0, b_step1, b_step2);
+    __global const ELEMENT *right = b + BATCH_STEP(batch, b_step0, b_step1, b_step2);
 #if defined(DIRECT) || defined(INSIDE)
     right += b_offset;
 #endif
@@ -190,16 +214,16 @@ KERNEL void matmul_direct(
 #ifdef INSIDE
     __local float block[BLOCK_SIZE];
 #endif
-    __global float *out = output + output_offset + (size_t)batch * m * n;
+    __global ELEMENT *out = output + output_offset + (size_t)batch * m * n;
     const int stop = min((int)(get_global_id(1) + 1) * strip * ROWS, m);
     for (int first = 0; first < k; first += depth) {
         const int length = min(depth, k - first);
 #ifdef INSIDE
 #ifdef BITS
 #elif defined(TRANS_B)
-        __global const float *in = right + first;
+        __global const ELEMENT *in = right + first;
 #else
-        __global const float *in = right + (size_t)first * b_own_rows;
+        __global const ELEMENT *in = right + (size_t)first * b_own_rows;
 #endif
         for (int column = first_panel * PANEL; column < min(stop_panel * PANEL, n); column += V) {
             const int panel = column / PANEL;
@@ -212,7 +236,7 @@ KERNEL void matmul_direct(
         }
 #endif
         for (int row = get_global_id(1) * strip * ROWS; row < stop; row += ROWS) {
-            __global const float *source[ROWS];
+            __global const ELEMENT *source[ROWS];
             UNROLL for (int r = 0; r < ROWS; r++) {
                 const size_t from = min(row + r, m - 1);
 #ifdef TRANS_A
@@ -225,13 +249,13 @@ KERNEL void matmul_direct(
                 const int column = panel * PANEL;
 #ifdef DIRECT
                 const int begin = min(column, n - PANEL);
-                __global const float *lines = right + begin;
+                __global const ELEMENT *lines = right + begin;
 #else
                 const int begin = column;
 #ifdef INSIDE
                 __local const float *lines = block + (panel - first_panel) * length * PANEL;
 #else
-                __global const float *lines = right + ((size_t)column * k + first * PANEL);
+                __global const ELEMENT *lines = right + ((size_t)column * k + first * PANEL);
 #endif
 #endif
 #if COLUMNS > 1

@@ -15,7 +15,7 @@ from codl.ir.columns import Column, FeatureColumns
 from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.matmul import MatMul, MatMulColumns
 from codl.ir.soc import GpuSide, Soc
-from codl.ir.types import PLANAR, ConstantArray, Storage
+from codl.ir.types import ConstantArray
 from codl.kernels import registers, tiling_columns
 from codl.kernels.base import (
     Arg,
@@ -29,7 +29,7 @@ from codl.kernels.base import (
 from codl.kernels.feature_columns import ChoiceColumns, first_choice, unique
 from codl.kernels.matmul.problem import OUT, A, B, Problem, refusal
 from codl.kernels.tiling import ITEMS_PER_UNIT, base_defines, ceil_div
-from codl.kernels.variant import ByChoiceColumns
+from codl.kernels.variant import ByChoiceColumns, ForPlanar
 
 #: Share of the second-level cache that a strip's rows may take; panels and output share the rest.
 CACHE_SHARE = 0.4
@@ -126,14 +126,18 @@ class _Tiling:
         times = np.where(self.packed == INSIDE, self.strips * self.ops.products, before)
         return times * panels * k
 
+    @cached_property
+    def sums(self) -> Column:
+        """Elements of the output in whole panels."""
+        return self.ops.products * self.ops.m * self.panels * self.panel
 
-class GpuDirect(ByChoiceColumns):
+
+class GpuDirect(ForPlanar, ByChoiceColumns):
     """Any batches, transposed operands or not; a constant b is packed once, a tensor each time."""
 
-    name: ClassVar[str] = "gpu_direct"
+    base_name: ClassVar[str] = "gpu_direct"
     op_kind: ClassVar[str] = "matmul"
     meant_for: ClassVar[frozenset[str]] = frozenset({"cpu"})
-    storage: ClassVar[Storage] = PLANAR
     source: ClassVar[str] = "matmul/gpu_direct.cl"
     op_columns: ClassVar[type[MatMulColumns]] = MatMulColumns
 
@@ -171,6 +175,7 @@ class GpuDirect(ByChoiceColumns):
     ) -> FeatureColumns:
         t = _Tiling.of(ops, soc, choice or self.default_columns(ops, soc))
         tiles = t.row_tiles * t.panels * ops.products
+        size = float(self.storage.element_bytes)
         return {
             "padded_macs": tiles * t.rows * t.panel * ops.k,
             "tiles": tiles,
@@ -179,8 +184,8 @@ class GpuDirect(ByChoiceColumns):
             "work_items": t.items,
             "waves": tiling_columns.waves(t.items, soc),
             "flops": ops.flops,
-            "input_bytes": 4.0 * (ops.input_elements + ops.weight_elements),
-            "output_bytes": 4.0 * ops.output_elements,
+            "input_bytes": size * (ops.input_elements + ops.weight_elements),
+            "output_bytes": size * ops.output_elements,
         }
 
     def plan(self, op: Any, soc: Soc, choice: Choice | None = None) -> KernelPlan:
@@ -188,20 +193,22 @@ class GpuDirect(ByChoiceColumns):
         tiling = _Tiling.of(self.op_columns.of([op]), soc, choice)
         panels = int(tiling.panels[0])
         way = None if op.matrix and choice["packed"] != INSIDE else choice["packed"]
-        multiply = _multiply_launch(op, tiling, way, self.right(op, way))
+        scratch = self._scratch(tiling, way)
+        right = (*self.right(op, way), *([ScratchArg("sums")] if "sums" in scratch else []))
+        multiply = _multiply_launch(op, tiling, way, right)
         defined = {
             "TRANS_A": op.trans_a,
             "TRANS_B": op.trans_b and way in (BEFORE, INSIDE),
             "BIAS": bool(op.matrix),
             "DIRECT": way == AS_IT_LIES,
             "INSIDE": way == INSIDE,
+            "PARTIAL": "sums" in scratch,
         }
-        scratch = {"panels": 4 * int(tiling.packed_elements[0])} if way == BEFORE else {}
         return KernelPlan(
             source=self.source,
             launches=(_pack_launch(op, panels), multiply) if way == BEFORE else (multiply,),
             defines={
-                **base_defines(op.activation, soc),
+                **base_defines(op.activation, soc, self.storage),
                 "ROWS": choice["rows"],
                 "COLUMNS": choice["columns"],
                 **self.more_defines(op),
@@ -210,9 +217,18 @@ class GpuDirect(ByChoiceColumns):
             },
             pack=partial(self.pack, op, soc, int(tiling.panel[0])) if op.matrix else no_constants,
             scratch=scratch,
-            storages=dict.fromkeys((A, OUT) if op.matrix else (A, B, OUT), PLANAR),
+            storages=dict.fromkeys((A, OUT) if op.matrix else (A, B, OUT), self.storage),
             whole_batch=True,
         )
+
+    def _scratch(self, tiling: _Tiling, way: int | None) -> dict[str, int]:
+        """Panels, and sums between blocks that an output of halves would round."""
+        found = {}
+        if way == BEFORE:
+            found["panels"] = self.storage.element_bytes * int(tiling.packed_elements[0])
+        if self.storage.element != "float32" and tiling.depth[0] < tiling.ops.k[0]:
+            found["sums"] = 4 * int(tiling.sums[0])
+        return found
 
     def more_defines(self, op: Any) -> dict[str, int]:
         """Macros of a kind of matrix."""
@@ -226,8 +242,9 @@ class GpuDirect(ByChoiceColumns):
 
     def pack(self, op: Any, soc: Soc, panel: int, weights: Weights) -> dict[str, ConstantArray]:
         """A constant matrix and its bias, for panels of so many columns."""
+        packed = pack_panels(weights["weight"], panel, trans=op.trans_b)
         return {
-            "panels": pack_panels(weights["weight"], panel, trans=op.trans_b),
+            "panels": packed.astype(self.storage.element, copy=False),
             "bias": np.pad(weights["bias"], (0, -op.n % panel)),
         }
 

@@ -23,24 +23,24 @@
     UNROLL for (int j = 0; j < (many); j++) sums[j] = ADD_PAIRS(sums[2 * j], sums[2 * j + 1]);
 
 KERNEL void matmul_dots(
-    __global const float *a, int a_offset, int a_stride,
-    __global float *output, int output_offset, int output_stride,
-    __global const float *b, int b_offset, int b_stride,
+    __global const ELEMENT *a, int a_offset, int a_stride,
+    __global ELEMENT *output, int output_offset, int output_stride,
+    __global const ELEMENT *b, int b_offset, int b_stride,
     int strip, int n, int k, int inner2, int inner1, int a_step0, int a_step1, int a_step2,
     int b_step0, int b_step1, int b_step2, float alpha)
 {
     const int batch = get_global_id(1);
-    __global const float *left = a + a_offset + BATCH_STEP(batch, a_step0, a_step1, a_step2);
-    __global const float *right =
+    __global const ELEMENT *left = a + a_offset + BATCH_STEP(batch, a_step0, a_step1, a_step2);
+    __global const ELEMENT *right =
         b + b_offset + BATCH_STEP(batch, b_step0, b_step1, b_step2);
-    __global float *out = output + output_offset + (size_t)batch * ROWS * n;
+    __global ELEMENT *out = output + output_offset + (size_t)batch * ROWS * n;
     const int whole = k / V * V, stop = min((int)(get_global_id(0) + 1) * strip * V, n);
     for (int column = get_global_id(0) * strip * V; column < stop; column += V) {
         // Columns beyond the last repeat it, and are not stored.
-        __global const float *from[V];
+        __global const ELEMENT *from[V];
         UNROLL for (int j = 0; j < V; j++) from[j] = right + (size_t)min(column + j, n - 1) * k;
         for (int row = 0; row < ROWS; row++) {
-            __global const float *x = left + (size_t)row * k;
+            __global const ELEMENT *x = left + (size_t)row * k;
             VEC sums[V];
             UNROLL for (int j = 0; j < V; j++) sums[j] = (VEC)(0.0f);
             NO_UNROLL for (int i = 0; i < whole; i += V) {
@@ -57,17 +57,17 @@ KERNEL void matmul_dots(
             ROUND(sums, 1)
             for (int i = whole; i < k; i++) {
                 float lanes[V];
-                UNROLL for (int j = 0; j < V; j++) lanes[j] = from[j][i];
-                sums[0] += x[i] * CAT(vload, V)(0, lanes);
+                UNROLL for (int j = 0; j < V; j++) lanes[j] = GET(from[j], i);
+                sums[0] += GET(x, i) * FLOAD(lanes);
             }
             const VEC value = alpha * sums[0];
-            __global float *to = out + (size_t)row * n + column;
+            __global ELEMENT *to = out + (size_t)row * n + column;
             if (column + V <= n) {
                 PSTORE(ACTIVATE(value), to);
             } else {
                 float lanes[V];
-                CAT(vstore, V)(ACTIVATE(value), 0, lanes);
-                for (int j = 0; j < n - column; j++) to[j] = lanes[j];
+                FSTORE(ACTIVATE(value), lanes);
+                for (int j = 0; j < n - column; j++) SET(lanes[j], to, j);
             }
         }
     }

@@ -14,25 +14,23 @@ from codl.ir import columns
 from codl.ir.columns import Column, FeatureColumns
 from codl.ir.ops.matmul import MatMul, MatMulColumns
 from codl.ir.soc import Soc
-from codl.ir.types import PLANAR, Storage
 from codl.kernels import tiling_columns
 from codl.kernels.base import Choice, KernelLaunch, KernelPlan
 from codl.kernels.feature_columns import ChoiceColumns, by_level, gpu_cache_bytes
 from codl.kernels.matmul.problem import OUT, A, B, Problem, refusal
 from codl.kernels.tiling import base_defines
-from codl.kernels.variant import ByChoiceColumns
+from codl.kernels.variant import ByChoiceColumns, ForPlanar
 
 #: With more rows, tiles that read b once for several rows are faster.
 MOST_ROWS = 4
 
 
-class GpuDots(ByChoiceColumns):
+class GpuDots(ForPlanar, ByChoiceColumns):
     """Any batches of up to four rows, with a tensor b that is stored as (n, k)."""
 
-    name: ClassVar[str] = "gpu_dots"
+    base_name: ClassVar[str] = "gpu_dots"
     op_kind: ClassVar[str] = "matmul"
     meant_for: ClassVar[frozenset[str]] = frozenset({"cpu"})
-    storage: ClassVar[Storage] = PLANAR
     op_columns: ClassVar[type[MatMulColumns]] = MatMulColumns
 
     def refusal(self, op: MatMul, soc: Soc) -> str | None:
@@ -47,7 +45,7 @@ class GpuDots(ByChoiceColumns):
     def feature_columns(
         self, ops: MatMulColumns, soc: Soc, choice: ChoiceColumns | None = None
     ) -> FeatureColumns:
-        width = soc.gpu.vector_width
+        width, size = soc.gpu.vector_width, float(self.storage.element_bytes)
         blocks = columns.ceil_div(ops.n, width)
         items = columns.ceil_div(blocks, _strip(ops, soc)) * ops.products
         steps, lanes = np.floor(ops.k / width), columns.rest(ops.k, width)
@@ -59,8 +57,8 @@ class GpuDots(ByChoiceColumns):
             "loop_length": steps,
             "work_items": items,
             "waves": tiling_columns.waves(items, soc),
-            "output_bytes": 4.0 * ops.output_elements,
-            **by_level("input", 4.0 * ops.input_elements, gpu_cache_bytes(soc)),
+            "output_bytes": size * ops.output_elements,
+            **by_level("input", size * ops.input_elements, gpu_cache_bytes(soc)),
         }
 
     def plan(self, op: MatMul, soc: Soc, choice: Choice | None = None) -> KernelPlan:
@@ -79,8 +77,8 @@ class GpuDots(ByChoiceColumns):
         return KernelPlan(
             source="matmul/gpu_dots.cl",
             launches=(launch,),
-            defines={**base_defines(op.activation, soc), "ROWS": problem.m},
-            storages=dict.fromkeys((A, B, OUT), PLANAR),
+            defines={**base_defines(op.activation, soc, self.storage), "ROWS": problem.m},
+            storages=dict.fromkeys((A, B, OUT), self.storage),
             whole_batch=True,
         )
 

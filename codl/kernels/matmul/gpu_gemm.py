@@ -7,24 +7,23 @@ from typing import ClassVar
 
 import numpy as np
 
-from codl.ir.ops.base import Array, Weights
+from codl.ir.ops.base import Weights
 from codl.ir.ops.matmul import MatMul
 from codl.ir.soc import Soc
-from codl.ir.types import PLANAR, Storage
+from codl.ir.types import ConstantArray
 from codl.kernels.base import Arg, Choice, ConstantArg, KernelLaunch, KernelPlan, ScratchArg
 from codl.kernels.conv2d.gpu_gemm import MOST_CHOICES, GemmCut, Product, cuts, refuse_width
 from codl.kernels.matmul.problem import OUT, A, Problem
 from codl.kernels.tiling import GROUP, base_defines, ceil_div, round_up
-from codl.kernels.variant import OnGpu
+from codl.kernels.variant import ForPlanar
 
 
-class GpuGemm(OnGpu):
+class GpuGemm(ForPlanar):
     """Rows as they lie; columns and k come in fours."""
 
-    name: ClassVar[str] = "gpu_gemm"
+    base_name: ClassVar[str] = "gpu_gemm"
     op_kind: ClassVar[str] = "matmul"
     meant_for: ClassVar[frozenset[str]] = frozenset({"gpu"})
-    storage: ClassVar[Storage] = PLANAR
 
     def refusal(self, op: MatMul, soc: Soc) -> str | None:
         if not op.matrix or op.trans_a:
@@ -54,8 +53,8 @@ class GpuGemm(OnGpu):
             "partial_bytes": 4.0 * cut.splits * product.pixels * op.n * (cut.splits > 1),
             "launches": 1.0 + (cut.splits > 1),
             "flops": float(op.flops),
-            "input_bytes": float(op.bytes - op.output.bytes),
-            "output_bytes": float(op.output.bytes),
+            "input_bytes": self.stored_bytes(op.bytes - op.output.bytes),
+            "output_bytes": self.stored_bytes(op.output.bytes),
         }
 
     def plan(self, op: MatMul, soc: Soc, choice: Choice | None = None) -> KernelPlan:
@@ -67,11 +66,11 @@ class GpuGemm(OnGpu):
         window = (1, product.pixels, product.pixels, 1, 1, product.in_blocks, 0, 0, 1, 1)
         first = cut.launch(product, buffers, window, (0, 0))
 
-        def pack(weights: Weights) -> dict[str, Array]:
+        def pack(weights: Weights) -> dict[str, ConstantArray]:
             matrix = weights["weight"].T if op.trans_b else weights["weight"]
             scaled = np.float32(op.alpha) * matrix
             return {
-                "weight": cut.pack(scaled[None, None], product),
+                "weight": cut.pack(scaled[None, None], product).astype(self.storage.element),
                 "bias": np.ascontiguousarray(weights["bias"]),
             }
 
@@ -80,7 +79,7 @@ class GpuGemm(OnGpu):
             source="conv2d/gpu_gemm.cl",
             launches=(first,) if in_one else (first, _sum(product, cut.splits)),
             defines={
-                **base_defines(op.activation, soc),
+                **base_defines(op.activation, soc, self.storage),
                 **cut.defines,
                 "POINTWISE": 1,
                 "ROWS": 1,
@@ -88,7 +87,7 @@ class GpuGemm(OnGpu):
             },
             pack=pack,
             scratch={} if in_one else parts,
-            storages=dict.fromkeys((A, OUT), PLANAR),
+            storages=dict.fromkeys((A, OUT), self.storage),
             whole_batch=True,
         )
 

@@ -21,12 +21,12 @@
 #define ALONG_TILE(turn) const int at = turn * SIDE * SIDE + item, t = at % TILE, d = at / TILE
 
 __kernel __attribute__((reqd_work_group_size(SIDE, SIDE, 1))) void matmul_tiled(
-    __global const float *a, int a_offset, int a_stride,
-    __global float *output, int output_offset, int output_stride,
+    __global const ELEMENT *a, int a_offset, int a_stride,
+    __global ELEMENT *output, int output_offset, int output_stride,
 #ifdef BITS
     MATRIX,
 #else
-    __global const float *b,
+    __global const ELEMENT *b,
 #endif
 #ifdef BIAS
     __global const float *bias,
@@ -41,9 +41,9 @@ __kernel __attribute__((reqd_work_group_size(SIDE, SIDE, 1))) void matmul_tiled(
     const int x = get_local_id(0), y = get_local_id(1), item = y * SIDE + x;
     const int batch = get_global_id(2);
     const int row0 = get_group_id(1) * TILE, column0 = get_group_id(0) * TILE;
-    __global const float *left = a + a_offset + BATCH_STEP(batch, a_step0, a_step1, a_step2);
+    __global const ELEMENT *left = a + a_offset + BATCH_STEP(batch, a_step0, a_step1, a_step2);
 #ifndef BITS
-    __global const float *right = b + BATCH_STEP(batch, b_step0, b_step1, b_step2);
+    __global const ELEMENT *right = b + BATCH_STEP(batch, b_step0, b_step1, b_step2);
 #endif
 #ifndef BIAS
     right += b_offset;
@@ -56,10 +56,10 @@ __kernel __attribute__((reqd_work_group_size(SIDE, SIDE, 1))) void matmul_tiled(
             {
 #ifdef TRANS_A
                 ALONG_TILE(turn);
-#define AT_A(r, i) left[(size_t)(i) * m + (r)]
+#define AT_A(r, i) GET(left, (size_t)(i) * m + (r))
 #else
                 ALONG_K(turn);
-#define AT_A(r, i) left[(size_t)(r) * k + (i)]
+#define AT_A(r, i) GET(left, (size_t)(r) * k + (i))
 #endif
                 rows[d][t] = row0 + t < m && first + d < k ? AT_A(row0 + t, first + d) : 0.0f;
             }
@@ -67,10 +67,10 @@ __kernel __attribute__((reqd_work_group_size(SIDE, SIDE, 1))) void matmul_tiled(
             {
 #ifdef TRANS_B
                 ALONG_K(turn);
-#define AT_B(i, c) right[(size_t)(c) * k + (i)]
+#define AT_B(i, c) GET(right, (size_t)(c) * k + (i))
 #else
                 ALONG_TILE(turn);
-#define AT_B(i, c) right[(size_t)(i) * n + (c)]
+#define AT_B(i, c) GET(right, (size_t)(i) * n + (c))
 #endif
                 columns[d][t] =
                     column0 + t < n && first + d < k ? AT_B(first + d, column0 + t) : 0.0f;
@@ -97,7 +97,7 @@ __kernel __attribute__((reqd_work_group_size(SIDE, SIDE, 1))) void matmul_tiled(
         barrier(CLK_LOCAL_MEM_FENCE);
     }
 
-    __global float *out = output + output_offset + (size_t)batch * m * n;
+    __global ELEMENT *out = output + output_offset + (size_t)batch * m * n;
     for (int r = 0; r < 4; r++) {
         const int row = row0 + 4 * y + r;
         if (row >= m) break;
@@ -110,7 +110,7 @@ __kernel __attribute__((reqd_work_group_size(SIDE, SIDE, 1))) void matmul_tiled(
 #ifdef BIAS
             value += bias[column];
 #endif
-            out[(size_t)row * n + column] = ACTIVATE(value);
+            SET(ACTIVATE(value), out, (size_t)row * n + column);
         }
     }
 }

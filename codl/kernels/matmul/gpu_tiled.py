@@ -9,23 +9,22 @@ import numpy as np
 
 from codl.ir.ops.base import Weights
 from codl.ir.soc import Soc
-from codl.ir.types import PLANAR, ConstantArray, Storage
+from codl.ir.types import ConstantArray
 from codl.kernels.base import Arg, Choice, ConstantArg, KernelLaunch, KernelPlan, no_constants
 from codl.kernels.matmul.problem import OUT, A, B, Problem, refusal
 from codl.kernels.tiling import base_defines, ceil_div, round_up, waves
-from codl.kernels.variant import OnGpu
+from codl.kernels.variant import ForPlanar
 
 #: Rows and columns of the output that a work-item has.
 PER_ITEM = 4
 
 
-class GpuTiled(OnGpu):
+class GpuTiled(ForPlanar):
     """Any batches, transposed operands or not, read as they lie."""
 
-    name: ClassVar[str] = "gpu_tiled"
+    base_name: ClassVar[str] = "gpu_tiled"
     op_kind: ClassVar[str] = "matmul"
     meant_for: ClassVar[frozenset[str]] = frozenset({"gpu"})
-    storage: ClassVar[Storage] = PLANAR
     source: ClassVar[str] = "matmul/gpu_tiled.cl"
     #: k of a slice.
     depth: ClassVar[int] = 16
@@ -58,8 +57,8 @@ class GpuTiled(OnGpu):
             "work_items": float(items),
             "waves": waves(items, soc),
             "flops": float(op.flops),
-            "input_bytes": float(op.bytes - op.output.bytes),
-            "output_bytes": float(op.output.bytes),
+            "input_bytes": self.stored_bytes(op.bytes - op.output.bytes),
+            "output_bytes": self.stored_bytes(op.output.bytes),
         }
 
     def plan(self, op: Any, soc: Soc, choice: Choice | None = None) -> KernelPlan:
@@ -78,14 +77,14 @@ class GpuTiled(OnGpu):
             source=self.source,
             launches=(launch,),
             defines={
-                **base_defines(op.activation, soc),
+                **base_defines(op.activation, soc, self.storage),
                 "TILE": tile,
                 "DEPTH": choice["depth"],
                 **{name: 1 for name, on in defined.items() if on},
                 **self.more_defines(op),
             },
             pack=partial(self.pack, soc) if op.matrix else no_constants,
-            storages=dict.fromkeys((A, OUT) if op.matrix else (A, B, OUT), PLANAR),
+            storages=dict.fromkeys((A, OUT) if op.matrix else (A, B, OUT), self.storage),
             whole_batch=True,
         )
 
@@ -98,5 +97,6 @@ class GpuTiled(OnGpu):
         return (ConstantArg("weight"), ConstantArg("bias")) if op.matrix else (B,)
 
     def pack(self, soc: Soc, weights: Weights) -> dict[str, ConstantArray]:
-        """A constant matrix and its bias, as they are."""
-        return {name: np.ascontiguousarray(value) for name, value in weights.items()}
+        """A constant matrix, as it is stored, and its bias."""
+        matrix = weights["weight"].astype(self.storage.element, order="C")
+        return {"weight": matrix, "bias": np.ascontiguousarray(weights["bias"])}

@@ -15,7 +15,7 @@ __attribute__((noinline)) void unpack_columns(
         const VEC scale = SCALES(panel, block, k);
         BASES(VEC, bases, ZEROS(panel, block, k))
         UNROLL for (int j = 0; j < PER_WORD; j++)
-            if (i + j < length) PSTORE(scale * NUMBERS(words, j, bases), out + (i + j) * COLUMNS * V);
+            if (i + j < length) FSTORE(scale * NUMBERS(words, j, bases), out + (i + j) * COLUMNS * V);
     }
 }
 

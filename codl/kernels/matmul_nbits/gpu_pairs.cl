@@ -57,18 +57,24 @@ IVEC pair_products(UVEC a, UVEC b)
 }
 #endif
 
+#ifdef HALF
+#define EIGHT(p) vload_half8(0, (p))
+#else
+#define EIGHT(p) vload8(0, (p))
+#endif
+
 // Elements of a row from `at` on; zeros beyond the last.
-float8 eight_of(__global const float *row, int at, int k)
+float8 eight_of(__global const ELEMENT *row, int at, int k)
 {
-    if (at + 8 <= k) return vload8(0, row + at);
+    if (at + 8 <= k) return EIGHT(row + at);
     float lanes[8];
-    for (int i = 0; i < 8; i++) lanes[i] = at + i < k ? row[at + i] : 0.0f;
+    for (int i = 0; i < 8; i++) lanes[i] = at + i < k ? GET(row, at + i) : 0.0f;
     return vload8(0, lanes);
 }
 
 // A row as whole numbers; and of each block the size of a step, and the sum.
 void round_row(
-    __global const float *row, int k, __local short *upper, __local short *lower,
+    __global const ELEMENT *row, int k, __local short *upper, __local short *lower,
     __local float *steps, __local float *totals)
 {
     for (int at = 0, block = 0; at < DEPTH; at += LENGTH, block++) {
@@ -93,8 +99,8 @@ void round_row(
 }
 
 KERNEL void matmul_pairs(
-    __global const float *a, int a_offset, int a_stride,
-    __global float *output, int output_offset, int output_stride,
+    __global const ELEMENT *a, int a_offset, int a_stride,
+    __global ELEMENT *output, int output_offset, int output_stride,
     MATRIX, __global const float *bias, int strip, int n, int k)
 {
     __local uint upper[ROWS][DEPTH / 2], lower[ROWS][DEPTH / 2];
@@ -103,7 +109,7 @@ KERNEL void matmul_pairs(
         round_row(a + a_offset + (size_t)r * k, k, (__local short *)upper[r],
                   (__local short *)lower[r], steps[r], totals[r]);
     const int panels = (n + V - 1) / V;
-    __global float *out = output + output_offset;
+    __global ELEMENT *out = output + output_offset;
     const int stop = min((int)(get_global_id(0) + 1) * strip * PANELS, panels);
     for (int first = get_global_id(0) * strip * PANELS; first < stop; first += PANELS) {
         // Panels beyond the last repeat it, and are not stored.
@@ -141,14 +147,14 @@ KERNEL void matmul_pairs(
             const int column = (first + p) * V;
             if (column >= n) break;
             for (int r = 0; r < ROWS; r++) {
-                __global float *to = out + (size_t)r * n + column;
-                const VEC value = sums[p][r] + PLOAD(bias + column);
+                __global ELEMENT *to = out + (size_t)r * n + column;
+                const VEC value = sums[p][r] + FLOAD(bias + column);
                 if (column + V <= n) {
                     PSTORE(ACTIVATE(value), to);
                 } else {
                     float lanes[V];
-                    CAT(vstore, V)(ACTIVATE(value), 0, lanes);
-                    for (int j = 0; j < n - column; j++) to[j] = lanes[j];
+                    FSTORE(ACTIVATE(value), lanes);
+                    for (int j = 0; j < n - column; j++) SET(lanes[j], to, j);
                 }
             }
         }

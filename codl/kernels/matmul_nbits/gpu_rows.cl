@@ -12,8 +12,8 @@
 #define EACH_ROW UNROLL for (int r = 0; r < ROWS; r++)
 
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void matmul_rows(
-    __global const float *restrict a, int a_offset, int a_stride,
-    __global float *restrict output, int output_offset, int output_stride,
+    __global const ELEMENT *restrict a, int a_offset, int a_stride,
+    __global ELEMENT *restrict output, int output_offset, int output_stride,
     MATRIX, __global const float *restrict bias, int n, int k)
 {
     __local VEC parts[PANELS * ROWS][ITEMS];
@@ -25,7 +25,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void matmul_rows(
         // Beyond the last column there are zeros.
         float x[ROWS][PER_WORD];
         EACH_ROW UNROLL for (int j = 0; j < PER_WORD; j++)
-            x[r][j] = at + j < k ? a[a_offset + (size_t)r * k + at + j] : 0.0f;
+            x[r][j] = at + j < k ? GET(a, a_offset + (size_t)r * k + at + j) : 0.0f;
         EACH_PANEL {
             // Panels beyond the last repeat it, and are not stored.
             const int panel = min(first + p, panels - 1);
@@ -51,7 +51,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void matmul_rows(
     for (int i = item; i < PANELS * ROWS * V; i += ITEMS) {
         const int p = i / (ROWS * V), r = i / V % ROWS, column = (first + p) * V + i % V;
         __local const float *sum = (__local const float *)&parts[p * ROWS + r][0];
-        if (column < n)
-            output[output_offset + (size_t)r * n + column] = ACTIVATE(sum[i % V] + bias[column]);
+        const size_t at = output_offset + (size_t)r * n + column;
+        if (column < n) SET(ACTIVATE(sum[i % V] + bias[column]), output, at);
     }
 }

@@ -12,25 +12,23 @@ from codl.ir.columns import FeatureColumns
 from codl.ir.ops.matmul import merged
 from codl.ir.ops.matmul_nbits import MatMulNBits, MatMulNBitsColumns
 from codl.ir.soc import Soc
-from codl.ir.types import PLANAR, Storage
 from codl.kernels.base import ENDS, Choice, KernelLaunch, KernelPlan
 from codl.kernels.feature_columns import ChoiceColumns
 from codl.kernels.matmul_nbits.gpu_vector import MOST_ROWS
 from codl.kernels.matmul_nbits.packing import matrix_args, matrix_defines, pack_matrix
 from codl.kernels.tiling import base_defines, ceil_div
-from codl.kernels.variant import ByChoiceColumns
+from codl.kernels.variant import ByChoiceColumns, ForPlanar
 
 #: Work-items of a work-group, and vectors of columns that it has; the default first.
 SHAPES = ((64, 1), (64, 2), (128, 1), (128, 2), (256, 1), (32, 2), (32, 1))
 
 
-class GpuRows(ByChoiceColumns):
+class GpuRows(ForPlanar, ByChoiceColumns):
     """Up to four rows; a work-group has a few vectors of columns."""
 
-    name: ClassVar[str] = "gpu_rows"
+    base_name: ClassVar[str] = "gpu_rows"
     op_kind: ClassVar[str] = "matmul_nbits"
     meant_for: ClassVar[frozenset[str]] = frozenset({"gpu"})
-    storage: ClassVar[Storage] = PLANAR
     op_columns: ClassVar[type[MatMulNBitsColumns]] = MatMulNBitsColumns
 
     def refusal(self, op: MatMulNBits, soc: Soc) -> str | None:
@@ -55,7 +53,7 @@ class GpuRows(ByChoiceColumns):
     ) -> FeatureColumns:
         choice = choice or self.default_columns(ops, soc)
         items, panels = (np.asarray(choice[name], np.float64) for name in ("items", "panels"))
-        wide = panels * soc.gpu.vector_width
+        wide, size = panels * soc.gpu.vector_width, float(self.storage.element_bytes)
         groups = columns.ceil_div(ops.n, wide)
         words = columns.ceil_div(ops.k, ops.depth_step)
         return {
@@ -64,8 +62,8 @@ class GpuRows(ByChoiceColumns):
             "work_groups": groups,
             "waves": columns.ceil_div(groups, soc.gpu.compute_units),
             "weight_bytes": 4.0 * ops.weight_elements,
-            "input_bytes": 4.0 * ops.input_elements,
-            "output_bytes": 4.0 * ops.output_elements,
+            "input_bytes": size * ops.input_elements,
+            "output_bytes": size * ops.output_elements,
         }
 
     def plan(self, op: MatMulNBits, soc: Soc, choice: Choice | None = None) -> KernelPlan:
@@ -81,13 +79,13 @@ class GpuRows(ByChoiceColumns):
             source="matmul_nbits/gpu_rows.cl",
             launches=(launch,),
             defines={
-                **base_defines(op.activation, soc),
+                **base_defines(op.activation, soc, self.storage),
                 **matrix_defines(op),
                 "ROWS": merged(op)[0],
                 "ITEMS": items,
                 "PANELS": choice["panels"],
             },
             pack=partial(pack_matrix, width=width, panel=1),
-            storages=dict.fromkeys(ENDS, PLANAR),
+            storages=dict.fromkeys(ENDS, self.storage),
             whole_batch=True,
         )

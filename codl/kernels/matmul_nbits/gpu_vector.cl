@@ -12,12 +12,12 @@
 #define EACH_ROW UNROLL for (int r = 0; r < ROWS; r++)
 
 KERNEL void matmul_vector(
-    __global const float *a, int a_offset, int a_stride,
-    __global float *output, int output_offset, int output_stride,
+    __global const ELEMENT *a, int a_offset, int a_stride,
+    __global ELEMENT *output, int output_offset, int output_stride,
     MATRIX, __global const float *bias, int strip, int n, int k)
 {
     const int panels = (n + V - 1) / V;
-    __global float *out = output + output_offset;
+    __global ELEMENT *out = output + output_offset;
     const int stop = min((int)(get_global_id(0) + 1) * strip * PANELS, panels);
     for (int first = get_global_id(0) * strip * PANELS; first < stop; first += PANELS) {
         // Panels beyond the last repeat it, and are not stored.
@@ -26,7 +26,7 @@ KERNEL void matmul_vector(
         VEC sums[PANELS][ROWS];
         EACH_PANEL EACH_ROW sums[p][r] = (VEC)(0.0f);
         for (int at = 0; at < k; at += LENGTH) {
-            __global const float *left = a + a_offset + at;
+            __global const ELEMENT *left = a + a_offset + at;
             const int length = min(LENGTH, k - at);
             VEC own[PANELS][ROWS], bases[PANELS][LOW];
             EACH_PANEL {
@@ -40,14 +40,14 @@ KERNEL void matmul_vector(
                 EACH_PANEL words[p] = WORDS_AT(from[p] + i / PER_WORD * V);
                 UNROLL for (int j = 0; j < PER_WORD; j++) EACH_PANEL {
                     const VEC numbers = NUMBERS(words[p], j, bases[p]);
-                    EACH_ROW own[p][r] += left[(size_t)r * k + i + j] * numbers;
+                    EACH_ROW own[p][r] += GET(left, (size_t)r * k + i + j) * numbers;
                 }
             }
             if (i < length) {
                 UNROLL for (int j = 0; j < PER_WORD; j++) if (i + j < length) EACH_PANEL {
                     const UVEC words = WORDS_AT(from[p] + i / PER_WORD * V);
                     const VEC numbers = NUMBERS(words, j, bases[p]);
-                    EACH_ROW own[p][r] += left[(size_t)r * k + i + j] * numbers;
+                    EACH_ROW own[p][r] += GET(left, (size_t)r * k + i + j) * numbers;
                 }
             }
             EACH_PANEL {
@@ -60,14 +60,14 @@ KERNEL void matmul_vector(
             const int column = (first + p) * V;
             if (column >= n) break;
             for (int r = 0; r < ROWS; r++) {
-                __global float *to = out + (size_t)r * n + column;
-                const VEC value = sums[p][r] + PLOAD(bias + column);
+                __global ELEMENT *to = out + (size_t)r * n + column;
+                const VEC value = sums[p][r] + FLOAD(bias + column);
                 if (column + V <= n) {
                     PSTORE(ACTIVATE(value), to);
                 } else {
                     float lanes[V];
-                    CAT(vstore, V)(ACTIVATE(value), 0, lanes);
-                    for (int j = 0; j < n - column; j++) to[j] = lanes[j];
+                    FSTORE(ACTIVATE(value), lanes);
+                    for (int j = 0; j < n - column; j++) SET(lanes[j], to, j);
                 }
             }
         }

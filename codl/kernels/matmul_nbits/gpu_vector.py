@@ -18,7 +18,6 @@ from codl.ir.columns import Column, FeatureColumns
 from codl.ir.ops.matmul import merged
 from codl.ir.ops.matmul_nbits import MatMulNBits, MatMulNBitsColumns
 from codl.ir.soc import Soc
-from codl.ir.types import PLANAR, Storage
 from codl.kernels import tiling_columns
 from codl.kernels.base import ENDS, Choice, KernelLaunch, KernelPlan
 from codl.kernels.feature_columns import (
@@ -30,7 +29,7 @@ from codl.kernels.feature_columns import (
 )
 from codl.kernels.matmul_nbits.packing import matrix_args, matrix_defines, pack_matrix
 from codl.kernels.tiling import base_defines
-from codl.kernels.variant import ByChoiceColumns
+from codl.kernels.variant import ByChoiceColumns, ForPlanar
 
 #: With more rows, tiles that are unpacked once for many rows are faster.
 MOST_ROWS = 4
@@ -46,13 +45,12 @@ PAIRS_WIDTH = 8
 LOCAL_SHARE, ELEMENT_BYTES, BLOCK_BYTES = 1 / 2, 4, 8
 
 
-class GpuVector(ByChoiceColumns):
+class GpuVector(ForPlanar, ByChoiceColumns):
     """Up to four rows."""
 
-    name: ClassVar[str] = "gpu_vector"
+    base_name: ClassVar[str] = "gpu_vector"
     op_kind: ClassVar[str] = "matmul_nbits"
     meant_for: ClassVar[frozenset[str]] = frozenset({"cpu"})
-    storage: ClassVar[Storage] = PLANAR
     op_columns: ClassVar[type[MatMulNBitsColumns]] = MatMulNBitsColumns
 
     def refusal(self, op: MatMulNBits, soc: Soc) -> str | None:
@@ -88,7 +86,7 @@ class GpuVector(ByChoiceColumns):
             "loop_length": ops.k,
             "work_items": items,
             "waves": tiling_columns.waves(items, soc),
-            "output_bytes": 4.0 * ops.output_elements,
+            "output_bytes": self.storage.element_bytes * ops.output_elements,
             **by_level("weight", 4.0 * ops.weight_elements, gpu_cache_bytes(soc)),
         }
 
@@ -106,14 +104,14 @@ class GpuVector(ByChoiceColumns):
             source=f"matmul_nbits/gpu_{'pairs' if by_pairs else 'vector'}.cl",
             launches=(launch,),
             defines={
-                **base_defines(op.activation, soc),
+                **base_defines(op.activation, soc, self.storage),
                 **matrix_defines(op),
                 "ROWS": merged(op)[0],
                 "PANELS": choice["panels"],
                 **({"DEPTH": op.blocks * op.block} if by_pairs else {}),
             },
             pack=partial(pack_matrix, width=soc.gpu.vector_width, panel=soc.gpu.vector_width),
-            storages=dict.fromkeys(ENDS, PLANAR),
+            storages=dict.fromkeys(ENDS, self.storage),
             whole_batch=True,
         )
 

@@ -51,4 +51,4 @@
 // Number i of words, less its zero point; `i` is known to the compiler.
 #define NUMBERS(words, i, bases) (CAT(as_float, V)(PLACED(words, i)) - bases[(i) % LOW])
 
-#define SCALES(panel, b, k) PLOAD(scales + ((size_t)(panel) * BLOCKS(k) + (b)) * V)
+#define SCALES(panel, b, k) FLOAD(scales + ((size_t)(panel) * BLOCKS(k) + (b)) * V)

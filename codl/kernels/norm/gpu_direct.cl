@@ -10,12 +10,12 @@
 #define ADD(a, b) ((a) + (b))
 #ifdef AFFINE
 #define TENSORS                                                                                    \
-    __global const float *input, int input_offset, int input_stride, __global const float *scale,  \
-        int scale_offset, int scale_stride, __global const float *bias, int bias_offset,           \
-        int bias_stride, __global float *output, int output_offset, int output_stride
+    __global const ELEMENT *input, int input_offset, int input_stride, __global const ELEMENT *scale,  \
+        int scale_offset, int scale_stride, __global const ELEMENT *bias, int bias_offset,           \
+        int bias_stride, __global ELEMENT *output, int output_offset, int output_stride
 #else
 #define TENSORS                                                                                    \
-    __global const float *input, int input_offset, int input_stride, __global float *output,       \
+    __global const ELEMENT *input, int input_offset, int input_stride, __global ELEMENT *output,       \
         int output_offset, int output_stride
 #endif
 
@@ -29,14 +29,14 @@ KERNEL void norm_runs(TENSORS, int strip, int runs, int size, int segment, int c
         if (SHARERS == 1 && run >= runs) break;
         // Every work-item of a group comes to every barrier; those without a run repeat the last.
         const size_t at = (size_t)min(run, runs - 1) * size;
-        __global const float *in = input + input_offset + at;
+        __global const ELEMENT *in = input + input_offset + at;
 
         float mean = 0.0f;
 #ifdef CENTER
         VEC sums = (VEC)(0.0f);
         for (int j = SHARER * V; j < whole; j += SHARERS * V) sums += PLOAD(in + j);
         mean = FOLD(ADD, sums);
-        for (int j = whole + SHARER; j < size; j += SHARERS) mean += in[j];
+        for (int j = whole + SHARER; j < size; j += SHARERS) mean += GET(in, j);
         SHARE(ADD, mean)
         mean *= per_element;
 #endif
@@ -47,34 +47,34 @@ KERNEL void norm_runs(TENSORS, int strip, int runs, int size, int segment, int c
         }
         float variance = FOLD(ADD, squares);
         for (int j = whole + SHARER; j < size; j += SHARERS)
-            variance += (in[j] - mean) * (in[j] - mean);
+            variance += (GET(in, j) - mean) * (GET(in, j) - mean);
         SHARE(ADD, variance)
         const float factor = 1.0f / sqrt(variance * per_element + epsilon);
         if (run >= runs) continue;
 
-        __global float *out = output + output_offset + at;
+        __global ELEMENT *out = output + output_offset + at;
         for (int begin = 0; begin < size; begin += segment, in += segment, out += segment) {
 #ifdef AFFINE
             const int channel = (at + begin) / channel_run % channels;
-            __global const float *scales = scale + scale_offset + channel;
-            __global const float *biases = bias + bias_offset + channel;
+            __global const ELEMENT *scales = scale + scale_offset + channel;
+            __global const ELEMENT *biases = bias + bias_offset + channel;
 #endif
 #if !defined(AFFINE)
 #define VECTOR(x, j) (((x) - mean) * factor)
 #define SINGLE(x, j) VECTOR(x, j)
 #elif defined(IN_RUNS)
-            const float slope = factor * *scales, start = *biases - mean * slope;
+            const float slope = factor * GET(scales, 0), start = GET(biases, 0) - mean * slope;
 #define VECTOR(x, j) ((x) * slope + start)
 #define SINGLE(x, j) VECTOR(x, j)
 #else
 #define VECTOR(x, j) (((x) - mean) * factor * PLOAD(scales + (j)) + PLOAD(biases + (j)))
-#define SINGLE(x, j) (((x) - mean) * factor * scales[j] + biases[j])
+#define SINGLE(x, j) (((x) - mean) * factor * GET(scales, j) + GET(biases, j))
 #endif
             const int full = segment / V * V;
             for (int j = SHARER * V; j < full; j += SHARERS * V)
                 PSTORE(ACTIVATE(VECTOR(PLOAD(in + j), j)), out + j);
             for (int j = full + SHARER; j < segment; j += SHARERS)
-                out[j] = ACTIVATE(SINGLE(in[j], j));
+                SET(ACTIVATE(SINGLE(GET(in, j), j)), out, j);
         }
     }
 }

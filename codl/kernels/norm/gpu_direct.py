@@ -6,23 +6,21 @@ from typing import ClassVar
 
 from codl.ir.ops.norm import Channels, Norm
 from codl.ir.soc import Soc
-from codl.ir.types import PLANAR, Storage
 from codl.kernels.base import Choice, KernelLaunch, KernelPlan, TensorArg
 from codl.kernels.norm.gpu_blocked import is_by_channel
 from codl.kernels.rows import RowGrid, sharer_choices
 from codl.kernels.tiling import base_defines, waves
-from codl.kernels.variant import OnGpu
+from codl.kernels.variant import ForPlanar
 
 
-class GpuDirect(OnGpu):
+class GpuDirect(ForPlanar):
     """Any run but a channel; scale and bias for each element of one, or for pieces of equal length.
 
     Among convolutions this layout would cost a copy before a norm and another behind it.
     """
 
-    name: ClassVar[str] = "gpu_direct"
+    base_name: ClassVar[str] = "gpu_direct"
     op_kind: ClassVar[str] = "norm"
-    storage: ClassVar[Storage] = PLANAR
 
     def refusal(self, op: Norm, soc: Soc) -> str | None:
         if is_by_channel(op):
@@ -42,7 +40,7 @@ class GpuDirect(OnGpu):
             "segments": float(op.runs * op.run // _segment(op)),
             "work_items": float(grid.items),
             "waves": waves(grid.items, soc),
-            "output_bytes": float(op.output.bytes),
+            "output_bytes": self.stored_bytes(op.output.bytes),
         }
 
     def plan(self, op: Norm, soc: Soc, choice: Choice | None = None) -> KernelPlan:
@@ -67,11 +65,11 @@ class GpuDirect(OnGpu):
                 KernelLaunch("norm_runs", grid.global_size, (*tensors, *sizes), grid.local_size),
             ),
             defines={
-                **base_defines(op.activation, soc),
+                **base_defines(op.activation, soc, self.storage),
                 **grid.defines,
                 **{name: 1 for name, on in defined.items() if on},
             },
-            storages=dict.fromkeys(tensors, PLANAR),
+            storages=dict.fromkeys(tensors, self.storage),
             whole_batch=True,
         )
 

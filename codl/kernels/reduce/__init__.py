@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from codl.ir.types import PLANAR_HALF
 from codl.kernels.reduce import cpu_ort, gpu_direct
 from codl.kernels.registry import register
 
-register(gpu_direct.GpuDirect(), cpu_ort.VARIANT)
+register(
+    gpu_direct.GpuDirect(),
+    gpu_direct.GpuDirect(PLANAR_HALF),
+    cpu_ort.VARIANT,
+)

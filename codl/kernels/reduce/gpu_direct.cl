@@ -53,8 +53,8 @@
 #define FINITE(x) clamp((x), -FLT_MAX, FLT_MAX)
 
 KERNEL void reduce_rows(
-    __global const float *input, int input_offset, int input_stride,
-    __global float *output, int output_offset, int output_stride,
+    __global const ELEMENT *input, int input_offset, int input_stride,
+    __global ELEMENT *output, int output_offset, int output_stride,
     int strip, int rows, int size, float per_element)
 {
     PARTS
@@ -63,13 +63,13 @@ KERNEL void reduce_rows(
         const int row = get_global_id(1) * strip + i;
         if (SHARERS == 1 && row >= rows) break;
         // Every work-item of a group comes to every barrier; those without a row repeat the last.
-        __global const float *in = input + input_offset + (size_t)min(row, rows - 1) * size;
+        __global const ELEMENT *in = input + input_offset + (size_t)min(row, rows - 1) * size;
         float largest = 0.0f;
 #ifdef LARGEST_FIRST
         VEC high = (VEC)(-INFINITY);
         for (int j = SHARER * V; j < whole; j += SHARERS * V) high = max(high, PLOAD(in + j));
         largest = FOLD(max, high);
-        for (int j = whole + SHARER; j < size; j += SHARERS) largest = max(largest, in[j]);
+        for (int j = whole + SHARER; j < size; j += SHARERS) largest = max(largest, GET(in, j));
         SHARE(max, largest)
         largest = FINITE(largest);
 #endif
@@ -83,14 +83,15 @@ KERNEL void reduce_rows(
         if (j < whole) even = JOIN(even, TAKE(PLOAD(in + j), largest));
         even = JOIN(even, odd);
         float value = FOLD(JOIN, even);
-        for (j = whole + SHARER; j < size; j += SHARERS) value = JOIN(value, TAKE(in[j], largest));
+        for (j = whole + SHARER; j < size; j += SHARERS) value = JOIN(value, TAKE(GET(in, j), largest));
         SHARE(JOIN, value)
-        if (row < rows && SHARER == 0) output[output_offset + row] = ACTIVATE(FINISH(value, largest));
+        if (row < rows && SHARER == 0)
+            SET(ACTIVATE(FINISH(value, largest)), output, output_offset + row);
     }
 }
 
-#define READ_ONE(p) (*(p))
-#define WRITE_ONE(value, p) (*(p) = (value))
+#define READ_ONE(p) GET(p, 0)
+#define WRITE_ONE(value, p) SET(value, p, 0)
 #define EACH(COUNT) UNROLL for (int w = 0; w < COUNT; w++)
 #define DOWN for (size_t j = 0; j < (size_t)size * inner; j += inner)
 #ifdef LARGEST_FIRST
@@ -116,15 +117,15 @@ KERNEL void reduce_rows(
     }
 
 KERNEL void reduce_columns(
-    __global const float *input, int input_offset, int input_stride,
-    __global float *output, int output_offset, int output_stride,
+    __global const ELEMENT *input, int input_offset, int input_stride,
+    __global ELEMENT *output, int output_offset, int output_stride,
     int size, int inner, float per_element)
 {
     const int outer = get_global_id(1);
     int column = get_global_id(0) * WIDE * V;
     const int stop = min(column + WIDE * V, inner);
-    __global const float *in = input + input_offset + (size_t)outer * size * inner + column;
-    __global float *out = output + output_offset + (size_t)outer * inner + column;
+    __global const ELEMENT *in = input + input_offset + (size_t)outer * size * inner + column;
+    __global ELEMENT *out = output + output_offset + (size_t)outer * inner + column;
     if (column + WIDE * V <= inner) {
         COLUMNS(VEC, PLOAD, PSTORE, WIDE, V)
         return;

@@ -6,21 +6,19 @@ from typing import ClassVar
 
 from codl.ir.ops.reduce import REDUCTIONS, Reduce
 from codl.ir.soc import Soc
-from codl.ir.types import PLANAR, Storage
 from codl.kernels.base import ENDS, Choice, KernelPlan
 from codl.kernels.rows import row_choices, row_launch
 from codl.kernels.tiling import base_defines, waves
-from codl.kernels.variant import OnGpu
+from codl.kernels.variant import ForPlanar
 
 CODES = {mode: code for code, mode in enumerate(REDUCTIONS)}
 
 
-class GpuDirect(OnGpu):
+class GpuDirect(ForPlanar):
     """Any adjacent axes."""
 
-    name: ClassVar[str] = "gpu_direct"
+    base_name: ClassVar[str] = "gpu_direct"
     op_kind: ClassVar[str] = "reduce"
-    storage: ClassVar[Storage] = PLANAR
 
     def choices(self, op: Reduce, soc: Soc) -> tuple[Choice, ...]:
         return row_choices(op.rows, soc)
@@ -33,8 +31,8 @@ class GpuDirect(OnGpu):
             "in_columns": float(op.rows.inner > 1),
             "work_items": float(x * y),
             "waves": waves(x * y, soc),
-            "input_bytes": float(op.input.bytes),
-            "output_bytes": float(op.output.bytes),
+            "input_bytes": self.stored_bytes(op.input.bytes),
+            "output_bytes": self.stored_bytes(op.output.bytes),
         }
 
     def plan(self, op: Reduce, soc: Soc, choice: Choice | None = None) -> KernelPlan:
@@ -43,7 +41,11 @@ class GpuDirect(OnGpu):
         return KernelPlan(
             source="reduce/gpu_direct.cl",
             launches=(launch,),
-            defines={**base_defines(op.activation, soc), **defines, "MODE": CODES[op.mode]},
-            storages=dict.fromkeys(ENDS, PLANAR),
+            defines={
+                **base_defines(op.activation, soc, self.storage),
+                **defines,
+                "MODE": CODES[op.mode],
+            },
+            storages=dict.fromkeys(ENDS, self.storage),
             whole_batch=True,
         )

@@ -6,21 +6,20 @@ from typing import ClassVar
 
 from codl.ir.ops.reshape import Reshape
 from codl.ir.soc import Soc
-from codl.ir.types import PLANAR, Storage
+from codl.ir.types import PLANAR_HALF
 from codl.kernels.base import ENDS, Choice, KernelLaunch, KernelPlan
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip, waves
-from codl.kernels.variant import OnGpu
+from codl.kernels.variant import ForPlanar
 
 #: Chunks of V elements of one work-item of a CPU at most.
 LONGEST_STRIP = 1024
 
 
-class GpuCopy(OnGpu):
+class GpuCopy(ForPlanar):
     """Any number of axes."""
 
-    name: ClassVar[str] = "gpu_copy"
+    base_name: ClassVar[str] = "gpu_copy"
     op_kind: ClassVar[str] = "reshape"
-    storage: ClassVar[Storage] = PLANAR
 
     def choices(self, op: Reshape, soc: Soc) -> tuple[Choice, ...]:
         return ({},)
@@ -28,7 +27,7 @@ class GpuCopy(OnGpu):
     def features(self, op: Reshape, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
         items = self._grid(op, soc)[1]
         return {
-            "output_bytes": float(op.output.bytes),
+            "output_bytes": self.stored_bytes(op.output.bytes),
             "work_items": float(items),
             "waves": waves(items, soc),
         }
@@ -42,8 +41,11 @@ class GpuCopy(OnGpu):
             launches=(
                 KernelLaunch("copy_planar", global_size, args, local_size).of_images(1, ENDS),
             ),
-            defines=base_defines(op.activation, soc),
-            storages=dict.fromkeys(ENDS, PLANAR),
+            defines={
+                **base_defines(op.activation, soc, self.storage),
+                **({"PLANAR_HALF": 1} if self.storage == PLANAR_HALF else {}),
+            },
+            storages=dict.fromkeys(ENDS, self.storage),
             whole_batch=True,
         )
 

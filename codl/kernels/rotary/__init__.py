@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from codl.ir.types import PLANAR_HALF
 from codl.kernels.registry import register
 from codl.kernels.rotary import cpu_ort, gpu_rows
 
-register(gpu_rows.GpuRows(), cpu_ort.VARIANT)
+register(
+    gpu_rows.GpuRows(),
+    gpu_rows.GpuRows(PLANAR_HALF),
+    cpu_ort.VARIANT,
+)

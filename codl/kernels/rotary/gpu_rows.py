@@ -6,21 +6,19 @@ from typing import ClassVar
 
 from codl.ir.ops.rotary import Rotary
 from codl.ir.soc import Soc
-from codl.ir.types import PLANAR, Storage
 from codl.kernels.base import Arg, Choice, KernelLaunch, KernelPlan, TensorArg
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip, waves
-from codl.kernels.variant import OnGpu
+from codl.kernels.variant import ForPlanar
 
 #: Features that a work-item of a CPU has at most, in rows: some microseconds.
 LONGEST_STRIP = 1 << 13
 
 
-class GpuRows(OnGpu):
+class GpuRows(ForPlanar):
     """Either order of tokens and heads, pairs next to each other or in halves."""
 
-    name: ClassVar[str] = "gpu_rows"
+    base_name: ClassVar[str] = "gpu_rows"
     op_kind: ClassVar[str] = "rotary"
-    storage: ClassVar[Storage] = PLANAR
 
     def choices(self, op: Rotary, soc: Soc) -> tuple[Choice, ...]:
         return ({},)
@@ -33,7 +31,7 @@ class GpuRows(OnGpu):
             "loop_length": float(op.pairs),
             "work_items": float(items),
             "waves": waves(items, soc),
-            "output_bytes": float(op.output.bytes),
+            "output_bytes": self.stored_bytes(op.output.bytes),
         }
 
     def plan(self, op: Rotary, soc: Soc, choice: Choice | None = None) -> KernelPlan:
@@ -49,8 +47,8 @@ class GpuRows(OnGpu):
         return KernelPlan(
             source="rotary/gpu_rows.cl",
             launches=(KernelLaunch("rotary_rows", global_size, args, local_size),),
-            defines={**base_defines(op.activation, soc), **interleaved},
-            storages=dict.fromkeys(tensors, PLANAR),
+            defines={**base_defines(op.activation, soc, self.storage), **interleaved},
+            storages=dict.fromkeys(tensors, self.storage),
             whole_batch=True,
         )
 

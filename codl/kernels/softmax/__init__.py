@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from codl.ir.types import PLANAR_HALF
 from codl.kernels.registry import register
 from codl.kernels.softmax import cpu_ort, gpu_direct
 
-register(gpu_direct.GpuDirect(), cpu_ort.VARIANT)
+register(
+    gpu_direct.GpuDirect(),
+    gpu_direct.GpuDirect(PLANAR_HALF),
+    cpu_ort.VARIANT,
+)

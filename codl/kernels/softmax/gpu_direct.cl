@@ -16,12 +16,12 @@
 #define KEEP(STORE_, x, power, p) STORE_(power, p)
 #define RESULT(kept, rest) ((kept) * (rest))
 #endif
-#define READ_ONE(p) (*(p))
-#define WRITE_ONE(value, p) (*(p) = (value))
+#define READ_ONE(p) GET(p, 0)
+#define WRITE_ONE(value, p) SET(value, p, 0)
 
 KERNEL void softmax_rows(
-    __global const float *input, int input_offset, int input_stride,
-    __global float *output, int output_offset, int output_stride, int strip, int rows, int size)
+    __global const ELEMENT *input, int input_offset, int input_stride,
+    __global ELEMENT *output, int output_offset, int output_stride, int strip, int rows, int size)
 {
     PARTS
     const int whole = size / V * V;
@@ -30,13 +30,13 @@ KERNEL void softmax_rows(
         if (SHARERS == 1 && row >= rows) break;
         // Every work-item of a group comes to every barrier; those without a row repeat the last.
         const size_t at = (size_t)min(row, rows - 1) * size;
-        __global const float *in = input + input_offset + at;
-        __global float *out = output + output_offset + at;
+        __global const ELEMENT *in = input + input_offset + at;
+        __global ELEMENT *out = output + output_offset + at;
 
         VEC high = (VEC)(-INFINITY);
         for (int j = SHARER * V; j < whole; j += SHARERS * V) high = max(high, PLOAD(in + j));
         float largest = FOLD(max, high);
-        for (int j = whole + SHARER; j < size; j += SHARERS) largest = max(largest, in[j]);
+        for (int j = whole + SHARER; j < size; j += SHARERS) largest = max(largest, GET(in, j));
         SHARE(max, largest)
 
         VEC sums = (VEC)(0.0f);
@@ -48,7 +48,7 @@ KERNEL void softmax_rows(
                 KEEP(PSTORE, x, power, out + j);
             }
             for (int j = whole + SHARER; j < size; j += SHARERS) {
-                const float x = in[j] - largest, power = exp(x);
+                const float x = GET(in, j) - largest, power = exp(x);
                 total += power;
                 KEEP(WRITE_ONE, x, power, out + j);
             }
@@ -62,7 +62,7 @@ KERNEL void softmax_rows(
             for (int j = SHARER * V; j < whole; j += SHARERS * V)
                 PSTORE(ACTIVATE(RESULT(PLOAD(out + j), rest)), out + j);
             for (int j = whole + SHARER; j < size; j += SHARERS)
-                out[j] = ACTIVATE(RESULT(out[j], rest));
+                SET(ACTIVATE(RESULT(GET(out, j), rest)), out, j);
         }
     }
 }
@@ -89,14 +89,14 @@ KERNEL void softmax_rows(
     }
 
 KERNEL void softmax_columns(
-    __global const float *input, int input_offset, int input_stride,
-    __global float *output, int output_offset, int output_stride, int size, int inner)
+    __global const ELEMENT *input, int input_offset, int input_stride,
+    __global ELEMENT *output, int output_offset, int output_stride, int size, int inner)
 {
     int column = get_global_id(0) * WIDE * V;
     const int stop = min(column + WIDE * V, inner);
     const size_t at = (size_t)get_global_id(1) * size * inner + column;
-    __global const float *in = input + input_offset + at;
-    __global float *out = output + output_offset + at;
+    __global const ELEMENT *in = input + input_offset + at;
+    __global ELEMENT *out = output + output_offset + at;
     if (column + WIDE * V <= inner) {
         COLUMNS(VEC, PLOAD, PSTORE, WIDE, V)
         return;

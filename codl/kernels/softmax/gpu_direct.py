@@ -6,19 +6,17 @@ from typing import ClassVar
 
 from codl.ir.ops.softmax import Softmax
 from codl.ir.soc import Soc
-from codl.ir.types import PLANAR, Storage
 from codl.kernels.base import ENDS, Choice, KernelPlan
 from codl.kernels.rows import row_choices, row_launch
 from codl.kernels.tiling import base_defines, waves
-from codl.kernels.variant import OnGpu
+from codl.kernels.variant import ForPlanar
 
 
-class GpuDirect(OnGpu):
+class GpuDirect(ForPlanar):
     """Any adjacent axes."""
 
-    name: ClassVar[str] = "gpu_direct"
+    base_name: ClassVar[str] = "gpu_direct"
     op_kind: ClassVar[str] = "softmax"
-    storage: ClassVar[Storage] = PLANAR
 
     def choices(self, op: Softmax, soc: Soc) -> tuple[Choice, ...]:
         return row_choices(op.rows, soc)
@@ -32,7 +30,7 @@ class GpuDirect(OnGpu):
             "in_columns": float(op.rows.inner > 1),
             "work_items": float(x * y),
             "waves": waves(x * y, soc),
-            "output_bytes": float(op.output.bytes),
+            "output_bytes": self.stored_bytes(op.output.bytes),
         }
 
     def plan(self, op: Softmax, soc: Soc, choice: Choice | None = None) -> KernelPlan:
@@ -42,10 +40,10 @@ class GpuDirect(OnGpu):
             source="softmax/gpu_direct.cl",
             launches=(launch,),
             defines={
-                **base_defines(op.activation, soc),
+                **base_defines(op.activation, soc, self.storage),
                 **defines,
                 **({"LOG": 1} if op.log else {}),
             },
-            storages=dict.fromkeys(ENDS, PLANAR),
+            storages=dict.fromkeys(ENDS, self.storage),
             whole_batch=True,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codl.ir.types import PLANAR_HALF
 from codl.kernels.registry import register
 from codl.kernels.strided import cpu_ort, gpu_copy
 
@@ -11,5 +12,10 @@ register(
     gpu_copy.TileCopy(),
     gpu_copy.PadCopy(),
     gpu_copy.WindowsCopy(),
+    gpu_copy.TransposeCopy(PLANAR_HALF),
+    gpu_copy.SliceCopy(PLANAR_HALF),
+    gpu_copy.TileCopy(PLANAR_HALF),
+    gpu_copy.PadCopy(PLANAR_HALF),
+    gpu_copy.WindowsCopy(PLANAR_HALF),
     *cpu_ort.VARIANTS,
 )

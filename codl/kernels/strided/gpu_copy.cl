@@ -12,17 +12,17 @@
 //         1 at first + x * step; 2 at inner[x], where that is not negative
 // fill    what comes from nowhere
 
-#define PUT(value, p) (*(p) = ACTIVATE(value))
+#define PUT(value, p) SET(ACTIVATE(value), p, 0)
 
 #if KIND == 1
-#define ELEMENT_AT(x) source[(x) * step]
+#define ELEMENT_AT(x) GET(source, (x) * step)
 #else
-#define ELEMENT_AT(x) (inner[x] < 0 ? fill : source[inner[x]])
+#define ELEMENT_AT(x) (inner[x] < 0 ? fill : GET(source, inner[x]))
 #endif
 
 KERNEL void copy_rows(
-    __global const float *input, int input_offset, int input_stride,
-    __global float *output, int output_offset, int output_stride,
+    __global const ELEMENT *input, int input_offset, int input_stride,
+    __global ELEMENT *output, int output_offset, int output_stride,
     __global const int *rows, __global const int *inner, float fill, int strip, int pieces,
     int length, int row_size, int first, int step, int low, int high, int base, int pitch)
 {
@@ -31,21 +31,21 @@ KERNEL void copy_rows(
     for (int piece = STRIP_ID * strip; piece < stop_piece; piece++) {
         const int row = piece / row_pieces, start = (piece - row * row_pieces) * length;
         const int stop = min(start + length, row_size), at = rows[row];
-        __global float *out = output + (output_offset + base + (size_t)row * pitch);
+        __global ELEMENT *out = output + (output_offset + base + (size_t)row * pitch);
         if (at < 0) {
             for (int x = start; x < stop; x++) PUT(fill, out + x);
             continue;
         }
-        __global const float *source = input + ((size_t)input_offset + at + first);
+        __global const ELEMENT *source = input + ((size_t)input_offset + at + first);
 #if KIND == 0
         const int begin = max(start, low), end = min(stop, high);
         int x = start;
         for (; x < min(begin, stop); x++) PUT(fill, out + x);
         for (; x + V <= end; x += V) {
-            const VEC value = CAT(vload, V)(0, source + x);
-            CAT(vstore, V)(ACTIVATE(value), 0, out + x);
+            const VEC value = PLOAD(source + x);
+            PSTORE(ACTIVATE(value), out + x);
         }
-        for (; x < end; x++) PUT(source[x], out + x);
+        for (; x < end; x++) PUT(GET(source, x), out + x);
         for (; x < stop; x++) PUT(fill, out + x);
 #else
         for (int x = start; x < stop; x++) PUT(ELEMENT_AT(x), out + x);
@@ -56,14 +56,14 @@ KERNEL void copy_rows(
 #ifdef ONE_ITEM
 // Tiles at the ends overlap their neighbours', which the same work-item has written.
 KERNEL void transpose_tiles(
-    __global const float *input, int input_offset, int input_stride,
-    __global float *output, int output_offset, int output_stride,
+    __global const ELEMENT *input, int input_offset, int input_stride,
+    __global ELEMENT *output, int output_offset, int output_stride,
     __global const int *inputs, __global const int *outputs, float fill, int down, int across,
     int rows, int columns, int in_step, int out_step)
 {
     const int at = inputs[get_global_id(2)];
-    __global const float *in = input + ((size_t)input_offset + at);
-    __global float *out = output + ((size_t)output_offset + outputs[get_global_id(2)]);
+    __global const ELEMENT *in = input + ((size_t)input_offset + at);
+    __global ELEMENT *out = output + ((size_t)output_offset + outputs[get_global_id(2)]);
     const int row = get_global_id(0) * down * V, column = get_global_id(1) * across * V;
     const int stop_row = get_global_id(0) + 1 == get_global_size(0) ? rows : row + down * V;
     const int stop = get_global_id(1) + 1 == get_global_size(1) ? columns : column + across * V;
@@ -76,31 +76,31 @@ KERNEL void transpose_tiles(
                 UNROLL for (int i = 0; i < V; i++) m[i] = (VEC)(fill);
             } else {
                 UNROLL for (int i = 0; i < V; i++)
-                    m[i] = CAT(vload, V)(0, in + ((size_t)(c + i) * in_step + r));
+                    m[i] = PLOAD(in + ((size_t)(c + i) * in_step + r));
                 TRANSPOSE
             }
             UNROLL for (int i = 0; i < V; i++)
-                CAT(vstore, V)(ACTIVATE(m[i]), 0, out + ((size_t)(r + i) * out_step + c));
+                PSTORE(ACTIVATE(m[i]), out + ((size_t)(r + i) * out_step + c));
         }
     }
 }
 #else
 #define TILE 16
 __kernel void transpose_tiles(
-    __global const float *input, int input_offset, int input_stride,
-    __global float *output, int output_offset, int output_stride,
+    __global const ELEMENT *input, int input_offset, int input_stride,
+    __global ELEMENT *output, int output_offset, int output_stride,
     __global const int *inputs, __global const int *outputs, float fill, int down, int across,
     int rows, int columns, int in_step, int out_step)
 {
     __local float tile[TILE][TILE + 1];
     const int at = inputs[get_global_id(2)];
-    __global const float *in = input + ((size_t)input_offset + at);
-    __global float *out = output + ((size_t)output_offset + outputs[get_global_id(2)]);
+    __global const ELEMENT *in = input + ((size_t)input_offset + at);
+    __global ELEMENT *out = output + ((size_t)output_offset + outputs[get_global_id(2)]);
     const int row = get_group_id(1) * TILE, column = get_group_id(0) * TILE;
     const int lane = get_local_id(0), count = get_local_size(1);
     for (int i = get_local_id(1); i < TILE; i += count)
         if (column + i < columns && row + lane < rows)
-            tile[i][lane] = at < 0 ? fill : in[(size_t)(column + i) * in_step + row + lane];
+            tile[i][lane] = at < 0 ? fill : GET(in, (size_t)(column + i) * in_step + row + lane);
     barrier(CLK_LOCAL_MEM_FENCE);
     for (int i = get_local_id(1); i < TILE; i += count)
         if (row + i < rows && column + lane < columns)

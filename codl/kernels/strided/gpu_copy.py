@@ -10,11 +10,10 @@ import numpy as np
 from codl.ir.ops.base import Array
 from codl.ir.ops.movement import Movement, Offsets
 from codl.ir.soc import Soc
-from codl.ir.types import PLANAR, Storage
 from codl.kernels.base import ENDS, Arg, Choice, ConstantArg, KernelLaunch, KernelPlan, TensorArg
 from codl.kernels.strided.order import RUN, CopiedRows, Tiles, as_rows, as_tiles, collapse
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip, waves
-from codl.kernels.variant import OnGpu
+from codl.kernels.variant import ForPlanar
 
 #: Elements of a piece of a row, and about as many of a work-item, on a CPU at most: a few us.
 LONGEST_PIECE = 4096
@@ -25,11 +24,10 @@ TILE, TILE_ITEMS = 16, 4
 MOST_ELEMENTS = 2**31 - 1
 
 
-class _GpuCopy(OnGpu):
+class _GpuCopy(ForPlanar):
     """Any axes; by tiles where rows of the output are columns of the input."""
 
-    name: ClassVar[str] = "gpu_copy"
-    storage: ClassVar[Storage] = PLANAR
+    base_name: ClassVar[str] = "gpu_copy"
 
     def refusal(self, op: Movement, soc: Soc) -> str | None:
         most = max(op.input.elements, op.output.elements)
@@ -54,7 +52,7 @@ class _GpuCopy(OnGpu):
             length, pieces = row_pieces(order, soc)
             items = ceil_div(pieces, _strip(length, pieces, soc))
         return {
-            "output_bytes": float(op.output.bytes),
+            "output_bytes": self.stored_bytes(op.output.bytes),
             "tiled_elements": elements if tiled else 0.0,
             "gathered_elements": elements if isinstance(order, CopiedRows) and order.kind else 0.0,
             "pieces": float(pieces),
@@ -73,9 +71,9 @@ class _GpuCopy(OnGpu):
         return KernelPlan(
             source="strided/gpu_copy.cl",
             launches=(launch,),
-            defines={**base_defines(op.activation, soc), "KIND": kind},
+            defines={**base_defines(op.activation, soc, self.storage), "KIND": kind},
             pack=lambda weights: {name: as_ints(table) for name, table in tables.items()},
-            storages=dict.fromkeys(ENDS, PLANAR),
+            storages=dict.fromkeys(ENDS, self.storage),
             whole_batch=True,
         )
 
