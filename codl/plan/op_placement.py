@@ -49,7 +49,7 @@ class OpPlacement:
 def predicted(network: Network, plan: Plan, soc: Soc, cost: CostModel | None) -> list[OpPlacement]:
     """Every op of a plan, with latencies by a cost model where there is one."""
     placed = [
-        _placed(part, side, segment, soc, cost)
+        _placed(part, side, segment, soc, cost, plan.strategy)
         for segment in partition_plan(network, plan, soc).segments
         for side, shard in _shards(segment)
         for part in shard.parts
@@ -107,7 +107,12 @@ def _shards(segment: Segment) -> tuple[tuple[Processor, Shard], tuple[Processor,
 
 
 def _placed(
-    part: Part, side: Processor, segment: Segment, soc: Soc, cost: CostModel | None
+    part: Part,
+    side: Processor,
+    segment: Segment,
+    soc: Soc,
+    cost: CostModel | None,
+    strategy: str,
 ) -> OpPlacement:
     chain, layer = segment.chain, part.layer
     variant = chain.variants[layer.name][side]
@@ -122,25 +127,42 @@ def _placed(
         gpu_ratio=chain.gpu_ratio,
         variant=variant,
         latency_ms=latency_ms,
-        reason=_reason(part, side, segment, soc),
+        reason=_reason(part, side, segment, soc, _by(part, side, cost, strategy)),
         layout=storage.layout,
         stored=storage.element,
     )
 
 
-def _reason(part: Part, side: Processor, segment: Segment, soc: Soc) -> str:
+def _by(part: Part, side: Processor, cost: CostModel | None, strategy: str) -> str:
+    """Who put it there, and what it was predicted to take on either side."""
+    other: Processor = "gpu" if side == "cpu" else "cpu"
+    told = f"as {strategy} plans it"
+    known = [] if cost is None else [_best_ms(part.layer.op, own, cost) for own in (side, other)]
+    if not known or None in known:
+        return told
+    here, there = known
+    return f"{told} (alone {here:.3f} ms here, {there:.3f} ms on the {other})"
+
+
+def _best_ms(op: Op, processor: Processor, cost: CostModel) -> float | None:
+    """What an op is predicted to take on a processor; None where nothing is."""
+    (known,) = cost.prefetch([op], processor)
+    return min((one.latency_ms for one in known.values()), default=None)
+
+
+def _reason(part: Part, side: Processor, segment: Segment, soc: Soc, by: str) -> str:
     op, chain = part.layer.op, segment.chain
     if isinstance(op, OnnxModel):
         return f"codl has no operator for {op.nodes}, or for its types: ONNX Runtime runs it whole"
     other: Processor = "gpu" if side == "cpu" else "cpu"
     if part.region != Region.whole(op.output):
-        reason = f"split on {chain.dim}"
+        reason = f"split on {chain.dim}, {chain.gpu_ratio:.0%} on the GPU, {by}"
     elif 0 < chain.gpu_ratio < 1:
         reason = f"a {op.kind} is never split, and both sides read it"
     elif not registry.variants(op, other, soc):
         reason = f"the {other} has no kernel variant for it"
     else:
-        reason = "never split" if not op.dims else "whole, by the strategy's choice"
+        reason = f"{'whole' if op.dims else 'never split'}, {by}"
     variant = registry.find(part.op, chain.variants[part.layer.name][side])
     refusal = _ncnn_refusal(part.op, soc) if variant.backend == "ort" else ""
     return f"{reason}; {refusal}" if refusal else reason

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from codl.ir import Array, Network, Op, parse
@@ -13,6 +14,7 @@ from codl.ir.plan import Plan
 from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.kernels.base import Choice, KernelLaunch, KernelPlan, TensorArg
+from codl.lower.selection import residual_adds
 from codl.measure.check_variants import OPS, checked_operands
 from codl.plan.single_processor import preferring
 
@@ -27,8 +29,17 @@ KERNEL = """
 #endif
 #define VALUE(c, p) GET(y, AT(c, p))
 
+// A plan that adds a residual hands it to every kernel that writes the output.
+#ifndef ADDED
+#define RESIDUAL
+#elif defined(WHOLE_BATCH_FAULT)
+#define RESIDUAL , __global ELEMENT *r, int ro, int rs, int ra
+#else
+#define RESIDUAL , __global ELEMENT *r, int ro, int rs
+#endif
+
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
-void fault(__global ELEMENT *y, int yo, int ys, int channels, int height, int width) {{
+void fault(__global ELEMENT *y, int yo, int ys, int channels, int height, int width RESIDUAL) {{
     int pixels = height * width, last = pixels - width, before = max(last - width, 0);
     {body}
 }}
@@ -43,7 +54,12 @@ FAULTS = {
     "broadcast": "for (int p = 0; p < pixels; p++)"
     " SET(VALUE(0, p) + 0.5f, y, AT(channels - 1, p));",
     "nan": PIXELS + " if (VALUE(c, p) < -0.5f || p == pixels - 1) SET(NAN, y, AT(c, p));",
-    "overflow": PIXELS + " if (fabs(VALUE(c, p)) > 0.5f) SET(INFINITY, y, AT(c, p));",
+    # The larger half of the range is beyond what the type holds.
+    "overflow": "float most = 0.0f; "
+    + PIXELS
+    + " most = fmax(most, fabs((float)VALUE(c, p))); "
+    + PIXELS
+    + " if (fabs((float)VALUE(c, p)) >= 0.5f * most) SET(INFINITY, y, AT(c, p));",
     # Nobody has written the last column.
     "border": "for (int c = 0; c < channels; c++) for (int p = width - 1; p < pixels; p += width)"
     " SET(30.0f + c, y, AT(c, p));",
@@ -67,11 +83,13 @@ class Faulty:
         output = TensorArg("output")
         _, *sizes = op.output
         launch = KernelLaunch("fault", (1,), (output, *sizes), (1,))
-        planar = {"PLANAR_FAULT": 1} if plan.storage(output).layout == "planar" else {}
+        told = {
+            "PLANAR_FAULT": plan.storage(output).layout == "planar",
+            "WHOLE_BATCH_FAULT": plan.whole_batch,
+        }
+        defines = {**plan.defines, **{name: 1 for name, holds in told.items() if holds}}
         launches = (*plan.launches, launch)
-        return replace(
-            plan, source=str(file), launches=launches, defines={**plan.defines, **planar}
-        )
+        return replace(plan, source=str(file), launches=launches, defines=defines)
 
 
 @dataclass(frozen=True)
@@ -115,6 +133,17 @@ def plant(network: Network, inputs: dict[str, Array], soc: Soc, faults: dict[str
     for layer, variant in faults.items():
         plan = in_variant(plan, layer, variant.name)
     return Planted(network, inputs, plan, tuple(faults))
+
+
+def one_of_each_kind(network: Network, dice: Random) -> list[Layer]:
+    """Any layer of each kind of op that there is, but adds that convolutions compute."""
+    held = {holder for holder, _ in network.outputs.values()}
+    added = {layer.name for layer in residual_adds(network.layers, held).values()}
+    by_kind: dict[str, list[Layer]] = {}
+    for layer in network.layers:
+        if layer.name not in added:
+            by_kind.setdefault(layer.op.kind, []).append(layer)
+    return [dice.choice(own) for own in by_kind.values()]
 
 
 def default_of(layer: Layer, soc: Soc) -> Any:

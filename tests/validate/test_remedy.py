@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
+from support.deep_network import deep_network
 from support.devices import here
-from support.faults import Faulty, default_of, every_kind, plant
+from support.faults import FAULTS, Faulty, default_of, every_kind, one_of_each_kind, plant
 from support.plans import image, make_plan, row
 from support.variants import with_variants
 
@@ -70,6 +72,28 @@ def test_only_faulty_ops_are_moved(
     instead = {one.op.rstrip("0123456789"): one.instead for one in remedy.fallbacks}
     assert instead["conv2d"].startswith("gpu"), "there are others on the GPU"
     assert instead["softmax"].startswith("cpu"), "there is no other"
+
+
+def test_in_a_deep_model_each_faulty_op_is_moved_and_nothing_else(
+    first_soc: LocalSoc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """scripts/plant_faults.py does it with every kind of op among 600."""
+    network, inputs = deep_network(24)
+    chosen = one_of_each_kind(network, Random(1))
+    faulty = {
+        layer.name: Faulty(default_of(layer, first_soc), fault, tmp_path)
+        for layer, fault in zip(chosen, FAULTS, strict=False)
+    }
+    with_variants(monkeypatch, *{(v.op_kind, v.name): v for v in faulty.values()}.values())
+    planted = plant(network, inputs, first_soc, faulty)
+    bench = bench_of(network, inputs, first_soc)
+    found = validate(bench, planted.plan)
+    assert {one.use.layer.name for one in found.bad} == set(planted.names)
+    remedy = find_remedy(bench, found)
+    assert remedy.ok
+    assert remedy.whole is not None
+    assert remedy.whole.cosine >= 0.9999
+    assert {one.op for one in remedy.fallbacks} == set(planted.names)
 
 
 def variants_of(plan: Plan) -> dict[str, Any]:
