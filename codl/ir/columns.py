@@ -103,7 +103,7 @@ class GenericColumns(Columns):
     def _rows(ops: Sequence[Any]) -> list[tuple[int, ...]]:
         rows: list[tuple[int, ...]] = []
         for op in ops:
-            output, inputs = op.output, sum(shape.elements for shape in op.inputs)
+            output, inputs = op.output, op.read_elements
             weights = sum(prod(shape) for shape in op.weight_shapes.values())
             rows.append((op.input.n, inputs, weights, output.elements, output.c, op.flops))
         return rows

@@ -14,6 +14,7 @@ from support.random_ops import batched, concats, convolutions, fully_connected, 
 from codl.errors import CodlError, UnknownNameError
 from codl.frontend.graph.onnx_import import session_options
 from codl.ir import Op, Region, Shape, Span, parse, split, to_text
+from codl.ir.columns import GenericColumns
 from codl.ir.network import Layer
 from codl.ir.ops.conv2d import Conv2d
 from codl.ir.ops.pool2d import Pool2d
@@ -207,3 +208,12 @@ def test_one_processor_alone_leaves_the_other_nothing() -> None:
 def test_unknown_names_carry_the_known_ones() -> None:
     error = UnknownNameError("SoC", "hots", ["host", "phone"])
     assert str(error) == "Unknown SoC 'hots'. Did you mean 'host'? Known: host, phone."
+
+
+def test_a_gather_reads_slices_and_not_the_table() -> None:
+    """So a token's row of a table of words is no work for the memory."""
+    op = parse("gather in=49152x576,1x1 axis=0")
+    assert op.bytes == 4 * (576 + 1 + 576)
+    assert parse("gather in=4x3,9 axis=0").bytes == 4 * (4 * 3 + 9 + 9 * 3)
+    (columns,) = GenericColumns.of([op]).input_elements
+    assert columns == 577

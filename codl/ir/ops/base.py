@@ -169,10 +169,15 @@ class Op:
         return {name: values(shape) for name, shape in self.weight_shapes.items()}
 
     @property
+    def read_elements(self) -> int:
+        """Elements of the inputs that are read, each counted once: of most ops all."""
+        return sum(shape.elements for shape in self.inputs)
+
+    @property
     def bytes(self) -> int:
-        """Bytes of all inputs, weights and the output as float32, each counted once."""
+        """Bytes of what is read of inputs, of weights and of the output as float32."""
         weights = sum(4 * int(np.prod(shape)) for shape in self.weight_shapes.values())
-        return sum(shape.bytes for shape in self.inputs) + weights + self.output.bytes
+        return 4 * self.read_elements + weights + self.output.bytes
 
     @property
     def flavor(self) -> str:

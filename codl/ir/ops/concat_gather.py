@@ -90,6 +90,12 @@ class Gather(NdOp):
     def flops(self) -> int:
         return 0
 
+    @property
+    def read_elements(self) -> int:
+        """The slices that are taken, and not the table that they are taken from."""
+        data, indices = self.inputs
+        return min(self.output.elements, data.elements) + indices.elements
+
     def reference(
         self, inputs: Sequence[NDArray[np.float64]], weights: Weights
     ) -> NDArray[np.float64]:
