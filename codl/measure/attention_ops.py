@@ -20,6 +20,10 @@ SIDES = (4, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
 HEAD, HEADS = (8, 64), (2, 3, 4, 6, 8, 12)
 #: No tensor of a block has more elements, and its tokens meet in no more pairs for all heads.
 MOST_ELEMENTS, MOST_PAIRS = 1 << 20, 1 << 19
+#: Elements of matrices that one row is multiplied by, by turns: some streams from memory, as all do
+#: in a language model that writes word by word. Their rows are so many, and more by every block.
+STREAMED = (1 << 19, 1 << 21, 1 << 23)
+LEAST_DEPTH, MORE_DEPTH = 256, 64
 MODES = ("mean", "sum", "l2")
 #: Functions behind its products and copies; most have none.
 FUNCTIONS = ("", "", "", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "hard_swish", "relu")
@@ -104,6 +108,22 @@ def _ops(block: Block, number: int, dice: random.Random) -> Iterator[Op]:
     for rows, bits in ((n, (4, 8)[number % 2]), (1, 4), (1, 8)):
         packed = f"bits={bits} block=32 zero_points={number // 2 % 2}"
         yield parse(f"matmul_nbits in={rows}x{c} matrix={c}x{m} {packed}")
+    yield from _of_one_token(block, number)
+
+
+def _of_one_token(block: Block, number: int) -> Iterator[Op]:
+    """What a new word takes: its row of a table, products that read a matrix once, a cache."""
+    n, c, h, d = block.tokens, block.channels, block.heads, block.head
+    yield parse(f"gather in={n}x{c},1x1 axis=0")
+    yield parse(f"matmul in=1x{c} matrix={c}x{c * block.wider}")
+    deep = LEAST_DEPTH + MORE_DEPTH * number
+    matrix = f"{deep}x{STREAMED[number % len(STREAMED)] // deep}"
+    yield parse(f"matmul in=1x{deep} matrix={matrix}")
+    yield parse(f"matmul_nbits in=1x{deep} matrix={matrix} bits=4 block=32 zero_points=1")
+    new, cache = f"1x1x{h}x{d}", f"1x{h}x{n}x{d}"
+    yield parse(
+        f"cached_attention in=1x1x{h}x{2 * d},{new},{new},1,{cache},{cache} scale={d**-0.5:.6g}"
+    )
 
 
 def _transpose(block: Block, dice: random.Random) -> Op:

@@ -8,6 +8,7 @@ from support.op_examples import OF_MODELS
 from support.simulated import SOC, conv_tasks, noisy_dataset
 
 from codl.ir import Op, Shape, parse, to_text
+from codl.ir.ops.matmul import MatMul, merged
 from codl.ir.soc import Soc
 from codl.ir.types import PROCESSORS
 from codl.kernels import registry
@@ -140,6 +141,13 @@ def test_attention_comes_right_after_the_models_whole_ops() -> None:
     assert not set(attention_tasks(2, SOC, known=found.tasks)).intersection(found.tasks)
 
 
+def test_products_of_one_row_are_measured_whose_matrices_no_cache_holds() -> None:
+    """So that a new word of a language model is not planned by what caches give."""
+    ops = [op for op in attention_ops(5) if isinstance(op, MatMul) and merged(op)[0] == 1]
+    for kind, least in (("matmul", 32 << 20), ("matmul_nbits", 5 << 20)):
+        assert max(op.bytes for op in ops if op.kind == kind and op.matrix) > least
+
+
 def test_attention_has_a_few_of_every_variant() -> None:
     """So that no network of attention is planned by estimates."""
     ops = attention_ops(16)
@@ -151,6 +159,7 @@ def test_attention_has_a_few_of_every_variant() -> None:
             for variant in registry.variants(op, processor, SOC):
                 name = registry.target(variant, op)
                 counts[name] = counts.get(name, 0) + 1
-    for kind in ("matmul", "norm", "softmax", "transpose", "reshape", "slice", "reduce", "tile"):
+    kinds = "matmul norm softmax transpose reshape slice reduce tile gather cached_attention"
+    for kind in kinds.split():
         assert any(name.startswith(kind) for name in counts)
     assert min(n for name, n in counts.items() if not name.startswith("concat")) >= 8
