@@ -66,6 +66,7 @@ class Course:
             "warm": effort.warm,
             "statistic": statistic.NAME,
             "seed": SEED,
+            **(asdict(asked.limits) if asked.limits else {}),
         }
         course = cls(
             asked=replace(asked, peers=tuple(peers)),

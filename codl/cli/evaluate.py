@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from codl.cli.conditions import COOL_DOWN, CoolDownOption, GovernorOption, HotOption, control
-from codl.cli.deployed import context_of
+from codl.cli.deployed import RunOptions, context_of
 from codl.cli.eval_again import Earlier
 from codl.cli.eval_course import Course
 from codl.cli.options import (
@@ -18,7 +18,9 @@ from codl.cli.options import (
     SOCS,
     BatchOption,
     DatasetsOption,
+    DutyOption,
     JsonOption,
+    LongestOption,
     OutputOption,
     PredictorOption,
     PredictorsOption,
@@ -35,10 +37,14 @@ from codl.measure import dataset as datasets
 from codl.measure.cool_down import HOT_C
 from codl.measure.peers import PEERS
 from codl.predict.names import FOLDER
+from codl.runtime.placement import limits_of
 from codl.strategies import STRATEGIES, ideal
 from codl.targets.connect import connect
 from codl.targets.detect import load_local
 
+#: Options that are not given with --repro.
+OF_THE_FILE = ("models", "strategies", "peers", "seconds", "batch", "predictor", "max_kernel_ms",
+               "gpu_duty")  # fmt: skip
 SocOrReproOption = Annotated[
     str | None,
     typer.Option("--soc", help=f"{SOCS}; --repro has its own.", show_default=False),
@@ -85,6 +91,8 @@ def evaluate_strategies(
     peers: PeersOption = "",
     seconds: SecondsOption = 20,
     predictor: PredictorOption = None,
+    max_kernel_ms: LongestOption = None,
+    gpu_duty: DutyOption = None,
     budget: RefineOption = REFINE,
     within: WithinOption = None,
     batch: BatchOption = None,
@@ -110,7 +118,8 @@ def evaluate_strategies(
 
     Rows carry temperature, clocks and battery, and which processors were throttled. A hot device is
     waited for between models; a battery below 20 % ends the evaluation, with the rows so far;
-    so does Ctrl-C. With --within each model has an equal share of the time that is left.
+    so does Ctrl-C. Plans are made, and run, for a GPU that keeps --max-kernel-ms and --gpu-duty;
+    peers know of neither. With --within each model has an equal share of the time that is left.
 
     --repro FILE runs the evaluation of a file of -o again: its models, strategies, peers, plans and
     protocol. It says of each speedup whether it agrees within what both runs have spread, and the
@@ -122,12 +131,18 @@ def evaluate_strategies(
     codl eval --soc host --models yolov2 --strategies cpu,gpu --peers ort,ncnn,openvino,mnn
     codl eval --soc host --models yolov2 -o eval.json
     codl eval --soc host --models yolov2,vgg16,bert --within 10m
+    codl eval --soc host --models yolov2 --max-kernel-ms 1 --gpu-duty 0.7
     codl eval --repro eval.json
     """
     earlier = None if repro is None else _earlier(context, repro)
+    wanted = RunOptions(max_kernel_ms=max_kernel_ms, gpu_duty=gpu_duty)
     asked = earlier.asked if earlier else _asked(models, strategies, peers, batch, seconds)
     at = earlier.result.serial if earlier and _is_default(context, "serial") else serial
     described, limit = load_local(_soc_of(soc, earlier), at), budget_of(within, "--within")
+    if earlier:
+        wanted = RunOptions(None, None, None, None, *astuple(asked.limits))
+    described = wanted.applied(described)
+    asked = replace(asked, limits=limits_of(described))
     planning = context_of(described, dataset, predictors, predictor, budget=budget)
     with closing(connect(at, described)) as target:
         course = Course.of(
@@ -143,10 +158,11 @@ def evaluate_strategies(
 
 def _earlier(context: typer.Context, path: Path) -> Earlier:
     """The evaluation to run again, which says itself what is run."""
-    for name in ("models", "strategies", "peers", "seconds", "batch", "predictor"):
+    for name in OF_THE_FILE:
         if not _is_default(context, name):
+            option = name.replace("_", "-")
             raise typer.BadParameter(
-                f"--{name} is not given with it: the file says what is run.", param_hint="--repro"
+                f"--{option} is not given with it: the file says what is run.", param_hint="--repro"
             )
     return Earlier.read(path)
 

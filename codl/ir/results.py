@@ -14,6 +14,7 @@ from typing import Annotated, Literal, TypeAlias
 import numpy as np
 from msgspec import Meta
 
+from codl.ir.gpu_limits import UNLIMITED, GpuLimits, LimitedGpu
 from codl.ir.statistic import level
 from codl.ir.types import PROCESSORS, Processor
 
@@ -61,6 +62,25 @@ class Latency:
     def level(self) -> float:
         """By the one statistic, `codl.ir.statistic`, which is the 20th percentile."""
         return self.p20
+
+
+#: Runs that are spread wider than this, as p80 over p20, are of a machine that was disturbed.
+WIDE = 1.2
+#: So much faster a first run may be by chance.
+BY_CHANCE = 0.05
+
+
+def doubts(warm: Latency, cold: Latency | None = None) -> tuple[str, ...]:
+    """Why a latency may not be what a quiet machine takes, as sentences without their full stop.
+
+    `cold` is that of first runs, which find the caches as others left them.
+    """
+    found = []
+    if warm.p80 > WIDE * warm.p20:
+        found.append(f"p80 is {warm.p80 / warm.p20:.2f} times p20")
+    if cold is not None and cold.level < (1 - BY_CHANCE) * warm.level:
+        found.append(f"first runs took {cold.level:.3g} ms, those behind them {warm.level:.3g} ms")
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -185,7 +205,8 @@ class EvalRow:
     `energy_mj` is that of one inference, None without a sensor. `memory_bytes` are those of tensors
     and weights on either side. `same_as` names the strategy before whose plan became the very same
     executable: it was timed for both. `conditions` are of the run in which all took turns. `plan`
-    is the fingerprint of the plan that ran.
+    is the fingerprint of the plan that ran, `limited` how it kept the GPU's limits, where there are
+    any. `doubts` say why the latency may be that of a disturbed machine.
     """
 
     model: str
@@ -211,13 +232,16 @@ class EvalRow:
     cold_ms: Latency | None = None
     predicted_over_measured: Amount | None = None
     plan: str = ""
+    limited: LimitedGpu | None = None
+    doubts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalRequest:
     """What an evaluation is of: models, strategies and peers by the names that were given.
 
-    `batch` is None where models have their own. Everybody has turns for at least `seconds`.
+    `batch` is None where models have their own. Everybody has turns for at least `seconds`, on a
+    GPU that keeps `limits`.
     """
 
     models: tuple[str, ...]
@@ -225,6 +249,7 @@ class EvalRequest:
     peers: tuple[str, ...] = ()
     batch: Count | None = None
     seconds: Amount
+    limits: GpuLimits = UNLIMITED
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -270,7 +270,7 @@ class CostModel:
             if (direction, shape) not in self._parts:
                 new.setdefault(direction, []).append(shape)
         for direction, shapes in new.items():
-            by_part = self._sharing(direction, shapes)
+            by_part = self._with_rests(direction, self._sharing(direction, shapes))
             rows = zip(*(all_ms.tolist() for all_ms in by_part.values()), strict=True)
             for shape, row in zip(shapes, rows, strict=True):
                 self._parts[direction, shape] = dict(zip(by_part, row, strict=True))
@@ -288,6 +288,20 @@ class CostModel:
         images = np.array([shape.n for shape in shapes], np.float64)
         single = self.predictors.sharing_ms(direction, [shape._replace(n=1) for shape in shapes])
         return {part: images * single[part] for part in by_part}
+
+    def _with_rests(
+        self, direction: Direction, by_part: Mapping[str, Milliseconds]
+    ) -> Mapping[str, Milliseconds]:
+        """The same where kernels that transform or copy on the GPU keep its limits, too.
+
+        Of a transfer that was measured as a whole nobody knows what its kernel took.
+        """
+        kernels = set(by_part) if direction == "relayout" else {"transform"} & set(by_part)
+        if not self.limits or not kernels:
+            return by_part
+        launch_ms = self.inside("gpu").call_ms
+        kept = {part: self.limits.kept_ms(by_part[part], launch_ms) for part in kernels}
+        return {**by_part, **kept}
 
     def sharing_parts(self, direction: Direction, shape: Shape) -> Mapping[str, float]:
         """Milliseconds of a transfer's parts by name."""

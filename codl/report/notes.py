@@ -40,6 +40,21 @@ def peer_notes(result: EvalResult) -> list[str]:
     ]
 
 
+def doubt_notes(result: EvalResult) -> list[str]:
+    """Which latencies may be those of a disturbed machine."""
+    each = [
+        f"{row.model} by {row.strategy}: {', '.join(row.doubts)}"
+        for row in result.rows
+        if row.doubts and not row.same_as
+    ]
+    if not each:
+        return []
+    return [
+        f"Doubtful, as where other programs run: {'; '.join(each)}. Measure again, or for longer "
+        "by --seconds."
+    ]
+
+
 def cold_notes(result: EvalResult) -> list[str]:
     """How much longer first runs took; nothing of files from before they were kept apart."""
     each = []

@@ -24,6 +24,7 @@ from codl.report.content import (
 from codl.report.notes import (
     LATENCY,
     TURNS,
+    doubt_notes,
     machine_notes,
     peer_notes,
     same_notes,
@@ -101,6 +102,7 @@ def eval_content(result: EvalResult) -> TextTable:
     notes += same_notes(result)
     notes += peer_notes(result)
     notes += machine_notes(result)
+    notes += doubt_notes(result)
     caption = (*soc_lines(result.soc), *notes, *warnings([row.source for row in result.rows]))
     return TextTable(f"Latency on {result.soc.name}", columns, tuple(sections), caption)
 

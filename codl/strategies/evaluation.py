@@ -17,7 +17,7 @@ from codl.frontend.graph.onnx_import import import_onnx, session_options
 from codl.frontend.graph.shapes import fix_batch
 from codl.ir import Network, statistic
 from codl.ir.plan import Plan
-from codl.ir.results import EvalRow, Latency, PeerRun, TimeSpan
+from codl.ir.results import EvalRow, Latency, PeerRun, TimeSpan, doubts
 from codl.measure import drift
 from codl.measure.budget import Budget
 from codl.measure.inputs import random_inputs
@@ -245,6 +245,7 @@ def _of_engine(model: str, engine: Engine, reference: Reference, cost: CostModel
         precision=engine.precision,
         memory_bytes=asdict(engine.memory),
         plan=engine.plan.fingerprint,
+        limited=engine.limited,
     )
 
 
@@ -305,6 +306,7 @@ def _completed(
         predicted_over_measured=expected_ms / latency.level if expected_ms else None,
         energy_mj=times.energy_mj.get(_timed_as(row)),
         conditions=times.conditions,
+        doubts=doubts(latency, times.cold_ms.get(_timed_as(row))),
     )
 
 

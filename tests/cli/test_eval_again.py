@@ -93,6 +93,18 @@ def test_what_is_run_again_agrees_or_not(measured: Any) -> None:
     assert "codl on matmul" in str(other.exception)
 
 
+def test_limits_of_the_gpu_are_part_of_what_is_run_again(measured: Any) -> None:
+    limits = {"max_kernel_ms": 2.0, "gpu_duty": 0.5}
+    done = measured([*ASK, "--max-kernel-ms", "2", "--gpu-duty", "0.5"], 5.0)
+    result = json.loads(done.stdout)
+    assert result["asked"]["limits"] == limits
+    assert limits.items() <= result["environment"]["protocol"].items()
+    again = measured(AGAIN, 5.0)
+    assert again.exit_code == 0, again.output
+    assert json.loads(again.stdout)["asked"]["limits"] == limits
+    assert measured([*AGAIN, "--gpu-duty", "0.6"], 5.0).exit_code == 2
+
+
 def test_another_environment_is_refused_unless_told_to_go_on(measured: Any) -> None:
     measured(ASK, 5.0)
     changed(Path("eval.json"), lambda content: content["environment"].update(driver="older"))

@@ -30,3 +30,20 @@ def test_every_further_launch_costs_a_call() -> None:
     limits = GpuLimits(max_kernel_ms=whole_ms / 3.5)
     (split_ms,) = CostModel(SOC, predictors, limits=limits).fastest_ms([OP], "gpu")
     assert split_ms == pytest.approx(whole_ms + 3 * 0.25)
+
+
+def test_kernels_that_transform_and_copy_rest_too_and_maps_do_not() -> None:
+    parts = {"transform": Line(0.0, 2.0), "map": Line(0.0, 0.5), "sync": Line(0.0, 0.25)}
+    predictors = SyntheticPredictors(relayout=Line(0.0, 3.0), parts={"to_cpu": parts})
+    rests = GpuLimits(gpu_duty=0.5)
+    usual, limited = CostModel(SOC, predictors), CostModel(SOC, predictors, limits=rests)
+    before, after = (own.sharing_parts("to_cpu", OP.output) for own in (usual, limited))
+    assert after == {**before, "transform": 2 * before["transform"]}
+    copied_ms = usual.sharing_ms("relayout", OP.output)
+    assert limited.sharing_ms("relayout", OP.output) == 2 * copied_ms > 0
+
+
+def test_a_transfer_that_is_known_as_a_whole_is_as_it_was() -> None:
+    assert cost(GpuLimits(gpu_duty=0.5)).sharing_parts("to_gpu", OP.output) == cost(
+        UNLIMITED
+    ).sharing_parts("to_gpu", OP.output)

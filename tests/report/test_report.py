@@ -216,6 +216,13 @@ def test_eval_says_what_it_was_made_on(tmp_path: Path) -> None:
     assert str(tmp_path) not in found.html
 
 
+def test_a_doubtful_latency_is_told(tmp_path: Path) -> None:
+    rows = [row("cpu", 20.0, doubts=["p80 is 1.40 times p20"]), row("gpu", 40.0)]
+    found = page(tmp_path, evaluation(rows=rows, timelines=[]))
+    assert "by cpu: p80 is 1.40 times p20. Measure again" in found.text("span")
+    assert "Doubtful" not in page(tmp_path, evaluation()).text("span")
+
+
 def test_the_first_runs_of_turns_stand_apart(tmp_path: Path) -> None:
     cold = {"median": 30.0, "p20": 29.0, "p80": 31.0, "runs": 5}
     rows = [row("cpu", 20.0, cold_ms=cold), row("gpu", 40.0)]
