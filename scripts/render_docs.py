@@ -25,6 +25,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import typer
@@ -261,7 +262,8 @@ def _commands(group: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 def _described(command: Any) -> Iterator[str]:
     text, *examples = EXAMPLES.split(inspect.cleandoc(command.help or ""))
-    yield MARKUP.sub("", text).strip()
+    for paragraph in MARKUP.sub("", text).strip().split("\n\n"):
+        yield "\n".join(wrap(paragraph, 100, break_long_words=False, break_on_hyphens=False))
     if examples:
         lines = (line.strip() for line in examples[0].strip().splitlines())
         yield "\n".join(["```console", *(f"$ {line}" for line in lines), "```"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import traceback
@@ -95,6 +96,21 @@ app.command("explain")(explain.explain_model)
 app.command("conformance")(conformance.run_conformance)
 app.command("report")(report.write_report)
 app.add_typer(agent.agent_app, name="agent")
+
+
+def _unwrap(some: typer.Typer) -> None:
+    """Let paragraphs of help be wrapped to the terminal, and not to the source as well."""
+    for command in some.registered_commands:
+        text = inspect.getdoc(command.callback) if command.callback else ""
+        paragraphs = (command.help or text or "").split("\n\n")
+        joined = [own if own.startswith("[dim]") else own.replace("\n", " ") for own in paragraphs]
+        command.help = "\n\n".join(joined)
+    for group in some.registered_groups:
+        if group.typer_instance is not None:
+            _unwrap(group.typer_instance)
+
+
+_unwrap(app)
 
 
 @app.callback(invoke_without_command=True)

@@ -13,7 +13,14 @@ from codl.cli.output import emit, note
 from codl.measure import dataset as datasets
 from codl.measure.dataset import Dataset
 
-dataset_app = typer.Typer(help="Datasets of measured latencies.", no_args_is_help=True)
+dataset_app = typer.Typer(
+    help="""Datasets of measured latencies.
+
+[dim]Examples:[/dim]
+codl dataset info --soc host
+codl dataset import t_*.csv --soc redmi""",
+    no_args_is_help=True,
+)
 FilesArgument = Annotated[
     list[Path], typer.Argument(help="The original CoDL's t_*.csv, or any CSV with --mapping.")
 ]
@@ -84,7 +91,10 @@ def dataset_info(
     json: JsonOption = False,
     output: OutputOption = None,
 ) -> None:
-    """Say what a dataset holds: rows and failures of every file, its SoC and its source."""
+    """Say what a dataset holds: rows and failures of every file, its SoC and its source.
+
+    [dim]Example:[/dim] codl dataset info --soc host
+    """
     from codl.frames import dataset_frame
 
     data = Dataset.found(soc, dataset)

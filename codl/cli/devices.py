@@ -41,7 +41,15 @@ from codl.targets.detect import detect, load_local
 from codl.targets.find_facts import FoundFacts, find_facts
 from codl.targets.info import TargetInfo
 
-soc_app = typer.Typer(help="SoC files: the pair of processors under study.", no_args_is_help=True)
+soc_app = typer.Typer(
+    help="""SoC files: the pair of processors under study.
+
+[dim]Examples:[/dim]
+codl soc detect --serial local --name host
+codl soc list
+codl soc show host""",
+    no_args_is_help=True,
+)
 
 
 def list_devices(
@@ -147,6 +155,8 @@ def list_socs(json: JsonOption = False, output: OutputOption = None) -> None:
         table = Table("name", "source", "description", title="SoCs", title_justify="left")
         for soc in described:
             table.add_row(soc.name, soc.source, soc.description)
+        if not any(socs.own_path_of(soc.name).is_file() for soc in described):
+            table.caption = "All come with codl; `codl soc detect --name host` describes this one."
         return table
 
     content = {"socs": [soc.to_dict() for soc in described]}

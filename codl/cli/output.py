@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import isfinite
@@ -18,13 +19,19 @@ from rich.progress import (
     SpinnerColumn,
     TextColumn,
 )
+from rich.table import Table
 
 from codl import files
+from codl.measure.budget import Budget
 from codl.printable import printable
 from codl.provenance import provenance
 
-STDOUT = Console(width=None if Console().is_terminal else 160)
+#: Tables are as wide as the terminal, as COLUMNS says, or as this.
+WIDTH = 160
+STDOUT = Console(width=None if Console().is_terminal or "COLUMNS" in os.environ else WIDTH)
 STDERR = Console(stderr=True)
+#: A log hears of progress every so many seconds.
+QUIET_S = 10.0
 
 
 def emit(
@@ -48,7 +55,18 @@ def emit(
     if as_json:
         print(text)
     else:
-        STDOUT.print(render())
+        STDOUT.print(_unabridged(render()))
+
+
+def _unabridged(shown: RenderableType) -> RenderableType:
+    """The same with tables whose cells take more lines where they are narrow, and lose nothing."""
+    if isinstance(shown, Table):
+        for column in shown.columns:
+            column.overflow = "fold"
+    if isinstance(shown, Group):
+        for one in shown.renderables:
+            _unabridged(one)
+    return shown
 
 
 def _finite(value: Any) -> Any:
@@ -99,8 +117,12 @@ def progress(
 ) -> Iterator[Callable[[int, int, float], None]]:
     """A progress bar on stderr; yields a function of done, total and seconds left.
 
-    `below` gives what stands below it, whenever it is drawn anew.
+    `below` gives what stands below it, whenever it is drawn anew. Where no terminal is, there are
+    lines instead: one at once, then one every `QUIET_S` seconds at most.
     """
+    if not STDERR.is_terminal:
+        yield _lines(label)
+        return
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -112,7 +134,25 @@ def progress(
         task = bar.add_task(label, total=None, left="")
 
         def update(done: int, total: int, seconds_left: float) -> None:
-            minutes, seconds = divmod(round(seconds_left), 60)
-            bar.update(task, completed=done, total=total, left=f"{minutes}:{seconds:02d} left")
+            bar.update(task, completed=done, total=total, left=_left(seconds_left))
 
         yield update
+
+
+def _lines(label: str) -> Callable[[int, int, float], None]:
+    """Tells how far it has come in lines."""
+    note(label)
+    told = Budget(QUIET_S)
+
+    def update(done: int, total: int, seconds_left: float) -> None:
+        nonlocal told
+        if told.is_over() or done == total:
+            note(f"{label}: {done}/{total}, {_left(seconds_left)}")
+            told = Budget(QUIET_S)
+
+    return update
+
+
+def _left(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d} left"

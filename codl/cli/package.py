@@ -78,10 +78,12 @@ def package_model(
     deployed, described = deployment_of(model), load_local(soc, serial)
     asked = context_of(described, dataset, predictors, predictor, budget=budget)
     context = adapted(asked, deployed)
+    note(f"Reading {model}")
     network = load_network(model, batch, read_shapes(shape))
     with closing(connect(serial, context.soc)) as target:
         context = replace(context, target=target)
         chosen = plan_of(plan, strategy, deployed, network=network, context=context)
+        note(f"Compiling {network.name}, and trying it in a process of its own")
         made = package(network, chosen, target, output, context.tuning)
     note(f"Wrote {output}")
     result = _result(network, chosen, made, serial)

@@ -200,11 +200,13 @@ def run_model(
             placed = wanted.applied(_load_soc(soc, serial))
             asked = context_of(placed, dataset, predictors, predictor, budget=budget)
             context = adapted(asked, deployed)
+            note(f"Reading {model}")
             network = load_network(model, batch, read_shapes(shape))
             given = read_inputs(network, inputs, deployed, random_inputs)
             target = connected(placed)
             context = replace(context, target=target)
             chosen = plan_of(plan, strategy, deployed, network=network, context=context)
+            note(f"Loading {network.name}: building its kernels and packing its weights")
             engine = Engine(
                 network, chosen, target, context.tuning, adaptive=adapt, recovers=not strict
             )
@@ -212,6 +214,7 @@ def run_model(
         with engine:
             if strict and engine.fallbacks:
                 raise CodlError(f"--strict: {'; '.join(map(str, engine.fallbacks))}")
+            note(f"Running {engine.network.name}, {rounds} times")
             done = measure(engine, target, given, cost, rounds=rounds)
         of = digests_of(context, engine.network, plans={engine.network.name: engine.plan})
         origin = recorded(target, of, rounds=rounds)

@@ -502,6 +502,7 @@ COMMANDS = [
     "devices",
     "soc",
     "soc detect",
+    "dataset",
     "collect",
     "tune",
     "quantize",
@@ -523,6 +524,22 @@ def test_every_command_explains_itself(command: str) -> None:
     result = CliRunner().invoke(app, [*command.split(), "--help"])
     assert result.exit_code == 0
     assert "Usage" in result.output
+    assert "Example" in result.output
+
+
+def test_help_is_wrapped_to_the_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "500")
+    lines = CliRunner().invoke(app, ["bench", "--help"]).output.splitlines()
+    (one,) = (line for line in lines if "With --ui the model runs" in line)
+    assert "draws an interface" in one
+    assert one.strip().endswith("Nothing else may draw on the GPU meanwhile.")
+    assert any(line.strip() == "codl bench yolov2 --soc host" for line in lines)
+
+
+def test_who_has_described_no_soc_is_told_how(tmp_path: Path, first_soc: Soc) -> None:
+    assert "codl soc detect --name host" in command_line.run(tmp_path, "soc", "list").stdout
+    first_soc.save(tmp_path / "socs" / "test.yaml")
+    assert "codl soc detect" not in command_line.run(tmp_path, "soc", "list").stdout
 
 
 def test_quantize_writes_a_model_and_says_what_it_packed(tmp_path: Path) -> None:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
 import pytest
+from rich.console import Console, Group
+from rich.table import Table
+from support.clocks import Hands
 
 from codl.cli import output
+from codl.measure.budget import Budget
 
 
 def test_words_of_a_device_steer_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -28,3 +36,46 @@ def test_results_are_json_whatever_was_computed(
     output.emit("eval", result, str, as_json=True, output=tmp_path / "eval.json")
     for text in (capsys.readouterr().out, (tmp_path / "eval.json").read_text()):
         assert msgspec.json.decode(text)["rows"] == [{"cosine": None, "max_rel_err": [None, 1.0]}]
+
+
+def test_where_no_terminal_is_progress_is_told_in_few_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = Hands()
+    monkeypatch.setattr(output, "Budget", lambda seconds: Budget(seconds, clock))
+    with output.progress("Measuring") as update:
+        assert capsys.readouterr().err == "Measuring\n", "before anything is done"
+        for done in range(1, 61):
+            clock.now += 0.5
+            update(done, 60, 30 - 0.5 * done)
+    assert capsys.readouterr().err.splitlines() == [
+        "Measuring: 20/60, 0:20 left",
+        "Measuring: 40/60, 0:10 left",
+        "Measuring: 60/60, 0:00 left",
+    ]
+
+
+def test_narrow_tables_keep_their_width_and_every_letter(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [f"backbone/stage_{at}/residual/conv_with_a_long_name" for at in range(3)]
+    table = Table("op", "variant", *map(str, range(6)), title="Placement")
+    for name in names:
+        table.add_row(name, "gpu_winograd_fp16", *["123.4"] * 6)
+    monkeypatch.setattr(output, "STDOUT", Console(width=80))
+    output.emit("run", {}, lambda: Group(table, "done"), as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    cells = [re.split("[│┃]", line)[1].strip() for line in lines if line.startswith("│")]
+    assert "".join(cells) == "".join(names)
+
+
+@pytest.mark.parametrize(("columns", "width"), [("80", 80), (None, 160)])
+def test_tables_in_a_pipe_are_as_wide_as_columns_says(columns: str | None, width: int) -> None:
+    environment = {name: own for name, own in os.environ.items() if name != "COLUMNS"}
+    environment |= {"COLUMNS": columns} if columns else {}
+    code = "from codl.cli.output import STDOUT; print(STDOUT.width)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, check=True
+    )
+    assert int(done.stdout) == width
