@@ -118,10 +118,14 @@ def progress(
     """A progress bar on stderr; yields a function of done, total and seconds left.
 
     `below` gives what stands below it, whenever it is drawn anew. Where no terminal is, there are
-    lines instead: one at once, then one every `QUIET_S` seconds at most.
+    lines instead: one at once, then one every `QUIET_S` seconds at most, and at the end what stands
+    below.
     """
     if not STDERR.is_terminal:
-        yield _lines(label)
+        try:
+            yield _lines(label)
+        finally:
+            STDERR.print(below(), end="")
         return
     columns = (
         SpinnerColumn(),

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from codl.report.content import digits
 from codl.report.curves import SPEEDS, CurvePoint, Family, families, lossless, words
 from codl.report.plots import WIDTH, shortened
 from codl.report.results import UNMEASURED, CurveResult
@@ -46,7 +47,8 @@ def curve_svg(results: Sequence[CurveResult], *, key: str, title: str) -> str:
         for panel, family in zip(figure.subplots(rows, squeeze=False)[:, 0], found, strict=False):
             _panel(panel, family, looks)
         _legend(figure, looks)
-        return to_svg(figure, key=key, title=title, description=words(found))
+        told = words(found)
+        return to_svg(figure, key=key, title=title, description=told, tips=_tips(found))
 
 
 def _panel(axes: Any, family: Family, looks: dict[str, tuple[str, str]]) -> None:
@@ -57,7 +59,7 @@ def _panel(axes: Any, family: Family, looks: dict[str, tuple[str, str]]) -> None
     axes.plot(ratios, [lossless(r) for r in ratios], color=INK, linewidth=1, linestyle="--")
     axes.axhline(1.0, color=INK, linewidth=0.6)
     for model, points in family.models.items():
-        _line(axes, points, *looks[model])
+        _line(axes, points, *looks[model], gid=_gid(family, model))
     axes.set_xlim(2**low, 2**high)
     ticks = [2.0**power for power in range(ceil(low), floor(high) + 1)]
     axes.set_xticks(ticks, [str(Fraction(tick)) for tick in ticks], minor=False)
@@ -72,11 +74,25 @@ def _panel(axes: Any, family: Family, looks: dict[str, tuple[str, str]]) -> None
     axes.set_axisbelow(True)
 
 
-def _line(axes: Any, points: Sequence[CurvePoint], colour: str, marker: str) -> None:
+def _gid(family: Family, model: str) -> str:
+    return f"{family.title}: {model}"
+
+
+def _tips(found: Sequence[Family]) -> dict[str, str]:
+    """What a model gains, by the ratio of the processors' speeds."""
+    return {
+        _gid(family, model): f"{model}, {family.title}: "
+        + ", ".join(f"{digits(p.measured.gain)} at {digits(p.measured.ratio)}" for p in points)
+        for family in found
+        for model, points in family.models.items()
+    }
+
+
+def _line(axes: Any, points: Sequence[CurvePoint], colour: str, marker: str, *, gid: str) -> None:
     """The points of a model, and what was predicted of them."""
     ratios = [point.measured.ratio for point in points]
     look = {"color": colour, "marker": marker, "markersize": 4.5}
-    axes.plot(ratios, [point.measured.gain for point in points], linewidth=0.8, **look)
+    axes.plot(ratios, [point.measured.gain for point in points], linewidth=0.8, gid=gid, **look)
     known = [point for point in points if point.predicted]
     axes.plot(
         [point.measured.ratio for point in known],

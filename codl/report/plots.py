@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from codl.ir.results import EvalRow
+from codl.ir.types import PROCESSORS
 from codl.report.content import digits, listed
 from codl.report.results import (
     COMPUTING,
@@ -33,7 +34,7 @@ KIND_COLOURS = {
     "transform": "#CC79A7",
     "sync": "#8A8A8A",
 }
-WIDTH = 6.4
+WIDTH = 5.2
 #: From one strategy's CPU lane to the next one's; a lane is 1 high.
 LANES_APART = 2.9
 LONGEST_LABEL = 26
@@ -57,16 +58,18 @@ def latency_svg(rows: Sequence[EvalRow], *, key: str, title: str) -> str:
             _bar(axes, y, row)
         axes.set_yticks(range(len(bars)), [_label(row) for row in bars])
         axes.set_ylim(len(bars) - 0.4, -0.6)
-        axes.set_xlim(0, 1.17 * _longest(rows))
+        axes.set_xlim(0, 1.03 * _longest(rows))
         axes.set_xlabel("latency (ms)")
         if ideal and ideal.latency_ms:
             label = f"ideal {digits(ideal.latency_ms.level)} ({ideal.source})"
             axes.axvline(ideal.latency_ms.level, color=INK, linestyle="--", linewidth=1)
             axes.plot([], [], color=INK, linestyle="--", linewidth=1, label=label)
         if axes.get_legend_handles_labels()[0]:
-            figure.legend(loc="outside upper right", ncols=2, frameon=False)
+            figure.legend(loc="outside upper left", ncols=3, frameon=False, columnspacing=1)
         _grid(axes)
-        return to_svg(figure, key=key, title=title, description=_latency_words(rows))
+        tips = {f"bar{y}": _latency_words([row]) for y, row in enumerate(bars)}
+        words = _latency_words(rows)
+        return to_svg(figure, key=key, title=title, description=words, tips=tips)
 
 
 def _bar(axes: Any, y: int, row: EvalRow) -> None:
@@ -83,19 +86,24 @@ def _bar(axes: Any, y: int, row: EvalRow) -> None:
         alpha=0.4 if marked else 1,
         linestyle="--" if marked else "-",
         edgecolor=CPU,
+        gid=f"bar{y}",
     )
-    end = latency.level
     if latency.runs:
         whiskers = ([0], [max(0, latency.p80 - latency.level)])
         axes.errorbar(latency.level, y, xerr=whiskers, color=INK, capsize=3, elinewidth=1)
-        end = max(end, latency.p80)
     if row.cold_ms is not None:
         _point(axes, (row.cold_ms.level, y), "first run", marker="o", markerfacecolor="none")
-        end = max(end, row.cold_ms.level)
     if row.predicted_ms is not None:
         _point(axes, (row.predicted_ms, y), "predicted", marker="D", markerfacecolor="#F0E442")
-        end = max(end, row.predicted_ms)
-    axes.annotate(digits(latency.level), (end, y), (6, 0), textcoords="offset points", va="center")
+    # Beside the axes, where no line crosses it.
+    axes.annotate(
+        digits(latency.level),
+        (1, y),
+        (6, 0),
+        xycoords=axes.get_yaxis_transform(),
+        textcoords="offset points",
+        va="center",
+    )
 
 
 def _point(axes: Any, at: tuple[float, float], label: str, **look: str) -> None:
@@ -152,7 +160,7 @@ def timeline_svg(timelines: Sequence[InferenceProfile], *, key: str, title: str)
         for at, timeline in enumerate(timelines):
             top = LANES_APART * at
             ticks += [top, top + 1]
-            _lanes(axes, timeline, top)
+            _lanes(axes, timeline, top, f"t{at}")
             name = shortened(timeline.strategy or timeline.model)
             note = f"  ({timeline.source})" if timeline.source in UNMEASURED else ""
             axes.text(0, top - 0.58, f"{name}{note}", va="bottom", weight="bold")
@@ -173,10 +181,23 @@ def timeline_svg(timelines: Sequence[InferenceProfile], *, key: str, title: str)
                 handlelength=1,
             )
         _grid(axes)
-        return to_svg(figure, key=key, title=title, description=_timeline_words(timelines))
+        words = _timeline_words(timelines)
+        tips = _lane_tips(timelines)
+        return to_svg(figure, key=key, title=title, description=words, tips=tips)
 
 
-def _lanes(axes: Any, timeline: InferenceProfile, top: float) -> None:
+def _lane_tips(timelines: Sequence[InferenceProfile]) -> dict[str, str]:
+    """What each kind of work comes to on each lane."""
+    return {
+        f"t{at}-{processor}-{kind}": f"{timeline.strategy or timeline.model}, "
+        f"{processor.upper()} {kind}: {digits(timeline.ms([kind], processor))} ms in all"
+        for at, timeline in enumerate(timelines)
+        for processor in PROCESSORS
+        for kind in SPAN_KINDS
+    }
+
+
+def _lanes(axes: Any, timeline: InferenceProfile, top: float, name: str) -> None:
     """All spans of one kind on one lane become one path: a picture of a few kilobytes."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
@@ -192,7 +213,8 @@ def _lanes(axes: Any, timeline: InferenceProfile, top: float) -> None:
             ]
             if boxes:
                 path = Path.make_compound_path(*(Path([*b, b[0]], closed=True) for b in boxes))
-                axes.add_patch(PathPatch(path, facecolor=colour, edgecolor=colour, linewidth=0.3))
+                look = {"facecolor": colour, "edgecolor": colour, "linewidth": 0.3}
+                axes.add_patch(PathPatch(path, gid=f"{name}-{processor}-{kind}", **look))
 
 
 def _timeline_words(timelines: Sequence[InferenceProfile]) -> str:
@@ -217,11 +239,14 @@ def plan_svg(result: SearchResult, *, key: str, title: str) -> str:
         axes = figure.add_subplot()
         start = 0
         few = len(result.chains) <= LABELLED_OPS
-        for chain in result.chains:
+        tips: dict[str, str] = {}
+        for at, chain in enumerate(result.chains):
             end = start + len(chain.ops)
             left, width = start + 0.06, end - start - 0.12
-            axes.bar(left, 1, width, align="edge", color=CPU)
-            axes.bar(left, chain.gpu_ratio, width, align="edge", color=GPU)
+            axes.bar(left, 1, width, align="edge", color=CPU, gid=f"cpu{at}")
+            axes.bar(left, chain.gpu_ratio, width, align="edge", color=GPU, gid=f"gpu{at}")
+            words = f"{chain.label}: {chain.dim} at a GPU ratio of {digits(chain.gpu_ratio)}"
+            tips |= {f"cpu{at}": words, f"gpu{at}": words}
             if few and 0 < chain.gpu_ratio < 1:
                 axes.text((start + end) / 2, 1.03, chain.dim, ha="center", fontsize=7)
             start = end
@@ -233,7 +258,8 @@ def plan_svg(result: SearchResult, *, key: str, title: str) -> str:
         axes.set_xlabel("ops, in order; a gap ends a chain")
         handles = [Patch(color=GPU, label="GPU's share"), Patch(color=CPU, label="CPU's share")]
         figure.legend(handles=handles, loc="outside upper left", ncols=2, frameon=False)
-        return to_svg(figure, key=key, title=title, description=_plan_words(result))
+        words = _plan_words(result)
+        return to_svg(figure, key=key, title=title, description=words, tips=tips)
 
 
 def _plan_words(result: SearchResult) -> str:

@@ -7,7 +7,7 @@ the names would clash, and dark pages would hide the text.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from io import StringIO
 from typing import Any
@@ -43,12 +43,18 @@ def style() -> Iterator[None]:
         yield
 
 
-def to_svg(figure: Any, *, key: str, title: str, description: str) -> str:
-    """An `<svg>` element for a page. `key` must be unique in the page."""
+def to_svg(
+    figure: Any, *, key: str, title: str, description: str, tips: Mapping[str, str] | None = None
+) -> str:
+    """An `<svg>` element for a page. `key` must be unique in the page.
+
+    `tips` are what browsers show where the mouse is, by the gid of what is there.
+    """
     file = StringIO()
     figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     root = ElementTree.fromstring(file.getvalue())
     _strip(root)
+    _add_tips(root, tips or {})
     _rename(root, key)
     for element in root.iter():
         element.tag = element.tag.split("}")[1]
@@ -80,6 +86,14 @@ def _strip(root: ElementTree.Element) -> None:
     for element in root.iter():
         if element.get("transform", "").startswith("rotate(-0 "):
             del element.attrib["transform"]
+
+
+def _add_tips(root: ElementTree.Element, tips: Mapping[str, str]) -> None:
+    for element in root.iter(f"{{{SVG}}}g"):
+        if (text := tips.get(element.get("id", ""))) is not None:
+            tip = ElementTree.Element(f"{{{SVG}}}title")
+            tip.text = text
+            element.insert(0, tip)
 
 
 def _rename(root: ElementTree.Element, key: str) -> None:

@@ -8,9 +8,11 @@ from itertools import accumulate
 from math import floor, fsum, log10
 from typing import Any
 
+from codl.ir.results import WIDE
 from codl.ir.types import PROCESSORS, Processor
 from codl.ir.waterfall import BOUND, MEASURED_TERMS, TERMS, ChainTerms, Term
 from codl.report.content import NONE, Column, TextRow, TextSection, TextTable, digits
+from codl.report.plots import WIDTH
 from codl.report.results import ExplainResult
 from codl.report.svg import INK, style, to_svg
 from codl.report.tables import mark, soc_lines, warnings
@@ -18,11 +20,8 @@ from codl.report.tables import mark, soc_lines, warnings
 PREDICTED, MEASURED = "predicted", "measured"
 #: Less is the rounding of sums, in milliseconds.
 NOTHING = 1e-9
-#: Runs of which the slow ones take so many times longer than the fast ones were disturbed.
-DISTURBED = 1.2
 #: Okabe and Ito's: totals, what is lost, what is gained.
 COLOURS = {"total": "#0072B2", "loss": "#D55E00", "gain": "#009E73"}
-WIDTH = 6.4
 #: The results on their way to the CPU, and the terms that have no column.
 RESULTS, OTHERS = "(results)", "others"
 
@@ -101,7 +100,7 @@ def _machine_notes(result: ExplainResult) -> list[str]:
         f"Plain runs: median {digits(latency.median)} ms, p80 {digits(latency.p80)} ms, "
         f"{latency.runs} runs."
     ]
-    if latency.p80 > DISTURBED * latency.p20:
+    if latency.p80 > WIDE * latency.p20:
         notes.append("Something disturbed them: measured terms are of that, too.")
     if result.slowdown:
         each = ", ".join(f"{side} {digits(factor)}" for side, factor in result.slowdown.items())
@@ -256,16 +255,19 @@ def waterfall_svg(result: ExplainResult, *, key: str, title: str) -> str:
         axes.grid(axis="x", color=INK, alpha=0.15, linewidth=0.6)
         axes.set_axisbelow(True)
         axes.tick_params(axis="y", length=0)
-        return to_svg(figure, key=key, title=title, description=_words(steps))
+        tips = {f"step{y}": _words([step]) for y, step in enumerate(steps)}
+        return to_svg(figure, key=key, title=title, description=_words(steps), tips=tips)
 
 
 def _bar(axes: Any, y: int, step: Step, left: float) -> None:
     if step.ms is None:
-        axes.barh(y, step.total_ms - left, left=left, height=0.62, color=COLOURS["total"])
+        look = {"height": 0.62, "gid": f"step{y}", "color": COLOURS["total"]}
+        axes.barh(y, step.total_ms - left, left=left, **look)
         end, text = step.total_ms, digits(step.total_ms)
     else:
         colour = COLOURS["loss" if step.ms >= 0 else "gain"]
-        axes.barh(y, step.ms, left=step.total_ms - step.ms, height=0.62, color=colour)
+        look = {"height": 0.62, "gid": f"step{y}", "color": colour}
+        axes.barh(y, step.ms, left=step.total_ms - step.ms, **look)
         end, text = max(step.total_ms, step.total_ms - step.ms), _signed(step.ms)
     axes.annotate(text, (end, y), (6, 0), textcoords="offset points", va="center")
 

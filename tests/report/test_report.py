@@ -332,6 +332,33 @@ def test_the_page_is_self_contained_and_accessible(tmp_path: Path) -> None:
         assert (values.get("href") or "#").startswith("#")
 
 
+def test_pictures_tell_what_the_mouse_is_on(tmp_path: Path) -> None:
+    found = page(tmp_path, evaluation(), search(), running(source="measured"))
+    tips = [
+        "".join(title.itertext())
+        for svg in found.svgs
+        for title in svg.iter(f"{{{SVG}}}title")
+        if "id" not in title.attrib
+    ]
+    assert "codl 55.6 ms (measured)" in tips
+    assert any(tip.startswith("codl, GPU kernel: ") and tip.endswith(" ms in all") for tip in tips)
+    assert any(" at a GPU ratio of " in tip for tip in tips)
+
+
+def test_no_line_crosses_the_numbers_of_a_picture() -> None:
+    """The ideal's line would be just where the number of the fastest plan stood."""
+    rows = [row("cpu", 100.0), row("codl", 50.0), row("ideal", 60.0, source="computed")]
+    result = eval_result(evaluation(rows=rows))
+    svg = ElementTree.fromstring(plots.latency_svg(result.rows, key="k", title="t"))
+    numbers = [text for text in svg.iter(f"{{{SVG}}}text") if text.text in ("90.0", "45.0")]
+    assert len(numbers) == 2
+    dashed = [path for path in svg.iter(f"{{{SVG}}}path") if "dasharray" in path.get("style", "")]
+    lines = [[float(number) for number in re.findall(r"[\d.]+", p.get("d", ""))] for p in dashed]
+    (ideal,) = (line[0] for line in lines if len(line) == 4 and line[0] == line[2])
+    for text in numbers:
+        assert float(text.get("x", "")) > ideal + 20
+
+
 def test_a_timeline_adds_up(tmp_path: Path) -> None:
     found = page(tmp_path, evaluation())
     timeline = ["codl", "9.00", "8.25", "1.50", "0.500", "11.0", "measured"]
