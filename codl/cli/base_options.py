@@ -83,3 +83,11 @@ def read_seconds(text: str | None) -> float | None:
     if not match:
         raise CodlError(f"Cannot read the duration {text!r}: expected one like 90s, 10m or 1h.")
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def read_budget(text: str, option: str = "--budget") -> float:
+    """The seconds of a --budget; raises `CodlError` for none, or for no time at all."""
+    seconds = read_seconds(text)
+    if not seconds:
+        raise CodlError(f"{option} must be above 0, got {text!r}.")
+    return seconds

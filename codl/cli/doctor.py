@@ -14,7 +14,7 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
-from codl.cli.base_options import JsonOption, OutputOption, SerialOption, read_seconds
+from codl.cli.base_options import JsonOption, OutputOption, SerialOption, read_budget
 from codl.cli.output import emit, note, progress
 from codl.doctor.examine import BUDGET_S, examine
 from codl.measure.budget import Budget
@@ -49,7 +49,7 @@ def check_device(
     codl doctor --quick --json
     codl doctor --serial process --budget 2m
     """
-    budget_s = read_seconds(budget) or BUDGET_S
+    budget_s = read_budget(budget)
     found: list[Finding] = []
     limit = Budget()
     with limit.keeping(found):

@@ -13,6 +13,7 @@ from codl.cli.base_options import JsonOption as JsonOption
 from codl.cli.base_options import OutputOption as OutputOption
 from codl.cli.base_options import SerialOption as SerialOption
 from codl.cli.base_options import SerialsOption as SerialsOption
+from codl.cli.base_options import read_budget as read_budget
 from codl.cli.base_options import read_seconds as read_seconds
 from codl.cli.base_options import writable as writable
 from codl.cli.base_options import writable_folder
@@ -196,14 +197,6 @@ def read_workers(jobs: int | None, dask: str | None, *, usual: int = 1) -> Worke
             "a Dask cluster has as many workers as it has.", param_hint="--jobs with --dask"
         )
     return Workers(dask=dask) if dask is not None else Workers(jobs or usual)
-
-
-def read_budget(text: str, option: str = "--budget") -> float:
-    """The seconds of a --budget; raises `CodlError` for none, or for no time at all."""
-    seconds = read_seconds(text)
-    if not seconds:
-        raise CodlError(f"{option} must be above 0, got {text!r}.")
-    return seconds
 
 
 def budget_of(text: str | None, option: str = "--budget") -> Budget:

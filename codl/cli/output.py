@@ -125,7 +125,10 @@ def progress(
         try:
             yield _lines(label)
         finally:
-            STDERR.print(below(), end="")
+            with STDERR.capture() as shown:
+                STDERR.print(below())
+            if text := shown.get().rstrip():
+                STDERR.out(text, highlight=False)
         return
     columns = (
         SpinnerColumn(),

@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Literal, TypeAlias, TypeVar
 
 from codl.errors import InterruptedCommandError
-from codl.measure.progress import Progress, nobody, seconds_left
+from codl.measure.progress import Progress, nobody
 
 T = TypeVar("T")
 #: Why something ended: nothing was left to do, the time was over, or somebody pressed Ctrl-C.
@@ -71,7 +71,7 @@ class Budget:
 
     def to_go_s(self, done: int, total: int) -> float:
         """As long as the rest takes at this pace, but not longer than what is left."""
-        return seconds_left(done, total, self.spent_s, self.seconds)
+        return min(self.spent_s / max(done, 1) * (total - done), self.left_s)
 
     def steps(
         self, items: Iterable[T], progress: Progress = nobody, *, total: int | None = None

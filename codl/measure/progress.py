@@ -11,9 +11,3 @@ Progress: TypeAlias = Callable[[int, int, float], None]
 
 def nobody(done: int, total: int, left_s: float) -> None:
     """Where nobody listens."""
-
-
-def seconds_left(done: int, total: int, spent_s: float, budget_s: float | None = None) -> float:
-    """As long as the rest takes at this pace, but not longer than what is left of a budget."""
-    expected = spent_s / max(done, 1) * (total - done)
-    return expected if budget_s is None else min(expected, max(budget_s - spent_s, 0.0))

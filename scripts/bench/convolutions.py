@@ -130,7 +130,7 @@ def report(rows: Sequence[Row]) -> str:
     return "\n".join(
         [
             "| op | ncnn's best, ms | OpenCL's best, ms | ratio | with conversions |",
-            *(f"geometric mean {key}: {value:.3f}" for key, value in numbers.items()),
+            *(f"{key}: {value:.3f}" for key, value in numbers.items()),
             "The worst:",
             *map(line, worst),
         ]
