@@ -30,7 +30,7 @@ class Budget:
         self.limit_s, self._clock = inf if seconds is None else seconds, clock
         self.ended: Ended = "done"
         self._begin = self._asked = clock()
-        self._longest_s = 0.0
+        self._longest_s, self._is_first = 0.0, True
 
     @property
     def seconds(self) -> float | None:
@@ -58,8 +58,10 @@ class Budget:
         """
         now = self._clock()
         self._longest_s = max(self._longest_s, now - self._asked)
-        self._asked = now
-        return self.limit_s == inf or self._longest_s <= max(0.0, self.left_s - keep * self.limit_s)
+        is_first, self._asked, self._is_first = self._is_first, now, False
+        if is_first or self.limit_s == inf:
+            return True
+        return self._longest_s <= max(0.0, self.left_s - keep * self.limit_s)
 
     def skip(self, seconds: float) -> None:
         """Count so many seconds as if they had passed, as a replay does with recorded ones."""

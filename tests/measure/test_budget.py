@@ -53,6 +53,14 @@ def test_a_sentence_says_what_is_left() -> None:
     assert text == "1 ops left: the budget of 10 s is over."
 
 
+def test_who_asks_has_time_for_a_first_step_whatever_was_before() -> None:
+    clock = Hands()
+    budget = Budget(0.0, clock)
+    clock.now += 1.0
+    assert budget.has_time()
+    assert not budget.has_time()
+
+
 def test_a_part_can_be_kept_for_the_end() -> None:
     clock = Hands()
     budget = Budget(10.0, clock)
