@@ -11,15 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
-import onnxruntime as ort
 
 from codl.ir.constants import Arrays, array_digest
 
+if TYPE_CHECKING:
+    import onnxruntime as ort  # a part of an extra, and only needed where weights are arranged
+
 #: Makes options for one session each time.
-Options: TypeAlias = Callable[[], ort.SessionOptions]
+Options: TypeAlias = "Callable[[], ort.SessionOptions]"
 #: Where elements lie, in the words of ONNX: a file, and places of it.
 Place: TypeAlias = Mapping[str, str]
 #: Constants of fewer bytes stay in the model.
@@ -109,8 +111,12 @@ def _write(
 
 def values_of(arrays: Arrays) -> dict[str, ort.OrtValue]:
     """Arrays as ONNX Runtime takes them, which it does not keep."""
+    import onnxruntime as ort
+
     return {name: ort.OrtValue.ortvalue_from_numpy(own) for name, own in arrays.items()}
 
 
 def _session(model: bytes | str, options: ort.SessionOptions) -> ort.InferenceSession:
+    import onnxruntime as ort
+
     return ort.InferenceSession(model, options, ["CPUExecutionProvider"])
