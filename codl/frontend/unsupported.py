@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from codl.errors import UnsupportedError
+from codl.errors import CodlError, UnsupportedError
 from codl.frontend.converters.base import CONVERTERS
 from codl.frontend.graph.graph import Graph
 from codl.frontend.graph.passes import FLOATS, is_alias
+from codl.frontend.graph.patterns import without_unread
 from codl.frontend.subgraph import enclosing_node
 from codl.ir.onnx_node import Node
 
@@ -35,6 +36,7 @@ INDICES: Mapping[str, int] = {
 
 def enclose(graph: Graph) -> Graph:
     """The graph with every group of nodes that codl cannot convert as one node."""
+    graph = without_unread(graph)  # a group makes something
     parts = _Parts(graph)
     foreign = {node.name for node in graph.nodes if not _is_known(graph, node)}
     if not foreign and not parts.inner:
@@ -62,7 +64,11 @@ def _is_known(graph: Graph, node: Node) -> bool:
         return False
     try:
         made = {step.output for step in converter.convert(_light(graph, node), node)}
-    except (UnsupportedError, KeyError):
+    except Exception as error:
+        # Operands that do not fit, of which ONNX checks few, trip a converter anywhere: ONNX
+        # Runtime says what is wrong with them.
+        if isinstance(error, CodlError) and not isinstance(error, UnsupportedError):
+            raise
         if graph.states.keys() & set(node.inputs):  # nothing else may write a state
             raise
         return False

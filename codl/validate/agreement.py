@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from codl import files
 from codl.errors import InvalidFileError
 
 #: So many of the largest values count as the classes that an output names.
 NAMED = 5
+#: Digits of a class's number; Python reads no number of thousands.
+MOST_DIGITS = 9
 
 
 @dataclass(frozen=True)
@@ -61,27 +64,20 @@ def _share(hits: Sequence[bool]) -> float:
     return sum(hits) / max(len(hits), 1)
 
 
-def read_labels(path: Path, files: Sequence[str]) -> list[int]:
-    """The class of each of some files, from lines of a file's name and a number.
+def read_labels(path: Path, samples: Sequence[str]) -> list[int]:
+    """The class of each of some samples' files, from lines of a file's name and a number.
 
     Raises `InvalidFileError` with the line that is something else, or the file without one.
     """
     known: dict[str, int] = {}
-    for number, line in enumerate(_lines(path), start=1):
+    for number, line in enumerate(files.read_text(path).splitlines(), start=1):
         name, _, label = line.strip().rpartition(" ")
-        if line.strip() and not (name and label.isdecimal()):
+        if line.strip() and not (name and label.isdecimal() and len(label) <= MOST_DIGITS):
             reason = f"expected a file's name and the number of its class, got {line!r:.60}."
             raise InvalidFileError(path, reason, where=f"line {number}")
         if line.strip():
             known[name.strip()] = int(label)
-    return [_label(name, known, path) for name in files]
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidFileError(path, f"cannot be read: {error}.") from error
+    return [_label(name, known, path) for name in samples]
 
 
 def _label(name: str, known: Mapping[str, int], path: Path) -> int:

@@ -133,6 +133,8 @@ LINES = "inputs: [1, 3, 8, 8]\nlayers:\n"
         ("- {op: conv, op: fc}", "line 3: not YAML: the key 'op' is there twice"),
         ("- {op: conv, channels: 3", "not YAML: expected ',' or '}'"),
         ("- conv", "layers.0.: expected keys with values, got 'conv'"),
+        ("- {op: upsample, factor: 1000000}", "upsample makes more than 2147483647 numbers"),
+        ("- {op: upsample, factor: 9999999999}", "factor: expected one or two whole numbers"),
         ("- {op: flatten}\noutputs: [flaten1]", "line 4, outputs: .*mean 'flatten1'"),
     ],
 )  # fmt: skip
@@ -141,6 +143,12 @@ def test_what_is_wrong_is_named_with_its_line_and_key(
 ) -> None:
     with pytest.raises(InvalidFileError, match=message):
         load(tmp_path, LINES + layers)
+
+
+@pytest.mark.parametrize("shape", [[1 << 63, 3, 8, 8], [1, 70_000, 70_000]])
+def test_no_input_is_larger_than_a_tensor_may_be(shape: list[int], tmp_path: Path) -> None:
+    with pytest.raises(InvalidFileError, match="inputs: expected a tensor of at most 2147483647"):
+        load(tmp_path, f"inputs: {shape}\nlayers:\n- {{op: flatten}}")
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
 from support.onnx_models import floats, model, node
 
-from codl.errors import UnsupportedError
-from codl.frontend.convert import network_of
+from codl.errors import InvalidFileError, UnsupportedError
+from codl.frontend.convert import load_network, network_of
 from codl.frontend.graph.onnx_import import import_onnx
+from codl.frontend.unsupported import enclose
 from codl.ir import parse, to_text
+from codl.ir.onnx_node import Node
 from codl.ir.ops.onnx_model import OnnxModel
 from codl.kernels import registry
 
@@ -33,6 +38,37 @@ def test_what_is_no_number_is_refused() -> None:
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     with pytest.raises(UnsupportedError, match="'y' is of type string"):
         network_of(import_onnx(proto, "test"))
+
+
+def test_a_node_with_an_operand_that_does_not_fit_is_onnx_runtimes() -> None:
+    """ONNX looks at few operands: a convolution's weights may be a vector there."""
+    nodes = [node("Conv", "x w", "y", kernel_shape=[3, 3])]
+    proto = model(nodes, {"x": [1, 3, 8, 8]}, ["y"], {"w": floats(8)})
+    (layer,) = network_of(import_onnx(proto, "test")).layers
+    assert isinstance(layer.op, OnnxModel)
+
+
+def test_what_nobody_reads_is_left_out() -> None:
+    """ONNX Runtime does so itself, but not of a model that it cannot load."""
+    graph = import_onnx(model([node("Abs", "x", "z")], {"x": [3]}, ["z"]), "test")
+    unread = Node("unread", "X", ("x",), ("unread",), {}, None)
+    enclosed = enclose(replace(graph, nodes=(*graph.nodes, unread)))
+    assert [one.type for one in enclosed.nodes] == ["Abs"]
+
+
+def test_a_tensor_that_is_not_as_large_as_it_says_is_named() -> None:
+    proto = model([node("Add", "x w", "y")], {"x": [3, 100, 100]}, ["y"], {"w": floats(100, 100)})
+    proto.graph.initializer[0].dims[0] = 1 << 40
+    with pytest.raises(UnsupportedError, match=r"'w' \(1099511627776 x 100\) cannot be read"):
+        network_of(import_onnx(proto, "test"))
+
+
+def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    proto = model([node("Relu", "x", "y")], {"x": [3]}, ["y"])
+    path = tmp_path / "m.onnx"
+    path.write_bytes(proto.SerializeToString().replace(b"n_y", b"n_\xd2"))
+    with pytest.raises(InvalidFileError, match="not an ONNX model: 'utf-8' codec"):
+        load_network(str(path))
 
 
 def test_such_an_op_is_told_apart_by_its_digest() -> None:

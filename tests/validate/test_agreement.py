@@ -41,5 +41,8 @@ def test_labels_are_read_by_the_names_of_files(tmp_path: Path) -> None:
     file.write_text("b.npz 7\nb.npz cat\n")
     with pytest.raises(InvalidFileError, match="line 2"):
         read_labels(file, ["b.npz"])
-    with pytest.raises(InvalidFileError, match="cannot be read"):
+    file.write_text("b.npz " + "7" * 5000)
+    with pytest.raises(InvalidFileError, match="line 1"):
+        read_labels(file, ["b.npz"])
+    with pytest.raises(InvalidFileError, match="no such file"):
         read_labels(tmp_path / "none.txt", [])

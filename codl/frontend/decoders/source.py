@@ -13,10 +13,11 @@ from typing import Any
 
 import onnx
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from codl.errors import UnknownNameError
 from codl.frontend.decoders.build import DECODERS, DecoderSizes, describe
+from codl.frontend.graph.weights import array_of
 from codl.frontend.models.builder import ModelBuilder
 from codl.frontend.models.deployment import load_onnx
 
@@ -68,7 +69,7 @@ def _parted(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, NDArray[
     others = {name for node in graph.node if node.op_type not in READERS for name in node.input}
     kept = []
     for item in graph.initializer:
-        array = numpy_helper.to_array(item)
+        array = array_of(item)
         if item.name in others or array.size < LARGE:
             kept.append(item)
             continue

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from codl.errors import UnsupportedError
 from codl.frontend.graph.dequantized import keep_packed
@@ -18,7 +18,7 @@ from codl.frontend.graph.expansions import expand
 from codl.frontend.graph.graph import Graph
 from codl.frontend.graph.packed_check import check_packed_matrices
 from codl.frontend.graph.shapes import fix_shapes, sizes_of, text_of
-from codl.frontend.graph.weights import Model
+from codl.frontend.graph.weights import Model, array_of
 from codl.ir.onnx_node import Node, type_of
 
 ROUNDS = 3
@@ -170,7 +170,7 @@ def _value(node: onnx.NodeProto) -> NDArray[Any]:
     (attribute,) = node.attribute
     value = helper.get_attribute_value(attribute)
     if isinstance(value, onnx.TensorProto):
-        return np.asarray(numpy_helper.to_array(value))
+        return array_of(value)
     if attribute.name not in ("value_float", "value_floats", "value_int", "value_ints"):
         raise UnsupportedError(f"The Constant {node.output[0]!r} has a {attribute.name}.")
     return np.asarray(value, np.float32 if "float" in attribute.name else np.int64)

@@ -161,11 +161,12 @@ def scalar(graph: Graph, name: str) -> float | None:
 
 
 def without_unread(graph: Graph) -> Graph:
-    """Without nodes whose outputs are not read."""
+    """Without nodes whose outputs are not read; the same graph where all are."""
     kept: list[Node] = []
     wanted = {*graph.outputs, *graph.aliases.values()}
     for node in reversed(graph.nodes):
         if wanted.intersection(node.outputs):
             kept.append(node)
-            wanted.update(node.inputs)
-    return replace(graph, nodes=tuple(reversed(kept)))
+            wanted.update(node.reads)
+    is_whole = len(kept) == len(graph.nodes)
+    return graph if is_whole else replace(graph, nodes=tuple(reversed(kept)))

@@ -20,6 +20,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from codl.errors import UnsupportedError
 from codl.ir.onnx_stand_in import FILE, stand_in
 
 #: Constants of more elements than this stand beside the model.
@@ -53,7 +54,7 @@ class Model:
         weights = {}
         for item in proto.graph.initializer:
             if _is_large(item):
-                weights[item.name] = numpy_helper.to_array(item)
+                weights[item.name] = array_of(item)
                 stand_in(light.graph.initializer.add(), item.name, item.data_type, item.dims)
             else:
                 light.graph.initializer.add().CopyFrom(item)
@@ -71,9 +72,7 @@ class Model:
     def constants(self) -> dict[str, NDArray[Any]]:
         """All initializers."""
         return {
-            item.name: self.weights[item.name]
-            if item.name in self.weights
-            else numpy_helper.to_array(item)
+            item.name: self.weights[item.name] if item.name in self.weights else array_of(item)
             for item in self.proto.graph.initializer
         }
 
@@ -159,6 +158,17 @@ class Model:
         for name, value in back.items():
             stand_in(graph.initializer.add(), name, kinds[name], value.shape)
         return Model(made.proto, {**made.weights, **back})
+
+
+def array_of(item: TensorProto) -> NDArray[Any]:
+    """What a tensor of a model holds; raises `UnsupportedError` where that is not what it says."""
+    try:
+        return np.asarray(numpy_helper.to_array(item))
+    except Exception as error:  # of many unrelated types
+        dims = " x ".join(map(str, item.dims))
+        raise UnsupportedError(
+            f"The model's tensor {item.name!r} ({dims}) cannot be read: {error}. Export it again."
+        ) from error
 
 
 def _is_large(item: TensorProto) -> bool:

@@ -7,13 +7,14 @@ its number, are the names by which others and the caller know their tensors.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 
 import onnx
 
 from codl.errors import UnknownNameError
 from codl.frontend.models.builder import ModelBuilder
 from codl.frontend.models.layers import ACTIVATIONS, LAYERS, Inputs
-from codl.frontend.models.reading import Section, sequence, sizes, text, whole
+from codl.frontend.models.reading import MOST, Section, sequence, sizes, text, whole
 
 KEYS = ("name", "inputs", "layers", "outputs", "seed")
 COMMON = ("op", "name", "from", "activation", "alpha")
@@ -87,6 +88,8 @@ def _layer(b: ModelBuilder, layer: Section, tensors: Mapping[str, str], last: st
         if activation not in ACTIVATIONS:
             layer.refuse(str(UnknownNameError("activation", activation, ACTIVATIONS)), "activation")
         made = ACTIVATIONS[activation](b, layer, made)
+        if prod(b.shapes[made]) > MOST:
+            layer.refuse(f"{op} makes more than {MOST} numbers.")
     except onnx.shape_inference.InferenceError as error:
         reason = str(error).strip().splitlines()[-1]
         shapes = ", ".join("x".join(map(str, b.shapes[x])) for x in inputs)

@@ -125,12 +125,35 @@ def load_onnx(path: Path) -> onnx.ModelProto:
     """An ONNX file; raises `InvalidFileError` where it is none."""
     try:
         proto = onnx.load(path)
+        _check_texts(proto)
     except Exception as error:  # protobuf raises many unrelated types
         reason = str(error).strip().splitlines() or ["it cannot be parsed."]
         raise InvalidFileError(path, f"not an ONNX model: {reason[0]}") from error
     if not proto.graph.node:
         raise InvalidFileError(path, "not an ONNX model: its graph has no nodes.")
     return proto
+
+
+def _check_texts(message: Any) -> None:
+    """Raise `UnicodeDecodeError` for a text that is none, which protobuf leaves as bytes.
+
+    Of tensors only the name is read: their data would be copied.
+    """
+    if isinstance(message, onnx.TensorProto):
+        _check_text(message.name)
+        return
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for one in [value] if hasattr(value, "ListFields") else value:
+                _check_texts(one)
+        elif field.type == field.TYPE_STRING:
+            for one in [value] if isinstance(value, str | bytes) else value:
+                _check_text(one)
+
+
+def _check_text(text: str | bytes) -> None:
+    if isinstance(text, bytes):
+        text.decode()
 
 
 def check_sum(path: Path, expected: str) -> None:

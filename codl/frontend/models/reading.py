@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -15,7 +16,7 @@ T = TypeVar("T")
 #: What a value becomes; raises `ValueError` with what was expected.
 ValueReader = Callable[[Any], T]
 MISSING: Any = object()
-#: No size or count that a file names is larger.
+#: No size, count or tensor that a file names is larger.
 MOST = (1 << 31) - 1
 
 
@@ -132,7 +133,7 @@ def whole(least: int) -> ValueReader[int]:
 
 
 def number(value: Any) -> float:
-    if type(value) in (int, float):
+    if type(value) is float or (type(value) is int and abs(value) <= MOST):
         return float(value)
     raise ValueError("expected a number")
 
@@ -163,7 +164,7 @@ def pair(least: int) -> ValueReader[tuple[int, int]]:
 
     def reader(value: Any) -> tuple[int, int]:
         values = value if isinstance(value, list) else [value, value]
-        if len(values) == 2 and all(type(v) is int and v >= least for v in values):
+        if len(values) == 2 and all(type(v) is int and least <= v <= MOST for v in values):
             return values[0], values[1]
         raise ValueError(f"expected one or two whole numbers of {least} or more")
 
@@ -173,14 +174,16 @@ def pair(least: int) -> ValueReader[tuple[int, int]]:
 def sizes(value: Any) -> tuple[int, ...]:
     """A shape: a list, or a text such as `1,3,224,224`, or one size."""
     values = _split(value)
-    if values and all(type(v) is int and v > 0 for v in values):
-        return tuple(values)
-    raise ValueError("expected sizes above 0 such as 1,3,224,224")
+    if not values or not all(type(v) is int and v > 0 for v in values):
+        raise ValueError("expected sizes above 0 such as 1,3,224,224")
+    if prod(values) > MOST:
+        raise ValueError(f"expected a tensor of at most {MOST} numbers")
+    return tuple(values)
 
 
 def _split(value: Any) -> Sequence[Any]:
     if isinstance(value, str):
-        return [int(part) if part.strip().isdigit() else part for part in value.split(",")]
+        return [int(part) if part.strip().isdecimal() else part for part in value.split(",")]
     return value if isinstance(value, list) else [value]
 
 
