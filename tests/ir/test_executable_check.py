@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from msgspec import structs
-from support.executable_fuzz import fuzz
+from support.executable_fuzz import executables
 from support.executables import SOCS, encoded, small_executable
+from support.fuzzing import fuzz
 from support.simulated import SOC
 
 from codl.errors import CodlError, MismatchError
@@ -24,9 +25,9 @@ from codl.runtime.numpy_interpreter import Interpreter
 
 
 def test_mutated_executables_run_or_are_refused() -> None:
-    outcome = fuzz(2000)
-    assert outcome.refused > 1500
-    assert outcome.ran > 50
+    ran, refused = fuzz(executables(), 2000)
+    assert refused > 1500
+    assert ran > 50
 
 
 @pytest.mark.parametrize("model", ["mobilenet_v2", "op_chain"])

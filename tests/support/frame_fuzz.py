@@ -1,23 +1,22 @@
-"""Random and mutated frames, for the suite and for `scripts/fuzz_frames.py`."""
+"""Frames of strangers: each gives a message, or one clear error comes of it."""
 
 from __future__ import annotations
 
 import io
 import random
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from codl.runtime.frames import HEAD, MAGIC, Connection, FrameError, Limits
+from codl.runtime.frames import HEAD, MAGIC, Connection, Limits
+from codl.targets.messages import AnyReply, AnyRequest
+from support.fuzzing import Subject
+from support.message_seeds import REPLIES, REQUESTS
+from support.mutations import BYTES, TREE
 
 #: A length that lies must not cost memory either.
 LIMITS = Limits(json_bytes=1 << 20, blobs=100, blob_bytes=1 << 40)
-
-
-#: What JSON gets in the place of something else.
-PIECES = (b"", b"0", b"null", b'"', b"[", b"-1e999", b"{}")
 
 
 class Ping(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="message", tag=True):
@@ -41,80 +40,56 @@ def frames_of(messages: Sequence[tuple[Any, Sequence[bytes]]]) -> list[bytes]:
     return frames
 
 
-def fuzz(
-    count: int, seed: int = 1, incoming: Any = Ping | Pong, seeds: Any = ()
-) -> tuple[int, int]:
-    """Read so many streams: how many gave a message, and how many a `FrameError`."""
-    dice = random.Random(seed)
-    seeds = seeds or [(Ping(1, "text"), [b"blob"]), (Pong((1.0, 2.0)), []), (Ping(3, "ü"), [b"x"])]
-    valid = [frame for message in seeds for frame in frames_of([message])]
-    read = 0
-    for _ in range(count):
-        data = dice.choice(MAKERS)(dice, valid)
-        receiver: Connection[Any, Any] = Connection(
-            io.BytesIO(data), io.BytesIO(), incoming, limits=LIMITS
-        )
-        with suppress(FrameError):
-            receiver.receive()
-            read += 1
-    return read, count - read
+def frames() -> Subject:
+    """Of messages with everything that one may have."""
+    small = [(Ping(1, "text"), [b"blob"]), (Pong((1.0, 2.0)), []), (Ping(3, "ü"), [b"x"])]
+    return _subject("frames", Ping | Pong, small)
 
 
-def _random(dice: random.Random, valid: list[bytes]) -> bytes:
-    return dice.randbytes(dice.randrange(64))
+def requests() -> Subject:
+    """What a host sends to an agent."""
+    return _subject("requests", AnyRequest, REQUESTS)
 
 
-def _random_body(dice: random.Random, valid: list[bytes]) -> bytes:
+def replies() -> Subject:
+    """What an agent sends to a host."""
+    return _subject("replies", AnyReply, REPLIES)
+
+
+def _subject(name: str, incoming: Any, messages: Sequence[tuple[Any, Sequence[bytes]]]) -> Subject:
+    def receive(content: bytes) -> None:
+        stream = io.BytesIO(content)
+        receiver: Connection[Any, Any] = Connection(stream, io.BytesIO(), incoming, limits=LIMITS)
+        receiver.receive()
+
+    seeds = [frame for message in messages for frame in frames_of([message])]
+    return Subject(name, seeds, MAKERS, receive)
+
+
+def _random_body(dice: random.Random, content: bytes) -> bytes:
     """A right head before random bytes."""
     body = dice.randbytes(dice.randrange(64))
     return HEAD.pack(MAGIC, 0, dice.randrange(80), dice.randrange(3)) + body
 
 
-def _random_head(dice: random.Random, valid: list[bytes]) -> bytes:
+def _random_head(dice: random.Random, content: bytes) -> bytes:
     return HEAD.pack(MAGIC, 0, dice.getrandbits(32), dice.getrandbits(32)) + dice.randbytes(40)
 
 
-def _flipped(dice: random.Random, valid: list[bytes]) -> bytes:
-    data = bytearray(dice.choice(valid))
-    for _ in range(dice.randrange(1, 4)):
-        data[dice.randrange(len(data))] = dice.getrandbits(8)
-    return bytes(data)
+def _other_json(dice: random.Random, content: bytes) -> bytes:
+    """A right frame whose JSON is another, before the same blobs."""
+    if len(content) < HEAD.size:
+        return content
+    _, number, size, blobs = HEAD.unpack_from(content)
+    begin = HEAD.size + 8 * blobs
+    text = dice.choice(TREE)(dice, content[begin : begin + size])
+    head = HEAD.pack(MAGIC, number, len(text), blobs)
+    return head + content[HEAD.size : begin] + text + content[begin + size :]
 
 
-def _other_json(dice: random.Random, valid: list[bytes]) -> bytes:
-    """A right frame whose JSON has other bytes, taken from it or not."""
-    text = bytearray(dice.choice(valid)[HEAD.size :])
-    text = text[text.find(b"{") : text.rfind(b"}") + 1]
-    for _ in range(dice.randrange(1, 4)):
-        at, end = sorted(dice.randrange(len(text) + 1) for _ in range(2))
-        text[at : min(end, at + 4)] = dice.choice(
-            [b"", b"0", b"null", b'"', b"[", b"-1e999", b"{}"]
-        )
-    return HEAD.pack(MAGIC, 0, len(text), 0) + text
+def _grown(dice: random.Random, content: bytes) -> bytes:
+    at = dice.randrange(20)
+    return content[:at] + dice.randbytes(dice.randrange(1, 5)) + content[at:]
 
 
-def _cut(dice: random.Random, valid: list[bytes]) -> bytes:
-    data = dice.choice(valid)
-    return data[: dice.randrange(len(data))]
-
-
-def _spliced(dice: random.Random, valid: list[bytes]) -> bytes:
-    a, b = dice.choice(valid), dice.choice(valid)
-    return a[: dice.randrange(len(a))] + b[dice.randrange(len(b)) :]
-
-
-def _grown(dice: random.Random, valid: list[bytes]) -> bytes:
-    data, at = dice.choice(valid), dice.randrange(20)
-    return data[:at] + dice.randbytes(dice.randrange(1, 5)) + data[at:]
-
-
-MAKERS: tuple[Callable[[random.Random, list[bytes]], bytes], ...] = (
-    _random,
-    _random_body,
-    _random_head,
-    _flipped,
-    _other_json,
-    _cut,
-    _spliced,
-    _grown,
-)
+MAKERS = (*BYTES, _random_body, _random_head, _grown, *(_other_json,) * 8)

@@ -1,4 +1,4 @@
-"""What codl reads from strangers: each format's reader, and sound files to begin with."""
+"""What codl reads from strangers' files: each format's reader, and sound files to begin with."""
 
 from __future__ import annotations
 
@@ -6,25 +6,28 @@ import io
 import json
 import random
 import tempfile
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
+from unittest import mock
 
 import numpy as np
 import onnx
 
 from codl import bundle
+from codl.boundary import boundary
 from codl.bundle import network as networks
 from codl.bundle import tensors
-from codl.bundle.archive import MANIFEST, Archive, to_json, write_archive
+from codl.bundle.archive import CONSTANTS, MANIFEST, Archive, to_json, write_archive
 from codl.errors import CodlError
 from codl.frontend import models
-from codl.frontend.convert import convert
-from codl.frontend.graph.onnx_import import import_onnx
-from codl.frontend.graph.simplify_pipeline import simplify
-from codl.frontend.models.builder import ModelBuilder
+from codl.frontend.convert import load_network
+from codl.frontend.models import builder
+from codl.ir import shipped
 from codl.ir import soc as socs
-from codl.ir.executable_json import decode, encode
+from codl.ir.executable_json import encode
 from codl.ir.plan import load_plan
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
@@ -33,10 +36,16 @@ from codl.measure.dataset import Dataset
 from codl.measure.importers.mapping import load_mapping
 from codl.measure.inputs import read_npz
 from codl.measure.recording import Recording
+from codl.predict import features, serialization
+from codl.predict.names import DEFAULT, FOLDER
 from codl.report.load import load_result
 from codl.runtime.placement import Placement
+from codl.validate.agreement import read_labels
 from support.executables import small_network, small_plan
-from support.reader_fuzz import GENERAL, Reader
+from support.fuzzing import Subject
+from support.model_seeds import model_seeds, other_model
+from support.mutations import BYTES, TEXT, TREE, Maker
+from support.side_effects import watched
 from support.simulated import GEMM, SOC, write_dataset
 
 LAYERS = """
@@ -48,121 +57,181 @@ layers:
 - {op: fc, features: 10}
 outputs: [fc1, b]
 """
+DEPLOYMENT = """
+models:
+  small:
+    platform: onnx
+    model_file_path: m.onnx
+    subgraphs:
+    - input_tensors: [image]
+      input_shapes: ["1,3,12,10"]
+      output_tensors: [OUTPUT]
+      output_shapes: ["1,5"]
+    runtime: cpu_gpu
+    data_type: fp16_fp32
+    limit_opencl_kernel_time: 1
+    gpu_duty: 0.7
+    winograd: 2
+    obfuscate: 0
+"""
 MAPPING = """
 unit: us
 latencies: [{column: t, processor: gpu}]
 ops: [{kind: conv2d, in: [c, h, w], out: [o, p, q], kernel: 1}]
 """
+#: The predictors that come with codl, and how many of each one's targets.
+SHIPPED, TARGETS = "epyc2", 3
+#: Makes the subject whose file lies in a folder, with what stands beside it.
+Make: TypeAlias = Callable[[Path], Subject]
 
 
-def readers() -> list[Reader]:
-    """Of models, YAML files, plans, results, datasets, arrays and bundles."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        return [*_text(folder), _onnx(), _npz(), *_datasets(folder), _bundle(folder)]
+def _in_file(
+    path: Path,
+    seeds: Sequence[bytes],
+    makers: Sequence[Maker],
+    read: Callable[[Path], object],
+) -> Subject:
+    """A reader of files, which does nothing else: it changes no file and runs nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.parent / "scratch"
+    scratch.mkdir()
+
+    def take(content: bytes) -> None:
+        path.write_bytes(content)
+        before = _beside(path)
+        with watched(scratch) as acts:
+            try:
+                read(path)
+            finally:
+                done = [*acts, *(_beside(path) ^ before), *scratch.iterdir()]
+                assert not done, f"a reader of files does nothing else: {done}"
+
+    return Subject(path.name, seeds, makers, take)
 
 
-def _text(folder: Path) -> list[Reader]:
-    network = small_network()
-    plan = small_plan(network, SOC)
-    saved = plan.save(folder / "plan.json").read_bytes()
-    executable = lower(network, plan, SOC, Tuning())
-    text = encode(executable, lambda array: "0")
-    result = {"command": "search", **plan.to_json(), "version": 1, "search_ms": 1.0}
-    return [
-        Reader("plans", "plan.json", [saved], load_plan),
-        Reader("executables", "e.json", [text], lambda path: decode(path.read_bytes(), _no_array)),
-        Reader("results", "result.json", [json.dumps(result).encode()], load_result),
-        Reader("SoCs", "soc.yaml", [SOC.to_yaml().encode()], socs.read),
-        Reader("layers", "model.yaml", [LAYERS.encode()], lambda path: models.load(str(path))),
-        Reader("mappings", "map.yaml", [MAPPING.encode()], lambda path: load_mapping(path, "x")),
-    ]
+def _beside(path: Path) -> set[tuple[str, int, int]]:
+    """The files of its folder, and when they were changed: Python does not tell all."""
+    found = ((one.name, one.stat()) for one in path.parent.iterdir() if one.is_file())
+    return {(name, own.st_size, own.st_mtime_ns) for name, own in found}
 
 
-def _no_array(digest: str) -> Any:
-    raise CodlError("There are no arrays.")
+def _text(name: str, seed: str, read: Callable[[Path], object]) -> Make:
+    return lambda folder: _in_file(folder / name, [seed.encode()], TREE, read)
 
 
-def _onnx() -> Reader:
-    b = ModelBuilder("small")
-    x = b.relu(b.batch_norm(b.conv(b.input("image", (1, 3, 12, 10)), 8, 3, pad=1, bias=False)))
-    x = b.max_pool(x, 2, 2)
-    b.output(b.fully_connected(b.flatten(x), 5))
-    proto = b.build()
+@boundary()  # where what libraries and the system raise is told
+def _load_model(path: Path) -> object:
+    """With weights of fewer bytes than there may be."""
+    with mock.patch.object(builder, "MOST_BYTES", 1 << 26):
+        return models.load(str(path))
 
+
+def _plans(folder: Path) -> Subject:
+    seed = small_plan(small_network(), SOC).save(folder / "sound.json").read_bytes()
+    return _in_file(folder / "plan.json", [seed], TREE, load_plan)
+
+
+def _results(folder: Path) -> Subject:
+    plan = small_plan(small_network(), SOC).to_json()
+    result = {"command": "search", **plan, "version": 1, "search_ms": 1.0}
+    return _in_file(folder / "result.json", [json.dumps(result).encode()], TREE, load_result)
+
+
+def _deployments(folder: Path) -> Subject:
+    model, *_ = model_seeds()
+    (folder / "m.onnx").write_bytes(model)
+    output = onnx.ModelProto.FromString(model).graph.output[0].name
+    one = DEPLOYMENT.replace("OUTPUT", output).encode()
+    return _in_file(folder / "deploy.yaml", [one], TREE, _load_model)
+
+
+def _predictors(folder: Path) -> Subject:
+    """Of every kind of target that comes with codl the first; what is read predicts something."""
+    soc = socs.load(SHIPPED)
+    tuning = tuning_file.read(Dataset.found(SHIPPED), soc)
+    own = shipped.found(SHIPPED, FOLDER, FOLDER) / f"{DEFAULT}.json"
+    content = json.loads(own.read_bytes())
+    targets = content["targets"]
+    content["targets"] = {n: one for n, one in list(targets.items())[:TARGETS] if "members" in one}
+
+    def read(path: Path) -> None:
+        for stored in serialization.read(path, soc, tuning)[0].values():
+            items = [features.read(stored.target, next(iter(stored.examples)))]
+            with np.errstate(all="ignore"):
+                stored.estimator.typical(stored.table(items, soc, tuning).values)
+
+    return _in_file(folder / f"{DEFAULT}.json", [json.dumps(content).encode()], TREE, read)
+
+
+def _labels(folder: Path) -> Subject:
+    seed = b"cat.jpg 3\na dog.png 12\n"
+    return _in_file(
+        folder / "labels.txt", [seed], TEXT, lambda path: read_labels(path, ["cat.jpg"])
+    )
+
+
+def _models(folder: Path) -> Subject:
+    @boundary()
     def read(path: Path) -> object:
-        return convert(simplify(import_onnx(models.load(str(path)).proto, "m")))
+        return load_network(str(path))
 
-    return Reader("models", "m.onnx", [proto.SerializeToString()], read, [_other_proto] * 6)
-
-
-def _other_proto(dice: random.Random, content: bytes) -> bytes:
-    """A model with a node, an attribute or a shape changed."""
-    try:
-        proto = onnx.ModelProto.FromString(content)
-        graph = proto.graph
-        one, other = dice.choice(graph.node), dice.choice(graph.node)
-        kind = dice.randrange(6)
-        if kind == 0:
-            one.op_type = dice.choice([other.op_type, "Resize", "Gather", "Loop", "Einsum", "X"])
-        elif kind == 1:
-            graph.node.remove(one)
-        elif kind == 2 and one.input:
-            one.input[dice.randrange(len(one.input))] = dice.choice([*other.input, *one.output, ""])
-        elif kind == 3 and one.attribute:
-            own = dice.choice(one.attribute)
-            value = dice.choice([0, -1, 2, 1 << 31, -(1 << 63), (1 << 63) - 1])
-            own.i = value
-            own.ints[:] = [value, *own.ints[1:]] * dice.choice([1, 1, 2])
-        elif kind == 4 and graph.initializer:
-            own = dice.choice(graph.initializer)
-            own.dims[:] = [dice.choice([0, 1, -1, 7, 1 << 40]), *own.dims[1:]]
-        else:
-            sizes = graph.input[0].type.tensor_type.shape.dim
-            dice.choice(sizes).dim_value = dice.choice([0, 1, -1, 3, 1 << 20, 1 << 62])
-        return proto.SerializeToString()
-    except Exception:  # of protobuf, of many unrelated types: no model any more, or a wrong value
-        return content
+    return _in_file(folder / "m.onnx", model_seeds(), [*BYTES, *[other_model] * 20], read)
 
 
-def _npz() -> Reader:
-    network, stream = small_network(), io.BytesIO()
+def _arrays(folder: Path) -> Subject:
+    network, stream, packed = small_network(), io.BytesIO(), io.BytesIO()
     np.savez(stream, x=np.zeros(tuple(network.inputs["x"]), np.float32))
-    packed = io.BytesIO()
     np.savez_compressed(packed, x=np.zeros(tuple(network.inputs["x"]), np.float64))
     seeds = [stream.getvalue(), packed.getvalue()]
-    return Reader("arrays", "x.npz", seeds, lambda path: read_npz(path, network))
+    makers = [*BYTES, *[_other_array] * 6]
+    return _in_file(folder / "x.npz", seeds, makers, lambda path: read_npz(path, network))
 
 
-def _datasets(folder: Path) -> list[Reader]:
+def _other_array(dice: random.Random, content: bytes) -> bytes:
+    """An archive whose members are others, and all of its sums right."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            parts = {one.filename: archive.read(one)[: 1 << 16] for one in archive.infolist()}
+    except Exception:  # of many unrelated types: no archive any more
+        return content
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", dice.choice([0, zipfile.ZIP_DEFLATED])) as archive:
+        for name, part in parts.items():
+            head = dice.choice(TEXT)(dice, part[:128])
+            zeros = bytes(dice.choice([0, 0, 0, 1 << 20]))
+            archive.writestr(dice.choice([name, name, "../y.npy"]), head + part[128:] + zeros)
+    return stream.getvalue()
+
+
+def _tables(folder: Path) -> Subject:
+    path = _dataset(folder) / f"t_{GEMM}.csv"
+    return _in_file(path, [path.read_bytes()], TEXT, lambda path: Recording.read(path.parent))
+
+
+def _manifests(folder: Path) -> Subject:
+    path = _dataset(folder) / "manifest.json"
+    return _in_file(path, [path.read_bytes()], TREE, lambda path: Recording.read(path.parent))
+
+
+def _tunings(folder: Path) -> Subject:
+    path = _dataset(folder) / tuning_file.NAME
+    return _in_file(
+        path, [path.read_bytes()], TREE, lambda path: tuning_file.read(Dataset(path.parent), SOC)
+    )
+
+
+def _dataset(folder: Path) -> Path:
+    """A dataset's folder, with a little of everything that one may hold."""
     dataset = write_dataset(folder / SOC.name)
+    for path in dataset.folder.glob("*.csv"):
+        path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:6]))
     run = {"clock_mhz": {"0": 1000.0}, "calibration": {"cpu": 1.0}, "protocol": {"statistic": "x"}}
     dataset.write_manifest({"source": "measured", "soc": SOC.to_dict(), "runs": {"run1": run}})
-    tuned = tuning_file.add(dataset, SOC, [])
-    assert not tuned.results
-    files = {path.name: path.read_bytes() for path in dataset.folder.iterdir()}
-
-    def read(path: Path) -> object:
-        for name, content in files.items():
-            if name != path.name and not (path.parent / name).exists():
-                (path.parent / name).write_bytes(content)
-        return Recording.read(path.parent)
-
-    table = f"t_{GEMM}.csv"
-    some = b"".join(files[table].splitlines(keepends=True)[:6])
-    return [
-        Reader("tables", f"one/{table}", [some], read),
-        Reader("manifests", "two/manifest.json", [files["manifest.json"]], read),
-        Reader(
-            "tunings",
-            f"three/{tuning_file.NAME}",
-            [files[tuning_file.NAME]],
-            lambda path: tuning_file.read(Dataset(path.parent), SOC),
-        ),
-    ]
+    tuning_file.add(dataset, SOC, [])
+    return dataset.folder
 
 
-def _bundle(folder: Path) -> Reader:
+def _bundles(folder: Path) -> Subject:
     network = small_network()
     plan = small_plan(network, SOC)
     arrays = tensors.Arrays()
@@ -180,11 +249,11 @@ def _bundle(folder: Path) -> Reader:
         "network.json": to_json(networks.to_json(network)),
         "executable.json": executable,
         "programs.json": to_json([]),
-        "constants.safetensors": (folder / "weights").read_bytes(),
+        CONSTANTS: (folder / "weights").read_bytes(),
     }
-    write_archive(folder / "small.codl", manifest, parts)
-    seed = (folder / "small.codl").read_bytes()
-    return Reader("bundles", "small.codl", [seed], _load, [_other_part] * 12)
+    path = folder / "small.codl"
+    write_archive(path, manifest, parts)
+    return _in_file(path, [path.read_bytes()], [*BYTES, *[_other_part] * 12], _load)
 
 
 def _load(path: Path) -> object:
@@ -215,13 +284,37 @@ def _other_part(dice: random.Random, content: bytes) -> bytes:
             return content
         head = {key: value for key, value in archive.manifest.items() if key != "parts"}
         name = dice.choice([MANIFEST, *parts])
-        if name != MANIFEST:
-            parts[name] = dice.choice(GENERAL)(dice, parts[name])
+        if name == MANIFEST:
+            head = _other_json(dice, head)
         else:
-            try:
-                changed = json.loads(dice.choice(GENERAL)(dice, json.dumps(head).encode()))
-                head = changed if isinstance(changed, dict) else head
-            except ValueError:
-                return content
+            makers = BYTES if name == CONSTANTS else TREE
+            parts[name] = dice.choice(makers)(dice, parts[name])
         write_archive(path, head, parts)
         return path.read_bytes()
+
+
+def _other_json(dice: random.Random, head: dict[str, Any]) -> dict[str, Any]:
+    try:
+        changed = json.loads(dice.choice(TREE)(dice, json.dumps(head).encode()))
+    except (ValueError, RecursionError):
+        return head
+    return changed if isinstance(changed, dict) else head
+
+
+#: By the name of what they read.
+READERS: Mapping[str, Make] = {
+    "models": _models,
+    "layers": _text("model.yaml", LAYERS, _load_model),
+    "deployments": _deployments,
+    "SoCs": _text("soc.yaml", SOC.to_yaml(), socs.read),
+    "mappings": _text("map.yaml", MAPPING, lambda path: load_mapping(path, "x")),
+    "plans": _plans,
+    "results": _results,
+    "bundles": _bundles,
+    "tables": _tables,
+    "manifests": _manifests,
+    "tunings": _tunings,
+    "predictors": _predictors,
+    "arrays": _arrays,
+    "labels": _labels,
+}

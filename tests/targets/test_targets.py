@@ -292,7 +292,7 @@ def test_an_agent_ends_at_what_is_no_frame_and_says_why(data: bytes) -> None:
 
 def test_an_agent_answers_mutated_frames_or_says_why_it_ends() -> None:
     dice = random.Random(5)
-    valid = frames_of([(Run(1, ()), [])])
+    (valid,) = frames_of([(Run(1, ()), [])])
     for _ in range(300):
         data = dice.choice(MAKERS)(dice, valid)
         code, (hello, *answers) = served(data)
