@@ -56,6 +56,8 @@ def main() -> None:
     from support.subjects import SUBJECTS
 
     chosen = [name for name in SUBJECTS if args.only in (None, name)]
+    if not chosen:
+        sys.exit(f"--only must be one of {', '.join(SUBJECTS)}, got {args.only!r}.")
     if args.input is not None:
         _take_one(chosen[0], args.input)
         return

@@ -62,4 +62,4 @@ def _check(error: CodlError) -> None:
     while cause is not None:
         is_memory = isinstance(cause, MemoryError) or "bad_alloc" in str(cause)
         assert not is_memory, f"more memory was asked for than any input may take: {cause}"
-        cause = cause.__cause__ or cause.__context__
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
