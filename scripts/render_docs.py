@@ -140,12 +140,12 @@ def variants_content() -> TextTable:
         Column("variants on the CPU", numeric=False),
         Column("variants on the GPU", numeric=False),
     )
+    kinds = [kind for kind, op in OP_TYPES.items() if not op.sets_cut]  # those are parts of others
     rows = tuple(
         TextRow((f"`{kind}`", *(_variant_names(kind, side) for side in PROCESSORS)))
-        for kind in OP_TYPES
+        for kind in kinds
     )
-    kinds = count(len(OP_TYPES))
-    title = f"{kinds} ops, {count(len(registry.VARIANTS))} kernel variants"
+    title = f"{count(len(kinds))} ops, {count(len(registry.VARIANTS))} kernel variants"
     return TextTable(title, columns, (TextSection("", rows),), (f"{title}.",))
 
 

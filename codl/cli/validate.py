@@ -161,22 +161,24 @@ def validate_plan(
         chosen = _plan(plan, strategy, deployed, loaded.network, context)
         if half:
             chosen = halved(loaded.network, chosen, described)
-        bench = Bench(loaded, target, context.tuning, samples)
+        written, applied = chosen.applied(loaded.network)
+        bench = Bench(replace(loaded, network=written), target, context.tuning, samples)
         with progress(f"Ops of {loaded.network.name}") as update:
-            found = validate(bench, chosen, cosine=cosine, progress=update, budget=time)
+            found = validate(bench, applied, cosine=cosine, progress=update, budget=time)
         remedy = None
         if found.is_wrong and not strict:
             note(found.diagnosis)
             note("Looking for the smallest change with which it is right")
             remedy = find_remedy(bench, found, budget=None if budget is None else time)
-            remedy = replace(remedy, plan=_priced(remedy.plan, chosen, loaded.network, context))
+            changed = remedy.plan.restored(loaded.network, chosen.sums)
+            remedy = replace(remedy, plan=_priced(changed, chosen, loaded.network, context))
         of = digests_of(context, loaded.network, plans={loaded.network.name: chosen})
         origin = recorded(target, of, cosine=cosine, half=half, seed=seed)
     if write_plan is not None:
         kept = replace(remedy.plan if remedy else chosen, origin=context.origin())
         note(f"Wrote {kept.save(write_plan)}")
     if write_soc and remedy is not None and remedy.fallbacks:
-        note(f"Wrote {_add_to_soc(soc, for_soc(loaded.network, remedy.fallbacks))}")
+        note(f"Wrote {_add_to_soc(soc, for_soc(written, remedy.fallbacks))}")
     result = {
         "serial": serial,
         "soc": described.name,

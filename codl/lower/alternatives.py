@@ -111,7 +111,8 @@ class _Levels:
         self, network: Network, plan: Plan, own: Mapping[str, Weights], gpu_factor: float
     ) -> None:
         self._plan, self._gpu_factor = plan, gpu_factor
-        self._flops = [_flops(layers) for _, layers in plan.layers(network)]
+        written, applied = plan.applied(network)
+        self._flops = [_flops(layers) for _, layers in applied.layers(written)]
         self._held = [{1.0: own.get(chain.label, Weights({}, {}))} for chain in plan.chains]
 
     def add(self, scale: float, how: Callable[[Plan], Executable], budget: float) -> float:

@@ -69,7 +69,8 @@ def lower(
     partitioned = partition_plan(network, plan, soc)
     _check_variants(partitioned)
     _check_fallbacks(partitioned, soc)
-    return Lowering(network, partitioned, selector).run()
+    written, _ = plan.applied(network)
+    return Lowering(written, partitioned, selector).run(network.digest)
 
 
 def _check_variants(partitioned: PartitionedPlan) -> None:
@@ -121,7 +122,8 @@ class Lowering:
             self._assembly, self._kernels, self._memory.host, self._memory.device, self._soc
         )
 
-    def run(self) -> Executable:
+    def run(self, digest: str) -> Executable:
+        """The executable of a network of this digest."""
         self._fill_constants()
         setup = self._assembly.take_commands()
         stages = []
@@ -136,7 +138,7 @@ class Lowering:
         assembly, network = self._assembly, self._network
         return Executable(
             model=network.name,
-            network=network.digest,
+            network=digest,
             soc=self._soc.name,
             buffers=tuple(assembly.buffers),
             constants=tuple(assembly.constants),

@@ -34,6 +34,7 @@ def on_cpu(network: Network, plan: Plan, soc: Soc) -> Plan:
         predicted_ms=None,
         predicted_mj=None,
         chains=(whole,) if variants else (),
+        sums={},
         method="the GPU failed",
     )
 

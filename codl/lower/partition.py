@@ -226,6 +226,7 @@ def chain_outputs(network: Network, layers: Sequence[Layer]) -> list[str]:
 def partition_plan(network: Network, plan: Plan, soc: Soc) -> PartitionedPlan:
     """Cut all chains of a plan; raises `MismatchError` where it is for another model or SoC."""
     plan.check(network, soc.name)
+    network, plan = plan.applied(network)
     residency = Residency(network, plan.sharing)
     segments = []
     for chain, layers in plan.layers(network):

@@ -169,6 +169,9 @@ class Candidates:
     def _first_by_step(self, stop: int, dim: Dim) -> dict[int, set[int]]:
         """For every ratio, in steps, where the chains begin that end at `stop` and are worth it."""
         inner = self._steps[stop - 1].get(dim, ())
+        if self._layers[stop - 1].op.sets_cut:
+            starting = set(range(max(0, stop - LONGEST), stop))
+            return dict.fromkeys(inner, starting)
         starts = self._starts(stop, dim, inner)
         if not inner or not starts:
             return {}

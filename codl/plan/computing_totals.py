@@ -58,7 +58,7 @@ def side_by_side_ms(network: Network, cost: CostModel) -> float:
     1 / (1 / CPU + 1 / GPU) of what either takes for the ops that both can do; the others add what
     they take on the one that can.
     """
-    alone = [cost.fastest_ms((x.op for x in network.layers), side) for side in PROCESSORS]
+    alone = [cost.fastest_ms((x.op.whole for x in network.layers), side) for side in PROCESSORS]
     pairs = list(zip(*alone, strict=True))
     both = [fsum(ms) for ms in zip(*(pair for pair in pairs if max(pair) < inf), strict=True)]
     return fsum(min(pair) for pair in pairs if max(pair) == inf) + (lossless(*both) if both else 0)
@@ -79,17 +79,17 @@ class _Computing:
 
     def bound_ms(self, segment: Segment, layers: Sequence[Layer]) -> float:
         """Every op by both processors without loss."""
-        ops = [layer.op for layer in layers]
+        ops = [layer.op.whole for layer in layers]
         alone = (self.cost.fastest_ms(ops, side) for side in PROCESSORS)
         return fsum(lossless(*pair) for pair in zip(*alone, strict=True))
 
     def cuts_ms(self, segment: Segment, layers: Sequence[Layer]) -> float:
         """Every op by itself, at its best cut."""
-        return fsum(self._best_cuts[layer.op] for layer in layers)
+        return fsum(self._best_cuts[layer.op.whole] for layer in layers)
 
     def steps_ms(self, segment: Segment, layers: Sequence[Layer]) -> float:
         """Every op by itself, at the best of the ratios that are tried."""
-        return fsum(self._best_steps[layer.op] for layer in layers)
+        return fsum(self._best_steps[layer.op.whole] for layer in layers)
 
     def chains_ms(self, segment: Segment, layers: Sequence[Layer]) -> float:
         """The chain at its best cut, if both processors compute it.
@@ -153,7 +153,7 @@ class _Computing:
                     for dim in op.dims or WHOLE
                     for place in cuts(op, dim, self._ratios if op.dims else (0, 1), align=block)
                 ]
-                for op in dict.fromkeys(layer.op for layer in self.network.layers)
+                for op in dict.fromkeys(layer.op.whole for layer in self.network.layers)
             }
         )
 

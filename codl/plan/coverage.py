@@ -205,6 +205,13 @@ def covered(cost: CostModel, network: Network) -> CostModel:
     return cost.with_predictors(partly)
 
 
+def uncovered(cost: CostModel) -> CostModel:
+    """The cost model that was covered, for another network."""
+    if isinstance(cost.predictors, PartlyMeasured | Estimated):
+        return cost.with_predictors(cost.predictors.predictors)
+    return cost
+
+
 def _with_estimates(cost: CostModel, network: Network) -> CostModel:
     """The cost model with estimates for ops that have no predictor on a processor.
 

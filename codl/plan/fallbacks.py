@@ -24,9 +24,10 @@ def with_fallbacks(network: Network, plan: Plan, fallbacks: Sequence[OpFallback]
     by_layer: dict[str, dict[Processor, OpFallback]] = {}
     for one in fallbacks:
         by_layer.setdefault(one.op, {})[one.processor] = one
+    written, applied = plan.applied(network)
     chains = [
         changed
-        for chain, layers in plan.layers(network)
+        for chain, layers in applied.layers(written)
         for changed in _changed(chain, layers, by_layer)
     ]
     return replace(
@@ -65,7 +66,7 @@ def _changed(chain: Chain, layers: Sequence[Layer], by_layer: ByLayer) -> Iterat
 def _elsewhere(layer: Layer, own: Mapping[Processor, OpFallback]) -> tuple[Processor, str] | None:
     """The processor and the variant that all of a layer goes to; None where it stays."""
     for processor, one in own.items():
-        other = registry.find(layer.op, one.instead).processor
+        other = registry.find(layer.op.whole, one.instead).processor
         if other != processor:
             return other, one.instead
     return None

@@ -137,7 +137,9 @@ def _by(part: Part, side: Processor, cost: CostModel | None, strategy: str) -> s
     """Who put it there, and what it was predicted to take on either side."""
     other: Processor = "gpu" if side == "cpu" else "cpu"
     told = f"as {strategy} plans it"
-    known = [] if cost is None else [_best_ms(part.layer.op, own, cost) for own in (side, other)]
+    known = (
+        [] if cost is None else [_best_ms(part.layer.op.whole, own, cost) for own in (side, other)]
+    )
     if not known or None in known:
         return told
     here, there = known
@@ -155,7 +157,9 @@ def _reason(part: Part, side: Processor, segment: Segment, soc: Soc, by: str) ->
     if isinstance(op, OnnxModel):
         return f"codl has no operator for {op.nodes}, or for its types: ONNX Runtime runs it whole"
     other: Processor = "gpu" if side == "cpu" else "cpu"
-    if part.region != Region.whole(op.output):
+    if op.sets_cut:
+        reason = f"a term of partial sums, {by}"
+    elif part.region != Region.whole(op.output):
         reason = f"split on {chain.dim}, {chain.gpu_ratio:.0%} on the GPU, {by}"
     elif 0 < chain.gpu_ratio < 1:
         reason = f"a {op.kind} is never split, and both sides read it"

@@ -22,6 +22,8 @@ class Rules:
     merges: bool = True
     #: Ways to split the images of the whole network that are compared in full.
     image_splits: int = 3
+    #: Products may run as partial sums.
+    adds_terms: bool = True
     #: Networks of at most so many chains are searched a second time, with many labels at a point.
     few_chains: int = 200
     #: A plan that moves work between processors must be predicted to take less than this part of

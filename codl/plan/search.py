@@ -12,15 +12,18 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 from codl.errors import CodlError, UnknownNameError
 from codl.ir import Network
 from codl.ir.plan import Chain, Plan
+from codl.ir.sums import with_sums
+from codl.ir.types import PROCESSORS
 from codl.plan.beam_search import every_plan, fastest
 from codl.plan.build_plan import chain_of, make_plan
 from codl.plan.candidate_chain import CandidateChain
 from codl.plan.candidates import Candidates
 from codl.plan.chain_costs import ChainCosts
 from codl.plan.cost_model import CostModel
-from codl.plan.coverage import covered
+from codl.plan.coverage import covered, uncovered
 from codl.plan.greedy import ChainSearch, greedy_chains, image_ratios, single_ops
 from codl.plan.objective import LATENCY, Objective
+from codl.plan.partial_sums import sums_of
 from codl.plan.single_processor import unless_alone
 
 #: `serial`: every op a chain of its own. `greedy`: the paper's Algorithm 1. `dp`: a beam search,
@@ -55,7 +58,23 @@ def search(
         if not objective.is_latency:
             return _for_objective(network, cost, strategy, method, objective)
         best, costs = _fastest_option(network, cost, strategy, method)
+        if method == "dp" and cost.rules.adds_terms:
+            best = _with_partial_sums(best, network, cost)
         return unless_alone(best, network, cost, costs) if may_be_alone else best
+
+
+def _with_partial_sums(plan: Plan, network: Network, cost: CostModel) -> Plan:
+    """The plan, or one with some of its products as partial sums where that is faster."""
+    sums = sums_of(network, plan, cost)
+    written = with_sums(network, sums)
+    cost = covered(uncovered(cost), written) if sums else cost
+    if not sums or not _does_sums(written, cost):
+        return plan
+    found, _ = _fastest_option(written, cost, plan.strategy, "dp")
+    if (found.predicted_ms or 0.0) >= (plan.predicted_ms or 0.0):
+        return plan
+    method = f"{found.method}, partial sums"
+    return replace(found.restored(network, sums), method=method)
 
 
 def _fastest_option(
@@ -72,6 +91,13 @@ def _fastest_option(
     assert best is not None
     assert costs is not None
     return best, costs
+
+
+def _does_sums(network: Network, cost: CostModel) -> bool:
+    """Whether some processor is known to add the terms of a network's partial sums."""
+    terms = {layer.output for layer in network.layers if layer.op.sets_cut}
+    adds = {layer.op for layer in network.layers if not terms.isdisjoint(layer.inputs)}
+    return all(min(cost.fastest_ms([op], side)[0] for side in PROCESSORS) < inf for op in adds)
 
 
 @contextmanager
@@ -105,7 +131,7 @@ def _for_objective(
             f"(the model's own are {_weights(network)})."
         )
     how = f"dp for {objective.goal}, {'exact' if best.exact else 'widest labels only'}"
-    option = _Option(_joined(network, _merged(best.chains)), how, candidates.costs)
+    option = _Option(_joined(network, _merged(network, best.chains)), how, candidates.costs)
     return replace(option.plan(network, cost, strategy), predicted_mj=best.energy_mj)
 
 
@@ -154,7 +180,7 @@ def _dp(network: Network, cost: CostModel) -> Iterable[_Option]:
     best = fastest(candidates)
     how = "dp, exact" if best.exact else "dp, widest labels only"
     if cost.rules.merges:
-        yield _Option(_joined(network, _merged(best.chains)), how, candidates.costs)
+        yield _Option(_joined(network, _merged(network, best.chains)), how, candidates.costs)
     apart = _joined(network, [[chain] for chain in best.chains])
     yield _Option(apart, how, candidates.costs, best.latency_ms)
     yield from _whole_images(network, cost)
@@ -200,13 +226,17 @@ def _joined(network: Network, groups: Sequence[Sequence[CandidateChain]]) -> lis
     ]
 
 
-def _merged(chains: Sequence[CandidateChain]) -> list[list[CandidateChain]]:
-    """Neighbours that may as well be one chain: on the same processor, or of the same images."""
+def _merged(network: Network, chains: Sequence[CandidateChain]) -> list[list[CandidateChain]]:
+    """Neighbours that may as well be one chain: on the same processor, or of the same images.
+
+    Partial sums end a chain: behind them the terms are shared.
+    """
     groups: list[list[CandidateChain]] = []
     for chain in chains:
         alike = chain.gpu_ratio in (0.0, 1.0) or chain.dim == "N"
         last = groups[-1][-1] if groups else None
-        if last and alike and _cut(last) == _cut(chain):
+        ends = last is not None and network.layers[last.stop - 1].op.sets_cut
+        if last and alike and not ends and _cut(last) == _cut(chain):
             groups[-1].append(chain)
         else:
             groups.append([chain])

@@ -68,6 +68,7 @@ TERMS: Mapping[str, Term] = {
     ),
     "merges": Term("neighbouring chains are tried as one", rules={"merges": False}),
     "image-splits": Term("whole images are tried on either processor", rules={"image_splits": 0}),
+    "partial-sums": Term("products run as partial sums", rules={"adds_terms": False}),
     "wide-search": Term("networks of few chains are searched twice", rules={"few_chains": -1}),
     "worth": Term("one processor alone, unless two gain more than the error", rules={"worth": inf}),
 }

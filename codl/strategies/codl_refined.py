@@ -251,7 +251,7 @@ def observe(engine: Engine, cost: CostModel, runs: int) -> list[OpRatio]:
 
 def _key(plan: Plan) -> str:
     """Tells plans apart that run something else."""
-    return repr(plan.chains)
+    return repr((plan.chains, plan.sums))
 
 
 def _summary(plan: Plan) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from codl.frontend.decoders import Step
 from codl.ir import Network
@@ -70,32 +71,74 @@ def kept_of(network: Network, plan: Plan, soc: Soc) -> Iterator[tuple[str, Kept]
 
 
 def _keeping(network: Network, plan: Plan, kept: Mapping[str, Kept], context: Context) -> Plan:
-    """The plan with layers that would keep something else in chains of their own."""
-    own = dict(kept_of(network, plan, context.soc))
-    others = {name for name, wanted in kept.items() if own[name].sizes != wanted.sizes}
+    """The plan with layers that would keep something else cut otherwise.
+
+    Those before partial sums are, with these, by the groups that are to be kept, if both have any;
+    all others are in chains of their own.
+    """
+    others = _others(network, plan, kept, context.soc)
     if not others:
         return plan
-    chains = [part for chain in plan.chains for part in _apart(chain, others, kept)]
-    return make_plan(
-        network,
-        covered(context.cost(DEFAULT), network),
+    plan = replace(plan, sums=dict(_sums(network, plan, others, kept)))
+    others = _others(network, plan, kept, context.soc)
+    written, _ = plan.applied(network)
+    chains = [part for chain in plan.chains for part in _apart(chain, others, kept, plan.sums)]
+    made = make_plan(
+        written,
+        covered(context.cost(DEFAULT), written),
         chains,
         strategy=plan.strategy,
         sharing=plan.sharing,
         method=plan.method,
     )
+    return made.restored(network, plan.sums)
 
 
-def _apart(chain: Chain, others: set[str], kept: Mapping[str, Kept]) -> Iterator[Chain]:
-    """A chain without some layers, and those, in order."""
+def _others(network: Network, plan: Plan, kept: Mapping[str, Kept], soc: Soc) -> set[str]:
+    """The layers of which a plan keeps something else."""
+    own = dict(kept_of(network, plan, soc))
+    return {name for name, wanted in kept.items() if own[name].sizes != wanted.sizes}
+
+
+def _sums(
+    network: Network, plan: Plan, others: set[str], kept: Mapping[str, Kept]
+) -> Iterator[tuple[str, int]]:
+    """A plan's partial sums, cut behind attention as that is to be."""
+    behind = {
+        chain.ops[-1]: name for chain in plan.chains for name in others.intersection(chain.ops)
+    }
+    for layer in network.layers:
+        if layer.name in plan.sums:
+            wanted = kept[behind[layer.name]] if layer.name in behind else None
+            both = wanted is not None and 0 < wanted.gpu.size < wanted.groups
+            product: Any = layer.op
+            yield (
+                layer.name,
+                (
+                    product.k * wanted.gpu.size // wanted.groups
+                    if wanted is not None and both
+                    else plan.sums[layer.name]
+                ),
+            )
+
+
+def _apart(
+    chain: Chain, others: set[str], kept: Mapping[str, Kept], sums: Collection[str]
+) -> Iterator[Chain]:
+    """A chain without some layers, and those, in order.
+
+    What partial sums at its end decided the cut of has that of the layer behind it.
+    """
     run: list[str] = []
     for name in chain.ops:
         if name not in others:
             run.append(name)
             continue
+        ratio = kept[name].gpu.size / kept[name].groups
         if run:
-            yield Chain(tuple(run), chain.dim, chain.gpu_ratio, {})
+            own = replace(chain, dim="H", gpu_ratio=ratio) if chain.ops[-1] in sums else chain
+            yield replace(own, ops=tuple(run), variants={})
         run = []
-        yield Chain((name,), "H", kept[name].gpu.size / kept[name].groups, {})
+        yield Chain((name,), "H", ratio, {})
     if run:
         yield Chain(tuple(run), chain.dim, chain.gpu_ratio, {})

@@ -70,12 +70,12 @@ class Explanation:
         return self.latency_ms.level if self.latency_ms else None
 
 
-def cost_of(network: Network, context: Context) -> CostModel:
+def cost_of(network: Network, plan: Plan, context: Context) -> CostModel:
     """By what all plans are explained, whatever they were made with: the default predictor.
 
     Raises `InvalidFileError` where it is not trained.
     """
-    return covered(context.cost(DEFAULT), network)
+    return covered(context.cost(DEFAULT), plan.applied(network)[0])
 
 
 def explain_predicted(network: Network, plan: Plan, context: Context) -> Explanation:
@@ -84,7 +84,7 @@ def explain_predicted(network: Network, plan: Plan, context: Context) -> Explana
     Raises `MismatchError` where the plan is for another model or SoC.
     """
     executable = lower(network, plan, context.soc, context.tuning)
-    return _Parts.of(network, plan, executable, cost_of(network, context)).explanation()
+    return _Parts.of(network, plan, executable, cost_of(network, plan, context)).explanation()
 
 
 def explain_measured(engine: Engine, context: Context, *, rounds: int) -> Explanation:
@@ -92,7 +92,7 @@ def explain_measured(engine: Engine, context: Context, *, rounds: int) -> Explan
 
     It runs on seeded inputs, `rounds` times to be timed. Raises `DeviceError` where a run fails.
     """
-    cost = cost_of(engine.network, context)
+    cost = cost_of(engine.network, engine.plan, context)
     parts = _Parts.of(engine.network, engine.plan, engine.executable, cost)
     engine.feed(random_inputs(engine.network))
     for _ in range(WARM_UP):
@@ -137,12 +137,13 @@ class _Parts:
     @classmethod
     def of(cls, network: Network, plan: Plan, executable: Executable, cost: CostModel) -> _Parts:
         """Without runs."""
+        written, applied = plan.applied(network)
         return cls(
             plan=plan,
             executable=executable,
             cost=cost,
             side_by_side_ms=side_by_side_ms(network, cost),
-            totals=tuple(predicted_totals(network, plan, executable, cost)),
+            totals=tuple(predicted_totals(written, applied, executable, cost)),
             times=stage_times(executable, cost),
         )
 

@@ -17,7 +17,8 @@ def halved(network: Network, plan: Plan, soc: Soc) -> Plan:
 
     Nothing is predicted of it.
     """
-    ops = {layer.name: layer.op for layer in network.layers}
+    written, _ = plan.applied(network)
+    ops = {layer.name: layer.op.whole for layer in written.layers}
 
     def changed(chain: Chain) -> Chain:
         variants = {

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from support.common_checks import CPU_DEVICE, SyntheticContext
 from support.decoders import SMALL, OrtDecoder, split_plan
+from support.plans import make_plan
 
 from codl.frontend.decoders import Step, step_of
 from codl.frontend.decoders.build import TOKENS
 from codl.frontend.decoders.source import DecoderSource, built
 from codl.frontend.graph.graph import PAST_LENGTH
 from codl.ir import Network
-from codl.ir.plan import Plan
+from codl.ir.plan import Chain, Plan
 from codl.ir.region import Span
+from codl.ir.sums import terms_of, with_sums
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.plan.single_processor import default_plan
@@ -66,8 +70,13 @@ def test_prefilling_follows_decoding(source: DecoderSource, steps: tuple[Step, S
     assert all(len(chain.ops) == 1 for chain in prefill.chains[1::2])
     kept = dict(kept_of(steps[0].network, prefill, CPU_DEVICE))
     assert kept == dict(kept_of(steps[1].network, decode, CPU_DEVICE))
-    network, words = steps[0].network, [3, 1, 4, 1]
-    interpreter = Interpreter(lower(network, prefill, CPU_DEVICE, Tuning()), poisoned=True)
+    check_prefill(source, steps[0], prefill)
+
+
+def check_prefill(source: DecoderSource, step: Step, plan: Plan) -> None:
+    """A plan of a first chunk gives ONNX Runtime's logits."""
+    network, words = step.network, [3, 1, 4, 1]
+    interpreter = Interpreter(lower(network, plan, CPU_DEVICE, Tuning()), poisoned=True)
     interpreter.inputs[TOKENS].reshape(-1)[:] = words
     interpreter.inputs[PAST_LENGTH][:] = 0
     interpreter.inputs["last_row"][:] = 3
@@ -75,8 +84,56 @@ def test_prefilling_follows_decoding(source: DecoderSource, steps: tuple[Step, S
     reference = OrtDecoder(source, CAPACITY)
     for word in words:
         wanted = reference.decode(word)
-    found = interpreter.outputs[steps[0].logits].reshape(-1)
+    found = interpreter.outputs[step.logits].reshape(-1)
     np.testing.assert_allclose(found, wanted, atol=2e-5 * np.abs(wanted).max())
+
+
+def _summed(network: Network, context: Context) -> Plan:
+    """Prefilling with partial sums behind attention, of 3 of 4 groups; decoding on halves."""
+    if network.inputs[TOKENS].elements == 1:
+        return split_plan(network, context.soc)
+    makers = {layer.output: layer for layer in network.layers}
+    sums = {}
+    for layer in network.layers:
+        found = terms_of(layer, makers, 48)
+        if found is not None and makers[found[0]].op.states:
+            sums[layer.name] = 48
+    written = with_sums(network, sums)
+    cuts = [
+        (1, "N", 0.5) if layer.op.sets_cut else (1, "H", 0.75 if layer.op.states else 0.0)
+        for layer in written.layers
+    ]
+    return make_plan(written, context.soc, cuts, "missing").restored(network, sums)
+
+
+def _joined(plan: Plan) -> Plan:
+    """Attention in one chain with the partial sums behind it."""
+    chains: list[Chain] = []
+    for chain in plan.chains:
+        if chain.dim == "N":
+            before = chains.pop()
+            variants = {**before.variants, **chain.variants}
+            chain = replace(chain, ops=before.ops + chain.ops, variants=variants)
+        chains.append(chain)
+    return replace(plan, chains=tuple(chains))
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_partial_sums_follow_decoding(joined: bool) -> None:
+    """They are cut behind the groups that decoding keeps, and give the same."""
+    source = built("small", replace(SMALL, groups=4))
+    steps = step_of(source, 4, CAPACITY), step_of(source, 1, CAPACITY)
+
+    def plan(network: Network, context: Context) -> Plan:
+        made = _summed(network, context)
+        return _joined(made) if joined and made.sums else made
+
+    prefill, decode = plan_steps(*steps, Strategy("summed", plan), context())
+    assert set(prefill.sums.values()) == ({32} if joined else {48})
+    assert len(prefill.sums) == SMALL.layers
+    kept = dict(kept_of(steps[0].network, prefill, CPU_DEVICE))
+    assert kept == dict(kept_of(steps[1].network, decode, CPU_DEVICE))
+    check_prefill(source, steps[0], prefill)
 
 
 def test_groups_that_both_keep_go_to_one() -> None:

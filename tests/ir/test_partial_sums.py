@@ -1,0 +1,153 @@
+"""Products as partial sums: any cut gives what the product does, by NumPy and by ONNX Runtime."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from codl.errors import CodlError, MismatchError
+from codl.ir import Network, Shape, parse, to_text
+from codl.ir.network import Layer
+from codl.ir.ops.base import Activation
+from codl.ir.sums import SUM, with_sums
+
+PACKED = "bits={bits} block={block} zero_points={zero}"
+
+
+def _weights(layer_op: Any, dice: np.random.Generator) -> dict[str, Any]:
+    made = layer_op.weights_of(lambda shape: dice.normal(size=shape).astype(np.float32))
+    words = {name: dice.integers(0, 1 << 32, value.shape, np.uint32)
+             for name, value in made.items() if value.dtype == np.uint32}  # fmt: skip
+    return {**made, **words}
+
+
+def _network(op: Any, before: Any = None) -> Network:
+    """A product, perhaps of features that are reshaped before."""
+    dice = np.random.default_rng(7)
+    layers, name, given_shape = [], "x", op.inputs[0]
+    if before is not None:
+        layers.append(Layer("heads", before, ("x",), "flat", {}))
+        name, given_shape = "flat", before.inputs[0]
+    layers.append(Layer("product", op, (name,), "y", _weights(op, dice)))
+    return Network("one", tuple(layers), {"x": given_shape}, {"y": ("y", tuple(op.out_sizes))})
+
+
+def _run(network: Network, x: Any) -> Any:
+    values = {"x": x}
+    for layer in network.layers:
+        inputs = [values[name] for name in layer.inputs]
+        values[layer.output] = layer.op.reference(inputs, layer.weights)
+    return values["y"]
+
+
+@st.composite
+def products(draw: st.DrawFn) -> tuple[Any, int]:
+    """A product and a place to cut its features."""
+    rows, columns = draw(st.integers(1, 9)), draw(st.integers(1, 24))
+    shape = draw(st.sampled_from(["{m}x{k}", "1x{m}x{k}"]))
+    act = draw(st.sampled_from(["none", "relu", "gelu"]))
+    if draw(st.booleans()):
+        bits, block, zero = draw(st.sampled_from([(4, 16, 0), (8, 32, 0), (4, 32, 1), (8, 16, 1)]))
+        step = block * (32 // bits if zero else 1)
+        cut, depth = step, step + draw(st.integers(1, 70))
+        kind, more = "matmul_nbits", " " + PACKED.format(bits=bits, block=block, zero=zero)
+        matrix = f"{depth}x{columns}"
+    else:
+        depth = draw(st.integers(2, 40))
+        cut, turned = draw(st.integers(1, depth - 1)), draw(st.booleans())
+        matrix = f"{columns}x{depth}" if turned else f"{depth}x{columns}"
+        kind, more = "matmul", f" trans_b={int(turned)}"
+    text = f"{kind} in={shape.format(m=rows, k=depth)} matrix={matrix}{more} act={act}"
+    return parse(text), cut
+
+
+@given(products(), st.integers(0, 1 << 16))
+@settings(max_examples=80, deadline=None, derandomize=True)
+def test_any_cut_gives_the_product(case: tuple[Any, int], seed: int) -> None:
+    op, cut = case
+    network = _network(op)
+    x = np.random.default_rng(seed).normal(size=op.inputs[0])
+    matrix, weights = _matrix(op, network.layers[0].weights), network.layers[0].weights
+    right = x.reshape(-1, op.k) @ matrix + weights["bias"]
+    right = op.activation.reference(right.reshape(op.output))
+    written = with_sums(network, {"product": cut})
+    assert [layer.name for layer in written.layers] == ["product", "product" + SUM]
+    assert written.shapes["y"] == network.shapes["y"]
+    np.testing.assert_allclose(_run(written, x), right, atol=1e-9 * (1 + np.abs(right).max()))
+    terms: Any = written.layers[0].op
+    assert parse(to_text(terms)) == terms
+
+
+def _matrix(op: Any, weights: Any) -> Any:
+    """(k, n), by NumPy alone."""
+    if op.kind == "matmul":
+        own = np.asarray(weights["weight"], np.float64)
+        return own.T if op.trans_b else own
+    matrix = np.empty((op.k, op.n))
+    for at in range(op.k):
+        word, place = divmod(at * op.bits, 32)
+        number = weights["weight"][:, word] >> np.uint32(place) & np.uint32((1 << op.bits) - 1)
+        zero: Any = 1 << (op.bits - 1)
+        block = at // op.block
+        if op.zero_points:
+            word, place = divmod(block * op.bits, 32)
+            zero = weights["zero_points"][:, word] >> np.uint32(place)
+            zero = (zero & np.uint32((1 << op.bits) - 1)).astype(np.float64)
+        matrix[at] = (number.astype(np.float64) - zero) * weights["scales"][:, block]
+    return matrix
+
+
+def test_features_of_heads_are_cut_as_heads() -> None:
+    """The reshape that makes them one axis is left out, and a head stays whole."""
+    before = parse("reshape in=1x5x3x8 to=1x5x24")
+    op: Any = parse("matmul in=1x5x24 matrix=24x6")
+    network = _network(op, before)
+    written = with_sums(network, {"product": 16})
+    terms, total = written.layers
+    assert terms.inputs == ("x",)
+    assert terms.op.inputs == (Shape(1, 5, 3, 8),)
+    x = np.random.default_rng(1).normal(size=(1, 5, 3, 8))
+    np.testing.assert_allclose(_run(written, x), _run(network, x), atol=1e-12)
+    shown = replace(network, outputs={**network.outputs, "z": ("flat", (1, 5, 24))})
+    assert len(with_sums(shown, {"product": 16}).layers) == 3
+    assert total.op.activation == Activation()
+
+
+@pytest.mark.parametrize(
+    ("sums", "said"),
+    [
+        ({"other": 8}, "'other' as partial sums; there is no such layer"),
+        ({"product": 0}, "before and behind 0; it is a matmul, which is not cut there"),
+        ({"product": 24}, "before and behind 24"),
+        ({"product": -8}, "before and behind -8"),
+        ({"heads": 8}, "it is a reshape"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(sums: dict[str, int], said: str) -> None:
+    before = parse("reshape in=1x5x3x8 to=1x5x24")
+    network = _network(parse("matmul in=1x5x24 matrix=24x6"), before)
+    with pytest.raises(MismatchError, match=said):
+        with_sums(network, sums)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "matmul_terms in=1x5x24 matrix=24x6 cut=24",
+        "matmul_terms in=1x5x24,24x6 cut=8",
+        "matmul_terms in=1x5x24 matrix=25x6 cut=8",
+        "matmul_terms in=1x5x24 matrix=24x6 cut=8 trans_a=1",
+        "matmul_terms in=1x5x3x8 matrix=24x6 cut=4",
+        "matmul_terms in=1x5x24 matrix=0x6 cut=4",
+        "matmul_nbits_terms in=1x64 matrix=64x8 bits=4 block=32 cut=16",
+        "matmul_nbits_terms in=1x64 matrix=64x8 bits=4 block=32 zero_points=1 cut=32",
+    ],
+)
+def test_terms_that_do_not_fit_are_refused(text: str) -> None:
+    with pytest.raises(CodlError):
+        parse(text)
