@@ -17,6 +17,6 @@ def test_mutated_files_are_read_or_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loading, "_warn", lambda text: None)
-    count = 10 if name in ("models", "predictors") else 100
+    count = 10 if name in ("models", "predictors") else 60
     _, refused = fuzz(READERS[name](tmp_path), count, 5)
     assert refused > 0

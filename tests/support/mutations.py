@@ -89,7 +89,8 @@ def _parsed(content: bytes) -> tuple[Any, Callable[[Any], str]]:
     try:
         return json.loads(content), json.dumps
     except (ValueError, RecursionError):
-        pass
+        if content[:1] in (b"{", b"["):  # JSON that was damaged: YAML's reader is slow
+            return None, json.dumps
     try:
         return yaml.safe_load(content), yaml.safe_dump
     except Exception:  # of many unrelated types
