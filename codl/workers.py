@@ -112,12 +112,13 @@ class Workers:
             for at, value in enumerate(values)
         )
         with _deaths_explained(), self._backend():
-            results = Parallel(
-                # Values are asked for here, and not by a thread that talks to the cluster.
-                pre_dispatch="2*n_jobs" if self.dask is None else "all",
-                batch_size=1,
-                return_as="generator_unordered",
-            )(calls)
+            with _deaf():
+                results = Parallel(
+                    # Values are asked for here, and not by a thread that talks to the cluster.
+                    pre_dispatch="2*n_jobs" if self.dask is None else "all",
+                    batch_size=1,
+                    return_as="generator_unordered",
+                )(calls)
             try:
                 for one in results:  # noqa: UP028 - which would close it first
                     yield one
@@ -168,13 +169,27 @@ class _Origin:
 
 def _run(origin: _Origin, shared: Pickled, at: int, value: bytes) -> tuple[int, Any]:
     """One value in a worker; pickles are opened once there is what they refer to."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that handed it out ends it
     origin.check()
     work, common = pickle.loads(shared.data)
     own = pickle.loads(value)
     threadpool_limits(1, user_api="blas")  # for good: other threads may be at work too
     return at, work(common, own)
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Processes that are begun inside never hear Ctrl-C: this one, which does behind it, ends them.
+
+    What is ignored stays so in a new program, from its first instruction on.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

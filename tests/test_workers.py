@@ -9,6 +9,7 @@ import os
 import pickle
 import re
 import shutil
+import signal
 import sys
 import warnings
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from typing import Any
 import pytest
 from support.common_checks import WITH_IMAGES, SyntheticContext
 from support.simulated import REPLAYED, SOC, write_dataset
-from support.worker_tasks import STARS, die, misread, refuse, scaled, shine
+from support.worker_tasks import STARS, die, hears, misread, refuse, scaled, shine
 from typer.testing import CliRunner
 
 from codl import workers as module
@@ -84,6 +85,12 @@ def test_what_is_still_under_way_can_be_given_up(workers: Workers) -> None:
             at, (product, _) = next(results)
     assert product == 3 * at
     assert len(workers.map(scaled, 3, [1, 2])) == 2, "and they go on"
+
+
+def test_processes_never_hear_ctrl_c_and_this_one_does_again() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    assert TWO.map(hears, None, range(4)) == [False] * 4
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_one_job_is_done_here() -> None:

@@ -465,7 +465,9 @@ def test_a_model_runs_behind_an_agent_as_it_does_here(
 
 def test_a_bundle_is_made_and_runs_behind_an_agent(workplace: Path) -> None:
     by = ["--soc", "test", "--serial", "process"]
-    answer(workplace, "package", "small.onnx", *by, "-o", "there.codl")
+    said = run(workplace, "package", "small.onnx", *by, "-o", "there.codl").stderr
+    for words in ("Reading small.onnx", "Planning small", "Compiling small", "Wrote there.codl"):
+        assert words in said
     done = answer(workplace, "run", "there.codl", "--serial", "process", "--rounds", "2")
     assert done["latency_ms"]["runs"] == 2
 
@@ -490,7 +492,8 @@ def test_wrong_usage_ends_with_code_2(workplace: Path) -> None:
 
 
 def test_a_plan_for_another_model_is_refused(workplace: Path) -> None:
-    run(workplace, "search", "small.onnx", "--soc", "test", "--strategy", "cpu", "-o", "cpu.json")
+    words = ["search", "small.onnx", "--soc", "test", "--strategy", "cpu", "-o", "cpu.json"]
+    assert "Searching small.onnx by cpu" in run(workplace, *words).stderr
     b = ModelBuilder("other")
     b.output(b.conv(b.input("image", (1, 3, 9, 9)), 8, 3, pad=1))
     (workplace / "other.onnx").write_bytes(b.build().SerializeToString())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 from codl.errors import InvalidFileError, UnknownNameError
@@ -35,3 +36,8 @@ def die(_: None, value: int) -> None:
 def shine(_: None, name: str) -> str:
     """What the plugin that adds this star says of it."""
     return STARS.find(name)
+
+
+def hears(_: None, value: int) -> bool:
+    """Whether Ctrl-C would reach the process."""
+    return signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
