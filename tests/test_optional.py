@@ -96,6 +96,11 @@ def test_a_network_is_compiled_with_the_base_alone(first_soc: Soc, tmp_path: Pat
         ("import codl.predict.estimators", "scikit-learn", "train"),
         ("import codl; codl.compile('squeezenet')", "onnx", "onnx"),
         ("from codl.cli import main; main()", "typer", "cli"),
+        (
+            "from codl.optional import explained\nwith explained(): import codl.measure.images",
+            "pillow",
+            "images",
+        ),
     ],
 )
 def test_what_is_missing_is_said_in_a_sentence(code: str, package: str, extra: str) -> None:

@@ -69,8 +69,7 @@ def validations_content(results: Sequence[ValidationsResult]) -> TextTable:
         Column("error", group="outputs"),
     )
     sections = tuple(
-        TextSection(f"{result.gpu} ({result.driver})", tuple(map(_line, result.rows)))
-        for result in results
+        TextSection(_device(result), tuple(map(_line, result.rows))) for result in results
     )
     caption = (
         "Error of its limit: the largest error of an op over what is rounding in its variant, so "
@@ -79,6 +78,12 @@ def validations_content(results: Sequence[ValidationsResult]) -> TextTable:
         *(line for result in results for line in origin_lines(result)),
     )
     return TextTable("Validated models", columns, sections, caption)
+
+
+def _device(result: ValidationsResult) -> str:
+    """By its platform, where that is known: a CPU has several."""
+    platform = result.environment.platform if result.environment else ""
+    return f"{platform or result.gpu}, {result.driver}"
 
 
 def _line(row: ValidatedModel) -> TextRow:
@@ -93,7 +98,7 @@ def _line(row: ValidatedModel) -> TextRow:
 
 def _wrong(result: ValidationsResult) -> list[str]:
     return [
-        f"Not ok in {row.model} on {result.gpu}: {', '.join(row.wrong)}."
+        f"Not ok in {row.model} on {_device(result)}: {', '.join(row.wrong)}."
         for row in result.rows
         if row.wrong
     ]

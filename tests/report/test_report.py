@@ -671,7 +671,7 @@ def test_validations_of_many_models(tmp_path: Path) -> None:
     figures = ["0.999997", "0.200", "0.999996", "6.60e-04"]
     assert found.starting("one")[0][1:] == ["gpu, float16", "70", "4", "0", *figures]
     assert found.starting("two")[0][4] == "2"
-    assert "Not ok in two on Test GPU: conv7." in found.html
+    assert "Not ok in two on Test GPU, 9: conv7." in found.html
     assert "no memory" in found.html
 
 
