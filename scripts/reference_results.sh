@@ -24,6 +24,8 @@ strategies=cpu,gpu,mulayer,codl-paper,codl,codl-refined,ideal
 
 codl soc detect --serial local --name "$name" "$@"
 codl conformance --soc "$name" -o "$results/conformance-$name.json"
+step python "$root/scripts/validate_models.py" --soc "$name" --ways gpu \
+    -o "$results/validate-$name.json"
 codl collect --soc "$name" --budget 10m --json > "$results/collect-$name.json"
 codl train --soc "$name" --seeds 3 --json > "$results/train-$name.json"
 codl eval --soc "$name" --models "$measured" --strategies "$strategies" --seconds 8 \

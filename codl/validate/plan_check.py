@@ -176,7 +176,8 @@ def check_parts(
         done, is_wrong = number + 1, is_wrong or result.is_bad
         progress(done, len(parts), own.to_go_s(done, len(parts)))
         yield result
-        if done < len(parts) and not own.has_time(keep=FOR_SEARCH if is_wrong else 0.0):
+        keep = FOR_SEARCH if is_wrong else 0.0
+        if done < len(parts) and (own.is_over() or not own.has_time(keep=keep)):
             break
     yield from map(not_reached, parts[done:])
 
