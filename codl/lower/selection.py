@@ -97,14 +97,16 @@ class Selector:
             if not any(one.is_of(work.label, variant.name, choice) for one in self.without):
                 return [Selection(work, variant, choice, self._plan(work, variant, choice))]
         if work.add is None:
-            reasons = "; ".join(str(one) for one in self.without if one.label == work.label)
+            own = (str(one) for one in self.without if one.label == work.label)
+            reasons = "; ".join(dict.fromkeys(own))
             raise DeviceError(f"No kernel variant of {work.label!r} works here. {reasons}")
         return [one for part in work.parts for one in self._selected(Work(part), planned)]
 
     def _options(self, work: Work, planned: str) -> Iterator[tuple[Any, Choice | None]]:
         """The planned variant, then, of what is not fused, every other one that accepts the op.
 
-        Each in its tuned choice first, where it has one, and then in its default.
+        Each in its tuned choice first, where it has one, and then in its default; and where there
+        is no other variant, the planned one in its other choices.
         """
         op = work.part.op
         first: Any = registry.find(op, planned, "gpu")
@@ -117,6 +119,9 @@ class Selector:
             choice = self.tuning.choice(variant, op, self.soc)
             for own in (None,) if choice is None else (choice, None):
                 yield variant, own
+        if not others:
+            for own in first.choices(op, self.soc)[1:]:
+                yield first, own
 
     def _plan(self, work: Work, variant: Any, choice: Choice | None) -> KernelPlan:
         """An add that is computed too comes before the activation, which is the add's."""

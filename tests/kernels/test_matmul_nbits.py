@@ -6,13 +6,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.kernel_runs import Case, operands, reference, run_cpu, run_gpu
+from support.kernel_runs import Case, enough, operands, reference, run_cpu, run_gpu
 
-from codl.errors import CodlError
+from codl.errors import CodlError, DeviceError
 from codl.ir import Op, Region, parse, split
+from codl.ir.executable import GpuOp, Refusal
+from codl.ir.network import Layer, Network
 from codl.ir.ops.matmul_nbits import packed, unpacked
+from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.kernels.base import Variant
+from codl.kernels.tuning import Tuning
+from codl.lower import lower
+from codl.plan.single_processor import default_plan
 from codl.runtime.opencl import OpenClDevice
 
 #: Rows of one and of several tiles, columns and depths that fill neither vectors nor blocks.
@@ -45,7 +51,7 @@ def test_kernels_of_either_side_equal_the_reference(
         for variant in of_halves(op, device):
             case.on_gpu(variant, device)
     for variant in registry.variants(op, "gpu", gpu.soc):
-        for choice in variant.choices(op, gpu.soc)[1:]:  # type: ignore[attr-defined]
+        for choice in enough(variant.choices(op, gpu.soc))[1:]:  # type: ignore[attr-defined]
             case.on_gpu(variant, gpu, choice=choice)
 
 
@@ -76,6 +82,25 @@ def of_halves(op: Op, device: OpenClDevice) -> list[Variant]:
     """The variants of a SoC with such a device whose tensors are of halves."""
     gpu = replace(device.soc.gpu, element="float16")
     return registry.variants(op, "gpu", replace(device.soc, gpu=gpu))
+
+
+def test_other_choices_stand_in_where_a_device_refuses_the_only_variant(first_soc: Soc) -> None:
+    op = parse("matmul_nbits in=1x64 matrix=64x48 bits=4 block=32")
+    layer = Layer("product", op, ("x",), "y", operands(op)[1])
+    network = Network("one", (layer,), {"x": op.input}, {"y": ("y", tuple(op.output))})
+    plan = default_plan(network, first_soc, "gpu")
+    choices = registry.find(op, "gpu_vector").choices(op, first_soc)  # type: ignore[attr-defined]
+    refused = []
+    for choice in (None, *choices[1:]):
+        (step,) = (
+            own
+            for own in lower(network, plan, first_soc, Tuning(), without=refused).steps
+            if isinstance(own, GpuOp)
+        )
+        assert (step.variant, step.choice) == ("gpu_vector", choice)
+        refused.append(Refusal("product", "gpu_vector", choice, "it does not build"))
+    with pytest.raises(DeviceError, match="No kernel variant of 'product' works here"):
+        lower(network, plan, first_soc, Tuning(), without=refused)
 
 
 def test_rows_of_8_bits_are_close_where_a_model_lets_them(gpu: OpenClDevice) -> None:

@@ -10,21 +10,29 @@ from typing import Any, ClassVar
 import numpy as np
 
 from codl.ir.ops.base import Weights
+from codl.ir.ops.matmul import merged
 from codl.ir.ops.matmul_nbits import MatMulNBitsColumns
 from codl.ir.soc import Soc
 from codl.ir.types import ConstantArray
 from codl.kernels.base import Arg
 from codl.kernels.feature_columns import ChoiceColumns
 from codl.kernels.matmul.gpu_direct import INSIDE, GpuDirect
+from codl.kernels.matmul_nbits.gpu_vector import MOST_ROWS
 from codl.kernels.matmul_nbits.packing import matrix_args, matrix_defines, pack_matrix
 
 
 class GpuDirectNBits(GpuDirect):
-    """Any rows; a work-item unpacks as much of its columns as a near cache holds."""
+    """More than a few rows; a work-item unpacks as much of its columns as a near cache holds."""
 
     op_kind: ClassVar[str] = "matmul_nbits"
     op_columns: ClassVar[type[MatMulNBitsColumns]] = MatMulNBitsColumns
     source: ClassVar[str] = "matmul_nbits/gpu_direct.cl"
+
+    def refusal(self, op: Any, soc: Soc) -> str | None:
+        rows = merged(op)[0]
+        if rows <= MOST_ROWS:
+            return f"rows must be more than {MOST_ROWS}, which gpu_vector has, got {rows}"
+        return super().refusal(op, soc)
 
     def default_columns(self, ops: Any, soc: Soc) -> ChoiceColumns:
         default = super().default_columns(ops, soc)
