@@ -95,8 +95,8 @@ def replayed_variants(op_kind: str) -> tuple[Replayed, ...]:
 
 
 def work(op: Op) -> dict[str, float]:
-    """Operations, and the bytes of inputs, weights and output as float32."""
-    inputs = float(sum(shape.bytes for shape in op.inputs))
+    """Operations, and the bytes of what is read of inputs, of weights and output as float32."""
+    inputs = 4.0 * op.read_elements
     return {
         "flops": float(op.flops),
         "input_bytes": inputs,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isqrt
 
 from codl.ir import Op, parse
 
@@ -18,8 +19,9 @@ SEED = 17
 #: Maps of tokens, channels for each head, and heads.
 SIDES = (4, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
 HEAD, HEADS = (8, 64), (2, 3, 4, 6, 8, 12)
-#: No tensor of a block has more elements, and its tokens meet in no more pairs for all heads.
-MOST_ELEMENTS, MOST_PAIRS = 1 << 20, 1 << 19
+#: No tensor of a block has more elements, and its tokens meet in no more pairs for all heads; in
+#: attention as one op, which keeps no scores, in no more than the last.
+MOST_ELEMENTS, MOST_PAIRS, ATTENTION_PAIRS = 1 << 20, 1 << 19, 1 << 22
 #: Elements of matrices that one row is multiplied by, by turns: some streams from memory, as all do
 #: in a language model that writes word by word. Their rows are so many, and more by every block.
 STREAMED = (1 << 19, 1 << 21, 1 << 23)
@@ -84,9 +86,7 @@ def _ops(block: Block, number: int, dice: random.Random) -> Iterator[Op]:
     yield parse(f"matmul in=1x{h}x{n}x{d},1x{h}x{d}x{n} alpha={d**-0.5:.6g}")
     yield parse(f"softmax in=1x{h}x{n}x{n} axes=3")
     yield parse(f"matmul in=1x{h}x{n}x{n},1x{h}x{n}x{d}")
-    heads = f"1x{h}x{n}x{d}"
-    masked = ("", " causal=1", f",1x1x{n}x{n}", " causal=1")[number % 4]
-    yield parse(f"attention in={heads},{heads},{heads}{masked} scale={d**-0.5:.6g}")
+    yield from _attention(block, number)
     yield parse(f"eltwise in=1x{h}x{n}x{n},1x{h}x{n}x{n}")
     yield parse(f"eltwise in=1x{n}x{c}x1,1x{n}x{c}x1 mode={dice.choice(('add', 'mul', 'div'))}")
     yield parse(f"eltwise in=1x{c}x{s}x{s} mode=identity{function()}")
@@ -111,6 +111,18 @@ def _ops(block: Block, number: int, dice: random.Random) -> Iterator[Op]:
     yield from _of_one_token(block, number)
 
 
+def _attention(block: Block, number: int) -> Iterator[Op]:
+    """Each form of attention among the block's tokens, and with more of them."""
+    n, h, d = block.tokens, block.heads, block.head
+    keys = min(4 * n, ATTENTION_PAIRS // (h * n))
+    tokens = min(2 * n, isqrt(ATTENTION_PAIRS // h))
+    mask = ("", f",1x1x{n}x{n}")[number % 2]
+    for queries, seen, more in ((n, n, mask), (n, keys, ""), (n, n, " causal=1"),
+                                (tokens, tokens, " causal=1")):  # fmt: skip
+        q, k = f"1x{h}x{queries}x{d}", f"1x{h}x{seen}x{d}"
+        yield parse(f"attention in={q},{k},{k}{more} scale={d**-0.5:.6g}")
+
+
 def _of_one_token(block: Block, number: int) -> Iterator[Op]:
     """What a new word takes: its row of a table, products that read a matrix once, a cache."""
     n, c, h, d = block.tokens, block.channels, block.heads, block.head
@@ -120,10 +132,12 @@ def _of_one_token(block: Block, number: int) -> Iterator[Op]:
     matrix = f"{deep}x{STREAMED[number % len(STREAMED)] // deep}"
     yield parse(f"matmul in=1x{deep} matrix={matrix}")
     yield parse(f"matmul_nbits in=1x{deep} matrix={matrix} bits=4 block=32 zero_points=1")
-    new, cache = f"1x1x{h}x{d}", f"1x{h}x{n}x{d}"
-    yield parse(
-        f"cached_attention in=1x1x{h}x{2 * d},{new},{new},1,{cache},{cache} scale={d**-0.5:.6g}"
-    )
+    new = f"1x1x{h}x{d}"
+    for capacity in (n, 4 * n):
+        cache = f"1x{h}x{capacity}x{d}"
+        yield parse(
+            f"cached_attention in=1x1x{h}x{2 * d},{new},{new},1,{cache},{cache} scale={d**-0.5:.6g}"
+        )
 
 
 def _transpose(block: Block, dice: random.Random) -> Op:

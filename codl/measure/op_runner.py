@@ -32,7 +32,8 @@ RANDOM = 65537
 class GpuWork:
     """An op's kernels over tensors of their own, enqueued back to back, as in a chain.
 
-    `inputs` are zeros where they are not given; a plan that is `adding` has one more than the op.
+    `inputs` are what is typical of the op, mostly zeros, where they are not given; a plan that is
+    `adding` has one more than the op.
     Loading runs each kernel once: raises `DeviceError` where the device cannot.
     """
 
@@ -47,6 +48,9 @@ class GpuWork:
         self._gpu = gpu
         self._session = Session(pieces.kernels_alone(op, plan, weights, gpu.soc), gpu)
         self._kernels = self._session.kernels(pieces.WORK)
+        if inputs is None and op.typical:
+            inputs = [np.full(shape, op.typical.get(i, 0), np.float32)
+                      for i, shape in enumerate(op.inputs)]  # fmt: skip
         if inputs is not None:
             self.feed(inputs)
 
@@ -112,7 +116,11 @@ def row_of_ops(ops: Sequence[Op], variant: Any, soc: LocalSoc) -> Callable[[], o
     What ncnn computes is left packed.
     """
     executable = pieces.net_alone(ops, variant, [filler(op) for op in ops], soc)
-    (net,) = HostSession(executable, soc, own_memory=True).nets
+    session = HostSession(executable, soc, own_memory=True)
+    names = pieces.input_names(len(ops[0].inputs))
+    for index, value in ops[0].typical.items():
+        session.inputs[names[index]][...] = value
+    (net,) = session.nets
     if not isinstance(executable.nets[0], NcnnNet):
         return net.run
     packed = cast("NcnnSession", net)

@@ -14,7 +14,7 @@ from codl.ir import OP_TYPES, parse
 from codl.ir import soc as socs
 from codl.ir.soc import Soc
 from codl.kernels import mace, registry
-from codl.kernels.replayed import replayed_variants
+from codl.kernels.replayed import replayed_variants, work
 from codl.measure.collector import collect
 from codl.measure.dataset import Dataset
 from codl.predict import features
@@ -50,6 +50,11 @@ def test_every_variant_has_features(variant: registry.Variant) -> None:
     assert table.values.any(axis=1).all()
     assert any(variant.refusal(op, REPLAYED) is None for op in own)
     assert "is measured" in str(variant.refusal(own[0], SOC))
+
+
+@pytest.mark.parametrize("text", EVERY_KIND)
+def test_no_op_reads_or_writes_less_than_nothing(text: str) -> None:
+    assert min(work(parse(text)).values()) >= 0
 
 
 def test_features_of_a_convolution() -> None:

@@ -8,6 +8,7 @@ from support.op_examples import OF_MODELS
 from support.simulated import SOC, conv_tasks, noisy_dataset
 
 from codl.ir import Op, Shape, parse, to_text
+from codl.ir.ops.cached_attention import CachedAttention
 from codl.ir.ops.matmul import MatMul, merged
 from codl.ir.soc import Soc
 from codl.ir.types import PROCESSORS
@@ -163,3 +164,12 @@ def test_attention_has_a_few_of_every_variant() -> None:
     for kind in kinds.split():
         assert any(name.startswith(kind) for name in counts)
     assert min(n for name, n in counts.items() if not name.startswith("concat")) >= 8
+
+
+def test_attention_is_met_with_more_tokens_and_with_a_full_cache() -> None:
+    ops = attention_ops(7)
+    assert sum(op.kind == "attention" and op.flavor == "" for op in ops) >= 8
+    assert sum(op.kind == "attention" and op.flavor != "" for op in ops) >= 8
+    caches = [op for op in ops if isinstance(op, CachedAttention)]
+    assert len(caches) >= 8
+    assert all(dict(op.typical) == {3: op.capacity // 2} for op in caches)

@@ -207,6 +207,13 @@ class Op:
         return self
 
     @property
+    def typical(self) -> Mapping[int, float]:
+        """By input what it holds while the op is measured, where its values decide how long that
+        takes; others are zeros.
+        """
+        return {}
+
+    @property
     def stands_for(self) -> tuple[Op, ...]:
         """Ops that do the same one after the other: what an op that nobody measured may cost."""
         return ()

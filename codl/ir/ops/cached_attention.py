@@ -82,6 +82,11 @@ class CachedAttention(NdOp):
         return 2 * pairs * (self.features + self.value_features)
 
     @property
+    def typical(self) -> dict[int, float]:
+        """The cache is half full, as `flops` counts it."""
+        return {3: self.capacity // 2}
+
+    @property
     def problem(self) -> str | None:
         ranks = tuple(map(len, self.shapes))
         if ranks != (4, 4, 4, 1, 4, 4):
