@@ -1,12 +1,12 @@
-"""Networks on a GPU through OpenCL, against PyTorch in float32 on the same GPU.
+"""Networks on a GPU through OpenCL, against PyTorch on the same GPU, in float32 and in halves.
 
     python scripts/bench/against_pytorch.py [--device nvidia] [--models vgg16,bert] [--json]
 
 For a machine with a GPU that both see. Latencies are of one image: of tensors that stay on the GPU
 and, `_io`, from a NumPy array to a NumPy array. TF32 is off and cuDNN chooses by measuring.
 All are measured in turns of many runs, as going from one to the other costs the GPU about a
-millisecond. Transformers attend by `scaled_dot_product_attention`, and PyTorch has them in halves
-(`half`), too, for comparison: ours compute in float32. The convolutions with the most operations
+millisecond. Transformers attend by `scaled_dot_product_attention`, and both have them in halves
+(`half`), too: ours store halves and compute in float32. The convolutions with the most operations
 follow, each alone, with their share of the float32 peak that a kernel of multiply-adds reaches:
 counted as a direct convolution has them (which Winograd's beats), and as the multiply-adds that the
 variant really makes.
@@ -18,7 +18,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -66,8 +66,8 @@ class NetworkRow:
     latency_ms: Mapping[str, Latency]
 
     def share_of(self, other: str) -> float:
-        """What ours takes of another's latency, each with the copies or without."""
-        own = "codl_io" if "_io" in other else "codl"
+        """What ours takes of another's latency, each of one type, with the copies or without."""
+        own = "codl" + "".join(end for end in ("_io", "_half") if end in other)
         return self.latency_ms[own].level / self.latency_ms[other].level
 
 
@@ -161,11 +161,11 @@ def measure_network(model: str, target: LocalTarget, *, against: bool) -> Networ
     ((name, shape),) = network.inputs.items()
     x = np.random.default_rng(0).random(shape, np.float32)
     engine = Engine(network, all_on_gpu(network, target.soc), target)
-    kernels = kernels_of(engine)
-    runners: dict[str, Callable[[], Any]] = {
-        "codl": lambda: target.device.run(kernels),
-        "codl_io": lambda: engine(x),
-    }
+    runners = dict(own_runners(engine, target.device, x))
+    if model not in TORCHVISION:
+        halves = in_halves(target)
+        in_half = Engine(network, all_on_gpu(network, halves.soc), halves)
+        runners |= dict(own_runners(in_half, halves.device, x, end="_half"))
     if against:
         shown = x.reshape(shape[:3]) if shape.w == 1 else x
         runners |= dict(torch_runners(model, shown))
@@ -178,6 +178,20 @@ def measure_network(model: str, target: LocalTarget, *, against: bool) -> Networ
     launches = sum(isinstance(command, Launch) for command in engine.executable.commands)
     engine.close()
     return NetworkRow(model, launches, {name: Latency.of(s) for name, s in samples.items()})
+
+
+def own_runners(
+    engine: Engine, gpu: OpenClDevice, x: np.ndarray[Any, Any], *, end: str = ""
+) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """All kernels of an engine on tensors of the GPU, and from and to NumPy (`_io`)."""
+    kernels = kernels_of(engine)
+    yield f"codl{end}", lambda: gpu.run(kernels)
+    yield f"codl_io{end}", lambda: engine(x)
+
+
+def in_halves(target: LocalTarget) -> LocalTarget:
+    """The same device, on which tensors are stored as halves."""
+    return LocalTarget(replace(target.soc, gpu=replace(target.soc.gpu, element="float16")))
 
 
 def kernels_of(engine: Engine) -> list[BoundKernel]:
