@@ -31,8 +31,14 @@
 #ifdef HALF
 #define ELEMENT half
 #define WEIGHT half
+// A GPU loads four halves at once only where they are known to be aligned.
+#if V == 4
+#define LOAD(p) vloada_half4(0, (p))
+#define STORE(value, p) vstorea_half4((value), 0, (p))
+#else
 #define LOAD(p) CAT(vload_half, V)(0, (p))
 #define STORE(value, p) CAT(vstore_half, V)((value), 0, (p))
+#endif
 #define GET(p, i) vload_half((i), (p))
 #define SET(value, p, i) vstore_half((value), (i), (p))
 #else
@@ -193,8 +199,8 @@ __constant sampler_t TEXELS =
 
 // Planar rows begin anywhere, so they are never assumed to be aligned.
 #ifdef HALF
-#define PLOAD(p) LOAD(p)
-#define PSTORE(value, p) STORE(value, p)
+#define PLOAD(p) CAT(vload_half, V)(0, (p))
+#define PSTORE(value, p) CAT(vstore_half, V)((value), 0, (p))
 #else
 #define PLOAD(p) FLOAD(p)
 #define PSTORE(value, p) FSTORE(value, p)

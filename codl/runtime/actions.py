@@ -166,6 +166,7 @@ class Binder:
     """Turns the commands of an executable into actions; all of them share their events.
 
     With `marks` every wait for what the GPU computes adds the nanoseconds of its begin and end.
+    `events` are those of another binder of the same executable.
     """
 
     def __init__(
@@ -174,10 +175,11 @@ class Binder:
         handles: Handles,
         device: OpenClDevice,
         marks: list[int] | None = None,
+        events: Events | None = None,
     ) -> None:
         self._executable, self._handles, self._device = executable, handles, device
         self._marks = marks
-        self._events: Events = {}
+        self.events: Events = {} if events is None else events
 
     def bind(self, commands: Iterable[Command]) -> list[Action]:
         """Actions in order; kernels between two other commands are enqueued by one."""
@@ -199,9 +201,9 @@ class Binder:
         if isinstance(command, Launch):
             assert command.signals is not None
             kernel, kind = handles.kernel(command), self._span(command).kind
-            return SignallingLaunch(kernel, kind, command.signals, self._events, self._device)
+            return SignallingLaunch(kernel, kind, command.signals, self.events, self._device)
         if isinstance(command, Raise):
-            return RaiseFlag(handles.flag(command), command.signals, self._events)
+            return RaiseFlag(handles.flag(command), command.signals, self.events)
         if isinstance(command, RunNet):
             return self._host(command, handles.host.nets[command.net].run)
         if isinstance(command, Flush):
@@ -209,7 +211,7 @@ class Binder:
         if isinstance(command, Fill):
             return HostAction(partial(handles.host.fill, command))
         if isinstance(command, Map):
-            return MapStaging(handles.staging(command.buffer), command, self._events)
+            return MapStaging(handles.staging(command.buffer), command, self.events)
         if isinstance(command, Unmap):
             return self._host(command, handles.staging(command.buffer).unmap)
         if isinstance(command, Wait):
@@ -228,7 +230,7 @@ class Binder:
         return span
 
     def _wait(self, event: int) -> None:
-        signal = self._events[event]
+        signal = self.events[event]
         if isinstance(signal, Flag):
             signal.wait()
         else:

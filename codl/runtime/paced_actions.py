@@ -77,11 +77,12 @@ class PacedBinder(Binder):
         handles: Handles,
         device: OpenClDevice,
         marks: list[int] | None,
+        events: Events,
         *,
         launches: SplitLaunches,
         paced: PacedQueue,
     ) -> None:
-        super().__init__(executable, handles, device, marks)
+        super().__init__(executable, handles, device, marks, events)
         self._launches, self._paced = launches, paced
 
     def bind(self, commands: Iterable[Command]) -> list[Action]:
@@ -91,7 +92,7 @@ class PacedBinder(Binder):
     def _given(self, command: Command) -> Action:
         if isinstance(command, Launch):
             kernels, kind = self._launches.of(command), self._span(command).kind
-            paced = PacedLaunch(kernels, kind, command.signals, self._events, self._paced)
+            paced = PacedLaunch(kernels, kind, command.signals, self.events, self._paced)
             return Given(paced, command.signals, self._paced)
         action = self._action(command)
         if isinstance(command, Raise | Map):

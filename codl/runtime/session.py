@@ -113,7 +113,13 @@ class Session:
             device.queue.finish()
             self.limited, self._paced = launches.report, PacedQueue(device, limits)
             self._binder = PacedBinder(
-                executable, handles, device, marks, launches=launches, paced=self._paced
+                executable,
+                handles,
+                device,
+                marks,
+                self._binder.events,
+                launches=launches,
+                paced=self._paced,
             )
         self._actions = self._binder.bind(executable.commands)
         device.queue.finish()

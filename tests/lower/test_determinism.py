@@ -22,10 +22,10 @@ TESTS = Path(__file__).parent.parent
 #: lowering and with the sources of kernels, and with nothing else: not from machine to machine.
 #: `PYTHONPATH=tests python tests/lower/test_determinism.py` prints those of now.
 GOLDEN = (
-    "ee78cace3ab07509c7afaca33ed14c9cd7be9b2b20b98ed53c742ad957ae095a",
-    "bc35edd6b061b76b02a077df58cc986ed30fa1978848eb46054e21935b51717e",
-    "97dc58b5e3909fc153d184e3624f66d743a0ccad0087c6a9f1b4f0015a8b8aba",
-    "b2396db0819caae223c2a195e85dbb522f4475a57870b323088365869d0a97ca",
+    "fc403093916ebdba648e2383c170006a65d87b7b478233cbace65be140b30f97",
+    "29130b0c37bdec27c04ed8442b32e3d2c82a5d601c66debf6bd0da034852c9ab",
+    "b3561a68d32146ccf1e11aab81d4c0e9117354ba08a612dacec8033e65b87241",
+    "26c3aa8c06707bed8c3bb9228fe51263c88923131669e04af284fea92d9e3742",
 )
 
 

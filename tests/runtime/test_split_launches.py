@@ -71,8 +71,16 @@ def test_kernels_in_pieces_compute_what_they_do_whole(
     np.testing.assert_array_equal(pieces, whole)
 
 
-def test_any_chain_gives_the_same_outputs(first_soc: LocalSoc, long_kernels: None) -> None:
+@pytest.mark.parametrize("sees_host_memory", [True, False])
+def test_any_chain_gives_the_same_outputs(
+    sees_host_memory: bool, first_soc: LocalSoc, long_kernels: None
+) -> None:
+    """Also where tensors are mapped to be shared, which begins while the engine loads."""
     network, x, _ = branching_case()
+    gpu = first_soc.gpu
+    first_soc = replace(
+        first_soc, gpu=replace(gpu, fine_grained_svm=gpu.fine_grained_svm and sees_host_memory)
+    )
     cuts = [(3, "H", 0.5), (3, "OC", 0.5), (len(network.layers), "H", 0.4)]
     outputs, spans = [], []
     for soc in (first_soc, limited(first_soc)):

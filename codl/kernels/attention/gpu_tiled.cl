@@ -21,7 +21,7 @@
 #define EACH_ROW UNROLL for (int r = 0; r < ROWS; r++)
 
 #ifdef HALF
-#define FOUR(p) vload_half4(0, (p))
+#define FOUR(p) vloada_half4(0, (p))
 #else
 #define FOUR(p) (*(__global const float4 *)(p))
 #endif
