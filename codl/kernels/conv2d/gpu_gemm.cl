@@ -60,18 +60,28 @@ typedef struct {
 // Loads are to overlap with products, but compilers tend to move them behind these. So there is a
 // barrier between, and the pointers are not `restrict`, as loads through such may cross it; loads
 // are free of branches too: an item without one repeats the last, and what lies beside the input is
-// cleared afterwards.
+// cleared afterwards. Halves become floats only behind the products: whoever converts them waits for
+// them.
+#ifdef HALF
+typedef ushort4 STORED;
+#define STORED_AT(p) (*(__global const STORED *)(p))
+#define FLOATS(x) vloada_half4(0, (const half *)&(x))
+#else
+typedef float4 STORED;
+#define STORED_AT(p) LOAD(p)
+#define FLOATS(x) (x)
+#endif
 #ifdef POINTWISE
 #define FETCH_A(to, s)                                                                             \
-    to = LOAD(in + ((size_t)min(s.block, in_blocks - 1) * INPUT_STEP + s.pixel) * 4);             \
+    to = STORED_AT(in + ((size_t)min(s.block, in_blocks - 1) * INPUT_STEP + s.pixel) * 4);        \
     s.block += DEPTH;
 #else
 #define FETCH_A(to, s)                                                                             \
     const int dy = s.ky * dilation_h, dx = s.kx * dilation_w;                                      \
     const int inside = (uint)(s.y + dy) < (uint)in_h && (uint)(s.x + dx) < (uint)in_w;             \
     const int from = s.block * input_stride + s.pixel + dy * in_w + dx;                            \
-    const float4 value = LOAD(in + (size_t)(inside ? from : 0) * 4);                              \
-    to = inside ? value : (float4)(0.0f);                                                          \
+    const STORED value = STORED_AT(in + (size_t)(inside ? from : 0) * 4);                          \
+    to = inside ? value : (STORED)(0);                                                             \
     s.block += step_block;                                                                         \
     const int next_tap = s.block >= in_blocks;                                                     \
     s.block -= next_tap ? in_blocks : 0;                                                           \
@@ -89,7 +99,7 @@ typedef struct {
         }                                                                                          \
         __global const WEIGHT *from = weights + (size_t)min(step, steps - 1) * (B_SIZE * 4);        \
         UNROLL for (int i = 0; i < B_LOADS; i++)                                                   \
-            b[i] = WLOAD(from + min(item + i * ITEMS, B_SIZE - 1) * 4);                            \
+            b[i] = STORED_AT(from + min(item + i * ITEMS, B_SIZE - 1) * 4);                        \
     }
 
 // From registers to one of the two steps in local memory.
@@ -97,10 +107,11 @@ typedef struct {
     {                                                                                              \
         __local float4 *to = shared + (buffer) * STEP_SIZE + team * TEAM_SIZE + item;              \
         UNROLL for (int i = 0; i < A_LOADS; i++)                                                   \
-            if (A_SIZE % ITEMS == 0 || item + i * ITEMS < A_SIZE) to[i * ITEMS] = a[i];            \
+            if (A_SIZE % ITEMS == 0 || item + i * ITEMS < A_SIZE)                                  \
+                to[i * ITEMS] = FLOATS(a[i]);                                                      \
         UNROLL for (int i = 0; i < B_LOADS; i++)                                                   \
             if (B_SIZE % ITEMS == 0 || item + i * ITEMS < B_SIZE)                                  \
-                to[A_SIZE + i * ITEMS] = b[i];                                                     \
+                to[A_SIZE + i * ITEMS] = FLOATS(b[i]);                                             \
     }
 
 #ifdef RAW
@@ -170,7 +181,8 @@ __kernel __attribute__((reqd_work_group_size(ITEMS * TEAMS, 1, 1))) void conv2d_
         sources[i].block = k - tap * in_blocks;
     }
 
-    float4 sums[TM][VECTORS], a[A_LOADS], b[B_LOADS];
+    float4 sums[TM][VECTORS];
+    STORED a[A_LOADS], b[B_LOADS];
     UNROLL for (int m = 0; m < TM; m++)
         UNROLL for (int n = 0; n < VECTORS; n++) sums[m][n] = (float4)(0.0f);
 
