@@ -14,6 +14,7 @@ from support.variants import with_variants
 from support.whole_way import write_model
 from typer.testing import CliRunner
 
+from codl.cli import output
 from codl.cli.app import app
 from codl.errors import CodlError
 from codl.frontend.convert import load_network
@@ -30,6 +31,12 @@ def folder(tmp_path: Path, first_soc: Soc, monkeypatch: pytest.MonkeyPatch) -> P
     write_model(tmp_path / "small.onnx")
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal on which no word of a table is broken."""
+    monkeypatch.setattr(output.STDOUT, "width", 200)
 
 
 def answer(*arguments: str, code: int = 0, model: str = "small.onnx") -> dict[str, Any]:
@@ -138,7 +145,7 @@ def test_a_broken_image_ends_it_before_anything_runs(folder: Path, pictures: Pat
         answer("--input", "pictures")
 
 
-def test_what_the_budget_does_not_reach_is_told(folder: Path) -> None:
+def test_what_the_budget_does_not_reach_is_told(folder: Path, wide: None) -> None:
     found = answer("--budget", "0.001s", code=1)
     assert [(row["ok"], row["verdict"]) for row in found["ops"]] == [
         (True, "ok"), (None, "not reached"), (None, "not reached"),
@@ -218,7 +225,7 @@ def test_halves_are_tried(folder: Path) -> None:
     assert 1e-6 < found["max_rel_err"] < 2e-2
 
 
-def test_people_get_a_table(folder: Path) -> None:
+def test_people_get_a_table(folder: Path, wide: None) -> None:
     done = CliRunner().invoke(app, ["validate", "small.onnx", "--soc", "test"])
     assert done.exit_code == 0
     for text in ("conv1", "pool1", "why there", "Every op and the outputs are right"):
