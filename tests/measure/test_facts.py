@@ -120,6 +120,14 @@ def test_a_kernel_that_nobody_answers_ends(
     assert svm_flag.measure_svm_atomics(BareDevice(gpu.device)).value is False
 
 
+def test_a_device_whose_compiler_has_no_such_atomics_meets_nobody(
+    gpu: OpenClDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = svm_flag.SOURCE.replace("memory_scope_all_svm_devices", "memory_scope_nowhere")
+    monkeypatch.setattr(svm_flag, "SOURCE", source)
+    assert svm_flag.measure_svm_atomics(BareDevice(gpu.device)).value is False
+
+
 @pytest.mark.device
 def test_a_fact_that_cannot_be_measured_says_why() -> None:
     (fact,) = measure_apart("no-such-driver", "x", ["gpu.zero_copy"])
