@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -24,6 +23,7 @@ from codl.cli.collect_original import (
     collect_original,
     options_of,
 )
+from codl.cli.collect_table import collected_table
 from codl.cli.conditions import COOL_DOWN, CoolDownOption, GovernorOption, HotOption, control
 from codl.cli.options import (
     BudgetOption,
@@ -57,14 +57,6 @@ from codl.targets.environment import environment_of
 from codl.targets.replay import folder_of
 
 ALL_SHARES, SOME_SHARES = (",".join(map(str, shares)) for shares in (SHARES, FEW_SHARES))
-#: Why a collection ended.
-STOPPED = {
-    "done": "all is measured",
-    "budget": "the budget is over",
-    "samples": "as many as wanted",
-    "settled": "more would change nothing",
-    "battery": "the battery is low",
-}
 
 OpsOption = Annotated[
     list[str] | None,
@@ -189,36 +181,34 @@ def collect_data(
     codl collect --soc host --serial replay:lat_datasets/host --budget 10m -o tried
     """
     serials = serial or []
+    sources = [part for text in ops or MEASURED for part in text.split(",")]
+    limit_s = read_seconds(budget)
+    asked_shares = _shares(shares, few=limit_s is not None)
     if runner != RUNNERS[0]:
-        if similar or batch:
-            raise CodlError(f"--similar and --batch are not for --runner {runner}.")
-        if tolerance is not None:
-            raise CodlError(f"--tolerance is not for --runner {runner}, which measures everything.")
-        if len(serials) > 1:
-            raise CodlError(f"--runner {runner} works on one device, got {', '.join(serials)}.")
+        _refuse_runner(runner, serials, similar=similar, batch=batch, tolerance=tolerance)
         dataset, done = collect_original(
             soc,
             serials[0],
             options_of(program, gpu_memory_type, rounds),
-            ops=[part for text in ops or MEASURED for part in text.split(",")],
-            shares=_shares(shares, few=budget is not None),
+            ops=sources,
+            shares=asked_shares,
             root=output,
             resume=resume,
-            budget_s=read_seconds(budget),
+            budget_s=limit_s,
             samples=samples,
         )
         result = {**asdict(done), "expected": None, "plans": None}
-        emit("collect", result, lambda: _table(dataset, done, None, None), as_json=json)
+        emit("collect", result, lambda: collected_table(dataset, done, None, None), as_json=json)
         return
-    described, limit_s = _described(soc, serials), read_seconds(budget)
     limits = Limits(limit_s, samples, everything, tolerance)
     limits.check()
-    given, networks = load_sources([part for text in ops or MEASURED for part in text.split(",")])
+    described = _described(soc, serials)
+    given, networks = load_sources(sources)
     scope = Scope(
         ops=given,
         similar=_similar(similar),
         batches=_batches(batch or []),
-        shares=_shares(shares, few=limit_s is not None),
+        shares=asked_shares,
         attention=ops is None,
     )
     dataset = Dataset.of(described.name, output)
@@ -229,13 +219,67 @@ def collect_data(
     course = course_of(limits, scope, networks, soc=described, dataset=dataset, tuning=tuning)
     if recorded is not None:
         course = course.of(_answered(course.tasks, recorded))
+    devices = _Devices(described, serials, governor, cool_down, hot)
+    done = _collected(devices, dataset, course, tuning, resume=resume, samples=samples)
+    if recorded is not None and tuning.results:
+        tuning_file.add(dataset, described, tuning.results.values())
+    expected = course.learner.expected() if course.learner else None
+    result = {**asdict(done), "expected": expected}
+    result["plans"] = course.plans.to_json() if course.plans else None
+    emit("collect", result, lambda: collected_table(dataset, done, expected, course), as_json=json)
+    if done.reason:
+        raise CodlError(f"{done.reason} All rows so far are kept, and --resume goes on.")
+
+
+def _refuse_runner(
+    runner: str,
+    serials: Sequence[str],
+    *,
+    similar: int | None,
+    batch: Sequence[int] | None,
+    tolerance: float | None,
+) -> None:
+    """Raises `CodlError` for what the original's program cannot do."""
+    if similar or batch:
+        raise CodlError(f"--similar and --batch are not for --runner {runner}.")
+    if tolerance is not None:
+        raise CodlError(f"--tolerance is not for --runner {runner}, which measures everything.")
+    if len(serials) > 1:
+        raise CodlError(f"--runner {runner} works on one device, got {', '.join(serials)}.")
+
+
+@dataclass(frozen=True)
+class _Devices:
+    """Where a SoC is measured, and under which conditions."""
+
+    soc: Soc
+    serials: Sequence[str]
+    governor: str | None
+    cool_down: str
+    hot_c: float
+
+
+def _collected(
+    devices: _Devices,
+    dataset: Dataset,
+    course: Course,
+    tuning: Tuning,
+    *,
+    resume: bool,
+    samples: int | None,
+) -> Collected:
+    """Measure the tasks of a course; shows how far it is."""
     shown = _Shown(course.plans)
     with ExitStack() as opened:
-        targets = [opened.enter_context(closing(connect(own, described))) for own in serials]
+        targets = [
+            opened.enter_context(closing(connect(serial, devices.soc)))
+            for serial in devices.serials
+        ]
         by_serial = {target.serial: target for target in targets}
-        update = opened.enter_context(progress(f"Collecting on {described.name}", shown.lines))
+        title = f"Collecting on {devices.soc.name}"
+        update = opened.enter_context(progress(title, shown.lines))
         try:
-            done = collect(
+            return collect(
                 targets,
                 dataset,
                 course.tasks,
@@ -245,21 +289,15 @@ def collect_data(
                 samples=samples,
                 chooser=course.chooser,
                 progress=update,
-                cooling=lambda own: control(by_serial[own.serial], governor, cool_down, hot),
+                cooling=lambda own: control(
+                    by_serial[own.serial], devices.governor, devices.cool_down, devices.hot_c
+                ),
                 tells=lambda own: environment_of(by_serial[own.serial], {}),
                 watch=shown.watch,
             )
         except KeyboardInterrupt as error:
             kept = f"All rows so far are kept in {dataset.folder}, and --resume goes on."
             raise InterruptedCommandError(kept) from error
-    if recorded is not None and tuning.results:
-        tuning_file.add(dataset, described, tuning.results.values())
-    expected = course.learner.expected() if course.learner else None
-    result = {**asdict(done), "expected": expected}
-    result["plans"] = course.plans.to_json() if course.plans else None
-    emit("collect", result, lambda: _table(dataset, done, expected, course), as_json=json)
-    if done.reason:
-        raise CodlError(f"{done.reason} All rows so far are kept, and --resume goes on.")
 
 
 def _tuned_briefly(
@@ -341,46 +379,3 @@ def _shares(given: str | None, *, few: bool) -> Sequence[float]:
     if given:
         return read_shares(given)
     return FEW_SHARES if few else SHARES
-
-
-def _table(
-    dataset: Dataset, done: Collected, expected: dict[str, Any] | None, course: Course | None
-) -> RenderableType:
-    title = f"Dataset of {dataset.folder.name}"
-    names = ("file", "rows") + (("within 10 %", "within 5 %", "MAPE") if expected else ())
-    table = Table(*names, title=title, title_justify="left")
-    looks = {look["target"]: look for look in (expected or {"targets": []})["targets"]}
-    for name, rows in dataset.tables().items():
-        look = looks.pop(name, {})
-        table.add_row(f"t_{name}.csv", str(len(rows.read())), *_accuracy(look))
-    for name, look in looks.items():  # the directions of data sharing
-        table.add_row(name, str(look["rows"]), *_accuracy(look))
-    stopped = course.settled if course and done.stopped == "settled" else STOPPED[done.stopped]
-    table.caption = (
-        f"{done.rows} rows written in {done.seconds:.0f} s ({stopped}), "
-        f"{done.failed} failed, {done.skipped} there before, {done.left} measurements left, "
-        f"{done.again} measured twice"
-    )
-    if done.paused_s:
-        table.caption += f", {done.paused_s:.0f} s of pauses to cool down"
-    if len(done.devices) > 1:
-        table.caption += escape("".join(map(_line, done.devices)))
-    if expected:
-        table.caption += f". Accuracy: what {expected['predictor']} reaches on shapes held out"
-        if expected["regret"]:
-            table.caption += ", regret {mean} % in the mean, {p95} % at p95, {ops} ops".format(
-                **expected["regret"]
-            )
-    return table
-
-
-def _line(own: DeviceNews) -> str:
-    """What became of one of several devices."""
-    lost = f", lost {own.lost} times" if own.lost else ""
-    problem = f", {own.state}: {own.problem.rstrip('.')}" if own.problem else ""
-    return f". {own.serial}: {own.measured} measurements{lost}{problem}"
-
-
-def _accuracy(look: dict[str, Any]) -> list[str]:
-    values = [look.get(name) for name in ("acc10", "acc5", "mape")]
-    return ["" if value is None else f"{value:.1f} %" for value in values]

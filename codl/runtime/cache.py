@@ -33,6 +33,8 @@ LIMIT_BYTES = 256 << 20
 MAX_AGE_S = 60 * 86400
 #: A write takes no time: what is older was left by a process that died.
 PARTIAL_AGE_S = 3600
+#: Stores keep the limits, and look at all files no more often: a look takes longer than a store.
+PRUNED_EACH_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Slot:
         """Write the blob, and keep the cache within its limits; no room for it is no error."""
         try:
             files.write(self.path, json.dumps(self._header(blob)).encode() + b"\n" + blob)
-            prune()
+            _prune_in_turn()
         except UnwritableFileError as error:
             warnings.warn(_without(error), stacklevel=1)
 
@@ -102,6 +104,14 @@ def _without(error: UnwritableFileError) -> CodlWarning:
         f"The cache {folder()} cannot be written: {reason}. Kernels are compiled anew each time; "
         f"{VARIABLE} names another folder."
     )
+
+
+def _prune_in_turn() -> None:
+    """Prune where nobody did lately; the folder's own time says when that was."""
+    with suppress(OSError):  # another process may have cleared it
+        if abs(time.time() - folder().stat().st_mtime) > PRUNED_EACH_S:
+            os.utime(folder())
+            prune()
 
 
 def prune(*, limit_bytes: int = LIMIT_BYTES, max_age_s: float = MAX_AGE_S) -> Usage:

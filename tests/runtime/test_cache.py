@@ -155,11 +155,23 @@ def test_what_is_old_or_half_written_goes(folder: Path) -> None:
     assert other.exists(), "the cache touches only its own files"
 
 
-def test_a_store_prunes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_prunes_where_nobody_did_lately(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cache.prune, "__kwdefaults__", {"limit_bytes": 5000, "max_age_s": 1e9})
-    for index in range(10):
-        Slot("binaries", {"number": str(index)}).store(bytes(1000))
-    assert sum(path.stat().st_size for path in cache.folder().rglob("*")) <= 2 * 5000
+
+    def store(number: int) -> int:
+        Slot("binaries", {"number": str(number)}).store(bytes(1000))
+        return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+    lately = [store(number) for number in range(10)][-1]
+    assert lately >= 10 * 1000, "a look at all files would take longer than the stores"
+    an_hour_ago = time.time() - 3600
+    os.utime(folder, (an_hour_ago, an_hour_ago))
+    assert store(10) <= 5000
+    assert [store(number) for number in (11, 12)][-1] > 2 * 1000
+    os.utime(folder, (time.time() + 3600,) * 2)  # a clock that was set back
+    assert store(13) <= 5000
 
 
 WRITER = """
