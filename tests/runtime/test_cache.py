@@ -16,7 +16,8 @@ from codl import files
 from codl.ir import parse
 from codl.kernels import registry
 from codl.kernels.base import KernelPlan
-from codl.runtime import cache
+from codl.kernels.source import compile_options, source_text
+from codl.runtime import cache, program_cache
 from codl.runtime.cache import Slot
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.program_cache import Programs
@@ -27,6 +28,7 @@ KEY = {"device": "D", "driver": "1"}
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
+    monkeypatch.setattr(program_cache, "KEEP_THEIR_OWN", frozenset())
     return cache.folder()
 
 
@@ -99,6 +101,17 @@ def test_what_is_only_tried_is_not_kept(gpu: OpenClDevice) -> None:
     with programs.trying():
         programs.build(plan)
     assert not programs.slot("binaries", plan).path.exists()
+
+
+def test_a_platform_that_keeps_what_it_compiled_is_asked_for_no_binary(
+    gpu: OpenClDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    platform = gpu.device.platform.name.strip()
+    monkeypatch.setattr(program_cache, "KEEP_THEIR_OWN", frozenset({platform}))
+    plan, programs = small_plan(gpu), Programs(gpu.context)
+    programs.build(plan)
+    assert not programs.slot("binaries", plan).path.exists()
+    assert programs.binary(plan.source, source_text(plan), compile_options(plan.defines)).blob
 
 
 def test_a_key_holds_all_that_a_binary_depends_on(gpu: OpenClDevice) -> None:
