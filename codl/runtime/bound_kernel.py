@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 
 class BoundKernel:
-    """A kernel with its arguments set, ready to be enqueued at once."""
+    """A kernel with its arguments set, ready to be enqueued at once.
+
+    Raises `DeviceError` where they are more or fewer than it takes.
+    """
 
     __slots__ = ("_buffers", "_global", "_local", "arguments", "kernel", "name", "offset")
 
@@ -36,6 +39,11 @@ class BoundKernel:
         *,
         offset: tuple[int, ...] | None = None,
     ) -> None:
+        if len(values) != kernel.num_args:  # which pyopencl tells by a TypeError
+            raise DeviceError(
+                f"The kernel {kernel.function_name!r} of {name!r} takes {kernel.num_args} "
+                f"arguments, and its launch has {len(values)}."
+            )
         kernel.set_args(*values)
         self.name = name
         self.kernel = kernel

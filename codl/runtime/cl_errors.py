@@ -21,6 +21,8 @@ _MEANINGS = {
     "INVALID_WORK_GROUP_SIZE": "a work-group is larger than the kernel allows, or does not divide "
     "the global size",
     "INVALID_WORK_ITEM_SIZE": "a work-group is longer in one dimension than the device allows",
+    "INVALID_KERNEL_NAME": "the built program has no such kernel: its source defines none, or the "
+    "driver's compiler lost it",
     "INVALID_KERNEL_ARGS": "an argument is missing or is not what the kernel declares",
     "DEVICE_NOT_AVAILABLE": "the device is gone, or its driver was reset",
     "INVALID_COMMAND_QUEUE": "the device is gone, or its driver was reset",

@@ -83,6 +83,14 @@ def lacks_the_kernel(folder: Path) -> Callable[[KernelPlan, Soc], KernelPlan]:
     return source(folder, "kernel void another(__global float *x) { x[0] = 0; }")
 
 
+def too_few_arguments(folder: Path) -> Callable[[KernelPlan, Soc], KernelPlan]:
+    return lambda plan, soc: launched(plan, args=plan.launches[0].args[:-1])
+
+
+def too_many_arguments(folder: Path) -> Callable[[KernelPlan, Soc], KernelPlan]:
+    return lambda plan, soc: launched(plan, args=(*plan.launches[0].args, 1, 2))
+
+
 def too_large_a_group(folder: Path) -> Callable[[KernelPlan, Soc], KernelPlan]:
     def spoil(plan: KernelPlan, soc: Soc) -> KernelPlan:
         size = 2 * soc.gpu.max_work_group_size
@@ -114,7 +122,9 @@ def another_group_than_compiled_for(folder: Path) -> Callable[[KernelPlan, Soc],
 
 FAILURES = {
     does_not_build: ("does not build on", "no_such_function", "-DPIXELS=", "-DV="),
-    lacks_the_kernel: ("Binding the kernels of",),
+    lacks_the_kernel: ("Binding the kernels of", "the built program has no such kernel"),
+    too_few_arguments: ("'conv2d_direct' of 'conv1' takes 24 arguments, and its launch has 23",),
+    too_many_arguments: ("takes 24 arguments, and its launch has 26",),
     too_large_a_group: ("'conv1' wants work-groups of", "allows it"),
     a_group_that_does_not_divide: ("work-groups of 2x1, which do not divide its 7x1 work-items",),
     too_much_scratch: (f"A buffer of {HUGE} bytes is wanted", "allows"),
