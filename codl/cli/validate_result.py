@@ -52,30 +52,35 @@ def _remedy(remedy: Remedy) -> dict[str, Any]:
 
 
 def tables_of(result: Mapping[str, Any], found: Validation, remedy: Remedy | None) -> Group:
-    columns = ("", "op", "processor", "variant", "stored", "cosine", "error", "largest", "so far")
-    table = Table(*columns, "why there", title=f"Ops of {found.plan.model}", title_justify="left")
+    """Two lines and more to an op, so that no word is broken in a terminal of 80 columns."""
+    columns = ("", "op, where it runs, and why there", "cosine\nlargest", "error\nso far")
+    table = Table(*columns, title=f"Ops of {found.plan.model}", title_justify="left")
     for row in result["ops"]:
-        label = row["op"] if row["with"] is None else f"{row['op']} + {row['with']}"
         so_far = row["accumulated_max_rel_err"]
         table.add_row(
             _verdict(row),
-            escape(label),
-            row["processor"],
-            row["variant"],
-            f"{row['layout']} {row['precision']['stored']}",
-            f"{row['cosine']:.7f}",
-            f"{row['max_rel_err']:.1e}",
-            f"{row['largest_expected']:.3g}",
-            "" if so_far is None else f"{so_far:.1e}",
-            escape(row["placed"] or ""),
+            escape(_described(row)),
+            f"{row['cosine']:.7f}\n{row['largest_expected']:.3g}",
+            f"{row['max_rel_err']:.1e}\n" + ("" if so_far is None else f"{so_far:.1e}"),
         )
+    for numbers in table.columns[2:]:
+        numbers.justify, numbers.no_wrap = "right", True
     table.caption = (
-        "error: the largest difference over the largest value, of the op alone; so far: the same "
-        "in the whole plan up to here. Everything is computed and accumulated in float32."
+        "largest: the largest value that is expected; error: the largest difference over it, of "
+        "the op alone; so far: the same in the whole plan up to here. Everything is computed and "
+        "accumulated in float32."
     )
     samples = _sample_lines(result)
     lines = (*_lines(found), *samples, *_fallback_lines(remedy))
     return Group(table, *map(escape, lines))
+
+
+def _described(row: Mapping[str, Any]) -> str:
+    """The op; below that what computes it, and why."""
+    label = row["op"] if row["with"] is None else f"{row['op']} + {row['with']}"
+    stored = f"{row['layout']} {row['precision']['stored']}"
+    why = f"; {row['placed']}" if row["placed"] else ""
+    return f"{label}\n{row['processor']}: {row['variant']}, {stored}{why}"
 
 
 def _verdict(row: Mapping[str, Any]) -> str:

@@ -33,12 +33,6 @@ def folder(tmp_path: Path, first_soc: Soc, monkeypatch: pytest.MonkeyPatch) -> P
     return tmp_path
 
 
-@pytest.fixture
-def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A terminal on which no word of a table is broken."""
-    monkeypatch.setattr(output.STDOUT, "width", 200)
-
-
 def answer(*arguments: str, code: int = 0, model: str = "small.onnx") -> dict[str, Any]:
     """What `codl validate` of the small model answers."""
     given = ["validate", model, "--soc", "test", *arguments, "--json"]
@@ -145,7 +139,7 @@ def test_a_broken_image_ends_it_before_anything_runs(folder: Path, pictures: Pat
         answer("--input", "pictures")
 
 
-def test_what_the_budget_does_not_reach_is_told(folder: Path, wide: None) -> None:
+def test_what_the_budget_does_not_reach_is_told(folder: Path) -> None:
     found = answer("--budget", "0.001s", code=1)
     assert [(row["ok"], row["verdict"]) for row in found["ops"]] == [
         (True, "ok"), (None, "not reached"), (None, "not reached"),
@@ -225,8 +219,19 @@ def test_halves_are_tried(folder: Path) -> None:
     assert 1e-6 < found["max_rel_err"] < 2e-2
 
 
-def test_people_get_a_table(folder: Path, wide: None) -> None:
-    done = CliRunner().invoke(app, ["validate", "small.onnx", "--soc", "test"])
+@pytest.mark.parametrize("width", [80, 160])
+def test_people_get_a_table_in_which_no_word_is_broken(
+    width: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output.STDOUT, "width", width)
+    done = CliRunner().invoke(app, ["validate", "small.onnx", "--soc", "test", "-o", "all.json"])
     assert done.exit_code == 0
-    for text in ("conv1", "pool1", "why there", "Every op and the outputs are right"):
-        assert text in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= width
+    words = {word.strip(",;") for word in done.stdout.split()}
+    for row in json.loads(Path("all.json").read_text())["ops"]:
+        shown = f"{row['cosine']:.7f} {row['max_rel_err']:.1e} {row['largest_expected']:.3g}"
+        where = f"{row['op']} {row['processor']}: {row['variant']} {row['layout']} {row['placed']}"
+        assert words >= {word.strip(",;") for word in f"{shown} {where}".split()}
+    told = " ".join(done.stdout.split())
+    for text in ("why there", "so far", "Every op and the outputs are right"):
+        assert text in told
