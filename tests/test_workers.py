@@ -214,6 +214,18 @@ def test_a_model_that_no_time_is_left_for_has_no_plan_and_says_so() -> None:
     assert budget.ended == "budget"
 
 
+def test_a_model_that_ctrl_c_came_before_has_no_plan_and_says_so() -> None:
+    def after_one(done: int, *_: object) -> None:
+        if done == 1:
+            raise KeyboardInterrupt
+
+    searches, budget = [Search(model="op_chain", strategy="cpu") for _ in range(2)], Budget()
+    first, second = search_models(searches, SyntheticContext(), budget=budget, progress=after_one)
+    assert isinstance(first, FoundPlan)
+    assert str(second) == "Ctrl-C came before it."
+    assert budget.ended == "interrupted"
+
+
 def test_what_goes_to_a_worker_is_small(tmp_path: Path) -> None:
     b = ModelBuilder("wide")
     x = b.fully_connected(b.input("x", (1, 512)), 2048)

@@ -72,10 +72,10 @@ def bench_ui(
 def _beside(engine: Engine, probe: Target, seconds: float) -> Beside:
     """What is drawn while an engine runs, and the seconds of its runs."""
     engine.run()
-    samples = []
+    samples: list[float] = []
     with ThreadPoolExecutor(1) as thread:
         drawing = thread.submit(probe.draw_frames, seconds)
-        while not drawing.done():
+        while not (samples and drawing.done()):
             begin = perf_counter()
             engine.run()
             samples.append(perf_counter() - begin)

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import command_line
 from typer.testing import CliRunner, Result
 
-from codl.cli.app import app
+from codl.cli.app import INTERRUPTED, app
 from codl.errors import UnknownNameError
 from codl.registry import rolled_back
 from codl.targets.checks import CHECKS, Check, Outcome, Patient, register
@@ -114,6 +115,19 @@ def test_a_check_that_breaks_is_a_failed_one() -> None:
     assert found["breaking first"]["ok"]
     assert found["breaking"]["detail"] == "ZeroDivisionError: a defect"
     assert found["next"]["ok"]
+
+
+@pytest.mark.usefixtures("_only")
+def test_ctrl_c_keeps_the_checks_before(tmp_path: Path) -> None:
+    def end(patient: Patient) -> Iterator[Outcome]:
+        raise KeyboardInterrupt
+
+    register(outcomes(Outcome(True, "fine", of="one")))
+    register(Check("other", end, "Wait for it."))
+    done = command_line.run(tmp_path, "doctor", "--json")
+    assert done.code == INTERRUPTED
+    assert [one["name"] for one in json.loads(done.stdout)["checks"]] == ["thing one"]
+    assert "Interrupted. The checks before are kept." in done.stderr
 
 
 @pytest.mark.usefixtures("_only")
