@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from typing import Any, get_args
 
 import numpy as np
@@ -24,6 +24,7 @@ from codl.measure.codl_op_run.stat import Stat, read_stat
 from codl.measure.collection import Stopped
 from codl.measure.collector import Collected
 from codl.measure.dataset import Dataset, OpRow
+from codl.measure.dataset_writer import RowWriter
 from codl.measure.importers.importer import describe
 from codl.measure.progress import Progress, nobody
 from codl.measure.tasks import SEED, SHARES, OpTask, op_tasks
@@ -95,20 +96,23 @@ def collect(
     """
     budget = budget or Budget()
     with files.locked(dataset.folder):
-        state = _State(dataset, _begin(dataset, soc, options, serial=serial, resume=resume))
-        missing = [task for task in tasks if state.lacks(task)]
+        run, writer = (
+            _begin(dataset, soc, options, serial=serial, resume=resume),
+            RowWriter(dataset),
+        )
+        missing = [task for task in tasks if writer.lacks(task)]
         wanted = missing[:samples]
         stopped: Stopped = "done" if len(wanted) == len(missing) else "samples"
         for task in budget.steps(wanted, progress):
-            state.write(task, measured(shell, task, options, run=state.run))
+            writer.write([(task, measured(shell, task, options, run=run))])
         if budget.ended == "budget":
             stopped = "budget"
-        _finish(dataset, state.run)
+        _finish(dataset, run)
         return Collected(
-            rows=state.rows,
-            failed=state.failed,
+            rows=writer.rows,
+            failed=writer.failed,
             skipped=len(tasks) - len(missing),
-            left=sum(state.lacks(task) for task in tasks),
+            left=sum(writer.lacks(task) for task in tasks),
             again=0,
             seconds=budget.spent_s,
             stopped=stopped,
@@ -187,34 +191,6 @@ def _check_shell(shell: Shell, problem: str) -> None:
         shell.run(["true"])
     except DeviceError:
         raise DeviceError(f"{problem} Rows so far are kept: --resume goes on from there.") from None
-
-
-@dataclass
-class _State:
-    """What is on disk."""
-
-    dataset: Dataset
-    run: str
-    rows: int = 0
-    failed: int = 0
-    done: dict[str, set[Any]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Read the keys that are there; tables lose a line that a kill left unfinished."""
-        tables = self.dataset.tables()
-        for table in tables.values():
-            table.repair()
-        self.done = {name: {row.key for row in table.read()} for name, table in tables.items()}
-
-    def lacks(self, task: OpTask) -> bool:
-        return any(task.key not in self.done.get(name, ()) for name in task.tables)
-
-    def write(self, task: OpTask, row: OpRow) -> None:
-        for name in task.tables:
-            self.dataset.ops(name).append(row)
-            self.done.setdefault(name, set()).add(row.key)
-        self.rows += 1
-        self.failed += row.status == "failed"
 
 
 def _begin(dataset: Dataset, soc: Soc, options: Options, *, serial: str, resume: bool) -> str:
