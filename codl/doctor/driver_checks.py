@@ -61,6 +61,7 @@ def _described(device: ProbedDevice) -> str:
         f"driver {device.driver}",
         f"{device.compute_units} compute units",
         f"work-groups of up to {device.max_work_group_size}",
+        f"vectors of {device.vector_width} floats",
         " and ".join(device.memory_types),
     )
     return ", ".join(facts)

@@ -16,7 +16,24 @@ from codl.runtime.drivers import TARGET, TARGET_FLOATS
 
 #: What a CPU's vectors may hold, in floats.
 WIDTHS = (4, 8, 16)
-SOURCE = "kernel void probe(global int *out) { out[get_global_id(0)] = get_global_id(0); }"
+#: A trivial kernel; behind the items it leaves the floats in the vectors of the x86 CPU that it was
+#: compiled for, which the compiler's own macros tell, or 0.
+SOURCE = """
+#if defined(__AVX512F__)
+#define FLOATS 16
+#elif defined(__AVX__)
+#define FLOATS 8
+#elif defined(__SSE__)
+#define FLOATS 4
+#else
+#define FLOATS 0
+#endif
+kernel void probe(global int *out) {
+    out[get_global_id(0)] = get_global_id(0);
+    if (get_global_id(0) == 0) out[get_global_size(0)] = FLOATS;
+}
+"""
+ITEMS = 64
 
 
 @dataclass(frozen=True)
@@ -72,25 +89,25 @@ def look(name: str) -> list[ProbedDevice]:
             queue = cl.CommandQueue(context)
             program = cl.Program(context, SOURCE).build()
             kernel = cl.Kernel(program, "probe")
-            out = np.zeros(64, np.int32)
+            out = np.zeros(ITEMS + 1, np.int32)
             buffer = cl.Buffer(context, cl.mem_flags.WRITE_ONLY, out.nbytes)
             kernel.set_args(buffer)
-            cl.enqueue_nd_range_kernel(queue, kernel, out.shape, None)
+            cl.enqueue_nd_range_kernel(queue, kernel, (ITEMS,), None)
             cl.enqueue_copy(queue, out, buffer)
-            if not np.array_equal(out, np.arange(64)):
+            if not np.array_equal(out[:ITEMS], np.arange(ITEMS)):
                 raise RuntimeError(f"{device.name}: a trivial kernel gave a wrong result")
-            found.append(_describe(name, platform, device, kernel))
+            found.append(_describe(name, platform, device, kernel, compiled=int(out[ITEMS])))
     return found
 
 
-def _describe(icd: str, platform: Any, device: Any, kernel: Any) -> ProbedDevice:
+def _describe(icd: str, platform: Any, device: Any, kernel: Any, *, compiled: int) -> ProbedDevice:
     cl = cl_module()
     is_cpu = bool(device.type & cl.device_type.CPU)
     multiple = kernel.get_work_group_info(
         cl.kernel_work_group_info.PREFERRED_WORK_GROUP_SIZE_MULTIPLE, device
     )
     svm = svm_level(device)
-    width = compiled_width(device.native_vector_width_float) if is_cpu else 4
+    width = compiled_width(device.native_vector_width_float, compiled) if is_cpu else 4
     return ProbedDevice(
         icd=icd,
         platform=platform.name.strip(),
@@ -117,13 +134,17 @@ def _describe(icd: str, platform: Any, device: Any, kernel: Any) -> ProbedDevice
     )
 
 
-def compiled_width(native: int) -> int:
-    """Floats in the vectors of a CPU's kernels: the driver's native ones.
+def compiled_width(native: int, compiled: int = 0) -> int:
+    """Floats in the vectors of a CPU's kernels: the driver's native ones, and no more than its
+    compiler has instructions for, where that tells it (`compiled` is not 0).
 
-    Intel's runtime may be told to compile for another CPU, and says the same all the same.
+    A driver may look at the CPU, and its compiler be too old to know it: PoCL with LLVM 14 claims
+    vectors of 16 on a Zen 4 and compiles for a Zen 3. Vectors of 16 go wrong there: programs lose
+    their kernels, and builds never end. Intel's runtime may be told to compile for another CPU, and
+    says the same all the same.
     """
     held = TARGET_FLOATS.get(os.environ.get(TARGET, ""), native)
-    return min(held, native) if native in WIDTHS else WIDTHS[0]
+    return min(held, compiled or native, native) if native in WIDTHS else WIDTHS[0]
 
 
 def vector_registers(width: int, architecture: str) -> int:

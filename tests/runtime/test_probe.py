@@ -33,6 +33,17 @@ def test_vectors_are_those_that_kernels_are_compiled_for(
     assert compiled_width(native) == width
 
 
+@pytest.mark.parametrize(
+    ("native", "compiled", "width"),
+    [(16, 16, 16), (16, 8, 8), (16, 0, 16), (8, 16, 8), (8, 4, 4), (1, 8, 4)],
+)
+def test_vectors_are_no_wider_than_those_of_the_compiler(
+    native: int, compiled: int, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(TARGET, raising=False)
+    assert compiled_width(native, compiled) == width
+
+
 def test_registers_are_those_of_the_instruction_set() -> None:
     assert vector_registers(16, "x86_64") == 32
     assert vector_registers(8, "x86_64") == vector_registers(4, "AMD64") == 16
