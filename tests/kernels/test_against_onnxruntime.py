@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import cycle
+from itertools import cycle, product
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import helper
-from support.kernel_runs import operands, run_cpu, run_gpu, tolerance
+from support.kernel_runs import assert_close, operands, run_cpu, run_gpu, tolerance
 from support.random_ops import convolutions
 
 from codl.frontend.graph.onnx_import import session_options
-from codl.ir import Activation, Array, Weights, parse, split, to_text
+from codl.ir import Activation, Array, Op, Weights, parse, split, to_text
 from codl.ir.ops.conv2d import Conv2d
 from codl.kernels import registry
 from codl.runtime.opencl import OpenClDevice
@@ -100,3 +100,40 @@ def test_any_split_of_what_networks_are_made_of(text: str, dim: Any, gpu: OpenCl
     op = parse(text)
     assert isinstance(op, Conv2d)
     check_every_split(op, dim, gpu)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("gpu_gemm_fp16", "conv2d in=1x3x32x32 oc=24 kernel=8x8 stride=8"),
+        ("gpu_gemm_fp16", "conv2d in=2x21x9x8 oc=40 kernel=3x3 stride=2 pad=1"),
+        ("gpu_gemm_fp16", "conv2d in=1x70x10x9 oc=36 kernel=1x1"),
+        ("gpu_winograd_gemm_fp16", "conv2d in=2x24x11x9 oc=20 kernel=3x3 pad=1"),
+        ("gpu_depthwise_pixels_fp16", "conv2d in=2x22x9x11 oc=22 kernel=3x3 pad=1 groups=22"),
+        ("gpu_rows_fp16", "fc in=3x22x3x2 oc=37"),
+    ],
+)
+def test_any_split_in_halves_on_a_gpu(name: str, text: str, first_gpu: OpenClDevice) -> None:
+    """In the choice of the whole op, so that its kernels are compiled once."""
+    op = parse(text)
+    inputs, weights = operands(op)
+    variant: Any = registry.find(op, name)
+    choice = variant.choices(op, first_gpu.soc)[0]
+    expected = run_onnxruntime(*as_convolution(op, inputs[0], weights))
+    for dim, ratio in product(op.dims, (0.4, 1.0)):
+        _, part = split(op, dim, ratio, align=first_gpu.soc.gpu.vector_width)
+        if part.is_empty:
+            continue
+        got, _ = run_gpu(variant, op, part, inputs, weights, first_gpu, choice)
+        assert_close(variant, op.restrict(part), got, expected[part.slices])
+
+
+def as_convolution(op: Op, x: Array, weights: Weights) -> tuple[Conv2d, Array, Weights]:
+    """A fully connected layer as a window that is the whole input."""
+    if isinstance(op, Conv2d):
+        return op, x, weights
+    _, c, h, w = x.shape
+    outputs, bias = op.output.c, weights["bias"]
+    conv = parse(f"conv2d in={op.inputs[0]} oc={outputs} kernel={h}x{w}")
+    assert isinstance(conv, Conv2d)
+    return conv, x, {"weight": weights["weight"].reshape(outputs, c, h, w), "bias": bias}

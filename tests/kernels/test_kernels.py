@@ -131,7 +131,10 @@ def test_variants_for_real_gpus_in_any_of_their_choices(
     ],
 )
 def test_choices_for_real_gpus(text: str, first_gpu: OpenClDevice) -> None:
-    """With every value of every parameter; see above for any combination."""
+    """With every value of every parameter; see above for any combination.
+
+    Over halves the first choice alone: their kernels are cut alike.
+    """
     op = parse(text)
     case = Case.of(op, seed=1)
     for variant in variants_for_gpus(op, first_gpu.soc):
@@ -139,7 +142,8 @@ def test_choices_for_real_gpus(text: str, first_gpu: OpenClDevice) -> None:
         features = [variant.features(op, first_gpu.soc, choice) for choice in choices]
         assert features[0] == variant.features(op, first_gpu.soc)
         assert len({tuple(values) for values in features}) == 1
-        for choice in enough(choices):
+        most = None if variant.storage.element == "float32" else 1
+        for choice in enough(choices)[:most]:
             case.on_gpu(variant, first_gpu, choice=choice)
 
 

@@ -135,6 +135,30 @@ def test_tensors_of_any_rank_are_of_halves_where_convolutions_are(first_soc: Soc
     assert [variant.storage for variant in indices] == [PLANAR], "halves count to 2048 alone"
 
 
+def test_every_variant_over_floats_is_there_over_halves() -> None:
+    """But for indices, since halves count to 2048 alone."""
+    gpu: list[Any] = [v for v in registry.VARIANTS.values() if v.processor == "gpu"]
+    names = {(v.op_kind, v.name) for v in gpu}
+    floats = [v for v in gpu if v.storage.element == "float32"]
+    lacking = [v.op_kind for v in floats if (v.op_kind, f"{v.name}_fp16") not in names]
+    assert lacking == ["max_indices"]
+
+
+def test_a_gpu_of_halves_runs_in_what_it_runs_in_over_floats(first_soc: Soc) -> None:
+    floats = of_gpu(first_soc, type="gpu", vector_width=4, memory_types=("buffer",))
+    halves = of_gpu(floats, element="float16")
+    for text in (
+        "conv2d in=1x3x224x224 oc=768 kernel=16x16 stride=16",
+        "conv2d in=1x64x56x56 oc=64 kernel=3x3 pad=1",
+        "conv2d in=1x96x56x56 oc=96 kernel=3x3 pad=1 groups=96",
+        "fc in=1x768x1x1 oc=1000",
+        "pooling in=1x512x7x7 mode=avg kernel=7x7",
+    ):
+        op = parse(text)
+        usual, half = (registry.variants(op, "gpu", soc) for soc in (floats, halves))
+        assert [v.name for v in half] == [f"{v.name}_fp16" for v in usual]
+
+
 @pytest.mark.parametrize(
     ("text", "index"),
     [

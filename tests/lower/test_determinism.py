@@ -22,10 +22,10 @@ TESTS = Path(__file__).parent.parent
 #: lowering and with the sources of kernels, and with nothing else: not from machine to machine.
 #: `PYTHONPATH=tests python tests/lower/test_determinism.py` prints those of now.
 GOLDEN = (
-    "fc403093916ebdba648e2383c170006a65d87b7b478233cbace65be140b30f97",
-    "29130b0c37bdec27c04ed8442b32e3d2c82a5d601c66debf6bd0da034852c9ab",
+    "a5375b1ac0fdbda9490ceb24d78aee81c9d2cb01f30992787cdf967ab5323730",
+    "91fd70f4691ad7a97f188984adfff017d9075827514924f58db0ebf2bf34f874",
     "b3561a68d32146ccf1e11aab81d4c0e9117354ba08a612dacec8033e65b87241",
-    "26c3aa8c06707bed8c3bb9228fe51263c88923131669e04af284fea92d9e3742",
+    "4f446e9db49366d6c20f9f20167652817e035dbcabad1c01b1f0ceab1ffa4b19",
 )
 
 

@@ -11,9 +11,9 @@
 #define SPAN ((PIXELS - 1) * STRIDE_W + (KERNEL_W - 1) * DILATION_W + 1)
 
 __kernel void conv2d_depthwise_pixels(
-    __global const float *restrict input, int input_offset, int input_stride,
-    __global float *restrict output, int output_offset, int output_stride,
-    __global const float *restrict weight, __global const float *restrict bias, int blocks,
+    __global const ELEMENT *restrict input, int input_offset, int input_stride,
+    __global ELEMENT *restrict output, int output_offset, int output_stride,
+    __global const WEIGHT *restrict weight, __global const float *restrict bias, int blocks,
     int tiles, int row_tiles, int in_h, int in_w, int out_w, int stride_h, int pad_top,
     int pad_left, int dilation_h, int input_apart, int output_apart ADDED_ALL_ARGS)
 {
@@ -24,8 +24,8 @@ __kernel void conv2d_depthwise_pixels(
     if (block >= blocks) return;
     const int out_y = tile / row_tiles, out_x = (tile - out_y * row_tiles) * PIXELS;
     const int x0 = out_x * STRIDE_W - pad_left, y0 = out_y * stride_h - pad_top;
-    __global const float *in = BLOCK(input, input_offset, input_stride, block);
-    __global const float *w = weight + block * (KERNEL_H * KERNEL_W * V);
+    __global const ELEMENT *in = BLOCK(input, input_offset, input_stride, block);
+    __global const WEIGHT *w = weight + block * (KERNEL_H * KERNEL_W * V);
 
     VEC acc[PIXELS];
     UNROLL for (int p = 0; p < PIXELS; p++) acc[p] = VLOAD(bias + block * V);
@@ -33,16 +33,16 @@ __kernel void conv2d_depthwise_pixels(
         const int y = y0 + ky * dilation_h, row_inside = y >= 0 && y < in_h;
         UNROLL for (int c = 0; c < SPAN; c++) {
             const int x = x0 + c, inside = row_inside && x >= 0 && x < in_w;
-            const VEC column = inside ? VLOAD(in + (y * in_w + x) * V) : (VEC)(0.0f);
+            const VEC column = inside ? LOAD(in + (y * in_w + x) * V) : (VEC)(0.0f);
             UNROLL for (int kx = 0; kx < KERNEL_W; kx++) {
                 const int from = c - kx * DILATION_W;
                 if (from >= 0 && from % STRIDE_W == 0 && from / STRIDE_W < PIXELS)
-                    acc[from / STRIDE_W] += column * VLOAD(w + (ky * KERNEL_W + kx) * V);
+                    acc[from / STRIDE_W] += column * WLOAD(w + (ky * KERNEL_W + kx) * V);
             }
         }
     }
     const int pixel = out_y * out_w + out_x;
-    __global float *out = BLOCK(output, output_offset, output_stride, block) + pixel * V;
+    __global ELEMENT *out = BLOCK(output, output_offset, output_stride, block) + pixel * V;
     UNROLL for (int p = 0; p < PIXELS; p++)
-        if (out_x + p < out_w) VSTORE(ACTIVATE(acc[p] PLUS_ADDED(block, pixel + p)), out + p * V);
+        if (out_x + p < out_w) STORE(ACTIVATE(acc[p] PLUS_ADDED(block, pixel + p)), out + p * V);
 }

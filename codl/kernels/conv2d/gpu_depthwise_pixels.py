@@ -7,12 +7,11 @@ from typing import ClassVar
 from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.conv2d import Conv2d
 from codl.ir.soc import Soc
-from codl.ir.types import BLOCKED, Storage
 from codl.kernels.base import ENDS, WEIGHTED, Choice, KernelLaunch, KernelPlan
 from codl.kernels.conv2d.gpu_depthwise import _pack_windows
 from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
 from codl.kernels.tiling import GROUP, base_defines, ceil_div, round_up, waves
-from codl.kernels.variant import OnGpu
+from codl.kernels.variant import ForStorage
 
 #: Work-items that a compute unit should get before an item takes more than one pixel.
 ITEMS_PER_UNIT = 1024
@@ -20,14 +19,13 @@ ITEMS_PER_UNIT = 1024
 MOST_TAPS = 49
 
 
-class GpuDepthwisePixels(OnGpu):
+class GpuDepthwisePixels(ForStorage):
     """One input and one output channel to a group; windows small enough to be unrolled."""
 
-    name: ClassVar[str] = "gpu_depthwise_pixels"
+    base_name: ClassVar[str] = "gpu_depthwise_pixels"
     op_kind: ClassVar[str] = "conv2d"
     meant_for: ClassVar[frozenset[str]] = frozenset({"gpu"})
     takes_batch: ClassVar[bool] = True
-    storage: ClassVar[Storage] = BLOCKED
 
     def refusal(self, op: Conv2d, soc: Soc) -> str | None:
         if not op.is_depthwise:
@@ -55,7 +53,7 @@ class GpuDepthwisePixels(OnGpu):
             "work_items": float(items),
             "waves": waves(items, soc),
             "flops": float(op.flops),
-            **byte_features(op, soc),
+            **byte_features(op, soc, self.storage),
         }
 
     def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
@@ -82,7 +80,7 @@ class GpuDepthwisePixels(OnGpu):
             source="conv2d/gpu_depthwise_pixels.cl",
             launches=(launch,),
             defines={
-                **base_defines(op.activation, soc),
+                **base_defines(op.activation, soc, self.storage),
                 "PIXELS": pixels,
                 "KERNEL_H": op.kernel.h,
                 "KERNEL_W": op.kernel.w,
@@ -91,4 +89,4 @@ class GpuDepthwisePixels(OnGpu):
             },
             pack=pack,
             whole_batch=True,
-        )
+        ).stored_as(self.storage)

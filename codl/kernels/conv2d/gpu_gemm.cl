@@ -13,6 +13,7 @@
 // POINTWISE      defined for 1x1 windows without padding: every tap lies inside
 // batches        of products: points of Winograd's with weights of their own (`own_weights` is 1), or
 //                images; `apart` is how many pixels lie from one to the next
+// FLOAT_FACTORS  defined where input and weights are floats, whatever tensors are stored as
 // ROWS           defined where input and output are planar rows of all channels, as matrices are
 // RAW            defined where sums go to [split][batch][block][pixel] without bias and activation
 // Sizes in pixels of four channels.
@@ -62,13 +63,15 @@ typedef struct {
 // are free of branches too: an item without one repeats the last, and what lies beside the input is
 // cleared afterwards. Halves become floats only behind the products: whoever converts them waits for
 // them.
-#ifdef HALF
+#if defined(HALF) && !defined(FLOAT_FACTORS)
+#define FACTOR half
 typedef ushort4 STORED;
 #define STORED_AT(p) (*(__global const STORED *)(p))
 #define FLOATS(x) vloada_half4(0, (const half *)&(x))
 #else
+#define FACTOR float
 typedef float4 STORED;
-#define STORED_AT(p) LOAD(p)
+#define STORED_AT(p) VLOAD(p)
 #define FLOATS(x) (x)
 #endif
 #ifdef POINTWISE
@@ -97,7 +100,7 @@ typedef float4 STORED;
         UNROLL for (int i = 0; i < A_LOADS; i++) {                                                 \
             FETCH_A(a[i], sources[i])                                                              \
         }                                                                                          \
-        __global const WEIGHT *from = weights + (size_t)min(step, steps - 1) * (B_SIZE * 4);        \
+        __global const FACTOR *from = weights + (size_t)min(step, steps - 1) * (B_SIZE * 4);        \
         UNROLL for (int i = 0; i < B_LOADS; i++)                                                   \
             b[i] = STORED_AT(from + min(item + i * ITEMS, B_SIZE - 1) * 4);                        \
     }
@@ -139,9 +142,9 @@ typedef float4 STORED;
     }
 
 __kernel __attribute__((reqd_work_group_size(ITEMS * TEAMS, 1, 1))) void conv2d_gemm(
-    __global const ELEMENT *input, int input_offset, int input_stride,
+    __global const FACTOR *input, int input_offset, int input_stride,
     __global SUM *output, int output_offset, int output_stride,
-    __global const WEIGHT *weight, __global const float *bias, int splits,
+    __global const FACTOR *weight, __global const float *bias, int splits,
     int steps, int in_blocks, int out_blocks, int out_pixels, int in_h, int in_w, int out_w,
     int kernel_w, int stride_h, int stride_w, int pad_top, int pad_left, int dilation_h,
     int dilation_w, int own_weights, int input_apart, int output_apart FINISHED_ARGS)
@@ -154,8 +157,8 @@ __kernel __attribute__((reqd_work_group_size(ITEMS * TEAMS, 1, 1))) void conv2d_
     // Steps of every tile, and the first of this team.
     const int all_steps = steps * TEAMS * splits, first_step = (split * TEAMS + team) * steps;
 
-    __global const ELEMENT *in = BEGIN(input, input_offset, batch, input_apart);
-    __global const WEIGHT *weights = weight +
+    __global const FACTOR *in = BEGIN(input, input_offset, batch, input_apart);
+    __global const FACTOR *weights = weight +
         (((size_t)batch * own_weights * get_num_groups(1) + tile_n) * all_steps + first_step) *
             B_SIZE * 4;
 #ifndef RAW

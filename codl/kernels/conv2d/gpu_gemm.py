@@ -12,7 +12,6 @@ import numpy as np
 from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.conv2d import Conv2d
 from codl.ir.soc import GpuSide, Soc
-from codl.ir.types import BLOCKED, Storage
 from codl.kernels.base import (
     ApartArg,
     Arg,
@@ -25,7 +24,7 @@ from codl.kernels.base import (
 )
 from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
 from codl.kernels.tiling import GROUP, base_defines, ceil_div, round_up
-from codl.kernels.variant import OnGpu
+from codl.kernels.variant import ForStorage
 
 #: Cuts worth trying but for their splits: the register tile of a work-item, pixels x channels, how
 #: many work-items a team has in each direction, the depth of a step and the number of teams. Of 180
@@ -266,14 +265,13 @@ def refuse_width(soc: Soc) -> str | None:
     return None if width == 4 else f"needs a vector width of 4, got {width}"
 
 
-class GpuGemm(OnGpu):
+class GpuGemm(ForStorage):
     """Any window, stride, padding and dilation of one group."""
 
-    name: ClassVar[str] = "gpu_gemm"
+    base_name: ClassVar[str] = "gpu_gemm"
     op_kind: ClassVar[str] = "conv2d"
     meant_for: ClassVar[frozenset[str]] = frozenset({"gpu"})
     takes_batch: ClassVar[bool] = True
-    storage: ClassVar[Storage] = BLOCKED
 
     def refusal(self, op: Conv2d, soc: Soc) -> str | None:
         if op.groups != 1:
@@ -302,7 +300,7 @@ class GpuGemm(OnGpu):
             "partial_bytes": 16.0 * others * product.pixels * product.out_blocks * (cut.splits > 1),
             "launches": 1.0 + (cut.splits > 1),
             "flops": float(op.flops),
-            **byte_features(op, soc),
+            **byte_features(op, soc, self.storage),
         }
 
     def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
@@ -331,7 +329,7 @@ class GpuGemm(OnGpu):
             source="conv2d/gpu_gemm.cl",
             launches=(first,) if in_one else (first, _sum(product, cut.splits)),
             defines={
-                **base_defines(op.activation, soc),
+                **base_defines(op.activation, soc, self.storage),
                 **cut.defines,
                 **({"POINTWISE": 1} if pointwise else {}),
                 **({} if in_one else {"RAW": 1}),
@@ -341,7 +339,7 @@ class GpuGemm(OnGpu):
             if in_one
             else {"parts": 16 * cut.splits * product.count * product.pixels * product.out_blocks},
             whole_batch=True,
-        )
+        ).stored_as(self.storage)
 
 
 def _sum(product: Product, splits: int) -> KernelLaunch:

@@ -9,6 +9,9 @@
 // points     [point][in block][tile][4], the input of the products
 // sums       [split][point][out block][tile][4], what the products leave
 
+// Points and their weights stay floats where tensors are halves: the transform back enlarges what
+// halves round off some twenty times, and weights at points may be too small for them.
+#define FLOAT_FACTORS
 #include "conv2d/gpu_gemm.cl"
 
 #define POINTS (TILE + 2)
@@ -77,7 +80,7 @@
 #endif
 
 __kernel void winograd_points(
-    __global const float *restrict input, int input_offset, int input_stride,
+    __global const ELEMENT *restrict input, int input_offset, int input_stride,
     __global float *restrict points, int tiles, int image_tiles, int tiles_w, int in_blocks,
     int in_h, int in_w, int pad_top, int pad_left, int input_apart)
 {
@@ -87,7 +90,7 @@ __kernel void winograd_points(
     const int own = tile - image * image_tiles, tile_y = own / tiles_w;
     const int y0 = tile_y * TILE - pad_top, x0 = (own - tile_y * tiles_w) * TILE - pad_left;
     input_offset += image * input_apart;
-    __global const float *in = BLOCK(input, input_offset, input_stride, block) + lane;
+    __global const ELEMENT *in = BLOCK(input, input_offset, input_stride, block) + lane;
 
     float half_way[POINTS][POINTS];
     UNROLL for (int i = 0; i < POINTS; i++) {
@@ -96,7 +99,7 @@ __kernel void winograd_points(
         UNROLL for (int j = 0; j < POINTS; j++) {
             const int x = x0 + j;
             const int inside = y >= 0 && y < in_h && x >= 0 && x < in_w;
-            row[j] = inside ? in[(size_t)(y * in_w + x) * 4] : 0.0f;
+            row[j] = inside ? GET(in, (size_t)(y * in_w + x) * 4) : 0.0f;
         }
 #define ROW(j) row[j]
 #define POINT(j) half_way[i][j]
@@ -114,7 +117,7 @@ __kernel void winograd_points(
 }
 
 __kernel void winograd_outputs(
-    __global const float *restrict sums, __global float *restrict output, int output_offset,
+    __global const float *restrict sums, __global ELEMENT *restrict output, int output_offset,
     int output_stride, __global const float *restrict bias, int splits, int tiles,
     int image_tiles, int tiles_w, int out_blocks, int out_h, int out_w, int output_apart
     ADDED_ALL_ARGS)
@@ -142,15 +145,15 @@ __kernel void winograd_outputs(
         TO_OUTPUTS(POINT, SUM)
     }
     const float start = bias[block * 4 + lane];
-    __global float *out = BLOCK(output, output_offset, output_stride, block) + lane;
+    __global ELEMENT *out = BLOCK(output, output_offset, output_stride, block) + lane;
     UNROLL for (int j = 0; j < TILE; j++) {
         float column[TILE];
         TO_OUTPUTS(COLUMN, HALF_WAY)
         UNROLL for (int i = 0; i < TILE; i++) {
             const int pixel = (y0 + i) * out_w + x0 + j;
             if (y0 + i < out_h && x0 + j < out_w)
-                out[(size_t)pixel * 4] =
-                    ACTIVATE(column[i] + start PLUS_ADDED_LANE(block, pixel, lane));
+                SET(ACTIVATE(column[i] + start PLUS_ADDED_LANE(block, pixel, lane)), out,
+                    (size_t)pixel * 4);
         }
     }
 }

@@ -10,8 +10,8 @@ import numpy as np
 from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.conv2d import Conv2d
 from codl.ir.soc import GpuSide, Soc
-from codl.ir.types import BLOCKED, Storage
 from codl.kernels.base import (
+    ENDS,
     ApartArg,
     Choice,
     ConstantArg,
@@ -24,7 +24,7 @@ from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
 from codl.kernels.conv2d.gpu_gemm import MOST_CHOICES, GemmCut, Product, cuts, refuse_width
 from codl.kernels.conv2d.gpu_winograd import filter_transform
 from codl.kernels.tiling import GROUP, base_defines, ceil_div, round_up
-from codl.kernels.variant import OnGpu
+from codl.kernels.variant import ForStorage
 
 TRANSFORMS = {
     2: np.array([[2, 0, 0], [1, 1, 1], [1, -1, 1], [0, 0, 2]], np.float64) / 2,
@@ -118,14 +118,16 @@ def _chosen(op: Conv2d, soc: Soc, choice: Choice | None) -> tuple[_WinogradGemmT
     return _WinogradGemmTiling.of(op, rest.pop("tile")), GemmCut(**rest)
 
 
-class GpuWinogradGemm(OnGpu):
-    """3x3 windows with stride 1: 16, 36 or 64 products for 4, 16 or 36 outputs."""
+class GpuWinogradGemm(ForStorage):
+    """3x3 windows with stride 1: 16, 36 or 64 products for 4, 16 or 36 outputs.
 
-    name: ClassVar[str] = "gpu_winograd_gemm"
+    Whatever tensors are stored as, points, their weights and sums are floats.
+    """
+
+    base_name: ClassVar[str] = "gpu_winograd_gemm"
     op_kind: ClassVar[str] = "conv2d"
     meant_for: ClassVar[frozenset[str]] = frozenset({"gpu"})
     takes_batch: ClassVar[bool] = True
-    storage: ClassVar[Storage] = BLOCKED
 
     def refusal(self, op: Conv2d, soc: Soc) -> str | None:
         if op.kernel != (3, 3) or op.stride != (1, 1) or op.dilation != (1, 1) or op.groups != 1:
@@ -161,7 +163,7 @@ class GpuWinogradGemm(OnGpu):
             "point_bytes": float(t.bytes(t.in_blocks) * turns),
             "sum_bytes": float(t.bytes(t.out_blocks * cut.splits) * turns),
             "flops": float(op.flops),
-            **byte_features(op, soc),
+            **byte_features(op, soc, self.storage),
             "weight_bytes": 64.0 * t.points * t.in_blocks * t.out_blocks,
         }
 
@@ -182,7 +184,7 @@ class GpuWinogradGemm(OnGpu):
                 for launch in (_points(op, own), _products(own, cut), _outputs(op, own, cut))
             ),
             defines={
-                **base_defines(op.activation, soc),
+                **base_defines(op.activation, soc, self.storage),
                 **cut.defines,
                 "POINTWISE": 1,
                 "RAW": 1,
@@ -193,6 +195,7 @@ class GpuWinogradGemm(OnGpu):
                 "points": t.bytes(t.in_blocks),
                 "sums": t.bytes(t.out_blocks * cut.splits),
             },
+            storages=dict.fromkeys(ENDS, self.storage),
             whole_batch=True,
         )
 

@@ -10,6 +10,7 @@ register(
     cpu.CpuGemv(),
     gpu_rows.GpuRows(),
     gpu_direct.GpuDirect(),
+    gpu_rows.GpuRows(BLOCKED_HALF),
     gpu_direct.GpuDirect(BLOCKED_HALF),
     gpu_image.GpuImage(IMAGE),
     gpu_image.GpuImage(IMAGE_HALF),

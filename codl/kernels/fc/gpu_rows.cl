@@ -13,15 +13,15 @@
 // apart      pixels from an image to the next, of the input and of the output
 
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void fc_rows(
-    __global const float *restrict input, int input_offset, int input_stride,
-    __global float *restrict output, int output_offset, int output_stride,
-    __global const float *restrict weight, __global const float *restrict bias, int pixels,
+    __global const ELEMENT *restrict input, int input_offset, int input_stride,
+    __global ELEMENT *restrict output, int output_offset, int output_stride,
+    __global const WEIGHT *restrict weight, __global const float *restrict bias, int pixels,
     int steps, int outputs, int images, int input_apart, int output_apart)
 {
     __local float parts[IMAGES * OUTPUTS][ITEMS];
     const int item = get_local_id(0), first = get_group_id(0) * OUTPUTS;
     const int image = get_global_id(1) * IMAGES;
-    __global const float *rows = weight + (size_t)first * steps * V;
+    __global const WEIGHT *rows = weight + (size_t)first * steps * V;
     // Beyond the last image there is the last one again.
     size_t from[IMAGES];
     UNROLL for (int n = 0; n < IMAGES; n++)
@@ -32,11 +32,11 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void fc_rows(
         UNROLL for (int i = 0; i < OUTPUTS; i++) sums[n][i] = (VEC)(0.0f);
     for (int step = item; step < steps; step += ITEMS) {
         const int block = step / pixels, pixel = step - block * pixels;
-        __global const float *at = BLOCK(input, input_offset, input_stride, block) + pixel * V;
+        __global const ELEMENT *at = BLOCK(input, input_offset, input_stride, block) + pixel * V;
         VEC x[IMAGES];
-        UNROLL for (int n = 0; n < IMAGES; n++) x[n] = VLOAD(at + from[n]);
+        UNROLL for (int n = 0; n < IMAGES; n++) x[n] = LOAD(at + from[n]);
         UNROLL for (int i = 0; i < OUTPUTS; i++) {
-            const VEC row = VLOAD(rows + ((size_t)i * steps + step) * V);
+            const VEC row = WLOAD(rows + ((size_t)i * steps + step) * V);
             UNROLL for (int n = 0; n < IMAGES; n++) sums[n][i] += x[n] * row;
         }
     }
@@ -55,8 +55,9 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void fc_rows(
     }
     barrier(CLK_LOCAL_MEM_FENCE);
     const int n = item / OUTPUTS, channel = first + item - n * OUTPUTS;
-    if (n < IMAGES && image + n < images && channel < outputs)
-        (BLOCK(output, output_offset, output_stride, channel / V) +
-         (size_t)(image + n) * output_apart * V)[channel % V] =
-            ACTIVATE(parts[item][0] + bias[channel]);
+    if (n < IMAGES && image + n < images && channel < outputs) {
+        __global ELEMENT *out = BLOCK(output, output_offset, output_stride, channel / V) +
+            (size_t)(image + n) * output_apart * V;
+        SET(ACTIVATE(parts[item][0] + bias[channel]), out, channel % V);
+    }
 }

@@ -13,12 +13,11 @@ from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.fully_connected import FullyConnected
 from codl.ir.region import Shape
 from codl.ir.soc import Soc
-from codl.ir.types import BLOCKED, Storage
 from codl.kernels.base import ENDS, WEIGHTED, ApartArg, Arg, Choice, KernelLaunch, KernelPlan
 from codl.kernels.conv2d.gpu_direct import pack_bias
 from codl.kernels.fc.gpu_direct import groups_of_images
 from codl.kernels.tiling import base_defines, ceil_div, round_up
-from codl.kernels.variant import OnGpu
+from codl.kernels.variant import ForStorage
 
 #: Rows and work-items of a work-group, the default first: it is the fastest on an H200 for the
 #: matrices of VGG-16, ResNet-50 and MobileNetV2, of 5 to 411 MB.
@@ -27,14 +26,13 @@ SHAPES = ((2, 128), (4, 256), (4, 128), (8, 256), (8, 128), (4, 64))
 SUMS = 16
 
 
-class GpuRows(OnGpu):
+class GpuRows(ForStorage):
     """Matrix product over the inputs as they lie, in blocks of channels."""
 
-    name: ClassVar[str] = "gpu_rows"
+    base_name: ClassVar[str] = "gpu_rows"
     op_kind: ClassVar[str] = "fc"
     meant_for: ClassVar[frozenset[str]] = frozenset({"gpu"})
     takes_batch: ClassVar[bool] = True
-    storage: ClassVar[Storage] = BLOCKED
 
     def refusal(self, op: FullyConnected, soc: Soc) -> str | None:
         if not self.choices(op, soc):
@@ -52,15 +50,16 @@ class GpuRows(OnGpu):
         steps, width = _steps(op.input, soc), soc.gpu.vector_width
         rows = round_up(op.out_channels, choice["outputs"])
         groups = rows // choice["outputs"]
+        size = float(self.storage.element_bytes)
         return {
             "padded_macs": float(steps * width * rows),
             "loop_length": float(ceil_div(steps, choice["items"])),
             "work_groups": float(groups),
             "waves": float(ceil_div(groups, soc.gpu.compute_units)),
             "flops": float(op.flops),
-            "input_bytes": 4.0 * op.input.elements,
-            "weight_bytes": 4.0 * steps * width * rows,
-            "output_bytes": 4.0 * op.out_channels,
+            "input_bytes": size * op.input.elements,
+            "weight_bytes": size * steps * width * rows,
+            "output_bytes": size * op.out_channels,
         }
 
     def plan(self, op: FullyConnected, soc: Soc, choice: Choice | None = None) -> KernelPlan:
@@ -89,14 +88,14 @@ class GpuRows(OnGpu):
             source="fc/gpu_rows.cl",
             launches=(launch,),
             defines={
-                **base_defines(op.activation, soc),
+                **base_defines(op.activation, soc, self.storage),
                 "OUTPUTS": outputs,
                 "ITEMS": items,
                 "IMAGES": images,
             },
             pack=pack,
             whole_batch=True,
-        )
+        ).stored_as(self.storage)
 
 
 def _steps(shape: Shape, soc: Soc) -> int:

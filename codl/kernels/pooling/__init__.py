@@ -17,6 +17,7 @@ register(
     cpu.CpuDirect(),
     gpu_global.GpuGlobal(),
     gpu_direct.GpuDirect(),
+    gpu_global.GpuGlobal(BLOCKED_HALF),
     gpu_direct.GpuDirect(BLOCKED_HALF),
     gpu_image.GpuImage(IMAGE),
     gpu_image.GpuImage(IMAGE_HALF),

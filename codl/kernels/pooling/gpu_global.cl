@@ -13,19 +13,19 @@
 #endif
 
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void pool2d_global(
-    __global const float *restrict input, int input_offset, int input_stride,
-    __global float *restrict output, int output_offset, int output_stride, int pixels,
+    __global const ELEMENT *restrict input, int input_offset, int input_stride,
+    __global ELEMENT *restrict output, int output_offset, int output_stride, int pixels,
     int input_apart, int output_apart)
 {
     OF_IMAGE(input_offset, input_apart)
     OF_IMAGE(output_offset, output_apart)
     __local VEC parts[ITEMS];
     const int item = get_local_id(0), block = get_group_id(0);
-    __global const float *in = BLOCK(input, input_offset, input_stride, block);
+    __global const ELEMENT *in = BLOCK(input, input_offset, input_stride, block);
 
     VEC value = (VEC)(EMPTY);
     for (int pixel = item; pixel < pixels; pixel += ITEMS)
-        value = COLLECT(value, VLOAD(in + (size_t)pixel * V));
+        value = COLLECT(value, LOAD(in + (size_t)pixel * V));
     parts[item] = value;
     for (int left = ITEMS / 2; left > 0; left /= 2) {
         barrier(CLK_LOCAL_MEM_FENCE);
@@ -36,5 +36,5 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void pool2d_global(
 #ifndef MODE_MAX
     value /= (float)pixels;
 #endif
-    VSTORE(ACTIVATE(value), BLOCK(output, output_offset, output_stride, block));
+    STORE(ACTIVATE(value), BLOCK(output, output_offset, output_stride, block));
 }

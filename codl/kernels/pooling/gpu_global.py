@@ -6,23 +6,21 @@ from typing import ClassVar
 
 from codl.ir.ops.pool2d import Pool2d
 from codl.ir.soc import Soc
-from codl.ir.types import BLOCKED, Storage
 from codl.kernels.base import ENDS, Choice, KernelLaunch, KernelPlan
 from codl.kernels.tiling import base_defines, ceil_div, round_up
-from codl.kernels.variant import OnGpu
+from codl.kernels.variant import ForStorage
 
 #: Work-items of a work-group, the default first.
 ITEMS = (64, 32, 128)
 
 
-class GpuGlobal(OnGpu):
+class GpuGlobal(ForStorage):
     """A window that is the whole input."""
 
-    name: ClassVar[str] = "gpu_global"
+    base_name: ClassVar[str] = "gpu_global"
     op_kind: ClassVar[str] = "pooling"
     meant_for: ClassVar[frozenset[str]] = frozenset({"gpu"})
     takes_batch: ClassVar[bool] = True
-    storage: ClassVar[Storage] = BLOCKED
 
     def refusal(self, op: Pool2d, soc: Soc) -> str | None:
         if op.extent != (op.input.h, op.input.w) or op.dilation != (1, 1) or any(op.pad):
@@ -40,15 +38,15 @@ class GpuGlobal(OnGpu):
     def features(self, op: Pool2d, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
         items = (choice or self.choices(op, soc)[0])["items"]
         blocks, width = soc.gpu.blocks(op.input.c), soc.gpu.vector_width
-        pixels = op.input.h * op.input.w
+        pixels, size = op.input.h * op.input.w, float(self.storage.element_bytes)
         return {
             "window_steps": float(pixels * blocks),
             "loop_length": float(ceil_div(pixels, items)),
             "work_groups": float(blocks),
             "waves": float(ceil_div(blocks, soc.gpu.compute_units)),
             "flops": float(op.flops),
-            "input_bytes": 4.0 * round_up(op.input.c, width) * pixels,
-            "output_bytes": 4.0 * round_up(op.input.c, width),
+            "input_bytes": size * round_up(op.input.c, width) * pixels,
+            "output_bytes": size * round_up(op.input.c, width),
         }
 
     def plan(self, op: Pool2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
@@ -63,6 +61,6 @@ class GpuGlobal(OnGpu):
         return KernelPlan(
             source="pooling/gpu_global.cl",
             launches=(launch,),
-            defines={**base_defines(op.activation, soc), **mode, "ITEMS": items},
+            defines={**base_defines(op.activation, soc, self.storage), **mode, "ITEMS": items},
             whole_batch=True,
-        )
+        ).stored_as(self.storage)
