@@ -26,6 +26,7 @@ LENGTH = 8
 TYPES: Mapping[str, np.dtype[Any]] = {
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
+    "I8": np.dtype(np.int8),
     "U8": np.dtype(np.uint8),
     "U32": np.dtype(np.uint32),
 }

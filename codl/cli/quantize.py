@@ -16,7 +16,7 @@ from codl.cli.output import emit, note
 from codl.errors import CodlError
 from codl.frontend import models
 from codl.frontend.decoders import DECODERS, exported
-from codl.frontend.quantize import check_format, quantize
+from codl.frontend.quantize import check_format, quantize, quantize_dynamic
 from codl.ir.ops.matmul_nbits import BITS, BLOCKS
 
 FileOption = Annotated[Path, typer.Option("-o", "--output", help="The .onnx file to write.")]
@@ -40,6 +40,14 @@ Int8Option = Annotated[
         help="Let kernels round the rows that a matrix is multiplied by to 8 bits, block by block.",
     ),
 ]
+DynamicOption = Annotated[
+    bool,
+    typer.Option(
+        "--dynamic",
+        help="With --bits 8: while the model runs, round the rows to 8 bits too, by the range of "
+        "the whole tensor, and multiply whole numbers. A column has one scale, no blocks.",
+    ),
+]
 CapacityOption = Annotated[
     int | None,
     typer.Option(
@@ -58,6 +66,7 @@ def quantize_model(
     block: BlockOption = 32,
     symmetric: SymmetricOption = False,
     int8_rows: Int8Option = False,
+    dynamic: DynamicOption = False,
     capacity: CapacityOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -65,25 +74,33 @@ def quantize_model(
 
     Every block of a column has a scale and a zero point. Kernels read the packed numbers: such a
     model takes an eighth, or a quarter, of the memory. It is an ONNX model as ONNX Runtime's
-    quantiser writes it (com.microsoft.MatMulNBits), and runs there too.
+    quantiser writes it (com.microsoft.MatMulNBits; with --dynamic, DynamicQuantizeLinear and
+    MatMulInteger), and runs there too.
 
     [dim]Examples:[/dim]
     codl quantize smollm2_135m --bits 4 --block 32 -o smollm2_int4.onnx
     codl quantize qwen3_0_6b --capacity 2048 -o qwen3_int4.onnx
     codl quantize model.onnx --bits 8 --block 128 --symmetric -o model_int8.onnx
+    codl quantize bert --bits 8 --dynamic -o bert_int8.onnx
     """
     check_format(bits, block)
     if output.suffix != ".onnx":
         raise typer.BadParameter(f"must end in .onnx, got {output}", param_hint="--output")
+    if dynamic and (bits != 8 or symmetric or int8_rows or capacity is not None):
+        words = "goes with --bits 8, and without --symmetric, --int8-rows and --capacity"
+        raise typer.BadParameter(words, param_hint="--dynamic")
     name, proto = _loaded(model, capacity)
-    made, ops = quantize(proto, bits=bits, block=block, symmetric=symmetric, int8=int8_rows)
+    if dynamic:
+        made, ops = quantize_dynamic(proto)
+    else:
+        made, ops = quantize(proto, bits=bits, block=block, symmetric=symmetric, int8=int8_rows)
     _save(made, output)
     note(f"Wrote {output}")
     result = {
         "model": name,
         "file": str(output),
         "bits": bits,
-        "block": block,
+        "block": None if dynamic else block,
         "bytes": output.stat().st_size,
         "ops": [asdict(op) for op in ops],
     }
@@ -113,8 +130,9 @@ def _table(result: Mapping[str, Any]) -> Table:
     for op in result["ops"]:
         table.add_row(op["op"], str(op["k"]), str(op["n"]), f"{op['bytes'] / 1e6:.3f}")
     packed = sum(op["bytes"] for op in result["ops"])
+    blocks = f"in blocks of {result['block']}" if result["block"] else "by columns"
     table.caption = (
-        f"{len(result['ops'])} products of {result['model']} with {result['bits']} bits in blocks "
-        f"of {result['block']}: {packed / 1e6:.1f} MB with scales"
+        f"{len(result['ops'])} products of {result['model']} with {result['bits']} bits {blocks}: "
+        f"{packed / 1e6:.1f} MB with scales"
     )
     return table

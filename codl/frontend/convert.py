@@ -105,6 +105,8 @@ class _Builder:
             if name not in made and self._graph.is_read(name):
                 raise unsupported(node, f"codl does not compute its output {name!r}.")
         for index, step in enumerate(steps):
+            if step.output in self._layers:  # several nodes make it of the same tensor
+                continue
             name = node.name if index == len(steps) - 1 else f"{node.name}.{index}"
             self._keep_constants(step)
             inputs = tuple(

@@ -1,9 +1,13 @@
-"""Matrices of a model's products in 4 or 8 bits, by ONNX Runtime's quantiser."""
+"""Matrices of a model's products in 4 or 8 bits, by ONNX Runtime's quantisers."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import onnx
 from onnx import helper, numpy_helper
@@ -39,7 +43,7 @@ def quantize(
     symmetric: bool = False,
     int8: bool = False,
 ) -> tuple[onnx.ModelProto, list[QuantizedOp]]:
-    """Pack the matrix of every MatMul by a constant one; `proto` itself may be changed.
+    """Pack the matrix of every MatMul and Gemm by a constant one; `proto` itself may be changed.
 
     `bits` and `block` are those of `codl.ir.ops.matmul_nbits`; `symmetric` leaves zero points out,
     `int8` lets kernels round the other operand to 8 bits. Raises `UnsupportedError` for a model
@@ -47,7 +51,9 @@ def quantize(
     """
     check_format(bits, block)
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+    from onnxruntime.quantization.onnx_model import ONNXModel
 
+    ONNXModel(proto).replace_gemm_with_matmul()
     logging.getLogger("onnxruntime.quantization.matmul_nbits_quantizer").setLevel(logging.WARNING)
     quantizer = MatMulNBitsQuantizer(
         proto,
@@ -59,10 +65,57 @@ def quantize(
     )
     quantizer.process()
     model: onnx.ModelProto = quantizer.model.model
-    ops = _ops(model)
+    return model, _found(_ops(model))
+
+
+def quantize_dynamic(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[QuantizedOp]]:
+    """Round the same matrices to 8 bits, a scale for each column; rows are while the model runs.
+
+    `proto` itself may be changed. Raises `UnsupportedError` for a model without such a product.
+    """
+    from onnxruntime import quantization
+
+    with TemporaryDirectory() as folder, _advice_hidden():
+        path = Path(folder) / "model.onnx"
+        quantization.quantize_dynamic(
+            proto,
+            path,
+            op_types_to_quantize=["MatMul"],
+            per_channel=True,
+            weight_type=quantization.QuantType.QInt8,
+        )
+        model = onnx.load(path)
+    return model, _found(_dynamic_ops(model))
+
+
+@contextmanager
+def _advice_hidden() -> Iterator[None]:
+    """Without what the quantiser says to every caller about what to run before it."""
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _found(ops: list[QuantizedOp]) -> list[QuantizedOp]:
     if not ops:
-        raise UnsupportedError("The model has no MatMul by a constant matrix to pack.")
-    return model, ops
+        raise UnsupportedError("The model has no MatMul or Gemm by a constant matrix to pack.")
+    return ops
+
+
+def _dynamic_ops(model: onnx.ModelProto) -> list[QuantizedOp]:
+    """Every zero point has a scale of 4 bytes."""
+    constants = {item.name: item for item in model.graph.initializer}
+    found = []
+    for node in model.graph.node:
+        if node.op_type != "MatMulInteger":
+            continue
+        matrix, zeros = (numpy_helper.to_array(constants[node.input[at]]) for at in (1, 3))
+        size = matrix.nbytes + zeros.nbytes + 4 * zeros.size
+        k, n = matrix.shape
+        found.append(QuantizedOp(node.name or node.output[0], k, n, size))
+    return found
 
 
 def _ops(model: onnx.ModelProto) -> list[QuantizedOp]:

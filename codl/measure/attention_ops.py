@@ -108,6 +108,10 @@ def _ops(block: Block, number: int, dice: random.Random) -> Iterator[Op]:
     for rows, bits in ((n, (4, 8)[number % 2]), (1, 4), (1, 8)):
         packed = f"bits={bits} block=32 zero_points={number // 2 % 2}"
         yield parse(f"matmul_nbits in={rows}x{c} matrix={c}x{m} {packed}")
+    yield parse(f"row_range in=1x{n}x{c}")
+    for rows in (n, 1):
+        signed = int(number % 4 < 3)
+        yield parse(f"matmul_dynamic in={rows}x{c},{rows}x2 matrix={c}x{m} signed={signed}")
     yield from _of_one_token(block, number)
 
 

@@ -16,6 +16,7 @@ from codl.ir.onnx_wire import external_tensors
 from codl.ir.op_text import parse
 from codl.ir.ops.base import Array, Op
 from codl.ir.ops.matmul import MatMul
+from codl.ir.ops.matmul_dynamic import MatMulDynamic
 from codl.ir.ops.matmul_nbits import MatMulNBits
 from codl.ir.soc import Soc
 from codl.runtime.arranged_weights import ArrangedWeights, values_of
@@ -111,8 +112,8 @@ def has_packed_matrices(net: OnnxNet) -> bool:
 
 
 def _reads_long_rows(op: Op) -> bool:
-    """Whether it is a product of one row by such a matrix; packed ones are always arranged."""
-    if not isinstance(op, MatMul) or isinstance(op, MatMulNBits):
+    """Whether it is a product of one row by such floats; matrices of few bits are arranged."""
+    if not isinstance(op, MatMul) or isinstance(op, MatMulNBits | MatMulDynamic):
         return False
     return prod(op.shapes[0]) == op.k and op.n >= LONG_ROW
 

@@ -556,6 +556,12 @@ def test_quantize_writes_a_model_and_says_what_it_packed(tmp_path: Path) -> None
         assert op["bytes"] <= 1.1 * op["k"] * op["n"] * (1 + 5 / 16)
     done = CliRunner().invoke(app, ["quantize", "matmul", "--block", "24", "-o", str(file)])
     assert "one of 16, 32, 64, 128, 256, got 24" in str(done.exception)
+    done = CliRunner().invoke(app, ["quantize", "matmul", "--dynamic", "-o", str(file)])
+    assert done.exit_code == 2
+    words = ["quantize", "matmul", "--bits", "8", "--dynamic", "-o", str(file), "--json"]
+    found = json.loads(CliRunner().invoke(app, words).stdout)
+    assert found["block"] is None
+    assert all(op["bytes"] == op["n"] * (op["k"] + 5) for op in found["ops"])
     done = CliRunner().invoke(app, ["quantize", "matmul", "--capacity", "9", "-o", str(file)])
     assert "Unknown language model 'matmul'" in str(done.exception)
 

@@ -190,8 +190,17 @@ def test_a_quantized_model_is_near_its_floats(bits: int, symmetric: bool, soc: S
         assert np.abs(error).max() < np.abs(matrix).max() * 1.2 / (1 << (bits - 1))
 
 
+def test_a_gemm_is_packed_as_a_product_is(soc: Soc) -> None:
+    gemm = node("Gemm", "x w b", "y", transB=1)
+    proto = model([gemm], {"x": (5, K)}, ["y"], {"w": floats(24, K), "b": floats(24, seed=2)})
+    made, (op,) = quantize(proto)
+    assert (op.k, op.n) == (K, 24)
+    network = same_as_onnx_runtime(made, soc, atol=1e-3)
+    assert [layer.op.kind for layer in network.layers] == ["matmul_nbits"]
+
+
 def test_quantize_says_what_it_cannot_do() -> None:
-    with pytest.raises(UnsupportedError, match="no MatMul by a constant"):
+    with pytest.raises(UnsupportedError, match="no MatMul or Gemm by a constant"):
         quantize(model([node("Relu", "x", "y")], {"x": (2, 3)}, ["y"]))
     for given, words in (({"bits": 5}, "one of 4, 8, got 5"), ({"block": 24}, "got 24")):
         with pytest.raises(CodlError, match=words):

@@ -63,8 +63,8 @@ def _gelu(kind: str) -> Write:
         sum_ = f"{node.outputs[0]}.sum"
         return Expansion(
             [
-                _made(f"{node.name}.sum", "Add", node.inputs, [sum_]),
-                _made(node.name, kind, [sum_], node.outputs, domain=MICROSOFT),
+                made_node(f"{node.name}.sum", "Add", node.inputs, [sum_]),
+                made_node(node.name, kind, [sum_], node.outputs, domain=MICROSOFT),
             ]
         )
 
@@ -83,11 +83,11 @@ def _attention(graph: Graph, node: Node) -> Expansion | None:
     parts = np.split(bias, np.cumsum([w for (w,) in widths])[:-1])
     names = [f"{node.outputs[0]}.{letter}" for letter in "qkv"]
     sums = [
-        _made(f"{node.name}.{name[-1]}", "Add", [x, f"{name}.bias"], [name])
+        made_node(f"{node.name}.{name[-1]}", "Add", [x, f"{name}.bias"], [name])
         for name, x in zip(names, inputs, strict=False)
     ]
     given = [*names, "", *node.inputs[4:]]
-    kept = _made(
+    kept = made_node(
         node.name, "MultiHeadAttention", given, node.outputs, domain=MICROSOFT, **node.attributes
     )
     constants = {f"{name}.bias": part for name, part in zip(names, parts, strict=True)}
@@ -102,7 +102,7 @@ def _skip_layer_norm(graph: Graph, node: Node) -> Expansion:
     affine = [scale, shift] if shift else [scale]
     outputs = [y, mean, spread] if mean or spread else [y]
     epsilon = node.attributes.get("epsilon", 1e-5)
-    norm = _made(
+    norm = made_node(
         node.name, "LayerNormalization", [sum_, *affine], outputs, axis=-1, epsilon=epsilon
     )
     return Expansion([*nodes, norm])
@@ -117,7 +117,7 @@ def _skip_rms_norm(graph: Graph, node: Node) -> Expansion | None:
     nodes, sum_ = _sum(graph, node, (x, skip, bias), sum_ or f"{y}.sum")
     epsilon = node.attributes.get("epsilon", 1e-5)
     kind = "SimplifiedLayerNormalization"
-    norm = _made(node.name, kind, [sum_, scale], [y], axis=-1, epsilon=epsilon)
+    norm = made_node(node.name, kind, [sum_, scale], [y], axis=-1, epsilon=epsilon)
     return Expansion([*nodes, norm])
 
 
@@ -127,17 +127,17 @@ def _sum(
     """Nodes that add x, skip and, if there is one, a bias: to what a product has made."""
     x, skip, bias = given
     if not bias:
-        return [_made(f"{node.name}.sum", "Add", [x, skip], [output])], output
+        return [made_node(f"{node.name}.sum", "Add", [x, skip], [output])], output
     makers = {name: maker.type for maker in graph.nodes for name in maker.outputs}
     x, skip = (skip, x) if makers.get(skip) in PRODUCTS else (x, skip)
     biased = f"{output}.biased"
     return [
-        _made(f"{node.name}.biased", "Add", [x, bias], [biased]),
-        _made(f"{node.name}.sum", "Add", [biased, skip], [output]),
+        made_node(f"{node.name}.biased", "Add", [x, bias], [biased]),
+        made_node(f"{node.name}.sum", "Add", [biased, skip], [output]),
     ], output
 
 
-def _made(
+def made_node(
     name: str,
     kind: str,
     inputs: Sequence[str],
@@ -146,6 +146,7 @@ def _made(
     domain: str = "",
     **attributes: Any,
 ) -> Node:
+    """A node of a graph that ONNX Runtime could run, too."""
     proto = helper.make_node(kind, inputs, outputs, name=name, domain=domain, **attributes)
     return Node(name, type_of(proto), tuple(inputs), tuple(outputs), attributes, proto)
 

@@ -13,6 +13,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from codl.frontend.graph import dynamic_products
 from codl.frontend.graph.graph import Graph
 from codl.frontend.graph.packed_check import BIAS, DOMAIN, KIND
 from codl.frontend.graph.passes import RESHAPES, is_only_read_by, rename
@@ -21,6 +22,8 @@ from codl.ir.onnx_node import Node
 FoldedVector = NDArray[np.float64]
 
 PRODUCTS = ("Gemm", "MatMul")
+#: By the type of a product with a matrix of few bits, where it takes a bias.
+BIASES = {f"{DOMAIN}.{KIND}": BIAS, dynamic_products.KIND: dynamic_products.BIAS}
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +116,8 @@ def _into_before(graph: Graph, node: Node, affine: Affine) -> Graph | None:
         if not last[0] or last[0] != last[1]:
             return None
         reader, tensor = before, before.inputs[0]
-    parts = affine.along_last(graph.shapes[tensor][-1]) if tensor in graph.shapes else None
+    sizes = graph.shapes.get(tensor)
+    parts = affine.along_last(sizes[-1]) if sizes else None
     if parts is None:
         return None
     scale, shift = parts
@@ -188,11 +192,15 @@ def _product(graph: Graph, node: Node) -> tuple[NDArray[np.float64], NDArray[np.
 
 
 def _with_bias(graph: Graph, node: Node, shift: FoldedVector) -> Graph | None:
-    """A product with a packed matrix that adds a vector; None where a node is none, or has one."""
-    if node.type != f"{DOMAIN}.{KIND}" or any(node.inputs[4:]):
+    """A product with a matrix of few bits that adds a vector; None where a node is none, or does.
+
+    Nor may one have rows of the matrix in another order.
+    """
+    place = BIASES.get(node.type)
+    if place is None or any(node.inputs[4:]):
         return None
     name, bias = f"{node.outputs[0]}.bias", shift.astype(np.float32)
-    inputs = (*node.inputs, "", "", "")[:BIAS]
+    inputs = (*node.inputs, "", "", "")[:place]
     made = replace(node, inputs=(*inputs, name), proto=None)
     return replace(
         graph,

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 
 from codl.errors import UnsupportedError
 from codl.frontend.graph.dequantized import keep_packed
+from codl.frontend.graph.dynamic_products import fuse_dynamic_products
 from codl.frontend.graph.expansions import expand
 from codl.frontend.graph.graph import Graph
 from codl.frontend.graph.packed_check import check_packed_matrices
@@ -75,7 +76,7 @@ def import_onnx(
         domains=domains,
         unknown=unknown,
     )
-    return expand(keep_packed(imported))
+    return expand(fuse_dynamic_products(keep_packed(imported)))
 
 
 def session_options(threads: int = 0) -> ort.SessionOptions:

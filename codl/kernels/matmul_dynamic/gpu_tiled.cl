@@ -1,0 +1,79 @@
+// Products of rows of whole numbers with a matrix of 8 bits through local memory: a work-group has a
+// tile of TILE x TILE of the output, each of its work-items 4 x 4 of that; the loop over k goes through
+// slices of DEPTH words that all copy, and the four numbers of two words are multiplied at once.
+//
+// Work-items of a group are (TILE / 4) x (TILE / 4), the first along the columns.
+//
+// weight         [column][word], zeros beyond k
+// column_sums    of the numbers of each column
+
+#include "matmul_dynamic/round_rows.cl"
+
+#define SIDE (TILE / 4)
+#define PER_ITEM (TILE * DEPTH / (SIDE * SIDE))
+
+// A sum and the products of the bytes of two words.
+#if defined(cl_khr_integer_dot_product) && defined(__opencl_c_integer_dot_product_input_4x8bit_packed)
+#pragma OPENCL EXTENSION cl_khr_integer_dot_product : enable
+#define ADD_DOT(sum, a, b) ((sum) + dot_4x8packed_uu_uint((a), (b)))
+#elif defined(__NV_CL_C_VERSION)
+uint add_dot(uint sum, uint a, uint b)
+{
+    uint result;
+    asm("dp4a.u32.u32 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(sum));
+    return result;
+}
+#define ADD_DOT(sum, a, b) add_dot((sum), (a), (b))
+#else
+#define BYTE(x, i) ((x) >> (8u * (i)) & 255u)
+#define PRODUCT(a, b, i) (BYTE(a, i) * BYTE(b, i))
+#define ADD_DOT(sum, a, b)                                                                         \
+    ((sum) + PRODUCT(a, b, 0) + PRODUCT(a, b, 1) + PRODUCT(a, b, 2) + PRODUCT(a, b, 3))
+#endif
+
+__kernel __attribute__((reqd_work_group_size(SIDE, SIDE, 1))) void matmul_dynamic(
+    __global ELEMENT *output, int output_offset, int output_stride,
+    __global const uint *rounded, __global const int4 *facts,
+    __global const uint *weight, __global const float *scales,
+    __global const uint *zero_points, __global const float *bias,
+    __global const uint *column_sums, int m, int n, int words)
+{
+    // One vector more, so that work-items of a row write to different banks.
+    __local uint rows[DEPTH][TILE + 4], columns[DEPTH][TILE + 4];
+    const int x = get_local_id(0), y = get_local_id(1), item = y * SIDE + x;
+    const int row0 = get_group_id(1) * TILE, column0 = get_group_id(0) * TILE;
+    uint acc[4][4];
+    UNROLL for (int r = 0; r < 4; r++) UNROLL for (int c = 0; c < 4; c++) acc[r][c] = 0;
+    for (int first = 0; first < words; first += DEPTH) {
+        UNROLL for (int turn = 0; turn < PER_ITEM; turn++) {
+            const int at = turn * SIDE * SIDE + item, d = at % DEPTH, t = at / DEPTH;
+            const int word = first + d, row = row0 + t, column = column0 + t;
+            rows[d][t] = row < m && word < words ? rounded[(size_t)row * words + word] : 0;
+            columns[d][t] =
+                column < n && word < words ? weight[(size_t)column * words + word] : 0;
+        }
+        barrier(CLK_LOCAL_MEM_FENCE);
+        UNROLL for (int d = 0; d < DEPTH; d++) {
+            uint values[4], factors[4];
+            vstore4(vload4(x, columns[d]), 0, values);
+            vstore4(vload4(y, rows[d]), 0, factors);
+            UNROLL for (int r = 0; r < 4; r++) UNROLL for (int c = 0; c < 4; c++)
+                acc[r][c] = ADD_DOT(acc[r][c], factors[r], values[c]);
+        }
+        barrier(CLK_LOCAL_MEM_FENCE);
+    }
+    for (int r = 0; r < 4; r++) {
+        const int row = row0 + 4 * y + r;
+        if (row >= m) break;
+        const int4 fact = facts[row];
+        for (int c = 0; c < 4; c++) {
+            const int column = column0 + 4 * x + c;
+            if (column >= n) break;
+            const uint own = acc[r][c] - (uint)fact.s1 * column_sums[column];
+            const int whole = (int)(own - zero_points[column] * (uint)fact.s2);
+            const float value =
+                convert_float(whole) * (as_float(fact.s0) * scales[column]) + bias[column];
+            SET(ACTIVATE(value), output, output_offset + (size_t)row * n + column);
+        }
+    }
+}
