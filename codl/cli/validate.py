@@ -55,7 +55,7 @@ from codl.validate.halves import halved
 from codl.validate.plan_check import Bench
 from codl.validate.references import Model
 from codl.validate.remedy import find_remedy
-from codl.validate.validation import COSINE, Validation, validate
+from codl.validate.validation import COSINE, COSINE_OF_ROUNDED, Validation, validate
 
 InputOption = Annotated[
     Path | None,
@@ -71,8 +71,14 @@ LabelsOption = Annotated[
 ]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Of random inputs.")]
 CosineOption = Annotated[
-    float,
-    typer.Option("--cosine", min=-1.0, max=1.0, help="Outputs are right from this cosine on."),
+    float | None,
+    typer.Option(
+        "--cosine",
+        min=-1.0,
+        max=1.0,
+        help=f"Outputs are right from this cosine on: {COSINE}, or {COSINE_OF_ROUNDED} of a model "
+        "that rounds what it multiplies to 8 bits, if not given.",
+    ),
 ]
 HalfOption = Annotated[
     bool,
@@ -109,7 +115,7 @@ def validate_plan(
     inputs: InputOption = None,
     labels: LabelsOption = None,
     seed: SeedOption = SEED,
-    cosine: CosineOption = COSINE,
+    cosine: CosineOption = None,
     half: HalfOption = False,
     strict: StrictOption = False,
     budget: BudgetOption = None,
@@ -173,7 +179,7 @@ def validate_plan(
             changed = remedy.plan.restored(loaded.network, chosen.sums)
             remedy = replace(remedy, plan=_priced(changed, chosen, loaded.network, context))
         of = digests_of(context, loaded.network, plans={loaded.network.name: chosen})
-        origin = recorded(target, of, cosine=cosine, half=half, seed=seed)
+        origin = recorded(target, of, cosine=found.cosine, half=half, seed=seed)
     if write_plan is not None:
         kept = replace(remedy.plan if remedy else chosen, origin=context.origin())
         note(f"Wrote {kept.save(write_plan)}")

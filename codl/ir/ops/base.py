@@ -100,6 +100,8 @@ class Op:
     is_batched: ClassVar[bool] = False
     #: One of the kinds that muLayer has a latency model for.
     is_mulayer: ClassVar[bool] = False
+    #: Rounds an input to few bits: what differs in the last bit may become another number.
+    rounds: ClassVar[bool] = False
     #: Of the inputs those that last from run to run, and that it writes in place.
     states: ClassVar[tuple[int, ...]] = ()
     #: Where it is cut decides how what comes before it in a chain is cut, at any dimension.

@@ -50,6 +50,7 @@ class MatMulDynamic(MatMul):
     signed: bool = False
 
     kind: ClassVar[str] = "matmul_dynamic"
+    rounds: ClassVar[bool] = True
     examples: ClassVar[tuple[str, ...]] = (
         "matmul_dynamic in=3x40,3x2 matrix=40x24 signed=1",
         "matmul_dynamic in=2x9x37,2x9x2 matrix=37x21 act=relu",
