@@ -159,6 +159,18 @@ def test_a_gpu_of_halves_runs_in_what_it_runs_in_over_floats(first_soc: Soc) -> 
         assert [v.name for v in half] == [f"{v.name}_fp16" for v in usual]
 
 
+def test_small_weights_are_not_lost_in_halves(first_gpu: OpenClDevice) -> None:
+    """Those of trained networks are some hundredths and thousandths; Winograd divides them."""
+    op = parse("conv2d in=1x16x12x12 oc=16 kernel=3x3 pad=1")
+    inputs, weights = operands(op)
+    weights = {"weight": np.float32(1e-3) * weights["weight"], "bias": 0 * weights["bias"]}
+    case = Case(op, inputs, weights, reference(op, inputs, weights))
+    for name in ("gpu_winograd_fp16", "gpu_winograd_gemm_fp16"):
+        variant: Any = registry.find(op, name)
+        largest = next(c for c in variant.choices(op, first_gpu.soc) if c["tile"] == 6)
+        case.on_gpu(variant, first_gpu, choice=largest)
+
+
 @pytest.mark.parametrize(
     ("text", "index"),
     [

@@ -99,8 +99,10 @@
 #define EVEN(two) (a + (two) * (s[3] + s[4]))
 #define ODD(two) (b + (two) * (s[3] - s[4]))
 #elif SIDE == 8
-#define EVEN(two) (a + (two) * (s[3] + s[4]) + 1.0f / (two) * (s[5] + s[6]))
-#define ODD(two) (b + (two) * (s[3] - s[4]) + 1.0f / (two) * (s[5] - s[6]))
+// Takes back what weights at 2 and -2 were enlarged by: a power of two, which rounds nothing off.
+#define SMALL (1.0f / (1 << (TILE - 2)))
+#define EVEN(two) (a + (two) * SMALL * (s[3] + s[4]) + 1.0f / (two) * (s[5] + s[6]))
+#define ODD(two) (b + (two) * SMALL * (s[3] - s[4]) + 1.0f / (two) * (s[5] - s[6]))
 #elif SIDE == 5
 #define EVEN(two) s[1]
 #define ODD(two) s[1]

@@ -40,6 +40,8 @@ from codl.kernels.variant import ByChoiceColumns, ForStorage
 
 #: Where the transforms of stride 1 interpolate, infinity aside: the first SIDE - 1.
 POINTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5)
+#: Those at which a filter is far smaller than at others, where there are eight.
+SMALL_POINTS = slice(3, 5)
 
 
 class GpuWinograd(ForStorage, ByChoiceColumns):
@@ -224,9 +226,13 @@ def filter_transform(side: int, window: int) -> NDArray[np.float64]:
 def _transform(weight: Array, width: int, t: WinogradCut) -> Array:
     """(oc, ic, k, k) -> [oc blocks / outs][point][ic][outs][lane of oc], flat.
 
-    A block at a time, so that the float64 copy stays small.
+    A block at a time, so that the float64 copy stays small. With eight points a side it is enlarged
+    where it is smallest, which `SMALL` of the source takes back: there small weights would be too
+    small for halves.
     """
     transform = filter_transform(t.side, weight.shape[3])
+    if t.side == 8:
+        transform[SMALL_POINTS] *= 2.0 ** (t.tile - 2)
     both, channels = np.kron(transform, transform), weight.shape[1]
     groups = ceil_div(t.out_blocks, t.outs)
     packed = np.zeros((groups, both.shape[0], channels, t.outs, width), np.float32)
