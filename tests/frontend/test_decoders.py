@@ -16,6 +16,7 @@ from codl.frontend.decoders import DECODERS, PAST_LENGTH, read_decoder, step_of
 from codl.frontend.decoders.build import TOKENS, describe
 from codl.frontend.decoders.export import with_weights
 from codl.frontend.decoders.source import DecoderSource, built
+from codl.frontend.graph.weights import Model
 from codl.frontend.models.builder import ModelBuilder
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
@@ -113,7 +114,7 @@ def test_a_name_that_is_no_decoder() -> None:
 
 def refused(proto: onnx.ModelProto, why: str) -> None:
     with pytest.raises(UnsupportedError, match=why):
-        step_of(DecoderSource("odd", lambda tokens, capacity: proto, {}), 1, 8)
+        step_of(DecoderSource("odd", lambda tokens, capacity: Model.of(proto)), 1, 8)
 
 
 def test_models_whose_cache_is_not_recognised(source: DecoderSource) -> None:

@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
-from onnx import numpy_helper
 
 from codl.frontend.decoders.build import ALL_KEYS, LAST_KEYS, LOGITS, TOKENS, DecoderSizes
 from codl.frontend.decoders.source import DecoderSource
@@ -37,13 +36,7 @@ class OrtDecoder:
 
     def __init__(self, source: DecoderSource, capacity: int) -> None:
         self.length, self._capacity = 0, capacity
-        proto = source.model(1, capacity)
-        kept = [info for info in proto.graph.input if info.name not in source.weights]
-        del proto.graph.input[:]
-        proto.graph.input.extend(kept)
-        proto.graph.initializer.extend(
-            numpy_helper.from_array(value, name) for name, value in source.weights.items()
-        )
+        proto = source.model(1, capacity).whole()
         self._session = ort.InferenceSession(proto.SerializeToString())
         self._cache = {
             info.name: np.zeros(info.shape, np.float32)

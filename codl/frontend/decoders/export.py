@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import onnx
-from onnx import numpy_helper
 
 from codl.errors import UnknownNameError
 from codl.frontend.decoders.build import DECODERS, TOKENS
@@ -22,22 +21,13 @@ def exported(name: str, capacity: int) -> onnx.ModelProto:
 
 def with_weights(source: DecoderSource, capacity: int) -> onnx.ModelProto:
     """The model with weights, and without fixed numbers of tokens; may have more than 2 GB."""
-    proto = source.model(2, capacity)
-    kept = []
+    proto = source.model(2, capacity).whole()
     for info in proto.graph.input:
         dims = info.type.tensor_type.shape.dim
-        if info.name in source.weights:
-            continue
         if info.name == TOKENS:
             dims[0].dim_param, dims[1].dim_param = "batch_size", "sequence_length"
         elif info.name.startswith("past"):
             dims[0].dim_param, dims[2].dim_param = "batch_size", "past_sequence_length"
-        kept.append(info)
-    del proto.graph.input[:]
-    proto.graph.input.extend(kept)
-    proto.graph.initializer.extend(
-        numpy_helper.from_array(value, name) for name, value in source.weights.items()
-    )
     for info in proto.graph.output:
         info.type.tensor_type.ClearField("shape")
     return proto

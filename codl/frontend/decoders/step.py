@@ -71,19 +71,20 @@ def step_of(source: DecoderSource, tokens: int, capacity: int) -> Step:
             f"A step of {tokens} tokens does not go into a cache of {capacity}: give 1 to "
             f"{capacity} tokens, or a larger capacity."
         )
+    given = source.model(tokens, capacity)
     proto = onnx.ModelProto()
-    proto.CopyFrom(source.model(tokens, capacity))
+    proto.CopyFrom(given.proto)
     caches = list(caches_of(proto, source.name))
     shapes: dict[str, Sizes] = {own.past: (1, own.groups, capacity, own.features) for own in caches}
     _fix_counts(proto, capacity)
-    words, logits = _ends(proto, source, caches)
+    words, logits = _ends(proto, source.name, caches)
     if tokens > 1:
         pick_row(proto, logits)
     _drop_unread(proto)
-    given = {info.name for info in proto.graph.input}
-    shapes |= {name: (1, tokens) for name in (words, POSITIONS) if name in given}
-    graph = import_onnx(proto, source.name, shapes)
-    network = network_of(_with_states(graph, source, logits, shapes, caches))
+    inputs = {info.name for info in proto.graph.input}
+    shapes |= {name: (1, tokens) for name in (words, POSITIONS) if name in inputs}
+    graph = import_onnx(replace(given, proto=proto), source.name, shapes)
+    network = network_of(_with_states(graph, logits, shapes, caches))
     return Step(merge_equal(network), tokens, capacity, words, logits)
 
 
@@ -127,17 +128,17 @@ def _fix_counts(proto: onnx.ModelProto, capacity: int) -> None:
     proto.graph.initializer.extend(numpy_helper.from_array(v, k) for k, v in counts.items())
 
 
-def _ends(proto: onnx.ModelProto, source: DecoderSource, caches: list[Cache]) -> tuple[str, str]:
+def _ends(proto: onnx.ModelProto, model: str, caches: list[Cache]) -> tuple[str, str]:
     """What the tokens' input and the logits are called."""
     _drop_unread(proto)
-    known = {POSITIONS, *source.weights, *(own.past for own in caches)}
+    known = {POSITIONS, *(own.past for own in caches)}
     fixed = {item.name for item in proto.graph.initializer}
     words = [i.name for i in proto.graph.input if i.name not in known | fixed]
     present = {own.present for own in caches}
     logits = [info.name for info in proto.graph.output if info.name not in present]
     if len(words) != 1 or len(logits) != 1:
         raise UnsupportedError(
-            f"The decoder {source.name!r} must have one input for tokens beside its caches, "
+            f"The decoder {model!r} must have one input for tokens beside its caches, "
             f"{POSITIONS} and {MASK}, and one output; got the inputs {', '.join(words) or 'none'} "
             f"and the outputs {', '.join(logits) or 'none'}."
         )
@@ -176,21 +177,15 @@ def pick_row(proto: onnx.ModelProto, logits: str) -> None:
 
 
 def _with_states(
-    graph: Graph,
-    source: DecoderSource,
-    logits: str,
-    shapes: Mapping[str, Sizes],
-    caches: list[Cache],
+    graph: Graph, logits: str, shapes: Mapping[str, Sizes], caches: list[Cache]
 ) -> Graph:
-    """The graph with its weights again, and with caches as states."""
+    """The graph with caches as states."""
     past = [own.past for own in caches]
-    left = [name for name in graph.inputs if name not in past and name not in source.weights]
-    own = {name: value for name, value in source.weights.items() if name in graph.inputs}
+    left = [name for name in graph.inputs if name not in past]
     return replace(
         graph,
         inputs=(*left, PAST_LENGTH),
         outputs=(logits,),
-        constants={**graph.constants, **own},
         shapes={**graph.shapes, PAST_LENGTH: (1,)},
         types={**graph.types, PAST_LENGTH: TensorProto.INT64},
         states={name: shapes[name] for name in past},

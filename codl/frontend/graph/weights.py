@@ -8,7 +8,7 @@ megabytes that would be a dozen copies.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -30,8 +30,11 @@ PLAIN = frozenset(
     helper.np_dtype_to_tensor_dtype(np.dtype(name))
     for name in ("float32", "float64", "float16", "int8", "uint8", "int16", "int32", "int64")
 )
-#: Nodes that ONNX Runtime's basic level rewrites without a look at a constant second operand.
-PRODUCTS = ("MatMul", "Gemm")
+#: Nodes that ONNX Runtime's basic level leaves or rewrites without a look at some constant
+#: operands, by the operand that is computed: others stay constants, to be folded.
+READERS = {"MatMul": 0, "Gemm": 0, "MatMulNBits": 0, "Gather": 1, "GatherBlockQuantized": 1}
+#: Of these the bias is looked at.
+GEMM = "Gemm"
 #: Nodes that take in a batch norm behind them.
 CONVOLUTIONS = ("Conv", "ConvTranspose")
 SETTINGS = "session.optimized_model_external_initializers_"
@@ -59,6 +62,20 @@ class Model:
             else:
                 light.graph.initializer.add().CopyFrom(item)
         return cls(light, weights)
+
+    def with_weights(self, weights: Mapping[str, NDArray[Any]]) -> Model:
+        """The model with some of its inputs as weights; those that are no inputs are left out."""
+        proto = _without(self.proto, "graph")
+        proto.graph.CopyFrom(_without(self.proto.graph, "input"))
+        own = {}
+        for info in self.proto.graph.input:
+            if info.name in weights:
+                own[info.name] = value = weights[info.name]
+                kind = info.type.tensor_type.elem_type
+                stand_in(proto.graph.initializer.add(), info.name, kind, value.shape)
+            else:
+                proto.graph.input.add().CopyFrom(info)
+        return Model(proto, {**self.weights, **own})
 
     def whole(self) -> onnx.ModelProto:
         """The model with its constants in it."""
@@ -99,7 +116,7 @@ class Model:
             self._with_inputs(hidden).session(options)
             made = _read(path)
         self._reorder(made.proto.graph)
-        return self._restored(made, hidden)
+        return made.with_weights({name: self.weights[name] for name in hidden})
 
     def _reorder(self, made: onnx.GraphProto) -> None:
         """Put nodes in their old order where they are the same as before.
@@ -113,7 +130,7 @@ class Model:
             made.node.extend(nodes)
 
     def _untouched(self) -> list[str]:
-        """Weights that no rewriting looks into: second operands of products alone.
+        """Weights that no rewriting looks into: matrices of products, and tables, alone.
 
         A batch norm behind a product would be taken into its weights.
         """
@@ -129,9 +146,17 @@ class Model:
             makers |= dict.fromkeys(node.output, node.op_type)
             if fixed.issuperset(node.input):
                 fixed.update(node.output)
-            is_product = node.op_type in PRODUCTS and node.input[0] not in fixed
-            others.update(name for at, name in enumerate(node.input) if at != 1 or not is_product)
+            others.update(self._looked_at(node, fixed))
         return [name for name in self.weights if name not in others]
+
+    @staticmethod
+    def _looked_at(node: onnx.NodeProto, fixed: Collection[str]) -> list[str]:
+        """The inputs of a node that a rewriting may look into; `fixed` are constants."""
+        computed = READERS.get(node.op_type)
+        if computed is None or len(node.input) <= computed or node.input[computed] in fixed:
+            return list(node.input)
+        ends = 2 if node.op_type == GEMM else 0
+        return [node.input[computed], *(node.input[ends:] if ends else ())]
 
     def _with_inputs(self, names: Sequence[str]) -> Model:
         """The model with some weights as inputs."""
@@ -145,19 +170,6 @@ class Model:
         )
         kept = {name: own for name, own in self.weights.items() if name not in names}
         return Model(proto, kept)
-
-    def _restored(self, made: Model, names: Sequence[str]) -> Model:
-        """What was made of the model with some weights as inputs, with those as weights."""
-        graph = made.proto.graph
-        inputs = [info for info in graph.input if info.name not in names]
-        del graph.input[:]
-        graph.input.extend(inputs)
-        read = {name for node in graph.node for name in node.input}
-        kinds = {item.name: item.data_type for item in self.proto.graph.initializer}
-        back = {name: self.weights[name] for name in names if name in read}
-        for name, value in back.items():
-            stand_in(graph.initializer.add(), name, kinds[name], value.shape)
-        return Model(made.proto, {**made.weights, **back})
 
 
 def array_of(item: TensorProto) -> NDArray[Any]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
-from onnx import TensorProto
 
 from codl.errors import CodlError
 from codl.frontend.decoders import LAST_ROW, DecoderSource
@@ -31,10 +31,6 @@ class OrtDecoder:
         self, source: DecoderSource, prompt: int, capacity: int, cores: Sequence[int]
     ) -> None:
         self._cores, self._prompt, self.capacity, self.length = cores, prompt, capacity, 0
-        self._weights = {
-            name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value))
-            for name, value in source.weights.items()
-        }
         self._cache: dict[str, NDArray[Any]] = {}
         with threads.pinned(cores):
             self._steps = {count: self._step(source, count) for count in {1, prompt}}
@@ -68,22 +64,21 @@ class OrtDecoder:
         return logits
 
     def _step(self, source: DecoderSource, count: int) -> _OrtStep:
+        given = source.model(count, self.capacity)
         proto = onnx.ModelProto()
-        proto.CopyFrom(source.model(count, self.capacity))
+        proto.CopyFrom(given.proto)
         caches = list(caches_of(proto, source.name))
         present = {own.present for own in caches}
         (logits,) = (info.name for info in proto.graph.output if info.name not in present)
         if count > 1:
             pick_row(proto, logits)
-        _declare_apart(proto, source)
         options = ort.SessionOptions()
         options.intra_op_num_threads = len(self._cores)
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
         # Threads may spin between the ops of a run, not after it.
         options.add_session_config_entry("session.force_spinning_stop", "1")
-        options.add_external_initializers([*self._weights], [*self._weights.values()])
-        session = ort.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
+        session = replace(given, proto=proto).session(options)
         return _OrtStep(session, logits, caches, self._cache, self.capacity)
 
 
@@ -125,22 +120,3 @@ class _OrtStep:
         found = self._binding.get_outputs()[-1].numpy()
         row: NDArray[Any] = found.reshape(-1, found.shape[-1])[-1]
         return row
-
-
-def _declare_apart(proto: onnx.ModelProto, source: DecoderSource) -> None:
-    """Declare weights, which are inputs, as constants that lie elsewhere: in memory."""
-    graph = proto.graph
-    apart = [info for info in graph.input if info.name in source.weights]
-    left = [info for info in graph.input if info.name not in source.weights]
-    del graph.input[:]
-    graph.input.extend(left)
-    for info in apart:
-        tensor = TensorProto(
-            name=info.name,
-            data_type=info.type.tensor_type.elem_type,
-            dims=source.weights[info.name].shape,
-            data_location=TensorProto.EXTERNAL,
-        )
-        place = tensor.external_data.add()
-        place.key, place.value = "location", "memory"
-        graph.initializer.append(tensor)
