@@ -67,11 +67,11 @@ class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def is_whole_blocks(self, part: Region, block: int | None = None) -> bool:
         return self.blocks_around(part, block) == part
 
-    def serves(self, part: Region, *, is_dense: bool) -> bool:
-        """Whether a kernel can work on `part` in place: from a block on and, with `is_dense`, in
+    def serves(self, part: Region) -> bool:
+        """Whether a kernel can work on `part` in place: from a block on or, where it is planar, in
         one piece.
         """
-        if not is_dense or self.storage.layout != "planar":
+        if self.storage.layout != "planar":
             return not self.lead(part)
         before = 1  # elements of the axes further out
         for own, held in zip(part, self.held, strict=True):

@@ -246,6 +246,14 @@ class GpuVariant(Variant, Protocol):
         """How this variant's tensors lie; ops of any rank are planar."""
         ...
 
+    @property
+    def among_planar(self) -> str | None:
+        """The variant, by name, that is planned in its place among planar tensors, if any is.
+
+        It takes what this one takes, and is not measured by itself.
+        """
+        ...
+
     def choices(self, op: Any, soc: Soc) -> tuple[Choice, ...]:
         """Every choice of tuning parameters worth trying; the first is what holds untuned."""
         ...

@@ -40,6 +40,7 @@ class Replayed:
     storage: ClassVar[Storage] = BLOCKED
     meant_for: ClassVar[frozenset[str]] = frozenset()
     adds_slowly_on: ClassVar[frozenset[str]] = frozenset()
+    among_planar: ClassVar[None] = None
     backend: ClassVar[Backend] = "replayed"
     op_columns: ClassVar[None] = None
 

@@ -46,6 +46,11 @@ class OnGpu:
     adds_slowly_on: ClassVar[frozenset[str]] = frozenset()
     op_columns: ClassVar[type[Columns] | None] = None
 
+    @property
+    def among_planar(self) -> str | None:
+        """The variant, by name, that is planned in its place among planar tensors, if any is."""
+        return None
+
     def refusal(self, op: Any, soc: Soc) -> str | None:
         return None
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
+
+from msgspec.structs import replace
 
 from codl.ir.executable import GpuOp, Relayout
 from codl.ir.op_text import to_text
@@ -13,7 +15,7 @@ from codl.ir.soc import Soc
 from codl.ir.tensor import Tensor
 from codl.ir.types import Storage
 from codl.kernels import registry
-from codl.kernels.base import KernelPlan, TensorArg
+from codl.kernels.base import ENDS, KernelPlan, TensorArg
 from codl.lower.assembly import Assembly
 from codl.lower.kernels import KernelLowering
 from codl.lower.memory import Arena
@@ -46,7 +48,8 @@ class GpuLowering:
         selected = self._selector.select(shard, planned, tensors)
         last_reader = {name: one for one in selected for name, _ in one.work.reads}
         for selection in selected:
-            self._emit(selection)
+            if not self._views(selection, tensors):
+                self._emit(selection)
             for name in dict(selection.work.reads):
                 if last_reader[name] is selection:
                     self._release(name, is_kept=name in tensors)
@@ -54,17 +57,39 @@ class GpuLowering:
     def _release(self, name: str, *, is_kept: bool) -> None:
         """Give back what no further part reads."""
         if not is_kept:
-            self._arena.give(self._tensors.pop(name).buffer)
+            self._give(self._tensors.pop(name))
         for key in [key for key in self._copies if key[0] == name]:
-            self._arena.give(self._copies.pop(key).buffer)
+            self._give(self._copies.pop(key))
+
+    def _give(self, tensor: Tensor) -> None:
+        """Give back the memory of a tensor, unless it is another's too."""
+        others = (*self._tensors.values(), *self._copies.values())
+        if all(other.buffer != tensor.buffer for other in others):
+            self._arena.give(tensor.buffer)
+
+    def _views(self, selection: Selection, kept: Collection[str]) -> bool:
+        """Let a work's output be its input's memory, where both are planar and this chain's alone.
+
+        `kept` live on between chains. False where something is left to do for the work.
+        """
+        work, ends = selection.work, [selection.plan.storage(end) for end in ENDS]
+        if not work.part.op.keeps_order or ends[0].layout != "planar" or ends[0] != ends[1]:
+            return False
+        (name, need), output = work.reads[0], work.result.layer.output
+        source = self._tensors[name]
+        if not {name, output}.isdisjoint(kept) or (source.storage, source.held) != (ends[0], need):
+            return False
+        shape, held = work.part.layer.op.output, work.part.region
+        self._tensors[output] = replace(source, name=output, shape=shape, held=held)
+        self._regions[output] = held
+        return True
 
     def _emit(self, selection: Selection) -> None:
         work, plan, result = selection.work, selection.plan, selection.work.result
         arguments: dict[TensorArg, tuple[Tensor, Region]] = {}
         for index, (name, need) in enumerate(work.reads):
             argument = TensorArg("input", index)
-            is_dense = work.part.op.is_dense
-            tensor = self._read(name, plan.storage(argument), need, is_dense=is_dense)
+            tensor = self._read(name, plan.storage(argument), need)
             arguments[argument] = (tensor, need)
         target, stored = self._target(result, plan.storage(TensorArg("output")))
         arguments[TensorArg("output")] = (target, result.region)
@@ -105,14 +130,14 @@ class GpuLowering:
         step = self._assembly.step(Relayout(f"transform {source.name}", *accesses))
         self._kernels.copy(source, target, around, step=step)
 
-    def _read(self, name: str, storage: Storage, need: Region, *, is_dense: bool) -> Tensor:
+    def _read(self, name: str, storage: Storage, need: Region) -> Tensor:
         """The tensor in a storage, or a copy, from which a kernel reads what it needs in place."""
         tensor = self._tensors[name]
-        if tensor.storage == storage and tensor.serves(need, is_dense=is_dense):
+        if tensor.storage == storage and tensor.serves(need):
             return tensor
         if tensor.storage != storage:
             tensor = self._copied(tensor, storage, self._regions.get(name, tensor.held))
-            if tensor.serves(need, is_dense=is_dense):
+            if tensor.serves(need):
                 return tensor
         return self._copied(tensor, storage, need)
 
@@ -132,7 +157,7 @@ class GpuLowering:
         """Where a part's kernels write, and where its output is then kept."""
         name, shape = part.layer.output, part.layer.op.output
         kept = self._tensors.get(name)
-        fits = kept is not None and kept.serves(part.region, is_dense=part.op.is_dense)
+        fits = kept is not None and kept.serves(part.region)
         if kept is not None and fits and kept.storage == storage:
             return kept, kept
         own = self._arena.device(name, shape, part.region, storage)

@@ -132,8 +132,9 @@ def kernels_alone(
     ends = zip((*names, OUTPUT), (*shapes, op.output), stored, (*regions, part), strict=True)
     for name, shape, storage, region in ends:
         piece.on_host(name, shape, is_shared=soc.gpu.sees_host_memory)
+        is_planar = storage.layout == "planar"
         begins_inside = region.channels.start % soc.gpu.vector_width > 0
-        piece.on_device(name, shape, storage, region if op.is_dense or begins_inside else None)
+        piece.on_device(name, shape, storage, region if is_planar or begins_inside else None)
         piece.move(name, "to_gpu")
     piece.end_stage(FEED)
     arguments = {

@@ -15,6 +15,7 @@ from itertools import pairwise
 import numpy as np
 
 from codl.ir import Network, Shape
+from codl.ir.fallbacks import those_of
 from codl.ir.types import PROCESSORS, Direction
 from codl.lower.selection import residual_adds
 from codl.plan.candidate_chain import (
@@ -30,6 +31,7 @@ from codl.plan.cost_model import CostModel, Milliseconds, Move
 from codl.plan.cpu_shards import CpuShards, onnx_layers
 from codl.plan.gpu_shards import GpuShards
 from codl.plan.halo_propagation import HaloPropagation, LayerPass, Walk
+from codl.plan.planar_layers import Planned, computed_planar
 from codl.plan.region_array import NONE, Numbers, RegionTable, is_something
 from codl.plan.repeats import Alike
 from codl.plan.subop_table import StorageOrders, SubOps
@@ -90,11 +92,47 @@ class ChainCosts:
         return onnx_layers(self.network, self.cost) if joins else frozenset()
 
     @cached_property
+    def planar(self) -> Flags:
+        """The layers that the GPU computes on planar tensors, in variants for such."""
+        layers, planned = self.network.layers, []
+        self.cost.prefetch([layer.op for layer in layers], "gpu")
+        for layer in layers:
+            wrong = {one.variant for one in those_of(self.cost.soc.fallbacks, layer.op, "gpu")}
+            for storage, own in self.cost.fastest_by_storage(layer.op, "gpu").items():
+                is_planar = storage is not None and storage.layout == "planar"
+                goes_planar = own.among_planar not in (None, *wrong)
+                planned.append(Planned(layer, is_planar, goes_planar))
+                break
+        found = computed_planar(planned)
+        return np.array([layer.name in found for layer in layers], np.bool_)
+
+    @cached_property
+    def seen_from(self) -> Numbers:
+        """By layer whose output has its input's elements in their order, the layer that makes that.
+
+        -1 of all others.
+        """
+        makers = {layer.output: at for at, layer in enumerate(self.network.layers)}
+        return np.array(
+            [
+                makers.get(layer.inputs[0], -1) if layer.op.keeps_order else -1
+                for layer in self.network.layers
+            ],
+            np.int64,
+        )
+
+    @cached_property
     def alike(self) -> Alike:
         """Which stretches of the network are alike."""
         added = set(self.adds.values())
         notes = [
-            (op, at in self.in_onnx, at in added, self.adds[at] - at if at in self.adds else 0)
+            (
+                op,
+                at in self.in_onnx,
+                at in added,
+                self.adds[at] - at if at in self.adds else 0,
+                self.planar[at],
+            )
             for at, op in enumerate(self.sub_ops.op_of)
         ]
         known = self.live, self.last_reader, self.lone
@@ -161,7 +199,10 @@ class _Evaluation:
         light = np.isin(self._layer, list(costs.in_onnx))
         common = costs.network, costs.cost, costs.sub_ops
         self._cpu = CpuShards(*common, cpu, light, len(walks))
-        self._gpu = GpuShards(*common, gpu, costs.orders, len(walks), costs.adds)
+        self._gpu = GpuShards(
+            *common, gpu, costs.orders, len(walks), costs.adds, costs.planar[self._layer]
+        )
+        self._seen_from = costs.seen_from[self._layer]
         #: By layer and walk, the number of the walk's last chain that begins there or behind it.
         #: Chains of one walk stand together, the shortest first.
         backwards = begins[::-1].T
@@ -275,7 +316,31 @@ class _Evaluation:
             "launches": gpu.launches,
             "weights": amounts["weights"][cpu.parts] + amounts["weights"][gpu.parts],
         }
-        return np.column_stack([columns[name] for name in COLUMNS]).astype(np.float64)
+        sums = np.column_stack([columns[name] for name in COLUMNS]).astype(np.float64)
+        views, sources = self._views()
+        own = [gpu.alone_ms, columns["gpu_bytes"], gpu.part_launches]
+        places = [COLUMNS.index(name) for name in ("gpu_ms", "gpu_bytes", "launches")]
+        for place, amounts_ in zip(places, own, strict=True):
+            np.subtract.at(sums[:, place], sources, amounts_[views])
+        return sums
+
+    def _views(self) -> tuple[Numbers, Numbers]:
+        """The rows of what is memory of the layer before it, as lowering has it, and of those.
+
+        It costs nothing in a chain that has both, and is taken off what the first one takes.
+        """
+        keys = self._layer * len(self._walks) + self._walk
+        order = np.argsort(keys)
+        views = np.flatnonzero((self._seen_from >= 0) & ~self._leaves & (self._parts[:, 1] != NONE))
+        wanted = self._seen_from[views] * len(self._walks) + self._walk[views]
+        places = np.minimum(np.searchsorted(keys, wanted, sorter=order), len(keys) - 1)
+        sources = order[places] if len(keys) else places
+        gpu, boxes = self._parts[:, 1], self._sub_ops.boxes
+        storages, planar = self._gpu.storages, self._gpu.is_planar
+        is_view = (keys[sources] == wanted) & ~self._leaves[sources] & planar[views]
+        is_view &= storages[views] == storages[sources]
+        is_view &= (self._sub_ops.needs[gpu[views], 0] == boxes[gpu[sources]]).all(axis=1)
+        return views[is_view], sources[is_view]
 
     def _packing(self) -> tuple[Milliseconds, Milliseconds]:
         """Milliseconds and bytes that the CPU's nets pack and unpack of what they make; (rows)."""

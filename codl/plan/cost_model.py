@@ -78,12 +78,14 @@ class Corrections(Protocol):
 class VariantCost(NamedTuple):
     """A kernel variant of an op and its latency in milliseconds.
 
-    `storage` is how its tensors lie on the GPU; None on the CPU.
+    `storage` is how its tensors lie on the GPU; None on the CPU. What lies planar the variant
+    `among_planar`, if there is one, computes in its place, as fast.
     """
 
     variant: str
     latency_ms: float
     storage: Storage | None = None
+    among_planar: str | None = None
 
 
 @dataclass(frozen=True)
@@ -162,8 +164,10 @@ class CostModel:
         latencies = self._inside_ms(processor, new, asked)
         for name, rows in named.items():
             for (variant, own), latency_ms in zip(rows, latencies[name], strict=True):
-                storage = variant.storage if processor == "gpu" else None
-                own[variant.name] = VariantCost(variant.name, latency_ms, storage)
+                own[variant.name] = VariantCost(variant.name, latency_ms)
+                if processor == "gpu":
+                    where = variant.storage, variant.among_planar
+                    own[variant.name] = VariantCost(variant.name, latency_ms, *where)
         return costs
 
     def _targets(self, op: Op, processor: Processor) -> Iterator[tuple[str, Variant]]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from codl.ir import Network
+from codl.ir.types import STORAGES
 from codl.plan.cost_model import CostModel, Milliseconds, Move
 from codl.plan.halo_propagation import LayerPass
 from codl.plan.region_array import NONE, Numbers, is_something
@@ -20,7 +22,8 @@ from codl.plan.subop_table import StorageOrders, SubOps, finite
 class GpuShards:
     """Columns over the rows of some steps; a row is a layer in a walk.
 
-    `launches` are kernels, or small groups of them. `adds` has the number of the layer of the
+    `launches` are kernels, or small groups of them. `planar` are rows that are computed planar in
+    place of what is planned. `adds` has the number of the layer of the
     residual add that each convolution may compute too, by its own.
     """
 
@@ -33,6 +36,7 @@ class GpuShards:
         orders: StorageOrders,
         walks: int,
         adds: Mapping[int, int],
+        planar: NDArray[np.bool_],
     ) -> None:
         self._layers, self._cost, self._sub_ops = network.layers, cost, sub_ops
         self._orders, self._walks, self._adds = orders, walks, adds
@@ -40,7 +44,10 @@ class GpuShards:
         self.ms, self.missing = finite(sub_ops.fastest_ms(self.parts, 1))
         self._part_launches = sub_ops.amounts()["launches"]
         self.launches = self._part_launches[self.parts]
-        stored_ms = sub_ops.stored_ms(self.parts)
+        self._planar = planar
+        #: What the parts take themselves, and their kernels, without copies between storages.
+        self.alone_ms, self.part_launches = self.ms.copy(), self.launches.copy()
+        stored_ms = self._stored_ms(slice(None))
         self.storages = stored_ms.argmin(axis=1)
         there = self.parts != NONE
         one_each = np.isfinite(stored_ms[there]).sum(axis=1).max(initial=0) <= 1
@@ -64,6 +71,14 @@ class GpuShards:
             copies_ms[numbers] = [self._cost.sharing_ms(*move) for move in moves]
         return copies_ms
 
+    def _stored_ms(self, rows: slice) -> Milliseconds:
+        """What the parts in some rows take by storage."""
+        parts, planar = self.parts[rows], self._planar[rows]
+        stored_ms = self._sub_ops.stored_ms(parts)
+        if planar.any():
+            stored_ms = np.where(planar[:, None], self._sub_ops.planar_ms(parts), stored_ms)
+        return stored_ms
+
     def step(self, step: LayerPass, rows: slice) -> None:
         """Choose how a layer is stored, and which kernels compute it with a residual add."""
         if self._only is None:
@@ -74,12 +89,13 @@ class GpuShards:
         layer, parts = self._layers[step.layer], self.parts[rows]
         wanted = self._wanted.pop(layer.output, None)
         order = np.zeros(len(parts), np.int64) if wanted is None else wanted[step.walks]
-        stored_ms, copied_ms = self._sub_ops.stored_ms(parts), self._copied_ms[parts]
+        stored_ms, copied_ms = self._stored_ms(rows), self._copied_ms[parts]
         copies = self._orders.measured_others[order]
         storages = (stored_ms + copied_ms[:, None] * copies).argmin(axis=1)
         chosen = np.arange(len(parts)), storages
         self.storages[rows] = storages
-        self.ms[rows] = finite(stored_ms[chosen])[0] + copied_ms * copies[chosen]
+        self.alone_ms[rows] = finite(stored_ms[chosen])[0]
+        self.ms[rows] = self.alone_ms[rows] + copied_ms * copies[chosen]
         self.launches[rows] += (parts != NONE) * self._orders.others[order, storages]
         needs = is_something(self._sub_ops.needs[parts])
         for at, name in step.inputs:
@@ -110,6 +126,12 @@ class GpuShards:
         added_ms = self._sub_ops.stored_ms(adds)[np.arange(len(at)), pairs[at, 3]]
         self.ms[rows][at] -= (1 - self._cost.rules.added_inside) * added_ms
         self.launches[rows][at] -= self._part_launches[adds]
+
+    @property
+    def is_planar(self) -> NDArray[np.bool_]:
+        """Whether the output of each row lies planar."""
+        planar = np.array([storage.layout == "planar" for storage in STORAGES])
+        return np.asarray(planar[self.storages])
 
     def orders(self, rows: Numbers) -> Numbers:
         """The orders of what the parts in some rows leave: each that of its own storage."""

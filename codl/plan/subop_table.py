@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from codl.ir import Dim, Layer, Op, Region
 from codl.ir.op_columns import amounts
 from codl.ir.ops.base import AXES, cuts
-from codl.ir.types import PROCESSORS, STORAGES, Storage
+from codl.ir.types import PLANAR, PROCESSORS, STORAGES, Storage
 from codl.kernels import registry
 from codl.kernels.base import Variant
 from codl.kernels.ort import CpuOrt
@@ -48,6 +49,7 @@ class SubOps:
         self.ops = list(numbers)
         self.ratios = tuple(ratios)
         self._cost, self._block = cost, cost.soc.gpu.vector_width
+        self._element: Any = cost.soc.gpu.element
         outputs = [op.output for op in self.ops]
         self._whole = np.array([boxes.box(Region.whole(shape)) for shape in outputs])
         self._width = np.array([shape.w for shape in outputs])
@@ -190,14 +192,29 @@ class SubOps:
         latencies: NDArray[np.float64] = self._stored_ms[numbers]
         return latencies
 
+    def planar_ms(self, numbers: Numbers) -> NDArray[np.float64]:
+        """The same of parts that are all computed planar, in place of their fastest variants."""
+        latencies = np.full((len(numbers), len(STORAGES)), np.inf)
+        own = self._stored_ms[numbers].min(axis=1)
+        latencies[:, _STORAGE_NUMBER[Storage(PLANAR.layout, self._element)]] = own
+        return latencies
+
     def in_onnx(self, numbers: Numbers) -> NDArray[np.bool_]:
         """Whether ONNX Runtime has the CPU's fastest variant of parts that were predicted."""
         engines: NDArray[np.bool_] = self._in_onnx[numbers]
         return engines
 
     def gpu_variant(self, number: int, storage: int) -> str:
-        """The name of the fastest variant of a part in a storage."""
-        return self._cost.fastest_by_storage(self.op(number), "gpu")[STORAGES[storage]].variant
+        """The name of the fastest variant of a part in a storage.
+
+        Of a part that is computed planar in place of what it is in otherwise, that variant.
+        """
+        fastest = self._cost.fastest_by_storage(self.op(number), "gpu")
+        if STORAGES[storage] in fastest:
+            return fastest[STORAGES[storage]].variant
+        planar = next(iter(fastest.values())).among_planar
+        assert planar is not None
+        return planar
 
     def cpu_variant(self, number: int) -> str:
         """The name of the fastest variant of a part."""

@@ -22,10 +22,10 @@ TESTS = Path(__file__).parent.parent
 #: lowering and with the sources of kernels, and with nothing else: not from machine to machine.
 #: `PYTHONPATH=tests python tests/lower/test_determinism.py` prints those of now.
 GOLDEN = (
-    "a5375b1ac0fdbda9490ceb24d78aee81c9d2cb01f30992787cdf967ab5323730",
-    "91fd70f4691ad7a97f188984adfff017d9075827514924f58db0ebf2bf34f874",
+    "4caeb8d539a59cd877294b15d1860427e8dd6392f311d137a587aec692798eff",
+    "f7dcae1deb3c0f747c0eb39fea9fe02395d3b0f8c66115bc98e3ebe0bed86c2a",
     "b3561a68d32146ccf1e11aab81d4c0e9117354ba08a612dacec8033e65b87241",
-    "4f446e9db49366d6c20f9f20167652817e035dbcabad1c01b1f0ceab1ffa4b19",
+    "6ac5953b66d421dcedbe13788a3e3df324000634c791e8c33d2df791bfae8032",
 )
 
 

@@ -94,7 +94,7 @@ class Op:
     is_product: ClassVar[bool] = False
     #: Takes no longer than changing the CPU's library for it: it runs in that of its neighbours.
     is_light: ClassVar[bool] = False
-    #: Kernels see its tensors as dense arrays: a part of a larger tensor is copied first.
+    #: Kernels see its tensors as arrays, whose channels come in no blocks and are cut anywhere.
     is_dense: ClassVar[bool] = False
     #: Measured for several images at once, too: networks are made of it.
     is_batched: ClassVar[bool] = False
@@ -148,6 +148,11 @@ class Op:
     @property
     def carries_channels(self) -> bool:
         """True where some output channels need a part of an input alone: an OC chain may go on."""
+        return False
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether the output is the first input, element by element, under other sizes."""
         return False
 
     @property

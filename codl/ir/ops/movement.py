@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.ir.ops.base import Weights
+from codl.ir.ops.base import Activation, Weights
 from codl.ir.ops.nd import NdOp, Sizes, resized
 from codl.ir.ops.regrouping import Origin, origins
 from codl.ir.region import Span
@@ -85,6 +85,12 @@ class Transpose(Movement):
     @property
     def out_sizes(self) -> Sizes:
         return self.to or tuple(self.seen[axis] for axis in self.perm)
+
+    @property
+    def keeps_order(self) -> bool:
+        """Where nothing but axes of one element changes its place."""
+        moved = [axis for axis in self.perm if self.seen[axis] > 1]
+        return moved == sorted(moved) and self.activation == Activation()
 
     @cached_property
     def _ways(self) -> Mapping[int, tuple[Origin, Origin]]:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.ir.ops.base import Weights
+from codl.ir.ops.base import Activation, Weights
 from codl.ir.ops.nd import NdOp, Sizes, resized
 from codl.ir.ops.regrouping import Origin, origins
 from codl.ir.region import Span
@@ -29,6 +29,10 @@ class Reshape(NdOp):
     @property
     def out_sizes(self) -> Sizes:
         return self.to
+
+    @property
+    def keeps_order(self) -> bool:
+        return self.activation == Activation()
 
     @cached_property
     def _origins(self) -> Mapping[int, Origin]:

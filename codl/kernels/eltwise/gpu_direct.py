@@ -16,6 +16,7 @@ from codl.ir.ops.eltwise import (
 )
 from codl.ir.region import Shape
 from codl.ir.soc import Soc
+from codl.ir.types import PLANAR, Storage
 from codl.kernels import tiling_columns
 from codl.kernels.activation import float_literal
 from codl.kernels.base import Choice, KernelLaunch, KernelPlan, TensorArg
@@ -27,6 +28,8 @@ from codl.kernels.variant import ByChoiceColumns, ForStorage
 
 #: Pixels of one work-item of a CPU at most: about 5 us.
 LONGEST_STRIP = 2048
+#: What computes in place of these variants where tensors lie planar.
+AMONG_PLANAR = "gpu_planar"
 CODES = {mode: code for code, mode in enumerate(MODES)}
 #: Modes that make of zeros what is not finite, or grows where one follows another.
 CLEARED = ("div", "pow", "log", "reciprocal", "exp", "cosh", "acosh")
@@ -39,6 +42,10 @@ class GpuDirect(ForStorage, ByChoiceColumns):
     base_name: ClassVar[str] = "gpu_direct"
     takes_batch: ClassVar[bool] = True
     op_columns: ClassVar[type[EltwiseColumns]] = EltwiseColumns
+
+    @property
+    def among_planar(self) -> str:
+        return among_planar(self.storage)
 
     def choices(self, op: Eltwise, soc: Soc) -> tuple[Choice, ...]:
         return ({},)
@@ -96,6 +103,11 @@ class GpuDirect(ForStorage, ByChoiceColumns):
             },
             whole_batch=True,
         ).stored_as(self.storage, count)
+
+
+def among_planar(storage: Storage) -> str:
+    """The variant, by name, whose tensors lie planar and have the same elements."""
+    return AMONG_PLANAR + Storage(PLANAR.layout, storage.element).suffix
 
 
 def mode_defines(op: Eltwise) -> dict[str, int | float | str]:

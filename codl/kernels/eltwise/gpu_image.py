@@ -15,7 +15,7 @@ from codl.ir.ops.eltwise import (
 from codl.ir.soc import Soc
 from codl.kernels import tiling_columns
 from codl.kernels.base import Choice, KernelLaunch, KernelPlan, TensorArg
-from codl.kernels.eltwise.gpu_direct import mode_defines
+from codl.kernels.eltwise.gpu_direct import among_planar, mode_defines
 from codl.kernels.feature_columns import (
     ChoiceColumns,
 )
@@ -33,6 +33,10 @@ class GpuImage(ForStorage, ByChoiceColumns):
     op_kind: ClassVar[str] = "eltwise"
     base_name: ClassVar[str] = "gpu_direct"
     op_columns: ClassVar[type[EltwiseColumns]] = EltwiseColumns
+
+    @property
+    def among_planar(self) -> str:
+        return among_planar(self.storage)
 
     def refusal(self, op: Eltwise, soc: Soc) -> str | None:
         return image_refusal(soc, (*op.inputs, op.output))
