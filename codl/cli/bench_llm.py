@@ -41,9 +41,10 @@ from codl.measure.decoder_speed import (
 from codl.measure.interleave import Effort
 from codl.predict.names import FOLDER
 from codl.runtime.decoder import Decoder, PlannedStep
+from codl.runtime.loaded import Footprint
 from codl.runtime.placement import LocalSoc
 from codl.strategies import DEFAULT, STRATEGIES, Context, find
-from codl.strategies.decoders import plan_steps
+from codl.strategies.decoders import WEIGHTS, plan_steps
 from codl.targets.detect import load_local
 from codl.targets.local import LocalTarget
 
@@ -86,6 +87,14 @@ StrategiesOption = Annotated[
 PeersOption = Annotated[
     str, typer.Option("--peers", help=f"Other libraries, of {', '.join(PEERS)}, by commas.")
 ]
+WeightsOption = Annotated[
+    str,
+    typer.Option(
+        "--weights",
+        help=f"Where weights may be, of {', '.join(WEIGHTS)}: each step cuts them as is fastest, "
+        "or each lies on one processor, the same for prompts and new tokens.",
+    ),
+]
 SecondsOption = Annotated[float, typer.Option("--seconds", help="Measure at least this long.")]
 
 
@@ -98,6 +107,7 @@ def bench_llm(
     capacity: CapacityOption = None,
     strategies: StrategiesOption = "cpu,gpu,codl",
     peers: PeersOption = "",
+    weights: WeightsOption = "anywhere",
     seconds: SecondsOption = 30,
     predictor: PredictorOption = None,
     budget: RefineOption = REFINE,
@@ -111,7 +121,8 @@ def bench_llm(
 
     Both begin with an empty cache, as llama.cpp counts them; nothing is sampled. All strategies
     and peers have turns in one run. A prompt is taken in by chunks, whose plan is one of its own,
-    over the weights and the cache of the other. With the peer `ort` as many greedy tokens as are
+    over the weights and the cache of the other. With --weights once no weights are on both
+    processors, which takes the least memory. With the peer `ort` as many greedy tokens as are
     generated are compared with ONNX Runtime's. With --within there are fewer rounds where time is
     short, and one at least.
 
@@ -119,7 +130,10 @@ def bench_llm(
     codl bench-llm smollm2_135m --soc host --peers ort
     codl bench-llm smollm2_135m --soc host --within 5m
     codl bench-llm model.onnx --soc host -p 256 -n 64 --strategies cpu,codl
+    codl bench-llm model.onnx --soc host --weights once
     """
+    if weights not in WEIGHTS:
+        raise UnknownNameError("place of weights", weights, WEIGHTS)
     described, others = load_local(soc, "local"), _names(peers, PEERS, "peer")
     limit = budget_of(within, "--within")
     names = _names(strategies, STRATEGIES, "strategy") or [DEFAULT]
@@ -135,7 +149,8 @@ def bench_llm(
         )
         running_plans = sum(find(name).runs_plans for name in names)
         context = context.within(limit, plans=running_plans * len(steps))
-        plans = {name: plan_steps(*steps, find(name), context) for name in names}
+        how: Any = {"weights": weights, "tokens": (prompt, generate)}
+        plans = {name: plan_steps(*steps, find(name), context, **how) for name in names}
         note(f"Loading {source.name}, and its weights, {len(plans) + len(others)} times")
         loaded = {
             name: stack.enter_context(_decoder(steps, own, target, context))
@@ -152,7 +167,7 @@ def bench_llm(
         )
         speeds = time_decoders(running, workload, effort, limit)
         of = digests_of(context, steps[1].network, plans={n: own[1] for n, own in plans.items()})
-        memory = {name: own.memory.total for name, own in loaded.items()}
+        memory = {name: own.memory for name, own in loaded.items()}
         origin = recorded(target, of, seconds=seconds, prompt=prompt, generate=generate)
     bytes_ = weight_bytes(steps[1].network)
     rows = [_row(name, speeds[name], bytes_, equal, memory, plans) for name in running]
@@ -163,6 +178,7 @@ def bench_llm(
         "source": "measured",
         "chunk": steps[0].tokens,
         "capacity": room,
+        "weights": weights,
         "weight_bytes": bytes_,
         "prefill": best["prefill"],
         "decode": best["decode"],
@@ -230,7 +246,7 @@ def _row(
     speed: DecoderSpeed,
     bytes_: int,
     equal: Mapping[str, int],
-    memory: Mapping[str, int],
+    memory: Mapping[str, Footprint],
     plans: Mapping[str, Sequence[Plan]],
 ) -> dict[str, Any]:
     predicted = [plan.predicted_ms for plan in plans.get(name, ())]
@@ -240,7 +256,8 @@ def _row(
         "decode": _speed(speed.decode),
         "decode_gb_per_s": 1e-9 * bytes_ * speed.decode.tokens_per_s,
         "equal_tokens": equal.get(name),
-        "memory_bytes": memory.get(name),
+        "memory_bytes": memory[name].total if name in memory else None,
+        "held_weight_bytes": memory[name].weight_bytes if name in memory else None,
         "predicted_ms": predicted or None,
         "split": [any(0 < c.gpu_ratio < 1 for c in p.chains) for p in plans.get(name, ())] or None,
     }

@@ -5,7 +5,7 @@ A chain here is a run of layers in topological order, which is always a convex s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -62,7 +62,17 @@ class Candidates:
         for op in self._sub_ops.ops:
             dims = [dim for dim in op.dims if dim != "H" or op.output.h > 1]
             of_op.append({dim: _steps(op.output.n, dim, self._steps_count) for dim in dims})
-        return [of_op[number] for number in self._sub_ops.op_of]
+        every = enumerate(of_op[op] for op in self._sub_ops.op_of)
+        return [self.costs.weights.allowed(at, own) for at, own in every]
+
+    @cached_property
+    def _fixed(self) -> list[tuple[Dim, int] | None]:
+        """By layer the dimension and the step of its chain where another plan is followed."""
+        found: list[tuple[Dim, int] | None] = []
+        for at in range(len(self._layers)):
+            cut = self.costs.weights.cut(at)
+            found.append(None if cut is None else (cut[0], round(cut[1] * self._steps_count)))
+        return found
 
     @cached_property
     def _whole_ms(self) -> Milliseconds:
@@ -112,13 +122,25 @@ class Candidates:
             table[0, :, last], table[1, :, last] = 0.0, self._whole_ms[1]
         return tables
 
+    @cached_property
+    def _fixed_of_ops(self) -> Mapping[int, set[int]]:
+        """By op the steps at which layers are cut where another plan is followed."""
+        found: dict[int, set[int]] = {}
+        for op, fixed in zip(self._sub_ops.op_of, self._fixed, strict=True):
+            if fixed is not None:
+                found.setdefault(op, set()).add(fixed[1])
+        return found
+
     def _looked_at(self, k: int, dim: Dim, steps: tuple[int, ...]) -> list[int]:
         """The steps at which a layer is predicted: near balance, or all where it is unknown."""
         cpu_ms, gpu_ms = self._whole_ms[:, k]
         if self.complete or dim == "N" or not 0 < cpu_ms + gpu_ms < np.inf:
             return list(steps)  # of a replayed SoC's ops that nobody measured both are 0
         middle = round(self._steps_count * cpu_ms / (cpu_ms + gpu_ms))
-        return sorted(set(steps).intersection(middle + d for d in AROUND))
+        wanted = {middle + d for d in AROUND}.union(
+            self._fixed_of_ops.get(self._sub_ops.op_of[k], ())
+        )
+        return sorted(wanted.intersection(steps))
 
     @cached_property
     def _best_ms(self) -> Milliseconds:
@@ -145,9 +167,10 @@ class Candidates:
 
     def _split(self) -> Iterator[Walk]:
         """Of layers behind each other with the same ops once, wherever they stand."""
-        known: dict[tuple[int, ...], list[Walk]] = {}
+        known: dict[Hashable, list[Walk]] = {}
         for stop in range(1, len(self._layers) + 1):
-            ops = tuple(self._sub_ops.op_of[max(0, stop - LONGEST) : stop])
+            own = slice(max(0, stop - LONGEST), stop)
+            ops = tuple(self._sub_ops.op_of[own]), tuple(self._fixed[own])
             if ops not in known:
                 known[ops] = list(self._split_before(stop))
             for walk in known[ops]:
@@ -170,8 +193,8 @@ class Candidates:
         """For every ratio, in steps, where the chains begin that end at `stop` and are worth it."""
         inner = self._steps[stop - 1].get(dim, ())
         if self._layers[stop - 1].op.sets_cut:
-            starting = set(range(max(0, stop - LONGEST), stop))
-            return dict.fromkeys(inner, starting)
+            starting = range(max(0, stop - LONGEST), stop)
+            return _by_step({s: self._followed(s, stop, dim, inner) for s in starting})
         starts = self._starts(stop, dim, inner)
         if not inner or not starts:
             return {}
@@ -179,15 +202,22 @@ class Candidates:
         slower = sums.max(axis=0)[:, inner]
         least, best = slower.argmin(axis=1), np.cumsum(self._best_ms[starts])
         worth = slower.min(axis=1) <= MOST_LOSS * best
-        by_step: dict[int, set[int]] = {}
+        looked_at: dict[int, Sequence[int]] = {}
         for at, start in enumerate(starts):
             steps: Sequence[int] = inner
             if not self.complete:
                 near = int(least[at])
                 steps = inner[max(0, near - NEAR) : near + NEAR + 1] if worth[at] else ()
-            for step in steps:
-                by_step.setdefault(step, set()).add(start)
-        return by_step
+            looked_at[start] = self._followed(start, stop, dim, steps)
+        return _by_step(looked_at)
+
+    def _followed(self, start: int, stop: int, dim: Dim, steps: Sequence[int]) -> Sequence[int]:
+        """The steps, or where another plan is followed that of all of its chains."""
+        fixed = {own for own in self._fixed[start:stop] if own is not None}
+        if not fixed:
+            return steps
+        (own_dim, step), *others = fixed
+        return () if others or own_dim != dim or not 0 < step < self._steps_count else (step,)
 
     def _starts(self, stop: int, dim: Dim, inner: tuple[int, ...]) -> list[int]:
         """Where chains may begin that end at `stop` and are cut at such steps."""
@@ -199,6 +229,15 @@ class Candidates:
             if dim == "OC" and not self._layers[start].op.carries_channels:
                 break
         return starts
+
+
+def _by_step(looked_at: Mapping[int, Sequence[int]]) -> dict[int, set[int]]:
+    """By step where chains begin, of the steps that are looked at from each start."""
+    by_step: dict[int, set[int]] = {}
+    for start, steps in looked_at.items():
+        for step in steps:
+            by_step.setdefault(step, set()).add(start)
+    return by_step
 
 
 def _steps(images: int, dim: Dim, steps: int) -> tuple[int, ...]:

@@ -31,6 +31,7 @@ from codl.plan.cost_model import CostModel, Milliseconds, Move
 from codl.plan.cpu_shards import CpuShards, onnx_layers
 from codl.plan.gpu_shards import GpuShards
 from codl.plan.halo_propagation import HaloPropagation, LayerPass, Walk
+from codl.plan.held_weights import LayerWeights
 from codl.plan.planar_layers import Planned, computed_planar
 from codl.plan.region_array import NONE, Numbers, RegionTable, is_something
 from codl.plan.repeats import Alike
@@ -66,6 +67,7 @@ class ChainCosts:
         self.lone = network.lone | {
             name for name in network.states if len(network.readers(name)) == 1
         }
+        self.weights = LayerWeights(network, cost.places, frozenset(self.lone))
         self.sub_ops = SubOps(network.layers, cost, ratios)
         #: What was chosen for the layers of chains, and those that are known.
         self.chosen = ChosenRows(self.sub_ops)
@@ -132,6 +134,7 @@ class ChainCosts:
                 at in added,
                 self.adds[at] - at if at in self.adds else 0,
                 self.planar[at],
+                self.weights.note(at),
             )
             for at, op in enumerate(self.sub_ops.op_of)
         ]
@@ -196,6 +199,7 @@ class _Evaluation:
             [[at < len(layer.inputs) and layer.inputs[at] in costs.lone
               for at in range(costs.sub_ops.needs.shape[1])] for layer in costs.network.layers]
         )  # fmt: skip
+        self._misplaced = costs.weights.misplaced(self._layer, self._parts, costs.sub_ops)
         light = np.isin(self._layer, list(costs.in_onnx))
         common = costs.network, costs.cost, costs.sub_ops
         self._cpu = CpuShards(*common, cpu, light, len(walks))
@@ -304,7 +308,7 @@ class _Evaluation:
         cpu, gpu, amounts = self._cpu, self._gpu, self._sub_ops.amounts()
         packing_ms, packed_bytes = self._packing()
         columns = {
-            "missing": cpu.missing + gpu.missing,
+            "missing": cpu.missing + gpu.missing + self._misplaced,
             "cpu_ms": cpu.ms,
             "cpu_saved_ms": cpu.saved_ms,
             "cpu_bytes": amounts["bytes"][cpu.parts] + packed_bytes,

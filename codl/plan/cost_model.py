@@ -26,6 +26,7 @@ from codl.kernels.base import Variant
 from codl.kernels.tuning import Tuning
 from codl.plan.rules import RULES, Rules
 from codl.plan.signal_costs import SignalCosts
+from codl.plan.weight_places import ANYWHERE, WeightPlaces
 from codl.predict.context_terms import Batch, Launches
 from codl.predict.features import Item, sharing_target
 from codl.predict.inside import NOTHING, Caches, InsideByProcessor, InsideCosts
@@ -111,6 +112,8 @@ class CostModel:
     rules: Rules = RULES
     #: What the GPU is limited to: what it computes takes so much longer.
     limits: GpuLimits = UNLIMITED
+    #: Where plans may have weights.
+    places: WeightPlaces = ANYWHERE
     #: Every variant with a predictor, by name.
     _known: dict[Processor, dict[Op, dict[str, VariantCost]]] = field(
         default_factory=lambda: {processor: {} for processor in PROCESSORS}, init=False

@@ -58,8 +58,12 @@ def search(
         if not objective.is_latency:
             return _for_objective(network, cost, strategy, method, objective)
         best, costs = _fastest_option(network, cost, strategy, method)
+        if cost.places.cuts:  # those of another plan, and its partial sums, are followed
+            return best
         if method == "dp" and cost.rules.adds_terms:
             best = _with_partial_sums(best, network, cost)
+        # What one processor gains in one step, it may lose in those that have weights with it.
+        may_be_alone = may_be_alone and not cost.places.once
         return unless_alone(best, network, cost, costs) if may_be_alone else best
 
 
@@ -178,6 +182,11 @@ def _greedy(network: Network, cost: CostModel) -> Iterable[_Option]:
 def _dp(network: Network, cost: CostModel) -> Iterable[_Option]:
     candidates = Candidates(network, cost)
     best = fastest(candidates)
+    if not best.chains:
+        raise CodlError(
+            f"No plan of {network.name!r} has its weights on one processor each, where another "
+            "plan has them: let it have them anywhere."
+        )
     how = "dp, exact" if best.exact else "dp, widest labels only"
     if cost.rules.merges:
         yield _Option(_joined(network, _merged(network, best.chains)), how, candidates.costs)

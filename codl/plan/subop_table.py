@@ -31,7 +31,7 @@ _STORAGE_NUMBER = {storage: number for number, storage in enumerate(STORAGES)}
 #: There is room for this many parts from the start; then twice as many, and so on.
 ROOM = 1024
 #: Where the entries of each dimension stand in a box.
-_PLACES: Mapping[Dim, int] = {"N": 0, "OC": 2, "H": 4}
+PLACES: Mapping[Dim, int] = {"N": 0, "OC": 2, "H": 4}
 
 
 class SubOps:
@@ -94,7 +94,7 @@ class SubOps:
             shares = np.empty((len(DIMS), len(self.ratios), 2, 6), np.int64)
             shares[:] = self._whole[op]
             for own, dim in zip(shares, DIMS, strict=True):
-                place, places = _PLACES[dim], np.array(self.cuts(op, dim))
+                place, places = PLACES[dim], np.array(self.cuts(op, dim))
                 own[:, 0, place], own[:, 1, place + 1] = -places, places
                 own[own[..., place] + own[..., place + 1] <= 0] = boxes.NOTHING
             shares = self._shares[op] = shares.reshape(-1, 2, 6)
@@ -254,7 +254,7 @@ class SubOps:
 
 def _fixed_places(op: Op) -> list[bool]:
     """Of the places of a box, those of axes that no dimension of an op cuts."""
-    fixed = {_PLACES[dim] for dim in AXES if dim not in op.dims}
+    fixed = {PLACES[dim] for dim in AXES if dim not in op.dims}
     return [place - place % 2 in fixed for place in range(6)]
 
 

@@ -28,8 +28,12 @@ class Footprint:
     gpu_weight_bytes: int
 
     @property
+    def weight_bytes(self) -> int:
+        return self.cpu_weight_bytes + self.gpu_weight_bytes
+
+    @property
     def total(self) -> int:
-        return self.cpu_bytes + self.gpu_bytes + self.cpu_weight_bytes + self.gpu_weight_bytes
+        return self.cpu_bytes + self.gpu_bytes + self.weight_bytes
 
 
 class RefusedError(DeviceError):

@@ -23,6 +23,7 @@ from codl.measure.dataset_digest import dataset_digest
 from codl.plan.cost_model import CostModel, LatencyPredictors
 from codl.plan.coverage import WithoutWinograd, covered
 from codl.plan.objective import LATENCY, Objective
+from codl.plan.weight_places import ANYWHERE, WeightPlaces
 from codl.predict.names import DEFAULT, FOLDER
 from codl.provenance import VERSION, commit
 from codl.registry import Registry
@@ -61,6 +62,8 @@ class Context:
     clock: Callable[[], float] = field(default=perf_counter, repr=False, compare=False)
     #: What the GPU is limited to, where that is not as the SoC's placement says.
     limits: GpuLimits = UNLIMITED
+    #: Where plans may have weights.
+    places: WeightPlaces = ANYWHERE
     target: Target | None = field(default=None, repr=False, compare=False)
     #: Told what goes on where planning takes long.
     note: Callable[[str], None] = field(default=_tell_nobody, repr=False, compare=False)
@@ -96,7 +99,8 @@ class Context:
         loaded = self._loaded[key]
         predictors = loaded if self.winograd else WithoutWinograd(loaded)
         limits = self.limits or limits_of(self.soc)
-        return CostModel(self.soc, predictors, by_op, tuning=self.tuning, limits=limits)
+        own = CostModel(self.soc, predictors, by_op, tuning=self.tuning, limits=limits)
+        return replace(own, places=self.places)
 
     def with_predictors(self, predictors: LatencyPredictors) -> Context:
         """The same with predictors in the place of the stored ones of their name."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
+from codl.errors import CodlError
 from codl.frontend.decoders import Step
 from codl.ir import Network
 from codl.ir.plan import Chain, Plan
 from codl.ir.region import Span
 from codl.ir.soc import Soc
+from codl.ir.sums import with_sums
 from codl.lower.partition import partition_plan
 from codl.plan.build_plan import make_plan
 from codl.plan.coverage import covered
+from codl.plan.weight_places import WeightPlaces
 from codl.predict.names import DEFAULT
 from codl.strategies.base import Context, Strategy
 
@@ -41,18 +44,73 @@ class Kept(NamedTuple):
         return self.cpu.size, self.gpu.size
 
 
+#: Where weights may be: wherever each step is fastest, or each on one processor, the same in both.
+Weights: TypeAlias = Literal["anywhere", "once"]
+WEIGHTS: tuple[str, ...] = get_args(Weights)
+#: Tokens of a prompt, and new ones, whose time is to be least where one step follows the other.
+TOKENS = (512, 128)
+
+
 def plan_steps(
-    prefill: Step, decode: Step, strategy: Strategy, context: Context
+    prefill: Step,
+    decode: Step,
+    strategy: Strategy,
+    context: Context,
+    *,
+    weights: Weights = "anywhere",
+    tokens: tuple[int, int] = TOKENS,
 ) -> tuple[Plan, Plan]:
-    """A strategy's plans of both steps: decoding's has its way, and the other follows it."""
+    """A strategy's plans of both steps: decoding's has its way with caches, and the other follows.
+
+    Where weights are to be there `once`, one step has its way with them: the one with which so many
+    tokens of a prompt, and new ones, are predicted to take least. Raises `CodlError` where the
+    strategy has no such plans.
+    """
     networks = prefill.network, decode.network
-    plans = [strategy.plan(network, context) for network in networks]
+    if weights == "once":
+        runs = -(-tokens[0] // prefill.tokens), tokens[1]
+        plans: Sequence[Plan] = _with_weights_once(networks, strategy, context, runs)
+    else:
+        plans = [strategy.plan(network, context) for network in networks]
     kept = {name: own.split for name, own in kept_of(networks[1], plans[1], context.soc)}
     first, second = (
         _keeping(network, plan, kept, context)
         for network, plan in zip(networks, plans, strict=True)
     )
     return first, second
+
+
+def _with_weights_once(
+    networks: tuple[Network, Network], strategy: Strategy, context: Context, runs: tuple[int, int]
+) -> list[Plan]:
+    """Plans with the same weights on each processor; both run so many times."""
+    found: list[list[Plan]] = []
+    problem: CodlError | None = None
+    for first in (1, 0):
+        try:
+            found.append(_following(networks, first, strategy, context))
+        except CodlError as error:
+            problem = error
+    if not found:
+        assert problem is not None
+        raise problem
+
+    def taken_ms(plans: Sequence[Plan]) -> float:
+        return sum(n * (plan.predicted_ms or 0.0) for n, plan in zip(runs, plans, strict=True))
+
+    return min(found, key=taken_ms)
+
+
+def _following(
+    networks: tuple[Network, Network], first: int, strategy: Strategy, context: Context
+) -> list[Plan]:
+    """The plan of one network with weights once, and that of the other with them there."""
+    own = strategy.plan(networks[first], replace(context, places=WeightPlaces(once=True)))
+    places = WeightPlaces.of(networks[first], own, context.soc)
+    second = networks[1 - first]
+    written = with_sums(second, own.sums)
+    other = strategy.plan(written, replace(context, places=places)).restored(second, own.sums)
+    return [other, own] if first else [own, other]
 
 
 def kept_of(network: Network, plan: Plan, soc: Soc) -> Iterator[tuple[str, Kept]]:

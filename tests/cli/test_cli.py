@@ -307,9 +307,10 @@ def test_bench_llm_has_tokens_a_second_and_the_same_tokens(workplace: Path) -> N
     onnx.save(with_weights(built("decoder", SMALL), 24), workplace / "decoder.onnx")
     sizes = ("-p", "10", "-n", "6", "--chunk", "4", "--seconds", "0", "--strategies", "gpu,cpu")
     found = answer(
-        workplace, "bench-llm", "decoder.onnx", "--soc", "test", *sizes, "--peers", "ort"
-    )
-    assert (found["chunk"], found["capacity"]) == (4, 14)
+        workplace, "bench-llm", "decoder.onnx", "--soc", "test", *sizes, "--peers", "ort",
+        "--weights", "once",
+    )  # fmt: skip
+    assert (found["chunk"], found["capacity"], found["weights"]) == (4, 14, "once")
     assert [row["strategy"] for row in found["rows"]] == ["gpu", "cpu", "ort"]
     for row in found["rows"]:
         assert (row["prefill"]["tokens"], row["decode"]["tokens"]) == (10, 6)
@@ -357,6 +358,10 @@ def test_bench_llm_has_tokens_a_second_and_the_same_tokens(workplace: Path) -> N
             "A cache of 64 tokens has no room for 512: give --capacity 512 or more",
         ),
         (["bench-llm", "small.onnx", "--soc", "test", "--peers", "otr"], "Unknown peer 'otr'"),
+        (
+            ["bench-llm", "smollm2_135m", "--soc", "test", "--weights", "one"],
+            "Unknown place of weights 'one'. Did you mean 'once'?",
+        ),
         (["dataset", "info", "--soc", "made"], "there is no dataset here"),
         (["search", "nope.onnx", "--soc", "test"], "nope.onnx: there is no such file"),
         (["search", "socs", "--soc", "test"], "socs: this is a folder, and a model is a file"),

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from support.common_checks import SyntheticContext
 from support.decoders import SMALL, OrtDecoder, split_plan
+from support.synthetic_predictors import SyntheticPredictors
 
+from codl.cli.bench_llm import weight_bytes
 from codl.errors import CodlError, MismatchError
-from codl.frontend.decoders import Step, step_of
+from codl.frontend.decoders import Step, read_decoder, step_of
+from codl.frontend.decoders.export import with_weights
 from codl.frontend.decoders.source import DecoderSource, built
+from codl.frontend.quantize import quantize
 from codl.ir.executable_states import state_tensors
 from codl.ir.network import Network
 from codl.ir.plan import Plan
 from codl.ir.soc import Soc
+from codl.measure.decoder_speed import greedy
 from codl.plan.single_processor import default_plan
 from codl.runtime.decoder import DECODE, PREFILL, Decoder, PlannedStep
 from codl.runtime.placement import LocalSoc
+from codl.strategies import find
+from codl.strategies.decoders import plan_steps
 from codl.targets.connect import connect
 from codl.targets.local import LocalTarget
 
@@ -103,6 +113,26 @@ def test_the_table_of_words_is_there_once(steps: tuple[Step, Step], first_soc: L
         first, second = places
         assert first is second
         assert first.size == 4 * SMALL.words * SMALL.features // 2
+
+
+def test_packed_weights_are_once_on_both(tmp_path: Path, first_soc: LocalSoc) -> None:
+    """The tokens are those of the CPU alone, which has ONNX Runtime's kernels."""
+    path, target = tmp_path / "small.onnx", connect("local", first_soc)
+    assert isinstance(target, LocalTarget)
+    model, _ = quantize(with_weights(built("small", replace(SMALL, layers=1)), CAPACITY))
+    onnx.save(model, path)
+    packed = read_decoder(str(path))
+    steps = step_of(packed, CHUNK, CAPACITY), step_of(packed, 1, CAPACITY)
+    context = SyntheticContext(first_soc, predictors=SyntheticPredictors(flops=1e4, least_ms=1e-6))
+    made = []
+    for name in ("cpu", "codl"):
+        plans = plan_steps(*steps, find(name), context, weights="once")
+        with Decoder(*map(PlannedStep, steps, plans), target) as model:
+            held = model.memory
+            made.append(greedy(model, PROMPT, STEPS))
+    assert made[0] == made[1]
+    assert min(held.cpu_weight_bytes, held.gpu_weight_bytes) > 0.1 * held.weight_bytes
+    assert held.weight_bytes <= 1.1 * weight_bytes(steps[1].network)
 
 
 def test_weights_are_with_kernels_and_libraries_alone(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 import pytest
 from support.common_checks import CPU_DEVICE, SyntheticContext
 from support.decoders import SMALL, OrtDecoder, split_plan
 from support.plans import make_plan
+from support.synthetic_predictors import Line, SyntheticPredictors
 
 from codl.frontend.decoders import Step, step_of
 from codl.frontend.decoders.build import TOKENS
@@ -20,12 +22,15 @@ from codl.ir.region import Span
 from codl.ir.sums import terms_of, with_sums
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
+from codl.lower.partition import partition_plan
 from codl.plan.single_processor import default_plan
 from codl.runtime.numpy_interpreter import Interpreter
 from codl.strategies import Context, Strategy, find
 from codl.strategies.decoders import Kept, kept_of, plan_steps
 
 CAPACITY = 24
+#: Processors that are as fast as each other, and next to each other.
+BALANCED = SyntheticPredictors(flops=1e4, least_ms=1e-6, exchange=Line(1e-4))
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +139,45 @@ def test_partial_sums_follow_decoding(joined: bool) -> None:
     kept = dict(kept_of(steps[0].network, prefill, CPU_DEVICE))
     assert kept == dict(kept_of(steps[1].network, decode, CPU_DEVICE))
     check_prefill(source, steps[0], prefill)
+
+
+def held_elements(steps: tuple[Step, Step], plans: tuple[Plan, Plan]) -> tuple[int, int]:
+    """Elements of products' weights that processors hold for both steps, and those that there are.
+
+    Each has a number of its own, which is cut like it.
+    """
+    held: set[tuple[str, str, str, int]] = set()
+    wholes: dict[tuple[str, str], int] = {}
+    for step, plan in zip(steps, plans, strict=True):
+        for segment in partition_plan(step.network, plan, CPU_DEVICE).segments:
+            parts = [("cpu", part) for part in segment.cpu.parts]
+            parts += [("gpu", part) for part in segment.gpu.parts]
+            for side, part in parts:
+                shapes = part.layer.op.weight_shapes if part.op.is_product else {}
+                numbers = {n: np.arange(prod(s)).reshape(s) for n, s in shapes.items()}
+                wholes |= {(part.layer.name, n): own.size for n, own in numbers.items()}
+                for n, own in part.layer.op.restrict_weights(numbers, part.region).items():
+                    held |= {(side, part.layer.name, n, at) for at in own.ravel().tolist()}
+    return len(held), sum(wholes.values())
+
+
+@pytest.mark.parametrize("tokens", [(4096, 1), (1, 4096)])
+def test_weights_are_once_where_they_are_to_be(
+    tokens: tuple[int, int], source: DecoderSource, steps: tuple[Step, Step]
+) -> None:
+    """Whichever step has its way: both processors work, and what they compute is right."""
+    given = SyntheticContext(CPU_DEVICE, predictors=BALANCED)
+    plans = plan_steps(*steps, find("codl"), given, weights="once", tokens=tokens)
+    assert all(any(0 < chain.gpu_ratio < 1 for chain in plan.chains) for plan in plans)
+    held, whole = held_elements(steps, plans)
+    assert held <= 1.01 * whole
+    check_prefill(source, steps[0], plans[0])
+
+
+def test_weights_are_on_both_where_that_is_faster(steps: tuple[Step, Step]) -> None:
+    plans = plan_steps(*steps, find("codl"), SyntheticContext(CPU_DEVICE, predictors=BALANCED))
+    held, whole = held_elements(steps, plans)
+    assert held > 1.2 * whole
 
 
 def test_groups_that_both_keep_go_to_one() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -121,9 +121,10 @@ class SyntheticContext(Context):
     """A strategy's context whose predictors follow a law, whatever they are called."""
 
     soc: Soc = WITH_IMAGES
+    predictors: SyntheticPredictors = field(default_factory=lambda: SyntheticPredictors(gpu=2.0))
 
     def cost(self, default: str, *, by_op: bool = False) -> CostModel:
-        return CostModel(self.soc, SyntheticPredictors(gpu=2.0), by_op)
+        return CostModel(self.soc, self.predictors, by_op, places=self.places)
 
 
 def check_strategy(strategy: Strategy, model: str = MODEL) -> None:
