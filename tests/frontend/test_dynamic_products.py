@@ -18,6 +18,7 @@ from codl.frontend.convert import network_of
 from codl.frontend.graph.onnx_import import import_onnx, session_options
 from codl.frontend.quantize import quantize_dynamic
 from codl.ir import Network
+from codl.ir.ops.onnx_model import INPUT, OnnxModel
 from codl.ir.soc import Soc
 from codl.plan.single_processor import default_plan
 from codl.runtime.engine import Engine
@@ -254,3 +255,36 @@ def test_an_encoder_of_dynamic_products_runs_on_both_processors(sides: Any, soc:
     with Engine(network, plan, here(soc)) as engine:
         (got,) = engine(feeds).values()
     assert (got * expected).sum() > 0.9999 * np.sqrt((got**2).sum() * (expected**2).sum())
+
+
+@pytest.mark.parametrize("form", ["dynamic", "packed"])
+def test_a_product_within_what_codl_has_no_operators_for(form: str) -> None:
+    """It lies between two nodes that hand on whole numbers, so it is in a group with them."""
+    numbers = np.random.default_rng(1).integers(-128, 128, (K, K)).astype(np.int8)
+    nodes = [node("TopK", "x count", "v i", axis=0)]
+    if form == "dynamic":
+        nodes += [node("DynamicQuantizeLinear", "v", "q s z"), node("MatMulInteger", "q w z", "n")]
+        nodes += [node("Cast", "n", "f", to=1), node("Mul", "s ws", "a"), node("Mul", "f a", "p")]
+    else:
+        nodes += [node("DequantizeLinear", "w ws", "d"), node("MatMul", "v d", "p")]
+    nodes.append(node("GatherElements", "p i", "y", axis=0))
+    constants = {"w": numbers, "ws": SCALE, "count": np.array([3])}
+    proto = model(nodes, {"x": (3, K)}, ["y"], constants)
+    network = read(proto)
+    assert kinds(network) == ["onnx"]
+    made = network.layers[0].op
+    assert isinstance(made, OnnxModel)
+    options = session_options(1)
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    got, expected = (
+        ort.InferenceSession(text, options).run(None, {name: floats(3, K)})[0]
+        for text, name in ((made.model, f"{INPUT}0"), (proto.SerializeToString(), "x"))
+    )
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["DynamicQuantizeMatMul", "MatMulIntegerToFloat"])
+@pytest.mark.parametrize("inputs", ["", "x", "x -"])
+def test_nodes_without_their_inputs_are_told_by_onnx_runtime(kind: str, inputs: str) -> None:
+    with pytest.raises(CodlError, match="ONNX Runtime cannot load the model"):
+        read(fused(kind, inputs))

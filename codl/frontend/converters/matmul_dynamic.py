@@ -18,12 +18,9 @@ from codl.frontend.graph.dynamic_products import (
 )
 from codl.frontend.graph.graph import Graph
 from codl.ir.onnx_node import Node
-from codl.ir.ops.matmul_dynamic import MatMulDynamic
+from codl.ir.ops.matmul_dynamic import MIDDLE, MatMulDynamic
 from codl.ir.ops.matmul_nbits import packed
 from codl.ir.ops.row_range import RowRange
-
-#: What makes signed numbers unsigned.
-MIDDLE = 128
 
 
 @converts(KIND, parameters=(MATRIX, SCALES, ZERO_POINTS, BIAS))

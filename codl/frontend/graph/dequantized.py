@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.errors import CodlError
+from codl.frontend.graph.expansions import made_node
 from codl.frontend.graph.graph import Graph
 from codl.frontend.graph.packed_check import DOMAIN, KIND
 from codl.ir.onnx_node import Node
@@ -162,13 +163,14 @@ def _with_packed(graph: Graph, node: Node, quantized: Quantized) -> Graph:
     names = {key: f"{node.outputs[0]}.{key}" for key in constants}
     inputs = (node.inputs[0], *names.values(), "", *node.inputs[2:])
     attributes = {"K": k, "N": n, "bits": bits, "block_size": block}
-    made = Node(node.name, f"{DOMAIN}.{KIND}", inputs, node.outputs, attributes)
+    made = made_node(node.name, KIND, inputs, node.outputs, domain=DOMAIN, **attributes)
     given = {names[key]: value for key, value in constants.items()}
     return replace(
         graph,
         nodes=tuple(made if own is node else own for own in graph.nodes),
         constants={**graph.constants, **given},
         shapes={**graph.shapes, **{key: value.shape for key, value in given.items()}},
+        domains={DOMAIN: 1, **graph.domains},
     )
 
 

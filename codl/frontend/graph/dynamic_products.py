@@ -71,6 +71,8 @@ def fuse_dynamic_products(graph: Graph) -> Graph:
 
 def is_fusible(graph: Graph, node: Node) -> bool:
     """Whether a node of `KIND` multiplies rows by a constant matrix."""
+    if len(node.inputs) <= MATRIX or not node.inputs[MATRIX]:
+        return False
     rows = graph.shapes.get(node.inputs[0], ())
     given = [name for name in node.inputs[MATRIX:] if name]
     if len(rows) < 2 or any(name not in graph.constants for name in given):
@@ -95,7 +97,7 @@ def _product(graph: Graph, node: Node) -> Product | None:
 
 def _to_float(graph: Graph, node: Node) -> Product | None:
     """A node that also scales what it has summed."""
-    a, b, a_scale, scale, a_zero, zero, bias = (*node.inputs, "", "", "")[:7]
+    a, b, a_scale, scale, a_zero, zero, bias = (*node.inputs, *[""] * 7)[:7]
     rounding = producer(graph, a, "DynamicQuantizeLinear")
     if rounding is None or rounding.outputs[1:] != (a_scale, a_zero):
         return None
@@ -104,10 +106,10 @@ def _to_float(graph: Graph, node: Node) -> Product | None:
 
 def _written_out(graph: Graph, node: Node) -> Product | None:
     """Behind the node its sums become floats, times the scale of the rows and those of columns."""
-    a, b, a_zero, zero = (*node.inputs, "", "")[:4]
+    a, b, a_zero, zero = (*node.inputs, *[""] * 4)[:4]
     rounding = producer(graph, a, "DynamicQuantizeLinear")
     last = _only_reader(graph, node, "Cast")
-    if rounding is None or rounding.outputs[2] != a_zero or last is None:
+    if rounding is None or rounding.outputs[2:] != (a_zero,) or last is None:
         return None
     if last.attributes["to"] != TensorProto.FLOAT:
         return None

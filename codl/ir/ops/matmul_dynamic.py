@@ -16,8 +16,8 @@ from codl.ir.ops.matmul_nbits import unpacked
 from codl.ir.ops.nd import cuts_of
 from codl.ir.region import Region
 
-#: The largest number of 8 bits, and numbers of a word.
-MOST, PER_WORD = 255, 4
+#: The largest number of 8 bits, the one that is 0 where numbers are signed, and numbers of a word.
+MOST, MIDDLE, PER_WORD = 255, 128, 4
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,8 @@ import numpy as np
 
 from codl.ir.onnx_node import Node
 from codl.ir.ops.base import Weights
-from codl.ir.ops.matmul_dynamic import MatMulDynamic
+from codl.ir.ops.matmul_dynamic import MIDDLE, MatMulDynamic
 from codl.kernels.ort import CpuOrt, NamedArrays, OrtPlan, node
-
-#: What is taken from an unsigned number to make it a signed one.
-MIDDLE = 128
 
 
 def _plan(op: MatMulDynamic) -> OrtPlan:
