@@ -26,6 +26,13 @@ MOST_ELEMENTS, MOST_PAIRS, ATTENTION_PAIRS = 1 << 20, 1 << 19, 1 << 22
 #: in a language model that writes word by word. Their rows are so many, and more by every block.
 STREAMED = (1 << 19, 1 << 21, 1 << 23)
 LEAST_DEPTH, MORE_DEPTH = 256, 64
+#: The sizes of models, by turns: pairs in which tokens of all heads meet (1,500 tokens of 6 heads
+#: make 13 million), features of a head, multiplications of a product; tokens that a cache holds,
+#: how many are new, and heads that share it.
+LARGE_PAIRS = (1 << 24, 1 << 22, 1 << 20, 1 << 23, 1 << 21)
+LARGE_HEADS = (64, 32, 80, 64, 128, 96, 48)
+LARGE_PRODUCTS = (1 << 29, 1 << 28, 1 << 27, 1 << 26)
+CACHES = ((2048, 1, 3), (1024, 128, 1), (512, 1, 4), (2048, 64, 2), (1024, 1, 1))
 MODES = ("mean", "sum", "l2")
 #: Functions behind its products and copies; most have none.
 FUNCTIONS = ("", "", "", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "hard_swish", "relu")
@@ -113,6 +120,7 @@ def _ops(block: Block, number: int, dice: random.Random) -> Iterator[Op]:
         signed = int(number % 4 < 3)
         yield parse(f"matmul_dynamic in={rows}x{c},{rows}x2 matrix={c}x{m} signed={signed}")
     yield from _of_one_token(block, number)
+    yield from _of_a_model(block, number)
 
 
 def _attention(block: Block, number: int) -> Iterator[Op]:
@@ -142,6 +150,26 @@ def _of_one_token(block: Block, number: int) -> Iterator[Op]:
         yield parse(
             f"cached_attention in=1x1x{h}x{2 * d},{new},{new},1,{cache},{cache} scale={d**-0.5:.6g}"
         )
+
+
+def _of_a_model(block: Block, number: int) -> Iterator[Op]:
+    """What takes longest, as large as models have it: one of each, since it takes long."""
+    h, d = block.heads, LARGE_HEADS[number % len(LARGE_HEADS)]
+    n = isqrt(LARGE_PAIRS[number % len(LARGE_PAIRS)] // h)
+    form = ("", " causal=1", f",1x1x{n}x{n}")[number % 3]
+    yield parse(f"attention in={','.join([f'1x{h}x{n}x{d}'] * 3)}{form} scale={d**-0.5:.6g}")
+    elements = STREAMED[number % len(STREAMED)]
+    rows = LARGE_PRODUCTS[number % len(LARGE_PRODUCTS)] // elements
+    deep = LEAST_DEPTH + MORE_DEPTH * number
+    product = f"in={'1x' * (number % 2)}{rows}x{deep} matrix={deep}x{elements // deep}"
+    yield parse(f"matmul {product}")
+    for bits in (4, 8):
+        packed = f"bits={bits} block=32 zero_points={number % 2}"
+        yield parse(f"matmul_nbits {product} {packed}")
+    capacity, tokens, sharing = CACHES[number % len(CACHES)]
+    new, cache = f"1x{tokens}x{h}x{d}", f"1x{h}x{capacity}x{d}"
+    queries = f"1x{tokens}x{h}x{sharing * d}"
+    yield parse(f"cached_attention in={queries},{new},{new},1,{cache},{cache} scale={d**-0.5:.6g}")
 
 
 def _transpose(block: Block, dice: random.Random) -> Op:

@@ -42,7 +42,7 @@ MOST_SIMILAR, LEAST_SIMILAR, TASKS_EACH = 800, 100, 3.8
 EVERY = 8
 #: Blocks of attention, whose whole ops come right after the models' own: at most, as many as take
 #: this part of a budget, and how many tasks one makes.
-BLOCKS, ATTENTION, TASKS_A_BLOCK = 16, 0.15, 73
+BLOCKS, ATTENTION, TASKS_A_BLOCK = 16, 0.15, 88
 
 
 class Tier(IntEnum):

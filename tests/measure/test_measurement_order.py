@@ -8,6 +8,7 @@ from support.op_examples import OF_MODELS
 from support.simulated import SOC, conv_tasks, noisy_dataset
 
 from codl.ir import Op, Shape, parse, to_text
+from codl.ir.ops.attention import Attention
 from codl.ir.ops.cached_attention import CachedAttention
 from codl.ir.ops.matmul import MatMul, merged
 from codl.ir.soc import Soc
@@ -164,6 +165,16 @@ def test_attention_has_a_few_of_every_variant() -> None:
     for kind in kinds.split():
         assert any(name.startswith(kind) for name in counts)
     assert min(n for name, n in counts.items() if not name.startswith("concat")) >= 8
+
+
+def test_some_of_attention_is_as_large_as_in_models() -> None:
+    """Whisper's encoder has 1,500 tokens of 6 heads; prompts are multiplied in chunks of 128."""
+    ops, pairs = attention_ops(6), 6 * 1500**2
+    large = [op for op in ops if isinstance(op, Attention) and op.queries >= 1500]
+    assert any(op.heads * op.queries * op.keys > pairs for op in large)
+    for kind in ("matmul", "matmul_nbits"):
+        assert max(op.flops for op in ops if op.kind == kind) > 2 * 128 * 576 * 1536
+    assert any(isinstance(op, CachedAttention) and op.tokens > 100 for op in ops)
 
 
 def test_attention_is_met_with_more_tokens_and_with_a_full_cache() -> None:
