@@ -12,9 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.kernel_runs import run_cpu
-from support.random_ops import convolutions, fully_connected, poolings, products
+from support.random_ops import (
+    attentions,
+    cached_attentions,
+    convolutions,
+    fully_connected,
+    poolings,
+    products,
+)
 
 from codl.ir import Array, Op, Region, columns, parse, to_text
+from codl.ir.ops.attention import Attention, AttentionColumns
+from codl.ir.ops.cached_attention import CachedAttention, CachedAttentionColumns
 from codl.ir.ops.conv2d import (
     Conv2d,
     ConvColumns,
@@ -68,8 +77,17 @@ KINDS = {
     Pool2d: PoolColumns,
     FullyConnected: FcColumns,
     MatMul: MatMulColumns,
+    Attention: AttentionColumns,
+    CachedAttention: CachedAttentionColumns,
 }
-OPS = convolutions() | poolings() | fully_connected() | products()
+OPS = (
+    convolutions()
+    | poolings()
+    | fully_connected()
+    | products()
+    | attentions()
+    | cached_attentions()
+)
 #: With more channels ncnn takes another tile, which may compute less.
 OWN_CHOICE = (CpuWinograd(), CpuWinograd(packed=False))
 

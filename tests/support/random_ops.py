@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from codl.ir import Activation, Op, Pad, Shape
 from codl.ir.ops import base, resize
+from codl.ir.ops.attention import Attention
+from codl.ir.ops.cached_attention import CachedAttention
 from codl.ir.ops.concat import Concat
 from codl.ir.ops.concat_gather import ConcatNd
 from codl.ir.ops.conv2d import Conv2d
@@ -330,3 +332,35 @@ def rotaries(draw: st.DrawFn) -> Rotary:
         interleaved=draw(st.booleans()),
         activation=draw(ONE_ACTIVATION),
     )
+
+
+@st.composite
+def attentions(draw: st.DrawFn) -> Attention:
+    size = lambda low, high: draw(st.integers(low, high))  # noqa: E731
+    groups, sharing, features, values = size(1, 3), size(1, 3), size(1, 80), size(1, 80)
+    queries, form = size(1, 300), draw(st.sampled_from(("", "bias", "causal")))
+    first = size(0, 40) if form == "causal" else 0
+    keys = queries + first if form == "causal" else size(1, 300)
+    bias = [(1, 1, queries, keys)] if form == "bias" else []
+    shapes = (
+        (1, groups * sharing, queries, features),
+        (1, groups, keys, features),
+        (1, groups, keys, values),
+        *bias,
+    )
+    return Attention(shapes=shapes, causal=form == "causal", first=first)
+
+
+@st.composite
+def cached_attentions(draw: st.DrawFn) -> CachedAttention:
+    size = lambda low, high: draw(st.integers(low, high))  # noqa: E731
+    tokens, groups, sharing = size(1, 9), size(1, 3), size(1, 4)
+    features, values = 16 * size(1, 4), 16 * size(1, 4)
+    capacity = tokens + size(0, 100)
+    shapes = (
+        (1, tokens, groups, sharing * features),
+        *((1, tokens, groups, own) for own in (features, values)),
+        (1,),
+        *((1, groups, capacity, own) for own in (features, values)),
+    )
+    return CachedAttention(shapes=shapes)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.ir.columns import Column, Columns, FeatureColumns
+from codl.ir.columns import Column, Columns, FeatureColumns, ceil_div
 from codl.ir.ops.base import Op, Weights
 from codl.ir.ops.eltwise import Eltwise
 from codl.ir.ops.matmul import MatMul
@@ -48,6 +48,19 @@ class AttentionColumns(Columns):
         full = np.clip(self.keys - self.first, 0, self.queries)
         seen = full * self.first + full * (full + 1) / 2 + (self.queries - full) * self.keys
         return np.where(self.causal > 0, seen, self.queries * self.keys)
+
+    def seen(self, rows: Column | float) -> Column:
+        """Keys that so many neighbouring queries of a head see together, in the mean."""
+        more = self.causal * (np.minimum(rows, self.queries) - 1) / 2
+        result: Column = np.minimum(self.pairs / self.queries + more, self.keys)
+        return result
+
+    def blocks(self, rows: Column | float, size: Column | float) -> Column:
+        """Blocks of so many keys that these are in, in the mean: a causal mask cuts one."""
+        whole = ceil_div(self.keys, size)
+        cut = np.clip(self.seen(rows) / size + 0.5, 1, whole)
+        result: Column = np.where(self.causal > 0, cut, whole)
+        return result
 
     @property
     def input_elements(self) -> Column:

@@ -9,10 +9,77 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from codl.ir.columns import Column, Columns, FeatureColumns
 from codl.ir.ops.base import Weights
 from codl.ir.ops.nd import NdOp, Sizes
 
 Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class CachedAttentionColumns(Columns):
+    """New `tokens` of `heads` queries in each of the `groups`, which have a cache each."""
+
+    oc: Column
+    tokens: Column
+    groups: Column
+    heads: Column
+    features: Column
+    value_features: Column
+    capacity: Column
+
+    @staticmethod
+    def _rows(ops: Sequence[CachedAttention]) -> list[tuple[int, ...]]:
+        return [
+            (
+                *(1, op.tokens, op.tokens, op.groups, op.heads),
+                *(op.features, op.value_features, op.capacity),
+            )
+            for op in ops
+        ]
+
+    @property
+    def queries(self) -> Column:
+        """Of all groups."""
+        return self.groups * self.tokens * self.heads
+
+    @property
+    def seen(self) -> Column:
+        """Keys that a query sees in the mean, with half of the cache full."""
+        return np.minimum(np.floor(self.capacity / 2) + (self.tokens + 1) / 2, self.capacity)
+
+    @property
+    def filled(self) -> Column:
+        """Tokens that the cache holds with the new ones, where half of it was full."""
+        return np.minimum(np.floor(self.capacity / 2) + self.tokens, self.capacity)
+
+    @property
+    def cached_elements(self) -> Column:
+        return self.groups * self.capacity * (self.features + self.value_features)
+
+    @property
+    def input_elements(self) -> Column:
+        new = self.queries * self.features + self.groups * self.tokens * (
+            self.features + self.value_features
+        )
+        return new + 1 + self.cached_elements
+
+    @property
+    def weight_elements(self) -> Column:
+        return np.zeros_like(self.tokens)
+
+    @property
+    def output_elements(self) -> Column:
+        return self.queries * self.value_features
+
+    @property
+    def flops(self) -> Column:
+        pairs = np.floor(self.queries * self.capacity / 2)
+        return 2 * pairs * (self.features + self.value_features)
+
+    @property
+    def mulayer_features(self) -> FeatureColumns:
+        return {"f0": self.input_elements, "f1": self.oc}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +103,7 @@ class CachedAttention(NdOp):
         "cached_attention in=1x1x2x48,1x1x2x16,1x1x2x16,1,1x2x16x16,1x2x16x16 scale=0.25",
     )
     states: ClassVar[tuple[int, ...]] = (4, 5)
+    size_columns: ClassVar[type[Columns]] = CachedAttentionColumns
 
     @property
     def tokens(self) -> int:

@@ -66,6 +66,7 @@ class MatMulColumns(Columns):
     is_constant: Column
     trans_a: Column
     trans_b: Column
+    rank: Column
 
     @staticmethod
     def _rows(ops: Sequence[MatMul]) -> list[tuple[int, ...]]:
@@ -107,7 +108,7 @@ def _row(op: MatMul) -> tuple[int, ...]:
         *(m, op.n, op.k),
         prod(axis.size for axis in axes),
         *matrices,
-        *(bool(op.matrix), op.trans_a, op.trans_b),
+        *(bool(op.matrix), op.trans_a, op.trans_b, len(op.out_sizes)),
     )
 
 

@@ -17,9 +17,7 @@ from codl.kernels.attention.problem import bias_steps, defines, local_bytes, pla
 from codl.kernels.base import Choice, KernelLaunch, KernelPlan, ScratchArg
 from codl.kernels.feature_columns import (
     ChoiceColumns,
-    by_level,
     first_choice,
-    gpu_cache_bytes,
     unique,
 )
 from codl.kernels.matmul.gpu_direct import fitting_rows, usual_rows
@@ -64,6 +62,21 @@ class _Tiling:
     def strips(self) -> Column:
         return columns.ceil_div(self.row_tiles, self.strip)
 
+    @cached_property
+    def ragged_bias(self) -> Column:
+        """Elements of a query's bias that fill no vector."""
+        is_there = self.ops.bias_elements > 0
+        return is_there * columns.rest(self.ops.keys, self.soc.gpu.vector_width)
+
+    @cached_property
+    def masked(self) -> Column:
+        """Scores of a query that are masked, or added to."""
+        width, last = self.soc.gpu.vector_width, np.minimum(self.block, self.ops.keys)
+        ragged = columns.rest(self.ops.keys, width) > 0
+        of_last = columns.rest(self.ops.keys - 1, self.block) + 1
+        alone = np.where(self.ops.causal > 0, last, ragged * of_last)
+        return np.where(self.ops.bias_elements > 0, self.ops.seen(self.rows), alone)
+
 
 class GpuDirect(ForPlanar, ByChoiceColumns):
     """Any heads, groups and masks, as long as a block of keys and values fits in local memory."""
@@ -101,24 +114,30 @@ class GpuDirect(ForPlanar, ByChoiceColumns):
         self, ops: AttentionColumns, soc: Soc, choice: ChoiceColumns | None = None
     ) -> FeatureColumns:
         t = _Tiling.of(ops, soc, choice or self.default_columns(ops, soc))
-        width, panel = soc.gpu.vector_width, _panel(soc)
+        width, panel = float(soc.gpu.vector_width), float(_panel(soc))
         size = float(self.storage.element_bytes)
-        queries = ops.heads * t.row_tiles * t.rows * ops.pairs / (ops.queries * ops.keys)
-        blocks = columns.ceil_div(ops.keys, t.block)
-        items = t.strips * ops.heads
-        of_scores = columns.round_up(ops.keys, panel) * ops.features
-        of_values = ops.keys * columns.round_up(ops.value_features, width)
+        items, rows = t.strips * ops.heads, ops.heads * t.row_tiles * t.rows
+        seen, row_blocks = ops.seen(t.rows), rows * ops.blocks(t.rows, t.block)
+        left = columns.rest(ops.value_features, panel)
+        whole = ops.value_features - left + np.where(left == width, width, 0)
+        of_scores = ops.blocks(t.rows, panel) * panel
+        partial = rows * seen * panel * (whole < ops.value_features)
+        packed = items * ops.seen(t.strip * t.rows)
+        singly = columns.rest(ops.value_features, width)
         return {
-            "padded_macs": queries * (of_scores + of_values),
-            "powers": queries * columns.round_up(ops.keys, width),
-            "row_blocks": queries * blocks,
-            "scaled_bytes": 4.0 * queries * blocks * ops.value_features,
-            "packed_bytes": 4.0 * items * ops.keys * (ops.features + ops.value_features),
-            "bias_bytes": size * ops.bias_elements,
+            "padded_macs": rows * (of_scores * ops.features + seen * whole) + partial,
+            "partial_macs": partial,
+            "powers": rows * columns.round_up(seen, width),
+            "row_blocks": row_blocks,
+            "masked": rows * t.masked,
+            "sum_bytes": 4.0 * (2 * row_blocks - rows) * ops.value_features,
+            "singly": (2 * row_blocks - rows) * singly + rows * t.ragged_bias,
+            "packed_bytes": 4.0 * packed * (ops.features + ops.value_features),
+            "packed_singly": packed * (columns.rest(ops.features, width) + width * (singly > 0)),
             "work_items": items,
             "waves": tiling_columns.waves(items, soc),
+            "input_bytes": size * ops.input_elements,
             "output_bytes": size * ops.output_elements,
-            **by_level("input", size * ops.input_elements, gpu_cache_bytes(soc)),
         }
 
     def plan(self, op: Attention, soc: Soc, choice: Choice | None = None) -> KernelPlan:

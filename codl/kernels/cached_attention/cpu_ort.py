@@ -2,14 +2,44 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 
+from codl.ir import columns
+from codl.ir.columns import FeatureColumns
 from codl.ir.onnx_node import Node
-from codl.ir.ops.cached_attention import CachedAttention
+from codl.ir.ops.cached_attention import CachedAttention, CachedAttentionColumns
+from codl.ir.soc import Soc
+from codl.kernels.feature_columns import beyond
 from codl.kernels.ort import CpuOrt, OrtPlan, node, number
+from codl.kernels.variant import ByColumns
 
 #: ONNX's code of the type of its counts.
 INT32 = 6
+
+
+class OrtCachedAttention(ByColumns, CpuOrt):
+    """Two products for each head, of all its tokens with as much of the cache as is full.
+
+    A mask saves nothing, and a row alone multiplies as fast as the cache is read.
+    """
+
+    op_columns: ClassVar[type[CachedAttentionColumns]] = CachedAttentionColumns
+
+    def feature_columns(self, ops: CachedAttentionColumns, soc: Soc) -> FeatureColumns:
+        keys = columns.round_up(ops.filled, soc.cpu.simd_floats)
+        macs = ops.queries * keys * (ops.features + ops.value_features)
+        read = ops.groups * ops.filled * (ops.features + ops.value_features)
+        return {
+            "padded_macs": macs,
+            "one_row_macs": macs * (ops.tokens == 1),
+            "powers": ops.queries * keys,
+            "products": ops.groups * ops.heads,
+            "rows": ops.queries,
+            "output_bytes": 4.0 * ops.output_elements,
+            "cache_beyond": beyond(4.0 * read, soc.cpu.l2_cache_bytes),
+        }
 
 
 def _plan(op: CachedAttention) -> OrtPlan:
@@ -56,4 +86,4 @@ def _refusal(op: CachedAttention) -> str | None:
     return None
 
 
-VARIANT = CpuOrt("cached_attention", _plan, _refusal)
+VARIANT = OrtCachedAttention("cached_attention", _plan, _refusal)

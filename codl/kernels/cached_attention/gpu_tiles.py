@@ -8,22 +8,27 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.ir.ops.cached_attention import CachedAttention
+from codl.ir import columns
+from codl.ir.columns import FeatureColumns
+from codl.ir.ops.cached_attention import CachedAttention, CachedAttentionColumns
 from codl.ir.soc import Soc
 from codl.ir.types import PLANAR
+from codl.kernels import tiling_columns
 from codl.kernels.base import Choice, KernelLaunch, KernelPlan, TensorArg
-from codl.kernels.tiling import base_defines, ceil_div, waves
-from codl.kernels.variant import ForPlanar
+from codl.kernels.feature_columns import ChoiceColumns, by_level, gpu_cache_bytes
+from codl.kernels.tiling import base_defines, ceil_div
+from codl.kernels.variant import ByChoiceColumns, ForPlanar
 
 #: Queries of a work-item at most: sums of all of them stay in the first cache.
 MOST_QUERIES = 8
 
 
-class GpuTiles(ForPlanar):
+class GpuTiles(ForPlanar, ByChoiceColumns):
     """Keys and values whose features are whole vectors."""
 
     base_name: ClassVar[str] = "gpu_tiles"
     op_kind: ClassVar[str] = "cached_attention"
+    op_columns: ClassVar[type[CachedAttentionColumns]] = CachedAttentionColumns
 
     def refusal(self, op: CachedAttention, soc: Soc) -> str | None:
         width, sizes = soc.gpu.vector_width, (op.features, op.value_features)
@@ -34,18 +39,22 @@ class GpuTiles(ForPlanar):
     def choices(self, op: CachedAttention, soc: Soc) -> tuple[Choice, ...]:
         return ({},)
 
-    def features(
-        self, op: CachedAttention, soc: Soc, choice: Choice | None = None
-    ) -> dict[str, float]:
-        tiles = _tiles(op)
-        blocks = ceil_div(op.capacity, soc.gpu.vector_width)
+    def feature_columns(
+        self, ops: CachedAttentionColumns, soc: Soc, choice: ChoiceColumns | None = None
+    ) -> FeatureColumns:
+        size = float(self.storage.element_bytes)
+        tiles = ops.groups * columns.ceil_div(ops.tokens * ops.heads, MOST_QUERIES)
+        seen = columns.round_up(ops.seen, soc.gpu.vector_width)
+        read = ops.groups * seen * (ops.features + ops.value_features)
         return {
-            "flops": float(op.flops),
-            "key_blocks": float(op.groups * tiles * blocks),
-            "work_items": float(op.groups * tiles),
-            "waves": waves(op.groups * tiles, soc),
-            "cache_bytes": self.stored_bytes(sum(op.inputs[index].bytes for index in op.states)),
-            "output_bytes": self.stored_bytes(op.output.bytes),
+            "macs": ops.queries * seen * (ops.features + ops.value_features),
+            "powers": ops.queries * seen,
+            "turned": tiles * seen * ops.features,
+            "work_items": tiles,
+            "waves": tiling_columns.waves(tiles, soc),
+            "appended": ops.groups * ops.tokens,
+            "output_bytes": size * ops.output_elements,
+            **by_level("cache", size * read, gpu_cache_bytes(soc)),
         }
 
     def plan(self, op: CachedAttention, soc: Soc, choice: Choice | None = None) -> KernelPlan:

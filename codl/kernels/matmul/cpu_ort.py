@@ -2,13 +2,48 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 
+from codl.ir import columns
+from codl.ir.columns import FeatureColumns
 from codl.ir.onnx_node import Node
 from codl.ir.ops.base import Weights
-from codl.ir.ops.matmul import MatMul
+from codl.ir.ops.matmul import MatMul, MatMulColumns
 from codl.ir.ops.nd import Sizes
+from codl.ir.soc import Soc
+from codl.kernels.feature_columns import by_level
 from codl.kernels.ort import CpuOrt, NamedArrays, OrtPlan, node, number
+from codl.kernels.variant import ByColumns
+
+
+class OrtMatMul(ByColumns, CpuOrt):
+    """Tiles of whole vectors of columns; a computed b is packed for each product.
+
+    A bias takes a step of its own where there are more axes than two.
+    """
+
+    op_columns: ClassVar[type[MatMulColumns]] = MatMulColumns
+
+    def feature_columns(self, ops: MatMulColumns, soc: Soc) -> FeatureColumns:
+        rows = ops.products * ops.m
+        turned = ops.trans_a * ops.a_matrices * ops.m + ops.trans_b * ops.b_matrices * ops.n
+        added = ops.is_constant * (ops.rank > 2)
+        in_panels = columns.round_up(ops.n, soc.cpu.simd_floats)
+        return {
+            "padded_macs": rows * in_panels * ops.k,
+            "rows": rows,
+            "ragged": rows * columns.rest(ops.n, soc.cpu.simd_floats),
+            "products": ops.products,
+            "turned_bytes": 4.0 * turned * (1 - ops.is_constant) * ops.k,
+            "packed_bytes": 4.0 * ops.products * (1 - ops.is_constant) * ops.n * ops.k,
+            "added": added,
+            "added_bytes": 4.0 * added * ops.output_elements,
+            "input_bytes": 4.0 * ops.input_elements,
+            "output_bytes": 4.0 * ops.output_elements,
+            **by_level("weight", 4.0 * ops.weight_elements, soc.cpu.l2_cache_bytes),
+        }
 
 
 def _plan(op: MatMul) -> OrtPlan:
@@ -40,4 +75,4 @@ def _pack(op: MatMul, weights: Weights) -> NamedArrays:
     return {"weight": np.ascontiguousarray(scaled), "bias": weights["bias"]}
 
 
-VARIANT = CpuOrt("matmul", _plan)
+VARIANT = OrtMatMul("matmul", _plan)

@@ -26,7 +26,13 @@ from codl.kernels.base import (
     ScratchArg,
     no_constants,
 )
-from codl.kernels.feature_columns import ChoiceColumns, first_choice, unique
+from codl.kernels.feature_columns import (
+    ChoiceColumns,
+    by_level,
+    first_choice,
+    gpu_cache_bytes,
+    unique,
+)
 from codl.kernels.matmul.problem import OUT, A, B, Problem, refusal
 from codl.kernels.tiling import ITEMS_PER_UNIT, base_defines, ceil_div
 from codl.kernels.variant import ByChoiceColumns, ForPlanar
@@ -119,6 +125,14 @@ class _Tiling:
         return self.strips * self.groups * self.ops.products
 
     @cached_property
+    def computed(self) -> Column:
+        """Columns that tiles compute: of the last panel one vector, if that is enough."""
+        width = float(self.soc.gpu.vector_width)
+        left = columns.rest(self.ops.n, self.panel)
+        is_one = (left > 0) & (left <= width) & (self.packed != AS_IT_LIES)
+        return np.where(is_one, self.ops.n - left + width, self.panels * self.panel)
+
+    @cached_property
     def packed_elements(self) -> Column:
         """Elements of b that are written to panels each time."""
         panels, k = self.panels * self.panel, self.ops.k
@@ -174,19 +188,29 @@ class GpuDirect(ForPlanar, ByChoiceColumns):
         self, ops: Any, soc: Soc, choice: ChoiceColumns | None = None
     ) -> FeatureColumns:
         t = _Tiling.of(ops, soc, choice or self.default_columns(ops, soc))
+        width, size = soc.gpu.vector_width, float(self.storage.element_bytes)
+        rows = t.row_tiles * t.rows * ops.products
+        sums = rows * (2 * columns.ceil_div(ops.k, t.depth) - 1)
         tiles = t.row_tiles * t.panels * ops.products
-        size = float(self.storage.element_bytes)
+        lies = t.packed == AS_IT_LIES
+        stores = np.floor(ops.n / width) + columns.rest(ops.n, width)
         return {
-            "padded_macs": tiles * t.rows * t.panel * ops.k,
+            "padded_macs": rows * t.computed * ops.k,
+            "steps": tiles * ops.k,
             "tiles": tiles,
-            "loop_length": ops.k,
+            "stores": sums * np.where(lies, columns.ceil_div(ops.n, width), stores),
             "packed_bytes": 4.0 * t.packed_elements,
             "work_items": t.items,
             "waves": tiling_columns.waves(t.items, soc),
-            "flops": ops.flops,
-            "input_bytes": size * (ops.input_elements + ops.weight_elements),
             "output_bytes": size * ops.output_elements,
+            "input_bytes": size * ops.input_elements,
+            **by_level("weight", self.matrix_bytes(ops), gpu_cache_bytes(soc)),
         }
+
+    def matrix_bytes(self, ops: Any) -> Column:
+        """Of a constant matrix and its bias, as they are read."""
+        size: Column = self.storage.element_bytes * ops.weight_elements
+        return size
 
     def plan(self, op: Any, soc: Soc, choice: Choice | None = None) -> KernelPlan:
         choice = choice or self.choices(op, soc)[0]

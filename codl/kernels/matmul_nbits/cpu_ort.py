@@ -7,18 +7,41 @@ products.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from codl.ir import columns
+from codl.ir.columns import FeatureColumns
 from codl.ir.onnx_node import Node
 from codl.ir.ops.base import Weights
-from codl.ir.ops.matmul_nbits import MatMulNBits
+from codl.ir.ops.matmul_nbits import MatMulNBits, MatMulNBitsColumns
+from codl.ir.soc import Soc
+from codl.kernels.feature_columns import by_level
 from codl.kernels.ort import CpuOrt, NamedArrays, OrtPlan, node
+from codl.kernels.variant import ByColumns
 
 #: What ONNX Runtime calls rows that it may round to 8 bits, and those that it may not.
 ACCURACY = {True: 4, False: 0}
+
+
+class OrtNBits(ByColumns, CpuOrt):
+    """One row is multiplied by packed numbers; for more of them numbers become floats first."""
+
+    op_columns: ClassVar[type[MatMulNBitsColumns]] = MatMulNBitsColumns
+
+    def feature_columns(self, ops: MatMulNBitsColumns, soc: Soc) -> FeatureColumns:
+        lanes = columns.round_up(ops.n, soc.cpu.simd_floats)
+        numbers = lanes * ops.blocks * ops.block
+        return {
+            "padded_macs": numbers * ops.m,
+            "unpacked": numbers * (ops.m > 1),
+            "rows": ops.m,
+            "input_bytes": 4.0 * ops.input_elements,
+            "output_bytes": 4.0 * ops.output_elements,
+            **by_level("weight", 4.0 * ops.weight_elements, soc.cpu.l2_cache_bytes),
+        }
 
 
 def _plan(op: MatMulNBits) -> OrtPlan:
@@ -90,4 +113,4 @@ def _bytes(words: NDArray[np.uint32]) -> NDArray[np.uint8]:
     return np.ascontiguousarray(words).astype("<u4", copy=False).view(np.uint8)
 
 
-VARIANT = CpuOrt("matmul_nbits", _plan)
+VARIANT = OrtNBits("matmul_nbits", _plan)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from codl.ir.columns import Column
 from codl.ir.ops.base import Weights
 from codl.ir.ops.matmul import merged
 from codl.ir.ops.matmul_nbits import MatMulNBitsColumns
@@ -37,6 +38,10 @@ class GpuDirectNBits(GpuDirect):
     def default_columns(self, ops: Any, soc: Soc) -> ChoiceColumns:
         default = super().default_columns(ops, soc)
         return {**default, "packed": np.full_like(ops.k, INSIDE)}
+
+    def matrix_bytes(self, ops: MatMulNBitsColumns) -> Column:
+        """Words, whatever other tensors are stored as."""
+        return 4.0 * ops.weight_elements
 
     def more_defines(self, op: Any) -> dict[str, int]:
         return matrix_defines(op)

@@ -76,12 +76,16 @@ class GpuVector(ForPlanar, ByChoiceColumns):
     def feature_columns(
         self, ops: MatMulNBitsColumns, soc: Soc, choice: ChoiceColumns | None = None
     ) -> FeatureColumns:
-        groups, strip = _groups(ops, soc, choice or self.default_columns(ops, soc))
+        choice = choice or self.default_columns(ops, soc)
+        groups, strip = _groups(ops, soc, choice)
         items = columns.ceil_div(groups, strip)
-        lanes = columns.round_up(ops.n, soc.gpu.vector_width)
+        lanes, depth = columns.round_up(ops.n, soc.gpu.vector_width), ops.blocks * ops.block
+        by_pairs = np.asarray(choice["by"]) == PAIRS
         return {
-            "padded_macs": lanes * ops.m * ops.blocks * ops.block,
-            "unpacked": lanes * ops.blocks * ops.block,
+            "padded_macs": lanes * ops.m * depth,
+            "float_macs": lanes * ops.m * depth * ~by_pairs,
+            "unpacked": lanes * depth,
+            "rounded": items * ops.m * depth * by_pairs,
             "blocks": lanes * ops.blocks,
             "loop_length": ops.k,
             "work_items": items,

@@ -1,0 +1,115 @@
+"""What features of attention count, against the loops of the kernels gone through one by one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from support.random_ops import attentions
+
+from codl.ir import parse
+from codl.ir.ops.attention import Attention
+from codl.ir.ops.cached_attention import CachedAttention
+from codl.ir.soc import CpuSide, GpuSide, Soc
+from codl.kernels import registry
+from codl.kernels.attention.gpu_direct import GpuDirect
+from codl.kernels.attention.gpu_tiled import GpuTiled
+from codl.kernels.cached_attention.gpu_tiles import MOST_QUERIES, GpuTiles
+
+V, PANEL = 16, 32
+GPU = GpuSide(
+    platform="test",
+    name="test",
+    driver="1",
+    type="cpu",
+    compute_units=1,
+    max_work_group_size=4096,
+    wave_size=1,
+    vector_width=V,
+    global_mem_cache_size=1 << 20,
+    local_mem_bytes=1 << 18,
+    unified_memory=True,
+)
+SOC = Soc("test", "", CpuSide(name="test", threads=1, simd_floats=16, l2_cache_bytes=1 << 20), GPU)
+
+
+def counted(op: Attention, rows: int, block: int, strip: int) -> Counter[str]:
+    """What gpu_direct.cl does for a head."""
+    found: Counter[str] = Counter()
+    features, values = op.shapes[0][3], op.shapes[2][3]
+    for begin in range(0, op.queries, strip):
+        stop = min(begin + strip, op.queries)
+        last = min(op.keys, op.first + stop) if op.causal else op.keys
+        found["packed"] += last
+        for row in range(begin, stop, rows):
+            visible = op.first + min(row + rows, op.queries) if op.causal else op.keys
+            for start in range(0, min(visible, op.keys), block):
+                seen = min(block, op.keys - start, visible - start)
+                found["row_blocks"] += rows
+                found["powers"] += rows * -(-seen // V) * V
+                macs = -(-seen // PANEL) * PANEL * features
+                for column in range(0, values, PANEL):
+                    width = min(values - column, PANEL)
+                    if width in (V, PANEL):
+                        macs += seen * width
+                    else:
+                        macs += seen * PANEL
+                        found["partial_macs"] += rows * seen * PANEL
+                found["padded_macs"] += rows * macs
+    return found
+
+
+@given(op=attentions())
+@settings(max_examples=60, deadline=None)
+def test_direct_attention_is_counted_tile_by_tile_and_block_by_block(op: Attention) -> None:
+    variant = GpuDirect()
+    choice = variant.choices(op, SOC)[0]
+    strip = next(a for a in variant.plan(op, SOC).launches[0].args if isinstance(a, int))
+    wanted = counted(op, choice["rows"], choice["keys"], strip)
+    found = variant.features(op, SOC)
+    per_key = 4 * (op.shapes[0][3] + op.shapes[2][3])
+    # What a causal mask cuts off is known in the mean.
+    near = 0.25 if op.causal else 1e-9
+    slack = op.heads * 2 * choice["rows"] * PANEL * op.shapes[0][3] if op.causal else 0
+    for name in ("padded_macs", "partial_macs", "powers", "row_blocks"):
+        assert found[name] == pytest.approx(op.heads * wanted[name], rel=near, abs=slack), name
+    packed = op.heads * wanted["packed"] * per_key
+    assert found["packed_bytes"] == pytest.approx(packed, rel=near)
+
+
+def test_a_causal_mask_halves_what_is_counted() -> None:
+    text = "attention in=1x6x1500x64,1x6x1500x64,1x6x1500x64"
+    for variant, soc in (
+        (GpuDirect(), SOC),
+        (GpuTiled(), replace(SOC, gpu=replace(GPU, type="gpu", vector_width=4))),
+    ):
+        whole, half = (variant.features(parse(text + more), soc) for more in ("", " causal=1"))
+        for name in {"padded_macs", "powers", "blocks", "row_blocks"} & set(whole):
+            assert 0.5 < half[name] / whole[name] < 0.53, name
+
+
+def test_onnx_runtime_computes_what_a_mask_leaves_out_too() -> None:
+    text = "attention in=1x6x200x64,1x6x200x64,1x6x200x64"
+    whole, masked = (
+        registry.find(op, "cpu_ort").features(op, SOC)
+        for op in (parse(text), parse(text + " causal=1"))
+    )
+    assert {name for name in whole if whole[name] != masked[name]} == {"masked"}
+
+
+def test_attention_to_a_cache_is_counted_with_half_of_it_full() -> None:
+    new, cache = "1x{t}x3x64", "1x3x2048x64"
+    for tokens, heads in ((1, 3), (128, 3)):
+        own = new.format(t=tokens)
+        queries = f"1x{tokens}x3x{heads * 64}"
+        op = parse(f"cached_attention in={queries},{own},{own},1,{cache},{cache}")
+        assert isinstance(op, CachedAttention)
+        count = op.typical[3]
+        read = sum(
+            3 * -(-(count + 1 + (min(begin + MOST_QUERIES, tokens * heads) - 1) // heads) // V) * V
+            for begin in range(0, tokens * heads, MOST_QUERIES)
+        )
+        found = GpuTiles().features(op, SOC)
+        assert found["turned"] == pytest.approx(64 * read, rel=0.02)
