@@ -136,8 +136,10 @@ def check(soc: LocalSoc, log: Log, only: str, every_choice: bool) -> Iterator[Fi
         for variant in registry.variants(op, "gpu", soc, include_unfit=True):
             name = f"{op.kind} {variant.name}"
             described: Any = variant
-            # No plan has a kernel for GPUs on a CPU, or the other way round.
-            if only not in name or soc.gpu.type not in described.meant_for:
+            # No plan has a kernel for GPUs on a CPU, or the other way round; one that is meant for
+            # neither stands in for others on both.
+            meant_for = described.meant_for or {soc.gpu.type}
+            if only not in name or soc.gpu.type not in meant_for:
                 continue
             # These kernels have the addresses over halves that they have over floats.
             is_known = described.storage == PLANAR_HALF and soc.gpu.vector_width != WIDTHS[0]

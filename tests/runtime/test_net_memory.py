@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -21,10 +23,14 @@ def resident_bytes() -> int:
 
 @pytest.mark.parametrize("name", ["cpu_gemm", "cpu_winograd", "cpu_direct"])
 def test_works_that_are_gone_hold_no_memory(gpu: OpenClDevice, name: str) -> None:
-    """What is measured has memory of its own, so that who ran before makes no difference."""
+    """What is measured has memory of its own, so that who ran before makes no difference.
+
+    Others in this process may take some once; what each work left behind would be in most steps.
+    """
     variant = registry.find(OP, name)
     sizes = []
     for _ in range(12):
         cpu_work(OP, variant, gpu.soc)(1)
         sizes.append(resident_bytes())
-    assert sizes[-1] - sizes[3] < 2 * OP.output.bytes
+    grown = [after - before for before, after in pairwise(sizes)]
+    assert median(grown) < OP.output.bytes / 4
