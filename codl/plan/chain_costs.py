@@ -8,14 +8,13 @@ is a difference of two running sums.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
 from codl.ir import Network, Shape
-from codl.ir.fallbacks import those_of
 from codl.ir.types import PROCESSORS, Direction
 from codl.lower.selection import residual_adds
 from codl.plan.candidate_chain import (
@@ -32,10 +31,12 @@ from codl.plan.cpu_shards import CpuShards, onnx_layers
 from codl.plan.gpu_shards import GpuShards
 from codl.plan.halo_propagation import HaloPropagation, LayerPass, Walk
 from codl.plan.held_weights import LayerWeights
-from codl.plan.planar_layers import Planned, computed_planar
+from codl.plan.liveness import last_readers, live_tensors
+from codl.plan.planar_layers import planar_layers
 from codl.plan.region_array import NONE, Numbers, RegionTable, is_something
 from codl.plan.repeats import Alike
 from codl.plan.subop_table import StorageOrders, SubOps
+from codl.plan.viewed_layers import viewed_layers
 
 #: Stretches of more layers than this are not compared.
 LONGEST_ALIKE = 32
@@ -96,32 +97,12 @@ class ChainCosts:
     @cached_property
     def planar(self) -> Flags:
         """The layers that the GPU computes on planar tensors, in variants for such."""
-        layers, planned = self.network.layers, []
-        self.cost.prefetch([layer.op for layer in layers], "gpu")
-        for layer in layers:
-            wrong = {one.variant for one in those_of(self.cost.soc.fallbacks, layer.op, "gpu")}
-            for storage, own in self.cost.fastest_by_storage(layer.op, "gpu").items():
-                is_planar = storage is not None and storage.layout == "planar"
-                goes_planar = own.among_planar not in (None, *wrong)
-                planned.append(Planned(layer, is_planar, goes_planar))
-                break
-        found = computed_planar(planned)
-        return np.array([layer.name in found for layer in layers], np.bool_)
+        return planar_layers(self.network, self.cost)
 
     @cached_property
-    def seen_from(self) -> Numbers:
-        """By layer whose output has its input's elements in their order, the layer that makes that.
-
-        -1 of all others.
-        """
-        makers = {layer.output: at for at, layer in enumerate(self.network.layers)}
-        return np.array(
-            [
-                makers.get(layer.inputs[0], -1) if layer.op.keeps_order else -1
-                for layer in self.network.layers
-            ],
-            np.int64,
-        )
+    def viewed(self) -> Numbers:
+        """By layer the one whose output it may be the memory of; -1 of most."""
+        return viewed_layers(self.network)
 
     @cached_property
     def alike(self) -> Alike:
@@ -206,7 +187,7 @@ class _Evaluation:
         self._gpu = GpuShards(
             *common, gpu, costs.orders, len(walks), costs.adds, costs.planar[self._layer]
         )
-        self._seen_from = costs.seen_from[self._layer]
+        self._viewed = costs.viewed[self._layer]
         #: By layer and walk, the number of the walk's last chain that begins there or behind it.
         #: Chains of one walk stand together, the shortest first.
         backwards = begins[::-1].T
@@ -321,30 +302,12 @@ class _Evaluation:
             "weights": amounts["weights"][cpu.parts] + amounts["weights"][gpu.parts],
         }
         sums = np.column_stack([columns[name] for name in COLUMNS]).astype(np.float64)
-        views, sources = self._views()
+        views, sources = gpu.views(self._layer, self._walk, self._leaves, self._viewed)
         own = [gpu.alone_ms, columns["gpu_bytes"], gpu.part_launches]
         places = [COLUMNS.index(name) for name in ("gpu_ms", "gpu_bytes", "launches")]
         for place, amounts_ in zip(places, own, strict=True):
             np.subtract.at(sums[:, place], sources, amounts_[views])
         return sums
-
-    def _views(self) -> tuple[Numbers, Numbers]:
-        """The rows of what is memory of the layer before it, as lowering has it, and of those.
-
-        It costs nothing in a chain that has both, and is taken off what the first one takes.
-        """
-        keys = self._layer * len(self._walks) + self._walk
-        order = np.argsort(keys)
-        views = np.flatnonzero((self._seen_from >= 0) & ~self._leaves & (self._parts[:, 1] != NONE))
-        wanted = self._seen_from[views] * len(self._walks) + self._walk[views]
-        places = np.minimum(np.searchsorted(keys, wanted, sorter=order), len(keys) - 1)
-        sources = order[places] if len(keys) else places
-        gpu, boxes = self._parts[:, 1], self._sub_ops.boxes
-        storages, planar = self._gpu.storages, self._gpu.is_planar
-        is_view = (keys[sources] == wanted) & ~self._leaves[sources] & planar[views]
-        is_view &= storages[views] == storages[sources]
-        is_view &= (self._sub_ops.needs[gpu[views], 0] == boxes[gpu[sources]]).all(axis=1)
-        return views[is_view], sources[is_view]
 
     def _packing(self) -> tuple[Milliseconds, Milliseconds]:
         """Milliseconds and bytes that the CPU's nets pack and unpack of what they make; (rows)."""
@@ -430,27 +393,3 @@ def _by_chain(held: Numbers, count: int) -> list[list[list[int]]]:
     bounds = np.searchsorted(held[:, 0], np.arange(count + 1)).tolist()
     rows = held[:, [2, 1, 3]].tolist()
     return [rows[first:last] for first, last in pairwise(bounds)]
-
-
-def last_readers(network: Network) -> dict[str, int]:
-    """The index of the last layer that reads each tensor; of results, the number of layers."""
-    readers = dict.fromkeys((*network.inputs, *network.constants, *network.states), -1)
-    for index, layer in enumerate(network.layers):
-        readers[layer.output] = -1
-        readers |= dict.fromkeys(layer.inputs, index)
-    return readers | {name: len(network.layers) for name, _ in network.outputs.values()}
-
-
-def live_tensors(
-    network: Network, last_reader: Mapping[str, int], lone: Collection[str]
-) -> list[tuple[str, ...]]:
-    """At every point between layers, the tensors that are there and still read, the oldest first.
-
-    But for constants that are `lone`.
-    """
-    live: list[list[str]] = [[] for _ in range(len(network.layers) + 1)]
-    made = {layer.output: at + 1 for at, layer in enumerate(network.layers)}
-    for name in sorted(last_reader.keys() - lone, key=lambda name: (made.get(name, 0), name)):
-        for at in range(made.get(name, 0), last_reader[name] + 1):
-            live[at].append(name)
-    return [tuple(names) for names in live]

@@ -133,6 +133,29 @@ class GpuShards:
         planar = np.array([storage.layout == "planar" for storage in STORAGES])
         return np.asarray(planar[self.storages])
 
+    def views(
+        self, layers: Numbers, walks: Numbers, leaves: NDArray[np.bool_], viewed: Numbers
+    ) -> tuple[Numbers, Numbers]:
+        """The rows of what is memory of the layer before it, as lowering has it, and of those.
+
+        It costs nothing in a chain that has both, and is taken off what the first one takes.
+        `layers` and `walks` are those of each row, which `leaves` its chain or not; `viewed` is the
+        layer whose memory it may be, or -1.
+        """
+        views = np.flatnonzero((viewed >= 0) & ~leaves & (self.parts != NONE))
+        if not len(views):
+            return views, views
+        keys = layers * self._walks + walks
+        order = np.argsort(keys)
+        wanted = viewed[views] * self._walks + walks[views]
+        places = np.minimum(np.searchsorted(keys, wanted, sorter=order), len(keys) - 1)
+        sources = order[places]
+        needs, boxes = self._sub_ops.needs, self._sub_ops.boxes
+        is_view = (keys[sources] == wanted) & ~leaves[sources] & self.is_planar[views]
+        is_view &= self.storages[views] == self.storages[sources]
+        is_view &= (needs[self.parts[views], 0] == boxes[self.parts[sources]]).all(axis=1)
+        return views[is_view], sources[is_view]
+
     def orders(self, rows: Numbers) -> Numbers:
         """The orders of what the parts in some rows leave: each that of its own storage."""
         return np.asarray(self._orders.single[self.storages[rows]])

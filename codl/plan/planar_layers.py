@@ -8,7 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from codl.ir import Layer
+import numpy as np
+
+from codl.ir import Layer, Network
+from codl.ir.fallbacks import those_of
+from codl.plan.candidate_chain import Flags
+from codl.plan.cost_model import CostModel
 
 
 class Planned(NamedTuple):
@@ -17,6 +22,22 @@ class Planned(NamedTuple):
     layer: Layer
     is_planar: bool
     goes_planar: bool
+
+
+def planar_layers(network: Network, cost: CostModel) -> Flags:
+    """By layer whether the GPU computes it on planar tensors, in a variant for such."""
+    layers, planned = network.layers, []
+    cost.prefetch([layer.op for layer in layers], "gpu")
+    for layer in layers:
+        fastest = next(iter(cost.fastest_by_storage(layer.op, "gpu").items()), None)
+        if fastest is None:
+            continue
+        storage, own = fastest
+        wrong = {one.variant for one in those_of(cost.soc.fallbacks, layer.op, "gpu")}
+        is_planar = storage is not None and storage.layout == "planar"
+        planned.append(Planned(layer, is_planar, own.among_planar not in (None, *wrong)))
+    found = computed_planar(planned)
+    return np.array([layer.name in found for layer in layers], np.bool_)
 
 
 def computed_planar(planned: Sequence[Planned]) -> set[str]:

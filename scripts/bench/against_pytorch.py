@@ -26,7 +26,7 @@ import numpy as np
 
 from codl.frontend.convert import load_network
 from codl.ir import Network, to_text
-from codl.ir.executable import Launch
+from codl.ir.executable import Executable, Launch
 from codl.ir.ops.conv2d import Conv2d
 from codl.ir.plan import Chain, Plan
 from codl.ir.results import Latency
@@ -108,8 +108,9 @@ def torch_runners(
 ) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Eager and as a CUDA graph, each from and to NumPy (`_io`) and on tensors of the GPU."""
     import torch
+    from torch_transformers import captured, without_tf32
 
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    without_tf32()
     torch.backends.cudnn.benchmark = True
     torch.set_grad_enabled(False)
     net = torch_model(model).eval().cuda()
@@ -117,15 +118,7 @@ def torch_runners(
     net = net.half() if half else net
     pinned = torch.from_numpy(x).pin_memory()
     on_gpu = pinned.cuda()
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            net(on_gpu)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        y = net(on_gpu)
+    graph, y = captured(lambda: net(on_gpu))
 
     def eager_io() -> Any:
         pinned.copy_(torch.from_numpy(x))
@@ -175,7 +168,7 @@ def measure_network(model: str, target: LocalTarget, *, against: bool) -> Networ
     for _ in range(TURNS):
         for name, run in runners.items():
             samples[name] += [timed(run) for _ in range(WARM_UP + RUNS)][WARM_UP:]
-    launches = sum(isinstance(command, Launch) for command in engine.executable.commands)
+    launches = launches_of(engine.executable)
     engine.close()
     return NetworkRow(model, launches, {name: Latency.of(s) for name, s in samples.items()})
 
@@ -184,7 +177,7 @@ def own_runners(
     engine: Engine, gpu: OpenClDevice, x: np.ndarray[Any, Any], *, end: str = ""
 ) -> Iterator[tuple[str, Callable[[], Any]]]:
     """All kernels of an engine on tensors of the GPU, and from and to NumPy (`_io`)."""
-    kernels = kernels_of(engine)
+    kernels = kernels_of(engine.loaded, engine.executable)
     yield f"codl{end}", lambda: gpu.run(kernels)
     yield f"codl_io{end}", lambda: engine(x)
 
@@ -194,11 +187,14 @@ def in_halves(target: LocalTarget) -> LocalTarget:
     return LocalTarget(replace(target.soc, gpu=replace(target.soc.gpu, element="float16")))
 
 
-def kernels_of(engine: Engine) -> list[BoundKernel]:
-    """All that an engine launches."""
-    session: Any = engine.loaded
-    labels = dict.fromkeys(stage.label for stage in engine.executable.stages)
+def kernels_of(session: Any, executable: Executable) -> list[BoundKernel]:
+    """All that a loaded executable launches."""
+    labels = dict.fromkeys(stage.label for stage in executable.stages)
     return [kernel for label in labels for kernel in session.kernels(label)]
+
+
+def launches_of(executable: Executable) -> int:
+    return sum(isinstance(command, Launch) for command in executable.commands)
 
 
 def seconds(gpu: OpenClDevice, kernels: list[BoundKernel]) -> float:

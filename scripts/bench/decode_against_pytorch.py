@@ -19,14 +19,11 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+from against_pytorch import kernels_of, launches_of
 from torch_transformers import CachedLlama, without_tf32
 
 from codl.frontend.decoders import read_decoder, step_of
-from codl.ir import Network
-from codl.ir.executable import Launch
-from codl.ir.plan import Plan
 from codl.ir.results import Latency
-from codl.ir.soc import Soc
 from codl.plan.single_processor import default_plan
 from codl.runtime.decoder import DECODE, Decoder, PlannedStep
 from codl.targets.connect import connect
@@ -38,14 +35,12 @@ TURNS, WARM_UP = 6, 8
 MODEL = "smollm2_135m"
 
 
-def on_gpu(network: Network, soc: Soc) -> Plan:
-    return default_plan(network, soc, "gpu")
-
-
 def own_decoder(target: LocalTarget, tokens: int) -> Decoder:
     source = read_decoder(MODEL)
     steps = [step_of(source, count, 2 * tokens) for count in (tokens, 1)]
-    prefill, decode = (PlannedStep(step, on_gpu(step.network, target.soc)) for step in steps)
+    prefill, decode = (
+        PlannedStep(step, default_plan(step.network, target.soc, "gpu")) for step in steps
+    )
     return Decoder(prefill, decode, target)
 
 
@@ -62,16 +57,14 @@ def own_turn(decoder: Decoder, prompt: list[int]) -> list[float]:
 
 def kernels_alone(decoder: Decoder, target: LocalTarget, count: int) -> tuple[int, list[float]]:
     """Launches a token, and seconds that each takes where no logits are looked at."""
-    session: Any = decoder.session(DECODE)
-    labels = dict.fromkeys(stage.label for stage in session.executable.stages)
-    kernels = [kernel for label in labels for kernel in session.kernels(label)]
+    session = decoder.session(DECODE)
+    kernels = kernels_of(session, session.executable)
     took = []
     for _ in range(count):
         start = perf_counter()
         target.device.run(kernels)
         took.append(perf_counter() - start)
-    launches = sum(isinstance(command, Launch) for command in session.executable.commands)
-    return launches, took[WARM_UP:]
+    return launches_of(session.executable), took[WARM_UP:]
 
 
 def torch_turn(step: Callable[[int, int], np.ndarray[Any, Any]], prompt: int) -> list[float]:

@@ -163,15 +163,7 @@ class CachedLlama:
 
     def captured(self) -> Callable[[int, int], np.ndarray[Any, Any]]:
         """The same by a CUDA graph, which is captured now."""
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                self._step()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            logits = self._step()
+        graph, logits = captured(self._step)
 
         def step(token: int, place: int) -> np.ndarray[Any, Any]:
             self._tell(token, place)
@@ -213,6 +205,20 @@ class CachedLlama:
             q, keys, values, attn_mask=seen, enable_gqa=True
         )
         return own.out(y.transpose(1, 2).reshape(1, 1, -1))
+
+
+def captured(run: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+    """What a function does as a CUDA graph, and where its result will be."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = run()
+    return graph, result
 
 
 def without_tf32() -> None:

@@ -8,21 +8,19 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from support.random_ops import attentions
+from support.simulated import SOC as SIMULATED
 
 from codl.ir import parse
 from codl.ir.ops.attention import Attention
 from codl.ir.ops.cached_attention import CachedAttention
-from codl.ir.soc import CpuSide, GpuSide, Soc
 from codl.kernels import registry
 from codl.kernels.attention.gpu_direct import GpuDirect
 from codl.kernels.attention.gpu_tiled import GpuTiled
 from codl.kernels.cached_attention.gpu_tiles import MOST_QUERIES, GpuTiles
 
 V, PANEL = 16, 32
-GPU = GpuSide(
-    platform="test",
-    name="test",
-    driver="1",
+GPU = replace(
+    SIMULATED.gpu,
     type="cpu",
     compute_units=1,
     max_work_group_size=4096,
@@ -30,9 +28,8 @@ GPU = GpuSide(
     vector_width=V,
     global_mem_cache_size=1 << 20,
     local_mem_bytes=1 << 18,
-    unified_memory=True,
 )
-SOC = Soc("test", "", CpuSide(name="test", threads=1, simd_floats=16, l2_cache_bytes=1 << 20), GPU)
+SOC = replace(SIMULATED, gpu=GPU)
 
 
 def counted(op: Attention, rows: int, block: int, strip: int) -> Counter[str]:
