@@ -18,6 +18,7 @@ from codl.ir.ops.base import Array, Op
 from codl.ir.ops.matmul import MatMul
 from codl.ir.ops.matmul_dynamic import MatMulDynamic
 from codl.ir.ops.matmul_nbits import MatMulNBits
+from codl.ir.ops.onnx_model import EXACT
 from codl.ir.soc import Soc
 from codl.runtime.arranged_weights import ArrangedWeights, values_of
 from codl.runtime.memory import aligned_zeros
@@ -156,6 +157,8 @@ def _options(soc: Soc) -> ort.SessionOptions:
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.load_model_format", "ONNX")
+    for key, value in EXACT.items():
+        options.add_session_config_entry(key, value)
     return options
 
 

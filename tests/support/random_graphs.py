@@ -35,6 +35,17 @@ CHANNELS = (1, 2, 3, 3, 4, 4, 5, 6, 8, 8, 12, 16, 17, 24)
 ODD = (np.nan, np.inf, -np.inf, 0.0, -0.0, 1e30, -1e30, 1e-30, 0.5, 1.5, -2.5, 1.0, -1.0)
 ODD_INTS = (0, 1, -1, 127, 128, -128, 255, 2**24 + 1, -(2**24) - 1, 2**31 - 1, -(2**31), 2**53 + 1,
             2**63 - 1, -(2**63))  # fmt: skip
+#: What takes the largest or least of some; of not-a-numbers every library takes another one.
+LARGEST = {
+    "MaxPool",
+    "GlobalMaxPool",
+    "ReduceMax",
+    "ReduceMin",
+    "ArgMax",
+    "ArgMin",
+    "TopK",
+    "Hardmax",
+}
 
 
 class Dropped(Exception):  # noqa: N818
@@ -237,7 +248,7 @@ class Drawing:
     def _spoilt(self, value: NDArray[Any]) -> NDArray[Any]:
         """Some elements are what they should not be."""
         random = np.random.default_rng(self.dice.getrandbits(64))
-        value, where = value.copy(), random.random(value.shape) < 0.1
+        value, where = np.array(value), random.random(value.shape) < 0.1
         if value.dtype in FLOATS:
             few = random.choice(ODD, 3)
             with np.errstate(over="ignore"):
@@ -298,6 +309,12 @@ class Drawing:
 
     def add(self, proto: onnx.NodeProto) -> None:
         """Run a node, and take it in; raises `Dropped` where nothing can be made of it."""
+        if proto.op_type in LARGEST and any(
+            value.dtype in FLOATS and np.isnan(value).any()
+            for value in map(self.values.get, proto.input)
+            if value is not None
+        ):
+            raise Dropped("the largest of what is not a number is not defined")
         made = run_node(proto, self.values, self.graph.constants, self.opset)
         for value in made.values():
             if value.size > MOST_ELEMENTS or (not value.size and self.profile != "empty"):

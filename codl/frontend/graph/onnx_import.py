@@ -21,6 +21,7 @@ from codl.frontend.graph.packed_check import check_packed_matrices
 from codl.frontend.graph.shapes import fix_shapes, sizes_of, text_of
 from codl.frontend.graph.weights import Model, array_of
 from codl.ir.onnx_node import Node, type_of
+from codl.ir.ops.onnx_model import EXACT
 
 ROUNDS = 3
 #: ONNX's codes of types by what ONNX Runtime calls them.
@@ -84,6 +85,8 @@ def session_options(threads: int = 0) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
+    for key, value in EXACT.items():
+        options.add_session_config_entry(key, value)
     return options
 
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 #: What the inputs of such a model are called, with a number behind, and its output: as no tensor of
 #: a user's model is.
 INPUT, OUTPUT = "codl.in", "codl.out"
+#: Settings of every session. ONNX Runtime makes one pair of QuantizeLinear and DequantizeLinear of
+#: two that follow each other, by a scale and a zero point of its own: other numbers come out.
+EXACT = {"session.disable_double_qdq_remover": "1"}
 #: Operations on an element that a node is taken for: its work is unknown.
 FLOPS = 16
 
