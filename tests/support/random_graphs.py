@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 Values: TypeAlias = dict[str, NDArray[Any]]
+#: What makes another one of a tensor, of the node that made it, and of all tensors before.
+Change: TypeAlias = Callable[[NDArray[Any], "onnx.NodeProto | None", Values], NDArray[Any]]
 FLOATS = (np.float16, np.float32, np.float64)
 OPSETS = (13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23)
 MICROSOFT = "com.microsoft"
@@ -46,6 +48,9 @@ LARGEST = {
     "TopK",
     "Hardmax",
 }
+#: What adds up products.
+SUMS = {"Conv", "ConvTranspose", "MatMul", "Gemm", "Einsum", "Resize", "Attention", "MatMulNBits",
+        "MultiHeadAttention", "GroupQueryAttention", "CumSum"}  # fmt: skip
 
 
 class Dropped(Exception):  # noqa: N818
@@ -101,16 +106,11 @@ def reads(node: onnx.NodeProto) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def run_nodes(
-    graph: RandomGraph, noise: np.random.Generator | None = None, *, coarse: bool = False
-) -> Values:
-    """Every tensor, node by node, in a topological order; with noise on all of them.
-
-    That is a few units of the last digits, of float16's where it is `coarse`.
-    """
+def run_nodes(graph: RandomGraph, change: Change | None = None) -> Values:
+    """Every tensor, node by node, in a topological order; each as `change` makes it."""
     values = {**graph.constants}
     for name, value in graph.feeds.items():
-        values[name] = value if noise is None else _noisy(value, noise, coarse)
+        values[name] = value if change is None else change(value, None, values)
     left = list(graph.nodes)
     while left:
         ready = [node for node in left if all(name in values for name in reads(node))]
@@ -118,22 +118,42 @@ def run_nodes(
             raise Dropped("a tensor that a node reads is not made")
         for node in ready:
             made = run_node(node, values, graph.constants, graph.opset)
-            values |= (
-                made if noise is None else {n: _noisy(v, noise, coarse) for n, v in made.items()}
-            )
+            if change is not None:
+                made = {name: change(value, node, values) for name, value in made.items()}
+            values |= made
         left = [node for node in left if not any(node is other for other in ready)]
     return values
 
 
-def _noisy(value: NDArray[Any], noise: np.random.Generator, coarse: bool) -> NDArray[Any]:
-    """Off by a little; whole numbers are mostly exact, so they stay."""
-    if value.dtype not in FLOATS:
+def noise(random: np.random.Generator, *, coarse: bool = False) -> Change:
+    """Off by a few units of the last digits, of float16's where it is `coarse`.
+
+    Whole numbers are mostly exact, so they stay.
+    """
+
+    def change(value: NDArray[Any], node: onnx.NodeProto | None, values: Values) -> NDArray[Any]:
+        if value.dtype not in FLOATS:
+            return value
+        half = value.dtype == np.float16
+        factors = 1 + (1e-3 if coarse or half else 4e-6) * random.uniform(-1, 1, value.shape)
+        with np.errstate(all="ignore"):
+            exact = (value == np.rint(value)) & (np.abs(value) < 2**20) & (not half)
+            return np.where(exact, value, value * factors).astype(value.dtype)
+
+    return change
+
+
+def smear(value: NDArray[Any], node: onnx.NodeProto | None, values: Values) -> NDArray[Any]:
+    """What adds up a number that is not finite may make not-a-numbers of all that it computes.
+
+    So do transforms of Winograd, and products with the zeros of a padding.
+    """
+    if node is None or node.op_type not in SUMS or value.dtype not in FLOATS:
         return value
-    size = 1e-3 if coarse or value.dtype == np.float16 else 4e-6
-    factors = 1 + size * noise.uniform(-1, 1, value.shape)
-    with np.errstate(all="ignore"):
-        exact = (value == np.rint(value)) & (np.abs(value) < 2**20) & (value.dtype != np.float16)
-        return np.where(exact, value, value * factors).astype(value.dtype)
+    read = (values[name] for name in reads(node))
+    if all(np.isfinite(own).all() for own in read if own.dtype in FLOATS):
+        return value
+    return np.full_like(value, np.nan)
 
 
 _SESSIONS: OrderedDict[bytes, ort.InferenceSession] = OrderedDict()
@@ -317,6 +337,8 @@ class Drawing:
             raise Dropped("the largest of what is not a number is not defined")
         made = run_node(proto, self.values, self.graph.constants, self.opset)
         for value in made.values():
+            if proto.op_type == "Cast" and value.dtype == np.float16 and np.isinf(value).any():
+                raise Dropped("codl has floats wherever a model has halves")
             if value.size > MOST_ELEMENTS or (not value.size and self.profile != "empty"):
                 raise Dropped("too large, or empty")
             if value.dtype in FLOATS and not self._is_common(value):

@@ -695,9 +695,14 @@ def _resize(g: Drawing) -> None:
         more |= g.some(cubic_coeff_a=g.one_of((-0.5, -0.75)), exclude_outside=g.one_of((0, 1)))
     if g.opset >= 18 and g.chance(0.1):
         more["antialias"] = 1
-    roi = ""
+    roi, starts, ends = "", (), ()
     if coords == "tf_crop_and_resize":
-        starts, ends = [0.0] * (rank - 2) + [0.1, 0.2], [1.0] * (rank - 2) + [0.8, 1.0]
+        # ONNX Runtime does not look at the bounds of an axis whose size stays.
+        bounds = [
+            (0.1, 0.8) if int(n * s) != n else (0.0, 1.0)
+            for n, s in zip(shape, scales, strict=True)
+        ]
+        starts, ends = zip(*bounds, strict=True)
         roi = g.constant(np.array([*starts, *ends], np.float32))
         more |= g.some(extrapolation_value=2.0)
     if g.chance(0.5):
@@ -707,7 +712,10 @@ def _resize(g: Drawing) -> None:
     if g.opset >= 18 and g.chance(0.3):
         more["axes"] = [rank - 2, rank - 1]
         more |= g.some(keep_aspect_ratio_policy=g.one_of(("stretch", "not_larger", "not_smaller")))
-        to, roi = to[-2:], g.constant(np.array([0.1, 0.2, 0.8, 1.0], np.float32)) if roi else ""
+        to, roi = (
+            to[-2:],
+            g.constant(np.array([*starts[-2:], *ends[-2:]], np.float32)) if roi else "",
+        )
     g.node("Resize", x, roi, "", g.constant(np.array(to, np.int64)), **more)
 
 
