@@ -90,7 +90,8 @@ class Tuning:
         """
         if variant.name not in self._inputs:
             return None
-        key = (variant.name, soc.gpu, soc.cpu.l2_cache_bytes)
+        # All that a vote depends on: ops of several kinds have variants of one name.
+        key = (variant.op_kind, variant.name, soc.gpu, soc.cpu.l2_cache_bytes)
         if key not in self._blocks:
             self._blocks[key] = self._voted(variant, soc)
         return self._blocks[key]

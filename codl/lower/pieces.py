@@ -115,17 +115,18 @@ def kernels_alone(
     part: Region | None = None,
     variant: str = "",
     choice: Choice | None = None,
+    add: Op | None = None,
 ) -> Executable:
     """A plan's kernels over tensors of their own: they compute `part` of the op's output, or all.
 
     `plan` is for the op that computes the part, `weights` are that op's; a plan that is `adding`
-    has one more input than the op. What the output holds before is an input too.
+    computes the residual `add` too, whose other input is behind the op's. What the output holds
+    before is an input too.
     """
     part = part or Region.whole(op.output)
-    is_adding = TensorArg("input", len(op.inputs)) in plan.storages
-    shapes = [*op.inputs, *([op.output] if is_adding else [])]
+    shapes = [*op.inputs, *([op.output] if add else [])]
     needs = [op.needs(part, index) for index in range(len(op.inputs))]
-    regions = [*needs, *([part] if is_adding else [])]
+    regions = [*needs, *([part] if add else [])]
     names, piece = input_names(len(shapes)), Piece(to_text(op), soc)
     stored = [plan.storage(TensorArg("input", index)) for index in range(len(shapes))]
     stored.append(plan.storage(TensorArg("output")))
@@ -142,12 +143,12 @@ def kernels_alone(
         for index, (name, region) in enumerate(zip(names, regions, strict=True))
     }
     arguments[TensorArg("output")] = (piece.device[OUTPUT], part)
-    ops = (to_text(op.restrict(part)),)
+    ops = tuple(to_text(each.restrict(part)) for each in (op, add) if each)
     constants = piece.kernels.constants(plan, ops, variant, weights)
     *reads, writes = (piece.assembly.access(*argument) for argument in arguments.values())
     step = GpuOp(
         label=op.kind,
-        layers=(op.kind,),
+        layers=tuple(each.kind for each in (op, add) if each),
         ops=ops,
         variant=variant,
         choice=None if choice is None else dict(choice),

@@ -84,12 +84,13 @@ class OpUse:
             whole = [layer.op], self.kernel, [layer.weights]
             return pieces.net_alone(*whole, soc, part=self.region)
         op, weights = self.op, layer.op.restrict_weights(layer.weights, self.region)
-        if self.add is not None:
-            op = op.with_activation(self.add.op.activation)
+        add = None if self.add is None else self.add.op
+        if add is not None:
+            op = op.with_activation(add.activation)
         plan = self.kernel.plan(op, soc, self.choice)
-        plan = plan if self.add is None else plan.adding()
+        plan = plan if add is None else plan.adding()
         return pieces.kernels_alone(
-            layer.op, plan, weights, soc, part=self.region, choice=self.choice
+            layer.op, plan, weights, soc, part=self.region, choice=self.choice, add=add
         )
 
 

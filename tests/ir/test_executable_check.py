@@ -22,6 +22,7 @@ from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.plan.single_processor import default_plan
 from codl.runtime.numpy_interpreter import Interpreter
+from codl.validate.uses import uses
 
 
 def test_mutated_executables_run_or_are_refused() -> None:
@@ -35,6 +36,16 @@ def test_mutated_executables_run_or_are_refused() -> None:
 def test_those_of_models_are_sound(model: str, side: Any) -> None:
     network = load_network(model)
     check(lower(network, default_plan(network, SOC, side), SOC, Tuning()))
+
+
+def test_a_convolution_with_its_residual_is_sound_alone() -> None:
+    """As `codl validate` sends it to a device: one step of two ops and two inputs."""
+    network = load_network("mobilenet_v2")
+    plan = default_plan(network, SOC, "gpu")
+    adding = [use for use in uses(lower(network, plan, SOC, Tuning()), network) if use.add]
+    assert len(adding) == 10
+    for use in adding:
+        check(use.executable(SOC))
 
 
 def first_of(kind: str) -> Callable[[dict[str, Any]], dict[str, Any]]:

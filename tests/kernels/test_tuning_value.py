@@ -168,3 +168,21 @@ def test_blocks_of_another_kernel_source_do_not_hold() -> None:
     variant: Any = registry.find(OP, "gpu_direct")
     old = [replace(own, source="older") for own in found_best(variant, 4)]
     assert Tuning.of(old).blocks(variant, CPU) is None
+
+
+def test_answers_do_not_depend_on_the_order_of_questions() -> None:
+    """Ops of several kinds have a `gpu_direct`; only convolutions were tuned."""
+    direct: Any = registry.find(OP, "gpu_direct")
+    results = found_best(direct, 4)
+    variants = [
+        variant
+        for kind in ("pooling", "fc", "eltwise", "matmul", "attention", "conv2d")
+        for variant in registry.of_kind(kind, "gpu")
+        if variant.name == "gpu_direct"
+    ]
+    assert len(variants) > 3
+    for order in (variants, variants[::-1]):
+        tuning = Tuning.of(results)
+        blocks = {variant.op_kind: tuning.blocks(variant, CPU) for variant in order}
+        assert {kind for kind, count in blocks.items() if count} == {"conv2d"}
+        assert blocks["conv2d"] == 4

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.ir import Array, Op, Region, Shape, to_text
+from codl.ir import Activation, Array, Op, Region, Shape, to_text
 from codl.ir.gpu_limits import UNLIMITED, GpuLimits
+from codl.ir.ops.eltwise import Eltwise
 from codl.ir.soc import Soc
 from codl.ir.types import Storage
 from codl.kernels import registry
@@ -66,8 +67,12 @@ def run_gpu(variant: Any, op: Op, part: Region, inputs: Sequence[Array], weights
     Where it is `adding`, the last input is a residual.
     """
     plan, own = variant.plan(op.restrict(part), gpu.soc, choice), op.restrict_weights(weights, part)
-    plan = plan.adding() if adding else plan
-    executable = pieces.kernels_alone(op, plan, own, gpu.soc, part=part)
+    add = None
+    if adding:
+        plan = plan.adding()
+        add = Eltwise(inputs=(op.output, op.output), activation=op.activation)
+        op = op.with_activation(Activation())
+    executable = pieces.kernels_alone(op, plan, own, gpu.soc, part=part, add=add)
     session = Session(executable, gpu, limits=limits)
     for name, value in zip(pieces.input_names(len(inputs)), inputs, strict=True):
         session.inputs[name][...] = value
