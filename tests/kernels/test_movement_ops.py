@@ -247,6 +247,7 @@ def test_pools_that_round_up(kind: str, count_pad: int, soc: Soc) -> None:
     [
         {"strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 1]},
         {"strides": [3, 2], "output_shape": [16, 15]},
+        {"strides": [5, 2], "output_shape": [25, 15]},
         {"strides": [2, 2], "auto_pad": "SAME_UPPER"},
         {"strides": [2, 3], "auto_pad": "SAME_LOWER"},
         {"strides": [1, 2], "dilations": [2, 2], "pads": [0, 2, 1, 0]},

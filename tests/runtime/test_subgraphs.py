@@ -233,3 +233,12 @@ def test_two_pairs_of_rounding_each_round(first_soc: Soc) -> None:
     network = network_of(import_onnx(proto, "test"))
     with Engine(network, one_by_one(network, first_soc, "cpu"), here(first_soc)) as engine:
         np.testing.assert_allclose(engine({"x": x})["y"], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["AveragePool", "MaxPool"])
+def test_windows_that_are_larger_than_the_image(kind: str, first_soc: Soc) -> None:
+    """Of some ONNX Runtime makes an output, since it rounds sizes towards zero."""
+    pool = node(kind, "r", "y", kernel_shape=[3, 2], strides=[3, 2])
+    proto = model([node("Relu", "x", "r"), pool], {"x": [1, 2, 2, 5]}, ["y"])
+    network = check(proto, {"x": floats(1, 2, 2, 5)}, first_soc)
+    assert onnx_layers(network) == [kind]

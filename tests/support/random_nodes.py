@@ -155,6 +155,8 @@ def _partner(g: Drawing, x: str) -> str:
 def _binary(g: Drawing) -> None:
     kind, x = g.one_of(BINARY), g.any()
     y = _partner(g, x)
+    if kind == "PRelu" and np.broadcast_shapes(g.shape(x), g.shape(y)) != g.shape(x):
+        raise Dropped("ONNX stretches the slope alone")
     if kind == "Div" and g.chance(0.7):
         y = g.node("Exp", y)
     if kind == "Pow":

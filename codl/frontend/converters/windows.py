@@ -68,7 +68,11 @@ class OnnxWindow:
         elif auto == "VALID":
             before = after = (0,) * rank
         window = cls(sizes, to, kernel, stride, dilation, before, after, after)
-        return window._rounded_up() if attribute(node, "ceil_mode", 0) else window
+        window = window._rounded_up() if attribute(node, "ceil_mode", 0) else window
+        reach = tuple(map(sum, zip(sizes, window.before, window.after, strict=True)))
+        if any(n < extent for n, extent in zip(reach, window.extent, strict=True)):
+            raise unsupported(node, f"a window of {window.extent} is larger than all of {reach}.")
+        return window
 
     def _rounded_up(self) -> OnnxWindow:
         """With as much padding behind as the output's sizes need."""
@@ -207,7 +211,8 @@ def _crop(graph: Graph, node: Node, kernel: Sizes) -> Sizes:
     """What of the whole result lies before the output.
 
     An output whose size is given lies in the middle; with SAME_LOWER what is left over is cut off
-    in front, otherwise behind.
+    in front, otherwise behind. Of one that is larger, as ONNX Runtime has it, what is more lies
+    behind.
     """
     rank = len(kernel)
     stride, dilation = _ints(node, "strides", (1,) * rank), _ints(node, "dilations", (1,) * rank)
@@ -217,7 +222,7 @@ def _crop(graph: Graph, node: Node, kernel: Sizes) -> Sizes:
         return _ints(node, "pads", (0,) * (2 * rank))[:rank] if auto == "NOTSET" else (0,) * rank
     sizes, to = graph.shapes[node.inputs[0]][2:], graph.shapes[node.outputs[0]][2:]
     axes = zip(sizes, to, kernel, stride, dilation, more, strict=True)
-    totals = [s * (n - 1) + m + (k - 1) * d + 1 - out for n, out, k, s, d, m in axes]
+    totals = [max(s * (n - 1) + m + (k - 1) * d + 1 - out, 0) for n, out, k, s, d, m in axes]
     if auto == "SAME_UPPER":
         return tuple(total // 2 for total in totals)
     return tuple(total - total // 2 for total in totals)
