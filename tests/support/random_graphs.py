@@ -122,6 +122,8 @@ def run_nodes(graph: RandomGraph, change: Change | None = None) -> Values:
                 made = {name: change(value, node, values) for name, value in made.items()}
             values |= made
         left = [node for node in left if not any(node is other for other in ready)]
+    if not values.keys() >= set(graph.outputs):
+        raise Dropped("an output is not made")
     return values
 
 
