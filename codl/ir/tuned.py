@@ -41,3 +41,20 @@ class Tuned:
     @property
     def key(self) -> tuple[str, str]:
         return self.op, self.variant
+
+
+@dataclass(frozen=True)
+class UsualBlocks:
+    """So many blocks of output channels do tiles have in ops of a kind that were not tuned."""
+
+    op_kind: str
+    variant: str
+    blocks: int
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What kernels on a SoC are made by: results without their trials, and usual blocks."""
+
+    results: tuple[Tuned, ...] = ()
+    blocks: tuple[UsualBlocks, ...] = ()

@@ -82,10 +82,15 @@ class Replayed:
 CLASSES: Registry[type[Replayed]] = Registry("replayed kernel")
 
 
-@cache
 def replayed_variants(op_kind: str) -> tuple[Replayed, ...]:
     """The variants of one kind of op: of either processor, of numbers of threads, and by name."""
-    cls = CLASSES.get(op_kind, Replayed)
+    # A plugin may add a kind's class after the kind was first asked for.
+    cls: Any = CLASSES.get(op_kind, Replayed)
+    return _variants(cls, op_kind)
+
+
+@cache
+def _variants(cls: Any, op_kind: str) -> tuple[Replayed, ...]:
     more = (cls(op_kind, "cpu", threads) for threads in THREADS)
     named = (
         cls(op_kind, processor, kernel=kernel)

@@ -6,7 +6,8 @@ features of a GPU variant are asked for by `Tuning.plan` and `Tuning.features`, 
 training, planning and running never differ in the choice they mean. A result holds only for the
 kernel source that it was measured with, and only while its choice is still among the variant's. An
 op that was not tuned itself has the number of blocks of output channels that typical ops are
-fastest with; otherwise the variant's first choice holds.
+fastest with; otherwise the variant's first choice holds. Those numbers are found once, when the
+value is made for a SoC, and go with it wherever it is sent.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import itemgetter
 from typing import Any
@@ -29,7 +30,8 @@ from codl.ir.op_text import parse, to_text
 from codl.ir.ops.base import Op
 from codl.ir.region import Shape
 from codl.ir.soc import Soc
-from codl.ir.tuned import Choice, Tuned
+from codl.ir.tuned import Choice, Choices, Tuned, UsualBlocks
+from codl.kernels import registry
 from codl.kernels.base import GpuVariant, KernelPlan
 from codl.kernels.feature_columns import ChoiceColumns
 from codl.kernels.source import source_digest
@@ -49,15 +51,32 @@ class Tuning:
     """
 
     results: Mapping[tuple[str, str], Tuned] = field(default_factory=dict)
+    #: Of ops that were not tuned themselves, by their kind and the variant; unusual numbers alone.
+    blocks: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, results: Iterable[Tuned]) -> Tuning:
-        """Of some results; the last one of an op and a variant holds."""
-        return cls({result.key: result for result in results})
+    def of(cls, results: Iterable[Tuned], soc: Soc) -> Tuning:
+        """Of some results on a SoC; the last one of an op and a variant holds."""
+        tuning = cls({result.key: result for result in results})
+        return replace(tuning, blocks=_voted(tuning, soc))
 
-    def with_results(self, results: Iterable[Tuned]) -> Tuning:
+    @classmethod
+    def of_choices(cls, choices: Choices) -> Tuning:
+        """What another process found to hold; see `choices`."""
+        blocks = {(each.op_kind, each.variant): each.blocks for each in choices.blocks}
+        return cls({result.key: result for result in choices.results}, blocks)
+
+    @property
+    def choices(self) -> Choices:
+        """All that kernels are made by, as plain data: what was tuned, without the trials."""
+        return Choices(
+            tuple(replace(result, trials=()) for result in self.results.values()),
+            tuple(UsualBlocks(*key, blocks) for key, blocks in self.blocks.items()),
+        )
+
+    def with_results(self, results: Iterable[Tuned], soc: Soc) -> Tuning:
         """The same with more results, which take the place of earlier ones of the same key."""
-        return Tuning.of([*self.results.values(), *results])
+        return Tuning.of([*self.results.values(), *results], soc)
 
     def find(self, variant: GpuVariant, op: Op, soc: Soc) -> Tuned | None:
         """The result for an op, if it was measured with the source and choices of now.
@@ -79,38 +98,8 @@ class Tuning:
         result = self.find(variant, op, soc)
         if result is not None:
             return result.choice
-        blocks = self.blocks(variant, soc)
+        blocks = self.blocks.get((variant.op_kind, variant.name))
         return None if blocks is None else variant.block_choice(op, soc, blocks)
-
-    def blocks(self, variant: GpuVariant, soc: Soc) -> int | None:
-        """Blocks of output channels that a tile of a variant has on this device.
-
-        The number that most of the typical ops were found to be fastest with; None where that is
-        the usual one, or they were not tuned.
-        """
-        if variant.name not in self._inputs:
-            return None
-        # All that a vote depends on: ops of several kinds have variants of one name.
-        key = (variant.op_kind, variant.name, soc.gpu, soc.cpu.l2_cache_bytes)
-        if key not in self._blocks:
-            self._blocks[key] = self._voted(variant, soc)
-        return self._blocks[key]
-
-    def _voted(self, variant: GpuVariant, soc: Soc) -> int | None:
-        votes: Counter[int | None] = Counter()
-        for op in typical_ops():
-            if op.kind == variant.op_kind and variant.refusal(op, soc) is None:
-                result = self.find(variant, op, soc)
-                if result is not None and len(result.trials) > 1:
-                    is_usual = dict(result.choice) == dict(variant.choices(op, soc)[0])
-                    votes[None if is_usual else result.choice.get("outs")] += 1
-        blocks, count = max(votes.items(), key=itemgetter(1), default=(None, 0))
-        return blocks if count >= FEWEST_VOTES and 2 * count > votes.total() else None
-
-    @cached_property
-    def _blocks(self) -> dict[tuple[object, ...], int | None]:
-        """What `blocks` has found so far."""
-        return {}
 
     def plan(self, variant: GpuVariant, op: Op, soc: Soc) -> KernelPlan:
         """The kernels of a GPU variant for an op, in its tuned choice where there is one."""
@@ -135,7 +124,7 @@ class Tuning:
         columns: Any = columns_of(variant.op_columns, ops)
         on_cpu = variant.processor == "cpu"
         tuned = {} if on_cpu else self._choices(variant, ops, soc)
-        blocks = None if on_cpu else self.blocks(variant, soc)
+        blocks = None if on_cpu else self.blocks.get((variant.op_kind, variant.name))
         features: FeatureColumns
         if not tuned and blocks is None:
             features = variant.feature_columns(columns, soc)
@@ -160,7 +149,10 @@ class Tuning:
         """
         every = self.results.values()
         gained = any(result.best_ms != result.default_ms for result in every)
-        choices = {f"{r.op} {r.variant} {r.source}": dict(r.choice) for r in every}
+        choices: dict[str, object] = {
+            f"{r.op} {r.variant} {r.source}": dict(r.choice) for r in every
+        }
+        choices |= {f"{kind} {variant}": blocks for (kind, variant), blocks in self.blocks.items()}
         return digest(choices)[:12] if gained else ""
 
     def _choices(self, variant: GpuVariant, ops: Sequence[Op], soc: Soc) -> dict[int, Choice]:
@@ -183,3 +175,26 @@ class Tuning:
             with suppress(CodlError):  # of an op that is written otherwise by now
                 shapes.setdefault(variant, set()).add(parse(op).inputs)
         return shapes
+
+
+def _voted(tuning: Tuning, soc: Soc) -> dict[tuple[str, str], int]:
+    """The number of blocks that most of the typical ops were found to be fastest with.
+
+    By their kind and the variant; without those where it is the usual number.
+    """
+    votes: dict[tuple[str, str], Counter[int | None]] = {}
+    for op in typical_ops():
+        variants: Sequence[Any] = registry.of_kind(op.kind, "gpu")
+        for variant in variants:
+            fits = variant.refusal(op, soc) is None
+            result = tuning.find(variant, op, soc) if fits else None
+            if result is not None and len(result.trials) > 1:
+                is_usual = dict(result.choice) == dict(variant.choices(op, soc)[0])
+                blocks = None if is_usual else result.choice.get("outs")
+                votes.setdefault((variant.op_kind, variant.name), Counter())[blocks] += 1
+    elected = {}
+    for key, counts in votes.items():
+        blocks, count = max(counts.items(), key=itemgetter(1))
+        if blocks is not None and count >= FEWEST_VOTES and 2 * count > counts.total():
+            elected[key] = blocks
+    return elected

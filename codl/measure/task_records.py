@@ -9,8 +9,6 @@ from typing import TypeAlias
 from codl.errors import CodlError
 from codl.ir import Op, parse, to_text
 from codl.ir.ops.onnx_model import OnnxModel
-from codl.ir.tuned import Tuned
-from codl.kernels.tuning import Tuning
 from codl.measure.sent_tasks import (
     BatchRecord,
     DispatchRecord,
@@ -73,11 +71,6 @@ def from_record(record: TaskRecord, models: Models) -> Task:
 def models_of(tasks: Iterable[Task]) -> dict[str, bytes]:
     """The ONNX models of the tasks' ops, by digest."""
     return models_of_ops(op for task in tasks for op in _ops(task))
-
-
-def choices_of(tuning: Tuning) -> tuple[Tuned, ...]:
-    """What was tuned, without the trials: all that kernels are made by."""
-    return tuple(replace(result, trials=()) for result in tuning.results.values())
 
 
 def models_of_ops(ops: Iterable[Op]) -> dict[str, bytes]:

@@ -50,7 +50,7 @@ def read(dataset: Dataset, soc: Soc) -> Tuning:
     path = path_of(dataset)
     if not path.exists():
         return Tuning()
-    return Tuning.of(_parse(files.read_json(path, fix=_fix(soc)), path, soc))
+    return Tuning.of(_parse(files.read_json(path, fix=_fix(soc)), path, soc), soc)
 
 
 def add(dataset: Dataset, soc: Soc, results: Iterable[Tuned]) -> Tuning:
@@ -62,7 +62,7 @@ def add(dataset: Dataset, soc: Soc, results: Iterable[Tuned]) -> Tuning:
     path = path_of(dataset)
     # Other processes would read the file, change it and write it back meanwhile.
     with files.locked(path.parent, wait_s=LOCK_S):
-        tuning = read(dataset, soc).with_results(results)
+        tuning = read(dataset, soc).with_results(results, soc)
         write(tuning, path, soc)
     return tuning
 

@@ -238,7 +238,7 @@ class Agent:
         from codl.measure.task_records import from_record
 
         models = dict(one_each(request.models, blobs, "models"))
-        self.target.compile(from_record(request.task, models), Tuning.of(request.tuning))
+        self.target.compile(from_record(request.task, models), Tuning.of_choices(request.tuning))
         return Done(), ()
 
     def measure(self, request: Measure, blobs: list[bytes]) -> Answer:
@@ -252,7 +252,7 @@ class Agent:
             tasks=tasks,
             run=request.run,
             rounds=request.rounds,
-            tuning=Tuning.of(request.tuning),
+            tuning=Tuning.of_choices(request.tuning),
             left_s=float("inf") if request.left_s is None else request.left_s,
             reference_ms={(own.op, own.processor): own.latency_ms for own in request.reference_ms},
             tolerance=request.tolerance,
@@ -261,6 +261,7 @@ class Agent:
         return Measured(result.anchors, result.conditions), ()
 
     def tune(self, request: Tune, blobs: list[bytes]) -> Answer:
+        from codl.ir.tuned import Choices
         from codl.kernels.tuning import Tuning
         from codl.measure.tune_tasks import task_of
 
@@ -268,7 +269,7 @@ class Agent:
         index = {task.key: at for at, task in enumerate(tasks)}
         run = self.target.tune(
             tasks,
-            Tuning.of(request.tuning),
+            Tuning.of_choices(Choices(request.tuning)),
             keep=lambda result: self._send(Found(result)),
             searching=lambda task: self._send(Searching(index[task.key])),
             budget_s=request.budget_s,
@@ -282,7 +283,9 @@ class Agent:
         from codl.measure.task_records import op_of
 
         op = op_of(request.op, dict(one_each(request.models, blobs, "models")))
-        rows, refused = self.target.bench(op, Tuning.of(request.tuning), every=request.every)
+        rows, refused = self.target.bench(
+            op, Tuning.of_choices(request.tuning), every=request.every
+        )
         return Benched(tuple(rows), tuple(refused)), ()
 
     def for_seconds(self, request: MeasurePower | DrawFrames, blobs: list[bytes]) -> Answer:

@@ -17,9 +17,9 @@ from select import select
 from time import monotonic
 from types import TracebackType
 
-from codl.ir.tuned import Tuned
+from codl.ir.tuned import Choices
 from codl.kernels.tuning import Tuning
-from codl.measure.task_records import choices_of, models_of, to_record
+from codl.measure.task_records import models_of, to_record
 from codl.measure.tasks import SharingTask, StageTask, Task
 from codl.runtime.placement import LocalSoc
 from codl.targets.client import COMMAND, AgentClient, AgentLostError
@@ -98,7 +98,7 @@ class CompileWorkers:
         if not self._workers and len(left) < WORTH * self._count:
             return
         self._start(self._count - len(self._workers))
-        end, choices = monotonic() + seconds, choices_of(tuning)
+        end, choices = monotonic() + seconds, tuning.choices
         while True:
             # What one of them died of is not left to this process.
             for worker in [one for one in self._workers if one.is_idle]:
@@ -128,7 +128,7 @@ class CompileWorkers:
             except AgentLostError:
                 self._count -= 1
 
-    def _give(self, worker: _Worker, left: deque[Task], choices: tuple[Tuned, ...]) -> None:
+    def _give(self, worker: _Worker, left: deque[Task], choices: Choices) -> None:
         worker.task = left.popleft()
         models = models_of([worker.task])
         try:

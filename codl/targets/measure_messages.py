@@ -8,7 +8,7 @@ import msgspec
 
 from codl.ir.results import Conditions
 from codl.ir.soc import PowerW
-from codl.ir.tuned import Trial, Tuned
+from codl.ir.tuned import Choices, Trial, Tuned
 from codl.measure.bench_rows import BenchRow, Refused
 from codl.measure.dataset import AnchorRow
 from codl.measure.sent_tasks import TaskRecord
@@ -142,7 +142,7 @@ class Compile(Request, frozen=True):
 
     task: TaskRecord
     models: tuple[str, ...]
-    tuning: tuple[Tuned, ...]
+    tuning: Choices
     limit_s: ClassVar[float] = 600.0
 
 
@@ -176,7 +176,7 @@ class Measure(Request, frozen=True):
     models: tuple[str, ...]
     run: str
     rounds: Rounds
-    tuning: tuple[Tuned, ...]
+    tuning: Choices
     left_s: float | None
     reference_ms: tuple[AnchorLevel, ...]
     tolerance: dict[str, float]
@@ -238,7 +238,7 @@ class BenchOp(Request, frozen=True):
 
     op: str
     models: tuple[str, ...]
-    tuning: tuple[Tuned, ...]
+    tuning: Choices
     every: bool
     reply: ClassVar[type[Reply]] = Benched
     limit_s: ClassVar[float] = 600.0

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from codl.ir.executable import Refusal
 from codl.ir.gpu_limits import LimitedGpu
 from codl.ir.results import TimeSpan
-from codl.ir.tuned import Tuned
+from codl.ir.tuned import Choices
 from codl.measure.interleave import Effort, TimedTogether
 from codl.runtime.loaded import Footprint
 from codl.runtime.placement import LocalSoc
@@ -98,7 +98,7 @@ class Time(Request, frozen=True):
     effort: Effort
     with_energy: bool
     with_anchors: bool
-    tuning: tuple[Tuned, ...]
+    tuning: Choices
     reply: ClassVar[type[Reply]] = TimesTogether
     limit_s: ClassVar[float] = 300.0
 

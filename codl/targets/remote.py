@@ -22,7 +22,7 @@ from codl.measure.check_variants import CheckRun, CheckTask
 from codl.measure.facts.fact import Fact
 from codl.measure.interleave import Effort, TimedTogether
 from codl.measure.progress import Progress
-from codl.measure.task_records import choices_of, models_of, models_of_ops, to_record
+from codl.measure.task_records import models_of, models_of_ops, to_record
 from codl.measure.tune_tasks import TuneTask, done_before
 from codl.measure.tuner import Failure, TuneRun
 from codl.measure.ui_frames import Drawn, is_sound
@@ -229,7 +229,7 @@ class RemoteTarget:
         self, op: Op, tuning: Tuning, *, every: bool = False
     ) -> tuple[list[BenchRow], list[Refused]]:
         models = models_of_ops([op])
-        request = BenchOp(to_text(op), tuple(models), choices_of(tuning), every)
+        request = BenchOp(to_text(op), tuple(models), tuning.choices, every)
         answer, _ = self.agent.ask(request, Benched, tuple(models.values()))
         return list(answer.rows), list(answer.refused)
 
@@ -314,7 +314,7 @@ class RemoteTarget:
                 effort=effort,
                 with_energy=with_energy,
                 with_anchors=anchors is not None,
-                tuning=choices_of(anchors or Tuning()),
+                tuning=(anchors or Tuning()).choices,
             )
             answer, _ = self.agent.ask(request, TimesTogether, on_event=lambda event: None)
         times = answer.times
@@ -391,7 +391,7 @@ def _request(batch: MeasureBatch, models: dict[str, bytes]) -> Measure:
         models=tuple(models),
         run=batch.run,
         rounds=batch.rounds,
-        tuning=choices_of(batch.tuning),
+        tuning=batch.tuning.choices,
         left_s=None if batch.left_s == float("inf") else batch.left_s,
         reference_ms=tuple(AnchorLevel(*key, ms) for key, ms in batch.reference_ms.items()),
         tolerance=dict(batch.tolerance),

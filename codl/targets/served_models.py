@@ -115,7 +115,7 @@ class ServedModels:
             {name: self._model(handle) for name, handle in request.handles.items()},
             request.effort,
             with_energy=request.with_energy,
-            anchors=Tuning.of(request.tuning) if request.with_anchors else None,
+            anchors=Tuning.of_choices(request.tuning) if request.with_anchors else None,
             after_round=advance,
         )
         return TimesTogether(times), ()

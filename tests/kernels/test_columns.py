@@ -224,7 +224,7 @@ def test_a_tuned_choice_changes_the_row_of_its_op_alone() -> None:
         measured="",
         codl="",
     )
-    table = Tuning.of([found]).feature_columns(variant, PARTS, soc)
+    table = Tuning.of([found], soc).feature_columns(variant, PARTS, soc)
     rows: Any = [variant.features(part, soc) for part in PARTS]
     rows[3] = variant.features(PARTS[3], soc, other)  # type: ignore[call-arg]
     assert rows[3] != variant.features(PARTS[3], soc)

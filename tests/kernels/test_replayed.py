@@ -14,10 +14,11 @@ from codl.ir import OP_TYPES, parse
 from codl.ir import soc as socs
 from codl.ir.soc import Soc
 from codl.kernels import mace, registry
-from codl.kernels.replayed import replayed_variants, work
+from codl.kernels.replayed import CLASSES, Replayed, replayed_variants, work
 from codl.measure.collector import collect
 from codl.measure.dataset import Dataset
 from codl.predict import features
+from codl.registry import rolled_back
 from codl.targets.local import LocalTarget
 
 CONV = parse("conv2d in=1x6x8x8 oc=10 kernel=3 pad=1")
@@ -100,3 +101,16 @@ def test_threads_are_those_of_the_variant() -> None:
     four = replace(REPLAYED, cpu=replace(REPLAYED.cpu, threads=4))
     assert waves("conv2d_cpu_replayed", four) == 1
     assert waves("conv2d_cpu_replayed_threads2", four) == 2
+
+
+def test_a_kind_may_get_its_class_after_it_was_asked_for() -> None:
+    """As a plugin does that is loaded late."""
+
+    class Later(Replayed):
+        pass
+
+    assert type(replayed_variants("reshape")[0]) is Replayed
+    with rolled_back(always=True):
+        CLASSES.add("reshape", Later)
+        assert type(replayed_variants("reshape")[0]) is Later
+    assert type(replayed_variants("reshape")[0]) is Replayed

@@ -103,14 +103,16 @@ def test_results_are_kept_at_once_and_the_rest_is_done_next_time(tmp_path: Path)
     assert not problem
     assert tuning == tuning_file.read(dataset, CPU)
     assert not tasks_before(dataset, CPU, [CONV], tuning)
-    assert tuning.blocks(every[0].variant, CPU) == 4, "the last of the choices won everywhere"
+    assert tuning.blocks[("conv2d", every[0].variant.name)] == 4, (
+        "the last of the choices won everywhere"
+    )
 
 
 def test_a_search_that_was_cut_short_is_begun_again(tmp_path: Path) -> None:
     dataset = Dataset.at(tmp_path)
     task = brief_tasks(CPU)[0]
     cut = replace(done(task), trials=done(task).trials[:1])
-    assert task in tasks_before(dataset, CPU, [CONV], Tuning.of([cut]))
+    assert task in tasks_before(dataset, CPU, [CONV], Tuning.of([cut], CPU))
     assert not task.is_done_by(cut, CPU)
     assert task.is_done_by(done(task), CPU)
     assert not replace(task, brief=False).is_done_by(done(task), CPU), "`codl tune` tries more"
@@ -135,7 +137,7 @@ def test_a_brief_search_tries_a_choice_for_each_number_of_blocks(
     (found,) = kept
     assert [dict(trial.choice) for trial in found.trials] == [dict(choice) for choice in tried]
     assert not found.complete
-    assert tune(gpu, [task], Tuning.of(kept)).known == (found,)
+    assert tune(gpu, [task], Tuning.of(kept, gpu.soc)).known == (found,)
 
 
 def test_the_first_collection_tunes_and_the_next_one_does_not(

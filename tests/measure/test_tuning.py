@@ -128,7 +128,7 @@ def test_the_fastest_choice_is_found_and_kept(gpu: OpenClDevice, variant: Any) -
     assert trials[-1].latency_ms is trials[0].latency_ms is None
     assert "does not build" in trials[-1].reason
     assert "differs from the default's" in trials[0].reason
-    tuning = Tuning.of(kept)
+    tuning = Tuning.of(kept, soc)
     assert kept == [found]
     assert tuning.choice(variant, OP, soc) == FAST
     assert len(tuning.plan(variant, OP, soc).launches) == 1
@@ -140,7 +140,7 @@ def test_the_fastest_choice_is_found_and_kept(gpu: OpenClDevice, variant: Any) -
 
 
 def test_training_planning_and_running_see_the_same_choice(soc: Soc, variant: Any) -> None:
-    tuning = Tuning.of([result(variant, soc, FAST)])
+    tuning = Tuning.of([result(variant, soc, FAST)], soc)
 
     def repeats(op: Op, tuning: Tuning) -> float:
         table = features.table("variant", registry.target(variant, op), [op], soc, tuning)
@@ -164,7 +164,7 @@ def test_training_on_what_was_measured_before_the_tuning_says_so(
     collect(LocalTarget(soc), dataset, tasks, rounds=quick)
     how = {"predictors": ["codl_linear"], "folder": tmp_path / "predictors"}
     assert "tuned" not in "".join(train(soc, dataset, **how).notes)  # type: ignore[arg-type]
-    tuning = Tuning.of([result(variant, soc, FAST)])
+    tuning = Tuning.of([result(variant, soc, FAST)], soc)
     (note,) = (n for n in train(soc, dataset, tuning, **how).notes if "tuned" in n)  # type: ignore[arg-type]
     assert "Kernels were tuned after run1" in note
 
@@ -197,7 +197,7 @@ def test_where_every_choice_fails_there_is_a_reason(gpu: OpenClDevice, variant: 
 def test_a_search_that_was_cut_short_goes_on(gpu: OpenClDevice, variant: Any) -> None:
     soc = gpu.soc
     cut = result(variant, soc, SLOW, complete=False, trials=(Trial(SLOW, 1.0), Trial(FAST, 0.9)))
-    tuning = Tuning.of([cut])
+    tuning = Tuning.of([cut], soc)
     assert tune(gpu, [TuneTask(OP, variant)], tuning, budget=Budget(0)).left == 1
     (found,) = tune(gpu, [TuneTask(OP, variant)], tuning).results
     assert found.complete
@@ -267,7 +267,7 @@ def test_a_bench_has_every_variant_or_its_reason(soc: Soc, variant: Any) -> None
     reasons = {each.variant: each.reason for each in refused}
     assert "does not build" in reasons["gpu_repeating"]
     assert reasons["gpu_grouped"] == "groups must be more than 1, got 1"
-    tuning = Tuning.of([result(variant, soc, FAST)])
+    tuning = Tuning.of([result(variant, soc, FAST)], soc)
     rows, _ = bench(here(soc).device, OP, tuning, protocol=quick)
     assert {row.variant: row.choice for row in rows}["gpu_repeating"] == FAST
 

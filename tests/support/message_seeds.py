@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from codl.ir.results import Conditions, Latency
-from codl.ir.tuned import Trial, Tuned
+from codl.ir.tuned import Choices, Trial, Tuned, UsualBlocks
 from codl.measure.facts.fact import Fact, Point
 from codl.measure.interleave import Effort
 from codl.measure.sent_tasks import DispatchRecord, OpRecord, SignalRecord, StageRecord
@@ -40,7 +40,7 @@ REQUESTS: Seeds = [
             models=("digest",),
             run="run1",
             rounds=Rounds(),
-            tuning=(TUNED,),
+            tuning=Choices((TUNED,), (UsualBlocks("conv2d", "gpu_direct", 4),)),
             left_s=None,
             reference_ms=(AnchorLevel(CONV, "gpu", 1.0),),
             tolerance={"cpu": 0.03},
@@ -50,7 +50,7 @@ REQUESTS: Seeds = [
     (CheckKernels((CheckRecord(CONV, "gpu_direct"),), 60.0), []),
     (Load(RECORDS, True), [b"{}", *map(bytes, BLOBS)]),
     (Run(1, RECORDS), list(map(bytes, BLOBS))),
-    (Time({"a": 1}, Effort(), True, False, ()), []),
+    (Time({"a": 1}, Effort(), True, False, Choices()), []),
 ]
 REPLIES: Seeds = [
     (Hello(1, "0", 0.0, 1.0), []),

@@ -137,7 +137,7 @@ def test_choices_are_tuned(target: Target) -> None:
     assert kept == list(run.results)
     assert kept[0].trials
     assert (steps, run.left) == ([1], 0)
-    again = target.tune(tasks, Tuning.of(kept), keep=kept.append)
+    again = target.tune(tasks, Tuning.of(kept, target.soc), keep=kept.append)
     assert [result.key for result in again.known] == [tasks[0].key]
     assert len(kept) == 1
 
