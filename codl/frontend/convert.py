@@ -85,7 +85,7 @@ class _Builder:
             return False
         graph, before = self._graph, node.inputs[0]
         producer = self._layers.get(self._fused.get(before, before))
-        shared = len(graph.consumers(before)) > 1 or before in graph.outputs
+        shared = graph.reader_of(before) is not node
         if producer is None or shared or producer.op.activation.kind != "none":
             return False
         if not producer.op.fuses_activations:
@@ -143,6 +143,13 @@ class _Builder:
             self._append(Layer(name, op, (tensor,), name, {}))
         return name
 
+    def _copied(self, tensor: str) -> str:
+        """A layer's output with what an input, or a constant, holds."""
+        sizes, name = tuple(self._shapes[tensor]), f"{tensor}.copy"
+        if name not in self._layers:
+            self._append(Layer(name, Reshape(shapes=(sizes,), to=sizes), (tensor,), name, {}))
+        return name
+
     def network(self) -> Network:
         graph = self._graph
         outputs = {}
@@ -151,7 +158,10 @@ class _Builder:
             held = graph.aliases.get(name, name)
             if held in graph.constants:
                 self._constants[held] = graph.constant(held).reshape(as_nchw(graph.shapes[held]))
+                self._shapes[held] = Shape(*self._constants[held].shape)
             outputs[name] = (self._fused.get(held, held), graph.shapes[name])
+        if not self._layers:  # a network computes something
+            outputs |= {name: (self._copied(held), to) for name, (held, to) in outputs.items()}
         layers = tuple(self._layers.values())
         return Network(
             graph.name, layers, self._inputs, outputs, self._constants, states=self._states

@@ -18,7 +18,7 @@ from onnx import TensorProto
 
 from codl.errors import CodlError, UnsupportedError
 from codl.frontend.converters.base import CONVERTERS
-from codl.frontend.graph.graph import Graph
+from codl.frontend.graph.graph import Graph, in_order
 from codl.frontend.graph.passes import FLOATS, is_alias
 from codl.frontend.graph.patterns import without_unread
 from codl.frontend.subgraph import enclosing_node
@@ -202,16 +202,6 @@ class _Parts:
         left += made.values()
         types = {**self.graph.types}
         types |= {name: TensorProto.FLOAT for node in made.values() for name in node.outputs}
-        return replace(self.graph, nodes=tuple(_sorted(self.graph, left)), types=types)
-
-
-def _sorted(graph: Graph, nodes: list[Node]) -> Iterator[Node]:
-    """Nodes in topological order, otherwise as they come in the graph."""
-    order = {name: i for i, node in enumerate(graph.nodes) for name in node.outputs}
-    left = sorted(nodes, key=lambda node: max(order[name] for name in node.outputs if name))
-    missing = {name for node in left for name in node.outputs}
-    while left:
-        node = next(node for node in left if missing.isdisjoint(node.reads))
-        left.remove(node)
-        missing.difference_update(node.outputs)
-        yield node
+        order = {name: i for i, node in enumerate(self.graph.nodes) for name in node.outputs}
+        left.sort(key=lambda node: max(order[name] for name in node.outputs if name))
+        return replace(self.graph, nodes=tuple(in_order(left)), types=types)

@@ -343,6 +343,8 @@ def _pool(g: Drawing) -> None:
         kept.pop("dilations", None)
     if kind == "LpPool" and g.opset < 18:
         kept = {n: v for n, v in kept.items() if n not in ("ceil_mode", "dilations")}
+    if kept.get("auto_pad", "VALID") != "VALID" and "dilations" in kept:
+        raise Dropped("ONNX Runtime pads for a window without dilation")
     if kind == "AveragePool" and g.chance(0.5):
         kept["count_include_pad"] = g.one_of((0, 1))
     if kind == "MaxPool" and g.chance(0.15):

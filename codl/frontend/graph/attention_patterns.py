@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from codl.frontend.graph.graph import Graph
-from codl.frontend.graph.passes import is_only_read_by
 from codl.frontend.graph.patterns import pairs, producer, without_unread
 from codl.frontend.graph.shared_heads import Repeated, repeated
 from codl.ir.onnx_node import Node
@@ -47,7 +46,7 @@ def _fused(graph: Graph, softmax: Node) -> Graph | None:
     along = int(softmax.attributes.get("axis", usual)) % 4 == 3
     if rank != 4 or not along or len(last.inputs) != 2 or last.attributes.get("alpha", 1.0) != 1:
         return None
-    if not is_only_read_by(graph, odds, last):
+    if not graph.is_read_once(odds, last):
         return None
     return _written(graph, scores, last)
 
@@ -57,14 +56,14 @@ def _scores(graph: Graph, softmax: Node) -> Scores | None:
     name = softmax.inputs[0]
     product = producer(graph, name, "MatMul")
     if product is not None:
-        return Scores(product, (name,)) if is_only_read_by(graph, name, softmax) else None
+        return Scores(product, (name,)) if graph.is_read_once(name, softmax) else None
     sum_ = producer(graph, name, "Add")
     for scores, mask in pairs(sum_, "Add"):
         product = producer(graph, scores, "MatMul")
         known = graph.shapes.get(mask)
         if sum_ is None or product is None or known is None or len(known) > 4:
             continue
-        if is_only_read_by(graph, scores, sum_) and is_only_read_by(graph, name, softmax):
+        if graph.is_read_once(scores, sum_) and graph.is_read_once(name, softmax):
             return Scores(product, (scores, name), mask)
     return None
 
@@ -90,7 +89,7 @@ def _written(graph: Graph, scores: Scores, last: Node) -> Graph | None:
     given = {"scale": float(scores.product.attributes.get("alpha", 1.0))}
     made = Node(last.name, "Attention", names, last.outputs, given)
     gone = {*scores.tensors, last.inputs[0]}
-    if any(name in graph.outputs and held in gone for name, held in graph.aliases.items()):
+    if not gone.isdisjoint(graph.handed_out):
         return None
     added = [tensor for tensor in (keys, values) if tensor.node is not None]
     new = [*(tensor.node for tensor in added if tensor.node is not None), made]

@@ -27,6 +27,8 @@ TYPES: Mapping[str, tuple[int, int]] = {
     "uint8": (8, 0),
     "int8": (8, 128),
 }
+#: Those of numbers that become floats at once, such as biases.
+WIDE = ("int16", "uint16", "int32")
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +40,7 @@ class Quantized:
 
     numbers: NDArray[Any]
     scales: NDArray[np.float32]
-    zeros: NDArray[np.int16]
+    zeros: NDArray[np.int32]
     axis: int
     block: int
 
@@ -53,7 +55,7 @@ class Quantized:
         if any(name not in graph.constants for name in names):
             return None
         numbers, scales, *zeros = (graph.constants[name] for name in names)
-        if numbers.dtype.name not in TYPES or scales.dtype.kind != "f":
+        if numbers.dtype.name not in (*TYPES, *WIDE) or scales.dtype.kind != "f":
             return None
         axis, block = node.attributes.get("axis", 1), node.attributes.get("block_size", 0)
         axis %= max(numbers.ndim, 1)
@@ -66,7 +68,7 @@ class Quantized:
                     f"{block}."
                 )
         points = zeros[0] if zeros else np.zeros(right)
-        return cls(numbers, scales.astype(np.float32), points.astype(np.int16), axis, block)
+        return cls(numbers, scales.astype(np.float32), points.astype(np.int32), axis, block)
 
     @property
     def turned(self) -> Quantized:
@@ -77,7 +79,7 @@ class Quantized:
     @property
     def values(self) -> NDArray[np.float32]:
         """What the numbers stand for."""
-        numbers = self.numbers.astype(np.float32) - self._stretched(self.zeros)
+        numbers = (self.numbers.astype(np.int32) - self._stretched(self.zeros)).astype(np.float32)
         return np.asarray(numbers * self._stretched(self.scales), np.float32)
 
     def _stretched(self, value: NDArray[Any]) -> NDArray[Any]:
@@ -89,7 +91,7 @@ class Quantized:
         return value.reshape([-1 if i == self.axis else 1 for i in range(self.numbers.ndim)])
 
     @property
-    def in_blocks(self) -> tuple[int, NDArray[np.float32], NDArray[np.int16]] | None:
+    def in_blocks(self) -> tuple[int, NDArray[np.float32], NDArray[np.int32]] | None:
         """Of a matrix (k, n) the size of blocks along k, and scales and zero points (n, blocks).
 
         None where a block of a size that kernels know has not the same ones.
@@ -119,7 +121,7 @@ def keep_packed(graph: Graph) -> Graph:
 def _without(graph: Graph, node: Node, quantized: Quantized) -> Graph:
     """Readers that are products get the packed matrix, others the floats."""
     name = node.outputs[0]
-    if quantized.numbers.ndim == 2:
+    if quantized.numbers.ndim == 2 and quantized.numbers.dtype.name in TYPES:
         for reader in graph.consumers(name):
             if reader.type == "Transpose":
                 graph = _without(graph, reader, quantized.turned)

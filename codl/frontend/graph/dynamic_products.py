@@ -135,9 +135,8 @@ def _written_out(graph: Graph, node: Node) -> Product | None:
 
 def _only_reader(graph: Graph, node: Node, kind: str) -> Node | None:
     """The one reader of a node's output, where that is of some type."""
-    readers, output = graph.consumers(node.outputs[0]), node.outputs[0]
-    is_one = len(readers) == 1 and readers[0].type == kind and output not in graph.outputs
-    return readers[0] if is_one else None
+    reader = graph.reader_of(node.outputs[0])
+    return reader if reader is not None and reader.type == kind else None
 
 
 def _scales(graph: Graph, product: Product) -> NDArray[np.float32]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from codl.frontend.graph import dynamic_products
 from codl.frontend.graph.graph import Graph
 from codl.frontend.graph.packed_check import BIAS, DOMAIN, KIND
-from codl.frontend.graph.passes import RESHAPES, is_only_read_by, rename
+from codl.frontend.graph.passes import RESHAPES, rename
 from codl.ir.onnx_node import Node
 
 FoldedVector = NDArray[np.float64]
@@ -108,7 +108,7 @@ def _into_before(graph: Graph, node: Node, affine: Affine) -> Graph | None:
     reader, tensor = node, affine.x
     while True:
         before = next((n for n in graph.nodes if tensor in n.outputs), None)
-        if before is None or not is_only_read_by(graph, tensor, reader):
+        if before is None or not graph.is_read_once(tensor, reader):
             return None
         if before.type not in RESHAPES:
             break
@@ -134,7 +134,7 @@ def _into_after(graph: Graph, node: Node, affine: Affine) -> Graph | None:
     """Every reader must be a product of the rows."""
     output = node.outputs[0]
     readers = graph.consumers(output)
-    if output in graph.outputs or not readers or any(r.inputs[0] != output for r in readers):
+    if graph.is_handed_out(output) or not readers or any(r.inputs[0] != output for r in readers):
         return None
     sizes = graph.shapes.get(output)
     parts = affine.along_last(sizes[-1]) if sizes else None
@@ -156,8 +156,8 @@ def _into_factor(graph: Graph, node: Node, affine: Affine) -> Graph | None:
     if affine.scale.size != 1 or affine.shift.any():
         return None
     products = [n for n in graph.nodes if affine.x in n.outputs]
-    products = [n for n in products if is_only_read_by(graph, affine.x, node)]
-    products += [n for n in graph.consumers(output) if is_only_read_by(graph, output, n)]
+    products = [n for n in products if graph.is_read_once(affine.x, node)]
+    products += [n for n in graph.consumers(output) if graph.is_read_once(output, n)]
     for product in products:
         if product.type == "MatMul" and not any(n in graph.constants for n in product.inputs):
             alpha = product.attributes.get("alpha", 1.0) * float(affine.scale.item())
@@ -185,7 +185,8 @@ def _product(graph: Graph, node: Node) -> tuple[NDArray[np.float64], NDArray[np.
         beta = node.attributes.get("beta", 1.0)
     if len(node.inputs) > 2 and node.inputs[2]:
         added = graph.constants.get(node.inputs[2])
-        if added is None or added.size not in (1, matrix.shape[1]):
+        # A column of as many rows adds another number to each of them.
+        if added is None or added.size not in (1, *added.shape[-1:]):
             return None
         bias = beta * added.astype(np.float64).reshape(-1)
     return matrix, np.broadcast_to(bias, matrix.shape[1:])

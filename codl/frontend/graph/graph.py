@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from codl.errors import UnsupportedError
 from codl.ir.onnx_node import Node
 
 #: The input of a decoder that says how many tokens came before.
@@ -23,7 +25,8 @@ class Graph:
 
     `shapes` knows every tensor but those whose sizes depend on data or are 0; `unknown` says of
     those which it is. `types` are ONNX's codes of elements' types, as far as they are known.
-    `aliases` maps tensors that passes removed, such as a flattened output, to what holds them.
+    `aliases` maps tensors that passes removed, such as a flattened output, to what holds them: who
+    needs a tensor is for `is_handed_out`, `is_read` and `reader_of` to say.
     `states` are caches with their sizes, which attention nodes write in place: then the input
     `PAST_LENGTH` says how many tokens they hold.
     `opset` is the version of ONNX's own operators, `domains` has those of others.
@@ -67,19 +70,60 @@ class Graph:
         return batch if sizes[0] == batch and prod(sizes) == batch * k else 0
 
     def consumers(self, tensor: str) -> list[Node]:
+        """The nodes that read a tensor; the caller may want it, too."""
         return list(self._consumers.get(tensor, ()))
 
     @cached_property
     def _consumers(self) -> Mapping[str, list[Node]]:
         found: dict[str, list[Node]] = {}
         for node in self.nodes:
-            for name in dict.fromkeys(node.inputs):
+            for name in dict.fromkeys(node.reads):
                 found.setdefault(name, []).append(node)
         return found
 
+    @cached_property
+    def handed_out(self) -> frozenset[str]:
+        """The tensors that hold outputs, under whatever names the caller knows those."""
+        return frozenset(self.aliases.get(name, name) for name in self.outputs)
+
+    def is_handed_out(self, tensor: str) -> bool:
+        """Whether the caller gets a tensor, so that it must be made as it is."""
+        return tensor in self.handed_out
+
     def is_read(self, tensor: str) -> bool:
         """Whether a node or the caller wants a tensor; an output left out is called ""."""
-        return bool(tensor) and (tensor in self.outputs or bool(self.consumers(tensor)))
+        return bool(tensor) and (self.is_handed_out(tensor) or bool(self.consumers(tensor)))
+
+    def reader_of(self, tensor: str) -> Node | None:
+        """The node that alone reads a tensor, which is handed out to nobody else."""
+        readers = self.consumers(tensor)
+        return readers[0] if len(readers) == 1 and not self.is_handed_out(tensor) else None
+
+    def is_read_once(self, tensor: str, node: Node) -> bool:
+        """Whether a node alone reads a tensor, and as one of its inputs."""
+        return self.reader_of(tensor) is node and node.inputs.count(tensor) == 1
 
     def constant(self, tensor: str) -> NDArray[np.float32]:
         return np.asarray(self.constants[tensor], np.float32)
+
+
+def in_order(nodes: Iterable[Node]) -> list[Node]:
+    """Nodes in topological order, otherwise as they come: a file may have them in any."""
+    left = list(nodes)
+    missing = Counter(name for node in left for name in node.outputs if name)
+    ordered: list[Node] = []
+    while left:
+        later = []
+        for node in left:
+            if any(missing[name] for name in node.reads):
+                later.append(node)
+                continue
+            ordered.append(node)
+            missing.subtract(name for name in node.outputs if name)
+        if len(later) == len(left):
+            names = ", ".join(repr(node.name) for node in left[:3])
+            raise UnsupportedError(
+                f"The nodes {names} read what they make themselves, in a circle."
+            )
+        left = later
+    return ordered

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.frontend.graph.graph import Graph
-from codl.frontend.graph.passes import is_only_read_by
 from codl.frontend.graph.patterns import pairs, producer, scalar, without_unread
 from codl.ir.onnx_node import Node
 
@@ -101,7 +100,7 @@ def _with_next(
     for reader in graph.consumers(node.outputs[0]):
         for x, name in pairs(reader, kind):
             value = graph.constants.get(name)
-            if x != node.outputs[0] or value is None or not is_only_read_by(graph, x, reader):
+            if x != node.outputs[0] or value is None or not graph.is_read_once(x, reader):
                 continue
             fits = value.size == size and value.shape[-1:] == (size,)
             if fits and len(value.shape) <= len(graph.shapes.get(x, ())):

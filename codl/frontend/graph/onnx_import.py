@@ -16,9 +16,9 @@ from codl.errors import UnsupportedError
 from codl.frontend.graph.dequantized import keep_packed
 from codl.frontend.graph.dynamic_products import fuse_dynamic_products
 from codl.frontend.graph.expansions import expand
-from codl.frontend.graph.graph import Graph
+from codl.frontend.graph.graph import Graph, in_order
 from codl.frontend.graph.packed_check import check_packed_matrices
-from codl.frontend.graph.shapes import fix_shapes, sizes_of, text_of
+from codl.frontend.graph.shapes import fix_shapes, infer_shapes, sizes_of, text_of
 from codl.frontend.graph.weights import Model, array_of
 from codl.ir.onnx_node import Node, type_of
 from codl.ir.ops.onnx_model import EXACT
@@ -44,8 +44,9 @@ def import_onnx(
     """
     given = source if isinstance(source, Model) else Model.of(source)
     check_packed_matrices(given.proto)
-    fixed = Model(fix_shapes(given.proto, shapes or {}), given.weights)
-    model = _with_shapes(_optimise(fixed))
+    fixed = _in_order(_without_defaults(fix_shapes(given.proto, shapes or {})))
+    folded = _optimise(Model(fixed, given.weights))
+    model = _with_shapes(Model(_in_order(folded.proto), folded.weights))
     graph = model.proto.graph
     constants = model.constants()
     constants |= {node.output[0]: _value(node) for node in graph.node if node.op_type == "Constant"}
@@ -78,6 +79,31 @@ def import_onnx(
         unknown=unknown,
     )
     return expand(fuse_dynamic_products(keep_packed(imported)))
+
+
+def _without_defaults(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Inputs that a caller may leave out, since they have values, become the constants they are."""
+    fixed = {item.name for item in proto.graph.initializer}
+    if fixed.isdisjoint(info.name for info in proto.graph.input):
+        return proto
+    plain = onnx.ModelProto()
+    plain.CopyFrom(proto)
+    del plain.graph.input[:]
+    plain.graph.input.extend(info for info in proto.graph.input if info.name not in fixed)
+    return plain
+
+
+def _in_order(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Nodes in topological order: files have them in any, and so has what ONNX Runtime writes."""
+    given = [_node(node, index) for index, node in enumerate(proto.graph.node)]
+    nodes = in_order(given)
+    if all(node is same for node, same in zip(nodes, given, strict=True)):
+        return proto
+    ordered = onnx.ModelProto()
+    ordered.CopyFrom(proto)
+    del ordered.graph.node[:]
+    ordered.graph.node.extend(node.proto for node in nodes)
+    return ordered
 
 
 def session_options(threads: int = 0) -> ort.SessionOptions:
@@ -137,7 +163,7 @@ def _fold(model: Model) -> Model:
 
 def _with_shapes(given: Model) -> Model:
     """ONNX infers the shapes of what its own operators make; ONNX Runtime those of its own too."""
-    model = onnx.shape_inference.infer_shapes(given.proto)
+    model = infer_shapes(given.proto)
     inferred = Model(model, given.weights)
     if all(onnx.defs.has(node.op_type, node.domain) for node in model.graph.node):
         return inferred

@@ -44,9 +44,10 @@ def drop_reshapes(graph: Graph) -> Graph:
     """
     gone = {}
     for node in graph.nodes:
+        if node.type not in RESHAPES:
+            continue
         readers = graph.consumers(node.outputs[0])
-        flat = all(_reads_one_row(graph, reader, node) for reader in readers)
-        if node.type in RESHAPES and flat:
+        if all(_reads_one_row(graph, reader, node) for reader in readers):
             gone[node.outputs[0]] = node.inputs[0]
     return rename(graph, gone)
 
@@ -75,7 +76,12 @@ def widen_products(graph: Graph) -> Graph:
     for gemm in [node for node in graph.nodes if node.type == "Gemm"]:
         before, output = graph.makers.get(gemm.inputs[0]), gemm.outputs[0]
         readers = graph.consumers(output)
-        if before is None or not readers or output in graph.outputs or not _is_plain(graph, gemm):
+        if (
+            before is None
+            or not readers
+            or graph.is_handed_out(output)
+            or not _is_plain(graph, gemm)
+        ):
             continue
         inner, matrix = graph.shapes.get(before.inputs[0], ()), graph.shapes[gemm.inputs[1]]
         outer = graph.shapes.get(readers[0].outputs[0], ())
@@ -85,8 +91,7 @@ def widen_products(graph: Graph) -> Graph:
             graph = _widened(graph, gemm, before.inputs[0], (*inner[:-1], matrix[1]))
             continue
         x = before.outputs[0]
-        alone = len(graph.consumers(x)) == 1 and x not in graph.outputs
-        if alone and len(outer) > 2 and outer[-1:] == matrix[1:]:
+        if graph.reader_of(x) is not None and len(outer) > 2 and outer[-1:] == matrix[1:]:
             graph = replace(graph, shapes={**graph.shapes, x: (*outer[:-1], matrix[0])})
             graph = _widened(graph, gemm, x, outer)
     return graph
@@ -118,7 +123,7 @@ def merge_reshapes(graph: Graph) -> Graph:
     any sizes.
     """
     for node in [node for node in graph.nodes if node.type == "Transpose"]:
-        after = _only_reader(graph, node.outputs[0])
+        after = graph.reader_of(node.outputs[0])
         if after is not None and after.type in RESHAPES:
             merged = replace(node, outputs=after.outputs)
             graph = _replace(graph, {node.name: None, after.name: merged})
@@ -127,23 +132,11 @@ def merge_reshapes(graph: Graph) -> Graph:
         if before is None or before.type not in RESHAPES or before.inputs[0] in graph.constants:
             continue
         known = before.outputs[0] in graph.shapes
-        if known and _only_reader(graph, before.outputs[0]) is node:
+        if known and graph.reader_of(before.outputs[0]) is node:
             seen = {**node.attributes, "axes": graph.shapes[before.outputs[0]]}
             merged = replace(node, inputs=before.inputs[:1], attributes=seen)
             graph = _replace(graph, {before.name: None, node.name: merged})
     return graph
-
-
-def _only_reader(graph: Graph, tensor: str) -> Node | None:
-    """The one node that reads a tensor which is no output of the graph."""
-    readers = graph.consumers(tensor)
-    return readers[0] if len(readers) == 1 and tensor not in graph.outputs else None
-
-
-def is_only_read_by(graph: Graph, tensor: str, node: Node) -> bool:
-    """Whether a tensor is read once, by one node."""
-    reads = [reader for reader in graph.nodes for name in reader.inputs if name == tensor]
-    return len(reads) == 1 and reads[0] is node and tensor not in graph.outputs
 
 
 def _replace(graph: Graph, changes: Mapping[str, Node | None]) -> Graph:

@@ -163,7 +163,7 @@ def scalar(graph: Graph, name: str) -> float | None:
 def without_unread(graph: Graph) -> Graph:
     """Without nodes whose outputs are not read; the same graph where all are."""
     kept: list[Node] = []
-    wanted = {*graph.outputs, *graph.aliases.values()}
+    wanted = set(graph.handed_out)
     for node in reversed(graph.nodes):
         if wanted.intersection(node.outputs):
             kept.append(node)

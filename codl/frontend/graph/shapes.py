@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import onnx
+from onnx import helper
 
 from codl.errors import CodlError, UnknownNameError, UnsupportedError
 
 Sizes = tuple[int, ...]
+#: Nodes that may round sizes up.
+POOLS = ("AveragePool", "LpPool", "MaxPool")
 
 
 def sizes_of(info: onnx.ValueInfoProto) -> Sizes:
@@ -100,3 +104,59 @@ def _check(info: onnx.ValueInfoProto) -> None:
         f"The input {info.name!r} has the shape {text_of(info)}: {', '.join(open_)} must be fixed "
         f"before it is compiled, as by --shape {info.name}={example}."
     )
+
+
+def infer_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with all shapes that follow from its inputs'.
+
+    Where a pooling rounds up, ONNX counts a last window that begins behind the image and its
+    padding in front, too. ONNX Runtime and PyTorch do not.
+    """
+    pools = {i: _attributes(n) for i, n in enumerate(proto.graph.node) if n.op_type in POOLS}
+    pools = {i: own for i, own in pools.items() if own.get("ceil_mode") and not _is_same(own)}
+    if not pools:
+        return onnx.shape_inference.infer_shapes(proto)
+    plain = onnx.ModelProto()
+    plain.CopyFrom(proto)
+    for info in (*plain.graph.output, *plain.graph.value_info):
+        info.type.tensor_type.ClearField("shape")
+    for _ in range(len(pools) + 1):  # each pooling may stand behind all others
+        inferred = onnx.shape_inference.infer_shapes(plain)
+        infos = (*inferred.graph.input, *inferred.graph.value_info)
+        sizes = {info.name: sizes_of(info) for info in infos}
+        before = [plain.graph.node[index].SerializeToString() for index in pools]
+        for index, given in pools.items():
+            _round_up(plain.graph.node[index], given, sizes.get(proto.graph.node[index].input[0]))
+        if before == [plain.graph.node[index].SerializeToString() for index in pools]:
+            break
+    for index in pools:
+        inferred.graph.node[index].CopyFrom(proto.graph.node[index])
+    return inferred
+
+
+def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    return {item.name: helper.get_attribute_value(item) for item in node.attribute}
+
+
+def _is_same(given: Mapping[str, Any]) -> bool:
+    """Whether a pooling has a window for each stride of its image, whatever else it says."""
+    return bytes(given.get("auto_pad", b"")).startswith(b"SAME")
+
+
+def _round_up(node: onnx.NodeProto, given: Mapping[str, Any], sizes: Sizes | None) -> None:
+    """Let a pooling have as many windows without rounding, by more padding behind."""
+    kernel = given["kernel_shape"]
+    rank = len(kernel)
+    strides, dilations = (given.get(name, [1] * rank) for name in ("strides", "dilations"))
+    pads = given.get("pads", [0] * (2 * rank))
+    pads = [0] * (2 * rank) if given.get("auto_pad") == b"VALID" else list(pads)
+    if sizes is not None and len(sizes) == rank + 2 and min(sizes) > 0:
+        for axis, size in enumerate(sizes[2:]):
+            front, step = pads[axis], strides[axis]
+            extent = (kernel[axis] - 1) * dilations[axis] + 1
+            last = -(-(size + front + pads[axis + rank] - extent) // step)
+            last -= last * step >= size + front
+            pads[axis + rank] = max(pads[axis + rank], last * step + extent - size - front)
+    changed = {**given, "pads": pads, "ceil_mode": 0, "auto_pad": b"NOTSET"}
+    del node.attribute[:]
+    node.attribute.extend(helper.make_attribute(name, value) for name, value in changed.items())

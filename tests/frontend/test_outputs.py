@@ -1,0 +1,161 @@
+"""What a model hands out, whatever else its nodes and tensors are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from support.onnx_models import floats, model, node
+from support.references import check, evaluate, model_of_values
+
+from codl.errors import UnsupportedError
+from codl.frontend.convert import network_of
+from codl.frontend.graph.onnx_import import import_onnx
+from codl.ir import Network
+
+W = floats(4, 3, 3, 3, seed=1)
+#: Nodes whose output is their input under other sizes, or none.
+RENAMES: dict[str, dict[str, Any]] = {
+    "Identity": {},
+    "Flatten": {"axis": 2},
+    "Cast": {"to": TensorProto.FLOAT},
+    "Reshape": {},
+    "Squeeze": {},
+    "Unsqueeze": {},
+}
+AXES = {"Reshape": np.int64([4, -1]), "Squeeze": np.int64([0]), "Unsqueeze": np.int64([0])}
+
+
+@pytest.mark.parametrize("after", ["Relu", "Sigmoid", "Mul", "BatchNormalization", "Mish"])
+@pytest.mark.parametrize("rename", RENAMES)
+def test_an_output_under_another_name_beside_what_would_fuse(rename: str, after: str) -> None:
+    behind = {"Mul": "s", "BatchNormalization": "b b b s"}.get(after, "")
+    constants = {"w": W, "s": np.float32([[[2.0]]] * 4), "b": floats(4, seed=2)}
+    if after == "BatchNormalization":
+        constants["s"] = np.full(4, 3.0, np.float32)
+    axes = f" {rename}" if rename in AXES else ""
+    nodes = [
+        node("Conv", "x w", "a"),
+        node(rename, f"a{axes}", "o1", **RENAMES[rename]),
+        node(after, f"a {behind}", "o2"),
+    ]
+    constants |= {rename: AXES[rename]} if axes else {}
+    proto = model(nodes, {"x": [1, 3, 6, 5]}, ["o1", "o2"], constants, opset=18)
+    check(proto, {"x": floats(1, 3, 6, 5)})
+
+
+def test_a_transpose_behind_which_one_reshape_is_an_output_and_one_is_read() -> None:
+    nodes = [
+        node("Transpose", "x", "t", perm=[0, 2, 1]),
+        node("Reshape", "t flat", "o1"),
+        node("Reshape", "t image", "r"),
+        node("Conv", "r w", "o2"),
+    ]
+    sizes = {"flat": np.int64([-1]), "image": np.int64([1, 3, 4, 5])}
+    proto = model(nodes, {"x": [1, 20, 3]}, ["o1", "o2"], {**sizes, "w": W[..., :2, :2].copy()})
+    check(proto, {"x": floats(1, 20, 3)})
+
+
+@pytest.mark.parametrize("after", ["Relu", "Sigmoid", "HardSwish"])
+def test_a_model_of_halves_with_an_output_beside_an_activation(after: str) -> None:
+    x = floats(1, 3, 6, 5).astype(np.float16)
+    nodes = [node("Conv", "x w", "a"), node(after, "a", "y")]
+    proto = model_of_values(nodes, {"x": x}, {"w": W.astype(np.float16)}, outputs=("a", "y"))
+    for info in proto.graph.output:
+        info.type.tensor_type.elem_type = TensorProto.FLOAT16
+    check(proto, {"x": x}, 1e-2)
+
+
+@pytest.mark.parametrize("shape", [(4, 1), (1, 4), (4,), (4, 4), (1,), ()])
+def test_what_a_product_adds_keeps_its_shape_where_it_is_scaled(shape: tuple[int, ...]) -> None:
+    constants = {"w": floats(5, 4, seed=1), "c": floats(*shape, seed=2), "s": floats(4, seed=3)}
+    nodes = [node("Gemm", "x w c", "g"), node("Mul", "g s", "y")]
+    check(model(nodes, {"x": [4, 5]}, ["y"], constants), {"x": floats(4, 5)})
+
+
+@pytest.mark.parametrize("kind", ["Reshape", "Identity", "Cast", "constant"])
+def test_models_with_nothing_to_compute(kind: str) -> None:
+    nodes = {
+        "Reshape": [node("Reshape", "x shape", "y")],
+        "Identity": [node("Identity", "x", "y"), node("Identity", "y", "z")],
+        "Cast": [node("Cast", "x", "y", to=TensorProto.FLOAT)],
+        "constant": [node("Add", "c c", "y"), node("Identity", "x", "z")],
+    }[kind]
+    constants = {"shape": np.int64([3, -1]), "c": floats(2, 3)}
+    outputs = [name for made in nodes for name in made.output]
+    network = check(model(nodes, {"x": [2, 3]}, outputs, constants), {"x": floats(2, 3)})
+    assert network.layers
+
+
+def test_integers_that_a_node_makes_floats_of_are_constants() -> None:
+    numbers = np.int32([1 << 20, -7, 3])
+    nodes = [node("DequantizeLinear", "q s", "b"), node("Add", "x b", "y")]
+    proto = model(nodes, {"x": [2, 3]}, ["y"], {"q": numbers, "s": np.float32(0.5)})
+    network = check(proto, {"x": floats(2, 3)})
+    assert [layer.op.kind for layer in network.layers] == ["eltwise"]
+
+
+def _sorted_and_not(nodes: list[onnx.NodeProto]) -> list[Network]:
+    protos = [model(own, {"x": [2, 3]}, ["y"], {"k": np.int64(1)}) for own in (nodes, nodes[::-1])]
+    return [network_of(import_onnx(proto, "test")) for proto in protos]
+
+
+def test_nodes_may_stand_in_any_order() -> None:
+    """Some of them codl has no operator for."""
+    nodes = [
+        node("Relu", "x", "a"),
+        node("CumSum", "a k", "b"),
+        node("Add", "a b", "c"),
+        node("Mul", "c b", "y"),
+    ]
+    first, second = _sorted_and_not(nodes)
+    assert [layer.output for layer in second.layers] == [layer.output for layer in first.layers]
+    assert second.digest == first.digest
+
+
+def test_nodes_in_a_circle_are_refused() -> None:
+    nodes = [node("Add", "x b", "a"), node("Relu", "a", "b"), node("Neg", "b", "y")]
+    with pytest.raises(UnsupportedError):
+        import_onnx(model(nodes, {"x": [2, 3]}, ["y"]), "test")
+
+
+def test_a_constant_that_a_caller_could_give_is_the_constant() -> None:
+    nodes = [node("Range", "zero three one", "r"), node("Cast", "r", "f", to=1)]
+    proto = model(
+        [*nodes, node("Add", "x f", "y")],
+        {"x": [2, 3]},
+        ["y"],
+        {"zero": np.int64(0), "three": np.int64(3), "one": np.int64(1)},
+    )
+    proto.graph.input.append(helper.make_tensor_value_info("zero", TensorProto.INT64, []))
+    network = network_of(import_onnx(proto, "test"))
+    x = floats(2, 3)
+    np.testing.assert_allclose(evaluate(network, {"x": x})["y"], x + np.arange(3), rtol=1e-6)
+    assert [layer.op.kind for layer in network.layers] == ["eltwise"]
+
+
+@pytest.mark.parametrize("kind", ["AveragePool", "MaxPool"])
+@pytest.mark.parametrize(
+    ("size", "window"),
+    [
+        (9, {"kernel_shape": [2, 2], "strides": [3, 3]}),
+        (8, {"kernel_shape": [1, 1], "strides": [2, 2]}),
+        (7, {"kernel_shape": [2, 2], "strides": [2, 2], "pads": [1, 1, 1, 1]}),
+        (10, {"kernel_shape": [3, 2], "strides": [2, 3], "auto_pad": "VALID"}),
+        (10, {"kernel_shape": [3, 3], "strides": [2, 2]}),
+    ],
+    ids=str,
+)
+def test_windows_behind_an_image_are_left_out(kind: str, size: int, window: dict[str, Any]) -> None:
+    """Two poolings, so that the second one's sizes follow from the first one's."""
+    nodes = [
+        node(kind, "x", "a", ceil_mode=1, **window),
+        node(kind, "a", "y", ceil_mode=1, kernel_shape=[2, 2], strides=[3, 3]),
+        node("GlobalAveragePool", "a", "z"),
+    ]
+    x = floats(1, 4, size, size)
+    proto = model(nodes, {"x": list(x.shape)}, ["y", "z"])
+    check(proto, {"x": x})
