@@ -28,6 +28,7 @@ def compile(
     batch: int | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     adaptive: bool = False,
+    check: bool = True,
 ) -> Engine:
     """Make a model ready to run on both processors of a SoC.
 
@@ -36,25 +37,30 @@ def compile(
     train` left in `./predictors`. Kernels are as `codl tune` left them in `./lat_datasets`. `batch`
     is how many images a run takes, if not as many as the model says; `shapes` are those of inputs
     whose sizes it leaves open. An `adaptive` engine moves shares where one processor becomes slower
-    or faster; see `codl.runtime.engine.Engine`. Raises `CodlError` where something is missing or
-    unknown.
+    or faster; see `codl.runtime.engine.Engine`. Its outputs are compared once with ONNX Runtime's,
+    on inputs from a seed (`engine.checked`): ops that are wrong run in other kernels, with a
+    `CodlWarning`. Without `check` nothing is compared. Raises `CodlError` where something is
+    missing or unknown, and `WrongResultError` where no kernels make the outputs right.
 
     >>> engine = codl.compile("model.onnx", soc="host")
     >>> y = engine(x)
     """
-    from codl.frontend.convert import load_network
     from codl.ir.plan import load_plan
-    from codl.runtime.engine import Engine
     from codl.strategies import Context, find
     from codl.targets.connect import connect
     from codl.targets.detect import load_local
+    from codl.validate.first_check import checked_engine
+    from codl.validate.references import read_network
 
     load_installed()
-    described, network = load_local(soc), load_network(str(model), batch, shapes)
+    described = load_local(soc)
+    network, source = read_network(str(model), batch, shapes, check=check)
     target = connect("local", described)
     context = Context.of(described, target=target)
     chosen = load_plan(Path(plan)) if plan else find(strategy).plan(network, context)
-    return Engine(network, chosen, target, context.tuning, adaptive=adaptive, recovers=True)
+    return checked_engine(
+        network, chosen, target, context.tuning, source=source, adaptive=adaptive, recovers=True
+    )
 
 
 @boundary()

@@ -83,5 +83,9 @@ class DeviceError(CodlError):
     """A processor or its driver is missing or failed."""
 
 
+class WrongResultError(CodlError):
+    """A plan that computes something else than its model says, and that nothing mends."""
+
+
 class MismatchError(CodlError):
     """Two files that do not belong together, such as a plan and another model."""

@@ -171,6 +171,15 @@ WithinOption = Annotated[
 ]
 REFINE = f"{BUDGET_S:g}s"
 
+CheckOption = Annotated[
+    bool,
+    typer.Option(
+        "--check/--no-check",
+        help="Compare the outputs once with ONNX Runtime's, on inputs from a seed, before anything "
+        "else; what was found is remembered.",
+    ),
+]
+
 _SHAPE = re.compile(r"(?P<name>.+)=(?P<sizes>[1-9]\d*(x[1-9]\d*)*)")
 
 

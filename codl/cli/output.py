@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from rich.progress import (
 from rich.table import Table
 
 from codl import files
+from codl.ir.results import Checked
 from codl.measure.budget import Budget
 from codl.printable import printable
 from codl.provenance import provenance
@@ -67,6 +69,14 @@ def _unabridged(shown: RenderableType) -> RenderableType:
         for one in shown.renderables:
             _unabridged(one)
     return shown
+
+
+def told_of(checked: Checked | None) -> dict[str, Any]:
+    """The keys of a comparison before the first result; None where nobody asked for it."""
+    return {
+        "check_ms": None if checked is None else checked.ms,
+        "check": None if checked is None else asdict(checked),
+    }
 
 
 def _finite(value: Any) -> Any:

@@ -22,6 +22,7 @@ from codl.cli.options import (
     SOCS,
     AffinityOption,
     BatchOption,
+    CheckOption,
     DatasetsOption,
     DutyOption,
     JsonOption,
@@ -40,10 +41,9 @@ from codl.cli.options import (
     read_shapes,
     writable,
 )
-from codl.cli.output import emit, note, warn
+from codl.cli.output import emit, note, told_of, warn
 from codl.cli.recorded import digests_of, recorded
 from codl.errors import CodlError, UnsupportedError
-from codl.frontend.convert import load_network
 from codl.frontend.models import BUNDLE
 from codl.measure import dataset as datasets
 from codl.measure.inputs import random_inputs
@@ -57,6 +57,8 @@ from codl.strategies.run_report import RunReport, measure
 from codl.targets.base import Target
 from codl.targets.connect import connect
 from codl.targets.detect import load_local
+from codl.validate.first_check import checked_engine
+from codl.validate.references import read_network
 
 NPZ = ".npz"
 #: A run of so many times its prediction is worth a word.
@@ -154,6 +156,7 @@ def run_model(
     max_kernel_ms: LongestOption = None,
     gpu_duty: DutyOption = None,
     trust: TrustOption = False,
+    check: CheckOption = True,
     strict: StrictOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -165,6 +168,10 @@ def run_model(
     --gpu-performance and --gpu-priority hold for this run alone; write them to the SoC file to
     measure and plan with them too. --max-kernel-ms and --gpu-duty leave the GPU to the interface in
     between, and hold for the plan that is made here too.
+
+    Before that its outputs are compared with ONNX Runtime's, once for each model, plan and driver.
+    Where they are wrong the op is looked for, and runs in another kernel; where nothing helps, it
+    is an error. `codl validate` tells more; --no-check leaves it out.
 
     Where a kernel does not build or run, another one stands in. Where the GPU fails later, the CPU
     does the inference again, and the rest. Both are told; --strict makes them errors. With --serial
@@ -201,14 +208,21 @@ def run_model(
             asked = context_of(placed, dataset, predictors, predictor, budget=budget)
             context = adapted(asked, deployed)
             note(f"Reading {model}")
-            network = load_network(model, batch, read_shapes(shape))
+            network, source = read_network(model, batch, read_shapes(shape), check=check)
             given = read_inputs(network, inputs, deployed, random_inputs)
             target = connected(placed)
             context = replace(context, target=target)
             chosen = plan_of(plan, strategy, deployed, network=network, context=context)
             note(f"Loading {network.name}: building its kernels and packing its weights")
-            engine = Engine(
-                network, chosen, target, context.tuning, adaptive=adapt, recovers=not strict
+            engine = checked_engine(
+                network,
+                chosen,
+                target,
+                context.tuning,
+                source=source,
+                adaptive=adapt,
+                recovers=not strict,
+                strict=strict,
             )
             cost = context.default_cost(network)
         with engine:
@@ -247,6 +261,7 @@ def _result(
         "source": "measured",
         "fallbacks": [asdict(fallback) for fallback in engine.fallbacks],
         "gpu_failure": engine.gpu_failure,
+        **told_of(engine.checked),
         "planned_fallbacks": [asdict(one) for one in engine.plan.fallbacks],
         "gpu_storage": list(map(str, engine.storages)),
         "precision": engine.precision,

@@ -357,9 +357,13 @@ class Executable(Record, frozen=True):
         """Bytes of all buffers in some places."""
         return sum(buffer.bytes for buffer in self.buffers if buffer.place in places)
 
-    def digest(self) -> str:
-        """SHA-256 of everything, constants by their recipes: equal on every machine."""
-        encoder = msgspec.json.Encoder(enc_hook=_recipe, order="deterministic")
+    def digest(self, *, weights: bool = True) -> str:
+        """SHA-256 of everything, constants by their recipes: equal on every machine.
+
+        Without `weights` only how they are packed counts, and none is read.
+        """
+        hook = _recipe if weights else _packing
+        encoder = msgspec.json.Encoder(enc_hook=hook, order="deterministic")
         return sha256(encoder.encode(self)).hexdigest()
 
 
@@ -367,3 +371,7 @@ def _recipe(value: Any) -> Any:
     if isinstance(value, Constants):
         return value.recipe
     raise NotImplementedError(f"{type(value).__name__} is not part of an executable")
+
+
+def _packing(value: Any) -> Any:
+    return value.how if isinstance(value, Constants) else _recipe(value)

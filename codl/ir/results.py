@@ -14,6 +14,7 @@ from typing import Annotated, Literal, TypeAlias
 import numpy as np
 from msgspec import Meta
 
+from codl.ir.fallbacks import OpFallback
 from codl.ir.gpu_limits import UNLIMITED, GpuLimits, LimitedGpu
 from codl.ir.statistic import level
 from codl.ir.types import PROCESSORS, Processor
@@ -135,6 +136,22 @@ class Fallback:
             f"{self.layer!r} runs in {self.instead} and not in {self.variant}, which fails here: "
             f"{self.reason}"
         )
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A plan's outputs beside those of a reference, before the first result is handed out.
+
+    `reference` is empty where nothing was compared, for the `reason`. The comparison took `ms`; 0
+    where its result was known already. With the `fallbacks` the plan is right, and not without.
+    """
+
+    reference: str
+    cosine: float = 1.0
+    max_rel_err: float = 0.0
+    reason: str = ""
+    fallbacks: tuple[OpFallback, ...] = ()
+    ms: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, overload
 
@@ -16,7 +16,7 @@ from codl.ir.executable import Executable, GpuOp, NcnnNet, OnnxNet, Refusal
 from codl.ir.gpu_limits import LimitedGpu
 from codl.ir.plan import Plan
 from codl.ir.region import as_nchw
-from codl.ir.results import Adaptation, Fallback, TimeSpan
+from codl.ir.results import Adaptation, Checked, Fallback, TimeSpan
 from codl.ir.types import Storage
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
@@ -126,6 +126,8 @@ class Engine:
         self._standby: Standby | None = None
         #: Why the GPU has no part any more; "" as long as it has.
         self.gpu_failure = ""
+        #: What came of comparing it with its model's reference; None where nobody did.
+        self.checked: Checked | None = None
 
     def _adapt(self, target: Loads, how: Callable[[Plan], Executable]) -> None:
         """Load the plan once more, together with what it may become."""
@@ -152,6 +154,18 @@ class Engine:
     def plan(self) -> Plan:
         """By what it runs now."""
         return self._plans[1.0 if self._adapting is None else self._adapting.scale]
+
+    def each_plan(self) -> Iterator[Plan]:
+        """All that it may run by, each of which is active in turn; then its own is again."""
+        if self._adapting is None:
+            yield self.plan
+            return
+        for scale in (*(own for own in self._adapting.scales if own != 1.0), 1.0):
+            if self._adapting is not None:
+                self._adapting.use(scale)
+                yield self._plans[scale]
+        if self._adapting is not None:
+            self._adapting.use(1.0)
 
     @property
     def adaptation(self) -> Adaptation | None:

@@ -87,7 +87,7 @@ class Examination:
 def examine(files: SystemFiles = SYSTEM) -> Examination:
     """Look at this machine."""
     cores = threads.INITIAL_CORES
-    memory = _memory(files)
+    memory = memory_of(files)
     return Examination(
         python=tuple(map(int, platform.python_version_tuple()[:2])),
         codl=VERSION,
@@ -116,10 +116,11 @@ def is_termux(environment: Mapping[str, str]) -> bool:
 def versions() -> dict[str, str]:
     """Of every package of the base and of the extras; "" where it is not installed."""
     names = [*BASE.values(), *(name for own in PACKAGES.values() for name in own.values())]
-    return {name: _version(name) for name in dict.fromkeys(names)}
+    return {name: version_of(name) for name in dict.fromkeys(names)}
 
 
-def _version(name: str) -> str:
+def version_of(name: str) -> str:
+    """Of a package; "" where it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -181,7 +182,7 @@ def _governor(cluster: Cluster, cores: Collection[int], files: SystemFiles) -> G
     return Governor(own, name, driver, allowed, highest)
 
 
-def _memory(files: SystemFiles) -> dict[str, int]:
+def memory_of(files: SystemFiles = SYSTEM) -> dict[str, int]:
     """Bytes by the system's names; it tells kibibytes."""
     lines = (line.partition(":") for line in files.text(MEMINFO).splitlines())
     words = ((name, rest.split()) for name, _, rest in lines)

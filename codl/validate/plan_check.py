@@ -42,6 +42,8 @@ class Bench:
     target: Target
     tuning: Tuning
     samples: Sequence[Values]
+    #: Outputs that are not looked at.
+    ignored: frozenset[str] = frozenset()
     _known: dict[int, Outputs] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -68,7 +70,7 @@ class Bench:
             sample = self.samples[number] if number else self.first
             right = self.model.outputs(sample) if number else self._by_onnx_runtime
             by_ops = outputs_by_ops(self.network, sample) if right is None else right
-            self._known[number] = by_ops
+            self._known[number] = {k: v for k, v in by_ops.items() if k not in self.ignored}
         return self._known[number]
 
     def engine(self, plan: Plan, network: Network | None = None) -> Engine:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
 from codl.errors import CodlError
 from codl.frontend import models
 from codl.frontend.convert import network_of
+from codl.frontend.graph import weights
 from codl.frontend.graph.onnx_import import import_onnx, session_options
-from codl.frontend.graph.shapes import fix_shapes
+from codl.frontend.graph.shapes import data_inputs, fix_shapes, sizes_of
 from codl.ir import Array, Layer, Network
 from codl.ir.ops.onnx_model import INPUT, OUTPUT, OnnxModel
 
@@ -25,12 +25,46 @@ Exact: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
+class Source:
+    """What a network was read from, to be read again: only a reference wants it once more.
+
+    `digest` is of structure and weights as the file has them.
+    """
+
+    model: str
+    batch: int | None
+    shapes: Mapping[str, tuple[int, ...]]
+    digest: str
+
+    def again(self, network: Network) -> Model:
+        """The model that this network is of."""
+        return Model(network, _fixed(models.load(self.model, self.batch), self.shapes))
+
+
+def read_network(
+    model: str,
+    batch: int | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    *,
+    check: bool = True,
+) -> tuple[Network, Source | None]:
+    """A network as `codl.frontend.convert.load_network` reads it, and to `check` it its source."""
+    loaded = Model.load(model, batch, shapes)
+    if not check or loaded.source is None:
+        return loaded.network, None
+    return loaded.network, Source(model, batch, shapes or {}, loaded.source.digest())
+
+
+def _fixed(source: models.ModelSource, shapes: Mapping[str, tuple[int, ...]]) -> weights.Model:
+    return replace(source.model, proto=fix_shapes(source.model.proto, shapes))
+
+
+@dataclass(frozen=True)
 class Model:
     """A network, and the ONNX model that it was made of with the sizes of its inputs, if any."""
 
     network: Network
-    proto: onnx.ModelProto | None = None
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    source: weights.Model | None = None
 
     @classmethod
     def load(
@@ -40,9 +74,16 @@ class Model:
         shapes: Mapping[str, tuple[int, ...]] | None = None,
     ) -> Model:
         """As `codl.frontend.convert.load_network` loads it."""
-        source = models.load(model, batch)
-        graph = import_onnx(source.proto, source.name, shapes)
-        return cls(network_of(graph), fix_shapes(source.proto, shapes or {}), graph.shapes)
+        named = models.load(model, batch)
+        source = _fixed(named, shapes or {})
+        return cls(network_of(import_onnx(source, named.name)), source)
+
+    @cached_property
+    def _shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The sizes of inputs as the model declares them."""
+        if self.source is None:
+            return {}
+        return {info.name: sizes_of(info) for info in data_inputs(self.source.proto)}
 
     def shaped(self, inputs: Values) -> dict[str, NDArray[Any]]:
         """Inputs by name in the types and sizes that the model declares.
@@ -58,28 +99,46 @@ class Model:
 
     def _shaped(self, name: str, value: NDArray[Any]) -> NDArray[Any]:
         nchw, given = self.network.inputs[name], np.asarray(value)
-        shape = self.shapes.get(name, nchw)
+        shape = self._shapes.get(name, nchw)
         if given.size != nchw.elements:
             raise CodlError(f"The input {name!r} must be {tuple(shape)}, got {given.shape}.")
         return given.astype(self.network.types.get(name, "float32")).reshape(shape)
 
-    def outputs(self, inputs: Values) -> dict[str, NDArray[Any]] | None:
-        """What ONNX Runtime computes; None where it cannot run the model, or there is none."""
-        if self._session is None:
+    def outputs(self, inputs: Values, *, optimised: bool = False) -> dict[str, NDArray[Any]] | None:
+        """What ONNX Runtime computes, node by node or `optimised`.
+
+        None where it cannot run the model, or there is none.
+        """
+        session = self._optimised if optimised else self._session
+        if session is None:
             return None
         names = list(self.network.outputs)
         try:
-            return dict(zip(names, self._session.run(names, dict(inputs)), strict=True))
+            return dict(zip(names, session.run(names, dict(inputs)), strict=True))
         except Exception:  # ONNX Runtime's exceptions share no base class
             return None
 
     @cached_property
     def _session(self) -> Any:
-        """ONNX Runtime's, for all inputs; None where there is none."""
-        if self.proto is None:
+        """ONNX Runtime's, for all inputs; None where there is none.
+
+        Nothing is fused or rearranged in it: what is compared with it was, by ONNX Runtime too.
+        """
+        return self._session_with(ort.GraphOptimizationLevel.ORT_DISABLE_ALL) or self._optimised
+
+    @cached_property
+    def _optimised(self) -> Any:
+        return self._session_with(ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
+
+    def _session_with(self, level: ort.GraphOptimizationLevel) -> Any:
+        if self.source is None:
             return None
+        options = session_options()
+        options.graph_optimization_level = level
+        # Weights stay where they are, once.
+        options.add_session_config_entry("session.disable_prepacking", "1")
         try:
-            return _session_of(self.proto.SerializeToString())
+            return self.source.session(options)
         except Exception:  # as above
             return None
 
@@ -115,16 +174,13 @@ def output_of(layer: Layer, inputs: Sequence[Array]) -> Exact:
         return layer.op.reference([np.asarray(x, np.float64) for x in inputs], layer.weights)
 
 
-def _session_of(model: bytes) -> Any:
-    return ort.InferenceSession(model, session_options(), ["CPUExecutionProvider"])
-
-
 def _run_whole(op: OnnxModel, inputs: Sequence[Array]) -> Exact:
     given = {
         f"{INPUT}{index}": value.reshape(sizes)
         for index, (value, sizes) in enumerate(zip(inputs, op.shapes, strict=True))
     }
-    (value,) = _session_of(op.model).run([OUTPUT], given)
+    session = ort.InferenceSession(op.model, session_options(), ["CPUExecutionProvider"])
+    (value,) = session.run([OUTPUT], given)
     return np.asarray(value, np.float64).reshape(op.output)
 
 

@@ -65,6 +65,7 @@ class _Trials:
     bench: Bench
     plan: Plan
     cosine: float
+    limit: float
     #: So many, from the first on.
     samples: int
     budget: Budget
@@ -83,7 +84,10 @@ class _Trials:
             except CodlError:  # a variant does not do the part, or the device does not run it
                 self.known[key], self.right[key] = None, False
             else:
-                self.known[key], self.right[key] = whole.worst, is_right(whole, self.cosine)
+                self.known[key], self.right[key] = (
+                    whole.worst,
+                    is_right(whole.worst, self.cosine, self.limit),
+                )
         return self.right[key]
 
     def with_fallbacks(self, fallbacks: Sequence[OpFallback]) -> Plan:
@@ -104,7 +108,7 @@ def find_remedy(bench: Bench, found: Validation, *, budget: Budget | None = None
     That is looked for for two minutes, where no budget is given.
     """
     samples, budget = len(found.whole.samples), budget or Budget(BUDGET_S)
-    trials = _Trials(bench, found.plan, found.cosine, samples, budget)
+    trials = _Trials(bench, found.plan, found.cosine, found.limit, samples, budget)
     trials.known[frozenset()], trials.right[frozenset()] = found.whole.worst, found.is_right
     wrong, unmet = _for_wrong_ops(bench, found, trials)
     sure = [*_for_refused(bench, found), *wrong]

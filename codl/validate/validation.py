@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from math import inf
 from typing import Any
 
 from codl.ir import Network
@@ -31,7 +32,8 @@ class Validation:
     `reference` is what made the right outputs, and `references` how close the references of ops are
     to it: where they are not, the model was not read as it is meant. It is None where not all ops
     were reached; `samples_left` are samples on which the plan did not run. Outputs are right from
-    `cosine` on, and the references from `usual`, which is the network's own.
+    `cosine` on, off by `limit` of the largest value at most, and the references from `usual`, which
+    is the network's own.
     """
 
     plan: Plan
@@ -43,11 +45,12 @@ class Validation:
     cosine: float = COSINE
     usual: float = COSINE
     samples_left: int = 0
+    limit: float = inf
 
     @property
     def is_right(self) -> bool:
         """Whether the outputs are."""
-        return is_right(self.whole, self.cosine)
+        return is_right(self.whole.worst, self.cosine, self.limit)
 
     @property
     def is_wrong(self) -> bool:
@@ -142,10 +145,9 @@ def precision(stored: str) -> dict[str, str]:
     return {"stored": stored, "computed": "float32", "accumulated": "float32"}
 
 
-def is_right(whole: WholeCheck, cosine: float) -> bool:
+def is_right(found: Closeness, cosine: float, limit: float = inf) -> bool:
     """Whether outputs are numbers wherever the reference's are, and as close as they should be."""
-    found = whole.worst
-    return found.is_finite and found.cosine >= cosine
+    return found.is_finite and found.cosine >= cosine and found.max_rel_err <= limit
 
 
 def usual_cosine(network: Network) -> float:
@@ -158,17 +160,18 @@ def validate(
     plan: Plan,
     *,
     cosine: float | None = None,
+    limit: float = inf,
     progress: Progress = nobody,
     budget: Budget | None = None,
 ) -> Validation:
     """Check a plan's ops and outputs, as far as there is time; `progress` hears of every op.
 
-    Outputs are right from `cosine` on, without one from the usual one.
+    Outputs are right from `cosine` on, without one from the usual one, and off by `limit` at most.
     """
     usual = usual_cosine(bench.network)
     cosine = usual if cosine is None else cosine
     whole = check_whole(bench, plan, budget=budget)
-    is_wrong = not is_right(whole, cosine)
+    is_wrong = not is_right(whole.worst, cosine, limit)
     ops = check_ops(bench, plan, whole, progress, budget=budget, is_wrong=is_wrong)
     right = bench.expected(0)
     compared = [closeness(ops.outputs[name], right[name]) for name in right if ops.outputs]
@@ -182,6 +185,7 @@ def validate(
         cosine=cosine,
         usual=usual,
         samples_left=len(bench.samples) - len(whole.samples),
+        limit=limit,
     )
 
 

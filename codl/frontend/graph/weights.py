@@ -10,6 +10,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from codl.errors import UnsupportedError
+from codl.ir.constants import array_digest
 from codl.ir.onnx_stand_in import FILE, stand_in
 
 #: Constants of more elements than this stand beside the model.
@@ -85,6 +87,13 @@ class Model:
             if item.name in self.weights:
                 item.CopyFrom(numpy_helper.from_array(self.weights[item.name], item.name))
         return proto
+
+    def digest(self) -> str:
+        """SHA-256 of structure and constants; reads every constant once."""
+        found = sha256(self.proto.SerializeToString(deterministic=True))
+        for name, value in sorted(self.weights.items()):
+            found.update(f"\n{name} {array_digest(value)}".encode())
+        return found.hexdigest()
 
     def constants(self) -> dict[str, NDArray[Any]]:
         """All initializers."""

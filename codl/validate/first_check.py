@@ -1,0 +1,309 @@
+"""The comparison that a plan must pass before its first result is handed out.
+
+A plan runs on seeded inputs, beside ONNX Runtime. Where every output is as close as the kernels of
+the plan round, it is right; that costs two inferences. Anything else is looked at with care: what
+the reference makes of inputs that are 1e-6 larger says which outputs rounding decides, and each op
+is run alone, as `codl validate` does. So an op that is wrong is told from a model that drifts.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from math import inf
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codl.errors import CodlWarning, WrongResultError
+from codl.ir import Network
+from codl.ir.executable import Executable, GpuOp
+from codl.ir.fallbacks import OpFallback
+from codl.ir.plan import Plan
+from codl.ir.results import Checked
+from codl.kernels.tuning import Tuning
+from codl.measure.budget import Budget
+from codl.measure.check_variants import OF_HALVES, OF_OTHERS, OF_WINOGRAD
+from codl.measure.inputs import SEED, random_inputs
+from codl.plan.fallbacks import with_fallbacks
+from codl.runtime.engine import Engine
+from codl.runtime.examination import memory_of
+from codl.targets.base import Target
+from codl.validate import verdicts
+from codl.validate.closeness import Closeness, closeness, worst
+from codl.validate.plan_check import Bench, Outputs
+from codl.validate.references import Model, Source, Values, outputs_by_ops
+from codl.validate.remedy import find_remedy
+from codl.validate.validation import COSINE, is_right, usual_cosine, validate
+
+#: Seconds for ops one by one, and for what stands in for those that are wrong.
+BUDGET_S = 300.0
+#: How much larger inputs are for a reference that shows what rounding makes of a model, and how
+#: many times farther than that a plan's outputs may be.
+NUDGE, SPREAD = 1e-6, 10.0
+#: The reference holds the weights once more, and reading a file takes as much again.
+MEMORY = 3
+#: What nothing can be compared with.
+NOTHING = Closeness(cosine=0.0, max_rel_err=inf)
+
+
+def checked_engine(
+    network: Network,
+    plan: Plan,
+    target: Target,
+    tuning: Tuning = Tuning(),
+    *,
+    source: Source | None,
+    adaptive: bool = False,
+    recovers: bool = False,
+    strict: bool = False,
+) -> Engine:
+    """An engine whose outputs were found to be those of its model; `checked` says how close.
+
+    `source` is what the network was read from; without one nothing is compared. What was found once
+    is remembered. Where the plan is wrong, ops run in other variants, with one `CodlWarning`.
+    Raises `WrongResultError` where that does not help; of one that is to be `strict`, at once.
+    """
+
+    def build(fallbacks: Sequence[OpFallback] = ()) -> Engine:
+        chosen = _with(network, plan, fallbacks)
+        return Engine(network, chosen, target, tuning, adaptive=adaptive, recovers=recovers)
+
+    engine = build()
+    if source is None:
+        return engine
+    begin = perf_counter()
+    with _closed_on_error(engine):
+        executables = [engine.executable for _ in engine.each_plan()]
+        slot = verdicts.slot_of(source.digest, executables, target)
+        checked = known = verdicts.load(slot)
+        if checked is None and (reason := _why_not(network)):
+            checked = Checked("", reason=reason)
+        elif checked is not None and checked.fallbacks and strict:
+            raise _wrong(network, str(checked.fallbacks[0]))
+    if checked is None:
+        comparison = _Comparison(source.again(network), target, tuning, build, strict=strict)
+        engine, checked = comparison.run(engine)
+        if not engine.gpu_failure:
+            verdicts.store(slot, checked)
+        checked = replace(checked, ms=1e3 * (perf_counter() - begin))
+    elif checked.fallbacks:
+        engine.close()
+        engine = build(checked.fallbacks)
+    engine.checked = checked
+    _tell(network.name, checked, is_new=known is None)
+    return engine
+
+
+class _Comparison:
+    """A model's plan beside its reference, and what helps where they disagree."""
+
+    def __init__(
+        self,
+        model: Model,
+        target: Target,
+        tuning: Tuning,
+        build: Callable[[Sequence[OpFallback]], Engine],
+        *,
+        strict: bool,
+    ) -> None:
+        self._model, self._target, self._tuning = model, target, tuning
+        self._build, self._strict = build, strict
+        self._samples, self._right, self._by = _references(model)
+        self._cosine = usual_cosine(model.network)
+        #: How far the reference is from itself, by output; None before anything looked wrong.
+        self._noise: Mapping[str, Closeness] | None = None
+        #: Outputs that rounding decides, or chance.
+        self._ignored: frozenset[str] = frozenset()
+        #: What is right of any kernels, once all ops were found right by themselves.
+        self._least = 0.0
+
+    def run(self, engine: Engine) -> tuple[Engine, Checked]:
+        """The engine, or one in its place that is right, and what was found."""
+        fallbacks: tuple[OpFallback, ...] = ()
+        while True:
+            with _closed_on_error(engine):
+                found, miss = self._compare(engine)
+                if miss is not None and self._noise is None:
+                    self._noise = self._measured_noise()
+                    found, miss = self._compare(engine)
+                if miss is not None and self._least:
+                    raise _wrong(self._model.network, _off(found))
+            if miss is None:
+                return engine, self._verdict(found, fallbacks)
+            engine.close()
+            fallbacks = (*fallbacks, *self._remedy(*miss))
+            engine = self._build(fallbacks)
+
+    def _verdict(self, found: Closeness, fallbacks: tuple[OpFallback, ...]) -> Checked:
+        if self._ignored >= self._model.network.outputs.keys():
+            return Checked("", reason="chance or rounding decides its outputs", fallbacks=fallbacks)
+        return Checked(self._by, found.cosine, found.max_rel_err, "", fallbacks)
+
+    def _compare(self, engine: Engine) -> tuple[Closeness, tuple[Plan, int] | None]:
+        """How close the outputs are, and by which plan, on which sample, they are not right."""
+        seen: list[Closeness] = []
+        for plan in engine.each_plan():
+            limit = max(self._least, _limit(engine.executable))
+            for number, sample in enumerate(self._samples):
+                got, right = engine(sample), self._right[number]
+                for name in right.keys() - self._ignored:
+                    seen.append(_closeness(got[name], right[name]))
+                    if not self._is_right(name, seen[-1], limit):
+                        return seen[-1], (plan, number)
+        return worst(seen), None
+
+    def _is_right(self, name: str, found: Closeness, limit: float) -> bool:
+        cosine, noise = self._cosine, (self._noise or {}).get(name)
+        if noise is not None:
+            limit = max(limit, SPREAD * noise.max_rel_err)
+            cosine = min(cosine, 1 - SPREAD * (1 - noise.cosine))
+        return is_right(found, cosine, limit)
+
+    def _measured_noise(self) -> dict[str, Closeness]:
+        """How far the reference is from itself: on inputs a little larger, and rearranged.
+
+        An output of which another run has other values is never looked at.
+        """
+        (sample, *_), (right, *_) = self._samples, self._right
+        again = self._model.outputs(sample)
+        if again is None:
+            return {}
+        self._ignored = frozenset(
+            name
+            for name, value in right.items()
+            if not is_right(_closeness(again[name], value), self._cosine, OF_OTHERS)
+        )
+        others = (
+            self._model.outputs(_nudged(sample)),
+            self._model.outputs(sample, optimised=True),
+        )
+        return {
+            name: worst(_closeness(own[name], value) for own in others if own is not None)
+            for name, value in right.items()
+        }
+
+    def _remedy(self, plan: Plan, number: int) -> tuple[OpFallback, ...]:
+        """What is to run otherwise, nothing where every op is right by itself.
+
+        Raises `WrongResultError` where that is not enough.
+        """
+        network, self._least = self._model.network, OF_HALVES
+        noise = (self._noise or {}).items()
+        self._ignored |= {name for name, own in noise if not is_right(own, COSINE, OF_HALVES)}
+        written, applied = plan.applied(network)
+        samples = [self._samples[number], *self._samples[:number], *self._samples[number + 1 :]]
+        model = replace(self._model, network=written)
+        bench = Bench(model, self._target, self._tuning, samples, self._ignored)
+        time = Budget(BUDGET_S)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CodlWarning)
+            found = validate(bench, applied, limit=OF_HALVES, budget=time)
+            if not found.is_wrong:
+                return ()
+            if self._strict:
+                raise _wrong(network, found.diagnosis)
+            remedy = find_remedy(bench, found, budget=time)
+        if not remedy.is_right or any(one.verdict != "imprecise" for one in remedy.unmet):
+            raise _wrong(network, found.diagnosis)
+        return remedy.fallbacks
+
+
+def _references(model: Model) -> tuple[list[Values], list[Outputs], str]:
+    """Samples, their right outputs, and what those are by.
+
+    Values are those of images, and then of both signs: operators differ where numbers are negative.
+    """
+    network, signed = model.network, {}
+    usual = random_inputs(network)
+    for name, value in usual.items():
+        is_float = value.dtype.kind == "f"
+        signed[name] = (4 * value - 2).astype(value.dtype) if is_float else value
+    samples: list[Values] = [model.shaped(usual)]
+    right = model.outputs(samples[0])
+    if right is None:
+        return samples, [outputs_by_ops(network, samples[0])], "references of ops"
+    several = any(value.dtype.kind == "f" for value in usual.values())
+    other = model.outputs(model.shaped(signed)) if several else None
+    if other is None:
+        return samples, [right], "ONNX Runtime"
+    return [*samples, model.shaped(signed)], [right, other], "ONNX Runtime"
+
+
+def _nudged(sample: Values) -> Values:
+    """Floats a little larger or smaller each; as float32 that is in the last bits."""
+    random = np.random.default_rng(SEED)
+    return {
+        name: (value * (1 + NUDGE * random.choice((-1.0, 1.0), value.shape))).astype(value.dtype)
+        if value.dtype.kind == "f"
+        else value
+        for name, value in sample.items()
+    }
+
+
+def _closeness(got: NDArray[Any], right: NDArray[Any]) -> Closeness:
+    return closeness(got, right) if got.size == right.size else NOTHING
+
+
+def _limit(executable: Executable) -> float:
+    """What the least exact of its kernels may be off by, of the largest value."""
+    if any(own.storage.element == "float16" for own in executable.tensors):
+        return OF_HALVES
+    on_gpu = {step.variant for step in executable.steps if isinstance(step, GpuOp)}
+    on_cpu = {layer.variant for net in executable.nets for layer in net.layers}
+    return OF_WINOGRAD if any("winograd" in name for name in on_gpu | on_cpu) else OF_OTHERS
+
+
+def _with(network: Network, plan: Plan, fallbacks: Sequence[OpFallback]) -> Plan:
+    if not fallbacks:
+        return plan
+    written, applied = plan.applied(network)
+    return with_fallbacks(written, applied, fallbacks).restored(network, plan.sums)
+
+
+def _why_not(network: Network) -> str:
+    """Why nothing can be compared here; "" where it can."""
+    if network.states:
+        return "what it computes depends on the runs before"
+    held = sum(value.nbytes for layer in network.layers for value in layer.weights.values())
+    wanted, left = MEMORY * held, memory_of().get("MemAvailable", inf)
+    if wanted > left:
+        return f"that takes {wanted / 1e6:.0f} MB of memory, and {left / 1e6:.0f} MB are free"
+    return ""
+
+
+def _off(found: Closeness) -> str:
+    return f"cosine {found.cosine:.6f}, off by {found.max_rel_err:.2g} of the largest value."
+
+
+def _wrong(network: Network, why: str) -> WrongResultError:
+    return WrongResultError(
+        f"{network.name}: by this plan its outputs are not what ONNX Runtime computes, and nothing "
+        f"that may stand in helps. {why} `codl validate` tells more of it; another --strategy may "
+        "be right, and --no-check, or check=False, runs it as it is."
+    )
+
+
+def _tell(name: str, checked: Checked, *, is_new: bool) -> None:
+    """One warning of what runs otherwise than planned, or of what was not compared."""
+    told = "; ".join(map(str, checked.fallbacks))
+    if told:
+        text = f"{name} is right on this device only where some kernels are left out: {told}."
+    elif is_new and not checked.reference:
+        text = f"{name} was not compared with ONNX Runtime: {checked.reason}."
+    else:
+        return
+    warnings.warn(text, CodlWarning, stacklevel=4)
+
+
+@contextmanager
+def _closed_on_error(engine: Engine) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        engine.close()
+        raise

@@ -1,0 +1,70 @@
+"""What came of comparing plans with their references, kept in codl's cache.
+
+An entry is known by all that it rests on: the model with its weights, what the plan was lowered to
+(kernels with their sources, variants and choices), the device, its driver, and codl's own code. No
+library is imported here that an engine of a bundle needs not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+import msgspec
+
+from codl.ir.digest import digest
+from codl.ir.executable import Executable
+from codl.ir.results import Checked
+from codl.runtime.cache import Slot
+from codl.runtime.examination import version_of
+from codl.targets.base import Target
+
+KIND = "checked"
+#: Packages that compute, or that say what is right.
+LIBRARIES = ("ncnn", "numpy", "onnxruntime")
+
+
+def slot_of(model: str, executables: Iterable[Executable], target: Target) -> Slot:
+    """Where the cache has what is known of a model, by its digest, in these executables."""
+    lowered = sorted(own.digest(weights=False) for own in executables)
+    key = {
+        **target.open(),
+        "cpu": target.soc.cpu.name,
+        "model": model,
+        "executables": digest("\n".join(lowered)),
+        "code": code(),
+    }
+    return Slot(KIND, key)
+
+
+def load(slot: Slot) -> Checked | None:
+    """What is known; it took no time now."""
+    blob = slot.load()
+    try:
+        known = None if blob is None else msgspec.json.decode(blob, type=Checked)
+    except msgspec.MsgspecError:
+        return None
+    if known is not None:
+        slot.touch()
+    return known
+
+
+def store(slot: Slot, checked: Checked) -> None:
+    slot.store(msgspec.json.encode(replace(checked, ms=0.0)))
+
+
+@cache
+def code() -> str:
+    """Changes with codl's files and with the packages that compute.
+
+    Files count by size and time: to read them all would take longer than most comparisons.
+    """
+    root, found = Path(__file__).parent.parent, sha256()
+    for path in sorted(own for kind in ("*.py", "*.cl") for own in root.rglob(kind)):
+        status = path.stat()
+        found.update(f"{path.relative_to(root)} {status.st_size} {status.st_mtime_ns}\n".encode())
+    found.update(" ".join(version_of(name) for name in LIBRARIES).encode())
+    return found.hexdigest()

@@ -1,0 +1,271 @@
+"""Before a plan's first result: right outputs with one warning, or an error; never a wrong one."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from numpy.typing import NDArray
+from support.devices import here
+from support.faults import FAULTS, Faulty, default_of
+from support.onnx_models import floats, model, node
+from support.variants import with_variants
+from typer.testing import CliRunner
+
+import codl
+from codl.cli.app import app
+from codl.errors import CodlWarning, WrongResultError
+from codl.frontend.convert import load_network
+from codl.frontend.graph.onnx_import import session_options
+from codl.frontend.models.builder import ModelBuilder
+from codl.ir.plan import Plan
+from codl.kernels import registry
+from codl.measure.inputs import random_inputs
+from codl.plan.single_processor import preferring
+from codl.runtime import cache
+from codl.runtime.engine import Engine
+from codl.runtime.placement import LocalSoc
+from codl.validate import verdicts
+from codl.validate.first_check import checked_engine
+from codl.validate.references import Source, read_network
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is known yet. Compiled kernels lie there too, so that models are small."""
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, first_soc: LocalSoc, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the SoC `test` and a model."""
+    first_soc.save(tmp_path / "socs" / "test.yaml")
+    monkeypatch.chdir(tmp_path)
+    write(1)
+    return tmp_path
+
+
+def write(seed: int, name: str = "small.onnx") -> str:
+    b = ModelBuilder("small", seed=seed)
+    x = b.relu(b.conv(b.input("image", (1, 3, 20, 16)), 12, 3, pad=1))
+    b.output(b.conv(x, 8, 3, pad=1))
+    Path(name).write_bytes(b.build().SerializeToString())
+    return name
+
+
+def saved(proto: onnx.ModelProto) -> str:
+    Path("other.onnx").write_bytes(proto.SerializeToString())
+    return "other.onnx"
+
+
+def right(name: str, inputs: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
+    options = session_options(1)
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(name, options, ["CPUExecutionProvider"])
+    return list(session.run(None, inputs))
+
+
+def planted(monkeypatch: pytest.MonkeyPatch, folder: Path, soc: LocalSoc, fault: str) -> str:
+    """The usual convolution of the GPU side has a fault; the name of that variant."""
+    usual = default_of(load_network("small.onnx").layers[0], soc)
+    faulty: Any = Faulty(usual, fault, folder)
+    with_variants(monkeypatch)
+    registry.register(faulty, before=usual.name)
+    return str(faulty.name)
+
+
+def on_gpu(name: str, soc: LocalSoc) -> tuple[Any, Plan, Source | None]:
+    network, source = read_network(name)
+    return network, preferring(network, soc, "gpu"), source
+
+
+def checked(name: str, soc: LocalSoc, *, side: Any = "gpu", **more: Any) -> Engine:
+    network, source = read_network(name)
+    return checked_engine(network, preferring(network, soc, side), here(soc), source=source, **more)
+
+
+def no_reference(*_: object) -> None:
+    pytest.fail("The reference runs again.")
+
+
+@pytest.mark.parametrize("fault", [*FAULTS])
+def test_a_wrong_kernel_is_left_out_with_one_warning(
+    fault: str, folder: Path, first_soc: LocalSoc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the check it reaches the user; the second start knows, and still says so."""
+    faulty = planted(monkeypatch, folder, first_soc, fault)
+    network, plan, source = on_gpu("small.onnx", first_soc)
+    inputs = random_inputs(network)
+    (expected,) = right("small.onnx", inputs)
+    with Engine(network, plan, here(first_soc)) as engine:
+        (wrong,) = engine(inputs).values()
+    assert not np.allclose(wrong, expected, rtol=1e-3, atol=1e-4)
+    for start in range(2):
+        if start:
+            monkeypatch.setattr(Source, "again", no_reference)
+        with pytest.warns(CodlWarning) as told:
+            engine = checked_engine(network, plan, here(first_soc), source=source)
+        (text,) = (str(one.message) for one in told if one.category is CodlWarning)
+        assert f"and not in {faulty}" in text
+        with engine:
+            (got,) = engine(inputs).values()
+        np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4)
+        assert engine.checked is not None
+        assert (engine.checked.ms > 0) == (not start)
+
+
+def test_where_nothing_helps_it_is_an_error(
+    folder: Path, first_soc: LocalSoc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted(monkeypatch, folder, first_soc, "border")
+    with pytest.raises(WrongResultError, match=r"Wrong by themselves: .*"):
+        checked("small.onnx", first_soc, strict=True)
+    monkeypatch.setattr("codl.validate.remedy.stand_ins", lambda use, soc, tuning: iter(()))
+    with pytest.raises(WrongResultError, match="--no-check"):
+        checked("small.onnx", first_soc)
+
+
+def test_compile_and_run_hand_out_nothing_wrong(
+    folder: Path, first_soc: LocalSoc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faulty = planted(monkeypatch, folder, first_soc, "halo")
+    network, plan, _ = on_gpu("small.onnx", first_soc)
+    plan.save(Path("plan.json"))
+    inputs = random_inputs(network)
+    (expected,) = right("small.onnx", inputs)
+    how: Any = {"soc": "test", "plan": "plan.json"}
+    with pytest.warns(CodlWarning, match=faulty), codl.compile("small.onnx", **how) as engine:
+        np.testing.assert_allclose(*engine(inputs).values(), expected, rtol=1e-3, atol=1e-4)
+    with codl.compile("small.onnx", **how, check=False) as engine:
+        assert engine.checked is None
+        (wrong,) = engine(inputs).values()
+    assert not np.allclose(wrong, expected, rtol=1e-3, atol=1e-4)
+    run = ["run", "small.onnx", "--soc", "test", "--plan", "plan.json", "--rounds", "1", "--json"]
+    cache.clear()
+    spent = []
+    for _ in range(2):
+        with pytest.warns(CodlWarning, match=faulty):
+            done = CliRunner().invoke(app, [*run, "--output", "y.npz"], catch_exceptions=False)
+        spent.append(json.loads(done.stdout)["check_ms"])
+        np.testing.assert_allclose(*np.load("y.npz").values(), expected, rtol=1e-3, atol=1e-4)
+    assert spent[0] > 0
+    assert spent[1] == 0
+    more = ["--no-check", "--output", "y.npz"]
+    done = CliRunner().invoke(app, [*run, *more], catch_exceptions=False)
+    assert json.loads(done.stdout)["check_ms"] is None
+    assert not np.allclose(*np.load("y.npz").values(), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_it_is_paid_once_for_each_model_plan_driver_and_code(
+    folder: Path, first_soc: LocalSoc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ms(name: str = "small.onnx", side: str = "gpu") -> float:
+        with checked(name, first_soc, side=side) as engine:
+            assert engine.checked is not None
+            assert engine.checked.reference == "ONNX Runtime"
+            return engine.checked.ms
+
+    assert ms() > 0
+    with monkeypatch.context() as patch:
+        patch.setattr(Source, "again", no_reference)
+        assert ms() == 0
+    assert ms(side="cpu") > 0
+    same, other = (load_network(write(seed, "again.onnx")) for seed in (1, 2))
+    assert same.digest == other.digest, "only weights differ"
+    assert ms("again.onnx") > 0
+    target = here(first_soc)
+    usual = target.open()
+    for changed in ("driver", "device"):
+        with monkeypatch.context() as patch:
+            patch.setattr(target, "open", lambda offer=None, key=changed: {**usual, key: "new"})
+            assert ms() > 0
+    with monkeypatch.context() as patch:
+        patch.setattr(verdicts, "code", lambda: "new")
+        assert ms() > 0
+    assert ms() == 0
+
+
+ODD = {
+    "not a number": (
+        [node("Log", "x", "a"), node("Conv", "x w", "b", pads=[1] * 4), node("Add", "a b", "y")],
+        {"w": floats(4, 4, 3, 3)}, ["y"], {},
+    ),
+    "indices": (
+        [node("Conv", "x w", "a", pads=[1, 1, 1, 1]), node("TopK", "a k", "y z", axis=1)],
+        {"w": floats(4, 4, 3, 3), "k": np.array([2])}, ["y", "z"], {"z": "int64"},
+    ),
+    "ties": (
+        [node("Floor", "x", "a"), node("ArgMax", "a", "y", axis=3)], {}, ["y"], {"y": "int64"},
+    ),
+    "tokens": (
+        [node("Gather", "w x", "a", axis=0), node("Softmax", "a", "y", axis=-1)],
+        {"w": floats(30, 8)}, ["y"], {"x": "int64"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*ODD])
+@pytest.mark.parametrize("side", ["cpu", "gpu"])
+def test_models_that_are_right_alarm_nobody(
+    name: str, side: str, folder: Path, first_soc: LocalSoc
+) -> None:
+    nodes, constants, outputs, types = ODD[name]
+    file = saved(model(nodes, {"x": (1, 4, 6, 5)}, outputs, constants, types))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CodlWarning)
+        with checked(file, first_soc, side=side) as engine:
+            assert engine.checked is not None
+            assert engine.checked.reference == "ONNX Runtime"
+
+
+def test_what_chance_decides_is_told(folder: Path, first_soc: LocalSoc) -> None:
+    nodes: Sequence[onnx.NodeProto] = [node("RandomNormalLike", "x", "a"), node("Add", "a x", "y")]
+    file = saved(model(nodes, {"x": (1, 4, 6, 5)}, ["y"]))
+    with (
+        pytest.warns(CodlWarning, match=r"not compared with ONNX Runtime: chance"),
+        checked(file, first_soc, side="cpu"),
+    ):
+        pass
+
+
+def test_a_model_that_does_not_fit_beside_itself_is_told(
+    folder: Path, first_soc: LocalSoc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = {"MemAvailable": 1000}
+    monkeypatch.setattr("codl.validate.first_check.memory_of", lambda: memory)
+    for _ in range(2):  # there may be room at the next start
+        with pytest.warns(CodlWarning, match="MB of memory, and 0 MB are free"):
+            checked("small.onnx", first_soc).close()
+    memory["MemAvailable"] = 1 << 30
+    with checked("small.onnx", first_soc) as engine:
+        assert engine.checked is not None
+        assert engine.checked.reference == "ONNX Runtime"
+
+
+def test_alternatives_of_an_adaptive_plan_are_compared_too(
+    folder: Path, first_soc: LocalSoc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, source = read_network("small.onnx")
+    seen: list[float] = []
+    usual = Engine.each_plan
+
+    def each(self: Engine) -> Any:
+        for plan in usual(self):
+            seen.append(plan.chains[0].gpu_ratio)
+            yield plan
+
+    monkeypatch.setattr(Engine, "each_plan", each)
+    from support.plans import make_plan
+
+    plan = make_plan(network, first_soc, [(2, "H", 0.5)])
+    with checked_engine(network, plan, here(first_soc), source=source, adaptive=True) as engine:
+        assert engine.adaptation is not None
+        assert engine.adaptation.scale == 1.0
+        assert {own[0] for own in engine.adaptation.gpu_ratios.values()} == set(seen)
