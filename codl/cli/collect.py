@@ -46,6 +46,7 @@ from codl.measure.brief_tuning import tasks_before, tune_briefly
 from codl.measure.collector import Collected, collect
 from codl.measure.cool_down import HOT_C
 from codl.measure.dataset import Dataset
+from codl.measure.dataset_writer import check_is_new
 from codl.measure.devices_at_work import DeviceNews
 from codl.measure.measurement_order import MOST_SIMILAR, Scope
 from codl.measure.recording import Recording
@@ -171,10 +172,10 @@ def collect_data(
 
     [dim]Examples:[/dim]
     codl collect --soc host --serial local
-    codl collect --soc host --serial local --ops yolov2 --tolerance 1
-    codl collect --soc host --serial local --all --resume
-    codl collect --soc host --serial local --budget 10m
-    codl collect --soc host --serial local --ops yolov2 --budget 10m --resume
+    codl collect --soc host --serial local --resume --ops yolov2 --tolerance 1
+    codl collect --soc host --serial local --resume --all
+    codl collect --soc host --serial local --resume --budget 10m
+    codl collect --soc host --serial local --resume --ops yolov2 --budget 10m
     codl collect --soc phone --serial X --governor performance --cool-down 5m
     codl collect --soc sdm855 --serial 3a9c4f5 --runner codl_op_run --ops yolov2
     codl collect --soc rk3588 --serial ssh://pi@one.local --serial ssh://pi@two.local
@@ -203,6 +204,9 @@ def collect_data(
     limits = Limits(limit_s, samples, everything, tolerance)
     limits.check()
     described = _described(soc, serials)
+    dataset = Dataset.of(described.name, output)
+    if not resume:
+        check_is_new(dataset)  # before models are read, which takes longer
     given, networks = load_sources(sources)
     scope = Scope(
         ops=given,
@@ -211,7 +215,6 @@ def collect_data(
         shares=asked_shares,
         attention=ops is None,
     )
-    dataset = Dataset.of(described.name, output)
     recorded = _recorded(serials)
     tuning = tuning_file.read(recorded or dataset, described)
     if tune and recorded is None:

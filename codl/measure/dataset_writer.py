@@ -78,8 +78,10 @@ class RunLog:
         self._source: str = self._origin.get("source", "measured")
         self._tuning = tuning.fingerprint
         self._own: dict[str, Anchors] = {}
-        if dataset.manifest_path.exists():
-            _check_goes_on(dataset, self._soc, self._source, resume=resume)
+        if not resume:
+            check_is_new(dataset)
+        elif dataset.manifest_path.exists():
+            _check_goes_on(dataset, self._soc, self._source)
 
     def begin(self, serial: str, reached: Reached) -> str:
         """Note a new run of a device as it is now; returns its name.
@@ -165,12 +167,16 @@ def _check_alike(dataset: Dataset, runs: Mapping[str, Any], environment: Environ
         check_alike(found, f"The rows of {run} in {dataset.folder}", "new ones", fix=fix)
 
 
-def _check_goes_on(dataset: Dataset, soc: Soc, source: str, *, resume: bool) -> None:
-    if not resume:
+def check_is_new(dataset: Dataset) -> None:
+    """Raises `CodlError` where there is a dataset, which a new collection leaves alone."""
+    if dataset.manifest_path.exists():
         raise CodlError(
             f"{dataset.folder} holds a dataset. Go on with it by --resume, or write another "
             "by -o DIR."
         )
+
+
+def _check_goes_on(dataset: Dataset, soc: Soc, source: str) -> None:
     manifest = dataset.manifest()
     if not soc.is_as_in(manifest.get("soc")):
         raise MismatchError(

@@ -1,0 +1,148 @@
+"""The README's own pipeline, command by command, on a SoC whose tuning chose other tiles."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from support import command_line
+from support.whole_way import QUICK
+
+from codl.bundle.archive import Archive
+from codl.frontend.models.builder import ModelBuilder
+from codl.ir.executable import Executable, GpuOp
+from codl.ir.plan import Plan
+from codl.ir.soc import Soc
+from codl.ir.tuned import Trial, Tuned
+from codl.kernels.source import source_digest
+from codl.measure import tuning_file
+from codl.measure.dataset import Dataset
+from codl.measure.tune_tasks import brief_tasks
+from codl.runtime import engine
+from codl.runtime.placement import LocalSoc
+from codl.targets.detect import load_local
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = "small.onnx"
+#: What makes a command of the pipeline quick: nothing here depends on how fast anything is.
+QUICKLY: dict[str, Sequence[str]] = {
+    "soc": ("--no-measure",),
+    "tune": ("--budget", "0.001s"),
+    "collect": ("--shares", "0.5", "--all"),
+    "train": ("--no-evaluate", "--predictor", "codl"),
+    "eval": ("--strategies", "cpu,gpu,codl", "--seconds", "0.02", "--no-timelines"),
+    "explain": ("--rounds", "2"),
+}
+
+
+def _script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+readme_commands = _script("readme_commands")
+
+
+def pipeline() -> list[list[str]]:
+    """The words of every command of the pipeline, of a small model."""
+    every = [list(command.words[1:]) for command in readme_commands.commands(ROOT / "README.md")]
+    end = next(at for at, words in enumerate(every) if words[0] == "report") + 1
+    return [[MODEL if word.split(",")[0] == "yolov2" else word for word in w] for w in every[:end]]
+
+
+def write_model(folder: Path) -> None:
+    b = ModelBuilder("small")
+    x = b.relu(b.conv(b.input("image", (1, 32, 12, 12)), 64, 1, pad=0))
+    x = b.relu(b.conv(x, 64, 3, pad=1))
+    b.output(b.fully_connected(b.flatten(b.max_pool(x, 2, 2)), 10))
+    (folder / MODEL).write_bytes(b.build().SerializeToString())
+
+
+def unusual(soc: Soc) -> list[Tuned]:
+    """As a brief tune leaves it where each typical op is fastest with the last number of blocks."""
+    results = []
+    for task in brief_tasks(soc):
+        *_, last = choices = task.choices(soc)
+        source = source_digest(task.variant.plan(task.op, soc, last))
+        trials = tuple(Trial(choice, 1.0) for choice in choices)
+        results.append(Tuned(*task.key, source, last, 2.0, 1.0, False, trials, "now", "0"))
+    return results
+
+
+class Lowered:
+    """The digests of what engines lower, by the plan's strategy, and the executables."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.every: list[tuple[str, Executable]] = []
+        self.last: Executable | None = None
+        lower: Any = engine.lower
+
+        def lowering(network: Any, plan: Plan, *arguments: Any, **options: Any) -> Executable:
+            executable: Executable = lower(network, plan, *arguments, **options)
+            self.every.append((plan.strategy, executable))
+            return executable
+
+        monkeypatch.setattr(engine, "lower", lowering)
+
+    def taken(self, strategy: str) -> set[str]:
+        """The digests of a strategy's executables since this was asked last."""
+        taken = [executable for name, executable in self.every if name == strategy]
+        self.every.clear()
+        self.last = taken[-1] if taken else None
+        return {executable.digest() for executable in taken}
+
+
+@pytest.fixture
+def lowered(monkeypatch: pytest.MonkeyPatch) -> Lowered:
+    monkeypatch.setattr("codl.measure.collector.Rounds", lambda: QUICK)
+    return Lowered(monkeypatch)
+
+
+def codl(folder: Path, *words: str) -> None:
+    done = command_line.run(folder, *words)
+    assert done.code == 0, f"codl {' '.join(words)}: {done.stderr}"
+
+
+def test_the_pipeline_runs_in_order_and_a_plan_has_one_executable(
+    first_soc: LocalSoc, tmp_path: Path, lowered: Lowered
+) -> None:
+    if not unusual(first_soc):
+        pytest.skip("no kernel of this device has a choice of blocks")
+    write_model(tmp_path)
+    digests: dict[str, set[str]] = {}
+    for words in pipeline():
+        codl(tmp_path, *words, *QUICKLY.get(words[0], ()))
+        if words[0] == "soc":
+            soc = load_local(tmp_path / "socs" / "host.yaml")
+            tuning_file.add(Dataset(tmp_path / "lat_datasets" / "host"), soc, unusual(soc))
+        digests[words[0]] = lowered.taken("codl")
+    assert list(digests)[:6] == ["devices", "soc", "tune", "collect", "train", "search"]
+    assert digests["run"] == digests["package"] == digests["eval"] == digests["explain"]
+    assert len(digests["run"]) == 1
+
+    for strategy in ("codl", "gpu"):
+        how, plan = ["--strategy", strategy], f"{strategy}.json"
+        codl(tmp_path, "search", MODEL, "--soc", "host", *how, "-o", plan)
+        ways = {}
+        for by in (how, ["--plan", plan]):
+            codl(tmp_path, "run", MODEL, "--soc", "host", "--rounds", "2", *by)
+            codl(tmp_path, "package", MODEL, "--soc", "host", "-o", "small.codl", *by)
+            archive = Archive(tmp_path / "small.codl")
+            ways[by[0]] = archive.manifest["executable"]
+        (digest,) = lowered.taken(strategy)
+        assert set(ways.values()) == {digest}
+    assert lowered.last is not None
+    gpu_ops = [step for step in lowered.last.steps if isinstance(step, GpuOp)]
+    (last,) = {result.choice["outs"] for result in unusual(soc)}
+    choices = [step.choice for step in gpu_ops if step.ops[0].startswith("conv2d ")]
+    assert [choice and choice["outs"] for choice in choices] == [last, last]
