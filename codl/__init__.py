@@ -64,14 +64,21 @@ def compile(
 
 
 @boundary()
-def load(path: str | Path, *, soc: str | Path | None = None, trusted: bool = False) -> Engine:
+def load(
+    path: str | Path,
+    *,
+    soc: str | Path | None = None,
+    trusted: bool = False,
+    check: bool = True,
+) -> Engine:
     """Make a model ready to run from a bundle of `codl package`, in a fraction of `compile`'s time.
 
     A bundle has its own SoC; `soc` is the same with other cores, threads or hints. Of one that this
     user has not written on this machine kernels are compiled from codl's own source, unless it is
-    `trusted` as a library is: then it may bring code of its own, compiled or not. Raises
-    `InvalidFileError` for a file that is damaged or no bundle, `MismatchError` where it is for
-    another machine.
+    `trusted` as a library is: then it may bring code of its own, compiled or not. Unless `check` is
+    off, its outputs are compared, once on each device and driver, with those that were right where
+    it was made. Raises `InvalidFileError` for a file that is damaged or no bundle, `MismatchError`
+    where it is for another machine, and `WrongResultError` where outputs are others here.
 
     >>> engine = codl.load("model.codl")
     >>> y = engine(x)
@@ -79,10 +86,10 @@ def load(path: str | Path, *, soc: str | Path | None = None, trusted: bool = Fal
     from codl.bundle import load
 
     if soc is None:
-        return load(path, trusted=trusted)
+        return load(path, trusted=trusted, check=check)
     from codl.targets.detect import load_local
 
-    return load(path, soc=load_local(soc), trusted=trusted)
+    return load(path, soc=load_local(soc), trusted=trusted, check=check)
 
 
 @boundary()

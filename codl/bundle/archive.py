@@ -29,6 +29,8 @@ from codl.errors import InvalidFileError
 MANIFEST = "manifest.json"
 #: The executable, and the arrays of its constants.
 EXECUTABLE, CONSTANTS = "executable.json", "constants.safetensors"
+#: Inputs from a seed, and what they become, in a bundle whose plan was compared with its model's.
+REFERENCE = "reference.safetensors"
 #: What `manifest.json` says it belongs to, and the version of everything in the file.
 FORMAT, VERSION = "codl bundle", 2
 FIX = "`codl package MODEL --soc SOC -o FILE` makes one."

@@ -5,9 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import prod
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,13 +16,15 @@ from numpy.typing import NDArray
 
 from codl.bundle import network as networks
 from codl.bundle import tensors
-from codl.bundle.archive import CONSTANTS, EXECUTABLE, FIX, Archive
-from codl.errors import CodlError, CodlWarning, DeviceError, MismatchError
+from codl.bundle.archive import CONSTANTS, EXECUTABLE, FIX, REFERENCE, Archive
+from codl.errors import CodlError, CodlWarning, DeviceError, MismatchError, WrongResultError
 from codl.ir import Network, yaml_file
 from codl.ir import soc as socs
+from codl.ir.digest import digest
 from codl.ir.executable import Executable
 from codl.ir.executable_json import decode
 from codl.ir.plan import read_plan
+from codl.ir.results import Checked
 from codl.kernels.flag import SOURCE as FLAG
 from codl.kernels.flag import flag_text
 from codl.kernels.source import text_of
@@ -29,12 +32,24 @@ from codl.runtime.engine import Engine
 from codl.runtime.placement import LocalSoc, Placement
 from codl.runtime.program_cache import Binary, Offer
 from codl.targets.local import LocalTarget
+from codl.validate import verdicts
+from codl.validate.closeness import Closeness, closeness, is_right, worst
 
 if TYPE_CHECKING:
     from codl.targets.base import Target
 
 #: Facts of a SoC that a bundle does not depend on; nor does it on where the SoC is.
 FREE = {"description", "power_w", "cpu.name", "cpu.threads", "gpu.driver"}
+
+
+class _Reference(msgspec.Struct, frozen=True):
+    """What the manifest says of outputs to compare with; arrays are known by their digests."""
+
+    header: str
+    cosine: float
+    limit: float
+    inputs: dict[str, str]
+    outputs: dict[str, str]
 
 
 class _Listed(msgspec.Struct, frozen=True):
@@ -52,6 +67,7 @@ def load(
     soc: LocalSoc | None = None,
     connected: Callable[[LocalSoc], Target] = LocalTarget,
     trusted: bool = False,
+    check: bool = True,
 ) -> Engine:
     """Make an engine of a bundle: nothing is imported, searched for or compiled.
 
@@ -59,9 +75,10 @@ def load(
     `connected` gives its target, by default this process.
     Where the driver is another one than the kernels were compiled with, they are compiled from
     source, with a `CodlWarning`. So they are in a bundle that this user has not written here, where
-    it is not `trusted`: drivers run what they are given. Raises `InvalidFileError` for a file that
-    is damaged or no bundle, and `MismatchError` where it is for another SoC, or where one that is
-    not trusted brings other kernels than this codl's.
+    it is not `trusted`: drivers run what they are given. To `check` it, its outputs are compared
+    with those that it brings, once on each device and driver. Raises `InvalidFileError` for a file
+    that is damaged or no bundle, `MismatchError` where it is for another SoC, or where one that is
+    not trusted brings other kernels than this codl's, and `WrongResultError` where outputs differ.
 
     >>> engine = codl.load("model.codl")
     >>> y = engine(x)
@@ -71,6 +88,7 @@ def load(
         own = soc_of(archive)
         plan = read_plan(archive.json("plan.json"), archive.path)
         network = networks.from_json(archive.json("network.json"), archive.path)
+        network = replace(network, content=str(archive.manifest.get("content", "")))
         is_trusted = trusted or archive.is_own
         binaries = _binaries(archive) if is_trusted else ()
         offer = Offer(msgspec.convert(archive.manifest["device"], dict[str, str]), binaries)
@@ -92,7 +110,52 @@ def load(
             _check_kernels(executable, archive)
         with _explained(archive):
             loaded = target.load(executable, tries=not (is_same_driver and is_trusted))
-    return Engine.of(loaded, network, plan, chosen)
+    engine = Engine.of(loaded, network, plan, chosen)
+    if check and not compare(engine, archive, target) and not (is_same_driver and archive.is_own):
+        _warn(f"{archive.path} brings no outputs to compare with: nothing was compared.")
+    return engine
+
+
+def compare(engine: Engine, archive: Archive, target: Target) -> bool:
+    """Compare an engine's outputs with those of its bundle, unless that was done here before.
+
+    False where it has none. Raises `WrongResultError` where they differ, and closes the engine.
+    """
+    reference = archive.manifest.get("reference")
+    if not reference:
+        return False
+    model = digest({"parts": archive.manifest["parts"]})
+    slot, begin = verdicts.slot_of(model, [engine.executable], target), perf_counter()
+    engine.checked = verdicts.load(slot)
+    if engine.checked is not None:
+        return True
+    try:
+        found, wanted = _compared(engine, reference, archive)
+    except BaseException:
+        engine.close()
+        raise
+    if not is_right(found, wanted.cosine, wanted.limit):
+        engine.close()
+        raise WrongResultError(
+            f"{archive.path}: on this device its outputs are not those that were right where it "
+            f"was made (cosine {found.cosine:.6f}, off by {found.max_rel_err:.2g} of the largest "
+            "value). Package the model here, where other kernels stand in for what is wrong; "
+            "--no-check, or check=False, runs it as it is."
+        )
+    engine.checked = Checked("the bundle's", found.cosine, found.max_rel_err, limit=wanted.limit)
+    verdicts.store(slot, engine.checked)
+    engine.checked = replace(engine.checked, ms=1e3 * (perf_counter() - begin))
+    return True
+
+
+def _compared(engine: Engine, content: Any, archive: Archive) -> tuple[Closeness, _Reference]:
+    """How close outputs are to those of the bundle, and how close they should be."""
+    with _readable(archive):
+        wanted = msgspec.convert(content, _Reference)
+        get = _of(tensors.read(archive.part(REFERENCE), wanted.header))
+    got = engine({name: get(key) for name, key in wanted.inputs.items()})
+    with _readable(archive):
+        return worst(closeness(got[k], get(key)) for k, key in wanted.outputs.items()), wanted
 
 
 def soc_of(archive: Archive) -> LocalSoc:

@@ -10,15 +10,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
+
 from codl.bundle import network as networks
 from codl.bundle import tensors
-from codl.bundle.archive import CONSTANTS, EXECUTABLE, to_json, write_archive
-from codl.bundle.loading import load
+from codl.bundle.archive import CONSTANTS, EXECUTABLE, REFERENCE, Archive, to_json, write_archive
+from codl.bundle.loading import compare, load
 from codl.errors import CodlError
 from codl.ir import Network
 from codl.ir.executable import Executable, GpuOp
 from codl.ir.executable_json import encode
 from codl.ir.plan import Plan
+from codl.ir.results import Checked
 from codl.kernels.tuning import Tuning
 from codl.measure.inputs import random_inputs
 from codl.provenance import provenance
@@ -29,6 +32,9 @@ from codl.strategies.evaluation import max_rel_err
 from codl.targets.arrays import Arrays
 from codl.targets.base import Target
 from codl.targets.info import ColdStart
+from codl.validate.first_check import checked_engine
+from codl.validate.references import Source
+from codl.validate.validation import usual_cosine
 
 #: What outputs of a bundle may differ by from those of the engine that made it, as `max_rel_err`:
 #: nothing, but that libraries with several threads need not add in the same order each time.
@@ -43,21 +49,29 @@ class Packaged:
     bytes: int
     cold_start: ColdStart
     max_rel_err: float
+    checked: Checked | None = None
 
 
 def package(
-    network: Network, plan: Plan, target: Target, path: Path, tuning: Tuning = Tuning()
+    network: Network,
+    plan: Plan,
+    target: Target,
+    path: Path,
+    tuning: Tuning = Tuning(),
+    *,
+    source: Source | None = None,
 ) -> Packaged:
     """Write a bundle, try it in a process of its own, and only then put it in its place.
 
-    Raises `CodlError` where what it computes there is not what the engine computes here.
+    It is of a plan that `checked_engine` found right, where there is a `source`. Raises `CodlError`
+    where what it computes there is not what the engine computes here.
     """
     inputs = random_inputs(network)
     path.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=path.parent, prefix=".codl-") as folder:
         untried = Path(folder) / path.name
-        with write(network, plan, target, untried, tuning) as engine:
-            expected = engine(inputs)
+        with write(network, plan, target, untried, tuning, source=source) as engine:
+            expected, checked = engine(inputs), engine.checked
         cold_start, found = _tried(untried, target, inputs)
         error = max(max_rel_err(found[name], value) for name, value in expected.items())
         if not error <= TOLERANCE:
@@ -66,49 +80,82 @@ def package(
                 f"those of the engine that made it, {TOLERANCE:g} is allowed."
             )
         untried.replace(path)
-    return Packaged(path, path.stat().st_size, cold_start, error)
+    return Packaged(path, path.stat().st_size, cold_start, error, checked)
 
 
 def _tried(path: Path, target: Target, inputs: Arrays) -> tuple[ColdStart, Arrays]:
     """Load a bundle in a new process on the target and run it once: the times and the outputs."""
-    with closing(target.fresh()) as fresh, load(path, connected=lambda soc: fresh) as engine:
-        found = engine(inputs)
-        return fresh.cold_start(), found
+    with (
+        closing(target.fresh()) as fresh,
+        load(path, connected=lambda soc: fresh, check=False) as engine,
+    ):
+        found, times = engine(inputs), fresh.cold_start()
+        compare(engine, Archive(path), fresh)
+        return times, found
 
 
 def write(
-    network: Network, plan: Plan, target: Target, path: Path, tuning: Tuning = Tuning()
+    network: Network,
+    plan: Plan,
+    target: Target,
+    path: Path,
+    tuning: Tuning = Tuning(),
+    *,
+    source: Source | None = None,
 ) -> Engine:
     """Compile a network as a plan says and write what came of it; returns the engine.
 
     The bundle's plan names the variants that run, where those of `plan` fail on the device.
     """
     soc, identity = at_hand(target.soc), target.open()
-    engine = Engine(network, plan, target, tuning)
+    engine = checked_engine(network, plan, target, tuning, source=source)
     arrays = tensors.Arrays()
     executable = encode(engine.executable, arrays.put)
     listed, programs = _programs(target.binaries(engine.loaded))
-    manifest = {
+    manifest: dict[str, Any] = {
         **provenance(),
         "model": network.name,
         "soc": soc.to_dict(),
         "placement": soc.placement.to_dict(),
         "device": dict(identity),
         "executable": engine.executable.digest(),
+        "content": network.content_digest,
     }
     with TemporaryDirectory(dir=path.parent, prefix=".codl-") as folder:
         constants = Path(folder) / CONSTANTS
         manifest["constants_header"] = arrays.save(constants)
+        reference = Path(folder) / REFERENCE
+        manifest["reference"] = _reference(engine, reference)
         parts: dict[str, bytes | Path] = {
-            "plan.json": to_json(_as_run(plan, engine.executable).to_json()),
+            "plan.json": to_json(_as_run(engine.plan, engine.executable).to_json()),
             "network.json": to_json(networks.to_json(network)),
             EXECUTABLE: executable,
             "programs.json": to_json(listed),
             **programs,
             CONSTANTS: constants,
+            **({REFERENCE: reference} if manifest["reference"] else {}),
         }
         write_archive(path, manifest, parts)
     return engine
+
+
+def _reference(engine: Engine, path: Path) -> dict[str, Any] | None:
+    """Write inputs and outputs, where these were found right; what the manifest says of them.
+
+    Outputs are the engine's. Another device may be as far from right as this one, to another side.
+    """
+    checked = engine.checked
+    if checked is None or not checked.reference:
+        return None
+    arrays, inputs = tensors.Arrays(), random_inputs(engine.network)
+    outputs = {k: v for k, v in engine(inputs).items() if k not in checked.ignored}
+    listed = {
+        kind: {name: arrays.put(np.asarray(value, np.float32)) for name, value in own.items()}
+        for kind, own in (("inputs", inputs), ("outputs", outputs))
+    }
+    cosine = 2 * usual_cosine(engine.network) ** 2 - 1
+    header = arrays.save(path)
+    return {"header": header, "cosine": cosine, "limit": 2 * checked.limit, **listed}
 
 
 def _as_run(plan: Plan, executable: Executable) -> Plan:

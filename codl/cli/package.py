@@ -16,6 +16,7 @@ from codl.cli.deployed import adapted, context_of, deployment_of, plan_of
 from codl.cli.options import (
     REFINE,
     BatchOption,
+    CheckOption,
     DatasetsOption,
     JsonOption,
     ModelArgument,
@@ -30,8 +31,7 @@ from codl.cli.options import (
     read_shapes,
     writable,
 )
-from codl.cli.output import emit, note
-from codl.frontend.convert import load_network
+from codl.cli.output import emit, note, told_of
 from codl.frontend.models import BUNDLE
 from codl.ir import Network
 from codl.ir.plan import Plan
@@ -39,6 +39,7 @@ from codl.measure import dataset as datasets
 from codl.predict.names import FOLDER
 from codl.targets.connect import connect
 from codl.targets.detect import load_local
+from codl.validate.references import read_network
 
 BundleOption = Annotated[
     Path,
@@ -59,6 +60,7 @@ def package_model(
     predictors: PredictorsOption = FOLDER,
     predictor: PredictorOption = None,
     shape: ShapeOption = None,
+    check: CheckOption = True,
     json: JsonOption = False,
 ) -> None:
     """Write a model as one file that starts at once, without import, search or compilation.
@@ -66,7 +68,8 @@ def package_model(
     The file holds the plan, the executable, its weights as each processor takes them, and the
     compiled kernels, with checksums. It is for one SoC; with another driver its kernels are
     compiled from source. The file is only kept after another process has loaded it and computed
-    the same outputs.
+    the same outputs. Those are compared with ONNX Runtime's before, as `codl run` does, and lie in
+    the file: where it runs on another device or driver, it is compared with them.
 
     [dim]Examples:[/dim]
     codl package yolov2 --soc host -o yolov2.codl
@@ -79,12 +82,12 @@ def package_model(
     asked = context_of(described, dataset, predictors, predictor, budget=budget)
     context = adapted(asked, deployed)
     note(f"Reading {model}")
-    network = load_network(model, batch, read_shapes(shape))
+    network, source = read_network(model, batch, read_shapes(shape), check=check)
     with closing(connect(serial, context.soc)) as target:
         context = replace(context, target=target)
         chosen = plan_of(plan, strategy, deployed, network=network, context=context)
         note(f"Compiling {network.name}, and trying it in a process of its own")
-        made = package(network, chosen, target, output, context.tuning)
+        made = package(network, chosen, target, output, context.tuning, source=source)
     note(f"Wrote {output}")
     result = _result(network, chosen, made, serial)
     emit("package", result, lambda: _table(result), as_json=json)
@@ -105,6 +108,7 @@ def _result(network: Network, plan: Plan, made: Packaged, serial: str) -> dict[s
         "load_ms": times.load_ms,
         "first_run_ms": times.first_run_ms,
         "max_rel_err": made.max_rel_err,
+        **told_of(made.checked),
         "source": "measured",
     }
 

@@ -200,7 +200,7 @@ def run_model(
             fixed = {"plan": plan, "strategy": strategy, "batch": batch, "shape": shape}
             fixed |= {"predictor": predictor, "adapt": adapt}
             engine, target = _open_bundle(
-                model, soc, wanted, fixed, serial, connected, trusted=trust
+                model, soc, wanted, fixed, serial, connected, trusted=trust, check=check
             )
             given = read_inputs(engine.network, inputs, deployed, random_inputs)
         else:
@@ -339,6 +339,7 @@ def _open_bundle(
     connected: Callable[[LocalSoc], Target],
     *,
     trusted: bool,
+    check: bool,
 ) -> tuple[Engine, Target]:
     """The engine of a bundle and its target, which a serial leads to.
 
@@ -353,5 +354,7 @@ def _open_bundle(
     own = bundle.soc_of(Archive(Path(path))) if soc is None else load_local(soc, serial)
     chosen = wanted.applied(own)
     target = connected(chosen)
-    engine = bundle.load(path, soc=chosen, connected=lambda soc: target, trusted=trusted)
+    engine = bundle.load(
+        path, soc=chosen, connected=lambda soc: target, trusted=trusted, check=check
+    )
     return engine, target

@@ -40,7 +40,7 @@ class Network:
     and that never change, shaped nchw. `states` are tensors that layers read and write in place:
     they begin as zeros and last from run to run (see `Op.states`). All tensors are float32; `types`
     are those (NumPy's names) as which callers see the inputs and outputs that the model has
-    otherwise.
+    otherwise. `content` is the digest of one whose weights are elsewhere, as a bundle's are.
     """
 
     name: str
@@ -50,6 +50,7 @@ class Network:
     constants: Mapping[str, Array] = field(default_factory=dict)
     types: Mapping[str, str] = field(default_factory=dict)
     states: Mapping[str, Shape] = field(default_factory=dict)
+    content: str = ""
 
     @cached_property
     def shapes(self) -> Mapping[str, Shape]:
@@ -70,6 +71,8 @@ class Network:
     @cached_property
     def content_digest(self) -> str:
         """Identifies structure and weights; reads every weight once."""
+        if self.content:
+            return self.content
         named = [(f"{x.name} {name}", own) for x in self.layers for name, own in x.weights.items()]
         arrays = sorted([*named, *self.constants.items()], key=lambda one: one[0])
         lines = [self.digest, *(f"{name} {array_digest(own)}" for name, own in arrays)]

@@ -144,6 +144,7 @@ class Checked:
 
     `reference` is empty where nothing was compared, for the `reason`. The comparison took `ms`; 0
     where its result was known already. With the `fallbacks` the plan is right, and not without.
+    An error of up to `limit` counted as right; rounding or chance decides the outputs `ignored`.
     """
 
     reference: str
@@ -151,6 +152,8 @@ class Checked:
     max_rel_err: float = 0.0
     reason: str = ""
     fallbacks: tuple[OpFallback, ...] = ()
+    limit: float = 0.0
+    ignored: tuple[str, ...] = ()
     ms: float = 0.0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -80,3 +81,8 @@ def worst(several: Iterable[Closeness]) -> Closeness:
         largest=max((one.largest for one in all_of), default=0.0),
         largest_expected=max((one.largest_expected for one in all_of), default=0.0),
     )
+
+
+def is_right(found: Closeness, cosine: float, limit: float = inf) -> bool:
+    """Whether outputs are numbers wherever the reference's are, and as close as they should be."""
+    return found.is_finite and found.cosine >= cosine and found.max_rel_err <= limit

@@ -34,11 +34,11 @@ from codl.runtime.engine import Engine
 from codl.runtime.examination import memory_of
 from codl.targets.base import Target
 from codl.validate import verdicts
-from codl.validate.closeness import Closeness, closeness, worst
+from codl.validate.closeness import Closeness, closeness, is_right, worst
 from codl.validate.plan_check import Bench, Outputs
 from codl.validate.references import Model, Source, Values, outputs_by_ops
 from codl.validate.remedy import find_remedy
-from codl.validate.validation import COSINE, is_right, usual_cosine, validate
+from codl.validate.validation import COSINE, usual_cosine, validate
 
 #: Seconds for ops one by one, and for what stands in for those that are wrong.
 BUDGET_S = 300.0
@@ -121,6 +121,8 @@ class _Comparison:
         self._ignored: frozenset[str] = frozenset()
         #: What is right of any kernels, once all ops were found right by themselves.
         self._least = 0.0
+        #: The largest error that counted as right so far.
+        self._taken = 0.0
 
     def run(self, engine: Engine) -> tuple[Engine, Checked]:
         """The engine, or one in its place that is right, and what was found."""
@@ -142,7 +144,9 @@ class _Comparison:
     def _verdict(self, found: Closeness, fallbacks: tuple[OpFallback, ...]) -> Checked:
         if self._ignored >= self._model.network.outputs.keys():
             return Checked("", reason="chance or rounding decides its outputs", fallbacks=fallbacks)
-        return Checked(self._by, found.cosine, found.max_rel_err, "", fallbacks)
+        ignored = tuple(sorted(self._ignored))
+        limit = max(self._taken, self._least)
+        return Checked(self._by, found.cosine, found.max_rel_err, "", fallbacks, limit, ignored)
 
     def _compare(self, engine: Engine) -> tuple[Closeness, tuple[Plan, int] | None]:
         """How close the outputs are, and by which plan, on which sample, they are not right."""
@@ -162,6 +166,7 @@ class _Comparison:
         if noise is not None:
             limit = max(limit, SPREAD * noise.max_rel_err)
             cosine = min(cosine, 1 - SPREAD * (1 - noise.cosine))
+        self._taken = max(self._taken, limit)
         return is_right(found, cosine, limit)
 
     def _measured_noise(self) -> dict[str, Closeness]:

@@ -19,12 +19,12 @@ from codl.ir.types import Processor
 from codl.measure.budget import Budget
 from codl.measure.check_variants import tolerance
 from codl.plan.fallbacks import with_fallbacks
-from codl.validate.closeness import Closeness
+from codl.validate.closeness import Closeness, is_right
 from codl.validate.op_checks import OpCheck
 from codl.validate.plan_check import Bench, check_in_turn, check_parts, check_whole
 from codl.validate.smallest import smallest
 from codl.validate.uses import OpUse, stand_ins, uses
-from codl.validate.validation import Validation, is_right
+from codl.validate.validation import Validation
 
 #: Seconds that the search for a remedy may take.
 BUDGET_S = 120.0

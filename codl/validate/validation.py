@@ -13,7 +13,7 @@ from codl.measure.budget import Budget
 from codl.measure.progress import Progress, nobody
 from codl.plan import op_placement
 from codl.plan.op_placement import OpPlacement
-from codl.validate.closeness import Closeness, closeness, worst
+from codl.validate.closeness import Closeness, closeness, is_right, worst
 from codl.validate.op_checks import OpCheck, first_bad
 from codl.validate.plan_check import Bench, OpsCheck, WholeCheck, check_ops, check_whole
 
@@ -143,11 +143,6 @@ class Validation:
 def precision(stored: str) -> dict[str, str]:
     """What tensors are stored, computed and accumulated in."""
     return {"stored": stored, "computed": "float32", "accumulated": "float32"}
-
-
-def is_right(found: Closeness, cosine: float, limit: float = inf) -> bool:
-    """Whether outputs are numbers wherever the reference's are, and as close as they should be."""
-    return found.is_finite and found.cosine >= cosine and found.max_rel_err <= limit
 
 
 def usual_cosine(network: Network) -> float:

@@ -20,6 +20,8 @@ from support.variants import with_variants
 from typer.testing import CliRunner
 
 import codl
+from codl.bundle.packaging import Packaged, package
+from codl.bundle.packaging import write as write_bundle
 from codl.cli.app import app
 from codl.errors import CodlWarning, WrongResultError
 from codl.frontend.convert import load_network
@@ -29,9 +31,10 @@ from codl.ir.plan import Plan
 from codl.kernels import registry
 from codl.measure.inputs import random_inputs
 from codl.plan.single_processor import preferring
-from codl.runtime import cache
+from codl.runtime import cache, settings_note
 from codl.runtime.engine import Engine
 from codl.runtime.placement import LocalSoc
+from codl.runtime.session import Session
 from codl.validate import verdicts
 from codl.validate.first_check import checked_engine
 from codl.validate.references import Source, read_network
@@ -269,3 +272,68 @@ def test_alternatives_of_an_adaptive_plan_are_compared_too(
         assert engine.adaptation is not None
         assert engine.adaptation.scale == 1.0
         assert {own[0] for own in engine.adaptation.gpu_ratios.values()} == set(seen)
+
+
+def packaged(soc: LocalSoc, path: Path, **more: Any) -> Packaged:
+    network, plan, source = on_gpu("small.onnx", soc)
+    return package(network, plan, here(soc), path, source=source, **more)
+
+
+def test_a_bundle_is_of_a_plan_that_is_right_and_is_compared_elsewhere(
+    folder: Path, first_soc: LocalSoc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the device computes it otherwise it is no result; here it was found right already."""
+    faulty = planted(monkeypatch, folder, first_soc, "border")
+    with pytest.warns(CodlWarning, match=faulty):
+        made = packaged(first_soc, Path("m.codl"))
+    assert made.checked is not None
+    assert faulty in {one.variant for one in made.checked.fallbacks}
+    inputs = random_inputs(load_network("small.onnx"))
+    (expected,) = right("small.onnx", inputs)
+    with codl.load("m.codl") as engine:
+        assert engine.checked is not None
+        assert (engine.checked.reference, engine.checked.ms) == ("the bundle's", 0)
+        np.testing.assert_allclose(*engine(inputs).values(), expected, rtol=1e-3, atol=1e-4)
+    cache.clear()
+    with codl.load("m.codl") as engine:
+        assert engine.checked is not None
+        assert engine.checked.ms > 0
+    cache.clear()
+    usual = Session.run
+
+    def damaged(self: Session) -> None:
+        usual(self)
+        for value in self.outputs.values():
+            value[..., -1, :] *= 0.9
+
+    monkeypatch.setattr(Session, "run", damaged)
+    with pytest.raises(WrongResultError, match="not those that were right where it was made"):
+        codl.load("m.codl")
+    with codl.load("m.codl", check=False) as engine:
+        assert not np.allclose(*engine(inputs).values(), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_a_strangers_bundle_that_brings_no_outputs_says_so(
+    folder: Path, first_soc: LocalSoc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, plan, _ = on_gpu("small.onnx", first_soc)
+    write_bundle(network, plan, here(first_soc), Path("m.codl")).close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CodlWarning)
+        codl.load("m.codl").close()
+    monkeypatch.setenv(settings_note.VARIABLE, str(folder / "another user"))
+    with pytest.warns(CodlWarning, match="nothing was compared"):
+        codl.load("m.codl").close()
+
+
+def test_bundles_of_one_structure_differ_by_their_weights(
+    folder: Path, first_soc: LocalSoc
+) -> None:
+    digests = []
+    for seed in (1, 2):
+        network, plan, _ = on_gpu(write(seed), first_soc)
+        write_bundle(network, plan, here(first_soc), Path("m.codl")).close()
+        with codl.load("m.codl") as engine:
+            digests.append(engine.network.content_digest)
+        assert digests[-1] == network.content_digest
+    assert digests[0] != digests[1]
