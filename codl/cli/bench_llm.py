@@ -13,6 +13,7 @@ from rich.table import Table
 from codl.cli.deployed import context_of
 from codl.cli.options import (
     REFINE,
+    CheckOption,
     DatasetsOption,
     JsonOption,
     OutputOption,
@@ -47,6 +48,7 @@ from codl.strategies import DEFAULT, STRATEGIES, Context, find
 from codl.strategies.decoders import WEIGHTS, plan_steps
 from codl.targets.detect import load_local
 from codl.targets.local import LocalTarget
+from codl.validate.decoder_check import checked_decoder
 
 #: Other libraries that run decoders.
 PEERS = ("ort",)
@@ -112,6 +114,7 @@ def bench_llm(
     predictor: PredictorOption = None,
     budget: RefineOption = REFINE,
     within: WithinOption = None,
+    check: CheckOption = True,
     dataset: DatasetsOption = datasets.FOLDER,
     predictors: PredictorsOption = FOLDER,
     json: JsonOption = False,
@@ -120,9 +123,10 @@ def bench_llm(
     """Measure a language model: tokens a second of a prompt (pp512), and of new ones (tg128).
 
     Both begin with an empty cache, as llama.cpp counts them; nothing is sampled. All strategies
-    and peers have turns in one run. A prompt is taken in by chunks, whose plan is one of its own,
-    over the weights and the cache of the other. With --weights once no weights are on both
-    processors, which takes the least memory. With the peer `ort` as many greedy tokens as are
+    and peers have turns in one run. Before that the logits of each strategy's plans are compared
+    with ONNX Runtime's, once, as `codl run` does. A prompt is taken in by chunks, whose plan is one
+    of its own, over the weights and the cache of the other. With --weights once no weights are on
+    both processors, which takes the least memory. With the peer `ort` as many greedy tokens as are
     generated are compared with ONNX Runtime's. With --within there are fewer rounds where time is
     short, and one at least.
 
@@ -153,7 +157,9 @@ def bench_llm(
         plans = {name: plan_steps(*steps, find(name), context, **how) for name in names}
         note(f"Loading {source.name}, and its weights, {len(plans) + len(others)} times")
         loaded = {
-            name: stack.enter_context(_decoder(steps, own, target, context))
+            name: stack.enter_context(
+                _decoder(steps, own, target, context, source if check else None)
+            )
             for name, own in plans.items()
         }
         running: dict[str, Decodes] = {**loaded}
@@ -168,6 +174,7 @@ def bench_llm(
         speeds = time_decoders(running, workload, effort, limit)
         of = digests_of(context, steps[1].network, plans={n: own[1] for n, own in plans.items()})
         memory = {name: own.memory for name, own in loaded.items()}
+        checks = {name: own.checked for name, own in loaded.items() if own.checked is not None}
         origin = recorded(target, of, seconds=seconds, prompt=prompt, generate=generate)
     bytes_ = weight_bytes(steps[1].network)
     rows = [_row(name, speeds[name], bytes_, equal, memory, plans) for name in running]
@@ -182,6 +189,8 @@ def bench_llm(
         "weight_bytes": bytes_,
         "prefill": best["prefill"],
         "decode": best["decode"],
+        "check_ms": sum(own.ms for own in checks.values()) if check else None,
+        "checks": {name: asdict(own) for name, own in checks.items()},
         "rows": rows,
         "stopped": limit.ended,
         **origin,
@@ -209,10 +218,14 @@ def _check(room: int, prompt: int, generate: int) -> None:
 
 
 def _decoder(
-    steps: tuple[Step, Step], plans: tuple[Plan, Plan], target: LocalTarget, context: Context
+    steps: tuple[Step, Step],
+    plans: tuple[Plan, Plan],
+    target: LocalTarget,
+    context: Context,
+    source: DecoderSource | None,
 ) -> Decoder:
     prefill, decode = map(PlannedStep, steps, plans)
-    return Decoder(prefill, decode, target, context.tuning)
+    return checked_decoder((prefill, decode), target, context.tuning, source=source)
 
 
 def _ort(source: DecoderSource, prompt: int, room: int, soc: LocalSoc, stack: ExitStack) -> Decodes:

@@ -14,6 +14,7 @@ from codl.frontend.decoders import LAST_ROW, PAST_LENGTH, POSITIONS, Step
 from codl.ir.executable import Executable, Refusal
 from codl.ir.ops.base import Array
 from codl.ir.plan import Plan
+from codl.ir.results import Checked
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.runtime.joined import JoinedSessions
@@ -45,7 +46,7 @@ class Decoder:
 
     `prefill` takes a chunk of tokens at a time, `decode` one; both are of one model and capacity.
     `length` is how many tokens the cache holds. Raises `MismatchError` where the two plans do not
-    keep the same part of a cache on each processor.
+    keep the same part of a cache on each processor. It does `without` the kernels named so.
 
     >>> logits = decoder.prefill(prompt)
     >>> logits = decoder.decode(int(logits.argmax()))
@@ -57,10 +58,12 @@ class Decoder:
         decode: PlannedStep,
         target: LoadsJoined,
         tuning: Tuning = Tuning(),
+        *,
+        without: Sequence[Refusal] = (),
     ) -> None:
         self.capacity, self.length = decode.step.capacity, 0
         steps, soc = {PREFILL: prefill, DECODE: decode}, at_hand(target.soc)
-        refusals: list[Refusal] = []
+        refusals = [*without]
         while True:
             executables = {
                 name: lower(own.step.network, own.plan, soc, tuning, without=refusals)
@@ -74,6 +77,9 @@ class Decoder:
         for constants in (one for own in executables.values() for one in own.constants):
             constants.let_go()
         give_back_freed()
+        self.executables = tuple(executables.values())
+        #: What came of comparing it with a reference; None where nobody did.
+        self.checked: Checked | None = None
         self._steps = {
             name: LoadedStep(own.step, self._loaded[name]) for name, own in steps.items()
         }

@@ -81,10 +81,10 @@ def checked_engine(
         executables = [engine.executable for _ in engine.each_plan()]
         slot = verdicts.slot_of(source.digest, executables, target)
         checked = known = verdicts.load(slot)
-        if checked is None and (reason := _why_not(network)):
+        if checked is None and (reason := why_not(network)):
             checked = Checked("", reason=reason)
         elif checked is not None and checked.fallbacks and strict:
-            raise _wrong(network, str(checked.fallbacks[0]))
+            raise wrong(network, str(checked.fallbacks[0]))
     if checked is None:
         comparison = _Comparison(source.again(network), target, tuning, build, strict=strict)
         engine, checked = comparison.run(engine)
@@ -95,7 +95,7 @@ def checked_engine(
         engine.close()
         engine = build(checked.fallbacks)
     engine.checked = checked
-    _tell(network.name, checked, is_new=known is None)
+    tell(network.name, checked, is_new=known is None)
     return engine
 
 
@@ -134,7 +134,7 @@ class _Comparison:
                     self._noise = self._measured_noise()
                     found, miss = self._compare(engine)
                 if miss is not None and self._least:
-                    raise _wrong(self._model.network, _off(found))
+                    raise wrong(self._model.network, found)
             if miss is None:
                 return engine, self._verdict(found, fallbacks)
             engine.close()
@@ -152,7 +152,7 @@ class _Comparison:
         """How close the outputs are, and by which plan, on which sample, they are not right."""
         seen: list[Closeness] = []
         for plan in engine.each_plan():
-            limit = max(self._least, _limit(engine.executable))
+            limit = max(self._least, limit_of(engine.executable))
             for number, sample in enumerate(self._samples):
                 got, right = engine(sample), self._right[number]
                 for name in right.keys() - self._ignored:
@@ -211,10 +211,10 @@ class _Comparison:
             if not found.is_wrong:
                 return ()
             if self._strict:
-                raise _wrong(network, found.diagnosis)
+                raise wrong(network, found.diagnosis)
             remedy = find_remedy(bench, found, budget=time)
         if not remedy.is_right or any(one.verdict != "imprecise" for one in remedy.unmet):
-            raise _wrong(network, found.diagnosis)
+            raise wrong(network, found.diagnosis)
         return remedy.fallbacks
 
 
@@ -254,7 +254,7 @@ def _closeness(got: NDArray[Any], right: NDArray[Any]) -> Closeness:
     return closeness(got, right) if got.size == right.size else NOTHING
 
 
-def _limit(executable: Executable) -> float:
+def limit_of(executable: Executable) -> float:
     """What the least exact of its kernels may be off by, of the largest value."""
     if any(own.storage.element == "float16" for own in executable.tensors):
         return OF_HALVES
@@ -270,7 +270,7 @@ def _with(network: Network, plan: Plan, fallbacks: Sequence[OpFallback]) -> Plan
     return with_fallbacks(written, applied, fallbacks).restored(network, plan.sums)
 
 
-def _why_not(network: Network) -> str:
+def why_not(network: Network) -> str:
     """Why nothing can be compared here; "" where it can."""
     if network.states:
         return "what it computes depends on the runs before"
@@ -281,19 +281,21 @@ def _why_not(network: Network) -> str:
     return ""
 
 
-def _off(found: Closeness) -> str:
-    return f"cosine {found.cosine:.6f}, off by {found.max_rel_err:.2g} of the largest value."
-
-
-def _wrong(network: Network, why: str) -> WrongResultError:
+def wrong(network: Network, found: Closeness | str) -> WrongResultError:
+    """The error where nothing helps, with what was found."""
+    off = (
+        found
+        if isinstance(found, str)
+        else (f"Cosine {found.cosine:.6f}, off by {found.max_rel_err:.2g} of the largest value.")
+    )
     return WrongResultError(
         f"{network.name}: by this plan its outputs are not what ONNX Runtime computes, and nothing "
-        f"that may stand in helps. {why} `codl validate` tells more of it; another --strategy may "
+        f"that may stand in helps. {off} `codl validate` tells more of it; another --strategy may "
         "be right, and --no-check, or check=False, runs it as it is."
     )
 
 
-def _tell(name: str, checked: Checked, *, is_new: bool) -> None:
+def tell(name: str, checked: Checked, *, is_new: bool) -> None:
     """One warning of what runs otherwise than planned, or of what was not compared."""
     told = "; ".join(map(str, checked.fallbacks))
     if told:

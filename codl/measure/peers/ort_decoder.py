@@ -24,12 +24,20 @@ TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 class OrtDecoder:
     """Takes a prompt of `prompt` tokens at once, and any others one by one.
 
-    Threads are one a core of `cores`; the logits of one token are computed, as codl does.
+    Threads are one a core of `cores`; the logits of one token are computed, as codl does. Where it
+    is not `optimised` it runs node by node, as a reference, and arranges no weights.
     """
 
     def __init__(
-        self, source: DecoderSource, prompt: int, capacity: int, cores: Sequence[int]
+        self,
+        source: DecoderSource,
+        prompt: int,
+        capacity: int,
+        cores: Sequence[int],
+        *,
+        optimised: bool = True,
     ) -> None:
+        self._optimised = optimised
         self._cores, self._prompt, self.capacity, self.length = cores, prompt, capacity, 0
         self._cache: dict[str, NDArray[Any]] = {}
         with threads.pinned(cores):
@@ -76,6 +84,9 @@ class OrtDecoder:
         options.intra_op_num_threads = len(self._cores)
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
+        if not self._optimised:
+            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+            options.add_session_config_entry("session.disable_prepacking", "1")
         # Threads may spin between the ops of a run, not after it.
         options.add_session_config_entry("session.force_spinning_stop", "1")
         session = replace(given, proto=proto).session(options)

@@ -1,0 +1,172 @@
+"""The comparison that a language model must pass before anything is told of it.
+
+A chunk of tokens, and single ones over the cache that it leaves, beside ONNX Runtime: logits must
+be as close as a plan's outputs must. Where they are not, each kernel variant of the GPU's is left
+out in turn, everywhere: a step alone has no cache, so its ops are not run one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codl.errors import CodlError
+from codl.frontend.decoders import DecoderSource
+from codl.ir.digest import digest
+from codl.ir.executable import Executable, GpuOp, Refusal
+from codl.ir.fallbacks import OpFallback
+from codl.ir.results import Checked
+from codl.kernels.tuning import Tuning
+from codl.lower import lower
+from codl.measure.check_variants import OF_HALVES
+from codl.measure.decoder_speed import Decodes
+from codl.measure.inputs import SEED
+from codl.measure.peers.ort_decoder import OrtDecoder
+from codl.runtime.decoder import Decoder, PlannedStep
+from codl.targets.local import LocalTarget
+from codl.validate import verdicts
+from codl.validate.closeness import Closeness, closeness, is_right, worst
+from codl.validate.first_check import SPREAD, limit_of, tell, why_not, wrong
+from codl.validate.validation import usual_cosine
+
+#: Tokens that are made one by one.
+SINGLE = 2
+#: What stands in for a variant that is left out everywhere.
+NEXT = "the next variant"
+
+
+def checked_decoder(
+    steps: tuple[PlannedStep, PlannedStep],
+    target: LocalTarget,
+    tuning: Tuning = Tuning(),
+    *,
+    source: DecoderSource | None,
+) -> Decoder:
+    """A decoder whose logits were found to be those of its model; `checked` says how close.
+
+    `source` is where its model is from; without one nothing is compared. Raises `WrongResultError`
+    where no variant that is left out makes them right.
+    """
+    decoder = Decoder(*steps, target, tuning)
+    if source is None:
+        return decoder
+    begin, network = perf_counter(), steps[1].step.network
+    size = digest(f"{steps[0].step.tokens} {decoder.capacity}")
+    slot = verdicts.slot_of(source.model(1, 1).digest() + size, decoder.executables, target)
+    checked = known = verdicts.load(slot)
+    if checked is None and (reason := why_not(replace(network, states={}))):
+        checked = Checked("", reason=reason)
+    if checked is None:
+        decoder, checked = _compared(decoder, steps, target, tuning, source)
+        verdicts.store(slot, checked)
+        checked = replace(checked, ms=1e3 * (perf_counter() - begin))
+    elif checked.fallbacks:
+        decoder.close()
+        decoder = _without(steps, target, tuning, checked.fallbacks)
+    decoder.checked = checked
+    tell(network.name, checked, is_new=known is None)
+    return decoder
+
+
+def _compared(
+    decoder: Decoder,
+    steps: tuple[PlannedStep, PlannedStep],
+    target: LocalTarget,
+    tuning: Tuning,
+    source: DecoderSource,
+) -> tuple[Decoder, Checked]:
+    """The decoder, or one in its place that is right, and what was found."""
+    chunk, capacity, network = steps[0].step.tokens, decoder.capacity, steps[1].step.network
+    random = np.random.default_rng(SEED)
+    tokens = random.integers(0, steps[1].step.vocabulary, chunk + SINGLE).tolist()
+
+    def reference(optimised: bool) -> list[NDArray[Any]]:
+        cores = target.soc.placement.cores
+        one = OrtDecoder(source, chunk, capacity, cores, optimised=optimised)
+        try:
+            return _logits(one, tokens, chunk, capacity)
+        finally:
+            one.close()
+
+    def distance(made: Sequence[NDArray[Any]]) -> Closeness:
+        return worst(closeness(x, y) for x, y in zip(made, right, strict=True))
+
+    right, executables = reference(optimised=False), decoder.executables
+    limit, cosine = max(map(limit_of, executables)), usual_cosine(network)
+    found = distance(_logits(decoder, tokens, chunk, capacity))
+    if is_right(found, cosine, limit):
+        return decoder, Checked("ONNX Runtime", found.cosine, found.max_rel_err, limit=limit)
+    decoder.close()
+    noise = distance(reference(optimised=True))
+    limit = max(limit, SPREAD * noise.max_rel_err)
+    cosine = min(cosine, 1 - SPREAD * (1 - noise.cosine))
+    first = found
+    for fallbacks in ((), *_candidates(executables)):
+        try:
+            decoder = _without(steps, target, tuning, fallbacks)
+        except CodlError:  # no other variant computes it
+            continue
+        found = distance(_logits(decoder, tokens, chunk, capacity))
+        if is_right(found, cosine, limit):
+            how: Any = {"fallbacks": fallbacks, "limit": limit}
+            return decoder, Checked("ONNX Runtime", found.cosine, found.max_rel_err, **how)
+        decoder.close()
+    if is_right(first, cosine, OF_HALVES):  # rounding adds up, whatever it runs in
+        how = {"limit": OF_HALVES}
+        decoder = Decoder(*steps, target, tuning)
+        return decoder, Checked("ONNX Runtime", first.cosine, first.max_rel_err, **how)
+    raise wrong(network, first)
+
+
+def _logits(decoder: Decodes, tokens: list[int], chunk: int, capacity: int) -> list[NDArray[Any]]:
+    """Those behind a chunk, and behind single tokens: after it, or where that fills it, anew."""
+    decoder.reset()
+    made = [np.array(decoder.prefill(tokens[:chunk]))]
+    if capacity < chunk + SINGLE:
+        decoder.reset()
+    singles = tokens[chunk : chunk + min(SINGLE, capacity)]
+    made += [np.array(decoder.decode(token)) for token in singles]
+    decoder.reset()
+    return made
+
+
+def _candidates(executables: Sequence[Executable]) -> Iterator[tuple[OpFallback, ...]]:
+    """Each variant of the GPU's, to be left out everywhere."""
+    for kind, variant in dict.fromkeys(key for own in executables for key, _ in _variants(own)):
+        yield (OpFallback(kind, "gpu", variant, NEXT, "wrong where it is used"),)
+
+
+def _variants(executable: Executable) -> Iterator[tuple[tuple[str, str], GpuOp]]:
+    """Every op of the GPU's, with its kind and variant."""
+    for step in executable.steps:
+        if isinstance(step, GpuOp):
+            yield (step.ops[0].partition(" ")[0], step.variant), step
+
+
+def _without(
+    steps: tuple[PlannedStep, PlannedStep],
+    target: LocalTarget,
+    tuning: Tuning,
+    fallbacks: Sequence[OpFallback],
+) -> Decoder:
+    """The decoder without some variants; raises `DeviceError` where no other one is left."""
+    left_out = {(one.op, one.variant) for one in fallbacks}
+    refusals: list[Refusal] = []
+    while True:
+        made = [
+            lower(own.step.network, own.plan, target.soc, tuning, without=refusals) for own in steps
+        ]
+        more = [
+            Refusal(step.label, step.variant, step.choice, "it computes something wrong")
+            for own in made
+            for key, step in _variants(own)
+            if key in left_out
+        ]
+        if not more:
+            return Decoder(*steps, target, tuning, without=refusals)
+        refusals += more
