@@ -143,6 +143,13 @@ class _Builder:
             self._append(Layer(name, op, (tensor,), name, {}))
         return name
 
+    def _constant_output(self, tensor: str) -> str:
+        """A constant that is handed out; a layer may read it under other sizes."""
+        value, name = self._graph.constant(tensor), f"{tensor}.output"
+        self._constants[name] = value.reshape(as_nchw(self._graph.shapes[tensor]))
+        self._shapes[name] = Shape(*self._constants[name].shape)
+        return name
+
     def _copied(self, tensor: str) -> str:
         """A layer's output with what an input, or a constant, holds."""
         sizes, name = tuple(self._shapes[tensor]), f"{tensor}.copy"
@@ -157,8 +164,7 @@ class _Builder:
             self._check_known(name)
             held = graph.aliases.get(name, name)
             if held in graph.constants:
-                self._constants[held] = graph.constant(held).reshape(as_nchw(graph.shapes[held]))
-                self._shapes[held] = Shape(*self._constants[held].shape)
+                held = self._constant_output(held)
             outputs[name] = (self._fused.get(held, held), graph.shapes[name])
         if not self._layers:  # a network computes something
             outputs |= {name: (self._copied(held), to) for name, (held, to) in outputs.items()}

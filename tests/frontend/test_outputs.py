@@ -159,3 +159,15 @@ def test_windows_behind_an_image_are_left_out(kind: str, size: int, window: dict
     x = floats(1, 4, size, size)
     proto = model(nodes, {"x": list(x.shape)}, ["y", "z"])
     check(proto, {"x": x})
+
+
+def test_an_input_that_is_an_output_needs_no_declared_shape() -> None:
+    nodes = [node("Conv", "x w", "y"), node("Relu", "y", "z")]
+    proto = model(nodes, {"x": [1, 3, 6, 5]}, ["x", "z"], {"w": W})
+    check(proto, {"x": floats(1, 3, 6, 5)})
+
+
+def test_a_constant_that_is_an_output_and_is_read_under_other_sizes() -> None:
+    nodes = [node("LayerNormalization", "x c", "y")]
+    proto = model(nodes, {"x": [3, 4, 5]}, ["y", "c"], {"c": floats(5, seed=1)})
+    check(proto, {"x": floats(3, 4, 5)})

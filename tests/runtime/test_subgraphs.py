@@ -242,3 +242,17 @@ def test_windows_that_are_larger_than_the_image(kind: str, first_soc: Soc) -> No
     proto = model([node("Relu", "x", "r"), pool], {"x": [1, 2, 2, 5]}, ["y"])
     network = check(proto, {"x": floats(1, 2, 2, 5)}, first_soc)
     assert onnx_layers(network) == [kind]
+
+
+def test_numbers_of_8_bits_that_two_nodes_make_floats_of(first_soc: Soc) -> None:
+    """ONNX Runtime would round anew behind what joins these, to another type."""
+    nodes = [
+        node("QuantizeLinear", "x half zero", "q"),
+        node("DequantizeLinear", "q half zero", "h"),
+        node("DequantizeLinear", "q scale zero", "y"),
+        node("Cast", "h", "z", to=TensorProto.FLOAT),
+    ]
+    constants = {"scale": np.float32(0.02), "half": np.float16(0.02), "zero": np.int8(-5)}
+    nodes.insert(0, node("Cast", "given", "x", to=TensorProto.FLOAT16))
+    proto = model(nodes, {"given": [5, 5]}, ["y", "z"], constants, opset=21)
+    check(proto, {"given": floats(5, 5)}, first_soc)

@@ -323,7 +323,7 @@ def _conv_transpose(g: Drawing) -> None:
         inputs.append(g.constant(g.numbers(groups * each)))
     kept = _placed(g, window)
     strides = window["strides"]
-    if g.chance(0.3):
+    if g.chance(0.3) and kept.get("auto_pad", "NOTSET") == "NOTSET":
         kept["output_padding"] = [g.dice.randrange(s) for s in strides]
     elif g.chance(0.2):
         kept["output_shape"] = [
@@ -458,6 +458,8 @@ def _norm(g: Drawing) -> None:
     elif kind == "mean":
         x = g.any(2, 4)
         axes = sorted(g.dice.sample(range(g.rank(x)), g.dice.randint(1, g.rank(x))))
+        if prod(g.shape(x)[axis] for axis in axes) == 1:
+            raise Dropped("the variance of one number is the rounding of two squares")
         g.node("MeanVarianceNormalization", x, axes=axes)
     elif kind == "lrn":
         g.node("LRN", g.image(), size=g.one_of((1, 3, 5)), **g.some(alpha=0.01, beta=0.6, bias=1.5))

@@ -50,7 +50,9 @@ def import_onnx(
     graph = model.proto.graph
     constants = model.constants()
     constants |= {node.output[0]: _value(node) for node in graph.node if node.op_type == "Constant"}
-    infos = [*graph.input, *graph.value_info, *graph.output]
+    fixed_sizes = {info.name for info in graph.input}  # which may be outputs, too
+    later = [*graph.value_info, *graph.output]
+    infos = [*graph.input, *(info for info in later if info.name not in fixed_sizes)]
     unknown = {info.name: reason for info in infos if (reason := _unknown(info))}
     known = {info.name: sizes_of(info) for info in infos if info.name not in unknown}
     known |= {key: tuple(value.shape) for key, value in constants.items()}
