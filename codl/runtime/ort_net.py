@@ -157,7 +157,8 @@ def _options(soc: Soc) -> ort.SessionOptions:
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.load_model_format", "ONNX")
-    for key, value in EXACT.items():
+    # ONNX Runtime moves such nodes over others, and refuses what it has made then.
+    for key, value in {**EXACT, "session.disable_quant_qdq": "1"}.items():
         options.add_session_config_entry(key, value)
     return options
 

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 #: a user's model is.
 INPUT, OUTPUT = "codl.in", "codl.out"
 #: Settings of every session. ONNX Runtime makes one pair of QuantizeLinear and DequantizeLinear of
-#: two that follow each other, by a scale and a zero point of its own, and moves others over nodes
-#: in between: other numbers come out, or a model that it refuses itself.
-EXACT = {"session.disable_double_qdq_remover": "1", "session.disable_quant_qdq": "1"}
+#: two that follow each other, by a scale and a zero point of its own: other numbers come out.
+EXACT = {"session.disable_double_qdq_remover": "1"}
 #: Operations on an element that a node is taken for: its work is unknown.
 FLOPS = 16
 
