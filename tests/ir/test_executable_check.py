@@ -14,7 +14,11 @@ from support.fuzzing import fuzz
 from support.simulated import SOC
 
 from codl.errors import CodlError, MismatchError
-from codl.frontend.convert import load_network
+from codl.frontend.convert import load_network, network_of
+from codl.frontend.graph.onnx_import import import_onnx
+from codl.frontend.models.builder import ModelBuilder
+from codl.ir import Network
+from codl.ir import soc as socs
 from codl.ir.executable import Buffer, Raise
 from codl.ir.executable_check import check
 from codl.ir.executable_json import decode
@@ -22,7 +26,8 @@ from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.plan.single_processor import default_plan
 from codl.runtime.numpy_interpreter import Interpreter
-from codl.validate.uses import uses
+from codl.strategies import STRATEGIES, Context
+from codl.validate.uses import stand_ins, uses
 
 
 def test_mutated_executables_run_or_are_refused() -> None:
@@ -46,6 +51,36 @@ def test_a_convolution_with_its_residual_is_sound_alone() -> None:
     assert len(adding) == 10
     for use in adding:
         check(use.executable(SOC))
+
+
+def residual_blocks() -> Network:
+    b = ModelBuilder("residuals")
+    x = b.relu(b.conv(b.input("image", (1, 32, 28, 28)), 32, 3, pad=1))
+    for kernel in (1, 3):
+        x = b.relu(b.add(x, b.conv(x, 32, kernel, pad=kernel // 2)))
+    b.output(b.fully_connected(b.flatten(b.max_pool(x, 2, 2)), 10))
+    return network_of(import_onnx(b.build(), "residuals"))
+
+
+@pytest.mark.parametrize("name", [s.name for s in STRATEGIES.values() if not s.runs_plans])
+def test_what_any_strategy_makes_of_residuals_is_sound(name: str) -> None:
+    """Whole, op by op, and each in every variant that could stand in, as a device is sent them."""
+    network, context = residual_blocks(), Context.of(socs.load("epyc2"))
+    plan, soc = STRATEGIES.find(name).plan(network, context), context.soc
+    executable = lower(network, plan, soc, context.tuning)
+    check(executable)
+    check(lower(network, plan, soc, context.tuning, fuse=False))
+    every = uses(executable, network)
+    assert {use.layer.op.kind for use in every} >= {"conv2d", "pooling", "fc"}
+    assert any(use.result.op.kind == "eltwise" for use in every)
+    if {use.processor for use in every} == {"gpu"}:
+        assert any(use.add for use in every), "convolutions add their residuals"
+    for use in every:
+        check(use.executable(soc))
+        alike = list(stand_ins(use, soc, context.tuning))
+        assert alike
+        for other in alike:
+            check(other.executable(soc))
 
 
 def first_of(kind: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
