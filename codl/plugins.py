@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from codl.errors import CodlError, InvalidFileError
-from codl.registry import rolled_back
+from codl.registry import Registry, rolled_back
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 GROUP = "codl.plugins"
 #: Folders of plugins, separated as those of PATH are; child processes load them too.
 VARIABLE = "CODL_PLUGINS"
+#: Those that were loaded.
+LOADED: Registry[Path] = Registry("loaded plugin")
 
 
 class PluginError(CodlError):
@@ -59,9 +61,8 @@ def load_plugin(folder: str | Path) -> ModuleType:
             path, f"another module is called {path.name!r} ({loaded.__file__}): rename the folder."
         )
     module = loaded or _import(path)
-    known = listed()
-    if path not in known:
-        os.environ[VARIABLE] = os.pathsep.join(map(str, [*known, path]))
+    if str(path) not in LOADED:
+        LOADED.add(str(path), path)
     return module
 
 
@@ -81,8 +82,9 @@ def load_installed() -> None:
 
 def listed() -> list[Path]:
     """The folders of plugins that were loaded by them, or are to be."""
-    given = os.environ.get(VARIABLE, "").split(os.pathsep)
-    return [Path(folder).resolve() for folder in given if folder]
+    named = [Path(folder).resolve() for folder in os.environ.get(VARIABLE, "").split(os.pathsep)
+             if folder]  # fmt: skip
+    return list(dict.fromkeys([*named, *LOADED.values()]))
 
 
 def _load(entry: EntryPoint) -> None:

@@ -94,10 +94,12 @@ def _no_driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture(autouse=True)
 def _same_affinity() -> Iterator[None]:
-    """Engines pin the thread that builds them; tests, and other fixtures, must not inherit that."""
+    """Nothing that a test runs leaves its thread on other cores."""
     os.sched_setaffinity(0, CORES)
     yield
+    after = os.sched_getaffinity(0)
     os.sched_setaffinity(0, CORES)
+    assert after == CORES, "the thread of the test was left on other cores"
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,6 @@ from codl.lower import pieces
 from codl.measure.budget import Budget
 from codl.measure.op_runner import operands
 from codl.measure.progress import Progress, nobody
-from codl.runtime import threads
 from codl.runtime.distrust import Distrust
 from codl.runtime.host_handles import HostSession
 from codl.runtime.numpy_interpreter import Interpreter
@@ -275,7 +274,6 @@ def check_all(
 ) -> CheckRun:
     """Check tasks in a budget; `checking` hears of each before, `keep` gets its result."""
     run, budget = CheckRun(), budget or Budget()
-    threads.pin([0], gpu.soc.placement.cpu_cores)
     for task in budget.steps(tasks, progress):
         checking(task)
         result = check(gpu, task)

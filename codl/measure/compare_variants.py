@@ -14,7 +14,6 @@ from codl.kernels.tuning import Tuning
 from codl.measure.bench_rows import BenchRow, Refused
 from codl.measure.op_runner import GpuWork, cpu_work, filler
 from codl.measure.protocol import Protocol, measure_together
-from codl.runtime import threads
 from codl.runtime.opencl import OpenClDevice
 
 ELSEWHERE = "written for another type of device, memory or element than the SoC file names"
@@ -30,7 +29,6 @@ def bench(
 ) -> tuple[list[BenchRow], list[Refused]]:
     """Measure an op with kernels as tuned; `every` includes variants that are not for this SoC."""
     soc = gpu.soc
-    threads.pin([0], soc.placement.cpu_cores)
     works: list[tuple[Any, Callable[[int], None]]] = []
     refused: list[Refused] = []
     for variant in registry.of_kind(op.kind):

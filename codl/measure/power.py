@@ -7,7 +7,6 @@ from time import perf_counter, sleep
 
 from codl.errors import DeviceError
 from codl.ir.soc import PowerW
-from codl.runtime import threads
 from codl.runtime.cl_import import cl_module
 from codl.runtime.detect import busy_net
 from codl.runtime.energy import Sensor, SensorScan, metered
@@ -29,7 +28,6 @@ def measure_power(gpu: OpenClDevice, found: SensorScan, seconds: float) -> Power
         raise DeviceError(
             "This machine has no energy sensor that can be read (RAPL, a battery, NVML)." + refused
         )
-    threads.pin([0], gpu.soc.placement.cpu_cores)
     net, busy = busy_net(gpu.soc), gpu.busy_kernel()
 
     def on_gpu() -> None:

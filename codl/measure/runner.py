@@ -36,7 +36,6 @@ from codl.measure.tasks import (
     Task,
 )
 from codl.measure.timing import WHOLE, Rounds, Samples, Seconds, Timed
-from codl.runtime import threads
 from codl.runtime.actions import Action, HostAction, KernelLaunches, MapStaging, SignallingLaunch
 from codl.runtime.host_handles import HostSession
 from codl.runtime.opencl import OpenClDevice
@@ -89,7 +88,6 @@ class Bench:
         self.rounds = rounds or Rounds()
         self._run = run
         self._gpu = gpu
-        threads.pin([0], self.soc.placement.cpu_cores)
         self._surroundings = Surroundings(gpu, tuning)
 
     def prepare(self, task: Task) -> Prepared | Row:

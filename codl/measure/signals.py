@@ -21,7 +21,7 @@ from codl.measure.tasks import SignalTask
 from codl.measure.timing import WHOLE, Seconds
 from codl.runtime.bound_kernel import BoundKernel
 from codl.runtime.cl_errors import explained
-from codl.runtime.cl_import import cl_module
+from codl.runtime.cl_import import cl_module, make_kernel
 from codl.runtime.flags import Flag
 from codl.runtime.memory import flag_words
 from codl.runtime.opencl import OpenClDevice
@@ -94,7 +94,7 @@ class SignalTimer:
 
     def _spin(self, turns: int) -> BoundKernel:
         program = self._gpu.programs.build_text("spin", SPIN)
-        kernel = cl_module().Kernel(program, "spin")
+        kernel = make_kernel(program, "spin")
         return BoundKernel("spin", kernel, (1,), None, [np.int32(turns), self._out])
 
     def _turns(self, busy_ms: float) -> int:
@@ -132,7 +132,7 @@ def make_flag(gpu: OpenClDevice) -> Flag:
     program = gpu.programs.build_text(SOURCE, flag_text(), options)
     words, seen = flag_words(gpu)
     with explained("Binding the kernel of a flag"):
-        kernel = BoundKernel(KERNEL, cl_module().Kernel(program, KERNEL), (1,), (1,), [seen])
+        kernel = BoundKernel(KERNEL, make_kernel(program, KERNEL), (1,), (1,), [seen])
     return Flag(gpu, words, kernel)
 
 

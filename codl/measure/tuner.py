@@ -30,7 +30,6 @@ from codl.measure.progress import Progress, nobody
 from codl.measure.protocol import Protocol, measure_together
 from codl.measure.tune_tasks import TuneTask, done_before
 from codl.provenance import VERSION, now
-from codl.runtime import threads
 from codl.runtime.opencl import OpenClDevice
 
 #: A choice other than the default must be this much faster.
@@ -143,7 +142,6 @@ def tune(
     soc, budget = gpu.soc, budget or Budget()
     if gpu.mismatch:
         raise MismatchError(gpu.mismatch)
-    threads.pin([0], soc.placement.cpu_cores)
     found = [tuning.find(task.variant, task.op, soc) for task in tasks]
     missing = [(t, f) for t, f in zip(tasks, found, strict=True) if not t.is_done_by(f, soc)]
     results: list[Tuned] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from time import perf_counter
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from codl.measure.ui_frames import Drawn, draw
 from codl.runtime import threads
 from codl.runtime.bound_kernel import BoundKernel
-from codl.runtime.cl_import import cl_module
+from codl.runtime.cl_import import cl_module, make_kernel
 from codl.runtime.opencl import OpenClDevice
 
 #: What a frame takes a GPU that does nothing else.
@@ -34,18 +35,18 @@ class UiProbe:
         self._size = 1024 * device.soc.gpu.compute_units
         flags = cl_module().mem_flags.READ_WRITE
         self._out = cl_module().Buffer(device.context, flags, 4 * self._size)
-        self._pin()
-        self._kernel = self._calibrated()
+        with self._placed():
+            self._kernel = self._calibrated()
 
     def draw(self, seconds: float) -> Drawn:
         """Draw frames for so long, one behind the other."""
-        self._pin()
-        return draw(self._draw_one, seconds)
+        with self._placed():
+            return draw(self._draw_one, seconds)
 
-    def _pin(self) -> None:
+    def _placed(self) -> AbstractContextManager[None]:
         """To the cores that the device works on: its driver lets a thread that waits help."""
         own = self._device.soc.placement
-        threads.pin([0], own.gpu_cores or own.cpu_cores)
+        return threads.placed(own.gpu_cores or own.cpu_cores)
 
     def _draw_one(self) -> None:
         self._device.submit([self._kernel])
@@ -54,7 +55,7 @@ class UiProbe:
     def _calibrated(self) -> BoundKernel:
         steps = 1 << 10
         for _ in range(TRIES):
-            kernel = cl_module().Kernel(self._program, "frame")
+            kernel = make_kernel(self._program, "frame")
             values = [self._out, np.int32(steps)]
             self._kernel = BoundKernel("frame", kernel, (self._size,), None, values)
             taken_ms = min(self._taken_ms() for _ in range(3))

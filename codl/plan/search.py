@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import inf, prod
+from threading import Lock
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from codl.errors import CodlError, UnknownNameError
@@ -53,7 +53,7 @@ def search(
     """
     if method not in METHODS:
         raise UnknownNameError("search method", method, METHODS)
-    with _no_collection():
+    with NO_COLLECTION:
         cost = covered(cost, network)
         if not objective.is_latency:
             return _for_objective(network, cost, strategy, method, objective)
@@ -104,20 +104,32 @@ def _does_sums(network: Network, cost: CostModel) -> bool:
     return all(min(cost.fastest_ms([op], side)[0] for side in PROCESSORS) < inf for op in adds)
 
 
-@contextmanager
-def _no_collection() -> Iterator[None]:
+class _NoCollection:
     """A search makes a hundred thousand small objects and no cycles of them.
 
     Python would look for such again and again, each time through all objects of the libraries too:
-    that took half of a search.
+    that took up to half of a search. Searches of several threads end it together: the last one has
+    the collector as the first one found it.
     """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._was_enabled = Lock(), 0, False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._was_enabled = gc.isenabled()
+                gc.disable()
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside and self._was_enabled:
+                gc.enable()
+
+
+NO_COLLECTION = _NoCollection()
 
 
 def _for_objective(

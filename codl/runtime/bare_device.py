@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from codl.errors import UnknownNameError
 from codl.runtime import drivers
-from codl.runtime.cl_import import cl_module
+from codl.runtime.cl_import import build_program, cl_module, make_kernel
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -55,8 +55,9 @@ class BareDevice:
 
     def kernel(self, source: str, name: str, options: tuple[str, ...] = ()) -> Any:
         """A kernel of a source text."""
-        program = cl_module().Program(self.context, source).build(options=list(options))
-        return cl_module().Kernel(program, name)
+        program = cl_module().Program(self.context, source)
+        build_program(program, options)
+        return make_kernel(program, name)
 
     def run(self, kernel: Any, items: int, group: int | None = None) -> float:
         """Run a kernel whose arguments are set, and wait; milliseconds by the device's clock."""

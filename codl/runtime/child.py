@@ -18,14 +18,13 @@ from threading import Thread
 from time import monotonic
 from typing import IO, BinaryIO
 
+from codl import plugins
 from codl.errors import DeviceError
 from codl.runtime import threads
 
 LOG = logging.getLogger("codl.agent")
 #: A child whose input has ended gets so long to end by itself.
 END_S = 5.0
-#: What libraries read from the environment when they are loaded; a child sets its own.
-VARIABLES = ("DPCPP_CPU_", "POCL_", "OCL_ICD_VENDORS")
 
 
 class TimedOutError(DeviceError):
@@ -155,8 +154,9 @@ def telling(lines: Sequence[str], keys: Iterable[str]) -> str:
 
 
 def inherited() -> dict[str, str]:
-    """This process's environment without what it set for the drivers that it loaded itself."""
-    return {name: v for name, v in os.environ.items() if not name.startswith(VARIABLES)}
+    """This process's environment, with the plugins that it has loaded."""
+    folders = os.pathsep.join(map(str, plugins.listed()))
+    return {**os.environ, **({plugins.VARIABLE: folders} if folders else {})}
 
 
 def own_streams() -> tuple[BinaryIO, BinaryIO]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-import warnings
+from collections.abc import Callable, Sequence
 from functools import cache
+from threading import Lock
 from typing import Any
 
 from codl.optional import explained
@@ -28,19 +29,60 @@ def cl_module() -> Any:
         else:
             os.environ[_NO_CACHE] = before
 
-    _write_functions_once(pyopencl)
-    # Drivers chat on success too; what they say about a failure is in its exception.
-    warnings.filterwarnings("ignore", category=pyopencl.CompilerWarning)
     return pyopencl
 
 
-def _write_functions_once(pyopencl: Any) -> None:
-    """Let kernels with as many arguments and the same name share the functions that set them.
+def build_program(program: Any, options: str | Sequence[str]) -> None:
+    """Build without a warning: drivers chat on success too.
+
+    What they say about a failure is in its exception.
+    """
+    with _quiet():
+        program.build(options=options)
+
+
+def make_kernel(program: Any, name: str) -> Any:
+    """A kernel; those with as many arguments and the same name share functions that set them.
 
     Without its cache pyopencl writes and compiles them for every kernel object: that is a
     millisecond each, and Python keeps the texts for ever. Where a version does it in another way it
     is left alone.
     """
-    name, invoker = "_generate_enqueue_and_set_args_module", pyopencl.invoker
-    if hasattr(invoker, name):
-        setattr(invoker, name, cache(getattr(invoker, name)))
+    with _written_once():
+        return cl_module().Kernel(program, name)
+
+
+class _Replaced:
+    """A function of a module is another as long as somebody is inside.
+
+    The rest of the process, which may use the module too, has its usual one again afterwards.
+    """
+
+    def __init__(self, module: Any, name: str, other: Callable[[Any], Any]) -> None:
+        self._module, self._name = module, name
+        self._usual = getattr(module, name, None)
+        self._other = other(self._usual)
+        self._lock, self._inside = Lock(), 0
+
+    def __enter__(self) -> None:
+        self._change(1)
+
+    def __exit__(self, *error: object) -> None:
+        self._change(-1)
+
+    def _change(self, by: int) -> None:
+        if self._usual is None:
+            return
+        with self._lock:
+            self._inside += by
+            setattr(self._module, self._name, self._other if self._inside else self._usual)
+
+
+@cache
+def _quiet() -> _Replaced:
+    return _Replaced(cl_module(), "compiler_output", lambda usual: lambda text: None)
+
+
+@cache
+def _written_once() -> _Replaced:
+    return _Replaced(cl_module().invoker, "_generate_enqueue_and_set_args_module", cache)

@@ -177,6 +177,8 @@ class ClockSettings:
             return
         came: list[int] = []
         found = {number: signal.getsignal(number) for number in (*ENDING, signal.SIGINT)}
+        # None: somebody's, but not Python's, which could not be put back.
+        found = {number: handler for number, handler in found.items() if handler is not None}
         for number in found:
             signal.signal(number, lambda number, frame: came.append(number))
         try:

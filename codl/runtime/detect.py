@@ -105,8 +105,12 @@ def observe_cores(gpu: OpenClDevice) -> dict[str, list[int]]:
 
     Empty for a side that uses no core of this machine.
     """
+    with threads.placed(gpu.soc.placement.cpu_cores):
+        return _observed_cores(gpu)
+
+
+def _observed_cores(gpu: OpenClDevice) -> dict[str, list[int]]:
     soc = gpu.soc
-    threads.pin([0], soc.placement.cpu_cores)
     seen = {"gpu": [] if not soc.gpu.is_cpu else _observe_gpu(gpu)}
     stop, observer = Event(), threads.CoreObserver(ignore=gpu.worker_threads)
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
@@ -32,6 +31,8 @@ LIBRARY_FOLDERS = (
 #: have narrower ones than most.
 TARGET = "CL_CONFIG_CPU_TARGET_ARCH"
 TARGET_FLOATS = {"corei7": 4, "corei7-avx": 8, "core-avx2": 8}
+#: Where drivers for a CPU are told how many workers to have.
+COUNTS = ("DPCPP_CPU_NUM_CUS", "POCL_MAX_PTHREAD_COUNT", "POCL_CPU_MAX_CU_COUNT")
 INSTALL_HINT = (
     "Install one: `pip install intel-opencl-rt intel-cmplr-lib-rt` or `pip install codl[pocl]` "
     "(x86-64 Linux), your distribution's pocl-opencl-icd or mesa-opencl-icd, or the GPU maker's "
@@ -79,25 +80,37 @@ def find_driver(name: str) -> Driver:
 def loaded(wanted: Sequence[Driver], *, cores: Sequence[int]) -> Iterator[None]:
     """A context in which pyopencl, asked for its platforms for the first time, finds `wanted`.
 
-    `cores`: the host cores of a CPU device; empty for a GPU. The loader looks only once in a
-    process: where pyopencl is imported already, nothing changes.
+    `cores`: the host cores of a CPU device; empty for a GPU. Its context and its queue are made
+    inside, too: drivers look for such settings when they first need them. The loader looks only
+    once in a process: where it has, it finds what it did.
     """
-    if "pyopencl" in sys.modules:
-        yield
-        return
+    # One worker a core, and the thread that waits takes no part in the kernels.
+    settings = dict.fromkeys(COUNTS, str(len(cores))) if cores else {}
     with TemporaryDirectory(prefix="codl-icd-") as folder:
         for index, driver in enumerate(wanted):
             (Path(folder) / f"{index}.icd").write_text(driver.library + "\n")
-        os.environ["OCL_ICD_VENDORS"] = folder
-        if cores:
-            # One worker a core, and the thread that waits takes no part in the kernels.
-            os.environ["DPCPP_CPU_NUM_CUS"] = str(len(cores))
-            os.environ["POCL_MAX_PTHREAD_COUNT"] = str(len(cores))
-            os.environ["POCL_CPU_MAX_CU_COUNT"] = str(len(cores))
-        for library in (path for driver in wanted for path in driver.preload):
-            with suppress(OSError):  # the driver reports what it really misses
-                ctypes.CDLL(library, ctypes.RTLD_GLOBAL)
+        with _environment({"OCL_ICD_VENDORS": folder, **settings}):
+            for library in (path for driver in wanted for path in driver.preload):
+                with suppress(OSError):  # the driver reports what it really misses
+                    ctypes.CDLL(library, ctypes.RTLD_GLOBAL)
+            yield
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """This process's environment with these values inside: programs that it starts have their own
+    OpenCL.
+    """
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
         yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _wheel_library(wheel: str, name: str) -> Path | None:

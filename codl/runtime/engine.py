@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, overload
+from typing import Any, NoReturn, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,11 +46,12 @@ class Engine:
     """A network on the CPU and the OpenCL device of a target, as its plan says.
 
     Everything is compiled, allocated and arranged here, and every kernel has run once; a run only
-    copies, enqueues and waits. The thread that runs it becomes a thread of the CPU side: it is
-    pinned to the SoC's CPU cores.
+    copies, enqueues and waits. The thread that runs it is one of the CPU side meanwhile, on the
+    SoC's CPU cores, and afterwards where it was.
 
     Any thread may call an engine, and any number of engines of a target: one runs at a time, since
-    each uses both processors.
+    each uses both processors. Those of two targets, as two calls of `codl.compile` make, take no
+    turns: they share the cores. In a process forked from this one an engine raises `DeviceError`.
 
     `tuning` has the tuned choices of kernels. With `fuse` off, for comparisons, every layer has
     kernels of its own. What the device does not run is lowered again without: `fallbacks` lists it,
@@ -313,6 +314,13 @@ class Engine:
             profiles = [self._loaded.profile() for _ in range(runs)]
         profiles.sort(key=lambda spans: max((span.end_ms for span in spans), default=0.0))
         return profiles[runs // 2]
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsupportedError(
+            f"The engine of {self.network.name!r} holds memory of its device, so it is neither "
+            "copied nor pickled: make another one where it is needed, by codl.compile or, of a "
+            "bundle of `codl package`, codl.load."
+        )
 
     def close(self) -> None:
         """Release buffers and nets; the engine cannot run afterwards."""

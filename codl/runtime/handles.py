@@ -26,7 +26,7 @@ from codl.ir.span_names import span_of
 from codl.runtime import launch_pieces
 from codl.runtime.bound_kernel import BoundKernel
 from codl.runtime.cl_errors import explained
-from codl.runtime.cl_import import cl_module
+from codl.runtime.cl_import import make_kernel
 from codl.runtime.distrust import Distrust
 from codl.runtime.flags import Flag
 from codl.runtime.host_handles import HostHandles
@@ -172,7 +172,7 @@ class Handles:
     def _bound(self, launch: Launch, program: cl.Program) -> BoundKernel:
         name = self._executable.programs[launch.program].name
         with explained(f"Binding the kernels of {name}"):
-            kernel = cl_module().Kernel(program, launch.kernel)
+            kernel = make_kernel(program, launch.kernel)
             values = [value for arg in launch.args for value in self._values(arg)]
             bound = BoundKernel(
                 self._name(launch), kernel, launch.global_size, launch.local_size, values
@@ -201,7 +201,7 @@ class Handles:
         """Raises `DeviceError` where the device does not have its kernel: nothing stands in."""
         memory = self._memory[command.buffer]
         with explained("Binding the kernel of a flag"):
-            kernel = cl_module().Kernel(self._program(command.program), command.kernel)
+            kernel = make_kernel(self._program(command.program), command.kernel)
             bound = BoundKernel(command.kernel, kernel, (1,), (1,), [memory.argument])
         return Flag(self._device, memory.words, bound)
 

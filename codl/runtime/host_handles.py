@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from threading import RLock
 from time import perf_counter
 from typing import Protocol, TypeAlias
 
@@ -162,7 +161,7 @@ class HostSession:
         own_memory: bool = False,
         lock: AbstractContextManager[object] | None = None,
     ) -> None:
-        self.executable, self._soc, self.lock = executable, soc, lock or RLock()
+        self.executable, self._soc, self.lock = executable, soc, lock or threads.ProcessLock()
         commands = [*executable.setup, *executable.commands]
         if not all(isinstance(command, Fill | RunNet) for command in commands):
             raise DeviceError(f"{executable.model!r} has commands for a GPU: open it on a device.")
@@ -171,7 +170,8 @@ class HostSession:
         for command in executable.setup:
             if isinstance(command, Fill):
                 handles.fill(command)
-        handles.make_nets()
+        with threads.placed(soc.placement.cpu_cores):
+            handles.make_nets()
         self._runs = [command for command in executable.commands if isinstance(command, RunNet)]
         self.nets = handles.nets
         self.footprint = Footprint(executable.bytes("cpu", "shared"), 0, handles.weight_bytes, 0)
@@ -180,15 +180,14 @@ class HostSession:
 
     def run(self) -> None:
         """One inference from what `inputs` hold; allocates no tensor."""
-        with self.lock:
-            threads.pin([0], self._soc.placement.cpu_cores)
+        with self.lock, threads.placed(self._soc.placement.cpu_cores):
             nets = self._open()
             for command in self._runs:
                 nets[command.net].run()
 
     def profile(self) -> list[TimeSpan]:
         """What each net did when in one inference."""
-        with self.lock:
+        with self.lock, threads.placed(self._soc.placement.cpu_cores):
             nets, timeline = self._open(), Timeline()
             for command in self._runs:
                 span, start = span_of(self.executable, command), perf_counter()

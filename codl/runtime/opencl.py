@@ -5,14 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from threading import RLock, get_native_id
+from threading import get_native_id
 from typing import TYPE_CHECKING
 
 from codl.errors import CodlWarning, DeviceError
 from codl.runtime import drivers, hints, threads
 from codl.runtime.bound_kernel import BoundKernel, enqueue_function, pointer
 from codl.runtime.cl_errors import describe, explained
-from codl.runtime.cl_import import cl_module
+from codl.runtime.cl_import import cl_module, make_kernel
 from codl.runtime.placement import LocalSoc, check_cores
 from codl.runtime.program_cache import Binary, Offer, Programs
 
@@ -43,24 +43,27 @@ class OpenClDevice:
         check_cores(soc.placement)
         self.soc = soc
         #: Held by whoever runs something on this device and its CPU.
-        self.lock = RLock()
+        self.lock = threads.ProcessLock()
         self._held: list[object] = []
         own, other = soc.placement.gpu_cores, soc.placement.cpu_cores
         #: A thread that waits has a core that the device does not use, and keeps off its work.
         self.waits_apart = soc.gpu.is_cpu and not {*own} & {*other}
         with threads.pinned(soc.placement.gpu_cores) as existing:
             driver = drivers.find_driver(soc.placement.icd)
-            with drivers.loaded([driver], cores=soc.placement.gpu_cores):
-                device = _find_device(soc)
-            self.device = device
-            with explained(f"Opening {soc.gpu.name}"):
+            others = threads.others_threads()
+            with (
+                drivers.loaded([driver], cores=soc.placement.gpu_cores),
+                explained(f"Opening {soc.gpu.name}"),
+            ):
+                self.device = device = _find_device(soc)
                 self.context = hints.make_context(device, soc.placement)
                 self.queue = hints.make_queue(self.context, soc.placement)
                 self.programs = Programs(self.context)
                 if offer is not None:
                     self.programs.offer(offer)
                 # In here, because threads of a driver inherit the cores of the one that makes them.
-                self.worker_threads = self._start_workers() | (threads.thread_ids() - existing)
+                made = self._start_workers() | (threads.thread_ids() - existing)
+                self.worker_threads = made - others - threads.others_threads()
         for text in filter(None, (self.mismatch, *hints.ignored(device, soc.placement))):
             warnings.warn(text, CodlWarning, stacklevel=2)
         threads.spread(self.worker_threads, soc.placement.gpu_cores or threads.available_cores())
@@ -75,12 +78,6 @@ class OpenClDevice:
             f"The driver of {self.soc.gpu.name} is {found!r}, the SoC file says {named!r}: "
             f"`codl soc detect --serial local --name {self.soc.name}` writes it anew."
         )
-
-    @contextmanager
-    def loading(self) -> Iterator[None]:
-        """Build programs, allocate and try inside; nothing else runs on this device meanwhile."""
-        with self.lock:
-            yield
 
     @contextmanager
     def profiling(self) -> Iterator[None]:
@@ -153,7 +150,7 @@ class OpenClDevice:
 
     def busy_kernel(self) -> BoundKernel:
         """A kernel that keeps the device busy for some milliseconds, to see where it runs."""
-        kernel = cl_module().Kernel(self.programs.build_text("busy", BUSY), "busy")
+        kernel = make_kernel(self.programs.build_text("busy", BUSY), "busy")
         size = 1024 * self.soc.gpu.compute_units
         out = cl_module().Buffer(self.context, cl_module().mem_flags.READ_WRITE, 4 * size)
         return BoundKernel("busy", kernel, (size,), None, [out])

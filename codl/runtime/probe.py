@@ -11,7 +11,7 @@ import numpy as np
 
 from codl.ir.soc_facts import SVM_LEVELS
 from codl.runtime.bare_device import platforms_of
-from codl.runtime.cl_import import cl_module
+from codl.runtime.cl_import import build_program, cl_module, make_kernel
 from codl.runtime.drivers import TARGET, TARGET_FLOATS
 
 #: What a CPU's vectors may hold, in floats.
@@ -87,8 +87,9 @@ def look(name: str) -> list[ProbedDevice]:
             cl = cl_module()
             context = cl.Context([device])
             queue = cl.CommandQueue(context)
-            program = cl.Program(context, SOURCE).build()
-            kernel = cl.Kernel(program, "probe")
+            program = cl.Program(context, SOURCE)
+            build_program(program, ())
+            kernel = make_kernel(program, "probe")
             out = np.zeros(ITEMS + 1, np.int32)
             buffer = cl.Buffer(context, cl.mem_flags.WRITE_ONLY, out.nbytes)
             kernel.set_args(buffer)

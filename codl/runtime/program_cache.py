@@ -25,7 +25,7 @@ from codl.kernels.base import KernelPlan
 from codl.kernels.source import STANDARD, compile_options, source_digest, source_text
 from codl.runtime.cache import Slot
 from codl.runtime.cl_errors import explained
-from codl.runtime.cl_import import cl_module
+from codl.runtime.cl_import import build_program, cl_module
 from codl.runtime.drivers import TARGET
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class Programs:
         """The program of a binary; None where the driver does not take it."""
         try:
             program = cl_module().Program(self._context, [self._device], [blob])
-            program.build(job.options)
+            build_program(program, job.options)
         except cl_module().Error:
             return None
         return program
@@ -192,7 +192,7 @@ class Programs:
         with self._survived(job):
             try:
                 self.compiled += 1
-                program.build(job.options)
+                build_program(program, job.options)
             except cl_module().Error as error:
                 if error.code == cl_module().status_code.BUILD_PROGRAM_FAILURE:
                     failure.store(str(error).encode())

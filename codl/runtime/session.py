@@ -6,7 +6,8 @@ lowered the plan can lower it again without.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
 from codl.errors import DeviceError
@@ -61,8 +62,7 @@ class Session:
         #: How the GPU's limits are kept; None without any.
         self.limited: LimitedGpu | None = None
         self._paced: PacedQueue | None = None
-        with device.loading(), explained(f"Loading {executable.model!r}"):
-            threads.pin([0], device.soc.placement.cpu_cores)
+        with self._working(), explained(f"Loading {executable.model!r}"):
             try:
                 self._load(
                     tries=tries, own_memory=own_memory, share=share, trying=trying, limits=limits
@@ -126,14 +126,19 @@ class Session:
 
     def run(self) -> None:
         """One inference from what `inputs` hold; allocates no tensor."""
-        with self._device.lock:
-            threads.pin([0], self._device.soc.placement.cpu_cores)
+        with self._working():
             action = None
             try:
                 for action in self._open():
                     action.run()
             except Exception as error:
                 self._explain(error, action)
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """The calling thread is one of the CPU side inside, and nothing else runs on the device."""
+        with self._device.lock, threads.placed(self._device.soc.placement.cpu_cores):
+            yield
 
     def _explain(self, error: Exception, action: Action | None) -> NoReturn:
         """Raise what went wrong in the middle of an inference, with where that was."""
@@ -147,8 +152,7 @@ class Session:
 
     def profile(self) -> list[TimeSpan]:
         """What each processor did when in one inference."""
-        with self._device.lock, self._explained(), self._device.profiling():
-            threads.pin([0], self._device.soc.placement.cpu_cores)
+        with self._working(), self._explained(), self._device.profiling():
             timeline = Timeline()
             for action in self._open():
                 action.profile(timeline)
@@ -157,8 +161,7 @@ class Session:
 
     def run_drained(self) -> None:
         """One inference in which each stage begins when the GPU has nothing left to do."""
-        with self._device.lock, self._explained():
-            threads.pin([0], self._device.soc.placement.cpu_cores)
+        with self._working(), self._explained():
             self._open()
             for stage in self.executable.stages:
                 self._device.queue.finish()

@@ -6,7 +6,6 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from threading import RLock
 from time import perf_counter
 from types import MappingProxyType
 from typing import TypeVar
@@ -16,6 +15,7 @@ from codl.errors import CodlError, CodlWarning, DeviceError
 from codl.provenance import VERSION as CODL
 from codl.runtime.child import Child, TimedOutError
 from codl.runtime.frames import Connection, ConnectionCut, ConnectionEnded, FrameError
+from codl.runtime.threads import ProcessLock
 from codl.targets.device_shell import Fix, explained
 from codl.targets.message_base import VERSION, Failed, Hello, Reply, Request, Warned
 from codl.targets.messages import AnyReply, AnyRequest
@@ -84,7 +84,7 @@ class AgentClient:
         self.generation = 0
         self._running: _Running | None = None
         #: Held while a request is under way; any thread may ask.
-        self.lock = RLock()
+        self.lock = ProcessLock()
 
     def ask(
         self,

@@ -170,15 +170,17 @@ class LocalTarget:
     ) -> CheckRun:
         from codl.measure.budget import Budget
         from codl.measure.check_variants import check_all
+        from codl.runtime.threads import placed
 
-        return check_all(
-            self.device,
-            tasks,
-            keep=keep,
-            checking=checking,
-            budget=Budget(budget_s),
-            progress=progress,
-        )
+        with placed(self.soc.placement.cpu_cores):
+            return check_all(
+                self.device,
+                tasks,
+                keep=keep,
+                checking=checking,
+                budget=Budget(budget_s),
+                progress=progress,
+            )
 
     # Running.
 

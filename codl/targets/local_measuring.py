@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 from codl.ir import Op
 from codl.ir.soc import PowerW
@@ -51,7 +52,8 @@ class LocalMeasuring:
         if self._runner is None or self._runs != how:
             self._runner = BatchRunner(Bench(self._gpu, *how), self._workers, self._machine)
             self._runs = how
-        return self._runner.measure(batch, watcher)
+        with self._placed():
+            return self._runner.measure(batch, watcher)
 
     def compile(self, task: Task, tuning: Tuning) -> None:
         bench = Bench(self._gpu, "", tuning=tuning)
@@ -69,21 +71,24 @@ class LocalMeasuring:
         budget_s: float | None,
         progress: Progress,
     ) -> TuneRun:
-        return tune(
-            self._gpu,
-            tasks,
-            tuning,
-            keep=keep,
-            searching=searching,
-            budget=Budget(budget_s),
-            progress=progress,
-        )
+        with self._placed():
+            return tune(
+                self._gpu,
+                tasks,
+                tuning,
+                keep=keep,
+                searching=searching,
+                budget=Budget(budget_s),
+                progress=progress,
+            )
 
     def bench(self, op: Op, tuning: Tuning, *, every: bool) -> tuple[list[BenchRow], list[Refused]]:
-        return bench(self._gpu, op, tuning, every=every)
+        with self._placed():
+            return bench(self._gpu, op, tuning, every=every)
 
     def power(self, seconds: float) -> PowerW:
-        return measure_power(self._gpu, find_sensors(), seconds)
+        with self._placed():
+            return measure_power(self._gpu, find_sensors(), seconds)
 
     def time(
         self,
@@ -98,17 +103,22 @@ class LocalMeasuring:
             name: model.run if isinstance(model, PeerProcess) else timed(model.run)
             for name, model in models.items()
         }
-        beside = [] if anchors is None else drift.prepare(Bench(self._gpu, "", tuning=anchors))
-        return time_together(
-            runs,
-            effort,
-            sensors=find_sensors().sensors if with_energy else (),
-            anchors=beside,
-            machine=self._machine,
-            # Libraries let idle threads spin: nobody's are there in another one's turn.
-            before_turn=threads.wait_until_idle,
-            after_round=after_round,
-        )
+        with self._placed():
+            beside = [] if anchors is None else drift.prepare(Bench(self._gpu, "", tuning=anchors))
+            return time_together(
+                runs,
+                effort,
+                sensors=find_sensors().sensors if with_energy else (),
+                anchors=beside,
+                machine=self._machine,
+                # Libraries let idle threads spin: nobody's are there in another one's turn.
+                before_turn=threads.wait_until_idle,
+                after_round=after_round,
+            )
+
+    def _placed(self) -> AbstractContextManager[None]:
+        """The calling thread is one of the CPU side inside."""
+        return threads.placed(self._gpu.soc.placement.cpu_cores)
 
     def close(self) -> None:
         self._runner = None

@@ -16,6 +16,7 @@ from codl.runtime import placement
 from codl.runtime.cpu_facts import cpu_facts
 from codl.runtime.placement import LocalSoc, Placement, at_hand
 from codl.runtime.probe import ProbedDevice, ProbeResult
+from codl.runtime.threads import placed
 from codl.targets import detect
 from codl.targets.local import LocalTarget
 
@@ -87,8 +88,8 @@ def test_a_side_has_the_cores_of_its_kind() -> None:
 
 def test_a_pinned_thread_may_still_name_all_cores_of_the_process() -> None:
     cores = tuple(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, cores[:1])
-    placement.check_cores(Placement("a", cores))
+    with placed(cores[:1]):
+        placement.check_cores(Placement("a", cores))
 
 
 def device(**changes: Any) -> ProbedDevice:

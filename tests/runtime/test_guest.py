@@ -1,0 +1,154 @@
+"""codl is a guest in a process: what it needs of it, it gives back."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Mapping
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from support import guest
+from support.plans import branching, branching_case, make_plan
+
+import codl
+from codl.errors import DeviceError, UnsupportedError
+from codl.plan.search import NO_COLLECTION
+from codl.runtime import drivers, threads
+from codl.runtime.engine import Engine
+from codl.runtime.placement import LocalSoc
+
+ROOT = Path(__file__).parents[2]
+CUTS = [(4, "H", 0.5), (3, "OC", 0.5), (20, "H", 1.0)]
+
+
+@pytest.fixture
+def arguments(tmp_path: Path, first_soc: LocalSoc) -> list[str]:
+    """A model, a SoC and a plan that splits, as files."""
+    network, _, _ = branching_case()
+    model, soc, plan = tmp_path / "branching.onnx", tmp_path / "test.yaml", tmp_path / "plan.json"
+    onnx.save(branching().build(), model)
+    first_soc.save(soc)
+    make_plan(network, first_soc, CUTS).save(plan)
+    return [str(model), str(soc), str(plan)]
+
+
+@pytest.mark.usefixtures("devices")
+@pytest.mark.parametrize("order", ["codl", "guest"])
+def test_a_program_has_its_process_back(
+    order: str, arguments: list[str], tmp_path: Path, first_soc: LocalSoc
+) -> None:
+    driver = drivers.find_driver(first_soc.placement.icd)
+    (tmp_path / "mine.icd").write_text(driver.library + "\n")
+    environment = {**os.environ, "OCL_ICD_VENDORS": str(tmp_path), "POCL_MAX_PTHREAD_COUNT": "3"}
+    alone = [sys.executable, "-c", guest.CHILD, *driver.preload]
+    platforms = subprocess.check_output(alone, env=environment, text=True).strip()
+    assert int(platforms) > 0
+    command = [sys.executable, guest.__file__, order, *arguments, *driver.preload]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["changed"] == {}
+    assert said["platforms"] == platforms
+    assert len(said["largest"]) == 5
+    assert min(said["largest"]) > 0
+
+
+def _in_fork(engine: Engine, inputs: Mapping[str, np.ndarray], answers: Any) -> None:
+    for use in (lambda: engine(inputs), engine.run, engine.profile):
+        try:
+            use()
+        except DeviceError as error:
+            answers.put(str(error))
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.5])
+def test_an_engine_after_a_fork_says_so(first_soc: LocalSoc, devices: Any, ratio: float) -> None:
+    from support.devices import here
+
+    network, x, expected = branching_case()
+    plan = make_plan(network, first_soc, [(len(network.layers), "H", ratio)])
+    forked = get_context("fork")
+    with Engine(network, plan, here(first_soc)) as engine:
+        answers = forked.SimpleQueue()
+        child = forked.Process(target=_in_fork, args=(engine, {"image": x}, answers))
+        child.start()
+        child.join(30)
+        assert child.exitcode == 0
+        said = [answers.get() for _ in range(3)]
+        assert all("is a fork" in text and "spawn" in text for text in said)
+        for name, value in engine({"image": x}).items():
+            np.testing.assert_allclose(value, expected[name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.usefixtures("devices")
+def test_an_engine_is_neither_copied_nor_pickled(first_soc: LocalSoc) -> None:
+    from support.devices import here
+
+    network, _, _ = branching_case()
+    with Engine(network, make_plan(network, first_soc, CUTS), here(first_soc)) as engine:
+        for use in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(UnsupportedError, match="neither copied nor pickled"):
+                use(engine)
+
+
+def test_a_thread_is_back_where_it_was_after_an_error() -> None:
+    before = os.sched_getaffinity(0)
+    core = min(before)
+    seen = []
+
+    def fail() -> None:
+        with threads.placed([core]):
+            with threads.placed([core]):
+                seen.append(os.sched_getaffinity(0))
+            seen.append(os.sched_getaffinity(0))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert seen == [{core}, {core}]
+    assert os.sched_getaffinity(0) == before
+
+
+def test_a_loaded_plugin_is_told_to_children_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from codl import plugins
+    from codl.registry import rolled_back
+    from codl.runtime.child import inherited
+
+    monkeypatch.delenv(plugins.VARIABLE, raising=False)
+    folder = tmp_path / "told_to_children"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    with rolled_back(always=True):
+        codl.load_plugin(folder)
+        assert plugins.VARIABLE not in os.environ
+        assert inherited()[plugins.VARIABLE] == str(folder)
+    assert plugins.VARIABLE not in inherited()
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_searches_at_once_leave_the_collector_as_it_was(enabled: bool) -> None:
+    before = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        NO_COLLECTION.__enter__()
+        NO_COLLECTION.__enter__()
+        NO_COLLECTION.__exit__()
+        assert not gc.isenabled(), "another search is still at work"
+        NO_COLLECTION.__exit__()
+        assert gc.isenabled() == enabled
+    finally:
+        (gc.enable if before else gc.disable)()
