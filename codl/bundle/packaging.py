@@ -23,6 +23,7 @@ from codl.ir.executable_json import encode
 from codl.ir.plan import Plan
 from codl.ir.results import Checked
 from codl.kernels.tuning import Tuning
+from codl.measure.check_variants import OF_WINOGRAD
 from codl.measure.inputs import random_inputs
 from codl.provenance import provenance
 from codl.runtime.engine import Engine
@@ -155,7 +156,8 @@ def _reference(engine: Engine, path: Path) -> dict[str, Any] | None:
     }
     cosine = 2 * usual_cosine(engine.network) ** 2 - 1
     header = arrays.save(path)
-    return {"header": header, "cosine": cosine, "limit": 2 * checked.limit, **listed}
+    limit = max(4 * checked.limit, OF_WINOGRAD)
+    return {"header": header, "cosine": cosine, "limit": limit, **listed}
 
 
 def _as_run(plan: Plan, executable: Executable) -> Plan:

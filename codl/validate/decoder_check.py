@@ -23,7 +23,7 @@ from codl.ir.fallbacks import OpFallback
 from codl.ir.results import Checked
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
-from codl.measure.check_variants import OF_HALVES
+from codl.measure.check_variants import OF_HALVES, OF_WINOGRAD
 from codl.measure.decoder_speed import Decodes
 from codl.measure.inputs import SEED
 from codl.measure.peers.ort_decoder import OrtDecoder
@@ -97,7 +97,7 @@ def _compared(
         return worst(closeness(x, y) for x, y in zip(made, right, strict=True))
 
     right, executables = reference(optimised=False), decoder.executables
-    limit, cosine = max(map(limit_of, executables)), usual_cosine(network)
+    limit, cosine = max(OF_WINOGRAD, *map(limit_of, executables)), usual_cosine(network)
     found = distance(_logits(decoder, tokens, chunk, capacity))
     if is_right(found, cosine, limit):
         return decoder, Checked("ONNX Runtime", found.cosine, found.max_rel_err, limit=limit)

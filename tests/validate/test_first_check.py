@@ -30,6 +30,7 @@ from codl.frontend.decoders import step_of
 from codl.frontend.decoders.source import built
 from codl.frontend.graph.onnx_import import session_options
 from codl.frontend.models.builder import ModelBuilder
+from codl.ir.executable import GpuOp, NcnnNet
 from codl.ir.plan import Plan
 from codl.kernels import registry
 from codl.measure.inputs import random_inputs
@@ -376,3 +377,21 @@ def test_a_decoder_is_compared_over_its_cache(
         with Decoder(*planned, here(first_soc)) as unchecked:
             wrong = np.array(unchecked.prefill(tokens))
         assert not np.allclose(wrong, expected[-1], atol=1e-4 * np.abs(expected[-1]).max())
+
+
+def test_what_is_lost_between_ops_is_an_error(
+    folder: Path, first_soc: LocalSoc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every op is right by itself: a row is lost wherever two ops or more run."""
+    usual = Session.run
+
+    def damaged(self: Session) -> None:
+        usual(self)
+        parts = (*self.executable.steps, *self.executable.nets)
+        if sum(len(own.layers) for own in parts if isinstance(own, GpuOp | NcnnNet)) > 1:
+            for value in self.outputs.values():
+                value[..., -1, :] *= 0.97
+
+    monkeypatch.setattr(Session, "run", damaged)
+    with pytest.raises(WrongResultError, match="outputs are not what ONNX Runtime"):
+        checked("small.onnx", first_soc)
