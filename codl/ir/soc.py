@@ -78,7 +78,7 @@ class GpuSide:
     compute_units: Positive
     max_work_group_size: Positive
     wave_size: Positive
-    vector_width: Positive
+    vector_width: Literal[4, 8, 16]
     global_mem_cache_size: NotNegative
     local_mem_bytes: NotNegative
     unified_memory: bool

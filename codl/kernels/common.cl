@@ -106,6 +106,9 @@ __constant sampler_t TEXELS =
 #define ACTIVATION 0
 #endif
 
+// As `max` and `min` with a number, but what is not a number stays so, in scalars and in vectors.
+#define AT_LEAST(x, low) ((x) < (low) ? (low) : (x))
+#define AT_MOST(x, high) ((x) > (high) ? (high) : (x))
 #define SIGMOID(x) (1.0f / (1.0f + exp(-(x))))
 // erfc of what is not negative, to 1e-5 of its value: a polynomial of t = 1 / (1 + z / 2), and one exp
 // (Numerical Recipes, section 6.2). Intel's own takes twice as long.
@@ -117,27 +120,27 @@ __constant sampler_t TEXELS =
     (0.27886807f + (t) * (-1.13520398f + (t) * (1.48851587f + (t) * (-0.82215223f + (t) *          \
     0.17087277f))))))))
 #if ACTIVATION == 1  // relu
-#define ACTIVATE(x) max((x), 0.0f)
+#define ACTIVATE(x) AT_LEAST(x, 0.0f)
 #elif ACTIVATION == 2  // leaky_relu
-#define ACTIVATE(x) (max((x), 0.0f) + ACT_ALPHA * min((x), 0.0f))
+#define ACTIVATE(x) ((x) < 0.0f ? ACT_ALPHA * (x) : (x))
 #elif ACTIVATION == 3  // clip
-#define ACTIVATE(x) min(max((x), ACT_ALPHA), ACT_BETA)
+#define ACTIVATE(x) AT_MOST(AT_LEAST(x, ACT_ALPHA), ACT_BETA)
 #elif ACTIVATION == 4  // sigmoid
 #define ACTIVATE(x) SIGMOID(x)
 #elif ACTIVATION == 5  // tanh
 #define ACTIVATE(x) tanh(x)
 #elif ACTIVATION == 6  // hard_sigmoid
-#define ACTIVATE(x) clamp(ACT_ALPHA * (x) + ACT_BETA, 0.0f, 1.0f)
+#define ACTIVATE(x) AT_MOST(AT_LEAST(ACT_ALPHA * (x) + ACT_BETA, 0.0f), 1.0f)
 #elif ACTIVATION == 7  // hard_swish
 #define ACTIVATE(x) ((x) * clamp((x) * (1.0f / 6.0f) + 0.5f, 0.0f, 1.0f))
-#elif ACTIVATION == 8  // gelu: with erfc, which is 0 where 1 + erf may still be a rounding error
-#define ACTIVATE(x) (max((x), 0.0f) - 0.5f * fabs(x) * ERFC(0.70710678f * fabs(x)))
+#elif ACTIVATION == 8  // gelu: with erfc, which is 0 where 1 + erf may still be a rounding error, and at once
+#define ACTIVATE(x) (AT_LEAST(x, 0.0f) - 0.5f * fabs(min((x), 64.0f)) * ERFC(0.70710678f * fabs(x)))
 #elif ACTIVATION == 9  // gelu_tanh: (1 + tanh(x)) / 2 is sigmoid(2 x), and 0 in time
 #define ACTIVATE(x) ((x) * SIGMOID(1.5957691f * ((x) + 0.044715f * (x) * (x) * (x))))
 #elif ACTIVATION == 10  // silu
 #define ACTIVATE(x) ((x) * SIGMOID(x))
 #elif ACTIVATION == 11  // elu
-#define ACTIVATE(x) (max((x), 0.0f) + ACT_ALPHA * expm1(min((x), 0.0f)))
+#define ACTIVATE(x) (AT_LEAST(x, 0.0f) + ACT_ALPHA * expm1(min((x), 0.0f)))
 #elif ACTIVATION == 12  // erf
 #define ACTIVATE(x) erf(x)
 #else

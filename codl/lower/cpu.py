@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from codl.errors import CodlError
 from codl.ir.executable import Access, NetLayer
 from codl.ir.op_text import to_text
 from codl.ir.ops.base import Op, Weights
 from codl.ir.ops.onnx_model import OnnxModel
 from codl.ir.region import Region
+from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.lower.partition import Part
 
@@ -28,12 +30,12 @@ class CpuLayer:
     weights: Weights
 
     @classmethod
-    def of(cls, part: Part, variant: str) -> CpuLayer:
+    def of(cls, part: Part, planned: str, soc: Soc) -> CpuLayer:
         layer = part.layer
         return cls(
             name=layer.name,
             op=part.op,
-            variant=registry.find(part.op, variant, "cpu"),
+            variant=_variant(part, planned, soc),
             inputs=tuple(zip(layer.inputs, part.needs, strict=True)),
             output=layer.output,
             region=part.region,
@@ -55,6 +57,38 @@ class CpuLayer:
             region=self.region,
             constants=constants,
         )
+
+
+def _moves_images(part: Part) -> bool:
+    """Whether an image of the output is not made of the same image of every input.
+
+    ncnn's nets take one image at a time. An input with a single image is read for each.
+    """
+    shapes = zip(part.needs, part.layer.op.inputs, strict=True)
+    return any(need.images != part.region.images and shape.n > 1 for need, shape in shapes)
+
+
+def _variant(part: Part, planned: str, soc: Soc) -> Any:
+    """The planned variant, or the default of what is only too small a part of the op for it.
+
+    Raises `CodlError` where it refuses the op, or none is left.
+    """
+    variant: Any = registry.find(part.op, planned, "cpu")
+    refusal = _refusal(variant, part, soc)
+    if refusal is None:
+        return variant
+    if variant.refusal(part.layer.op, soc) is None:
+        for other in registry.variants(part.op, "cpu", soc, include_unfit=True):
+            if _refusal(other, part, soc) is None:
+                return other
+    raise CodlError(f"{planned} cannot run {part.layer.name!r}: {refusal}.")
+
+
+def _refusal(variant: Any, part: Part, soc: Soc) -> str | None:
+    if variant.backend == "ncnn" and _moves_images(part):
+        return f"images {part.needs[0].images} become {part.region.images}, one at a time"
+    refusal: str | None = variant.refusal(part.op, soc)
+    return refusal
 
 
 @dataclass(frozen=True)

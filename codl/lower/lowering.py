@@ -259,7 +259,8 @@ class Lowering:
         What one net leaves to another has memory of its own.
         """
         assembly, tensors, shard = self._assembly, self._memory.host, segment.cpu
-        layers = [CpuLayer.of(p, segment.chain.variants[p.layer.name]["cpu"]) for p in shard.parts]
+        planned = segment.chain.variants
+        layers = [CpuLayer.of(p, planned[p.layer.name]["cpu"], self._soc) for p in shard.parts]
         left = shard.left(segment.outputs)
         places = {
             name: assembly.access(tensors[name], region)

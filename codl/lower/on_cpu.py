@@ -22,7 +22,7 @@ def on_cpu(network: Network, plan: Plan, soc: Soc) -> Plan:
         name: own.get("cpu") for chain in plan.chains for name, own in chain.variants.items()
     }
     variants = {
-        layer.name: {"cpu": planned.get(layer.name) or _default(layer, soc)}
+        layer.name: {"cpu": _variant(layer, planned.get(layer.name), soc)}
         for layer in network.layers
     }
     whole = Chain(tuple(variants), "H", 0.0, variants)
@@ -39,10 +39,11 @@ def on_cpu(network: Network, plan: Plan, soc: Soc) -> Plan:
     )
 
 
-def _default(layer: Layer, soc: Soc) -> str:
-    found = registry.variants(layer.op, "cpu", soc)
-    if not found:
+def _variant(layer: Layer, planned: str | None, soc: Soc) -> str:
+    """The planned one, if it takes the whole op too; what was planned may have been for a part."""
+    names = [variant.name for variant in registry.variants(layer.op, "cpu", soc)]
+    if not names:
         raise UnsupportedError(
             f"The CPU has no kernel variant for {layer.name!r} ({layer.op.kind})."
         )
-    return found[0].name
+    return planned if planned in names else names[0]

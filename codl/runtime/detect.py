@@ -172,7 +172,7 @@ def _gpu_side(device: ProbedDevice, cores: tuple[int, ...]) -> GpuSide:
         compute_units=len(cores) or device.compute_units,
         max_work_group_size=device.max_work_group_size,
         wave_size=device.wave_size,
-        vector_width=device.vector_width,
+        vector_width=device.vector_width,  # type: ignore[arg-type]  # one of WIDTHS
         global_mem_cache_size=device.global_mem_cache_size,
         local_mem_bytes=device.local_mem_bytes,
         unified_memory=device.unified_memory,

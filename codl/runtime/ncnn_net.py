@@ -42,6 +42,14 @@ def _matrix(view: Array) -> ncnn.Mat:
     return mat
 
 
+def _is_misread(mat: ncnn.Mat) -> bool:
+    """Whether layers that take some channels of a matrix, such as Crop, would miss them.
+
+    They step by what ncnn would have allocated. Channels by the four are packed before.
+    """
+    return bool(mat.c > 1 and mat.c % 4 and mat.cstep != -(-mat.w * mat.h // 4) * 4)
+
+
 @dataclass(frozen=True)
 class Outlet:
     """An array that a value is unpacked to, and the same memory image by image."""
@@ -83,7 +91,8 @@ class NcnnSession:
             Outlet(value, list(zip(view, matrices(view), strict=True)))
             for (value, _), view in zip(net.outputs, results, strict=True)
         ]
-        self._copied = net.copied
+        misread = (value for value, mats in self._inputs.items() if _is_misread(mats[0]))
+        self._copied = tuple(dict.fromkeys((*net.copied, *misread)))
         self._simd = soc.cpu.simd_floats
         images = max(part.images.size for part in net.parts)
         self._lanes = Lanes.of(soc, images)

@@ -22,10 +22,10 @@ TESTS = Path(__file__).parent.parent
 #: lowering and with the sources of kernels, and with nothing else: not from machine to machine.
 #: `PYTHONPATH=tests python tests/lower/test_determinism.py` prints those of now.
 GOLDEN = (
-    "4caeb8d539a59cd877294b15d1860427e8dd6392f311d137a587aec692798eff",
-    "f7dcae1deb3c0f747c0eb39fea9fe02395d3b0f8c66115bc98e3ebe0bed86c2a",
-    "b3561a68d32146ccf1e11aab81d4c0e9117354ba08a612dacec8033e65b87241",
-    "6ac5953b66d421dcedbe13788a3e3df324000634c791e8c33d2df791bfae8032",
+    "e50caa0458813c185e4577e7cbb0f68ba81cc19b00c97a6b2193d53ebebc6cec",
+    "d738ac32f914d4a477c01f61e30607231aad4abb452b4f3bea4304323af02bab",
+    "805c167d0e6018ec5735ab334e120a0360f669411c0b72664db77bbe658a94c5",
+    "33e62515dd17b7b4b23ed79466eef305786fc0192450e962469241b29c4c5e1b",
 )
 
 

@@ -54,6 +54,22 @@ def expand(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(nodes), shapes=shapes, types=types, constants=constants)
 
 
+def _falling(graph: Graph, node: Node) -> Expansion | None:
+    """A HardSigmoid that falls: ncnn's compares with its bounds as if it rose."""
+    slope = np.float32(node.attributes.get("alpha", 0.2))
+    if slope >= 0:
+        return None
+    start = np.float32(node.attributes.get("beta", 0.5))
+    names = [f"{node.name}_{index}" for index in range(6)]
+    nodes = (
+        Node(names[0], "Mul", (node.inputs[0], names[2]), (names[0],)),
+        Node(names[1], "Add", (names[0], names[3]), (names[1],)),
+        Node(node.name, "Clip", (names[1], names[4], names[5]), node.outputs),
+    )
+    constants = dict(zip(names[2:], (slope, start, np.float32(0), np.float32(1)), strict=True))
+    return Expansion(nodes, {name: np.asarray(value) for name, value in constants.items()})
+
+
 def _gelu(kind: str) -> Write:
     """The activation of this kind, of a sum."""
 
@@ -153,6 +169,7 @@ def made_node(
 
 #: What writes a node of a type out, or leaves it as it is (None).
 EXPANSIONS: Mapping[str, Write] = {
+    "HardSigmoid": _falling,
     f"{MICROSOFT}.BiasGelu": _gelu("Gelu"),
     f"{MICROSOFT}.FastGelu": _gelu("FastGelu"),
     f"{MICROSOFT}.MultiHeadAttention": _attention,

@@ -16,7 +16,14 @@ from codl.kernels.ncnn import NcnnLayer
 from codl.kernels.variant import ByColumns
 
 #: ncnn's codes of BinaryOp.
-CODES = {"add": 0, "sub": 1, "mul": 2, "div": 3, "max": 4, "min": 5, "pow": 6}
+CODES = {"add": 0, "sub": 1, "mul": 2}
+#: What ncnn computes otherwise than IEEE 754 has it.
+INEXACT = {
+    "div": "a reciprocal and one step of Newton, which is no number where the divisor is 0",
+    "max": "keeping the other where one is not a number",
+    "min": "keeping the other where one is not a number",
+    "pow": "exp(y log x), which is wrong where x is not above 0",
+}
 
 
 class CpuDirect(ByColumns):
@@ -27,6 +34,8 @@ class CpuDirect(ByColumns):
     op_columns: ClassVar[type[EltwiseColumns]] = EltwiseColumns
 
     def refusal(self, op: Eltwise, soc: Soc) -> str | None:
+        if op.mode in INEXACT:
+            return f"ncnn computes {op.mode} by {INEXACT[op.mode]}"
         if op.mode not in CODES and op.mode != "identity":
             return f"ncnn has no layer for {op.mode}"
         return None

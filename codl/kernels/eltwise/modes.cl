@@ -11,13 +11,13 @@
 #elif MODE == 3
 #define COMBINE(a, b) ((a) / (b))
 #elif MODE == 4
-#define COMBINE(a, b) max((a), (b))
+#define COMBINE(a, b) (((a) >= (b)) | ((a) != (a)) ? (a) : (b))
 #elif MODE == 5
-#define COMBINE(a, b) min((a), (b))
+#define COMBINE(a, b) (((a) <= (b)) | ((a) != (a)) ? (a) : (b))
 #elif MODE == 6
 #define COMBINE(a, b) pow((a), (b))
 #elif MODE == 7
-#define COMBINE(a, b) (max((a), 0.0f) + (b) * min((a), 0.0f))
+#define COMBINE(a, b) ((a) < 0.0f ? (b) * (a) : (a))
 #elif MODE == 8
 #define COMBINE(a, b) (a)
 #elif MODE == 9
@@ -70,9 +70,9 @@
 #elif MODE == 32
 #define COMBINE(a, b) atanh(a)
 #elif MODE == 33  // selu
-#define COMBINE(a, b) (MODE_BETA * (max((a), 0.0f) + MODE_ALPHA * expm1(min((a), 0.0f))))
+#define COMBINE(a, b) (MODE_BETA * (AT_LEAST(a, 0.0f) + MODE_ALPHA * expm1(min((a), 0.0f))))
 #elif MODE == 34  // celu
-#define COMBINE(a, b) (max((a), 0.0f) + MODE_ALPHA * expm1(min((a), 0.0f) * (1.0f / MODE_ALPHA)))
+#define COMBINE(a, b) (AT_LEAST(a, 0.0f) + MODE_ALPHA * expm1(min((a), 0.0f) * (1.0f / MODE_ALPHA)))
 #elif MODE == 35  // thresholded_relu
 #define COMBINE(a, b) ((a) > (VEC)(MODE_ALPHA) ? (a) : (VEC)(0.0f))
 #else  // shrink

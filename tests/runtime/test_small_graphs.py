@@ -1,0 +1,228 @@
+"""Graphs of a few nodes that a network may have anywhere: outputs are ONNX Runtime's, unoptimised.
+
+Each ran wrong or not at all once. They run on either processor, and in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto
+from support.devices import here
+from support.onnx_models import floats, model, node
+
+from codl.frontend.convert import network_of
+from codl.frontend.graph.onnx_import import import_onnx
+from codl.ir.network import Network
+from codl.ir.plan import Plan
+from codl.ir.soc import Soc
+from codl.plan.single_processor import preferring
+from codl.runtime.engine import Engine
+
+PAIR = {"kernel_shape": [2, 2], "strides": [2, 2]}
+
+
+class Case(NamedTuple):
+    """Nodes in a line, the sizes of inputs, outputs, constants; `half` of float16 throughout."""
+
+    nodes: Sequence[onnx.NodeProto]
+    inputs: Mapping[str, Sequence[int]]
+    outputs: Sequence[str]
+    constants: Mapping[str, Any] = {}
+    half: bool = False
+
+    def proto(self) -> onnx.ModelProto:
+        constants = dict(self.constants)
+        if self.half:
+            constants = {
+                name: value.astype(np.float16) if value.dtype == np.float32 else value
+                for name, value in constants.items()
+            }
+        proto = model(self.nodes, self.inputs, self.outputs, constants)
+        for port in (*proto.graph.input, *proto.graph.output) if self.half else ():
+            port.type.tensor_type.elem_type = TensorProto.FLOAT16
+        return proto
+
+    def feeds(self) -> dict[str, NDArray[Any]]:
+        kind = np.float16 if self.half else np.float32
+        return {name: floats(*sizes, seed=7).astype(kind) for name, sizes in self.inputs.items()}
+
+
+def expected_of(proto: onnx.ModelProto, feeds: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, dict(feeds)), strict=True))
+
+
+def plan_of(network: Network, soc: Soc, kind: str) -> Plan:
+    if kind in ("cpu", "gpu"):
+        return preferring(network, soc, kind)  # type: ignore[arg-type]
+    from random import Random
+
+    from support.random_plans import random_plan
+
+    return random_plan(network, soc, Random(5), stored=("float32",))
+
+
+def beside(kind: str, reader: str, *more: Any, half: bool = False, **attributes: Any) -> Case:
+    """A convolution whose result is an output by another name, and is read by an activation."""
+    nodes = [
+        node("Conv", "x w b", "a"),
+        node(kind, " ".join(["a", *(["extra"] if more else [])]), "o1", **attributes),
+        node(reader, "a", "o2"),
+    ]
+    constants = {"w": floats(4, 3, 1, 1), "b": floats(4, seed=1)}
+    constants |= {"extra": np.array(more, np.int64)} if more else {}
+    return Case(nodes, {"x": (1, 3, 5, 5)}, ["o1", "o2"], constants, half)
+
+
+CASES: dict[str, Case] = {
+    # One tensor holds an output, and another node wants it as it is.
+    "identity beside relu": beside("Identity", "Relu"),
+    "flatten beside relu": beside("Flatten", "Relu"),
+    "identity beside sigmoid": beside("Identity", "Sigmoid"),
+    "reshape beside leaky relu": beside("Reshape", "LeakyRelu", 1, 100),
+    "unsqueeze beside relu": beside("Unsqueeze", "Relu", 0),
+    "squeeze beside relu": Case(
+        [node("Conv", "x w", "a"), node("Squeeze", "a axis", "o1"), node("Relu", "a", "o2")],
+        {"x": (1, 3, 5, 5)}, ["o1", "o2"],
+        {"w": floats(4, 3, 1, 1), "axis": np.array([0], np.int64)},
+    ),
+    "halves beside relu": Case(
+        [node("Conv", "x w", "a"), node("Relu", "a", "y")],
+        {"x": (1, 3, 5, 5)}, ["y", "a"], {"w": floats(4, 3, 1, 1)}, half=True,
+    ),
+    "halves beside mish": Case(
+        [
+            node("Conv", "x w", "a"), node("Softplus", "a", "s"), node("Tanh", "s", "t"),
+            node("Mul", "a t", "m"),
+        ],
+        {"x": (1, 3, 5, 5)}, ["m", "s", "a"], {"w": floats(4, 3, 1, 1)}, half=True,
+    ),
+    "product beside a bias": Case(
+        [
+            node("MatMul", "x w", "p"), node("Identity", "p", "o1"), node("Add", "p b", "o2"),
+            node("Mul", "o2 s", "o3"),
+        ],
+        {"x": (4, 6)}, ["o1", "o3"],
+        {"w": floats(6, 5), "b": floats(5, seed=1), "s": floats(5, seed=2)},
+    ),
+    "transposed, reshaped twice": Case(
+        [
+            node("Transpose", "x", "t", perm=[0, 2, 3, 1]), node("Reshape", "t to", "o1"),
+            node("Reshape", "t again", "r"), node("Conv", "r w", "y"),
+        ],
+        {"x": (1, 4, 6, 8)}, ["o1", "y"],
+        {"to": np.array([1, 192], np.int64), "again": np.array([1, 8, 6, 4], np.int64),
+         "w": floats(4, 8, 1, 1)},
+    ),
+    "transposed and reshaped alike": Case(
+        [
+            node("Transpose", "x", "t", perm=[0, 2, 1]), node("Reshape", "t to", "o1"),
+            node("Transpose", "x", "u", perm=[0, 2, 1]), node("Reshape", "u to", "r"),
+            node("Relu", "r", "o2"),
+        ],
+        {"x": (1, 4, 6)}, ["o1", "o2"], {"to": np.array([2, 12], np.int64)},
+    ),
+    "mean reshaped beside relu": Case(
+        [
+            node("ReduceMean", "x", "m", axes=[2, 3], keepdims=1),
+            node("Reshape", "m to", "o1"),
+            node("Relu", "m", "o2"),
+        ],
+        {"x": (1, 4, 6, 5)}, ["o1", "o2"],
+        {"to": np.array([1, 4], np.int64)},
+    ),
+    # Nothing is left to compute.
+    "reshape alone": Case(
+        [node("Reshape", "x to", "y")], {"x": (2, 6)}, ["y"], {"to": np.array([3, 4], np.int64)}
+    ),
+    "identity alone": Case([node("Identity", "x", "y")], {"x": (2, 6)}, ["y"]),
+    "constant output": Case(
+        [node("Identity", "c", "y"), node("Relu", "x", "z")], {"x": (2, 6)}, ["y", "z"],
+        {"c": floats(3, 2)},
+    ),
+    "only a constant": Case(
+        [node("Identity", "c", "y"), node("Flatten", "x", "z")], {"x": (2, 6)}, ["y", "z"],
+        {"c": floats(3, 2)},
+    ),
+    # Arithmetic.
+    "square": Case([node("Pow", "x two", "y")], {"x": (1, 3, 8, 8)}, ["y"],
+                   {"two": np.float32(2)}),
+    "square before a convolution": Case(
+        [node("Relu", "x", "r"), node("Pow", "r two", "p"), node("Conv", "p w", "y")],
+        {"x": (1, 3, 8, 8)}, ["y"], {"two": np.float32(2), "w": floats(5, 3, 1, 1)},
+    ),
+    "a hard sigmoid that falls": Case(
+        [node("HardSigmoid", "x", "y", alpha=-0.3, beta=0.5)], {"x": (1, 3, 5, 5)}, ["y"]
+    ),
+    "division by zero": Case(
+        [node("Relu", "x", "r"), node("Div", "x r", "y")], {"x": (1, 3, 5, 5)}, ["y"]
+    ),
+    "a column beside a product": Case(
+        [node("Gemm", "x w c", "g"), node("Mul", "g s", "y")], {"x": (4, 5)}, ["y"],
+        {"w": floats(5, 4), "c": floats(4, 1, seed=3), "s": floats(4, seed=4)},
+    ),
+    "integers dequantised": Case(
+        [node("DequantizeLinear", "q s", "b"), node("Add", "x b", "y")], {"x": (1, 4)}, ["y"],
+        {"q": np.array([3, -2, 100000, 7], np.int32), "s": np.float32(0.1)},
+    ),
+    # Windows.
+    "instance norm, odd, two by two": Case(
+        [node("InstanceNormalization", "x b b", "a"), node("MaxPool", "a", "y", **PAIR)],
+        {"x": (1, 3, 13, 13)}, ["y"], {"b": floats(3)},
+    ),
+    "transposed, odd, two by two": Case(
+        [node("Transpose", "x", "a", perm=[0, 1, 3, 2]), node("Conv", "a w", "y", strides=[2, 2])],
+        {"x": (1, 3, 13, 13)}, ["y"], {"w": floats(3, 3, 2, 2)},
+    ),
+    "a mean beside patches": Case(
+        [node("GlobalAveragePool", "x", "s"), node("Conv", "x w", "y", strides=[2, 2])],
+        {"x": (1, 3, 25, 25)}, ["s", "y"], {"w": floats(8, 3, 2, 2)},
+    ),
+    "groups of an odd image": Case(
+        [node("Relu", "x", "r"), node("Conv", "r w", "y", group=3, strides=[2, 2]),
+         node("ReduceMean", "r", "m", keepdims=1)],
+        {"x": (1, 9, 13, 13)}, ["y", "m"], {"w": floats(9, 3, 2, 2)},
+    ),
+    "a linear resize to an odd height": Case(
+        [onnx.helper.make_node("Resize", ["x", "", "scales"], ["r"], mode="linear"),
+         node("MaxPool", "r", "y", **PAIR)],
+        {"x": (1, 3, 4, 4)}, ["y"],
+        {"scales": np.array([1, 1, 1.75, 1.75], np.float32)},
+    ),
+    **{
+        f"{kind} {size} by {pads}, rounded up": Case(
+            [node(kind, "x", "p", kernel_shape=[k, k], strides=[s, s], pads=[pads] * 4,
+                  ceil_mode=1), node("ReduceMean", "p", "m", keepdims=1)],
+            {"x": (1, 4, size, size)}, ["p", "m"],
+        )
+        for kind in ("AveragePool", "MaxPool")
+        for k, s, size, pads in ((2, 3, 9, 0), (1, 2, 8, 0), (2, 2, 7, 1), (3, 2, 8, 1))
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu", "split"])
+@pytest.mark.parametrize("name", CASES)
+def test_outputs_are_those_of_onnx_runtime(name: str, kind: str, first_soc: Soc) -> None:
+    proto, feeds = CASES[name].proto(), CASES[name].feeds()
+    expected = expected_of(proto, feeds)
+    network = network_of(import_onnx(proto, "small"))
+    with Engine(network, plan_of(network, first_soc, kind), here(first_soc)) as engine:
+        for _ in range(2):
+            got = engine(feeds)
+            assert got.keys() == expected.keys()
+            for output, value in expected.items():
+                assert got[output].dtype == value.dtype
+                assert got[output].shape == value.shape, output
+                close = 4e-3 if CASES[name].half else 1e-5
+                np.testing.assert_allclose(got[output], value, close, close, err_msg=output)
