@@ -271,7 +271,7 @@ def limit_of(executable: Executable) -> float:
     on_cpu = {layer.variant for net in executable.nets for layer in net.layers}
     if any("winograd" in name for name in on_gpu | on_cpu):
         return OF_WINOGRAD / 10
-    return OF_OTHERS / 5
+    return OF_OTHERS / 2
 
 
 def _with(network: Network, plan: Plan, fallbacks: Sequence[OpFallback]) -> Plan:
