@@ -9,6 +9,7 @@ import pytest
 import yaml
 from support.executables import SOCS, encoded, small_executable, small_network, small_plan
 from support.simulated import SOC
+from support.some import some
 from typer.testing import CliRunner
 
 from codl.bundle.archive import EXECUTABLE, write_archive
@@ -67,7 +68,7 @@ def test_people_get_tables(executable_file: Path) -> None:
 
 def test_what_uses_a_buffer_is_named() -> None:
     executable = small_executable()
-    for own in content(executable)["buffers"]:
+    for own in some(content(executable)["buffers"]):
         users = {t.name for t in executable.tensors if t.buffer == own["buffer"]}
         assert set(own["tensors"]) == users
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.random_networks import random_networks
 from support.simulated import SOC
+from support.some import some
 from support.synthetic_predictors import SyntheticPredictors
 
 from codl.ir import Network, Region, Shape
@@ -61,11 +62,11 @@ def test_walks_cut_chains_as_lowering_does(network: Network, data: st.DataObject
     costs = ChainCosts(network, CostModel(SOC, SyntheticPredictors()), ratios)
     walk = Walk(stop, dim, step, starts)
     steps = {one.layer: one for one in costs.steps([walk])}
-    for candidate in costs.evaluate([walk]).candidates:
+    for candidate in some(costs.evaluate([walk]).candidates):
         own = layers[candidate.start : stop]
         outputs = chain_outputs(network, own)
         shards = cut(own, outputs, dim, ratios[step], block=SOC.gpu.vector_width)
-        for side, shard in enumerate(shards):
+        for side, shard in some(enumerate(shards)):
             expected = {part.layer.output: part.region for part in shard.parts}
             numbers = {x.output: int(steps[k].parts[0, side])
                        for k, x in enumerate(own, candidate.start)}  # fmt: skip
