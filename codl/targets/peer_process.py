@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from codl.errors import DeviceError
 from codl.ir.plan import Plan
 from codl.runtime.child import inherited
+from codl.runtime.drivers import COUNTS
 from codl.runtime.placement import LocalSoc
 from codl.targets.arrays import Arrays, from_wire, to_wire
 from codl.targets.client import COMMAND, AgentClient
@@ -27,7 +28,7 @@ from codl.targets.model_messages import (
 )
 
 #: What other libraries read from the environment. A peer gets its threads by its own options.
-VARIABLES = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_")
+VARIABLES = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", *COUNTS)
 
 
 class PeerProcess:

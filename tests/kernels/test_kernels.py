@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.kernel_runs import Case, cut, enough, run_copy, variants_for_gpus
 from support.random_ops import batched, ops
-from support.some import some
 
 from codl.ir import Op, Region, Shape, Span, parse, split
 from codl.ir.soc import Soc
@@ -98,9 +97,9 @@ def test_choices_compute_the_same(text: str, gpu: OpenClDevice) -> None:
     """
     op = parse(text)
     case = Case.of(op, seed=2)
-    for variant in some(registry.variants(op, "gpu", gpu.soc)):
+    for variant in registry.variants(op, "gpu", gpu.soc):
         choices = variant.choices(op, gpu.soc)  # type: ignore[attr-defined]
-        for choice in some(choices[len(choices) // 2 :: max(1, len(choices) // 2)][:2]):
+        for choice in choices[len(choices) // 2 :: max(1, len(choices) // 2)][:2]:
             assert variant.features(op, gpu.soc, choice)  # type: ignore[call-arg]
             case.on_gpu(variant, gpu, choice=choice)
 
@@ -138,13 +137,13 @@ def test_choices_for_real_gpus(text: str, first_gpu: OpenClDevice) -> None:
     """
     op = parse(text)
     case = Case.of(op, seed=1)
-    for variant in some(variants_for_gpus(op, first_gpu.soc)):
+    for variant in variants_for_gpus(op, first_gpu.soc):
         choices = variant.choices(op, first_gpu.soc)
         features = [variant.features(op, first_gpu.soc, choice) for choice in choices]
         assert features[0] == variant.features(op, first_gpu.soc)
         assert len({tuple(values) for values in features}) == 1
         most = None if variant.storage.element == "float32" else 1
-        for choice in some(enough(choices)[:most]):
+        for choice in enough(choices)[:most]:
             case.on_gpu(variant, first_gpu, choice=choice)
 
 
@@ -195,7 +194,7 @@ def spans(size: int) -> st.SearchStrategy[Span]:
 @settings(max_examples=200, deadline=None)
 def test_features_are_the_same_for_every_op_and_finite(op: Op, first_soc: Soc) -> None:
     for processor in ("cpu", "gpu"):
-        for variant in some(registry.variants(op, processor, first_soc)):  # type: ignore[arg-type]
+        for variant in registry.variants(op, processor, first_soc):  # type: ignore[arg-type]
             values = variant.features(op, first_soc)
             assert values, f"{variant.name} has no features"
             assert all(np.isfinite(v) and v >= 0 for v in values.values())
@@ -203,7 +202,7 @@ def test_features_are_the_same_for_every_op_and_finite(op: Op, first_soc: Soc) -
 
 def test_every_op_has_a_default_variant_on_both_processors(first_soc: Soc) -> None:
     texts = ("conv2d in=1x8x8x8 oc=8 kernel=3", "pooling in=1x8x8x8 kernel=2", "fc in=1x8x1x1 oc=4")
-    for text in some(texts):
+    for text in texts:
         for processor in ("cpu", "gpu"):
             assert registry.variants(parse(text), processor, first_soc)  # type: ignore[arg-type]
 

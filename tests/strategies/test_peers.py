@@ -22,6 +22,7 @@ from codl.measure.interleave import Effort, Timed, Turns, interleave
 from codl.measure.peers import PEERS
 from codl.plan.single_processor import default_plan
 from codl.runtime.placement import LocalSoc
+from codl.runtime.threads import placed
 from codl.strategies.evaluation import max_rel_err
 from codl.strategies.peers import check, with_opencl_all
 from codl.targets.base import Target
@@ -61,11 +62,11 @@ def test_a_peer_agrees_with_the_reference_on_all_cores(
     peer: PeerProcess, model: bytes, first_soc: LocalSoc
 ) -> None:
     cores = first_soc.placement.cores
-    os.sched_setaffinity(0, {cores[0]})  # as an engine's caller is pinned to the CPU side
     peer.feed({"image": INPUT})
     session = ort.InferenceSession(model, session_options(1), ["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
-    seconds = peer.run(3)
+    with placed(cores[:1]):  # as while an engine runs
+        seconds = peer.run(3)
     assert len(seconds) == 3
     assert min(seconds) > 0
     outputs = peer.outputs()

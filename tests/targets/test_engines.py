@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from support.devices import here
 from support.plans import image, row
-from support.some import some
 
 from codl.errors import CodlError, CodlWarning
 from codl.ir import Network
@@ -104,8 +103,8 @@ def test_what_is_timed_and_profiled_is_what_is_fed(target: Target, network: Netw
         other.feed(given[1])
         one.loaded.profile()
         target.time({"other": other.loaded}, ONCE)
-        for engine, wanted in some(zip((one, other), expected, strict=True)):
-            for name, values in some(engine.outputs.items()):
+        for engine, wanted in zip((one, other), expected, strict=True):
+            for name, values in engine.outputs.items():
                 np.testing.assert_array_equal(values, wanted[name])
 
 
@@ -154,8 +153,8 @@ def test_threads_share_an_agent(process: RemoteTarget, network: Network) -> None
     ):
         expected = [one(inputs) for inputs in given]
         runs = [pool.submit((one, other)[n % 2], given[n % 2]) for n in range(20)]
-        for n, run in some(enumerate(runs)):
-            for name, values in some(run.result().items()):
+        for n, run in enumerate(runs):
+            for name, values in run.result().items():
                 np.testing.assert_array_equal(values, expected[n % 2][name])
 
 
@@ -247,6 +246,6 @@ def test_arrays_come_as_they_went() -> None:
     }
     records, blobs = to_wire(arrays)
     out = from_wire(records, [bytes(blob) for blob in blobs])
-    for name, array in some(arrays.items()):
+    for name, array in arrays.items():
         assert out[name].dtype == array.dtype
         np.testing.assert_array_equal(out[name], array)
