@@ -95,7 +95,8 @@ def _ops(block: Block, number: int, dice: random.Random) -> Iterator[Op]:
     yield parse(f"matmul in=1x{h}x{n}x{n},1x{h}x{n}x{d}")
     yield from _attention(block, number)
     yield parse(f"eltwise in=1x{h}x{n}x{n},1x{h}x{n}x{n}")
-    yield parse(f"eltwise in=1x{n}x{c}x1,1x{n}x{c}x1 mode={dice.choice(('add', 'mul', 'div'))}")
+    for modes in (("add", "mul"), ("div", "max")):
+        yield parse(f"eltwise in=1x{n}x{c}x1,1x{n}x{c}x1 mode={dice.choice(modes)}")
     yield parse(f"eltwise in=1x{c}x{s}x{s} mode=identity{function()}")
     yield parse(f"conv2d in=1x{c}x{s}x{s} oc={c} kernel=1x1{function()}")
     yield _transpose(block, dice)

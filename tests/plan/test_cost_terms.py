@@ -54,7 +54,7 @@ def price(network: Network, predictors: SyntheticPredictors, *off: str) -> float
 
     By a cost model in which some terms are `off`.
     """
-    cpu = ["cpu_direct", "cpu_direct", "cpu_ort", "cpu_direct", "cpu_direct"]
+    cpu = ["cpu_direct", "cpu_direct", "cpu_ort", "cpu_direct", "cpu_gemm"]
     gpu = ["gpu_direct", "gpu_direct", "gpu_direct", "gpu_direct_image", "gpu_direct"]
     layers = network.layers
     variants = {

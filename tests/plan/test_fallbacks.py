@@ -27,7 +27,7 @@ from codl.plan.search import search
 NETWORK = small_network()
 PLAN = small_plan(NETWORK, SOC)
 OTHER = OpFallback("op1", "gpu", "gpu_direct", "gpu_gemm", "wrong: 3 NaN")
-AWAY = OpFallback("op1", "gpu", "gpu_direct", "cpu_gemm", "wrong")
+AWAY = OpFallback("op1", "gpu", "gpu_direct", "cpu_direct", "wrong")
 
 
 def test_another_variant_leaves_the_chains_as_they_are() -> None:
@@ -42,7 +42,7 @@ def test_a_layer_that_goes_to_the_other_processor_is_cut_out_of_its_chain() -> N
     plan = with_fallbacks(NETWORK, PLAN, [AWAY])
     assert [one.ops for one in plan.chains[:3]] == [("op0",), ("op1",), ("op2",)]
     assert [one.gpu_ratio for one in plan.chains[:3]] == [0.5, 0.0, 0.5]
-    assert plan.chains[1].variants == {"op1": {"cpu": "cpu_gemm"}}
+    assert plan.chains[1].variants == {"op1": {"cpu": "cpu_direct"}}
     assert [one.ops for one in plan.chains[3:]] == [one.ops for one in PLAN.chains[1:]]
     lower(NETWORK, plan, SOC, Tuning())
 
