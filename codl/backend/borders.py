@@ -16,9 +16,8 @@ from onnx import TensorProto, helper
 
 from codl.errors import UnsupportedError
 from codl.ir import Array
+from codl.ir.numbers import as_float32, check_exact
 
-#: Integers that float32 tells apart.
-EXACT = 1 << 24
 #: A quotient that is so near to an integer, relatively, is that integer, whatever the division's
 #: last bits are: OpenCL lets a division be off by 2.5 units in the last place.
 NEAR = 2.0**-22
@@ -48,9 +47,7 @@ def to_float32(name: str, value: NDArray[Any]) -> Array:
     """An input as codl takes it."""
     if not value.size:
         raise UnsupportedError(f"{name!r} is empty ({value.shape}); codl has no empty tensors.")
-    if value.dtype.kind in "iu":
-        _check_exact(name, value)
-    return value.astype(np.float32)
+    return as_float32(name, value)
 
 
 def from_float32(name: str, value: Array, dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -59,15 +56,7 @@ def from_float32(name: str, value: Array, dtype: np.dtype[Any]) -> NDArray[Any]:
         return np.not_equal(value, 0)
     if dtype.kind not in "iu":
         return value.astype(dtype)
-    _check_exact(name, value)
+    check_exact(name, value)
     nearest = np.rint(value)
     whole = np.where(np.abs(value - nearest) <= NEAR * np.abs(value), nearest, np.trunc(value))
     return whole.astype(np.int64).astype(dtype)
-
-
-def _check_exact(name: str, value: NDArray[Any]) -> None:
-    largest = max(abs(float(value.max())), abs(float(value.min())))
-    if not largest <= EXACT:
-        raise UnsupportedError(
-            f"The integer tensor {name!r} reaches {largest:g}; float32 is exact up to {EXACT}."
-        )

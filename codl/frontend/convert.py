@@ -17,6 +17,7 @@ from codl.frontend.graph.simplify_pipeline import simplify
 from codl.frontend.subgraph import ENCLOSED, enclosed
 from codl.frontend.unsupported import enclose
 from codl.ir.network import Layer, Network
+from codl.ir.numbers import as_float32
 from codl.ir.onnx_node import Node
 from codl.ir.ops.base import Array
 from codl.ir.ops.reshape import Reshape
@@ -128,7 +129,7 @@ class _Builder:
             if tensor in step.constants:
                 self._constants[tensor] = step.constants[tensor].reshape(shape)
             elif tensor in self._graph.constants and tensor not in self._constants:
-                value = np.asarray(self._graph.constants[tensor], np.float32)
+                value = as_float32(tensor, self._graph.constants[tensor])
                 self._constants[tensor] = np.ascontiguousarray(value).reshape(shape)
             if tensor in self._constants:
                 self._shapes[tensor] = Shape(*self._constants[tensor].shape)
@@ -145,7 +146,7 @@ class _Builder:
 
     def _constant_output(self, tensor: str) -> str:
         """A constant that is handed out; a layer may read it under other sizes."""
-        value, name = self._graph.constant(tensor), f"{tensor}.output"
+        value, name = as_float32(tensor, self._graph.constants[tensor]), f"{tensor}.output"
         self._constants[name] = value.reshape(as_nchw(self._graph.shapes[tensor]))
         self._shapes[name] = Shape(*self._constants[name].shape)
         return name

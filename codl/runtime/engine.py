@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NoReturn, overload
 
 import numpy as np
@@ -14,6 +14,7 @@ from codl.errors import CodlError, CodlWarning, DeviceError, UnsupportedError
 from codl.ir import Array, Network
 from codl.ir.executable import Executable, GpuOp, NcnnNet, OnnxNet, Refusal
 from codl.ir.gpu_limits import LimitedGpu
+from codl.ir.numbers import as_float32
 from codl.ir.plan import Plan
 from codl.ir.region import as_nchw
 from codl.ir.results import Adaptation, Checked, Fallback, TimeSpan
@@ -30,11 +31,12 @@ from codl.runtime.loaded import (
     RefusedError,
     StandsIn,
 )
+from codl.runtime.numpy_interpreter import Interpreter
 from codl.runtime.placement import LocalSoc, at_hand, splittable
 from codl.runtime.standby import Standby
 
-#: Integers up to this one are all float32 too.
-EXACT = 1 << 24
+#: Ops whose inputs may be masks of infinities.
+MASKED = ("attention", "cached_attention", "softmax")
 #: A plan and what it may become take at most so many times the memory of the plan alone.
 MOST_MEMORY = 1.5
 #: What the alternatives share is known when they are loaded: where that is too much, they are made
@@ -125,6 +127,9 @@ class Engine:
         self._plans: Mapping[float, Plan] = {1.0: plan}
         self._adapting: Adapting | None = None
         self._standby: Standby | None = None
+        #: Inputs with values that are no numbers, and the outputs that NumPy made of them.
+        self._strays: Sequence[str] = ()
+        self._interpreted: Mapping[str, Array] | None = None
         #: Why the GPU has no part any more; "" as long as it has.
         self.gpu_failure = ""
         #: What came of comparing it with its model's reference; None where nobody did.
@@ -228,9 +233,50 @@ class Engine:
             if as_nchw(value.shape) != shape:
                 raise CodlError(f"The input {name!r} must be {shape}, got {value.shape}.")
             np.copyto(array, value.reshape(array.shape))
+        self._strays = [name for name, array in arrays.items() if self._strays_in(array)]
+
+    def _strays_in(self, array: Array) -> bool:
+        """Whether an input has what ncnn's activations would make numbers of.
+
+        Infinities are the usual masks of attention, and harmless there.
+        """
+        with np.errstate(all="ignore"):
+            if np.isfinite(array.sum()) or not self._hides_strays:
+                return False
+        return bool((np.isnan if self._takes_masks else _not_finite)(array).any())
+
+    @cached_property
+    def _hides_strays(self) -> bool:
+        """Whether ncnn computes anything, and NumPy could do so in its place."""
+        nets, states = self.executable.nets, self.network.states
+        return any(isinstance(net, NcnnNet) for net in nets) and not states
+
+    @cached_property
+    def _takes_masks(self) -> bool:
+        return any(layer.op.kind in MASKED for layer in self.network.layers)
+
+    def _interpreter(self) -> Interpreter | None:
+        """What keeps such values: NumPy, however long it takes; None where it lacks weights."""
+        strays = ", ".join(map(repr, self._strays))
+        what = f"{strays} of {self.network.name!r} has values that are no numbers."
+        interpreter, consequence = None, "NumPy runs such an inference, slowly."
+        try:
+            interpreter = Interpreter(self.executable)
+            for name, array in self._loaded.inputs.items():
+                np.copyto(interpreter.inputs[name], array)
+            with np.errstate(all="ignore"):
+                interpreter.run()
+        except CodlError as error:
+            interpreter, consequence = None, f"Outputs may be numbers that should be none: {error}"
+        warnings.warn(f"{what} {consequence}", CodlWarning, stacklevel=4)
+        return interpreter
 
     def run(self) -> None:
         """Run on what was fed; the outputs then lie in `outputs`. Allocates no tensor."""
+        interpreter = self._interpreter() if self._strays else None
+        self._interpreted = None if interpreter is None else interpreter.outputs
+        if interpreter is not None:
+            return
         loaded = self._loaded
         try:
             loaded.run()
@@ -302,7 +348,7 @@ class Engine:
     @property
     def outputs(self) -> Mapping[str, Array]:
         """The output arrays, overwritten by the next run."""
-        return self._loaded.outputs
+        return self._loaded.outputs if self._interpreted is None else self._interpreted
 
     def profile(self, runs: int = 5) -> list[TimeSpan]:
         """What each processor did when, in the middle one of some runs on what was fed."""
@@ -353,15 +399,13 @@ def fallbacks_of(
     return tuple(fallen)
 
 
+def _not_finite(array: Array) -> NDArray[np.bool_]:
+    return ~np.isfinite(array)
+
+
 def _as_float32(name: str, value: NDArray[Any]) -> Array:
     """An input as tensors hold it; raises `CodlError` for integers that float32 cannot."""
     given = np.asarray(value)
     if given.dtype.kind not in "biuf":
         raise CodlError(f"The input {name!r} must hold numbers, got {given.dtype}.")
-    largest = np.abs(given).max(initial=0) if given.dtype.kind in "iu" else 0
-    if largest > EXACT:
-        raise CodlError(
-            f"The input {name!r} reaches {largest}; integers are held as float32, which is exact "
-            f"up to {EXACT}."
-        )
-    return np.asarray(given, np.float32)
+    return as_float32(name, given)

@@ -22,10 +22,10 @@ TESTS = Path(__file__).parent.parent
 #: lowering and with the sources of kernels, and with nothing else: not from machine to machine.
 #: `PYTHONPATH=tests python tests/lower/test_determinism.py` prints those of now.
 GOLDEN = (
-    "e50caa0458813c185e4577e7cbb0f68ba81cc19b00c97a6b2193d53ebebc6cec",
-    "d738ac32f914d4a477c01f61e30607231aad4abb452b4f3bea4304323af02bab",
-    "805c167d0e6018ec5735ab334e120a0360f669411c0b72664db77bbe658a94c5",
-    "33e62515dd17b7b4b23ed79466eef305786fc0192450e962469241b29c4c5e1b",
+    "121d2d8334d7b9f3f8acd92369e828163e6ae774d16ae8b0150188646c55358a",
+    "90d070fdb681014c2474505bb9ad387e4edb21f50ee0714035331770cf141d32",
+    "ca5086b11f2c3c549dc9cca522f7e622795b3e7fc7c69876e3ff0fb81dbf6d83",
+    "081ef0ecfc3fc56e5da09050ea41cf3dde47165248f3dd3f63c51ffb3e77ca8a",
 )
 
 

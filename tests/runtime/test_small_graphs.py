@@ -5,6 +5,7 @@ Each ran wrong or not at all once. They run on either processor, and in both.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -180,6 +181,24 @@ CASES: dict[str, Case] = {
         [node("InstanceNormalization", "x b b", "a"), node("MaxPool", "a", "y", **PAIR)],
         {"x": (1, 3, 13, 13)}, ["y"], {"b": floats(3)},
     ),
+    "two poolings that round up, both given out": Case(
+        [node("MaxPool", "x", "a", kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1),
+         node("MaxPool", "a", "y", kernel_shape=[3, 3], strides=[2, 3], pads=[1, 1, 0, 0],
+              ceil_mode=1)],
+        {"x": (1, 3, 3, 7)}, ["a", "y"],
+    ),
+    "a layer norm of one element": Case(
+        [node("LayerNormalization", "x s", "y")], {"x": (3, 4, 1)}, ["y"], {"s": floats(1)},
+    ),
+    "a norm of nothing": Case(
+        [node("Mul", "x zeros", "z"), node("LpNormalization", "z", "y", axis=1)],
+        {"x": (1, 2, 3, 4)}, ["y"], {"zeros": np.zeros((1, 1, 3, 1), np.float32)}, half=True,
+    ),
+    "a standard function behind another's op": Case(
+        [node("SimplifiedLayerNormalization", "x s", "a"),
+         node("MeanVarianceNormalization", "a", "y", axes=[0, 2])],
+        {"x": (1, 5, 13)}, ["y"], {"s": floats(13)},
+    ),
     "transposed, odd, two by two": Case(
         [node("Transpose", "x", "a", perm=[0, 1, 3, 2]), node("Conv", "a w", "y", strides=[2, 2])],
         {"x": (1, 3, 13, 13)}, ["y"], {"w": floats(3, 3, 2, 2)},
@@ -226,3 +245,28 @@ def test_outputs_are_those_of_onnx_runtime(name: str, kind: str, first_soc: Soc)
                 assert got[output].shape == value.shape, output
                 close = 4e-3 if CASES[name].half else 1e-5
                 np.testing.assert_allclose(got[output], value, close, close, err_msg=output)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu", "split"])
+@pytest.mark.parametrize("activation", ["Sigmoid", "Tanh", "Clip", "HardSigmoid"])
+def test_what_is_no_number_stays_none(activation: str, kind: str, first_soc: Soc) -> None:
+    """Whoever looks at a broken model must see that it is; the next inference is as usual."""
+    case = Case(
+        [node("Conv", "x w", "c"), node(activation, "c", "a"), node("MaxPool", "a", "y", **PAIR)],
+        {"x": (1, 3, 13, 13)}, ["a", "y"], {"w": floats(5, 3, 2, 2)},
+    )  # fmt: skip
+    proto, usual = case.proto(), case.feeds()
+    broken = {"x": usual["x"].copy()}
+    broken["x"][0, 1, 3, 4], broken["x"][0, 2, 9, 9] = np.nan, np.inf
+    network = network_of(import_onnx(proto, "small"))
+    with Engine(network, plan_of(network, first_soc, kind), here(first_soc)) as engine:
+        for feeds in (usual, broken, usual):
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                got = engine(feeds)
+            assert bool(told) == (feeds is broken and bool(engine.executable.nets))
+            value = expected_of(proto, feeds)["a"]
+            np.testing.assert_array_equal(np.isnan(got["a"]), np.isnan(value))
+            numbers = ~np.isnan(value)
+            np.testing.assert_allclose(got["a"][numbers], value[numbers], 1e-5, 1e-5)
+        assert np.isnan(expected_of(proto, broken)["a"]).any()

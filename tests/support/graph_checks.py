@@ -38,6 +38,7 @@ from support.random_graphs import (
     run_nodes,
     session_of,
     smear,
+    undefined,
     without_unread,
 )
 from support.random_plans import random_plan
@@ -94,6 +95,9 @@ class Reference:
         self._spread = {n: np.zeros(v.shape) for n, v in self.outputs.items()}
         self._jumps = {n: np.zeros(v.shape, bool) for n, v in self.outputs.items()}
         self._smeared = self._smears(run_nodes(graph, smear))
+        others = run_nodes(graph, undefined)
+        for name in self.outputs:
+            self._compare(name, others[name], self._clean[name])
         self._random = np.random.default_rng(0)
         self.blur(NOISY)
 

@@ -50,7 +50,11 @@ LARGEST = {
 }
 #: What adds up products.
 SUMS = {"Conv", "ConvTranspose", "MatMul", "Gemm", "Einsum", "Resize", "Attention", "MatMulNBits",
-        "MultiHeadAttention", "GroupQueryAttention", "CumSum"}  # fmt: skip
+        "MultiHeadAttention", "GroupQueryAttention", "CumSum", "MaxPool"}  # fmt: skip
+#: Ops of which nothing is said where such a number comes in: a pixel whose weight is 0 may count or
+#: not, and a byte may become any.
+UNDEFINED = {"Resize", "QuantizeLinear", "DynamicQuantizeLinear", "DynamicQuantizeMatMul",
+             "DynamicQuantizeLSTM", "MatMulIntegerToFloat"}  # fmt: skip
 
 
 class Dropped(Exception):  # noqa: N818
@@ -130,7 +134,8 @@ def run_nodes(graph: RandomGraph, change: Change | None = None) -> Values:
 def noise(random: np.random.Generator, *, coarse: bool = False) -> Change:
     """Off by a few units of the last digits, of float16's where it is `coarse`.
 
-    Whole numbers are mostly exact, so they stay.
+    Whole numbers are mostly exact, so they stay. Some ops are off by what their result says
+    nothing of: see `_absolute`.
     """
 
     def change(value: NDArray[Any], node: onnx.NodeProto | None, values: Values) -> NDArray[Any]:
@@ -140,9 +145,33 @@ def noise(random: np.random.Generator, *, coarse: bool = False) -> Change:
         factors = 1 + (1e-3 if coarse or half else 4e-6) * random.uniform(-1, 1, value.shape)
         with np.errstate(all="ignore"):
             exact = (value == np.rint(value)) & (np.abs(value) < 2**20) & (not half)
-            return np.where(exact, value, value * factors).astype(value.dtype)
+            noisy = np.where(exact, value, value * factors)
+            if coarse:  # values of float32 are kept in float16 here and there
+                noisy = np.where(np.abs(noisy) > MOST_HALF, np.inf * noisy, noisy)
+            noisy = noisy + _absolute(node, values) * (factors - 1)
+            return np.asarray(noisy, value.dtype)
 
     return change
+
+
+def _absolute(node: onnx.NodeProto | None, values: Values) -> float:
+    """What an op's rounding follows beside its result, in ONNX Runtime or in codl.
+
+    A sigmoid ends at 0 from some point on. An instance's norm is a slope and a start, whose sum
+    cancels where a mean is large.
+    """
+    if node is not None and node.op_type in SATURATING:
+        return 0.1
+    if node is None or node.op_type != "InstanceNormalization":
+        return 0.0
+    x, scale = (values[name].astype(np.float64) for name in node.input[:2])
+    if not x.size:
+        return 0.0
+    axes = tuple(range(2, x.ndim))
+    epsilon = {item.name: item.f for item in node.attribute}.get("epsilon", 1e-5)
+    deviation = np.sqrt(x.var(axes) + epsilon)
+    largest: float = np.nan_to_num(np.abs(scale * x.mean(axes) / deviation), posinf=0).max()
+    return largest
 
 
 def smear(value: NDArray[Any], node: onnx.NodeProto | None, values: Values) -> NDArray[Any]:
@@ -150,14 +179,26 @@ def smear(value: NDArray[Any], node: onnx.NodeProto | None, values: Values) -> N
 
     So do transforms of Winograd, and products with the zeros of a padding.
     """
-    if node is None or node.op_type not in SUMS or value.dtype not in FLOATS:
-        return value
+    if value.dtype in FLOATS and _reads_strays(node, values, SUMS):
+        return np.full_like(value, np.nan)
+    return value
+
+
+def undefined(value: NDArray[Any], node: onnx.NodeProto | None, values: Values) -> NDArray[Any]:
+    """Other values of what nobody defines."""
+    return np.full_like(value, 77) if _reads_strays(node, values, UNDEFINED) else value
+
+
+def _reads_strays(node: onnx.NodeProto | None, values: Values, ops: Collection[str]) -> bool:
+    if node is None or node.op_type not in ops:
+        return False
     read = (values[name] for name in reads(node))
-    if all(np.isfinite(own).all() for own in read if own.dtype in FLOATS):
-        return value
-    return np.full_like(value, np.nan)
+    return not all(np.isfinite(own).all() for own in read if own.dtype in FLOATS)
 
 
+#: Functions that ONNX Runtime has as polynomials between two ends.
+SATURATING = ("Sigmoid", "Tanh", "Softmax", "Erf", "Gelu")
+MOST_HALF = float(np.finfo(np.float16).max)
 _SESSIONS: OrderedDict[bytes, ort.InferenceSession] = OrderedDict()
 
 

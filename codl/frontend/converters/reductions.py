@@ -13,7 +13,7 @@ from codl.frontend.converters.base import (
     parameter_ints,
     unsupported,
 )
-from codl.frontend.converters.operands import Operand, combine
+from codl.frontend.converters.operands import Operand, combine, function
 from codl.frontend.graph.graph import Graph
 from codl.ir.onnx_node import Node
 from codl.ir.ops.nd import Sizes
@@ -122,18 +122,25 @@ def _global_lp_pool(graph: Graph, node: Node) -> list[ConvertedOp]:
 
 @converts("LpNormalization")
 def _lp_normalization(graph: Graph, node: Node) -> list[ConvertedOp]:
-    """Divided by its norm; where that is 0, so is the result."""
+    """Divided by its norm; where that is 0, by 1.
+
+    No least norm stands in for the 0: float16 has none that float32 would not call large.
+    """
     sizes, output = tuple(graph.shapes[node.inputs[0]]), node.outputs[0]
     axis = int(attribute(node, "axis", -1)) % len(sizes)
     steps = reduced(
         node.inputs[0], sizes, _norm_mode(node), (axis,), f"{output}.norm", keepdims=True
     )
     norm = tuple(1 if i == axis else size for i, size in enumerate(sizes))
-    found, least = Operand(f"{output}.norm", norm), Operand(f"{output}.least", norm)
+    found, sign, none, divisor = (
+        Operand(f"{output}.{word}", norm) for word in ("norm", "sign", "none", "divisor")
+    )
     return [
         *steps,
-        combine(node, "max", (found, Operand.number(1e-30)), least.name),
-        combine(node, "div", (Operand.of(graph, node.inputs[0]), least), output),
+        function("sign", found, sign.name),
+        combine(node, "sub", (Operand.number(1.0), sign), none.name),
+        combine(node, "add", (found, none), divisor.name),
+        combine(node, "div", (Operand.of(graph, node.inputs[0]), divisor), output),
     ]
 
 

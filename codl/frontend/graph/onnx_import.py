@@ -50,7 +50,7 @@ def import_onnx(
     graph = model.proto.graph
     constants = model.constants()
     constants |= {node.output[0]: _value(node) for node in graph.node if node.op_type == "Constant"}
-    fixed_sizes = {info.name for info in graph.input}  # which may be outputs, too
+    fixed_sizes = {*constants, *(info.name for info in graph.input)}  # they may be outputs, too
     later = [*graph.value_info, *graph.output]
     infos = [*graph.input, *(info for info in later if info.name not in fixed_sizes)]
     unknown = {info.name: reason for info in infos if (reason := _unknown(info))}
@@ -164,7 +164,10 @@ def _fold(model: Model) -> Model:
 
 
 def _with_shapes(given: Model) -> Model:
-    """ONNX infers the shapes of what its own operators make; ONNX Runtime those of its own too."""
+    """ONNX infers the shapes of what its own operators make; ONNX Runtime those of its own too.
+
+    ONNX Runtime says the same of a scalar as of what it knows nothing of.
+    """
     model = infer_shapes(given.proto)
     inferred = Model(model, given.weights)
     if all(onnx.defs.has(node.op_type, node.domain) for node in model.graph.node):
@@ -182,14 +185,15 @@ def _with_shapes(given: Model) -> Model:
         session = Model(asked, given.weights).session(options)
     except Exception:  # ONNX Runtime's exceptions share no base class
         return inferred
-    found = {arg.name: _info(arg) for arg in session.get_outputs() if arg.type in TENSOR_TYPES}
+    args = [arg for arg in session.get_outputs() if arg.type in TENSOR_TYPES and arg.shape]
+    found = {arg.name: _info(arg) for arg in args}
     for outputs in (model.graph.output, model.graph.value_info):
         kept = [found.get(info.name, info) for info in outputs]
         del outputs[:]
         outputs.extend(kept)
     declared = {info.name for info in (*model.graph.output, *model.graph.value_info)}
-    model.graph.value_info.extend(found[name] for name in found.keys() - declared)
-    return inferred
+    model.graph.value_info.extend(found[name] for name in sorted(found.keys() - declared))
+    return Model(infer_shapes(model), given.weights)
 
 
 def _info(arg: ort.NodeArg) -> onnx.ValueInfoProto:

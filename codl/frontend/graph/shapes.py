@@ -116,13 +116,15 @@ def infer_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
     pools = {i: own for i, own in pools.items() if own.get("ceil_mode") and not _is_same(own)}
     if not pools:
         return onnx.shape_inference.infer_shapes(proto)
-    plain = onnx.ModelProto()
+    plain, given_types = onnx.ModelProto(), {info.name: info.type for info in proto.graph.input}
     plain.CopyFrom(proto)
     for info in (*plain.graph.output, *plain.graph.value_info):
         info.type.tensor_type.ClearField("shape")
+        if info.name in given_types:  # an input that is handed out
+            info.type.CopyFrom(given_types[info.name])
     for _ in range(len(pools) + 1):  # each pooling may stand behind all others
         inferred = onnx.shape_inference.infer_shapes(plain)
-        infos = (*inferred.graph.input, *inferred.graph.value_info)
+        infos = (*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output)
         sizes = {info.name: sizes_of(info) for info in infos}
         before = [plain.graph.node[index].SerializeToString() for index in pools]
         for index, given in pools.items():

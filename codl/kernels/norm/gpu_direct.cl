@@ -63,8 +63,8 @@ KERNEL void norm_runs(TENSORS, int strip, int runs, int size, int segment, int c
 #define VECTOR(x, j) (((x) - mean) * factor)
 #define SINGLE(x, j) VECTOR(x, j)
 #elif defined(IN_RUNS)
-            const float slope = factor * GET(scales, 0), start = GET(biases, 0) - mean * slope;
-#define VECTOR(x, j) ((x) * slope + start)
+            const float slope = factor * GET(scales, 0), start = GET(biases, 0);
+#define VECTOR(x, j) (((x) - mean) * slope + start)
 #define SINGLE(x, j) VECTOR(x, j)
 #else
 #define VECTOR(x, j) (((x) - mean) * factor * PLOAD(scales + (j)) + PLOAD(biases + (j)))
