@@ -1,86 +1,300 @@
-"""Plants faulty kernels in a deep model, and sees whether they are found and got around.
+"""Plants faults in codl's own code, one at a time, and says who notices.
 
-    python scripts/plant_faults.py --nodes 600 --rounds 5
+    python scripts/plant_faults.py --jobs 2 --json -o faults.json
+    python scripts/plant_faults.py --only conv-bias-forgotten,halo-short --layer kernels
 
-In every round one op of each kind gets a kernel with a subtle bug, another one each time. What is
-named and what runs instead must be exactly these ops, and the outputs right with that.
+`planted_faults.yaml` has the faults: a text of a file, what stands there instead, and what that
+breaks. Each is planted in a copy of codl. Then the tests named beside it run until the first one
+fails, and models run as a user would have them, with the check before the first result. First of
+all everything runs without a fault: what fails there says nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
-from random import Random
-from time import monotonic
+from queue import SimpleQueue
+from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+import yaml
 
-from support.deep_network import deep_network
-from support.devices import here, opened
-from support.faults import FAULTS, Faulty, default_of, one_of_each_kind, plant
-
-from codl.kernels import registry
-from codl.kernels.tuning import Tuning
-from codl.measure.budget import Budget
+ROOT = Path(__file__).parent.parent
+TABLE = Path(__file__).with_name("planted_faults.yaml")
+LAYERS = ("frontend", "lower", "kernels", "runtime", "targets")
+LIMIT_S = 240.0
+COPIED = ("codl", "tests", "pyproject.toml")
+DESCRIBE = """
+import sys
+from pathlib import Path
+from support.devices import opened
 from codl.runtime.detect import describe
-from codl.runtime.placement import LocalSoc
-from codl.validate.plan_check import Bench
-from codl.validate.references import Model
-from codl.validate.remedy import find_remedy
-from codl.validate.validation import validate
+describe("planted", opened()[0]).save(Path(sys.argv[1]))
+"""
+#: A plugin for pytest: what fails is not made smaller, which would build many kernels.
+UNSHRUNK = """
+from hypothesis import Phase, settings
+settings.register_profile("unshrunk", phases=[Phase.explicit, Phase.generate])
+settings.load_profile("unshrunk")
+"""
+#: What the user had with the check on: an error, or right outputs with a warning; right ones
+#: without, as the models do not meet the fault; a wrong one. Some faults have no models.
+CHECKS = CAUGHT, HARMLESS, REACHED, NOT_ASKED = (
+    "caught by the check", "harmless in the models", "reached the user", "not asked"
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`text` of `file` becomes `instead`; `tests` are pytest's arguments, `models` have a way."""
+
+    name: str
+    file: str
+    text: str
+    instead: str
+    breaks: str
+    tests: str
+    models: tuple[str, ...]
+
+    @property
+    def layer(self) -> str:
+        return Path(self.file).parts[1]
+
+    def planted(self, text: str) -> str:
+        if text.count(self.text) != 1:
+            raise SystemExit(
+                f"{self.name} no longer applies: {self.file} has its text {text.count(self.text)} "
+                "times, and must have it once."
+            )
+        return text.replace(self.text, self.instead)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Who noticed a fault: the first test that failed, and what models did under the check."""
+
+    fault: Fault
+    test: str
+    check: str
+    detail: str
+
+    @property
+    def row(self) -> dict[str, Any]:
+        return {**asdict(self.fault), "layer": self.fault.layer, "caught_by": self.test,
+                "check": self.check, "detail": self.detail}  # fmt: skip
+
+
+class Copy:
+    """A copy of codl with its tests, caches of its own, and at most one fault."""
+
+    _turns = count(1)
+
+    def __init__(self, folder: Path, warm: Path | None = None) -> None:
+        self.folder = folder
+        folder.mkdir()
+        for item in ROOT.iterdir():
+            if item.name in COPIED:
+                (shutil.copytree if item.is_dir() else shutil.copy2)(item, folder / item.name)
+            elif not item.name.startswith("."):
+                (folder / item.name).symlink_to(item)
+        (folder / "unshrunk.py").write_text(UNSHRUNK)
+        self._warm = warm
+        self.refresh()
+
+    @property
+    def caches(self) -> Path:
+        return self.folder / ".caches"
+
+    def refresh(self) -> None:
+        """What a fault left in caches is no other's."""
+        shutil.rmtree(self.caches, ignore_errors=True)
+        self.caches.mkdir()
+        if self._warm is not None:
+            shutil.copytree(self._warm, self.caches, dirs_exist_ok=True)
+
+    def found(self, fault: Fault, soc: Path) -> Found:
+        path = self.folder / fault.file
+        path.write_text(fault.planted(path.read_text()))
+        # Python takes a compiled file of the same second and size for this one's.
+        moment = path.stat().st_mtime_ns + next(self._turns) * 1_000_000_000
+        os.utime(path, ns=(moment, moment))
+        try:
+            test = self.first_failure(fault.tests)
+            check, detail = self.checked(fault.models, soc)
+        finally:
+            shutil.copy2(ROOT / fault.file, path)
+            self.refresh()
+        return Found(fault, test, check, detail)
+
+    def first_failure(self, tests: str) -> str:
+        """The first test that fails; "" where all pass."""
+        if not tests:
+            return ""
+        options = ["-x", "-q", "-p", "unshrunk", "-o", f"cache_dir={self.caches}"]
+        done = self._run(["-m", "pytest", *shlex.split(tests), *options])
+        if done is None:
+            return f"{tests} (no end)"
+        code, said = done
+        if code == 0:
+            return ""
+        named = re.search(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
+        return named[1] if named else f"{tests} (exit {code})"
+
+    def checked(self, models: Sequence[str], soc: Path) -> tuple[str, str]:
+        """What a user has of these models, the worst of them, and what codl says."""
+        if not models:
+            return NOT_ASKED, ""
+        script = str(self.folder / "tests/support/planted.py")
+        done = self._run([script, str(soc), str(self.caches), *models])
+        if done is None:
+            return CAUGHT, "no result, and no end"
+        code, said = done
+        rows = [json.loads(line) for line in said.splitlines() if line.startswith('{"case"')]
+        for kind, outcome in (("wrong", REACHED), ("error", CAUGHT), ("fallback", CAUGHT)):
+            for row in rows:
+                if row["outcome"] == kind:
+                    return outcome, f"{row['case']}: {kind}: {row['detail']}"
+        if code:
+            return CAUGHT, f"no result: {said.strip().splitlines()[-1] if said.strip() else code}"
+        return HARMLESS, ""
+
+    def _run(self, arguments: Sequence[str]) -> tuple[int, str] | None:
+        """A Python program of this copy; None where it does not end."""
+        paths = f"{self.folder}{os.pathsep}{self.folder / 'tests'}"
+        environment = {
+            **os.environ,
+            "PYTHONPATH": paths,
+            "CODL_CACHE": str(self.caches / "d" / "codl"),
+            "HOME": str(self.caches),
+        }
+        program = subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=self.folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        try:
+            said, _ = program.communicate(timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(program.pid, signal.SIGKILL)
+            program.communicate()
+            return None
+        return program.returncode, said
 
 
 def main() -> None:
+    args = _arguments()
+    faults = [one for one in read(TABLE) if _is_wanted(one, args)]
+    for fault in faults:
+        fault.planted((ROOT / fault.file).read_text())
+    if not faults:
+        raise SystemExit("No fault is of that name and layer.")
+    with tempfile.TemporaryDirectory(prefix="codl-faults-") as folder:
+        found = list(_planted(faults, Path(folder), args))
+    rows = [one.row for one in found]
+    if args.output:
+        args.output.write_text(json.dumps(rows, indent=1) + "\n")
+    print(json.dumps(rows, indent=1) if args.json else table(found))
+    sys.exit(any(one.check == REACHED or not one.test for one in found))
+
+
+def read(path: Path) -> list[Fault]:
+    faults, content = [], yaml.safe_load(path.read_text())
+    for entry in content["faults"]:
+        suite, chosen, words = entry.pop("suite").partition(" -k ")
+        tests = f"{content['suites'][suite]}{chosen}{words}"
+        models = tuple(entry.pop("models", ()))
+        faults.append(Fault(**entry, tests=tests, models=models))
+    names = [one.name for one in faults]
+    assert len(names) == len({*names}), "two faults have one name"
+    return faults
+
+
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--nodes", type=int, default=600)
-    parser.add_argument("--rounds", type=int, default=len(FAULTS))
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    device = opened()[0]
-    soc, folder = describe("test", device), Path(tempfile.mkdtemp(prefix="codl-faults-"))
-    print(f"{device.name} by {device.icd}", flush=True)
-    is_right = [one_round(args.nodes, args.seed, turn, soc, folder) for turn in range(args.rounds)]
-    if not all(is_right):
-        sys.exit(1)
-
-
-def one_round(nodes: int, seed: int, turn: int, soc: LocalSoc, folder: Path) -> bool:
-    """Whether all that was planted was found, and nothing else was."""
-    network, inputs = deep_network(nodes, seed)
-    faults, dice = list(FAULTS), Random(1000 * seed + turn)
-    faulty = {
-        layer.name: _registered(Faulty(default_of(layer, soc), fault, folder))
-        for number, layer in enumerate(one_of_each_kind(network, dice))
-        for fault in [faults[(number + turn) % len(faults)]]
-    }
-    planted = plant(network, inputs, soc, faulty)
-    bench, begin = Bench(Model(network), here(soc), Tuning(), [inputs]), monotonic()
-    found = validate(bench, planted.plan)
-    checked = monotonic()
-    remedy = find_remedy(bench, found, budget=Budget())
-    named = {one.use.layer.name for one in found.bad}
-    moved = {one.op for one in remedy.fallbacks}
-    cosine = remedy.whole.cosine if remedy.whole else 0.0
-    print(
-        f"round {turn}: {len(network.layers)} ops, {len(planted.names)} kinds with a fault; "
-        f"{len(named & set(planted.names))} of them named and {len(named - set(planted.names))} "
-        f"others; {len(moved)} ops moved; cosine {found.whole.worst.cosine:.6f} before and "
-        f"{cosine:.6f} after; {checked - begin:.0f} s to check, {monotonic() - checked:.0f} s to "
-        "get around",
-        flush=True,
+    parser.add_argument("--only", help="names of faults, with commas")
+    parser.add_argument("--layer", choices=LAYERS)
+    parser.add_argument("--jobs", type=int, default=1, help="copies of codl at work at once")
+    parser.add_argument(
+        "--caches", type=Path, help="of an earlier run: nothing runs without a fault"
     )
-    return remedy.ok and named == moved == set(planted.names) and cosine >= found.cosine
+    parser.add_argument("--json", action="store_true", help="print a list of all faults")
+    parser.add_argument("-o", "--output", type=Path, help="a file for that list")
+    return parser.parse_args()
 
 
-def _registered(variant: Faulty) -> Faulty:
-    """The one that is registered under its kind and name."""
-    for known in registry.VARIANTS.values():
-        if (known.op_kind, known.name) == (variant.op_kind, variant.name):
-            return known  # type: ignore[return-value]
-    registry.register(variant)  # type: ignore[arg-type]
-    return variant
+def _is_wanted(fault: Fault, args: argparse.Namespace) -> bool:
+    names = args.only.split(",") if args.only else [fault.name]
+    return fault.name in names and args.layer in (None, fault.layer)
+
+
+def _planted(faults: Sequence[Fault], folder: Path, args: argparse.Namespace) -> Iterable[Found]:
+    first = Copy(folder / "0")
+    soc = folder / "planted.yaml"
+    done = first._run(["-c", DESCRIBE, str(soc)])
+    if done is None or done[0]:
+        raise SystemExit(f"No device to plant faults on: {done and done[1]}")
+    warm: Path = args.caches or folder / "warm"
+    if not warm.exists():
+        _control(first, faults, soc)
+        shutil.copytree(first.caches, warm)
+    first._warm = warm
+    copies: SimpleQueue[Copy] = SimpleQueue()
+    first.refresh()
+    copies.put(first)
+    for number in range(1, args.jobs):
+        copies.put(Copy(folder / str(number), warm))
+
+    def one(fault: Fault) -> Found:
+        copy = copies.get()
+        try:
+            found = copy.found(fault, soc)
+        finally:
+            copies.put(copy)
+        print(f"{fault.name}: {found.test or 'NO TEST'}; {found.check}: {found.detail}",
+              file=sys.stderr, flush=True)  # fmt: skip
+        return found
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        yield from pool.map(one, faults)
+
+
+def _control(copy: Copy, faults: Sequence[Fault], soc: Path) -> None:
+    """Everything without a fault: it must be right. So kernels are compiled, too."""
+    for tests in dict.fromkeys(fault.tests for fault in faults):
+        if failed := copy.first_failure(tests):
+            raise SystemExit(f"Without a fault {failed} fails too.")
+    check, detail = copy.checked(sorted({m for fault in faults for m in fault.models}), soc)
+    if check not in (NOT_ASKED, HARMLESS):
+        raise SystemExit(f"Without a fault: {check}, {detail}")
+
+
+def table(found: Sequence[Found]) -> str:
+    heads = ["layer", "planted", "caught by a test", *CHECKS]
+    lines = [f"| {' | '.join(heads)} |", f"| --- |{' ---: |' * (len(heads) - 1)}"]
+    for layer in (*LAYERS, "all"):
+        own = [one for one in found if layer in (one.fault.layer, "all")]
+        if own:
+            checks = [sum(one.check == kind for one in own) for kind in CHECKS]
+            counts = [len(own), sum(bool(one.test) for one in own), *checks]
+            lines.append(f"| {layer} | {' | '.join(map(str, counts))} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ def test_only_faulty_ops_are_moved(
 def test_in_a_deep_model_each_faulty_op_is_moved_and_nothing_else(
     first_soc: LocalSoc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """scripts/plant_faults.py does it with every kind of op among 600."""
+    """scripts/plant_kernels.py does it with every kind of op among 600."""
     network, inputs = deep_network(24)
     chosen = one_of_each_kind(network, Random(1))
     faulty = {

@@ -1,0 +1,382 @@
+"""What a user has of codl with the default check on: right outputs, an error, or a wrong one.
+
+    python planted.py SOC FOLDER "MODEL WAY" ...
+
+codl is whatever is importable, such as a copy with a fault. Each model runs as `codl.compile` makes
+it, by a plan that is named by its way; its outputs are compared with ONNX Runtime's, on inputs that
+the check has not seen. A line of JSON tells of each what came of it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from codl.errors import CodlError, CodlWarning
+from codl.frontend.models.builder import ModelBuilder
+from codl.ir.network import Network
+from codl.ir.plan import Chain, Plan
+from codl.ir.types import PROCESSORS
+from codl.kernels import registry
+from codl.plan.single_processor import preferring
+from codl.runtime.placement import LocalSoc, load
+from codl.targets.connect import connect
+from codl.validate.first_check import checked_engine
+from codl.validate.references import read_network
+from support.random_plans import random_plan
+
+#: An output may be off by so much of its largest value: of float32, and where halves are stored.
+CLOSE, CLOSE_HALF = 1e-3, 3e-2
+#: How many ops a chain has that both processors share.
+TOGETHER = 3
+
+
+def convolutions(b: ModelBuilder) -> None:
+    x = b.relu(b.conv(b.input("image", (1, 3, 37, 29)), 12, 3, pad=1))
+    y = b.conv(b.clip(b.conv(x, 12, 3, pad=1, groups=12), 0.0, 6.0), 12, 1, pad=0)
+    x = b.relu(b.add(x, y))
+    x = b.leaky_relu(b.batch_norm(b.conv(x, 20, 5, pad=(1, 2, 3, 2), stride=2)), 0.1)
+    b.output(x)
+    x = b.max_pool(b.conv(x, 16, 3, pad=1, groups=4), 2, 2)
+    x = b.concat([b.conv(x, 7, 3, pad=2, dilation=2), b.conv(x, 9, (1, 3), pad=(0, 1, 0, 1))])
+    b.output(b.fully_connected(b.flatten(b.global_average_pool(x)), 21))
+
+
+def batches(b: ModelBuilder) -> None:
+    x = b.relu(b.conv(b.input("image", (3, 5, 13, 11)), 12, 3, pad=1))
+    x = b.add(x, b.conv(x, 12, 3, pad=1))
+    b.output(b.fully_connected(b.flatten(b.max_pool(x, 3, 2)), 10))
+
+
+def transposed(b: ModelBuilder) -> None:
+    x = b.input("image", (1, 6, 9, 7))
+    x = b.relu(b.conv_transpose(x, 10, 4, stride=2, pad=(1, 1, 1, 1)))
+    x = b.upsample(b.conv(x, 8, 3, pad=1), 2)
+    sizes = b.constant("sizes", np.array([1, 8, 25, 31], np.int64))
+    y = b.node("Resize", [x, "", "", sizes], mode="linear")
+    b.output(x)
+    b.output(b.conv_transpose(y, 5, 3, stride=1, pad=(0, 1, 2, 1)))
+
+
+def pools(b: ModelBuilder) -> None:
+    x = b.conv(b.input("image", (1, 3, 23, 19)), 10, 3, pad=1)
+    y = b.average_pool(x, 3, 2, pad=(1, 0, 1, 1))
+    counted = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 0, 0]}
+    z = b.node("AveragePool", [x], count_include_pad=1, **counted)
+    w = b.node("MaxPool", [x], ceil_mode=1, **counted)
+    b.output(b.add(y, b.max_pool(x, 3, 2, pad=(0, 1, 2, 0))))
+    b.output(b.relu(z))
+    b.output(w)
+    b.output(b.global_average_pool(x))
+    b.output(b.node("GlobalMaxPool", [x]))
+
+
+def moves(b: ModelBuilder) -> None:
+    x = b.conv(b.input("image", (1, 3, 12, 10)), 12, 3, pad=1)
+    y = b.transpose(x, (0, 1, 3, 2))
+    b.output(b.matmul(b.part(y, 3, 1, 11), b.part(x, 2, 2, 12)))
+    pads = b.constant("pads", np.array([0, 0, 1, 2, 0, 0, 2, 1], np.int64))
+    b.output(b.relu(b.node("Pad", [x, pads])))
+    order = b.constant("order", np.array([3, 0, 7, 7, 1], np.int64))
+    b.output(b.node("Gather", [x, order], axis=1))
+    b.output(b.transpose(b.reshape(x, (1, 3, 4, 12, 10)), (0, 2, 1, 3, 4)))
+    b.output(b.node("Tile", [y, b.constant("times", np.array([1, 1, 2, 1], np.int64))]))
+    b.output(b.concat([x, b.part(x, 2, 0, 5)], axis=2))
+    b.output(b.node("DepthToSpace", [x], blocksize=2))
+    steps = [np.array(v, np.int64) for v in ([11, 8], [0, 1], [1, 3], [-2, -3])]
+    names = [b.constant(f"step{i}", v) for i, v in enumerate(steps)]
+    b.output(b.node("Slice", [x, *names]))
+
+
+def arithmetic(b: ModelBuilder) -> None:
+    x = b.conv(b.input("image", (1, 3, 11, 9)), 8, 3, pad=1)
+    y = b.input("scale", (1, 8, 1, 1))
+    positive = b.shifted(b.node("Abs", [x]), 0.5)
+    b.output(b.node("Sub", [b.mul(x, y), b.input("row", (1, 1, 1, 9))]))
+    b.output(b.node("Div", [y, positive]))
+    b.output(b.node("Pow", [positive, b.constant("power", np.float32(1.5))]))
+    b.output(b.node("Max", [b.node("Sqrt", [positive]), b.node("Tanh", [x])]))
+    b.output(b.node("PRelu", [x, b.constant("slope", np.linspace(-1, 1, 8, dtype=np.float32)
+                                            .reshape(8, 1, 1))]))  # fmt: skip
+    b.output(b.node("HardSwish", [b.scaled(x, 3.0)]))
+    b.output(b.mul(b.node("Sigmoid", [x]), b.node("Exp", [b.scaled(x, 0.2)])))
+    b.output(b.node("Min", [b.node("Elu", [x], alpha=0.7), b.node("HardSigmoid", [x])]))
+    b.output(b.gelu(b.node("Neg", [x])))
+    b.output(b.node("Reciprocal", [positive]))
+
+
+def norms(b: ModelBuilder) -> None:
+    x = b.conv(b.input("image", (1, 3, 14, 11)), 12, 3, pad=1)
+    b.output(b.instance_norm(x))
+    b.output(b.layer_norm(b.shifted(x, 3.0), epsilon=1e-3))
+    y = b.reshape(x, (1, 12, 154))
+    b.output(b.softmax(b.scaled(y, 4.0)))
+    b.output(b.node("Softmax", [x], axis=1))
+    b.output(b.node("ReduceMean", [x], axes=[2, 3], keepdims=1))
+    b.output(b.node("ReduceMax", [x], axes=[1], keepdims=0))
+    b.output(b.node("ReduceL2", [y], axes=[2]))
+    b.output(b.node("LogSoftmax", [y], axis=2))
+
+
+def products(b: ModelBuilder) -> None:
+    x = b.input("x", (2, 17, 24))
+    y = b.linear(b.layer_norm(x), 20)
+    b.output(b.gelu(y))
+    b.output(b.matmul(y, b.transpose(b.linear(x, 20, bias=False), (0, 2, 1))))
+    b.output(b.matmul(b.part(b.node("Abs", [x]), 1, 0, 2), b.transpose(x, (0, 2, 1))))
+    z = b.reshape(x, (34, 24))
+    weight = b.learned("w", (24, 13), spread=0.3)
+    bias = b.learned("c", (34, 1), spread=1.0)
+    b.output(b.node("Gemm", [z, weight, bias], alpha=0.5, beta=2.0))
+    b.output(b.node("Einsum", [x, x], equation="bij,bkj->bik"))
+
+
+def attentions(b: ModelBuilder) -> None:
+    x = b.layer_norm(b.input("x", (1, 19, 32)))
+    mask = b.constant("mask", np.triu(np.full((19, 19), -1e4, np.float32), 1))
+    heads = [b.reshape(b.linear(x, 32), (1, 19, 4, 8)) for _ in range(3)]
+    q, v = (b.transpose(heads[i], (0, 2, 1, 3)) for i in (0, 2))
+    k = b.transpose(heads[1], (0, 2, 3, 1))
+    scores = b.add(b.scaled(b.matmul(q, k), 8**-0.5), mask)
+    mixed = b.transpose(b.matmul(b.softmax(scores), v), (0, 2, 1, 3))
+    x = b.add(x, b.linear(b.reshape(mixed, (1, 19, 32)), 32))
+    b.output(b.linear(b.gelu(b.linear(b.layer_norm(x), 48)), 32))
+
+
+def packed(b: ModelBuilder) -> None:
+    x, dice = b.input("x", (1, 11, 96)), np.random.default_rng(3)
+    for bits, n, block in ((4, 40, 32), (8, 24, 16)):
+        blocks = -(-96 // block)
+        named = {
+            "w": dice.integers(0, 256, (n, blocks, block * bits // 8)).astype(np.uint8),
+            "s": dice.uniform(0.01, 0.02, n * blocks).astype(np.float32),
+            "z": dice.integers(0, 256, n * -(-blocks * bits // 8)).astype(np.uint8),
+        }
+        inputs = [x, *(b.constant(f"{key}{bits}", value) for key, value in named.items())]
+        sizes = {"K": 96, "N": n, "bits": bits, "block_size": block}
+        b.output(b.foreign("MatMulNBits", inputs, {f"y{bits}": (1, 11, n)}, **sizes))
+
+
+def rounded(b: ModelBuilder) -> None:
+    x, dice = b.shifted(b.input("x", (1, 9, 48)), 0.5), np.random.default_rng(4)
+    weight = b.constant("w", dice.integers(-128, 128, (48, 30)).astype(np.int8))
+    scale = b.constant("s", dice.uniform(0.01, 0.02, 30).astype(np.float32))
+    zero = b.constant("z", np.zeros(30, np.int8))
+    given = [x, weight, scale, zero]
+    b.output(b.foreign("DynamicQuantizeMatMul", given, {"y": (1, 9, 30)}))
+
+
+def embeddings(b: ModelBuilder) -> None:
+    tokens = b.input("tokens", (1, 7), TensorProto.INT64)
+    table = b.learned("table", (1, 24), spread=1.0)
+    wide = b.node("Cast", [tokens], to=TensorProto.FLOAT)
+    x = b.matmul(b.reshape(wide, (1, 7, 1)), table)
+    b.output(b.linear(b.layer_norm(x), 12))
+
+
+def groups(b: ModelBuilder) -> None:
+    x = b.conv(b.input("image", (1, 3, 15, 13)), 32, 3, pad=1)
+    b.output(b.conv(x, 64, 3, pad=1, groups=2))
+    b.output(b.conv(x, 48, (3, 5), pad=(1, 2, 1, 2), groups=16))
+
+
+def plain(b: ModelBuilder) -> None:
+    x = b.relu(b.conv(b.input("image", (1, 3, 15, 13)), 32, 3, pad=1))
+    b.output(b.conv(b.relu(b.conv(x, 40, 3, pad=1)), 12, 1, pad=0))
+
+
+def narrow(b: ModelBuilder) -> None:
+    x = b.relu(b.conv(b.input("image", (1, 3, 15, 13)), 36, 3, pad=1))
+    b.output(b.conv(x, 3, 3, pad=1))
+
+
+def dense(b: ModelBuilder) -> None:
+    x = b.conv(b.input("image", (2, 3, 9, 7)), 19, 3, pad=1)
+    b.output(b.relu(b.fully_connected(b.flatten(x), 37)))
+
+
+def activations(b: ModelBuilder) -> None:
+    for i in range(4):
+        x = b.conv(b.input(f"image{i}", (1, 3, 9, 8)), 10, 3, pad=1, gain=8.0)
+        kinds = ("HardSwish", "Sigmoid", "HardSigmoid")
+        b.output(b.node(kinds[i], [x]) if i < len(kinds) else b.clip(x, -1.0, 2.0))
+
+
+def small_norm(b: ModelBuilder) -> None:
+    b.output(b.layer_norm(b.scaled(b.input("x", (1, 11, 24)), 1e-2), epsilon=1e-3))
+
+
+def large_softmax(b: ModelBuilder) -> None:
+    b.output(b.softmax(b.scaled(b.input("x", (1, 11, 27)), 100.0)))
+
+
+def gathers(b: ModelBuilder) -> None:
+    table = b.input("table", (2, 9, 12))
+    rows = b.constant("rows", np.array([8, 0, 3, 3], np.int64))
+    b.output(b.node("Gather", [b.relu(table), rows], axis=1))
+    b.output(b.node("Gather", [b.node("Tanh", [table]), rows], axis=2))
+
+
+def rotaries(b: ModelBuilder) -> None:
+    x = b.input("x", (1, 4, 12, 20))
+    angles = np.outer(np.arange(12), 0.3 ** np.arange(10)).astype(np.float32)
+    tables = (np.cos(angles), np.sin(angles))
+    c, s = (
+        b.constant(f"table{i}", np.concatenate([own, own], axis=1)) for i, own in enumerate(tables)
+    )
+    turned = b.concat([b.node("Neg", [b.part(x, 3, 10, 20)]), b.part(x, 3, 0, 10)], axis=3)
+    b.output(b.add(b.mul(x, c), b.mul(turned, s)))
+
+
+def long_attention(b: ModelBuilder) -> None:
+    x = b.input("x", (2, 3, 150, 20))
+    mask = b.constant("mask", np.linspace(-9, 3, 150 * 150, dtype=np.float32).reshape(150, 150))
+    scores = b.add(b.scaled(b.matmul(x, b.transpose(b.relu(x), (0, 1, 3, 2))), 20**-0.5), mask)
+    b.output(b.matmul(b.softmax(scores), b.node("Tanh", [x])))
+
+
+MODELS: Mapping[str, Callable[[ModelBuilder], None]] = {
+    own.__name__: own
+    for own in (
+        convolutions, batches, transposed, pools, moves, arithmetic, norms, products, attentions,
+        packed, rounded, embeddings,
+        groups, plain, narrow, dense, activations, small_norm, large_softmax, gathers,
+        rotaries, long_attention,
+    )
+}  # fmt: skip
+
+
+def main() -> None:
+    soc, folder, *cases = sys.argv[1:]
+    described = load(soc)
+    for case in cases:
+        model, way = case.split()
+        row = {"case": case, **outcome(model, way, described, Path(folder))}
+        print(json.dumps(row), flush=True)
+
+
+def outcome(model: str, way: str, soc: LocalSoc, folder: Path) -> dict[str, Any]:
+    """`right`, `fallback`, `error` or `wrong`, and why."""
+    b = ModelBuilder(model, seed=1)
+    MODELS[model](b)
+    path = folder / f"{model}.onnx"
+    onnx.save(b.build(), path)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        try:
+            problem = _problem(str(path), way, soc)
+        except CodlError as error:
+            return {"outcome": "error", "detail": f"{type(error).__name__}: {error}"[:300]}
+        except Exception as error:
+            return {"outcome": "error", "detail": f"defect, {type(error).__name__}: {error}"[:300]}
+    if problem:
+        return {"outcome": "wrong", "detail": problem}
+    said = [str(one.message) for one in told if issubclass(one.category, CodlWarning)]
+    return {"outcome": "fallback" if said else "right", "detail": "; ".join(said)[:300]}
+
+
+def _problem(path: str, way: str, soc: LocalSoc) -> str:
+    """How outputs of a checked engine differ from ONNX Runtime's, whose are the inputs; or ""."""
+    serial, _, own = way.rpartition("@")
+    real, _, own = own.rpartition("/")
+    if real:
+        like = {"type": "gpu", "vector_width": 4, "compute_units": 16, "local_mem_bytes": 48 << 10}
+        soc = replace(soc, gpu=replace(soc.gpu, **like))  # type: ignore[arg-type]
+    network, source = read_network(path)
+    plan = plan_of(network, soc, own)
+    target = connect(serial or "local", soc)
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(path, options, ["CPUExecutionProvider"])
+    names = [item.name for item in session.get_outputs()]
+    close = CLOSE_HALF if "fp16" in way or "half" in way else CLOSE
+    with checked_engine(network, plan, target, source=source, recovers=True) as engine:
+        for seed in range(3):
+            feeds = {item.name: _values(item, seed) for item in session.get_inputs()}
+            got = engine(feeds)
+            for name, right in zip(names, session.run(names, feeds), strict=True):
+                if problem := _differs(got[name], right, close):
+                    return f"{name}, run {seed}: {problem}"
+    return ""
+
+
+def _values(item: Any, seed: int) -> NDArray[Any]:
+    dice = np.random.default_rng(100 + seed)
+    if "int" in item.type:
+        return dice.integers(0, 50, item.shape).astype(np.int64)
+    return ((1 + seed) * dice.standard_normal(item.shape)).astype(np.float32)
+
+
+def _differs(got: NDArray[Any], right: NDArray[Any], close: float) -> str:
+    if got.shape != right.shape:
+        return f"{got.shape}, not {right.shape}"
+    if (np.isfinite(got) != np.isfinite(right)).any():
+        return "other elements are finite"
+    x, y = (np.nan_to_num(np.asarray(value, np.float64)) for value in (got, right))
+    off, most = np.abs(x - y).max(initial=0.0), np.abs(y).max(initial=0.0)
+    return f"off by {off:.3g} of {most:.3g}" if off > close * most + 1e-6 else ""
+
+
+def plan_of(network: Network, soc: LocalSoc, way: str) -> Plan:
+    """By name: `cpu`, `gpu`, either with `:VARIANT`, `H`, `OC`, `N`, `random:SEED`, `half:SEED`.
+
+    A letter cuts all chains along that axis, where they can be. In front of that there is
+    `process@` for an agent, or `real/` for a device that is taken for a real GPU.
+    """
+    kind, _, detail = way.partition(":")
+    if kind in ("random", "half"):
+        stored: Any = ("float16",) if kind == "half" else ("float32",)
+        return random_plan(network, soc, Random(detail), ratios=(0.5,), stored=stored)
+    if kind in PROCESSORS:
+        return _in_variant(preferring(network, soc, kind), network, soc, detail)  # type: ignore[arg-type]
+    layers, chains = list(network.layers), []
+    while layers:
+        taken, layers = layers[:TOGETHER], layers[TOGETHER:]
+        together = all(kind in layer.op.dims for layer in taken)
+        for own in [taken] if together else [[layer] for layer in taken]:
+            ratio = 0.5 if all(kind in layer.op.dims for layer in own) else 0.0
+            variants = {layer.name: _variants(layer, soc) for layer in own}
+            if any(len(found) < len(PROCESSORS) for found in variants.values()):
+                ratio = float(all("gpu" in found for found in variants.values()))
+            chains.append(Chain(tuple(variants), kind, ratio, variants))  # type: ignore[arg-type]
+    return Plan(
+        network.name, network.digest, soc.name, "test", "none", "missing", None, tuple(chains)
+    )
+
+
+def _variants(layer: Any, soc: LocalSoc) -> dict[str, str]:
+    found = {p: registry.variants(layer.op, p, soc) for p in PROCESSORS}
+    return {p: own[0].name for p, own in found.items() if own}
+
+
+def _in_variant(plan: Plan, network: Network, soc: LocalSoc, name: str) -> Plan:
+    """The plan with every op in a variant that can be."""
+    ops = {layer.name: layer.op for layer in network.layers}
+    chains, used = [], False
+    for chain in plan.chains:
+        variants = dict(chain.variants)
+        for op, own in chain.variants.items():
+            for side in own:
+                every = registry.variants(ops[op], side, soc, include_unfit=True)  # type: ignore[arg-type]
+                if any(variant.name == name for variant in every):
+                    variants[op], used = {side: name}, True
+        chains.append(replace(chain, variants=variants))
+    if name and not used:
+        raise AssertionError(f"no op of {network.name} runs in {name}")
+    return replace(plan, chains=tuple(chains))
+
+
+if __name__ == "__main__":
+    main()
