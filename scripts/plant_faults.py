@@ -21,19 +21,22 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
+Item = TypeVar("Item")
+Made = TypeVar("Made")
+
 ROOT = Path(__file__).parent.parent
 TABLE = Path(__file__).with_name("planted_faults.yaml")
-LAYERS = ("frontend", "lower", "kernels", "runtime", "targets")
+LAYERS = ("frontend", "ir", "lower", "kernels", "runtime", "targets")
 LIMIT_S = 240.0
 COPIED = ("codl", "tests", "pyproject.toml")
 DESCRIBE = """
@@ -101,7 +104,7 @@ class Copy:
 
     _turns = count(1)
 
-    def __init__(self, folder: Path, warm: Path | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir()
         for item in ROOT.iterdir():
@@ -110,19 +113,16 @@ class Copy:
             elif not item.name.startswith("."):
                 (folder / item.name).symlink_to(item)
         (folder / "unshrunk.py").write_text(UNSHRUNK)
-        self._warm = warm
-        self.refresh()
+        self.caches.mkdir()
 
     @property
     def caches(self) -> Path:
         return self.folder / ".caches"
 
-    def refresh(self) -> None:
+    def refresh(self, warm: Path) -> None:
         """What a fault left in caches is no other's."""
         shutil.rmtree(self.caches, ignore_errors=True)
-        self.caches.mkdir()
-        if self._warm is not None:
-            shutil.copytree(self._warm, self.caches, dirs_exist_ok=True)
+        shutil.copytree(warm, self.caches)
 
     def found(self, fault: Fault, soc: Path) -> Found:
         path = self.folder / fault.file
@@ -135,15 +135,22 @@ class Copy:
             check, detail = self.checked(fault.models, soc)
         finally:
             shutil.copy2(ROOT / fault.file, path)
-            self.refresh()
         return Found(fault, test, check, detail)
+
+    def problem(self, wanted: str | Sequence[str], soc: Path) -> str:
+        """What is wrong without a fault, of tests or models; "" for nothing."""
+        if isinstance(wanted, str):
+            failed = self.first_failure(wanted)
+            return f"{failed} fails" if failed else ""
+        check, detail = self.checked(wanted, soc)
+        return "" if check in (NOT_ASKED, HARMLESS) else f"{check}: {detail}"
 
     def first_failure(self, tests: str) -> str:
         """The first test that fails; "" where all pass."""
         if not tests:
             return ""
         options = ["-x", "-q", "-p", "unshrunk", "-o", f"cache_dir={self.caches}"]
-        done = self._run(["-m", "pytest", *shlex.split(tests), *options])
+        done = self.run(["-m", "pytest", *shlex.split(tests), *options])
         if done is None:
             return f"{tests} (no end)"
         code, said = done
@@ -157,7 +164,7 @@ class Copy:
         if not models:
             return NOT_ASKED, ""
         script = str(self.folder / "tests/support/planted.py")
-        done = self._run([script, str(soc), str(self.caches), *models])
+        done = self.run([script, str(soc), str(self.caches), *models])
         if done is None:
             return CAUGHT, "no result, and no end"
         code, said = done
@@ -170,7 +177,7 @@ class Copy:
             return CAUGHT, f"no result: {said.strip().splitlines()[-1] if said.strip() else code}"
         return HARMLESS, ""
 
-    def _run(self, arguments: Sequence[str]) -> tuple[int, str] | None:
+    def run(self, arguments: Sequence[str]) -> tuple[int, str] | None:
         """A Python program of this copy; None where it does not end."""
         paths = f"{self.folder}{os.pathsep}{self.folder / 'tests'}"
         environment = {
@@ -245,44 +252,51 @@ def _is_wanted(fault: Fault, args: argparse.Namespace) -> bool:
 
 
 def _planted(faults: Sequence[Fault], folder: Path, args: argparse.Namespace) -> Iterable[Found]:
-    first = Copy(folder / "0")
+    copies = [Copy(folder / str(number)) for number in range(args.jobs)]
     soc = folder / "planted.yaml"
-    done = first._run(["-c", DESCRIBE, str(soc)])
+    done = copies[0].run(["-c", DESCRIBE, str(soc)])
     if done is None or done[0]:
         raise SystemExit(f"No device to plant faults on: {done and done[1]}")
     warm: Path = args.caches or folder / "warm"
     if not warm.exists():
-        _control(first, faults, soc)
-        shutil.copytree(first.caches, warm)
-    first._warm = warm
-    copies: SimpleQueue[Copy] = SimpleQueue()
-    first.refresh()
-    copies.put(first)
-    for number in range(1, args.jobs):
-        copies.put(Copy(folder / str(number), warm))
+        tests = list(dict.fromkeys(fault.tests for fault in faults))
+        models = sorted({model for fault in faults for model in fault.models})
+        wanted = [*tests, *(models[turn :: args.jobs] for turn in range(args.jobs))]
+        for problem in _each(copies, wanted, lambda copy, own: copy.problem(own, soc)):
+            if problem:
+                raise SystemExit(f"Without a fault: {problem}")
+        for copy in copies:
+            shutil.copytree(copy.caches, warm, dirs_exist_ok=True)
+    for copy in copies:
+        copy.refresh(warm)
 
-    def one(fault: Fault) -> Found:
-        copy = copies.get()
-        try:
-            found = copy.found(fault, soc)
-        finally:
-            copies.put(copy)
+    def planted(copy: Copy, fault: Fault) -> Found:
+        found = copy.found(fault, soc)
+        copy.refresh(warm)
         print(f"{fault.name}: {found.test or 'NO TEST'}; {found.check}: {found.detail}",
               file=sys.stderr, flush=True)  # fmt: skip
         return found
 
-    with ThreadPoolExecutor(args.jobs) as pool:
-        yield from pool.map(one, faults)
+    yield from _each(copies, faults, planted)
 
 
-def _control(copy: Copy, faults: Sequence[Fault], soc: Path) -> None:
-    """Everything without a fault: it must be right. So kernels are compiled, too."""
-    for tests in dict.fromkeys(fault.tests for fault in faults):
-        if failed := copy.first_failure(tests):
-            raise SystemExit(f"Without a fault {failed} fails too.")
-    check, detail = copy.checked(sorted({m for fault in faults for m in fault.models}), soc)
-    if check not in (NOT_ASKED, HARMLESS):
-        raise SystemExit(f"Without a fault: {check}, {detail}")
+def _each(
+    copies: Sequence[Copy], items: Sequence[Item], work: Callable[[Copy, Item], Made]
+) -> list[Made]:
+    """`work` of every item, in some copy that has nothing else to do."""
+    idle: SimpleQueue[Copy] = SimpleQueue()
+    for copy in copies:
+        idle.put(copy)
+
+    def one(item: Item) -> Made:
+        copy = idle.get()
+        try:
+            return work(copy, item)
+        finally:
+            idle.put(copy)
+
+    with ThreadPoolExecutor(len(copies)) as pool:
+        return list(pool.map(one, items))
 
 
 def table(found: Sequence[Found]) -> str:

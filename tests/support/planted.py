@@ -14,6 +14,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -26,6 +27,7 @@ from onnx import TensorProto
 
 from codl.errors import CodlError, CodlWarning
 from codl.frontend.models.builder import ModelBuilder
+from codl.ir.gpu_limits import GpuLimits
 from codl.ir.network import Network
 from codl.ir.plan import Chain, Plan
 from codl.ir.types import PROCESSORS
@@ -35,6 +37,7 @@ from codl.runtime.placement import LocalSoc, load
 from codl.targets.connect import connect
 from codl.validate.first_check import checked_engine
 from codl.validate.references import read_network
+from support.onnx_models import model, node
 from support.random_plans import random_plan
 
 #: An output may be off by so much of its largest value: of float32, and where halves are stored.
@@ -247,32 +250,296 @@ def long_attention(b: ModelBuilder) -> None:
     b.output(b.matmul(b.softmax(scores), b.node("Tanh", [x])))
 
 
-MODELS: Mapping[str, Callable[[ModelBuilder], None]] = {
+def dilated(b: ModelBuilder) -> None:
+    x = b.relu(b.conv(b.input("image", (1, 3, 31, 17)), 8, 3, pad=3, dilation=3))
+    b.output(b.conv(x, 12, 3, pad=(2, 1, 2, 1), dilation=(2, 1)))
+
+
+def joined(b: ModelBuilder) -> None:
+    x = b.relu(b.conv(b.input("image", (1, 3, 26, 15)), 9, 3, pad=1))
+    near, far = b.conv(x, 8, 1, pad=0), b.conv(x, 8, 7, pad=3)
+    b.output(b.add(b.relu(near), b.relu(far)))
+    b.output(b.concat([b.max_pool(x, 3, 1, pad=1), far]))
+
+
+def skips(b: ModelBuilder) -> None:
+    x = first = b.relu(b.conv(b.input("image", (1, 4, 19, 13)), 16, 3, pad=1))
+    for _ in range(3):
+        y = b.conv(b.relu(b.conv(x, 24, 1, pad=0)), 16, 3, pad=1)
+        x = b.relu(b.add(x, y))
+    b.output(b.concat([first, x]))
+    b.output(b.add(y, b.conv(x, 16, 1, pad=0)))
+
+
+def behind(b: ModelBuilder) -> None:
+    x = b.relu(b.conv(b.input("image", (1, 4, 17, 13)), 16, 3, pad=1))
+    b.output(b.add(x, b.relu(b.conv(x, 16, 3, pad=1))))
+    y = b.conv(x, 16, 3, pad=1)
+    b.output(b.mul(b.relu(b.add(x, y)), y))
+    b.output(b.add(b.relu(y), y))
+
+
+def viewed(b: ModelBuilder) -> None:
+    x = b.node("Tanh", [b.linear(b.input("x", (1, 12, 24)), 32)])
+    y = b.softmax(b.reshape(x, (1, 4, 12, 8)))
+    z = b.reshape(b.node("Sin", [x]), (1, 8, 12, 4))
+    b.output(b.matmul(b.linear(b.reshape(y, (1, 48, 8)), 8), b.reshape(z, (1, 8, 48))))
+    b.output(b.add(b.reshape(z, (1, 12, 32)), x))
+
+
+def raw_norms(b: ModelBuilder) -> None:
+    x = b.input("x", (1, 12, 9, 7))
+    scale, shift, mean = (b.constant(n, np.linspace(-1, 1.5, 12, dtype=np.float32)) for n in "sbm")
+    spread = b.constant("v", np.linspace(1e-4, 0.1, 12, dtype=np.float32))
+    b.output(b.node("BatchNormalization", [x, scale, shift, mean, spread], epsilon=0.02))
+    few = [b.constant(n, np.linspace(0.2, 2, 4, dtype=np.float32)) for n in ("gs", "gb")]
+    b.output(b.node("InstanceNormalization", [b.reshape(b.relu(x), (1, 4, 189)), *few]))
+
+
+def slices(b: ModelBuilder) -> None:
+    x = b.node("Tanh", [b.input("x", (2, 8, 11, 6))])
+    bounds = ([-7, -1, 5], [-2, -8, 0], [2, 1, 3], [2, -3, -1])
+    names = [b.constant(f"c{i}", np.array(own, np.int64)) for i, own in enumerate(bounds)]
+    b.output(b.node("Slice", [x, *names]))
+    ends = [b.constant(f"e{i}", np.array(own, np.int64)) for i, own in enumerate(([-3], [99], [2]))]
+    b.output(b.node("Slice", [x, *ends]))
+
+
+def splits() -> onnx.ModelProto:
+    nodes = [
+        node("Split", "x", "a b c", axis=1),
+        node("Mul", "b c", "y"),
+        node("Add", "a y", "z"),
+    ]
+    return model(nodes, {"x": (1, 9, 6, 5)}, ["z", "c"])
+
+
+def old_softmax() -> onnx.ModelProto:
+    nodes = [node("Tanh", "x", "t"), node("Softmax", "t", "y", axis=2), node("Softmax", "t", "z")]
+    return model(nodes, {"x": (2, 4, 5, 3)}, ["y", "z"], opset=11)
+
+
+def far_axes() -> onnx.ModelProto:
+    nodes = [
+        node("ReduceSumSquare", "x", "y", axes=[0, 2], keepdims=0),
+        node("ReduceSumSquare", "x", "z", axes=[0, 2, 4], keepdims=1),
+        node("ReduceLogSum", "p", "w", axes=[1, 3]),
+        node("Abs", "x", "p"),
+    ]
+    return model(nodes, {"x": (2, 3, 4, 3, 2)}, ["y", "z", "w"])
+
+
+def gates(b: ModelBuilder) -> None:
+    x = b.input("x", (1, 7, 19))
+    b.output(b.mul(x, b.node("Sigmoid", [b.scaled(x, 1.3)])))
+    b.output(b.mul(x, b.node("Sigmoid", [b.scaled(x, 1.702)])))
+    inner = b.shifted(b.node("Erf", [b.scaled(x, 0.5)]), 1.0)
+    b.output(b.scaled(b.mul(x, inner), 0.5))
+    b.output(b.gelu(x))
+    b.output(b.mul(x, b.node("HardSigmoid", [x])))
+
+
+def leaks(b: ModelBuilder) -> None:
+    x = b.input("x", (1, 7, 9, 5))
+    b.output(b.node("LeakyRelu", [x]))
+    b.output(b.leaky_relu(b.max_pool(x, 2, 2), 0.3))
+
+
+def terms(b: ModelBuilder) -> None:
+    xs = [b.input(f"x{i}", (1, 6, 5, 4)) for i in range(4)]
+    for kind in ("Sum", "Max", "Min", "Mean"):
+        b.output(b.node(kind, xs))
+
+
+def gemms() -> onnx.ModelProto:
+    dice = np.random.default_rng(6)
+    constants = {"w": (11, 8), "v": (5, 8), "c": (11,), "one": (1,), "rows": (5, 1)}
+    nodes = [
+        node("Gemm", "x w c", "y0", transB=1, beta=0.3, alpha=2.0),
+        node("Gemm", "x w one", "y1", transB=1, beta=-2.0),
+        node("Gemm", "x v rows", "y2", transB=1, beta=0.5),
+        node("Tanh", "z", "t"),
+        node("Gemm", "x t", "y3", transB=1),
+        node("Gemm", "x x", "y4", transA=1, alpha=0.1),
+    ]
+    given = {
+        name: dice.standard_normal(sizes).astype(np.float32) for name, sizes in constants.items()
+    }
+    return model(nodes, {"x": (5, 8), "z": (3, 8)}, [f"y{i}" for i in range(5)], given)
+
+
+def sums_of_products() -> onnx.ModelProto:
+    equations = {"abcd,ebcd->ade": "x", "abcd,aecb->edac": "y", "abcd,ebcd->cadb": "x"}
+    inputs = {"a": (2, 3, 4, 5), "x": (6, 3, 4, 5), "y": (2, 7, 4, 3)}
+    nodes = [
+        node("Einsum", f"a {other}", f"o{i}", equation=equation)
+        for i, (equation, other) in enumerate(equations.items())
+    ]
+    return model(nodes, inputs, [f"o{i}" for i in range(3)])
+
+
+def same_windows(b: ModelBuilder) -> None:
+    x = b.conv(b.input("image", (1, 3, 12, 10)), 6, 3, pad=1)
+    weight = b.learned("w", (8, 6, 4, 3), spread=0.2)
+    for auto in ("SAME_UPPER", "SAME_LOWER"):
+        b.output(b.node("Conv", [x, weight], auto_pad=auto, kernel_shape=[4, 3]))
+        b.output(b.node("MaxPool", [x], auto_pad=auto, kernel_shape=[2, 2]))
+
+
+def rounded_up(b: ModelBuilder) -> None:
+    x = b.input("image", (1, 5, 12, 10))
+    window = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [0, 1, 1, 0], "ceil_mode": 1}
+    for counted in (0, 1):
+        b.output(b.node("AveragePool", [x], count_include_pad=counted, **window))
+    b.output(b.node("MaxPool", [x], **window))
+
+
+def folded(b: ModelBuilder) -> None:
+    x = b.input("x", (1, 9, 16))
+    slope = b.constant("slope", np.linspace(0.5, 2, 16, dtype=np.float32))
+    y = b.shifted(b.mul(x, slope), 0.7)
+    b.output(b.scaled(b.linear(y, 12), 3.0))
+    b.output(b.node("Sub", [b.constant("one", np.float32(1.0)), b.linear(b.node("Sin", [x]), 8)]))
+    z = b.scaled(b.node("Cos", [x]), 2.5)
+    b.output(z)
+    b.output(b.linear(z, 7))
+
+
+def aliased() -> onnx.ModelProto:
+    dice = np.random.default_rng(8)
+    weight = dice.standard_normal((6, 4, 3, 3)).astype(np.float32) / 6
+    nodes = [
+        node("Conv", "x w", "a", pads=[1, 1, 1, 1]),
+        node("Identity", "a", "o1"),
+        node("Identity", "o1", "b"),
+        node("Relu", "b", "c"),
+        node("Flatten", "c", "o2"),
+        node("Sigmoid", "c", "d"),
+        node("Dropout", "d", "o3"),
+        node("Relu", "a", "o4"),
+    ]
+    return model(nodes, {"x": (1, 4, 7, 6)}, ["o1", "o2", "o3", "o4"], {"w": weight})
+
+
+def casts() -> onnx.ModelProto:
+    nodes = [
+        node("Mul", "x three", "m"),
+        node("Cast", "m", "whole", to=TensorProto.INT64),
+        node("Cast", "whole", "y", to=TensorProto.FLOAT),
+        node("Add", "y x", "z"),
+    ]
+    return model(nodes, {"x": (1, 5, 6, 4)}, ["z"], {"three": np.float32(3)})
+
+
+def shuffled(b: ModelBuilder) -> None:
+    x = b.conv(b.input("image", (1, 3, 8, 6)), 12, 3, pad=1)
+    y = b.transpose(b.reshape(x, (1, 3, 4, 8, 6)), (0, 2, 1, 3, 4))
+    b.output(b.conv(b.reshape(y, (1, 12, 8, 6)), 8, 3, pad=1))
+
+
+def spelled_norms() -> onnx.ModelProto:
+    scale = np.linspace(0.5, 2, 8, dtype=np.float32)
+    constants = {
+        "e": np.float32(1e-3), "two": np.float32(2), "s": scale, "to": np.array([1, 4, -1]),
+        "back": np.array([1, 8, 6, 8]), "gs": scale[:4], "gb": scale[2:6],
+        "cs": scale.reshape(8, 1, 1), "ones": np.ones(4, np.float32),
+        "zeros": np.zeros(4, np.float32),
+    }  # fmt: skip
+    nodes = []
+    for name, axis in (("l", -1), ("m", 2)):
+        nodes += [
+            node("Pow", "x two", f"{name}0"),
+            node("ReduceMean", f"{name}0", f"{name}1", axes=[axis]),
+            node("Add", f"{name}1 e", f"{name}2"),
+            node("Sqrt", f"{name}2", f"{name}3"),
+            node("Div", f"x {name}3", f"{name}4"),
+            node("Mul", f"{name}4 s", f"{name}y"),
+        ]
+    for name, own in (("g", "gs gb"), ("h", "ones zeros")):
+        nodes += [
+            node("Reshape", "x to", f"{name}0"),
+            node("InstanceNormalization", f"{name}0 {own}", f"{name}1"),
+            node("Reshape", f"{name}1 back", f"{name}2"),
+            node("Mul", f"{name}2 cs", f"{name}3"),
+            node("Add", f"{name}3 cs", f"{name}y"),
+        ]
+    return model(nodes, {"x": (1, 8, 6, 8)}, ["ly", "my", "gy", "hy"], constants)
+
+
+def dequantized() -> onnx.ModelProto:
+    dice = np.random.default_rng(9)
+    constants = {
+        "n": dice.integers(-128, 128, (64, 24)).astype(np.int8),
+        "s": dice.uniform(0.01, 0.03, 24).astype(np.float32),
+        "z": dice.integers(-9, 9, 24).astype(np.int8),
+    }
+    nodes = [node("DequantizeLinear", "n s z", "w", axis=1), node("MatMul", "x w", "y")]
+    return model(nodes, {"x": (1, 7, 64)}, ["y"], constants)
+
+
+def twice(b: ModelBuilder) -> None:
+    x = b.conv(b.input("image", (1, 3, 9, 8)), 8, 3, pad=1)
+    b.output(b.node("Tanh", [b.relu(x)]))
+    b.output(b.node("Sigmoid", [b.leaky_relu(b.conv(x, 8, 1, pad=0), 0.2)]))
+
+
+MODELS: Mapping[str, Callable[..., onnx.ModelProto | None]] = {
     own.__name__: own
     for own in (
         convolutions, batches, transposed, pools, moves, arithmetic, norms, products, attentions,
         packed, rounded, embeddings,
         groups, plain, narrow, dense, activations, small_norm, large_softmax, gathers,
-        rotaries, long_attention,
+        rotaries, long_attention, dilated, joined, skips, behind, viewed, raw_norms, slices,
+        splits, old_softmax, far_axes, gates, leaks, terms, gemms, sums_of_products,
+        same_windows, rounded_up, folded, aliased, casts, shuffled, spelled_norms, dequantized,
+        twice,
     )
 }  # fmt: skip
+
+
+def _real(soc: LocalSoc) -> LocalSoc:
+    """The device as if it were a real GPU: vectors of four, and work-groups that share memory."""
+    gpu = soc.gpu
+    like = replace(gpu, type="gpu", vector_width=4, compute_units=16, local_mem_bytes=48 << 10)
+    return replace(soc, gpu=like)
+
+
+def _apart(soc: LocalSoc) -> LocalSoc:
+    """The device as if it did not see the CPU's memory."""
+    return replace(soc, gpu=replace(soc.gpu, unified_memory=False, fine_grained_svm=False))
+
+
+def _limited(soc: LocalSoc) -> LocalSoc:
+    """Kernels may take no time at all, and so are cut to the smallest pieces."""
+    limits = GpuLimits(max_kernel_ms=1e-3)
+    return replace(soc, placement=replace(soc.placement, limits=limits))
+
+
+SOCS = {"real": _real, "apart": _apart, "limited": _limited}
 
 
 def main() -> None:
     soc, folder, *cases = sys.argv[1:]
     described = load(soc)
     for case in cases:
-        model, way = case.split()
-        row = {"case": case, **outcome(model, way, described, Path(folder))}
+        name, way = case.split()
+        row = {"case": case, **outcome(name, way, described, Path(folder))}
         print(json.dumps(row), flush=True)
 
 
-def outcome(model: str, way: str, soc: LocalSoc, folder: Path) -> dict[str, Any]:
+def _made(name: str) -> onnx.ModelProto:
+    """A model of `MODELS`, which are built, or written as they are."""
+    if "b" not in signature(MODELS[name]).parameters:
+        return MODELS[name]()  # type: ignore[return-value]
+    b = ModelBuilder(name, seed=1)
+    MODELS[name](b)
+    return b.build()
+
+
+def outcome(name: str, way: str, soc: LocalSoc, folder: Path) -> dict[str, Any]:
     """`right`, `fallback`, `error` or `wrong`, and why."""
-    b = ModelBuilder(model, seed=1)
-    MODELS[model](b)
-    path = folder / f"{model}.onnx"
-    onnx.save(b.build(), path)
+    path = folder / f"{name}.onnx"
+    onnx.save(_made(name), path)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         try:
@@ -290,10 +557,9 @@ def outcome(model: str, way: str, soc: LocalSoc, folder: Path) -> dict[str, Any]
 def _problem(path: str, way: str, soc: LocalSoc) -> str:
     """How outputs of a checked engine differ from ONNX Runtime's, whose are the inputs; or ""."""
     serial, _, own = way.rpartition("@")
-    real, _, own = own.rpartition("/")
-    if real:
-        like = {"type": "gpu", "vector_width": 4, "compute_units": 16, "local_mem_bytes": 48 << 10}
-        soc = replace(soc, gpu=replace(soc.gpu, **like))  # type: ignore[arg-type]
+    *kinds, own = own.split("/")
+    for kind in kinds:
+        soc = SOCS[kind](soc)
     network, source = read_network(path)
     plan = plan_of(network, soc, own)
     target = connect(serial or "local", soc)
@@ -303,10 +569,13 @@ def _problem(path: str, way: str, soc: LocalSoc) -> str:
     names = [item.name for item in session.get_outputs()]
     close = CLOSE_HALF if "fp16" in way or "half" in way else CLOSE
     with checked_engine(network, plan, target, source=source, recovers=True) as engine:
+        runs = []
         for seed in range(3):
             feeds = {item.name: _values(item, seed) for item in session.get_inputs()}
-            got = engine(feeds)
-            for name, right in zip(names, session.run(names, feeds), strict=True):
+            runs.append((engine(feeds), session.run(names, feeds)))
+        # What a run gave is still there after the others.
+        for seed, (got, expected) in enumerate(runs):
+            for name, right in zip(names, expected, strict=True):
                 if problem := _differs(got[name], right, close):
                     return f"{name}, run {seed}: {problem}"
     return ""
@@ -333,7 +602,7 @@ def plan_of(network: Network, soc: LocalSoc, way: str) -> Plan:
     """By name: `cpu`, `gpu`, either with `:VARIANT`, `H`, `OC`, `N`, `random:SEED`, `half:SEED`.
 
     A letter cuts all chains along that axis, where they can be. In front of that there is
-    `process@` for an agent, or `real/` for a device that is taken for a real GPU.
+    `process@` for an agent, or one of `SOCS` with a slash.
     """
     kind, _, detail = way.partition(":")
     if kind in ("random", "half"):
