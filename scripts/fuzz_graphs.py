@@ -6,9 +6,9 @@
     python scripts/fuzz_graphs.py --only 1:4711 --plans split
 
 Graph K of a seed is the same on every machine. Each runs in a worker process, so that a crash or a
-hang costs one graph. A failure is made smaller, mostly to a few nodes, and lies as an .onnx file,
-with its inputs beside it, in the folder named after the results. docs/validate.md says what the
-graphs are and what counts as right.
+hang costs one graph. What is wrong is made smaller, mostly to a few nodes, and lies as an .onnx
+file, with its inputs beside it, in the folder named after the results. docs/validate.md says what
+the graphs are and what counts as right.
 """
 
 from __future__ import annotations
@@ -114,9 +114,11 @@ def _work(
         outcome = worker.outcome((seed, index), plan, f"{seed}:{index}")
         row = {"seed": seed, "graph": index, "plan": plan, **outcome.row}
         if outcome.is_failure:
-            with DRAWING:
-                graph = draw_graph(seed, index)
-                row["smallest"] = _kept(args, worker, graph, outcome, case, folder)
+            row["smallest"] = []
+            if outcome.kind not in ("crashed", "hung"):  # drawing alone may do so here, too
+                with DRAWING:
+                    graph = draw_graph(seed, index)
+                    row["smallest"] = _kept(args, worker, graph, outcome, case, folder)
             print(f"{seed}:{index} {plan}: {outcome.kind}: {outcome.reason}: {outcome.detail}\n"
                   f"    {' '.join(row['smallest'])}", file=sys.stderr, flush=True)  # fmt: skip
         if args.output:

@@ -207,6 +207,9 @@ def run_node(
 ) -> Values:
     """The outputs of a node by ONNX Runtime; `fixed` tensors are constants of its model."""
     read = reads(node)
+    divisor = values[node.input[1]] if node.op_type in ("Div", "Mod") else np.float32(1)
+    if divisor.dtype not in FLOATS and not divisor.all():
+        raise Dropped("integers are divided by 0, at which the process ends")
     given = {name: values[name] for name in read if name not in fixed}
     infos = [_info(name, value.dtype, None) for name, value in given.items()]
     constants = [numpy_helper.from_array(values[name], name) for name in read if name in fixed]
