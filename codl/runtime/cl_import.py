@@ -16,6 +16,7 @@ _NO_CACHE = "PYOPENCL_NO_CACHE"
 @cache
 def cl_module() -> Any:
     """pyopencl; call it first inside `drivers.loaded`. Raises `MissingPackageError`."""
+    process_of_drivers()
     before = os.environ.get(_NO_CACHE)
     # It would keep binaries of its own; `device.programs` has the only ones. It looks just once.
     os.environ[_NO_CACHE] = "1"
@@ -30,6 +31,12 @@ def cl_module() -> Any:
             os.environ[_NO_CACHE] = before
 
     return pyopencl
+
+
+@cache
+def process_of_drivers() -> int:
+    """The process that loads OpenCL: one forked from it has the drivers without their threads."""
+    return os.getpid()
 
 
 def build_program(program: Any, options: str | Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from codl.errors import CodlWarning, DeviceError
 from codl.runtime import drivers, hints, threads
 from codl.runtime.bound_kernel import BoundKernel, enqueue_function, pointer
 from codl.runtime.cl_errors import describe, explained
-from codl.runtime.cl_import import cl_module, make_kernel
+from codl.runtime.cl_import import cl_module, make_kernel, process_of_drivers
 from codl.runtime.placement import LocalSoc, check_cores
 from codl.runtime.program_cache import Binary, Offer, Programs
 
@@ -40,6 +40,7 @@ class OpenClDevice:
 
         Raises `DeviceError` where this machine has no such device, or not the cores of a side.
         """
+        threads.check_process(process_of_drivers(), "OpenCL was loaded")
         check_cores(soc.placement)
         self.soc = soc
         #: Held by whoever runs something on this device and its CPU.

@@ -7,6 +7,7 @@ only what the limits are.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -14,12 +15,19 @@ from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
-from codl.errors import CodlError, DeviceError, InvalidFileError, MismatchError, UnsupportedError
+from codl.errors import (
+    CodlError,
+    CodlWarning,
+    DeviceError,
+    InvalidFileError,
+    MismatchError,
+    UnsupportedError,
+)
 from codl.ir import soc as socs
 from codl.ir import yaml_file
 from codl.ir.gpu_limits import UNLIMITED, GpuLimits
 from codl.ir.soc import Soc
-from codl.runtime.threads import refused_cores
+from codl.runtime import threads
 
 SUFFIX = ".local.yaml"
 #: How fast, and how urgent beside other programs, a GPU may be asked to work.
@@ -174,6 +182,7 @@ def read(soc: Soc, soc_file: Path, *, is_here: bool = True) -> LocalSoc | None:
     try:
         if is_here:
             check_cores(placement)
+            _warn_of_others(soc, placement)
         return LocalSoc.of(soc, placement)
     except CodlError as error:
         fix = f"`codl soc detect --serial local --name {soc.name}` writes it anew."
@@ -189,7 +198,7 @@ def load(name: str | Path) -> LocalSoc:
 def check_cores(placement: Placement) -> None:
     """Raise `DeviceError` where this process may not use a core, or a side has one twice."""
     for side, cores in (("CPU", placement.cpu_cores), ("GPU", placement.gpu_cores)):
-        missing = refused_cores(cores)
+        missing = threads.refused_cores(cores)
         if missing:
             raise DeviceError(
                 f"The {side} side wants the cores {_listed(cores)}, but {_listed(missing)} are not "
@@ -201,6 +210,18 @@ def check_cores(placement: Placement) -> None:
         raise DeviceError(
             f"{placement.threads} threads need as many cores, the CPU side has "
             f"{len(placement.cpu_cores)} ({_listed(placement.cpu_cores)})."
+        )
+
+
+def _warn_of_others(soc: Soc, placement: Placement) -> None:
+    """Whoever started this process gave it some cores; its threads keep to them, codl's may not."""
+    if others := sorted({*placement.cores} - {*threads.INITIAL_CORES}):
+        warnings.warn(
+            f"The SoC {soc.name!r} lies on the cores {_listed(placement.cores)}, and this process "
+            f"was started on {_listed(threads.INITIAL_CORES)} alone: codl works on "
+            f"{_listed(others)} too. `codl soc detect` places a SoC on the cores that it has.",
+            CodlWarning,
+            stacklevel=3,
         )
 
 

@@ -127,16 +127,21 @@ class ProcessLock:
         self._lock, self._process = RLock(), os.getpid()
 
     def __enter__(self) -> None:
-        if os.getpid() != self._process:
-            raise DeviceError(
-                f"This was made in process {self._process}, of which process {os.getpid()} is a "
-                "fork, without the threads of its drivers: make it in the process that uses it, or "
-                "start that one by `spawn` or `forkserver`."
-            )
+        check_process(self._process, "This was made")
         self._lock.acquire()
 
     def __exit__(self, *error: object) -> None:
         self._lock.release()
+
+
+def check_process(process: int, made: str) -> None:
+    """Raise `DeviceError` in a fork of the process where something was `made`."""
+    if os.getpid() != process:
+        raise DeviceError(
+            f"{made} in process {process}, of which process {os.getpid()} is a fork, without the "
+            "threads of its drivers: make it in the process that uses it, or start that one by "
+            "`spawn` or `forkserver`."
+        )
 
 
 def wait_until_idle(limit_s: float = 0.5) -> bool:

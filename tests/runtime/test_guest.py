@@ -26,6 +26,7 @@ from codl.plan.search import NO_COLLECTION
 from codl.runtime import drivers, threads
 from codl.runtime.engine import Engine
 from codl.runtime.placement import LocalSoc
+from codl.targets.local import LocalTarget
 
 ROOT = Path(__file__).parents[2]
 CUTS = [(4, "H", 0.5), (3, "OC", 0.5), (20, "H", 1.0)]
@@ -63,10 +64,14 @@ def test_a_program_has_its_process_back(
     assert said["platforms"] == platforms
     assert len(said["largest"]) == 5
     assert min(said["largest"]) > 0
+    assert said["squares"] == [[0, 1, 4, 9, 16]] * (3 if order == "guest" else 1)
 
 
-def _in_fork(engine: Engine, inputs: Mapping[str, np.ndarray], answers: Any) -> None:
-    for use in (lambda: engine(inputs), engine.run, engine.profile):
+def _in_fork(engine: Engine, inputs: Mapping[str, np.ndarray], soc: LocalSoc, answers: Any) -> None:
+    def anew() -> None:
+        Engine(engine.network, engine.plan, LocalTarget(soc))
+
+    for use in (lambda: engine(inputs), engine.run, engine.profile, anew):
         try:
             use()
         except DeviceError as error:
@@ -82,11 +87,11 @@ def test_an_engine_after_a_fork_says_so(first_soc: LocalSoc, devices: Any, ratio
     forked = get_context("fork")
     with Engine(network, plan, here(first_soc)) as engine:
         answers = forked.SimpleQueue()
-        child = forked.Process(target=_in_fork, args=(engine, {"image": x}, answers))
+        child = forked.Process(target=_in_fork, args=(engine, {"image": x}, first_soc, answers))
         child.start()
         child.join(30)
         assert child.exitcode == 0
-        said = [answers.get() for _ in range(3)]
+        said = [answers.get() for _ in range(4)]
         assert all("is a fork" in text and "spawn" in text for text in said)
         for name, value in engine({"image": x}).items():
             np.testing.assert_allclose(value, expected[name], rtol=1e-3, atol=1e-4)

@@ -3,11 +3,12 @@
     python guest.py ORDER MODEL SOC PLAN
 
 ORDER says who imports pyopencl first, `guest` or `codl`. It prints, as JSON, what differs
-afterwards, and the OpenCL platforms that a child of it has then.
+afterwards, the OpenCL platforms that a child of it has then, and what its own kernel computed.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import logging
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import lightgbm  # noqa: F401
@@ -81,6 +83,30 @@ def differing(before: dict[str, Any], after: dict[str, Any]) -> dict[str, str]:
     }
 
 
+class Own:
+    """A context of the program's, with a kernel that it uses before and after codl."""
+
+    SOURCE = "__kernel void squares(__global int *y) { int i = get_global_id(0); y[i] = i * i; }"
+
+    def __init__(self, libraries: Sequence[str]) -> None:
+        for library in libraries:
+            ctypes.CDLL(library, ctypes.RTLD_GLOBAL)
+        import pyopencl as cl
+
+        self._context = cl.Context(cl.get_platforms()[0].get_devices())
+        self._queue = cl.CommandQueue(self._context)
+        self._program = cl.Program(self._context, self.SOURCE).build()
+
+    def squares(self) -> list[int]:
+        import pyopencl as cl
+
+        result = np.zeros(5, np.int32)
+        buffer = cl.Buffer(self._context, cl.mem_flags.WRITE_ONLY, result.nbytes)
+        self._program.squares(self._queue, result.shape, None, buffer)
+        cl.enqueue_copy(self._queue, result, buffer)
+        return [int(value) for value in result]
+
+
 def spin(ids: dict[str, int], begun: threading.Event, stop: threading.Event) -> None:
     """A thread of the program's that works all the time."""
     ids["another thread"] = threading.get_native_id()
@@ -110,8 +136,8 @@ def use_codl(model: str, soc: str, plan: str) -> list[float]:
 
 def main() -> None:
     order, model, soc, plan, *libraries = sys.argv[1:]
-    if order == "guest":
-        import pyopencl.invoker  # noqa: F401
+    contexts = [Own(libraries)] if order == "guest" else []
+    squares = [own.squares() for own in contexts]
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda number, frame: None)
     warnings.filterwarnings("error", category=Mine)
@@ -129,11 +155,13 @@ def main() -> None:
     changed = differing(before, state(ids))
     stop.set()
     thread.join()
+    squares += [own.squares() for own in (*contexts, Own(libraries))]
     child = subprocess.run(
         [sys.executable, "-c", CHILD, *libraries], capture_output=True, text=True, check=False
     )
     platforms = child.stdout.strip() or child.stderr
-    print(json.dumps({"changed": changed, "platforms": platforms, "largest": largest}))
+    said = {"changed": changed, "platforms": platforms, "largest": largest, "squares": squares}
+    print(json.dumps(said))
 
 
 if __name__ == "__main__":

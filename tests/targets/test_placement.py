@@ -12,7 +12,7 @@ from support.simulated import SOC
 
 from codl.errors import CodlWarning, DeviceError, InvalidFileError, MismatchError, UnsupportedError
 from codl.ir.soc import Soc
-from codl.runtime import placement
+from codl.runtime import placement, threads
 from codl.runtime.cpu_facts import cpu_facts
 from codl.runtime.placement import LocalSoc, Placement, at_hand
 from codl.runtime.probe import ProbedDevice, ProbeResult
@@ -90,6 +90,18 @@ def test_a_pinned_thread_may_still_name_all_cores_of_the_process() -> None:
     cores = tuple(os.sched_getaffinity(0))
     with placed(cores[:1]):
         placement.check_cores(Placement("a", cores))
+
+
+def test_cores_beside_those_that_a_process_was_started_on_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by taskset, which may be ignored."""
+    path = written(SOC, tmp_path, f"icd: nvidia\ncpu_cores: [{CORE}]\n")
+    monkeypatch.setattr(threads, "INITIAL_CORES", (CORE + 1,))
+    with pytest.warns(
+        CodlWarning, match=f"was started on {CORE + 1} alone: .* works on {CORE} too"
+    ):
+        assert placement.read(SOC, path) is not None
 
 
 def device(**changes: Any) -> ProbedDevice:
