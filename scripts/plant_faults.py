@@ -238,9 +238,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", help="names of faults, with commas")
     parser.add_argument("--layer", choices=LAYERS)
     parser.add_argument("--jobs", type=int, default=1, help="copies of codl at work at once")
-    parser.add_argument(
-        "--caches", type=Path, help="of an earlier run: nothing runs without a fault"
-    )
+    parser.add_argument("--no-control", action="store_true", help="run nothing without a fault")
+    parser.add_argument("--caches", type=Path, help="kept for the next run, which is faster then")
     parser.add_argument("--json", action="store_true", help="print a list of all faults")
     parser.add_argument("-o", "--output", type=Path, help="a file for that list")
     return parser.parse_args()
@@ -258,15 +257,18 @@ def _planted(faults: Sequence[Fault], folder: Path, args: argparse.Namespace) ->
     if done is None or done[0]:
         raise SystemExit(f"No device to plant faults on: {done and done[1]}")
     warm: Path = args.caches or folder / "warm"
-    if not warm.exists():
+    if warm.exists():
+        for copy in copies:
+            copy.refresh(warm)
+    if not args.no_control:
         tests = list(dict.fromkeys(fault.tests for fault in faults))
         models = sorted({model for fault in faults for model in fault.models})
         wanted = [*tests, *(models[turn :: args.jobs] for turn in range(args.jobs))]
-        for problem in _each(copies, wanted, lambda copy, own: copy.problem(own, soc)):
-            if problem:
-                raise SystemExit(f"Without a fault: {problem}")
+        problems = _each(copies, wanted, lambda copy, own: copy.problem(own, soc))
         for copy in copies:
             shutil.copytree(copy.caches, warm, dirs_exist_ok=True)
+        if any(problems):
+            raise SystemExit(f"Without a fault: {'; '.join(filter(None, problems))}")
     for copy in copies:
         copy.refresh(warm)
 

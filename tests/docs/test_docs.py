@@ -95,8 +95,9 @@ def test_generated_parts_are_current(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=_id)
 def test_pictures_are_current(page: Path) -> None:
-    for path, svg in render_docs.drawn(page).items():
-        assert render_docs.is_current(path, svg), f"{_id(path)} is stale: run `make docs`."
+    drawn = render_docs.drawn(page).items()
+    stale = [_id(path) for path, svg in drawn if not render_docs.is_current(path, svg)]
+    assert stale == [], "run `make docs`"
 
 
 MARKS = """<!-- table: closest results/curve-*.json -->
@@ -146,13 +147,24 @@ def _write_curve(path: Path, name: str, codl_ms: float = 8.0) -> None:
     path.write_text(json.dumps({"command": "curve", "evaluations": [{"soc": soc, "rows": rows}]}))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_id)
-def test_commands_exist(page: Path) -> None:
-    text = page.read_text()
+def test_pages_have_what_is_looked_for() -> None:
+    """Each of them alone may have none."""
+    text = "\n".join(page.read_text() for page in PAGES)
+    assert len(list(_blocks(text))) > 100
+    assert all(len(form.findall(text)) > 10 for form in (INLINE, LINK, FILE, MODULE))
+    assert sum(len(render_docs.drawn(page)) for page in PAGES) >= 1
+
+
+def _check_commands(text: str) -> None:
     for line in _blocks(text):
         _check_line(line)
     for match in INLINE.finditer(text):
         _check_mention(" ".join(match[1].split()))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_id)
+def test_commands_exist(page: Path) -> None:
+    _check_commands(page.read_text())
 
 
 def test_the_map_of_the_package_lists_the_layers_in_order() -> None:
@@ -180,12 +192,10 @@ def test_a_command_that_does_not_exist_is_noticed(line: str) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=_id)
 def test_files_and_modules_exist(page: Path) -> None:
     text = page.read_text()
-    for target in LINK.findall(text):
-        assert (page.parent / target).exists(), target
-    for name in FILE.findall(text):
-        assert (ROOT / name).exists(), name
-    for name in MODULE.findall(text):
-        assert _is_there(name), name
+    paths = [page.parent / target for target in LINK.findall(text)]
+    paths += [ROOT / name for name in FILE.findall(text)]
+    assert [path for path in paths if not path.exists()] == []
+    assert [name for name in MODULE.findall(text) if not _is_there(name)] == []
 
 
 def _is_there(dotted: str) -> bool:

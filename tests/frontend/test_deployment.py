@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from support.simulated import SOC
+from support.some import some
 
 from codl.cli.deployed import RunOptions, adapted, deployment_of, read_inputs, strategy_of
 from codl.errors import CodlError, InvalidFileError, UnknownNameError, UnsupportedError
@@ -262,7 +263,7 @@ def test_the_documented_examples_load(folder: Path) -> None:
 
 def test_documented_keys_are_those_that_there_are() -> None:
     page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
-    for name in (*models.BUILT_IN, *LAYERS, *ACTIVATIONS):
+    for name in some((*models.BUILT_IN, *LAYERS, *ACTIVATIONS)):
         assert f"`{name}`" in page or name == "none", name
     for builder in (models.described(name, weights=False) for name in models.BUILT_IN):
         listed = summary(builder)

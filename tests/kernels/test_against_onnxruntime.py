@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from onnx import helper
 from support.kernel_runs import assert_close, operands, run_cpu, run_gpu, tolerance
 from support.random_ops import convolutions
+from support.some import some
 
 from codl.frontend.graph.onnx_import import session_options
 from codl.ir import Activation, Array, Op, Weights, parse, split, to_text
@@ -120,7 +121,7 @@ def test_any_split_in_halves_on_a_gpu(name: str, text: str, first_gpu: OpenClDev
     variant: Any = registry.find(op, name)
     choice = variant.choices(op, first_gpu.soc)[0]
     expected = run_onnxruntime(*as_convolution(op, inputs[0], weights))
-    for dim, ratio in product(op.dims, (0.4, 1.0)):
+    for dim, ratio in some(product(op.dims, (0.4, 1.0))):
         _, part = split(op, dim, ratio, align=first_gpu.soc.gpu.vector_width)
         if part.is_empty:
             continue

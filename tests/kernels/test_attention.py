@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support.kernel_runs import assert_close, operands, reference, run_cpu, run_gpu
+from support.some import some
 
 from codl.errors import CodlError
 from codl.ir import Array, Region, Span, parse, to_text
@@ -58,7 +59,7 @@ def test_large_scores_and_hidden_keys_stay_exact(gpu: OpenClDevice) -> None:
     bias[..., 150:], bias[..., :70] = -np.inf, -1e38
     inputs[3] = bias
     expected, whole = reference(op, inputs, weights), Region.whole(op.output)
-    for variant in registry.variants(op, "gpu", gpu.soc, include_unfit=True):
+    for variant in some(registry.variants(op, "gpu", gpu.soc, include_unfit=True)):
         _, got = run_gpu(variant, op, whole, inputs, weights, gpu)
         assert_close(variant, op, got, expected)
 
@@ -84,7 +85,7 @@ def test_parts_compute_what_the_whole_does(text: str) -> None:
     for axis in ("images", "channels", "rows"):
         size, step = getattr(whole, axis).size, op.channel_step if axis == "channels" else 1
         cut = size // 2 // step * step
-        for span in (Span(0, cut), Span(cut, size)) if cut else ():
+        for span in (Span(0, cut), Span(cut, size)) if cut else (Span(0, size),):
             part = whole._replace(**{axis: span})
             own = op.restrict(part)
             got = reference(own, [_taken(x, op, part, i) for i, x in enumerate(inputs)], weights)

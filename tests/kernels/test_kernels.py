@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.kernel_runs import Case, cut, enough, run_copy, variants_for_gpus
 from support.random_ops import batched, ops
+from support.some import some
 
 from codl.ir import Op, Region, Shape, Span, parse, split
 from codl.ir.soc import Soc
@@ -35,10 +36,10 @@ STORAGES = [Storage(layout, element) for layout in ("blocked", "planar", "image"
 def test_halves_on_the_cpu_equal_the_whole(op: Op, dim: Any, ratio: float, first_soc: Soc) -> None:
     soc = first_soc
     case = Case.of(op)
-    for part in split(op, dim if dim in op.dims else op.dims[0], ratio):
+    for part in some(split(op, dim if dim in op.dims else op.dims[0], ratio)):
         if part.is_empty:
             continue
-        for variant in registry.variants(op.restrict(part), "cpu", soc, include_unfit=True):
+        for variant in some(registry.variants(op.restrict(part), "cpu", soc, include_unfit=True)):
             case.on_cpu(variant, soc, part)
 
 
@@ -52,7 +53,7 @@ def test_the_half_on_the_gpu_equals_its_part_of_the_whole(
     _, part = split(op, dim if dim in op.dims else op.dims[0], ratio, align=block)
     if part.is_empty:
         return
-    for variant in registry.variants(op.restrict(part), "gpu", gpu.soc, include_unfit=True):
+    for variant in some(registry.variants(op.restrict(part), "gpu", gpu.soc, include_unfit=True)):
         case.on_gpu(variant, gpu, part)
 
 
@@ -97,9 +98,9 @@ def test_choices_compute_the_same(text: str, gpu: OpenClDevice) -> None:
     """
     op = parse(text)
     case = Case.of(op, seed=2)
-    for variant in registry.variants(op, "gpu", gpu.soc):
+    for variant in some(registry.variants(op, "gpu", gpu.soc)):
         choices = variant.choices(op, gpu.soc)  # type: ignore[attr-defined]
-        for choice in choices[len(choices) // 2 :: max(1, len(choices) // 2)][:2]:
+        for choice in some(choices[len(choices) // 2 :: max(1, len(choices) // 2)][:2]):
             assert variant.features(op, gpu.soc, choice)  # type: ignore[call-arg]
             case.on_gpu(variant, gpu, choice=choice)
 
@@ -113,7 +114,7 @@ def test_variants_for_real_gpus_in_any_of_their_choices(
     _, part = split(op, data.draw(st.sampled_from(op.dims)), ratio, align=4)
     if part.is_empty:
         return
-    for variant in variants_for_gpus(op.restrict(part), as_gpu.soc):
+    for variant in some(variants_for_gpus(op.restrict(part), as_gpu.soc)):
         choice = data.draw(st.sampled_from(variant.choices(op.restrict(part), as_gpu.soc)))
         case.on_gpu(variant, as_gpu, part, choice)
 
@@ -137,7 +138,7 @@ def test_choices_for_real_gpus(text: str, first_gpu: OpenClDevice) -> None:
     """
     op = parse(text)
     case = Case.of(op, seed=1)
-    for variant in variants_for_gpus(op, first_gpu.soc):
+    for variant in some(variants_for_gpus(op, first_gpu.soc)):
         choices = variant.choices(op, first_gpu.soc)
         features = [variant.features(op, first_gpu.soc, choice) for choice in choices]
         assert features[0] == variant.features(op, first_gpu.soc)
@@ -165,7 +166,7 @@ def test_transform_moves_a_region_and_nothing_else(
     cut(expected, region)[:] = values % 2000
     moved = before.copy()
     cut(moved, region)[:] = values % 2000
-    for storage in STORAGES:
+    for storage in some(STORAGES):
         got = run_copy(gpu, region, (PLANAR, moved), (storage, before))
         np.testing.assert_array_equal(got, expected, str(storage))
 
@@ -194,7 +195,7 @@ def spans(size: int) -> st.SearchStrategy[Span]:
 @settings(max_examples=200, deadline=None)
 def test_features_are_the_same_for_every_op_and_finite(op: Op, first_soc: Soc) -> None:
     for processor in ("cpu", "gpu"):
-        for variant in registry.variants(op, processor, first_soc):  # type: ignore[arg-type]
+        for variant in some(registry.variants(op, processor, first_soc)):  # type: ignore[arg-type]
             values = variant.features(op, first_soc)
             assert values, f"{variant.name} has no features"
             assert all(np.isfinite(v) and v >= 0 for v in values.values())
@@ -223,7 +224,7 @@ def test_large_windows_are_sums_of_small_ones(text: str, first_soc: Soc) -> None
     variant = registry.find(op, "cpu_winograd")
     case = Case.of(op)
     for dim, ratio in (("H", 0.0), ("H", 0.4), ("OC", 0.5)):
-        for part in split(op, dim, ratio):  # type: ignore[arg-type]
+        for part in some(split(op, dim, ratio)):  # type: ignore[arg-type]
             own = op.restrict(part) if not part.is_empty else None
             if own is not None and variant.refusal(own, first_soc) is None:
                 case.on_cpu(variant, first_soc, part)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from support.kernel_runs import Case, enough, operands, reference, run_cpu, run_gpu
+from support.some import some
 
 from codl.errors import CodlError
 from codl.ir import Region, parse
@@ -27,7 +28,7 @@ def test_kernels_of_either_side_equal_the_reference(
     text: str, gpu: OpenClDevice, as_gpu: OpenClDevice
 ) -> None:
     case = Case.of(parse(text))
-    for variant in registry.variants(case.op, "cpu", gpu.soc):
+    for variant in some(registry.variants(case.op, "cpu", gpu.soc)):
         case.on_cpu(variant, gpu.soc, case.whole)
     for device in (gpu, as_gpu):
         for element in ("float32",) if case.op.output.n == 1 else ("float32", "float16"):
@@ -39,7 +40,7 @@ def test_kernels_of_either_side_equal_the_reference(
 def test_every_choice_is_right(gpu: OpenClDevice) -> None:
     case = Case.of(parse("matmul_dynamic in=40x1030,7x2 matrix=1030x90"))
     (variant,) = registry.variants(case.op, "gpu", gpu.soc)
-    for choice in enough(variant.choices(case.op, gpu.soc)):  # type: ignore[attr-defined]
+    for choice in some(enough(variant.choices(case.op, gpu.soc))):  # type: ignore[attr-defined]
         case.on_gpu(variant, gpu, choice=choice)
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from support.devices import here
 from support.plans import Case, make_plan
 from support.simulated import SOC
+from support.some import some
 
 from codl.errors import MismatchError
 from codl.frontend.convert import convert
@@ -114,7 +115,7 @@ def test_on_a_device(case: Case, first_soc: LocalSoc) -> None:
     with Engine(network, pair_plan(case, first_soc, 41), here(first_soc)) as engine:
         for _ in range(2):
             outputs = engine({"x": x})
-            for name, right in expected.items():
+            for name, right in some(expected.items()):
                 assert max_rel_err(outputs[name], right) <= 1e-4
 
 

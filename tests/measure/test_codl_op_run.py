@@ -116,7 +116,7 @@ def test_any_output_is_a_latency_or_an_error(noise: bytes, at: int) -> None:
         stat = read_stat(STAT[:at] + noise + STAT[at:])
     except DeviceError:
         return
-    assert stat.latency_ms > 0
+    assert 0 < stat.latency_ms < float("inf")
 
 
 def test_command_of_a_convolution() -> None:

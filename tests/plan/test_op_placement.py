@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support.simulated import SOC
+from support.some import some
 from support.synthetic_predictors import of_few_kinds
 
 from codl.cli.op_placement import op_placement_table
@@ -87,7 +88,7 @@ def test_every_part_has_a_row_that_says_why(network: Network, plan: Plan) -> Non
 def test_every_op_of_a_model_has_all_of_a_row(model: str) -> None:
     """Nothing is empty, and nothing runs anywhere without a word why."""
     network = load_structure(model)
-    for processor in PROCESSORS:
+    for processor in some(PROCESSORS):
         rows = predicted(network, preferring(network, SOC, processor), SOC, None)
         assert {one.op for one in rows} == {layer.name for layer in network.layers}
         for own in rows:

@@ -165,7 +165,7 @@ def test_every_target_has_its_predictors(trained: tuple[Path, TrainReport]) -> N
     targets = {GEMM, "pooling_cpu_direct_max"}
     targets |= {f"data_sharing_{direction}" for direction in features.DIRECTIONS}
     mulayer = {"mulayer_conv2d_cpu", "mulayer_pooling_cpu"}
-    for name in ESTIMATORS:
+    for name in some(ESTIMATORS):
         expected = targets | mulayer if name == "flops_linear" else targets
         assert set(load(SOC, name, trained[0]).targets) == expected
 

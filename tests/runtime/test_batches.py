@@ -17,6 +17,7 @@ from support.kernel_runs import assert_close, operands, reference, run_gpu, vari
 from support.kernel_runs import cut as cut_region
 from support.plans import make_plan
 from support.simulated import SOC
+from support.some import some
 from support.synthetic_predictors import Line, SyntheticPredictors, fastest
 
 from codl.errors import CodlError
@@ -161,7 +162,7 @@ def test_any_plan_of_a_batch_gives_the_same_outputs(
     with Engine(network, plan, here(first_soc)) as engine:
         for _ in range(2):  # the second run reuses everything
             outputs = engine({"image": x})
-            for name, reference in expected.items():
+            for name, reference in some(expected.items()):
                 assert outputs[name].shape == reference.shape
                 assert max_rel_err(outputs[name], reference) <= 1e-4
 
@@ -194,7 +195,7 @@ def test_what_mixes_images_is_computed_whole_by_whoever_reads_it() -> None:
     last = parse("conv2d in=6x4x5x5 oc=8 kernel=3 pad=1")
     ops = (first, mixed, last)
     layers = [Layer(f"l{i}", op, (f"t{i}",), f"t{i + 1}", {}) for i, op in enumerate(ops)]
-    for shard in cut(layers, ["t3"], "N", 0.5, block=8):
+    for shard in some(cut(layers, ["t3"], "N", 0.5, block=8)):
         assert [part.region.images.size for part in shard.parts] == [4, 6, 3]
         assert shard.inputs == {"t0": Region.whole(Shape(4, 6, 5, 5))}
 
@@ -359,6 +360,6 @@ def test_ops_that_mix_images_are_not_cut(op: NdOp) -> None:
 )
 def test_variants_that_take_a_batch_say_so(text: str, as_gpu: OpenClDevice) -> None:
     op = parse(text)
-    for variant in registry.variants(op, "gpu", as_gpu.soc, include_unfit=True):
+    for variant in some(registry.variants(op, "gpu", as_gpu.soc, include_unfit=True)):
         plan = variant.plan(op, as_gpu.soc)  # type: ignore[attr-defined]
         assert variant.takes_batch == plan.whole_batch, variant.name

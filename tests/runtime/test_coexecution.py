@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.devices import here
 from support.plans import CUTS, Case, branching_case, legal, make_plan
+from support.some import some
 
 from codl.errors import CodlError, MismatchError
 from codl.frontend.convert import convert
@@ -52,7 +53,7 @@ def test_any_plan_gives_the_same_outputs(
     with Engine(network, plan, here(soc)) as engine:
         for _ in range(2):  # the second run reuses everything
             outputs = engine({"image": x})
-            for name, reference in expected.items():
+            for name, reference in some(expected.items()):
                 assert outputs[name].shape == reference.shape
                 assert max_rel_err(outputs[name], reference) <= 1e-4
                 assert cosine(outputs[name], reference) >= 0.99999
@@ -75,7 +76,7 @@ def test_layers_of_a_chain_may_want_different_options_of_ncnn(
     with Engine(network, replace(plan, chains=tuple(chains)), here(first_soc)) as engine:
         for _ in range(2):
             outputs = engine({"image": x})
-            for name, reference in expected.items():
+            for name, reference in some(expected.items()):
                 assert max_rel_err(outputs[name], reference) <= 1e-3
 
 

@@ -16,6 +16,7 @@ from support.failing_kernels import Failing, source
 from support.kernel_runs import assert_close, cut, operands, run_gpu
 from support.plans import defaults, gpu_variant, make_plan
 from support.simulated import SOC
+from support.some import some
 from support.variants import with_variants
 
 from codl.errors import CodlWarning
@@ -57,7 +58,7 @@ def test_every_variant_adds_a_residual_to_a_part_and_to_nothing_else(
 ) -> None:
     op, inputs, weights, expected = case(text)
     _, part = split(op, dim, 0.5, align=gpu.soc.gpu.vector_width)
-    for variant in registry.variants(op.restrict(part), "gpu", gpu.soc, include_unfit=True):
+    for variant in some(registry.variants(op.restrict(part), "gpu", gpu.soc, include_unfit=True)):
         _, around = run_gpu(variant, op, part, inputs, weights, gpu, adding=True)
         assert_close(variant, op, cut(around, part), cut(expected, part))
         for rest in Region.whole(op.output).minus(part):
@@ -70,10 +71,10 @@ def test_variants_for_real_gpus_add_in_each_of_their_forms(
 ) -> None:
     op, inputs, weights, expected = case(text)
     found: list[Any] = registry.variants(op, "gpu", first_gpu.soc)
-    for variant in found:
+    for variant in some(found):
         choices = variant.choices(op, first_gpu.soc)
         forms = {(c.get("splits", 1) > 1, c.get("teams", 1) > 1): c for c in choices}
-        for choice in forms.values():
+        for choice in some(forms.values()):
             whole = Region.whole(op.output)
             got, _ = run_gpu(variant, op, whole, inputs, weights, first_gpu, choice, adding=True)
             assert_close(variant, op, got, expected)

@@ -360,12 +360,13 @@ def gemms() -> onnx.ModelProto:
         node("Gemm", "x v rows", "y2", transB=1, beta=0.5),
         node("Tanh", "z", "t"),
         node("Gemm", "x t", "y3", transB=1),
+        node("Gemm", "q t", "y5", transB=1),
         node("Gemm", "x x", "y4", transA=1, alpha=0.1),
     ]
     given = {
         name: dice.standard_normal(sizes).astype(np.float32) for name, sizes in constants.items()
     }
-    return model(nodes, {"x": (5, 8), "z": (3, 8)}, [f"y{i}" for i in range(5)], given)
+    return model(nodes, {"x": (5, 8), "q": (1, 8), "z": (3, 8)}, [f"y{i}" for i in range(6)], given)
 
 
 def sums_of_products() -> onnx.ModelProto:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from support.devices import here
 from support.plans import image, row
+from support.some import some
 
 from codl.errors import CodlError, CodlWarning
 from codl.ir import Network
@@ -153,8 +154,8 @@ def test_threads_share_an_agent(process: RemoteTarget, network: Network) -> None
     ):
         expected = [one(inputs) for inputs in given]
         runs = [pool.submit((one, other)[n % 2], given[n % 2]) for n in range(20)]
-        for n, run in enumerate(runs):
-            for name, values in run.result().items():
+        for n, run in some(enumerate(runs)):
+            for name, values in some(run.result().items()):
                 np.testing.assert_array_equal(values, expected[n % 2][name])
 
 
