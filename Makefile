@@ -20,6 +20,7 @@ demo: $(READY)
 
 # In two processes: most of the time goes to drivers that compile kernels, on one core each.
 test: lint
+	scripts/test_packages.sh
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 # What needs no device: no driver is opened.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -58,6 +59,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         found = devices.probed()
     names = [device.icd for device in found]
     metafunc.parametrize("soc", found, ids=names, indirect=True, scope="session")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """The last line of a run says what it left out, and why."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or hasattr(config, "workerinput") or not reporter.stats:
+        return
+    skipped = reporter.stats.get("skipped", [])
+    reasons = Counter(str(report.longrepr[-1]).removeprefix("Skipped: ") for report in skipped)
+    why = "; ".join(f"{count} as {reason}" for reason, count in reasons.most_common())
+    reporter.write_line(f"{len(skipped)} tests were left out{': ' if why else ''}{why}.")
 
 
 @pytest.hookimpl(tryfirst=True)
