@@ -75,11 +75,11 @@ def transposed(b: ModelBuilder) -> None:
 
 def pools(b: ModelBuilder) -> None:
     x = b.conv(b.input("image", (1, 3, 23, 19)), 10, 3, pad=1)
-    y = b.average_pool(x, 3, 2, pad=(1, 0, 1, 1))
+    y = b.average_pool(x, 3, 2, pad=(1, 1, 1, 1))
     counted = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 0, 0]}
     z = b.node("AveragePool", [x], count_include_pad=1, **counted)
     w = b.node("MaxPool", [x], ceil_mode=1, **counted)
-    b.output(b.add(y, b.max_pool(x, 3, 2, pad=(0, 1, 2, 0))))
+    b.output(b.add(y, b.max_pool(x, 3, 2, pad=(0, 2, 2, 0))))
     b.output(b.relu(z))
     b.output(w)
     b.output(b.global_average_pool(x))
@@ -92,6 +92,7 @@ def moves(b: ModelBuilder) -> None:
     b.output(b.matmul(b.part(y, 3, 1, 11), b.part(x, 2, 2, 12)))
     pads = b.constant("pads", np.array([0, 0, 1, 2, 0, 0, 2, 1], np.int64))
     b.output(b.relu(b.node("Pad", [x, pads])))
+    b.output(b.node("Pad", [b.node("Tanh", [b.input("wide", (1, 2, 9, 40))]), pads]))
     order = b.constant("order", np.array([3, 0, 7, 7, 1], np.int64))
     b.output(b.node("Gather", [x, order], axis=1))
     b.output(b.transpose(b.reshape(x, (1, 3, 4, 12, 10)), (0, 2, 1, 3, 4)))
@@ -104,10 +105,10 @@ def moves(b: ModelBuilder) -> None:
 
 
 def arithmetic(b: ModelBuilder) -> None:
-    x = b.conv(b.input("image", (1, 3, 11, 9)), 8, 3, pad=1)
+    x = b.conv(b.input("image", (1, 3, 11, 21)), 8, 3, pad=1)
     y = b.input("scale", (1, 8, 1, 1))
     positive = b.shifted(b.node("Abs", [x]), 0.5)
-    b.output(b.node("Sub", [b.mul(x, y), b.input("row", (1, 1, 1, 9))]))
+    b.output(b.node("Sub", [b.mul(x, y), b.input("row", (1, 1, 1, 21))]))
     b.output(b.node("Div", [y, positive]))
     b.output(b.node("Pow", [positive, b.constant("power", np.float32(1.5))]))
     b.output(b.node("Max", [b.node("Sqrt", [positive]), b.node("Tanh", [x])]))
@@ -195,6 +196,18 @@ def groups(b: ModelBuilder) -> None:
     b.output(b.conv(x, 48, (3, 5), pad=(1, 2, 1, 2), groups=16))
 
 
+def depthwise(b: ModelBuilder) -> None:
+    x = b.relu(b.conv(b.input("image", (1, 3, 14, 28)), 24, 3, pad=1))
+    b.output(b.conv(x, 24, 3, pad=1, groups=24))
+    b.output(b.conv(x, 24, 5, pad=2, stride=2, groups=24))
+
+
+def tiny(b: ModelBuilder) -> None:
+    x = b.relu(b.conv(b.input("image", (1, 3, 6, 6)), 16, 3, pad=1))
+    b.output(b.conv(x, 20, 3, pad=1))
+    b.output(b.conv(b.max_pool(x, 3, 3), 16, 3, pad=1))
+
+
 def plain(b: ModelBuilder) -> None:
     x = b.relu(b.conv(b.input("image", (1, 3, 15, 13)), 32, 3, pad=1))
     b.output(b.conv(b.relu(b.conv(x, 40, 3, pad=1)), 12, 1, pad=0))
@@ -226,20 +239,20 @@ def large_softmax(b: ModelBuilder) -> None:
 
 
 def gathers(b: ModelBuilder) -> None:
-    table = b.input("table", (2, 9, 12))
+    table = b.input("table", (2, 9, 24))
     rows = b.constant("rows", np.array([8, 0, 3, 3], np.int64))
     b.output(b.node("Gather", [b.relu(table), rows], axis=1))
     b.output(b.node("Gather", [b.node("Tanh", [table]), rows], axis=2))
 
 
 def rotaries(b: ModelBuilder) -> None:
-    x = b.input("x", (1, 4, 12, 20))
-    angles = np.outer(np.arange(12), 0.3 ** np.arange(10)).astype(np.float32)
+    x = b.input("x", (1, 4, 12, 40))
+    angles = np.outer(np.arange(12), 0.7 ** np.arange(20)).astype(np.float32)
     tables = (np.cos(angles), np.sin(angles))
     c, s = (
         b.constant(f"table{i}", np.concatenate([own, own], axis=1)) for i, own in enumerate(tables)
     )
-    turned = b.concat([b.node("Neg", [b.part(x, 3, 10, 20)]), b.part(x, 3, 0, 10)], axis=3)
+    turned = b.concat([b.node("Neg", [b.part(x, 3, 20, 40)]), b.part(x, 3, 0, 20)], axis=3)
     b.output(b.add(b.mul(x, c), b.mul(turned, s)))
 
 
@@ -489,9 +502,9 @@ MODELS: Mapping[str, Callable[..., onnx.ModelProto | None]] = {
     for own in (
         convolutions, batches, transposed, pools, moves, arithmetic, norms, products, attentions,
         packed, rounded, embeddings,
-        groups, plain, narrow, dense, activations, small_norm, large_softmax, gathers,
-        rotaries, long_attention, dilated, joined, skips, behind, viewed, raw_norms, slices,
-        splits, old_softmax, far_axes, gates, leaks, terms, gemms, sums_of_products,
+        groups, depthwise, tiny, plain, narrow, dense, activations, small_norm, large_softmax,
+        gathers, rotaries, long_attention, dilated, joined, skips, behind, viewed, raw_norms,
+        slices, splits, old_softmax, far_axes, gates, leaks, terms, gemms, sums_of_products,
         same_windows, rounded_up, folded, aliased, casts, shuffled, spelled_norms, dequantized,
         twice,
     )

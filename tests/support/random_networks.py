@@ -82,13 +82,15 @@ def _values(dice: np.random.Generator, shape: tuple[int, ...], terms: int) -> Ar
 
 
 def _convolution(net: _Drawn) -> None:
-    """Plain, depthwise or in groups; strided or not."""
+    """Plain, depthwise or in groups; strided or not, dilated or not."""
     tensor = net.any_tensor()
     shape = net.shapes[tensor]
     kernel = net.draw(st.sampled_from([1, 1, 3, 3, 5]))
     pad = net.draw(st.sampled_from([kernel // 2, kernel // 2, 0]))
     if min(shape.h, shape.w) + 2 * pad < kernel:
         pad = kernel // 2
+    room = (min(shape.h, shape.w) + 2 * pad - 1) // max(kernel - 1, 1)
+    dilation = min(net.draw(st.sampled_from([1, 1, 1, 2, 3])), room) if kernel > 1 else 1
     form = net.draw(st.sampled_from(["plain", "plain", "depthwise", "groups"]))
     groups = {"plain": 1, "depthwise": shape.c, "groups": 2 - shape.c % 2}[form]
     channels = shape.c if form == "depthwise" else groups * net.draw(CHANNELS)
@@ -100,6 +102,7 @@ def _convolution(net: _Drawn) -> None:
         kernel=Size2(kernel, kernel),
         stride=Size2(stride, stride),
         pad=Pad(pad, pad, pad, pad),
+        dilation=Size2(dilation, dilation),
         activation=net.draw(ACTIVATIONS),
     )
     net.add(op, tensor)
