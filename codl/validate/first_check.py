@@ -153,8 +153,9 @@ class _Comparison:
         seen: list[Closeness] = []
         for plan in engine.each_plan():
             limit = max(self._least, limit_of(engine.executable))
-            for number, sample in enumerate(self._samples):
-                got, right = engine(sample), self._right[number]
+            # What a run gave must be there after the next.
+            results = [engine(sample) for sample in self._samples]
+            for number, (got, right) in enumerate(zip(results, self._right, strict=True)):
                 for name in right.keys() - self._ignored:
                     seen.append(_closeness(got[name], right[name]))
                     if not self._is_right(name, seen[-1], limit):

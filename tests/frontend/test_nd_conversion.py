@@ -54,6 +54,26 @@ def test_reductions(name: str, axes: list[int] | None, keepdims: int) -> None:
     check(model([node], given, constants, opset), given)
 
 
+@pytest.mark.parametrize("name", REDUCTIONS)
+@pytest.mark.parametrize("axes", [[0, 2], [0, 2, 4]])
+def test_reductions_along_axes_that_lie_apart(name: str, axes: list[int]) -> None:
+    given = {"x": positive(2, 3, 4, 3, 2)}
+    nodes = [helper.make_node("Abs", ["x"], ["p"])]
+    fixed = {"axes": np.array(axes)} if name == "Sum" else {}
+    attributes = {} if fixed else {"axes": axes}
+    nodes.append(helper.make_node(f"Reduce{name}", ["p", *fixed], ["y"], **attributes))
+    check(model(nodes, given, fixed, 17), given)
+
+
+@pytest.mark.parametrize("auto", ["SAME_UPPER", "SAME_LOWER", "VALID"])
+@pytest.mark.parametrize("name", ["Conv", "MaxPool"])
+def test_padding_by_itself(name: str, auto: str) -> None:
+    """Of even windows, where one row or column more lies above or below."""
+    given, fixed = {"x": random(1, 3, 9, 8)}, {"w": random(4, 3, 4, 2)} if name == "Conv" else {}
+    attributes = {"auto_pad": auto, "kernel_shape": [4, 2]}
+    check(model([helper.make_node(name, ["x", *fixed], ["y"], **attributes)], given, fixed), given)
+
+
 @pytest.mark.parametrize("name", ["Sum", "SumSquare", "LogSum"])
 def test_a_reduction_along_no_axis(name: str) -> None:
     x = positive(2, 3)
@@ -183,6 +203,36 @@ FUNCTIONS = ("Abs", "Neg", "Exp", "Floor", "Ceil", "Round", "Sign", "Softplus", 
 def test_functions(name: str) -> None:
     given = {"x": random(2, 3, 4) * 3}
     check(model([helper.make_node(name, ["x"], ["y"])], given, {}, 18), given)
+
+
+PARAMETERS: dict[str, dict[str, float]] = {
+    "LeakyRelu": {"alpha": 0.3},
+    "HardSigmoid": {"alpha": 0.3, "beta": 0.1},
+    "Elu": {"alpha": 0.7},
+    "Celu": {"alpha": 0.7},
+    "Selu": {"alpha": 0.7, "gamma": 2.0},
+    "ThresholdedRelu": {"alpha": 0.4},
+    "Shrink": {"bias": 0.3, "lambd": 0.9},
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_functions_with_parameters(name: str) -> None:
+    given = {"x": random(2, 3, 4) * 3}
+    made = helper.make_node(name, ["x"], ["y"], **PARAMETERS[name])  # type: ignore[arg-type]
+    check(model([made], given, {}, 18), given)
+
+
+@pytest.mark.parametrize("first", ["Relu", "LeakyRelu", "Sigmoid"])
+@pytest.mark.parametrize("second", ["Relu", "Tanh", "HardSwish"])
+def test_an_activation_behind_another(first: str, second: str) -> None:
+    given, fixed = {"x": random(1, 3, 5, 6)}, {"w": random(4, 3, 3, 3)}
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"]),
+        helper.make_node(first, ["c"], ["a"]),
+        helper.make_node(second, ["a"], ["y"]),
+    ]
+    check(model(nodes, given, fixed), given)
 
 
 @pytest.mark.parametrize("name", ["Log", "Sqrt", "Reciprocal"])

@@ -47,6 +47,26 @@ def test_an_output_under_another_name_beside_what_would_fuse(rename: str, after:
     check(proto, {"x": floats(1, 3, 6, 5)})
 
 
+def test_a_scaled_tensor_that_is_an_output_and_is_multiplied() -> None:
+    nodes = [node("Sin", "x", "s"), node("Mul", "s c", "o1"), node("MatMul", "o1 w", "o2")]
+    constants = {"c": np.float32(2.5), "w": floats(6, 4)}
+    check(model(nodes, {"x": [5, 6]}, ["o1", "o2"], constants), {"x": floats(5, 6)})
+
+
+@pytest.mark.parametrize("rename", ["Identity", "Cast", "Dropout"])
+def test_an_output_that_stands_for_what_is_folded_away(rename: str) -> None:
+    attributes = RENAMES.get(rename, {})
+    nodes = [
+        node("MatMul", "x w", "m"),
+        node("Mul", "m c", "s"),
+        node(rename, "s", "o1", **attributes),
+        node(rename, "o1", "o2", **attributes),
+        node("Sin", "o2", "o3"),
+    ]
+    constants = {"c": np.float32(2.5), "w": floats(6, 4)}
+    check(model(nodes, {"x": [5, 6]}, ["o1", "o2", "o3"], constants), {"x": floats(5, 6)})
+
+
 def test_a_transpose_behind_which_one_reshape_is_an_output_and_one_is_read() -> None:
     nodes = [
         node("Transpose", "x", "t", perm=[0, 2, 1]),

@@ -102,8 +102,17 @@ def test_gelus_with_a_tangent(cube: list[str], end: list[str]) -> None:
     assert [layer.op.activation.kind for layer in network.layers] == ["gelu_tanh"]
 
 
-def test_quick_gelus() -> None:
-    given, constants = {"x": random(*SHAPE) * 3}, scalars(f=1.702)
+@pytest.mark.parametrize("factor", [0.5, 0.6, 1.0])
+def test_what_is_near_a_gelu_stays(factor: float) -> None:
+    given, constants = {"x": random(*SHAPE) * 3}, scalars(f=factor, half=0.5, one=1)
+    texts = ["a = Mul x f", "e = Erf a", "t = Add e one", "p = Mul x t", "y = Mul p half"]
+    network = check(model_of_values([*map(node, texts)], given, constants), given)
+    assert "gelu" not in [layer.op.activation.kind for layer in network.layers]
+
+
+@pytest.mark.parametrize("factor", [1.702, 1.3])
+def test_quick_gelus(factor: float) -> None:
+    given, constants = {"x": random(*SHAPE) * 3}, scalars(f=factor)
     nodes = [*map(node, ["a = Mul f x", "g = Sigmoid a", "y = Mul x g"])]
     network = check(model_of_values(nodes, given, constants), given)
     assert [layer.op.activation.kind for layer in network.layers] == ["silu", "none"]

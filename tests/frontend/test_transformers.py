@@ -44,6 +44,16 @@ def test_bert() -> None:
     assert functions(network)["gelu"] == 2
 
 
+@pytest.mark.parametrize("scale", [0.11, 0.5])
+def test_scores_of_any_scale(scale: float) -> None:
+    def describe(b: ModelBuilder) -> None:
+        q, k, v = (b.input(name, (1, 2, 6, 4)) for name in "qkv")
+        turned = b.transpose(b.node("Tanh", [k]), (0, 1, 3, 2))
+        b.output(b.matmul(b.softmax(b.scaled(b.matmul(q, turned), scale)), v))
+
+    assert counted(network_of(describe))["attention"] == 1
+
+
 def test_vit() -> None:
     network = network_of(lambda b: vit_base.describe(b, SMALL, side=48))
     kinds = counted(network)

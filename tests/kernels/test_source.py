@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from codl.errors import InvalidFileError
+from codl.ir.digest import digest
 from codl.kernels.base import KernelPlan
-from codl.kernels.source import source_text
+from codl.kernels.source import source_digest, source_text
 
 
 def test_a_source_of_a_package_imports_nothing(
@@ -20,6 +21,15 @@ def test_a_source_of_a_package_imports_nothing(
     with pytest.raises(InvalidFileError, match="'codl_unwanted' of this kernel source is not imp"):
         source_text(KernelPlan("codl_unwanted:kernel.cl", (), {}))
     assert "codl_unwanted" not in sys.modules
+
+
+def test_a_digest_is_of_all_that_is_compiled() -> None:
+    """What a source includes, and what all of them share."""
+    plans = [KernelPlan(f"{name}.cl", (), {}) for name in ("conv2d/gpu_direct", "norm/gpu_direct")]
+    assert [source_digest(plan) for plan in plans] == [digest(source_text(p))[:16] for p in plans]
+    assert "PLUS_ADDED_TEXEL" in source_text(plans[0])
+    assert "define VLOAD" in source_text(plans[0])
+    assert source_digest(plans[0]) != source_digest(plans[1])
 
 
 def test_a_file_that_is_not_there_is_named() -> None:

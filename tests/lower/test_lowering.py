@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from support.executables import numbers, small_network, small_plan
 from support.plans import make_plan
 from support.simulated import SOC
 
 from codl.errors import CodlError
-from codl.ir.executable import Relayout
+from codl.ir.executable import Fill, Relayout
 from codl.ir.network import Layer, Network
 from codl.ir.op_text import parse
 from codl.kernels.tuning import Tuning
@@ -58,3 +59,21 @@ def test_each_processor_has_its_part_of_a_table_as_kernels_read_it() -> None:
     }
     sizes = {place: own.shape(op.inputs[0]).elements for place, own in held.items()}
     assert sizes == {"cpu": 100 * 24, "staging": 100 * 8, "gpu": 100 * 8}
+
+
+def test_each_processor_has_its_own_half_of_a_constant() -> None:
+    op = parse("eltwise in=1x4x6x5,1x4x6x5 mode=mul")
+    value = numbers(op.inputs[1])
+    layer = Layer("op0", op, ("x", "c"), "t0", {})
+    outputs = {"y": ("t0", tuple(op.output))}
+    network = Network("halves", (layer,), {"x": op.inputs[0]}, outputs, constants={"c": value})
+    executable = lower(network, make_plan(network, SOC, [(1, "H", 0.5)]), SOC, Tuning())
+    filled = {
+        executable.buffers[executable.tensors[one.target.tensor].buffer].place: one
+        for one in executable.setup
+        if isinstance(one, Fill)
+    }
+    for place, rows in (("cpu", slice(3, 6)), ("staging", slice(0, 3))):
+        constant = filled[place].constant
+        own = executable.constants[constant.constants].arrays()[constant.name]
+        np.testing.assert_array_equal(own, value[:, :, rows])

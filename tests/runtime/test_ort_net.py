@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
+from support.devices import here
 from support.kernel_runs import CANARY, around_on_cpu, cut, operands, reference
 from support.onnx_models import model, node
+from support.plans import make_plan
 from support.random_ops import movements, norms, ops, products, reductions, softmaxes
 from support.some import some
 
@@ -30,6 +32,7 @@ from codl.lower.cpu import CpuLayer, Group
 from codl.lower.lowering import lower_net
 from codl.measure.op_runner import cpu_work
 from codl.plan.single_processor import default_plan
+from codl.runtime.engine import Engine
 from codl.runtime.host_handles import HostSession
 from codl.runtime.ort_net import arranges, make_session
 
@@ -166,6 +169,26 @@ def test_a_shard_of_both_libraries(first_soc: Soc) -> None:
         session.run()
         np.testing.assert_allclose(session.outputs["e"], values["e"], rtol=1e-5, atol=1e-5)
         session.outputs["e"].fill(0)
+
+
+def test_each_run_reads_what_is_there_then(first_soc: Soc) -> None:
+    """Of a part that does not lie densely, and so is copied; by readers of different rows."""
+    layers = (
+        layer("a", "eltwise in=1x6x8x4 mode=abs", ["x"]),
+        layer("b", "slice in=1x6x8x4 starts=0x1x3x0 steps=1x1x1x1 to=1x4x5x4", ["a"]),
+        layer("c", "slice in=1x6x8x4 starts=0x2x1x0 steps=1x1x1x1 to=1x4x5x4", ["a"]),
+        layer("d", "softmax in=1x4x5x4 axes=3", ["b"]),
+        layer("e", "eltwise in=1x4x5x4,1x4x5x4 mode=mul", ["c", "d"]),
+    )
+    shape = layers[0].op.input
+    network = Network("parts", layers, {"x": shape}, {"e": ("e", tuple(layers[-1].op.output))})
+    plan = make_plan(network, first_soc, [(1, "OC", 0.0), (4, "H", 0.5)], "missing")
+    with Engine(network, plan, here(first_soc)) as engine:
+        for seed in range(3):
+            x = np.random.default_rng(seed).standard_normal(shape, np.float32)
+            part = np.exp(np.abs(x[:, 1:5, 3:8]).astype(np.float64))
+            expected = np.abs(x[:, 2:6, 1:6]) * part / part.sum(3, keepdims=True)
+            np.testing.assert_allclose(engine({"x": x})["e"], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_layers_of_one_session_read_parts_of_each_other(first_soc: Soc) -> None:

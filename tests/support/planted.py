@@ -37,7 +37,7 @@ from codl.runtime.placement import LocalSoc, load
 from codl.targets.connect import connect
 from codl.validate.first_check import checked_engine
 from codl.validate.references import read_network
-from support.onnx_models import model, node
+from support.onnx_models import floats, model, node
 from support.random_plans import random_plan
 
 #: An output may be off by so much of its largest value: of float32, and where halves are stored.
@@ -61,6 +61,11 @@ def batches(b: ModelBuilder) -> None:
     x = b.relu(b.conv(b.input("image", (3, 5, 13, 11)), 12, 3, pad=1))
     x = b.add(x, b.conv(x, 12, 3, pad=1))
     b.output(b.fully_connected(b.flatten(b.max_pool(x, 3, 2)), 10))
+
+
+def large_batch(b: ModelBuilder) -> None:
+    x = b.input("image", (3, 2, 256, 256))
+    b.output(b.relu(b.conv(x, 2, 3, pad=1)))
 
 
 def transposed(b: ModelBuilder) -> None:
@@ -259,8 +264,14 @@ def rotaries(b: ModelBuilder) -> None:
 def long_attention(b: ModelBuilder) -> None:
     x = b.input("x", (2, 3, 150, 20))
     mask = b.constant("mask", np.linspace(-9, 3, 150 * 150, dtype=np.float32).reshape(150, 150))
-    scores = b.add(b.scaled(b.matmul(x, b.transpose(b.relu(x), (0, 1, 3, 2))), 20**-0.5), mask)
+    scores = b.add(b.scaled(b.matmul(x, b.transpose(b.relu(x), (0, 1, 3, 2))), 0.1), mask)
     b.output(b.matmul(b.softmax(scores), b.node("Tanh", [x])))
+
+
+def halved_constants(b: ModelBuilder) -> None:
+    x = b.input("x", (1, 8, 12, 5))
+    value = np.random.default_rng(2).standard_normal((1, 8, 12, 5)).astype(np.float32)
+    b.output(b.mul(b.add(x, b.constant("c", value)), b.node("Sin", [x])))
 
 
 def dilated(b: ModelBuilder) -> None:
@@ -309,6 +320,15 @@ def raw_norms(b: ModelBuilder) -> None:
     b.output(b.node("InstanceNormalization", [b.reshape(b.relu(x), (1, 4, 189)), *few]))
 
 
+def group_norms() -> onnx.ModelProto:
+    constants = {"s": np.linspace(0.2, 2, 4, dtype=np.float32), "b": floats(4, seed=3)}
+    nodes = [
+        node("Tanh", "x", "t"),
+        node("GroupNormalization", "t s b", "y", num_groups=4),
+    ]
+    return model(nodes, {"x": (1, 12, 5, 6)}, ["y"], constants, opset=18)
+
+
 def slices(b: ModelBuilder) -> None:
     x = b.node("Tanh", [b.input("x", (2, 8, 11, 6))])
     bounds = ([-7, -1, 5], [-2, -8, 0], [2, 1, 3], [2, -3, -1])
@@ -349,7 +369,7 @@ def gates(b: ModelBuilder) -> None:
     inner = b.shifted(b.node("Erf", [b.scaled(x, 0.5)]), 1.0)
     b.output(b.scaled(b.mul(x, inner), 0.5))
     b.output(b.gelu(x))
-    b.output(b.mul(x, b.node("HardSigmoid", [x])))
+    b.output(b.node("HardSigmoid", [b.node("Sin", [x])], alpha=0.3, beta=0.1))
 
 
 def leaks(b: ModelBuilder) -> None:
@@ -383,11 +403,11 @@ def gemms() -> onnx.ModelProto:
 
 
 def sums_of_products() -> onnx.ModelProto:
-    equations = {"abcd,ebcd->ade": "x", "abcd,aecb->edac": "y", "abcd,ebcd->cadb": "x"}
-    inputs = {"a": (2, 3, 4, 5), "x": (6, 3, 4, 5), "y": (2, 7, 4, 3)}
+    equations = {"abcd,ebcd->ade": "a x", "abcd,aecb->edac": "a y", "abc,dc->bda": "u v"}
+    inputs = {"a": (2, 3, 4, 5), "x": (6, 3, 4, 5), "y": (2, 7, 4, 3), "u": (4, 4, 4), "v": (4, 4)}
     nodes = [
-        node("Einsum", f"a {other}", f"o{i}", equation=equation)
-        for i, (equation, other) in enumerate(equations.items())
+        node("Einsum", names, f"o{i}", equation=equation)
+        for i, (equation, names) in enumerate(equations.items())
     ]
     return model(nodes, inputs, [f"o{i}" for i in range(3)])
 
@@ -409,7 +429,8 @@ def rounded_up(b: ModelBuilder) -> None:
 
 
 def folded(b: ModelBuilder) -> None:
-    x = b.input("x", (1, 9, 16))
+    x = b.input("x", (9, 16))
+    b.output(b.linear(b.batch_norm(b.node("Neg", [x]), scale=3.0), 5))
     slope = b.constant("slope", np.linspace(0.5, 2, 16, dtype=np.float32))
     y = b.shifted(b.mul(x, slope), 0.7)
     b.output(b.scaled(b.linear(y, 12), 3.0))
@@ -431,8 +452,15 @@ def aliased() -> onnx.ModelProto:
         node("Sigmoid", "c", "d"),
         node("Dropout", "d", "o3"),
         node("Relu", "a", "o4"),
+        node("MatMul", "z v", "m"),
+        node("Mul", "m two", "s"),
+        node("Identity", "s", "o5"),
+        node("Identity", "o5", "r"),
+        node("Sin", "r", "o6"),
     ]
-    return model(nodes, {"x": (1, 4, 7, 6)}, ["o1", "o2", "o3", "o4"], {"w": weight})
+    outputs = [f"o{i}" for i in range(1, 7)]
+    constants = {"w": weight, "v": weight[:, :, 0, 0], "two": np.float32(2)}
+    return model(nodes, {"x": (1, 4, 7, 6), "z": (5, 6)}, outputs, constants)
 
 
 def casts() -> onnx.ModelProto:
@@ -500,13 +528,12 @@ def twice(b: ModelBuilder) -> None:
 MODELS: Mapping[str, Callable[..., onnx.ModelProto | None]] = {
     own.__name__: own
     for own in (
-        convolutions, batches, transposed, pools, moves, arithmetic, norms, products, attentions,
-        packed, rounded, embeddings,
-        groups, depthwise, tiny, plain, narrow, dense, activations, small_norm, large_softmax,
-        gathers, rotaries, long_attention, dilated, joined, skips, behind, viewed, raw_norms,
-        slices, splits, old_softmax, far_axes, gates, leaks, terms, gemms, sums_of_products,
-        same_windows, rounded_up, folded, aliased, casts, shuffled, spelled_norms, dequantized,
-        twice,
+        convolutions, batches, large_batch, transposed, pools, moves, arithmetic, norms, products,
+        attentions, packed, rounded, embeddings, groups, depthwise, tiny, plain, narrow, dense,
+        activations, small_norm, large_softmax, gathers, rotaries, long_attention,
+        halved_constants, dilated, joined, skips, behind, viewed, raw_norms, group_norms, slices,
+        splits, old_softmax, far_axes, gates, leaks, terms, gemms, sums_of_products, same_windows,
+        rounded_up, folded, aliased, casts, shuffled, spelled_norms, dequantized, twice,
     )
 }  # fmt: skip
 

@@ -18,6 +18,10 @@ from support.plans import image, row
 from support.some import some
 
 from codl.errors import CodlError, CodlWarning
+from codl.frontend.convert import convert
+from codl.frontend.graph.onnx_import import import_onnx
+from codl.frontend.graph.simplify_pipeline import simplify
+from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Network
 from codl.ir.constants import array_digest
 from codl.ir.executable_json import encode
@@ -89,6 +93,21 @@ def test_an_engine_runs_on_every_target(target: Target, network: Network) -> Non
         assert dict(target.open())
         with pytest.raises(CodlError, match="The inputs must be"):
             engine({"nothing": np.zeros(1, np.float32)})
+
+
+def test_each_output_is_its_own(target: Target) -> None:
+    """Of one shape, and not in the order of their names."""
+    b = ModelBuilder("two")
+    x = b.input("x", (1, 4, 6, 5))
+    first, second = b.node("Sin", [x]), b.node("Abs", [x])
+    b.output(second)
+    b.output(first)
+    network = convert(simplify(import_onnx(b.build(), "two")))
+    value = np.linspace(-3, 3, 120, dtype=np.float32).reshape(1, 4, 6, 5)
+    with Engine(network, plan_of(network, target.soc), target) as engine:
+        got = engine({"x": value})
+    np.testing.assert_allclose(got[first], np.sin(value), atol=1e-5)
+    np.testing.assert_array_equal(got[second], np.abs(value))
 
 
 def test_what_is_timed_and_profiled_is_what_is_fed(target: Target, network: Network) -> None:
@@ -244,6 +263,7 @@ def test_arrays_come_as_they_went() -> None:
         "b": np.array(True),
         "c": np.zeros((0, 4), np.int64),
         "d": np.arange(8, dtype=np.uint8)[::2],
+        "e": np.arange(6, dtype=np.float32).reshape(2, 3).T,
     }
     records, blobs = to_wire(arrays)
     out = from_wire(records, [bytes(blob) for blob in blobs])
