@@ -124,12 +124,7 @@ class Interpreter:
         self._memory.write(access, values)
 
     def _run_net(self, net: Net) -> None:
-        sides: list[list[Access]]
-        if isinstance(net, NcnnNet):
-            sides = [[access for _, access in own] for own in (net.inputs, net.outputs)]
-        else:
-            sides = [[binding.access for binding in own] for own in (net.inputs, net.outputs)]
-        tensors, known = self.executable.tensors, Known()
+        sides, tensors, known = _ends(net), self.executable.tensors, Known()
         for access in sides[0]:
             known[tensors[access.tensor].name] = access.region, self._cpu_reads(access)
         known = self._references.net(net, known)
@@ -212,6 +207,56 @@ class Interpreter:
 
     def _place(self, tensor: int) -> str:
         return self.executable.buffers[self.executable.tensors[tensor].buffer].place
+
+
+class _OrderWalk(Interpreter):
+    """Follows the commands of an executable and computes nothing."""
+
+    def __init__(self, executable: Executable) -> None:
+        self.executable, self._order = executable, Ordering(executable)
+        self._interpret(executable.setup, "setup")
+
+    def _on_cpu(self, command: Command) -> None:
+        if isinstance(command, Map):
+            self._order.map(command)
+        elif isinstance(command, Fill):
+            self._order.cpu_uses(command.target, writes=True)
+        elif isinstance(command, Copy):
+            self._order.cpu_uses(command.source, writes=False)
+            self._order.cpu_uses(command.target, writes=True)
+        else:
+            super()._on_cpu(command)
+
+    def _run_net(self, net: Net) -> None:
+        for writes, side in enumerate(_ends(net)):
+            for access in side:
+                self._order.cpu_uses(access, writes=bool(writes))
+
+    def _launch(self, number: int, group: Sequence[Placed]) -> None:
+        launches = [launch for _, launch in group if isinstance(launch, Launch)]
+        for self._order.at, launch in zip((at for at, _ in group), launches, strict=True):
+            self._order.enqueue(launch.signals)
+        reads, target = self._accesses(self.executable.steps[number], launches)
+        for access in reads:
+            self._order.gpu_uses(access, writes=False)
+        self._order.gpu_uses(target, writes=True)
+
+
+def check_order(executable: Executable) -> None:
+    """Raise `OrderError` where two of its commands race, in one run or between two.
+
+    Such outputs are right or wrong as time has it: no run shows that they are always right.
+    """
+    walk = _OrderWalk(executable)
+    for _ in range(2):
+        walk.run()
+
+
+def _ends(net: Net) -> tuple[list[Access], list[Access]]:
+    """What a net reads and what it writes."""
+    if isinstance(net, NcnnNet):
+        return [access for _, access in net.inputs], [access for _, access in net.outputs]
+    return [own.access for own in net.inputs], [own.access for own in net.outputs]
 
 
 def describe(command: Command, executable: Executable) -> str:

@@ -32,6 +32,7 @@ from codl.measure.inputs import SEED, random_inputs
 from codl.plan.fallbacks import with_fallbacks
 from codl.runtime.engine import Engine
 from codl.runtime.examination import memory_of
+from codl.runtime.numpy_interpreter import check_order
 from codl.targets.base import Target
 from codl.validate import verdicts
 from codl.validate.closeness import Closeness, closeness, is_right, worst
@@ -86,6 +87,9 @@ def checked_engine(
         elif checked is not None and checked.fallbacks and strict:
             raise wrong(network, str(checked.fallbacks[0]))
     if checked is None:
+        with _closed_on_error(engine):
+            for executable in executables:
+                check_order(executable)
         comparison = _Comparison(source.again(network), target, tuning, build, strict=strict)
         engine, checked = comparison.run(engine)
         if not engine.gpu_failure:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 from support.executables import small_executable
-from support.plans import make_plan
+from support.plans import branching_case, make_plan
 from support.random_networks import (
     random_inputs,
     random_networks,
     random_plans,
     reference_outputs,
 )
+from support.random_plans import random_plan
 from support.simulated import SOC
 
 from codl.errors import CodlError
@@ -35,7 +37,7 @@ from codl.ir.soc import Soc
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.lower.partition import cut
-from codl.runtime.numpy_interpreter import Interpreter
+from codl.runtime.numpy_interpreter import Interpreter, check_order
 from codl.runtime.ordering import OrderError
 
 SETTINGS: dict[str, Any] = {
@@ -123,6 +125,19 @@ def lowered(soc: Soc) -> Executable:
     return lower(network, make_plan(network, soc, cuts), soc, Tuning())
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_commands_do_not_race(seed: int) -> None:
+    """Whatever their timing: memory that both see is taken again only when the other is done."""
+    network, _, _ = branching_case()
+    seen = replace(SOC.gpu, unified_memory=True, fine_grained_svm=True)
+    for gpu in (SOC.gpu, seen):
+        soc = replace(SOC, gpu=gpu)
+        plan = random_plan(network, soc, Random(seed), ratios=(0.5,))
+        executable = lower(network, plan, soc, Tuning())
+        assert sum(isinstance(one, Wait) for one in executable.commands)
+        check_order(executable)
+
+
 @pytest.mark.parametrize("signal", ["event", "flag"])
 def test_no_wait_is_superfluous(signal: Any) -> None:
     """Were any one of its waits last, an executable would race, and the interpreter says so."""
@@ -136,6 +151,8 @@ def test_no_wait_is_superfluous(signal: Any) -> None:
     for stage, place in places:
         with pytest.raises(OrderError, match="no wait lies between"):
             run_waiting_late(executable, stage, place)
+        with pytest.raises(OrderError, match="no wait lies between"):
+            check_order(waiting_late(executable, stage, place))
 
 
 def test_mapped_memory_is_not_used_before_it_is_there() -> None:
@@ -169,15 +186,21 @@ def run_waiting_late(
     executable: Executable, stage: int, place: int, to_stage: int = -1, to: int = 1 << 30
 ) -> None:
     """Two inferences with one of the waits elsewhere, or behind all else."""
+    interpreter = Interpreter(waiting_late(executable, stage, place, to_stage, to))
+    interpreter.run()
+    interpreter.run()
+
+
+def waiting_late(
+    executable: Executable, stage: int, place: int, to_stage: int = -1, to: int = 1 << 30
+) -> Executable:
     stages = [list(one.commands) for one in executable.stages]
     stages[to_stage].insert(to, stages[stage].pop(place))
     late = tuple(
         structs.replace(one, commands=tuple(commands))
         for one, commands in zip(executable.stages, stages, strict=True)
     )
-    interpreter = Interpreter(structs.replace(executable, stages=late))
-    interpreter.run()
-    interpreter.run()
+    return structs.replace(executable, stages=late)
 
 
 def test_a_wait_for_an_event_of_before_is_refused() -> None:

@@ -215,7 +215,9 @@ def tiny(b: ModelBuilder) -> None:
 
 def plain(b: ModelBuilder) -> None:
     x = b.relu(b.conv(b.input("image", (1, 3, 15, 13)), 32, 3, pad=1))
-    b.output(b.conv(b.relu(b.conv(x, 40, 3, pad=1)), 12, 1, pad=0))
+    x = b.relu(b.conv(x, 40, 3, pad=1))
+    b.output(b.conv(x, 12, 1, pad=0))
+    b.output(b.conv(x, 24, (3, 5), pad=(1, 2, 1, 2)))
 
 
 def narrow(b: ModelBuilder) -> None:
