@@ -13,16 +13,17 @@ from codl.kernels import registry
 STRATEGY = "cpu"
 
 
-def on_cpu(network: Network, plan: Plan, soc: Soc) -> Plan:
+def on_cpu(network: Network, plan: Plan, soc: Soc, *, but: str = "") -> Plan:
     """Every layer on the CPU alone, in the variant that the plan has there, or else the default.
 
-    Raises `UnsupportedError` with the first layer that the CPU has no variant for.
+    None has the backend `but` where another one has a variant. Raises `UnsupportedError` with the
+    first layer that the CPU has no variant for.
     """
     planned = {
         name: own.get("cpu") for chain in plan.chains for name, own in chain.variants.items()
     }
     variants = {
-        layer.name: {"cpu": _variant(layer, planned.get(layer.name), soc)}
+        layer.name: {"cpu": _variant(layer, planned.get(layer.name), soc, but)}
         for layer in network.layers
     }
     whole = Chain(tuple(variants), "H", 0.0, variants)
@@ -39,9 +40,13 @@ def on_cpu(network: Network, plan: Plan, soc: Soc) -> Plan:
     )
 
 
-def _variant(layer: Layer, planned: str | None, soc: Soc) -> str:
+def _variant(layer: Layer, planned: str | None, soc: Soc, but: str) -> str:
     """The planned one, if it takes the whole op too; what was planned may have been for a part."""
-    names = [variant.name for variant in registry.variants(layer.op, "cpu", soc)]
+    variants = registry.variants(layer.op, "cpu", soc)
+    if but and variants:
+        fit = registry.variants(layer.op, "cpu", soc, include_unfit=True)
+        variants = [variant for variant in fit if variant.backend != but] or variants
+    names = [variant.name for variant in variants]
     if not names:
         raise UnsupportedError(
             f"The CPU has no kernel variant for {layer.name!r} ({layer.op.kind})."

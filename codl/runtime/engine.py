@@ -31,7 +31,6 @@ from codl.runtime.loaded import (
     RefusedError,
     StandsIn,
 )
-from codl.runtime.numpy_interpreter import Interpreter
 from codl.runtime.placement import LocalSoc, at_hand, splittable
 from codl.runtime.standby import Standby
 
@@ -95,8 +94,8 @@ class Engine:
         fallbacks = fallbacks_of(executable, refusals, plan)
         how = partial(lower, network, soc=finer, tuning=tuning, without=refusals, fuse=fuse)
         self._begin(loaded, network, plan, soc, fallbacks)
-        if recovers and isinstance(target, StandsIn):
-            self._stand_by(Standby(network, soc, target, how))
+        if isinstance(target, StandsIn):
+            self._stand_by(Standby(network, soc, target, how), recovers=recovers)
         if adaptive:
             self._adapt(target, how)
         for fallback in self.fallbacks:
@@ -127,9 +126,10 @@ class Engine:
         self._plans: Mapping[float, Plan] = {1.0: plan}
         self._adapting: Adapting | None = None
         self._standby: Standby | None = None
-        #: Inputs with values that are no numbers, and the outputs that NumPy made of them.
+        #: Inputs with values that are no numbers, and what runs these without ncnn.
         self._strays: Sequence[str] = ()
-        self._interpreted: Mapping[str, Array] | None = None
+        self._stand_in: Standby | None = None
+        self._without_ncnn: Loaded | None = None
         #: Why the GPU has no part any more; "" as long as it has.
         self.gpu_failure = ""
         #: What came of comparing it with its model's reference; None where nobody did.
@@ -247,7 +247,7 @@ class Engine:
 
     @cached_property
     def _hides_strays(self) -> bool:
-        """Whether ncnn computes anything, and NumPy could do so in its place."""
+        """Whether ncnn computes anything, and nothing is kept from run to run."""
         nets, states = self.executable.nets, self.network.states
         return any(isinstance(net, NcnnNet) for net in nets) and not states
 
@@ -255,27 +255,29 @@ class Engine:
     def _takes_masks(self) -> bool:
         return any(layer.op.kind in MASKED for layer in self.network.layers)
 
-    def _interpreter(self) -> Interpreter | None:
-        """What keeps such values: NumPy, however long it takes; None where it lacks weights."""
+    def _stray_run(self) -> None:
+        """Run without ncnn, loaded once more, what it would make numbers of."""
         strays = ", ".join(map(repr, self._strays))
-        what = f"{strays} of {self.network.name!r} has values that are no numbers."
-        interpreter, consequence = None, "NumPy runs such an inference, slowly."
+        told = f"{strays} of {self.network.name!r} has values that are no numbers."
         try:
-            interpreter = Interpreter(self.executable)
+            if self._stand_in is None:
+                raise CodlError("there is nothing but what is loaded.")
+            instead = self._without_ncnn or self._stand_in.without_ncnn(self.plan)
+            self._without_ncnn = instead
             for name, array in self._loaded.inputs.items():
-                np.copyto(interpreter.inputs[name], array)
-            with np.errstate(all="ignore"):
-                interpreter.run()
+                np.copyto(instead.inputs[name], array)
+            instead.run()
+            for name, array in self._loaded.outputs.items():
+                np.copyto(array, instead.outputs[name])
         except CodlError as error:
-            interpreter, consequence = None, f"Outputs may be numbers that should be none: {error}"
-        warnings.warn(f"{what} {consequence}", CodlWarning, stacklevel=4)
-        return interpreter
+            told += f" ncnn may make numbers of them: {error}"
+            self._loaded.run()
+        warnings.warn(told, CodlWarning, stacklevel=4)
 
     def run(self) -> None:
         """Run on what was fed; the outputs then lie in `outputs`. Allocates no tensor."""
-        interpreter = self._interpreter() if self._strays else None
-        self._interpreted = None if interpreter is None else interpreter.outputs
-        if interpreter is not None:
+        if self._strays:
+            self._stray_run()
             return
         loaded = self._loaded
         try:
@@ -288,8 +290,9 @@ class Engine:
         """Go on without the GPU, which has failed; raises `why` where nothing stands by."""
         self._recover(self._loaded, why)
 
-    def _stand_by(self, standby: Standby) -> None:
-        self._standby = standby
+    def _stand_by(self, standby: Standby, *, recovers: bool) -> None:
+        self._stand_in = standby
+        self._standby = standby if recovers else None
 
     def _recover(self, failed: Loaded, why: DeviceError) -> None:
         """Leave it to the CPU from now on; raises `why` where nothing stands by.
@@ -348,7 +351,7 @@ class Engine:
     @property
     def outputs(self) -> Mapping[str, Array]:
         """The output arrays, overwritten by the next run."""
-        return self._loaded.outputs if self._interpreted is None else self._interpreted
+        return self._loaded.outputs
 
     def profile(self, runs: int = 5) -> list[TimeSpan]:
         """What each processor did when, in the middle one of some runs on what was fed."""
@@ -370,7 +373,9 @@ class Engine:
 
     def close(self) -> None:
         """Release buffers and nets; the engine cannot run afterwards."""
-        self._standby = None
+        self._standby = self._stand_in = None
+        if self._without_ncnn is not None:
+            self._without_ncnn.close()
         self._loaded.close()
 
     def __enter__(self) -> Engine:

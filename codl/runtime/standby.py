@@ -1,4 +1,7 @@
-"""What stands by for a GPU that fails: the network on the CPU alone, made when it is needed."""
+"""What stands by for a GPU that fails: the network on the CPU alone, made when it is needed.
+
+So does ONNX Runtime for ncnn, whose activations make numbers of what is none.
+"""
 
 from __future__ import annotations
 
@@ -45,3 +48,11 @@ class Standby:
             np.copyto(loaded.inputs[name], array.reshape(loaded.inputs[name].shape))
         failed.close()
         return alone, loaded
+
+    def without_ncnn(self, plan: Plan) -> Loaded:
+        """The network on the CPU, loaded a second time; ONNX Runtime runs all that it can.
+
+        Raises `CodlError` where it cannot be loaded.
+        """
+        alone = on_cpu(self.network, plan, self.soc, but="ncnn")
+        return self.target.load_on_cpu(self.how(alone))
