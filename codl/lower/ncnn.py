@@ -13,7 +13,7 @@ import numpy as np
 from codl.ir.constants import Arrays
 from codl.ir.executable import Access, Constant, NcnnNet, NcnnPart, NetValue
 from codl.ir.op_text import to_text
-from codl.ir.region import Region
+from codl.ir.region import Region, Shape
 from codl.ir.soc import Soc
 from codl.kernels.ncnn import SHAPE_HINT, NcnnLayer, Shifts, activation_layer
 from codl.lower.assembly import Assembly, Numbered
@@ -178,6 +178,9 @@ class NetText:
             self.copied.update(piece for piece in self._inputs if piece.tensor in names)
         if plan.shifts is not None:
             sources = [self._shifted(sources[0], plan.shifts)]
+        if len({(*shape,) for shape in layer.op.inputs}) > 1:
+            shapes = zip(sources, layer.op.inputs, strict=True)
+            sources = [self._by_channels(source, shape) for source, shape in shapes]
         after = activation_layer(plan.after)
         if after is None:
             self._write(plan.type, sources, layer.output, plan.parameters)
@@ -188,6 +191,16 @@ class NetText:
         constants = self._constants[layer.name]
         if constants is not None:
             self._weights += [Constant(constants, name) for name in (TAG, *plan.weights)]
+
+    def _by_channels(self, source: str, shape: Shape) -> str:
+        """The blob with a channel for each element of a vector, as its tensor has them.
+
+        Products and means make one row of them, along which ncnn would stretch other inputs.
+        """
+        if (shape.h, shape.w) != (1, 1):
+            return source
+        self._line("Reshape", [source], [f"{source}_channels"], {0: 1, 1: 1, 2: shape.c})
+        return f"{source}_channels"
 
     def _shifted(self, source: str, shifts: Shifts) -> str:
         """The blob that has the copies, one above the other."""

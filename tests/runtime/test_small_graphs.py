@@ -176,6 +176,33 @@ CASES: dict[str, Case] = {
         [node("DequantizeLinear", "q s", "b"), node("Add", "x b", "y")], {"x": (1, 4)}, ["y"],
         {"q": np.array([3, -2, 100000, 7], np.int32), "s": np.float32(0.1)},
     ),
+    # ncnn makes rows of products and of means.
+    "a product and a number": Case(
+        [node("Flatten", "x", "f"), node("Gemm", "f w", "g"), node("Add", "g n", "a"),
+         node("Mul", "a s", "y")],
+        {"x": (2, 4, 3, 1), "n": (1, 1)}, ["y"], {"w": floats(12, 3), "s": floats(3)},
+    ),
+    "a mean and a number": Case(
+        [node("GlobalAveragePool", "x", "m"), node("Mul", "m n", "a"), node("Add", "a s", "y")],
+        {"x": (1, 6, 3, 5), "n": (1, 1, 1, 1)}, ["y"], {"s": floats(6, 1, 1)},
+    ),
+    "a mean and images": Case(
+        [node("GlobalAveragePool", "x", "m"), node("Mul", "m x", "a"), node("Mul", "m n", "b"),
+         node("Add", "a b", "y")],
+        {"x": (1, 6, 3, 5), "n": (1, 1, 1, 1)}, ["y"],
+    ),
+    "means in windows": Case(
+        [node("GlobalAveragePool", "x", "m"), node("Conv", "m w", "c", pads=[1, 1, 1, 1]),
+         node("MaxPool", "c", "y", kernel_shape=[2, 2], pads=[1, 1, 0, 0]),
+         node("Concat", "m c", "z", axis=1), onnx.helper.make_node("Resize", ["m", "", "r"], ["u"], mode="nearest")],
+        {"x": (1, 5, 3, 5)}, ["y", "z", "u"],
+        {"w": floats(4, 5, 3, 3), "r": np.array([1, 1, 2, 3], np.float32)},
+    ),
+    "two means, one of them wide": Case(
+        [node("GlobalAveragePool", "x", "m"), node("GlobalMaxPool", "z", "k"),
+         node("Concat", "m k x2", "y", axis=1)],
+        {"x": (1, 5, 3, 5), "z": (1, 6, 2, 2), "x2": (1, 3, 1, 1)}, ["y"],
+    ),
     # Windows.
     "instance norm, odd, two by two": Case(
         [node("InstanceNormalization", "x b b", "a"), node("MaxPool", "a", "y", **PAIR)],

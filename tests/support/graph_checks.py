@@ -96,8 +96,10 @@ class Reference:
         self._jumps = {n: np.zeros(v.shape, bool) for n, v in self.outputs.items()}
         self._smeared = self._smears(run_nodes(graph, smear))
         others = run_nodes(graph, undefined)
-        for name in self.outputs:
-            self._compare(name, others[name], self._clean[name])
+        for name, clean in self._clean.items():
+            if name in self._jumps:
+                alike = others[name].shape == clean.shape
+                self._jumps[name] |= (others[name] != clean) & (clean == clean) if alike else True
         self._random = np.random.default_rng(0)
         self.blur(NOISY)
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
-import numpy as np
 import onnx
 import onnxruntime as ort
-from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from codl.errors import UnsupportedError
@@ -18,8 +15,8 @@ from codl.frontend.graph.dynamic_products import fuse_dynamic_products
 from codl.frontend.graph.expansions import expand
 from codl.frontend.graph.graph import Graph, in_order
 from codl.frontend.graph.packed_check import check_packed_matrices
-from codl.frontend.graph.shapes import fix_shapes, infer_shapes, sizes_of, text_of
-from codl.frontend.graph.weights import Model, array_of
+from codl.frontend.graph.shapes import fix_shapes, fold_shapes, infer_shapes, sizes_of, text_of
+from codl.frontend.graph.weights import Model, constant_of
 from codl.ir.onnx_node import Node, type_of
 from codl.ir.ops.onnx_model import EXACT
 
@@ -45,11 +42,12 @@ def import_onnx(
     given = source if isinstance(source, Model) else Model.of(source)
     check_packed_matrices(given.proto)
     fixed = _in_order(_without_defaults(fix_shapes(given.proto, shapes or {})))
+    fixed = fold_shapes(fixed)
     folded = _optimise(Model(fixed, given.weights))
     model = _with_shapes(Model(_in_order(folded.proto), folded.weights))
     graph = model.proto.graph
     constants = model.constants()
-    constants |= {node.output[0]: _value(node) for node in graph.node if node.op_type == "Constant"}
+    constants |= {n.output[0]: constant_of(n) for n in graph.node if n.op_type == "Constant"}
     fixed_sizes = {*constants, *(info.name for info in graph.input)}  # they may be outputs, too
     later = [*graph.value_info, *graph.output]
     infos = [*graph.input, *(info for info in later if info.name not in fixed_sizes)]
@@ -199,17 +197,6 @@ def _with_shapes(given: Model) -> Model:
 def _info(arg: ort.NodeArg) -> onnx.ValueInfoProto:
     """A tensor as ONNX Runtime describes it; sizes that depend on data have names."""
     return helper.make_tensor_value_info(arg.name, TENSOR_TYPES[arg.type], arg.shape)
-
-
-def _value(node: onnx.NodeProto) -> NDArray[Any]:
-    """What a Constant node holds."""
-    (attribute,) = node.attribute
-    value = helper.get_attribute_value(attribute)
-    if isinstance(value, onnx.TensorProto):
-        return array_of(value)
-    if attribute.name not in ("value_float", "value_floats", "value_int", "value_ints"):
-        raise UnsupportedError(f"The Constant {node.output[0]!r} has a {attribute.name}.")
-    return np.asarray(value, np.float32 if "float" in attribute.name else np.int64)
 
 
 def _unknown(info: onnx.ValueInfoProto) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import onnx
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from codl.errors import CodlError, UnknownNameError, UnsupportedError
 
@@ -110,10 +111,11 @@ def infer_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The model with all shapes that follow from its inputs'.
 
     Where a pooling rounds up, ONNX counts a last window that begins behind the image and its
-    padding in front, too. ONNX Runtime and PyTorch do not.
+    padding in front, too. ONNX Runtime and PyTorch do not; of one that is padded to the SAME size
+    there is a window for each stride whatever it rounds.
     """
     pools = {i: _attributes(n) for i, n in enumerate(proto.graph.node) if n.op_type in POOLS}
-    pools = {i: own for i, own in pools.items() if own.get("ceil_mode") and not _is_same(own)}
+    pools = {i: own for i, own in pools.items() if own.get("ceil_mode")}
     if not pools:
         return onnx.shape_inference.infer_shapes(proto)
     plain, given_types = onnx.ModelProto(), {info.name: info.type for info in proto.graph.input}
@@ -140,13 +142,11 @@ def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
     return {item.name: helper.get_attribute_value(item) for item in node.attribute}
 
 
-def _is_same(given: Mapping[str, Any]) -> bool:
-    """Whether a pooling has a window for each stride of its image, whatever else it says."""
-    return bytes(given.get("auto_pad", b"")).startswith(b"SAME")
-
-
 def _round_up(node: onnx.NodeProto, given: Mapping[str, Any], sizes: Sizes | None) -> None:
     """Let a pooling have as many windows without rounding, by more padding behind."""
+    if bytes(given.get("auto_pad", b"")).startswith(b"SAME"):
+        _replace_attributes(node, {**given, "ceil_mode": 0})
+        return
     kernel = given["kernel_shape"]
     rank = len(kernel)
     strides, dilations = (given.get(name, [1] * rank) for name in ("strides", "dilations"))
@@ -159,6 +159,36 @@ def _round_up(node: onnx.NodeProto, given: Mapping[str, Any], sizes: Sizes | Non
             last = -(-(size + front + pads[axis + rank] - extent) // step)
             last -= last * step >= size + front
             pads[axis + rank] = max(pads[axis + rank], last * step + extent - size - front)
-    changed = {**given, "pads": pads, "ceil_mode": 0, "auto_pad": b"NOTSET"}
+    _replace_attributes(node, {**given, "pads": pads, "ceil_mode": 0, "auto_pad": b"NOTSET"})
+
+
+def _replace_attributes(node: onnx.NodeProto, values: Mapping[str, Any]) -> None:
     del node.attribute[:]
-    node.attribute.extend(helper.make_attribute(name, value) for name, value in changed.items())
+    node.attribute.extend(helper.make_attribute(name, value) for name, value in values.items())
+
+
+def fold_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Shapes that a model asks for become constants where a pooling rounds up.
+
+    ONNX Runtime folds them as ONNX counts windows, and makes other ones.
+    """
+    asked = [node for node in proto.graph.node if node.op_type == "Shape"]
+    pools = [node for node in proto.graph.node if node.op_type in POOLS]
+    if not asked or not any(_attributes(n).get("ceil_mode") for n in pools):
+        return proto
+    graph = infer_shapes(proto).graph
+    infos = (*graph.input, *graph.value_info, *graph.output)
+    sizes = {info.name: sizes_of(info) for info in infos if info.type.tensor_type.HasField("shape")}
+    folded = onnx.ModelProto()
+    folded.CopyFrom(proto)
+    for node in folded.graph.node:
+        given = sizes.get(node.input[0], (0,)) if node.op_type == "Shape" else (0,)
+        if all(given):
+            own = _attributes(node)
+            value = np.array(given[own.get("start", 0) : own.get("end", len(given))], np.int64)
+            node.CopyFrom(
+                helper.make_node(
+                    "Constant", [], node.output, node.name, value=numpy_helper.from_array(value)
+                )
+            )
+    return folded

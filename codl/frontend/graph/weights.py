@@ -8,6 +8,7 @@ megabytes that would be a dozen copies.
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -40,6 +41,10 @@ GEMM = "Gemm"
 #: Nodes that take in a batch norm behind them.
 CONVOLUTIONS = ("Conv", "ConvTranspose")
 SETTINGS = "session.optimized_model_external_initializers_"
+#: ONNX Runtime takes any power for a square, where a mean follows.
+NORMING = "LayerNormFusionL1"
+#: It moves QuantizeLinear over a Transpose, for all readers of what is transposed.
+TRANSPOSING = "TransposeOptimizer"
 #: A message of ONNX, whose classes have no stubs.
 M = TypeVar("M", onnx.ModelProto, onnx.GraphProto)
 
@@ -102,15 +107,18 @@ class Model:
             for item in self.proto.graph.initializer
         }
 
-    def session(self, options: ort.SessionOptions) -> ort.InferenceSession:
-        """ONNX Runtime with this model."""
+    def session(
+        self, options: ort.SessionOptions, without: Sequence[str] = ()
+    ) -> ort.InferenceSession:
+        """ONNX Runtime with this model, `without` some of its optimisations."""
         names = [item.name for item in self.proto.graph.initializer if item.name in self.weights]
         values = [np.ascontiguousarray(self.weights[name]) for name in names]
         options.add_external_initializers(
             names, list(map(ort.OrtValue.ortvalue_from_numpy, values))
         )
         serialised = self.proto.SerializeToString()
-        return ort.InferenceSession(serialised, options, ["CPUExecutionProvider"])
+        providers = ["CPUExecutionProvider"]
+        return ort.InferenceSession(serialised, options, providers, disabled_optimizers=without)
 
     def optimised(self, options: ort.SessionOptions) -> Model:
         """What ONNX Runtime's basic level makes of the model; raises what that raises."""
@@ -122,10 +130,26 @@ class Model:
             path = Path(folder) / "optimised.onnx"
             options.optimized_model_filepath = str(path)
             hidden = self._untouched()
-            self._with_inputs(hidden).session(options)
+            self._with_inputs(hidden).session(options, self._wrongly_optimised())
             made = _read(path)
         self._reorder(made.proto.graph)
         return made.with_weights({name: self.weights[name] for name in hidden})
+
+    def _wrongly_optimised(self) -> list[str]:
+        """The optimisations that would change what the model computes."""
+        nodes, outputs = self.proto.graph.node, [info.name for info in self.proto.graph.output]
+        reads = Counter([*outputs, *(name for node in nodes for name in node.input)])
+        quantised = {node.input[0] for node in nodes if node.op_type == "QuantizeLinear"}
+        moved = [n for n in nodes if n.op_type == "Transpose" and n.output[0] in quantised]
+        wrong = [TRANSPOSING] if any(reads[node.input[0]] > 1 for node in moved) else []
+        means = {node.input[0] for node in nodes if node.op_type == "ReduceMean"}
+        powers = [n for n in nodes if n.op_type == "Pow" and n.output[0] in means]
+        if not powers:
+            return wrong
+        values = self.constants()
+        values |= {n.output[0]: constant_of(n) for n in nodes if n.op_type == "Constant"}
+        squares = all(np.all(values.get(node.input[1], np.nan) == 2) for node in powers)
+        return wrong if squares else [*wrong, NORMING]
 
     def _reorder(self, made: onnx.GraphProto) -> None:
         """Put nodes in their old order where they are the same as before.
@@ -190,6 +214,17 @@ def array_of(item: TensorProto) -> NDArray[Any]:
         raise UnsupportedError(
             f"The model's tensor {item.name!r} ({dims}) cannot be read: {error}. Export it again."
         ) from error
+
+
+def constant_of(node: onnx.NodeProto) -> NDArray[Any]:
+    """What a Constant node holds."""
+    (attribute,) = node.attribute
+    value = helper.get_attribute_value(attribute)
+    if isinstance(value, onnx.TensorProto):
+        return array_of(value)
+    if attribute.name not in ("value_float", "value_floats", "value_int", "value_ints"):
+        raise UnsupportedError(f"The Constant {node.output[0]!r} has a {attribute.name}.")
+    return np.asarray(value, np.float32 if "float" in attribute.name else np.int64)
 
 
 def _is_large(item: TensorProto) -> bool:
