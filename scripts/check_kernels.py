@@ -26,6 +26,7 @@ import numpy as np
 from codl.errors import DeviceError
 from codl.ir import Op, to_text
 from codl.ir.ops.base import Activation
+from codl.ir.ops.eltwise import Eltwise
 from codl.ir.types import PLANAR_HALF
 from codl.kernels import registry
 from codl.kernels.base import GpuVariant
@@ -164,13 +165,15 @@ def run(gpu: OpenClDevice, op: Op, variant: Any, choice: Any, *, adding: bool) -
     described: GpuVariant = variant
     inputs, weights = check_variants.checked_operands(op)
     plan, values = described.plan(op, gpu.soc, choice), [x.astype(np.float64) for x in inputs]
-    expected = op.reference(values, weights)
+    expected, add = op.reference(values, weights), None
     if adding:
         residual = np.resize(inputs[0], op.output)
-        sums = op.with_activation(Activation()).reference(values, weights) + residual
-        plan, inputs, expected = plan.adding(), [*inputs, residual], op.activation.reference(sums)
+        add = Eltwise(inputs=(op.output, op.output), activation=op.activation)
+        op = op.with_activation(Activation())
+        plan, inputs = plan.adding(), [*inputs, residual]
+        expected = add.reference([op.reference(values, weights), residual], {})
     try:
-        work = GpuWork(gpu, op, plan, weights)
+        work = GpuWork(gpu, op, plan, weights, add=add)
         for memory in work.scratch():
             spoil(gpu, memory)
         work.feed(inputs)

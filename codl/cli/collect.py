@@ -50,7 +50,7 @@ from codl.measure.dataset_writer import check_is_new
 from codl.measure.devices_at_work import DeviceNews
 from codl.measure.measurement_order import MOST_SIMILAR, Scope
 from codl.measure.recording import Recording
-from codl.measure.tasks import FEW_SHARES, SHARES, Task, load_sources
+from codl.measure.tasks import FEW_SHARES, SHARES, Task, check_sources, load_sources
 from codl.strategies.settled_plans import SettledPlans
 from codl.targets.connect import connect
 from codl.targets.detect import load_measured
@@ -205,6 +205,7 @@ def collect_data(
     limits.check()
     described = _described(soc, serials)
     dataset = Dataset.of(described.name, output)
+    check_sources(sources)
     if not resume:
         check_is_new(dataset)  # before models are read, which takes longer
     given, networks = load_sources(sources)

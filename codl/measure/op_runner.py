@@ -32,8 +32,8 @@ RANDOM = 65537
 class GpuWork:
     """An op's kernels over tensors of their own, enqueued back to back, as in a chain.
 
-    `inputs` are what is typical of the op, mostly zeros, where they are not given; a plan that is
-    `adding` has one more than the op.
+    `inputs` are what is typical of the op, mostly zeros, where they are not given. A plan that is
+    `adding` computes the residual `add` too, and has its other input behind the op's.
     Loading runs each kernel once: raises `DeviceError` where the device cannot.
     """
 
@@ -44,9 +44,11 @@ class GpuWork:
         plan: KernelPlan,
         weights: Weights,
         inputs: Sequence[Array] | None = None,
+        *,
+        add: Op | None = None,
     ) -> None:
         self._gpu = gpu
-        self._session = Session(pieces.kernels_alone(op, plan, weights, gpu.soc), gpu)
+        self._session = Session(pieces.kernels_alone(op, plan, weights, gpu.soc, add=add), gpu)
         self._kernels = self._session.kernels(pieces.WORK)
         if inputs is None and op.typical:
             inputs = [np.full(shape, op.typical.get(i, 0), np.float32)

@@ -176,6 +176,14 @@ def load_ops(sources: Sequence[str]) -> list[Op]:
     return load_sources(sources)[0]
 
 
+def check_sources(sources: Sequence[str]) -> None:
+    """Raise for the first model or file that is not there, before any is read."""
+    from codl.frontend.models import check_is_there  # an agent measures tasks without it
+
+    for source in sources:
+        check_is_there(source)
+
+
 def load_sources(sources: Sequence[str]) -> tuple[list[Op], list[Network]]:
     """The distinct ops as `load_ops` gives them, and the models, without weights."""
     from codl.frontend.convert import load_network  # an agent measures tasks without it

@@ -29,6 +29,7 @@ from codl.plan.search import search
 from codl.plan.single_processor import one_processor, unless_alone
 from codl.predict.names import DEFAULT
 from codl.runtime.engine import Engine
+from codl.runtime.placement import check_measured
 from codl.runtime.profiler import totals_ms
 from codl.strategies.base import Context, strategy
 from codl.targets.base import Target
@@ -63,6 +64,7 @@ def codl_refined(network: Network, context: Context) -> Plan:
             f"{NAME} compares how long plans take, and knows neither the objective "
             f"{context.objective.goal!r} nor a memory limit: plan with `codl`."
         )
+    check_measured(context.soc)
     cost = covered(context.cost(DEFAULT), network)
     budget = Budget(context.budget_s, context.clock)
     with Trials(network, cost, context.device, budget, context.note) as trials:

@@ -194,7 +194,8 @@ CASES: dict[str, Case] = {
     "means in windows": Case(
         [node("GlobalAveragePool", "x", "m"), node("Conv", "m w", "c", pads=[1, 1, 1, 1]),
          node("MaxPool", "c", "y", kernel_shape=[2, 2], pads=[1, 1, 0, 0]),
-         node("Concat", "m c", "z", axis=1), onnx.helper.make_node("Resize", ["m", "", "r"], ["u"], mode="nearest")],
+         node("Concat", "m c", "z", axis=1),
+         onnx.helper.make_node("Resize", ["m", "", "r"], ["u"], mode="nearest")],
         {"x": (1, 5, 3, 5)}, ["y", "z", "u"],
         {"w": floats(4, 5, 3, 3), "r": np.array([1, 1, 2, 3], np.float32)},
     ),

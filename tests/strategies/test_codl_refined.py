@@ -122,7 +122,7 @@ def test_what_it_cannot_compare_is_refused(first_soc: Soc) -> None:
     target, objective = here(first_soc), Objective("energy", None)
     with pytest.raises(UnsupportedError, match="the objective 'energy'"):
         find("codl-refined").plan(network, Context(first_soc, objective=objective, target=target))
-    with pytest.raises(UnsupportedError, match="replayed from measurements of others"):
+    with pytest.raises(UnsupportedError, match="its file says source: replayed"):
         find("codl-refined").plan(
             network, Mistaken(replace(first_soc, source="replayed"), target=target)
         )

@@ -118,6 +118,16 @@ def _load(model: str | Path, *, drawn: bool) -> ModelSource:
     return ModelSource(path.stem, Model.of(load_onnx(path)))
 
 
+def check_is_there(model: str) -> None:
+    """Raise, as `load` does, for a name that is none and a file that is not there; reads nothing.
+
+    For commands that do long work on one model after another.
+    """
+    file, _, _ = model.partition("#")
+    if model not in BUILT_IN:
+        _existing(file if Path(file).suffix in YAML else model)
+
+
 def choices(model: str) -> tuple[str, ...]:
     """What `load` loads one by one: every model of a deployment file, else the model itself."""
     if Path(model).suffix in YAML:
