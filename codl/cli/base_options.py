@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import inf
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +31,15 @@ def _known_serials(serials: list[str] | None) -> list[str]:
         if given.count(serial) > 1:
             raise CodlError(f"--serial names {serial!r} twice: a device works for itself alone.")
     return given
+
+
+def positive(option: typer.CallbackParam, number: float) -> float:
+    """Refuses what is no number above 0 before it is worked for."""
+    if not (0 < number < inf):
+        raise typer.BadParameter(
+            f"must be a number above 0, got {number:g}.", param_hint=option.opts
+        )
+    return number
 
 
 def writable(path: Path | None) -> Path | None:

@@ -22,7 +22,7 @@ from codl.report.agreement import Figure
 from codl.report.load import eval_result
 from codl.runtime.placement import at_hand
 from codl.strategies import Context, Strategy, find, ideal
-from codl.strategies.evaluation import Evaluation, evaluate, to_json
+from codl.strategies.evaluation import Evaluation, evaluate, failed_row, to_json
 from codl.strategies.peers import check as check_peers
 from codl.strategies.peers import with_opencl_all
 from codl.targets.environment import environment_of, under
@@ -45,6 +45,8 @@ class Course:
     despite: bool = False
     differences: tuple[Difference, ...] = ()
     done: list[Evaluation] = field(default_factory=list)
+    #: Why models could not be evaluated, by model: they have failed rows, and no digest.
+    failed: dict[str, str] = field(default_factory=dict)
     figures: tuple[Figure, ...] = ()
     budget: Budget = field(default_factory=Budget)
     #: Why it ended early, where that is the battery.
@@ -93,14 +95,26 @@ class Course:
         self.budget = budget or Budget()
         with self.budget.keeping(self.done):
             for model, share in self.budget.shared(self.asked.models):
-                now = self.context.device.conditions()
-                if reason := low_battery(now):
-                    self.reason = reason
-                    return
-                cooling.wait(now, share.left_s / 2)
-                self._measure(model, share)
+                try:
+                    now = self.context.device.conditions()
+                    if reason := low_battery(now):
+                        self.reason = reason
+                        return
+                    cooling.wait(now, share.left_s / 2)
+                    self.done.append(self._measured(model, share))
+                except Exception as error:  # what was measured before it is kept, whatever this is
+                    self._note_failure(model, error)
 
-    def _measure(self, model: str, budget: Budget) -> None:
+    def _note_failure(self, model: str, error: Exception) -> None:
+        """A row with the reason for each that was asked for."""
+        is_known = isinstance(error, CodlError)
+        reason = str(error) if is_known else f"a defect of codl: {type(error).__name__}: {error}"
+        self.failed[model] = reason
+        names = [*self.asked.strategies, *self.asked.peers]
+        rows = [failed_row(model, name, reason) for name in names]
+        self.done.append(Evaluation(model, "", rows, {}, {}))
+
+    def _measured(self, model: str, budget: Budget) -> Evaluation:
         found = evaluate(
             model,
             self.strategies,
@@ -113,7 +127,7 @@ class Course:
         )
         if self.earlier:
             self.earlier.check_model(model, found.digest)
-        self.done.append(found)
+        return found
 
     def result(self, *, with_timelines: bool) -> dict[str, Any]:
         """What --json holds."""
@@ -121,7 +135,9 @@ class Course:
         if self.environment is not None:
             seen = Conditions.over([row.conditions for row in rows if row.conditions])
             self.environment = under(self.environment, seen)
-        digests = replace(self.digests, models={own.model: own.digest for own in self.done})
+        digests = replace(
+            self.digests, models={own.model: own.digest for own in self.done if own.digest}
+        )
         plans = {name: plan for own in self.done for name, plan in own.plans.items()}
         result: dict[str, Any] = {
             "soc": at_hand(self.context.soc).to_json(),
@@ -166,6 +182,9 @@ class Course:
         self.budget.check(kept)
         if self.reason:
             raise CodlError(f"{self.reason} {kept}")
+        if self.failed:
+            reasons = "\n".join(f"{model}: {reason}" for model, reason in self.failed.items())
+            raise CodlError(f"{len(self.failed)} of {len(self.done)} models failed:\n{reasons}")
         if self.earlier and self.environment is not None:
             self.earlier.check_clocks(self.environment, despite=self.despite)
             self.earlier.check_figures(self.figures)

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from codl.cli.base_options import positive
 from codl.cli.conditions import COOL_DOWN, CoolDownOption, GovernorOption, HotOption, control
 from codl.cli.deployed import RunOptions, context_of
 from codl.cli.eval_again import Earlier
@@ -32,13 +33,14 @@ from codl.cli.options import (
 )
 from codl.cli.output import emit, note
 from codl.errors import CodlError
+from codl.frontend.models import check_is_there
 from codl.ir.results import EvalRequest
 from codl.measure import dataset as datasets
 from codl.measure.cool_down import HOT_C
 from codl.measure.peers import PEERS
 from codl.predict.names import FOLDER
 from codl.runtime.placement import limits_of
-from codl.strategies import STRATEGIES, ideal
+from codl.strategies import STRATEGIES, find, ideal
 from codl.targets.connect import connect
 from codl.targets.detect import load_local
 
@@ -74,7 +76,8 @@ PeersOption = Annotated[
     ),
 ]
 SecondsOption = Annotated[
-    float, typer.Option("--seconds", help="Measure each model at least this long.")
+    float,
+    typer.Option("--seconds", callback=positive, help="Measure each model at least this long."),
 ]
 TimelinesOption = Annotated[
     bool,
@@ -181,16 +184,24 @@ def _soc_of(soc: str | None, earlier: Earlier | None) -> str:
 def _asked(
     models: str, strategies: str, peers: str, batch: int | None, seconds: float
 ) -> EvalRequest:
-    if not any(name != ideal.NAME for name in _names(strategies)):
+    """What is asked for; raises where a model, a strategy or a peer is not there."""
+    asked_models, asked_strategies = read_models(models), _names(strategies)
+    for model in asked_models:
+        check_is_there(model)
+    if not any(name != ideal.NAME for name in asked_strategies):
         raise CodlError(f"Name at least one of {', '.join(STRATEGIES)}; got {strategies!r}.")
+    for name in asked_strategies:
+        if name != ideal.NAME:
+            find(name)
     return EvalRequest(
-        models=tuple(read_models(models)),
-        strategies=tuple(_names(strategies)),
-        peers=tuple(_names(peers)),
+        models=tuple(asked_models),
+        strategies=asked_strategies,
+        peers=_names(peers),
         batch=batch,
         seconds=seconds,
     )
 
 
-def _names(text: str) -> list[str]:
-    return [name for name in text.split(",") if name]
+def _names(text: str) -> tuple[str, ...]:
+    """Each once."""
+    return tuple(dict.fromkeys(name for name in text.split(",") if name))

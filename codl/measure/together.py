@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 from codl.errors import CodlError
@@ -41,7 +42,10 @@ def time_together(
         after_round()
 
     found = interleave(runs, effort, before_turn=before_turn, after_round=beside, failed=failed)
-    energy = {name: energy_mj(partial(runs[name], effort.turn), sensors) for name in found}
+    energy: dict[str, float | None] = {}
+    for name in found:
+        with suppress(CodlError):  # its latency is kept
+            energy[name] = energy_mj(partial(runs[name], effort.turn), sensors)
     return TimedTogether(
         latency_ms={name: Latency.of(turns.warm) for name, turns in found.items()},
         cold_ms={name: Latency.of(turns.cold) for name, turns in found.items()},

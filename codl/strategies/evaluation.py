@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -30,7 +31,7 @@ from codl.runtime.engine import Engine
 from codl.strategies import ideal
 from codl.strategies.base import Context, Strategy
 from codl.strategies.peers import started
-from codl.targets.base import Started, Target
+from codl.targets.base import Started
 
 #: One processor alone, in its best or a given storage.
 SINGLES = ("cpu", "gpu", "gpu-buffer", "gpu-image")
@@ -97,36 +98,40 @@ def evaluate(
     network, reference = load(model, batch)
     target, effort = context.device, effort or Effort()
     plans: dict[str, Plan] = {}
-    engines, rows = _engines(model, strategies, network, reference, context, target, plans)
-    models: dict[str, Any] = {name: engine.loaded for name, engine in engines.items()}
-    usual_ms = drift.first_ms(context.dataset) if engines else {}
-    older = set(context.dataset.statistics().values()) - {statistic.NAME}
-    if usual_ms and older:
-        context.note(f"{model}: slowdowns are over latencies by the {', '.join(older)}")
-    with started(peers, reference.model, network, reference.inputs, context, target) as others:
-        for name, peer in others.items():
-            rows[name] = _of_peer(model, name, peer, reference)
-            if rows[name].status == "ok":
-                models[name] = peer
-        context.note(f"{model}: measuring {', '.join(models)} interleaved")
-        anchors = context.tuning if usual_ms else None
-        effort = replace(effort, max_seconds=budget.share().seconds if budget else None)
-        times = target.time(models, effort, with_energy=True, anchors=anchors)
-    if times.sensors:
-        context.note(f"energy by {', '.join(times.sensors)}")
-    for name, row in rows.items():
-        if reason := times.failed.get(_timed_as(row)):
-            rows[name] = _failed(model, name, reason)
-    slower = slowdown(times.anchors, usual_ms)
-    drifts = {} if slower is None else _drifts(engines, slower, context.default_cost(network))
-    limit = _ideal(network, context) if with_ideal else None
-    rows = {name: _completed(row, times, limit, slower, drifts) for name, row in rows.items()}
-    results = [rows.pop(strategy.name) for strategy in strategies]
-    results += [*([limit] if limit else []), *rows.values()]
-    profiles = {name: engines[name].profile() for name in times.latency_ms if name in engines}
-    timelines = {r.strategy: profiles[_timed_as(r)] for r in results if _timed_as(r) in profiles}
-    for engine in engines.values():
-        engine.close()
+    with ExitStack() as opened:
+        engines, rows = _engines(model, strategies, network, reference, context, plans, opened)
+        models: dict[str, Any] = {name: engine.loaded for name, engine in engines.items()}
+        usual_ms = drift.first_ms(context.dataset) if engines else {}
+        older = set(context.dataset.statistics().values()) - {statistic.NAME}
+        if usual_ms and older:
+            context.note(f"{model}: slowdowns are over latencies by the {', '.join(older)}")
+        with started(peers, reference.model, network, reference.inputs, context, target) as others:
+            for name, peer in others.items():
+                rows[name] = _of_peer(model, name, peer, reference)
+                if rows[name].status == "ok":
+                    models[name] = peer
+            context.note(f"{model}: measuring {', '.join(models)} interleaved")
+            anchors = context.tuning if usual_ms else None
+            effort = replace(effort, max_seconds=budget.share().seconds if budget else None)
+            times = target.time(models, effort, with_energy=True, anchors=anchors)
+        if times.sensors:
+            context.note(f"energy by {', '.join(times.sensors)}")
+        for name, row in rows.items():
+            if reason := times.failed.get(_timed_as(row)):
+                rows[name] = failed_row(model, name, reason)
+        slower = slowdown(times.anchors, usual_ms)
+        drifts = {} if slower is None else _drifts(engines, slower, context.default_cost(network))
+        limit = _ideal(network, context) if with_ideal else None
+        rows = {name: _completed(row, times, limit, slower, drifts) for name, row in rows.items()}
+        results = [rows.pop(strategy.name) for strategy in strategies]
+        results += [*([limit] if limit else []), *rows.values()]
+        profiles = {}
+        for name in times.latency_ms.keys() & engines.keys():
+            with suppress(CodlError):  # its latency is kept
+                profiles[name] = engines[name].profile()
+        timelines = {
+            r.strategy: profiles[_timed_as(r)] for r in results if _timed_as(r) in profiles
+        }
     return Evaluation(model, network.content_digest, results, timelines, plans)
 
 
@@ -136,13 +141,13 @@ def _engines(
     network: Network,
     reference: Reference,
     context: Context,
-    target: Target,
     plans: dict[str, Plan],
+    opened: ExitStack,
 ) -> tuple[dict[str, Engine], dict[str, EvalRow]]:
     """The engine of every strategy that has a plan that runs, and what is known of each so far.
 
     One that would be the same as another's is not kept; its row says so. What runs is added to
-    `plans`.
+    `plans`, and what is `opened` is closed there.
     """
     engines: dict[str, Engine] = {}
     by_digest: dict[str, str] = {}
@@ -152,7 +157,8 @@ def _engines(
         context.note(f"{model}: building {strategy.name}")
         try:
             plan = strategy.plan(network, context)
-            engine = Engine(network, plan, target, context.tuning)
+            engine = Engine(network, plan, context.device, context.tuning)
+            opened.callback(engine.close)
             row = _of_engine(model, engine, reference, cost)
             plans[plan.fingerprint] = plan
             first = by_digest.setdefault(engine.executable.digest(), strategy.name)
@@ -163,27 +169,45 @@ def _engines(
                 row = replace(row, same_as=first)
             rows[strategy.name] = row
         except CodlError as error:
-            rows[strategy.name] = _failed(model, strategy.name, str(error))
+            rows[strategy.name] = failed_row(model, strategy.name, str(error))
     return engines, rows
 
 
 def compare(outputs: Mapping[str, NDArray[Any]], reference: Reference) -> tuple[float, float]:
     """The worst cosine and max_rel_err over all outputs, against the reference.
 
-    Raises `DeviceError` where an output is missing or of another size.
+    Raises `DeviceError` where an output is missing, of another size, or finite elsewhere than the
+    reference is.
     """
     pairs = []
     for name, expected in reference.outputs.items():
         if name not in outputs or outputs[name].size != expected.size:
             shapes = ", ".join(f"{n} {v.shape}" for n, v in outputs.items()) or "none"
             raise DeviceError(f"The output {name!r} must be {expected.shape}, got {shapes}.")
-        pairs.append((outputs[name].reshape(expected.shape), expected))
+        pairs.append(_finite(name, outputs[name].reshape(expected.shape), expected))
     return min(cosine(a, b) for a, b in pairs), max(max_rel_err(a, b) for a, b in pairs)
 
 
+def _finite(name: str, got: NDArray[Any], expected: NDArray[Any]) -> tuple[NDArray[Any], ...]:
+    """The finite elements of both, which must be the same; others must be equal, or NaN in both."""
+    finite = np.isfinite(expected)
+    if finite.all() and np.isfinite(got).all():
+        return got, expected
+    off = np.count_nonzero((np.isfinite(got) != finite) | np.where(
+        finite | np.isnan(expected) & np.isnan(got), False, got != expected))  # fmt: skip
+    if off:
+        raise DeviceError(
+            f"The output {name!r} is NaN or infinite elsewhere than in ONNX Runtime: "
+            f"{off} of {expected.size} elements."
+        )
+    return np.where(finite, got, 0), np.where(finite, expected, 0)
+
+
 def cosine(a: NDArray[Any], b: NDArray[Any]) -> float:
-    """Cosine of the angle between two flattened outputs."""
+    """Cosine of the angle between two flattened outputs; 1 for zeros alone in both."""
     x, y = (v.astype(np.float64).ravel() for v in (a, b))
+    if not (x.any() or y.any()):
+        return 1.0
     return float(x @ y / max(float(np.linalg.norm(x) * np.linalg.norm(y)), 1e-300))
 
 
@@ -252,11 +276,11 @@ def _of_engine(model: str, engine: Engine, reference: Reference, cost: CostModel
 def _of_peer(model: str, name: str, peer: Started | CodlError, reference: Reference) -> EvalRow:
     """What is known of a peer, or why it cannot run, before it is measured."""
     if isinstance(peer, CodlError):
-        return _failed(model, name, str(peer))
+        return failed_row(model, name, str(peer))
     try:
         nearness, error = compare(peer.outputs(), reference)
     except CodlError as reason:
-        return _failed(model, name, str(reason))
+        return failed_row(model, name, str(reason))
     return EvalRow(
         model=model,
         strategy=name,
@@ -269,7 +293,8 @@ def _of_peer(model: str, name: str, peer: Started | CodlError, reference: Refere
     )
 
 
-def _failed(model: str, name: str, reason: str) -> EvalRow:
+def failed_row(model: str, name: str, reason: str) -> EvalRow:
+    """The row of a strategy or a peer that has no latency, and why."""
     return EvalRow(model, name, None, None, "measured", status="failed", reason=reason)
 
 

@@ -21,7 +21,7 @@ from codl.ir.plan import Chain, Plan
 from codl.ir.results import EvalRow, Latency
 from codl.runtime.placement import LocalSoc
 from codl.strategies import Context
-from codl.strategies.evaluation import Evaluation
+from codl.strategies.evaluation import Evaluation, load
 
 MODEL = "matmul"
 PLAN = Plan(
@@ -168,3 +168,56 @@ def test_each_strategy_has_the_plan_that_ran(measured: Any) -> None:
     assert codl.plan(network, Context(soc)).chains == PLAN.chains
     with pytest.raises(MismatchError, match="SoC"):
         codl.plan(network, Context(SOC))
+
+
+def test_what_was_measured_before_a_model_that_fails_is_written(
+    first_soc: LocalSoc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace(first_soc, name="test").save(tmp_path / "socs" / "test.yaml")
+    monkeypatch.chdir(tmp_path)
+    Path("broken.onnx").write_bytes(b"no model")
+
+    def evaluate(model: str, strategies: Any, context: Context, **how: Any) -> Evaluation:
+        if model == "broken.onnx":
+            load(model)
+        if model == "vgg16":
+            raise ZeroDivisionError("by zero")
+        rows = [EvalRow(model, "cpu", latency(10.0), None, "measured", plan=PLAN.fingerprint)]
+        return Evaluation(model, "abc", rows, {}, {PLAN.fingerprint: PLAN})
+
+    monkeypatch.setattr(eval_course, "evaluate", evaluate)
+    models = f"{MODEL},broken.onnx,vgg16,yolov2"
+    command = ["eval", "--soc", "test", "--models", models, "--strategies", "cpu,cpu,ideal"]
+    done = CliRunner().invoke(app, [*command, "-o", "eval.json"])
+    assert "2 of 4 models failed" in str(done.exception)
+    written = json.loads(Path("eval.json").read_text())["rows"]
+    rows = {(row["model"], row["strategy"]): row for row in written}
+    assert [key for key, row in rows.items() if row["status"] == "ok"] == [
+        (MODEL, "cpu"), ("yolov2", "cpu")]  # fmt: skip
+    assert "not an ONNX model" in rows["broken.onnx", "cpu"]["reason"]
+    assert rows["vgg16", "ideal"]["reason"] == "a defect of codl: ZeroDivisionError: by zero"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--models", f"{MODEL},none.onnx"], "none.onnx: there is no such file"),
+        (["--models", f"{MODEL},yolo"], "Unknown model 'yolo'"),
+        (["--strategies", "cpu,codll"], "Unknown strategy 'codll'"),
+        (["--seconds", "nan"], "must be a number above 0, got nan"),
+        (["--seconds", "-1"], "must be a number above 0, got -1"),
+    ],
+)
+def test_what_is_not_there_is_told_before_anything_is_measured(
+    first_soc: LocalSoc,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    message: str,
+) -> None:
+    replace(first_soc, name="test").save(tmp_path / "socs" / "test.yaml")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(eval_course, "evaluate", None)
+    done = CliRunner().invoke(app, ["eval", "--soc", "test", "--models", MODEL, *options])
+    assert done.exit_code != 0
+    assert message in f"{done.output} {done.exception}"
