@@ -211,8 +211,17 @@ def tolerance(variant: Any) -> float:
 
 def difference(got: Array, expected: Any) -> float:
     """The largest difference over the largest value of what is expected; infinite with a NaN."""
-    largest = max(float(np.abs(expected).max()), SMALL)
-    found = float(np.abs(got - expected).max()) / largest
+    return difference_of_finite(got, expected) if np.isfinite(expected).all() else float("inf")
+
+
+def difference_of_finite(got: Array, expected: Any) -> float:
+    """As `difference`, over what is finite; infinite where NaNs or infinities are not the same."""
+    finite = np.isfinite(expected)
+    if not np.array_equal(got[~finite], expected[~finite], equal_nan=True):
+        return float("inf")
+    wanted = np.asarray(expected[finite], np.float64)
+    found = float(np.abs(got[finite] - wanted).max(initial=0.0))
+    found /= max(float(np.abs(wanted).max(initial=0.0)), SMALL)
     return found if np.isfinite(found) else float("inf")
 
 

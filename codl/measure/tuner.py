@@ -25,6 +25,7 @@ from codl.kernels.base import Choice
 from codl.kernels.source import source_digest
 from codl.kernels.tuning import Tuning
 from codl.measure.budget import Budget
+from codl.measure.check_variants import difference_of_finite, tolerance
 from codl.measure.op_runner import GpuWork, operands
 from codl.measure.progress import Progress, nobody
 from codl.measure.protocol import Protocol, measure_together
@@ -42,9 +43,6 @@ SEED = 20220627
 TOGETHER = 6
 TOGETHER_BYTES = 1 << 30
 FINALISTS = 3
-#: Largest difference from the default's output, over the output's largest value: other tiles of
-#: Winograd differ by some 1e-3, and half storage by 1e-2.
-TOLERANCE = 3e-2
 SCREENING = Protocol(warm_up=1, min_samples=3, min_time_s=0.005, max_time_s=0.04, spread=0.1)
 FINAL = Protocol(
     warm_up=3, min_samples=15, min_time_s=0.05, max_time_s=0.3, sample_s=0.002, spread=0.02
@@ -285,25 +283,31 @@ class Search:
             plan = task.variant.plan(task.op, gpu.soc, choice)
             with nullcontext() if keep else gpu.programs.trying():
                 work = GpuWork(gpu, task.op, plan, self._weights, self._inputs)
-            self._check(work)
+            if self._expected is not None:
+                check_same(task.variant, work.output(), self._expected)
             return work
         except Exception as error:  # a failed choice is a result, not the end
             return " ".join(str(error).split())[:300] or type(error).__name__
-
-    def _check(self, work: GpuWork) -> None:
-        if self._expected is None:
-            return
-        # What is not a number is the same in both, such as the root of a negative one.
-        output, expected = np.nan_to_num(work.output()), np.nan_to_num(self._expected)
-        error = float(np.abs(output - expected).max() / max(np.abs(expected).max(), 1e-30))
-        if not error <= TOLERANCE:
-            raise DeviceError(f"the result differs from the default's by {error:.2g}")
 
     def _together(self) -> int:
         op = self._task.op
         sizes = sum(shape.bytes for shape in (*op.inputs, op.output))
         sizes += sum(4 * int(np.prod(shape)) for shape in op.weight_shapes.values())
         return int(np.clip(TOGETHER_BYTES // max(sizes, 1), 1, TOGETHER))
+
+
+def check_same(variant: Any, output: Array, default: Array) -> None:
+    """Raise `DeviceError` where a choice computes something else than a variant's default does.
+
+    Each of the two may be off by what rounding costs the variant. NaNs and infinities are the same
+    in both, such as the root of a negative number.
+    """
+    error, limit = difference_of_finite(output, default), 2 * tolerance(variant)
+    if error > limit:
+        raise DeviceError(
+            f"the result differs from the default's by {error:.2g} of the largest value, "
+            f"at most {limit:.2g} is rounding"
+        )
 
 
 def is_faster(samples: Any, than: Any) -> bool:

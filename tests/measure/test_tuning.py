@@ -13,7 +13,7 @@ import pytest
 from support.devices import here
 from support.variants import with_variants
 
-from codl.errors import CodlWarning, MismatchError
+from codl.errors import CodlWarning, DeviceError, MismatchError
 from codl.ir import Op, parse, to_text
 from codl.ir.columns import FeatureColumns
 from codl.ir.ops.conv2d import Conv2d, ConvColumns
@@ -29,6 +29,7 @@ from codl.kernels.source import source_digest
 from codl.kernels.tuning import Tuning
 from codl.measure import tuner
 from codl.measure.budget import Budget
+from codl.measure.check_variants import tolerance
 from codl.measure.collector import collect
 from codl.measure.compare_variants import bench
 from codl.measure.dataset import Dataset
@@ -38,7 +39,7 @@ from codl.measure.runner import Bench
 from codl.measure.tasks import OpTask, make_tasks
 from codl.measure.timing import Rounds
 from codl.measure.tune_tasks import TuneTask, tune_tasks
-from codl.measure.tuner import is_faster, propose, tune
+from codl.measure.tuner import check_same, is_faster, propose, tune
 from codl.predict import features
 from codl.predict.training import train
 from codl.runtime.opencl import OpenClDevice
@@ -137,6 +138,56 @@ def test_the_fastest_choice_is_found_and_kept(gpu: OpenClDevice, variant: Any) -
     again = tune(gpu, [task], tuning)
     assert (again.results, again.known, again.left) == ((), (found,), 0)
     assert gpu.programs.compiled == before
+
+
+VARIANTS = ("gpu_direct", "gpu_winograd", "gpu_direct_image_fp16")
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_choice_may_be_off_by_what_rounding_costs_each_of_two(name: str) -> None:
+    variant = registry.find(OP, name)
+    expected = np.linspace(-4, 4, 50, dtype=np.float32)
+    for off, is_same in ((1.98, True), (2.02, False)):
+        output = expected.copy()
+        output[20] += off * tolerance(variant) * 4
+        assert _is_same(variant, output, expected) is is_same
+        tiny = 1e-5 * expected  # beside the least that counts
+        output = tiny.copy()
+        output[20] += off * tolerance(variant) * 1e-3
+        assert _is_same(variant, output, tiny) is is_same
+
+
+@pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_so_in_both_and_hides_nothing(odd: float) -> None:
+    variant = GpuDirect()
+    expected = np.linspace(-4, 4, 50, dtype=np.float32)
+    with_odd, zero, other = expected.copy(), expected.copy(), expected.copy()
+    with_odd[7], zero[7], other[7] = odd, 0, np.inf if np.isnan(odd) else -odd
+    for rival in (zero, other):
+        assert not _is_same(variant, with_odd, rival)
+        assert not _is_same(variant, rival, with_odd)
+    assert _is_same(variant, with_odd.copy(), with_odd)
+    faulty = with_odd.copy()
+    faulty[9] += 4e-3
+    assert not _is_same(variant, faulty, with_odd)
+
+
+def test_a_tap_that_skips_a_block_of_channels_is_refused() -> None:
+    op = parse("conv2d in=1x512x7x7 oc=8 kernel=3x3 pad=1")
+    inputs, weights = operands(op)
+    faulty = {name: array.copy() for name, array in weights.items()}
+    faulty["weight"][:, -4:, 2, 2] = 0
+    expected, output = (op.reference(inputs, own) for own in (weights, faulty))
+    assert 0 < np.abs(output - expected).max() < 0.05 * np.abs(expected).max()
+    assert not _is_same(GpuDirect(), output, expected)
+
+
+def _is_same(variant: Any, output: Any, default: Any) -> bool:
+    try:
+        check_same(variant, output, default)
+    except DeviceError:
+        return False
+    return True
 
 
 def test_training_planning_and_running_see_the_same_choice(soc: Soc, variant: Any) -> None:
