@@ -131,9 +131,9 @@ def test_variants_for_real_gpus_in_any_of_their_choices(
 ) -> None:
     case = Case.of(op)
     _, part = split(op, data.draw(st.sampled_from(op.dims)), ratio, align=4)
-    if part.is_empty:
-        return
-    for variant in some(variants_for_gpus(op.restrict(part), as_gpu.soc)):
+    if part.is_empty or not (variants := variants_for_gpus(op.restrict(part), as_gpu.soc)):
+        return  # some small poolings have none
+    for variant in some(variants):
         choice = data.draw(st.sampled_from(variant.choices(op.restrict(part), as_gpu.soc)))
         case.on_gpu(variant, as_gpu, part, choice)
 
