@@ -171,20 +171,25 @@ class Worker:
             self.close()
             self._start()
         self.graphs += 1
-        start = time.monotonic()
+        start, answer = time.monotonic(), None
         try:
             self.pipe.send((graph, plan, seed))
-            if self.pipe.poll(LIMIT_S):
-                return self.pipe.recv()  # type: ignore[no-any-return]
-            self.process.kill()
-            outcome = Outcome("hung", "", f"more than {LIMIT_S:.0f} s")
+            for _ in range(2):
+                if not self.pipe.poll(LIMIT_S):
+                    self.process.kill()
+                    ended = "hung", f"more than {LIMIT_S:.0f} s"
+                    break
+                answer = self.pipe.recv()
+                if isinstance(answer, Outcome):
+                    return answer
         except (EOFError, OSError):
             self.process.join(10)
-            outcome = Outcome("crashed", f"exit code {self.process.exitcode}")
+            ended = "crashed", f"exit code {self.process.exitcode}"
         self._start()
-        return Outcome(
-            outcome.kind, outcome.reason, outcome.detail, seconds=time.monotonic() - start
-        )
+        seconds = time.monotonic() - start
+        if answer is None:  # codl has not begun
+            return Outcome("refused", f"ONNX Runtime {ended[0]}", ended[1], seconds=seconds)
+        return Outcome(*ended, seconds=seconds)
 
     def close(self) -> None:
         self.pipe.close()
@@ -212,7 +217,7 @@ def _serve(pipe: Connection, device: str | None) -> None:
             except EOFError:
                 return
             graph = draw_graph(*graph) if isinstance(graph, tuple) else graph
-            pipe.send(outcome_of(graph, plan, soc, target, seed))
+            pipe.send(outcome_of(graph, plan, soc, target, seed, lambda: pipe.send("referred")))
 
 
 def opened(device: str | None) -> tuple[Any, Any]:

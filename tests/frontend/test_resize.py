@@ -23,6 +23,7 @@ RESIZES: list[dict[str, Any]] = [
         ("linear", {}),
         ("cubic", {"cubic_coeff_a": -0.5, "exclude_outside": 1}),
     ]
+    if (mode, coords) != ("nearest", "half_pixel_symmetric")  # ONNX Runtime keeps it
 ]
 
 

@@ -246,6 +246,18 @@ CASES: dict[str, Case] = {
         {"x": (1, 3, 4, 4)}, ["y"],
         {"scales": np.array([1, 1, 1.75, 1.75], np.float32)},
     ),
+    "nearest of two that are as near": Case(
+        [onnx.helper.make_node("Resize", ["x", "", "scales"], ["y"], mode="nearest",
+                               coordinate_transformation_mode="half_pixel_symmetric")],
+        {"x": (1, 3, 10, 10)}, ["y"], {"scales": np.array([1, 1, 0.6, 0.6], np.float32)},
+    ),
+    "a crop of axes that keep their sizes": Case(
+        [node("Resize", "x roi scales", "y", mode="nearest",
+              coordinate_transformation_mode="tf_crop_and_resize")],
+        {"x": (1, 3, 6, 6)}, ["y"],
+        {"scales": np.array([1, 1, 2, 2], np.float32),
+         "roi": np.array([0, 0.2, 0.1, 0.3, 1, 0.9, 0.8, 0.9], np.float32)},
+    ),
     **{
         f"{kind} {size} by {pads}, rounded up": Case(
             [node(kind, "x", "p", kernel_shape=[k, k], strides=[s, s], pads=[pads] * 4,

@@ -88,8 +88,12 @@ class Reference:
     def __init__(self, graph: RandomGraph, model: onnx.ModelProto, *, half: bool = False) -> None:
         self.graph, self.half = graph, half
         session = session_of(model)
-        feeds = {name: value for name, value in graph.feeds.items() if name in _inputs(session)}
-        results = session.run(graph.outputs, feeds)
+        inputs = _inputs(session)
+        feeds = {name: np.asarray(x) for name, x in graph.feeds.items() if name in inputs}
+        try:
+            results = session.run(graph.outputs, feeds)
+        except Exception as error:
+            raise Dropped(f"ONNX Runtime: {error}") from error
         self.outputs: Values = dict(zip(graph.outputs, results, strict=True))
         self._clean = run_nodes(graph)
         self._spread = {n: np.zeros(v.shape) for n, v in self.outputs.items()}
@@ -217,8 +221,14 @@ def plan_of(network: Network, soc: Soc, kind: str, dice: Random) -> Plan:
     return random_plan(network, soc, dice, stored=stored)  # type: ignore[arg-type]
 
 
-def outcome_of(graph: RandomGraph, plan: str, soc: Soc, target: Loads, seed: str) -> Outcome:
-    """Run a graph under a plan of this kind, drawn by a seed; twice, with the same values."""
+def outcome_of(
+    graph: RandomGraph, plan: str, soc: Soc, target: Loads, seed: str,
+    referred: Callable[[], object] = lambda: None,
+) -> Outcome:  # fmt: skip
+    """Run a graph under a plan of this kind, drawn by a seed; twice, with the same values.
+
+    `referred` is called when ONNX Runtime ran it, before codl does.
+    """
     start = time.perf_counter()
     try:
         model = graph.model()
@@ -226,6 +236,7 @@ def outcome_of(graph: RandomGraph, plan: str, soc: Soc, target: Loads, seed: str
     except Dropped as error:
         outcome = Outcome("refused", "ONNX Runtime", str(error)[:200])
     else:
+        referred()
         outcome = _checked(graph, model, reference, plan, soc, target, seed)
     seconds = round(time.perf_counter() - start, 3)
     return replace(outcome, profile=graph.profile, nodes=len(graph.nodes), seconds=seconds)

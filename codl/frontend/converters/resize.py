@@ -28,7 +28,10 @@ from codl.ir.region import Shape, as_nchw
 
 @dataclass(frozen=True)
 class _Axes:
-    """What happens to every axis of a tensor: sizes, scales, and the crop of each."""
+    """What happens to every axis of a tensor: sizes, scales, and the crop of each.
+
+    As in ONNX Runtime, an axis of scale 1 is not cropped.
+    """
 
     sizes: Sizes
     to: Sizes
@@ -38,8 +41,8 @@ class _Axes:
 
     @property
     def changed(self) -> list[int]:
-        kept = zip(self.sizes, self.to, self.scales, self.starts, self.ends, strict=True)
-        return [i for i, (n, to, *rule) in enumerate(kept) if n != to or rule != [1, 0, 1]]
+        kept = zip(self.sizes, self.to, self.scales, strict=True)
+        return [i for i, (n, to, scale) in enumerate(kept) if n != to or scale != 1]
 
 
 @converts("Upsample", parameters=(1,))
@@ -50,6 +53,8 @@ def _resize(graph: Graph, node: Node) -> list[ConvertedOp]:
     sizes, to = tuple(graph.shapes[node.inputs[0]]), tuple(graph.shapes[node.outputs[0]])
     old = len(node.inputs) < 3  # Upsample, and Resize up to opset 10
     coords = attribute(node, "coordinate_transformation_mode", "half_pixel")
+    if coords == "half_pixel_symmetric" and attribute(node, "mode", "nearest") == "nearest":
+        raise unsupported(node, "which of two elements is nearest is a matter of rounding.")
     axes = _axes(graph, node, sizes, to)
     rule: dict[str, Any] = {
         "mode": attribute(node, "mode", "nearest"),
@@ -72,7 +77,8 @@ def _axes(graph: Graph, node: Node, sizes: Sizes, to: Sizes) -> _Axes:
     if attribute(node, "coordinate_transformation_mode", "") == "tf_crop_and_resize":
         roi = constant_input(graph, node, 1).reshape(2, -1)
         for axis, start, end in zip(named, *roi, strict=True):
-            starts[axis], ends[axis] = float(start), float(end)
+            if sizes[axis] != to[axis] or scales[axis] != 1:
+                starts[axis], ends[axis] = float(start), float(end)
     return _Axes(sizes, to, tuple(scales), tuple(starts), tuple(ends))
 
 
