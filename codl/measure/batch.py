@@ -7,7 +7,6 @@ machine was as fast as usual.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,9 +18,10 @@ from codl.ir.types import PROCESSORS, Processor
 from codl.kernels.tuning import Tuning
 from codl.measure import drift, timing
 from codl.measure.dataset import AnchorRow, Row
-from codl.measure.runner import Bench, Prepared, failed_row
+from codl.measure.runner import Bench, Prepared, deadly_row
 from codl.measure.tasks import OpTask, SharingTask, StageTask, Task
 from codl.measure.timing import Rounds, Timed
+from codl.runtime.examination import memory_of
 
 #: What a batch may take of the memory, and how often a task's tensors and weights lie there.
 MEMORY_SHARE, MEMORY_BYTES, COPIES = 0.25, 6 << 30, 3
@@ -192,7 +192,7 @@ class BatchRunner:
 
     def _build(self, task: Task, run: str) -> Prepared | Row:
         if task in self._ahead.deadly:
-            return failed_row(task, run, self._ahead.deadly[task])
+            return deadly_row(task, run, self._ahead.deadly[task])
         return self._bench.prepare(task)
 
 
@@ -211,5 +211,4 @@ def _bytes(task: Task) -> int:
 
 def _memory_bytes() -> float:
     """What a batch may take: devices and hosts with little memory get small batches."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min(MEMORY_SHARE * total, MEMORY_BYTES)
+    return min(MEMORY_SHARE * memory_of().total or MEMORY_BYTES, MEMORY_BYTES)

@@ -17,7 +17,7 @@ from codl.measure.dataset import Row
 from codl.measure.dataset_writer import RowWriter, RunLog
 from codl.measure.devices_at_work import Clock, Device, DeviceNews, LowBatteryError
 from codl.measure.progress import Progress
-from codl.measure.runner import failed_row
+from codl.measure.runner import deadly_row
 from codl.measure.tasks import Task
 from codl.measure.timing import Rounds
 
@@ -239,7 +239,7 @@ class Collection:
         self.deaths[task] = DEATHS if result.has_hung else self.deaths.get(task, 0) + 1
         if self.deaths[task] < DEATHS:
             return []
-        return [(task, failed_row(task, device.run, result.lost))]
+        return [(task, deadly_row(task, device.run, result.lost))]
 
     def _drop(self, device: Device, problem: Exception) -> None:
         """A device went away: others take its tasks, and it is tried again later."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -14,12 +15,15 @@ from codl.kernels.tuning import Tuning
 from codl.measure.dataset import AnchorRow, Dataset, Row
 from codl.measure.devices_at_work import Measures, Reached
 from codl.measure.drift import Anchors, by_processor, calibration
+from codl.measure.runner import DEADLY
 from codl.measure.tasks import Task
 from codl.measure.timing import Rounds
 from codl.provenance import now as time_now
 from codl.provenance import provenance
 from codl.runtime.placement import at_hand
 
+#: What other runs failed at is tried so often in all, unless it takes processes down.
+TRIES = 3
 #: In these all runs of a dataset are the same.
 MIXED = ("device", "driver", "libraries", "protocol")
 
@@ -34,12 +38,12 @@ class RowWriter:
     _done: dict[str, set[Any]] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Read the keys that are there; tables lose a line that a kill left unfinished."""
+        """Read what is done; tables lose a line that a kill left unfinished."""
         tables = self.dataset.tables()
         for table in tables.values():
             table.repair()
         self.dataset.anchors().repair()
-        self._done = {name: {row.key for row in table.read()} for name, table in tables.items()}
+        self._done = {name: _done(table.read()) for name, table in tables.items()}
 
     def lacks(self, task: Task) -> bool:
         return any(task.key not in self._done.get(name, ()) for name in task.tables)
@@ -134,6 +138,16 @@ class RunLog:
         tables = self._dataset.tables()
         manifest["files"] = {table.path.name: len(table.read()) for table in tables.values()}
         self._dataset.write_manifest(manifest)
+
+
+def _done(rows: Sequence[Row]) -> set[Any]:
+    """The keys of rows that no other run measures again."""
+    failures = Counter(row.key for row in rows if row.status == "failed")
+    return {row.key for row in rows if _is_final(row) or failures[row.key] >= TRIES}
+
+
+def _is_final(row: Row) -> bool:
+    return row.status == "ok" or row.reason.endswith(DEADLY)
 
 
 def _origin(target: Measures, rounds: Rounds) -> dict[str, Any]:

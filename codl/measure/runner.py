@@ -48,6 +48,8 @@ if TYPE_CHECKING:  # a device may have the GPU's package alone
 #: All samples of something in seconds, by part.
 #: Waiting for a queue that is idle.
 SYNC = "sync"
+#: How the reason of a row ends that another run leaves alone.
+DEADLY = "No other run tries it again."
 #: What comes before an exchange inside a network: other tensors go through the caches, and then a
 #: processor writes what is shared.
 AWAY, FRESH = "away", "fresh"
@@ -358,6 +360,12 @@ def blank_row(task: Task, run: str) -> Row:
 def failed_row(task: Task, run: str, reason: str) -> Row:
     """The row of a task that failed, or must not be tried."""
     return _failed(blank_row(task, run), DeviceError(reason))
+
+
+def deadly_row(task: Task, run: str, reason: str) -> Row:
+    """The row of a task that takes processes down, which other runs leave alone."""
+    row = failed_row(task, run, reason)
+    return replace(row, reason=f"{row.reason.rstrip('.')}. {DEADLY}")
 
 
 def _failed(row: Row, error: Exception) -> Row:

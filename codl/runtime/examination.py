@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 from codl.ir.results import Conditions
 from codl.optional import BASE, PACKAGES
@@ -22,6 +23,9 @@ from codl.runtime.cpu_facts import physical_cores
 from codl.runtime.system_files import SYSTEM, SystemFiles
 
 MEMINFO = "proc/meminfo"
+#: A control group's limit and what it uses, in bytes, by the version of control groups.
+V1_FILES = "memory.limit_in_bytes", "memory.usage_in_bytes"
+V2_FILES = "memory.max", "memory.current"
 WAIT_POLICY = "OMP_WAIT_POLICY"
 #: The trips of a thermal zone at which a system slows its processors down, or worse.
 HOT = ("passive", "hot", "critical")
@@ -37,6 +41,13 @@ class Room:
     folder: str
     free_bytes: int
     problem: str = ""
+
+
+class Memory(NamedTuple):
+    """In bytes; 0 where the system does not tell."""
+
+    total: int
+    available: int
 
 
 @dataclass(frozen=True)
@@ -100,8 +111,8 @@ def examine(files: SystemFiles = SYSTEM) -> Examination:
         refused_cores=tuple(threads.refused_cores(cores)),
         wait_policy=os.environ.get(WAIT_POLICY, "").strip().lower(),
         governors=governors(cores, files),
-        memory_bytes=memory.get("MemTotal", 0),
-        available_bytes=memory.get("MemAvailable", 0),
+        memory_bytes=memory.total,
+        available_bytes=memory.available,
         cache=room(cache.folder()),
         zones=thermal_zones(files),
         conditions=ConditionReader(files=files).read(),
@@ -182,8 +193,34 @@ def _governor(cluster: Cluster, cores: Collection[int], files: SystemFiles) -> G
     return Governor(own, name, driver, allowed, highest)
 
 
-def memory_of(files: SystemFiles = SYSTEM) -> dict[str, int]:
-    """Bytes by the system's names; it tells kibibytes."""
-    lines = (line.partition(":") for line in files.text(MEMINFO).splitlines())
-    words = ((name, rest.split()) for name, _, rest in lines)
-    return {name: int(own[0]) << 10 for name, own in words if own and own[0].isdigit()}
+def memory_of(files: SystemFiles = SYSTEM) -> Memory:
+    """The system's memory, or that of the narrowest control group this process is in."""
+    system = _numbers(files.text(MEMINFO))
+    total, available = system.get("MemTotal", 0) << 10, system.get("MemAvailable", 0) << 10
+    for folder, (limit, used) in _control_groups(files):
+        most, now = files.text(f"{folder}/{limit}"), files.text(f"{folder}/{used}")
+        if most.isdigit() and now.isdigit() and int(most) < total:
+            taken = int(now) - _numbers(files.text(f"{folder}/memory.stat")).get("inactive_file", 0)
+            total, available = int(most), min(available, max(0, int(most) - taken))
+    return Memory(total, available)
+
+
+def _numbers(text: str) -> dict[str, int]:
+    """By name, of lines of a name and a number."""
+    words = (line.replace(":", " ").split() for line in text.splitlines())
+    return {name: int(rest[0]) for name, *rest in words if rest and rest[0].isdigit()}
+
+
+def _control_groups(files: SystemFiles) -> Iterator[tuple[str, tuple[str, str]]]:
+    """The folders of this process's groups from the innermost out, and the files of each.
+
+    In a container a path may be that on its host: then the root is the container's own.
+    """
+    for line in files.text("proc/self/cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root = "sys/fs/cgroup/memory" if controllers else "sys/fs/cgroup"
+        for folder in (Path(path), *Path(path).parents):
+            yield f"{root}{folder}", V1_FILES if controllers else V2_FILES

@@ -9,7 +9,6 @@ when they are told to, and nothing is measured meanwhile.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from codl.ir.tuned import Choices
 from codl.kernels.tuning import Tuning
 from codl.measure.task_records import models_of, to_record
 from codl.measure.tasks import SharingTask, StageTask, Task
+from codl.runtime.examination import memory_of
 from codl.runtime.placement import LocalSoc
 from codl.targets.client import COMMAND, AgentClient, AgentLostError
 from codl.targets.measure_messages import Compile, Identified, Open, OpenDevice
@@ -44,8 +44,7 @@ def worker_count(soc: LocalSoc) -> int:
     cores = len(_cores(soc))
     if cores < LEAST_CORES:
         return 0
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    fits = min(cores - 1, memory // WORKER_BYTES)
+    fits = min(cores - 1, memory_of().total // WORKER_BYTES)
     return fits if soc.gpu.is_cpu else min(fits, MOST_ON_GPU)
 
 

@@ -295,7 +295,7 @@ def why_not(network: Network) -> str:
     if network.states:
         return "what it computes depends on the runs before"
     held = sum(value.nbytes for layer in network.layers for value in layer.weights.values())
-    wanted, left = MEMORY * held, memory_of().get("MemAvailable", inf)
+    wanted, left = MEMORY * held, memory_of().available or inf
     if wanted > left:
         return f"that takes {wanted / 1e6:.0f} MB of memory, and {left / 1e6:.0f} MB are free"
     return ""

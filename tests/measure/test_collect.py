@@ -28,7 +28,9 @@ from codl.ir.soc import Soc
 from codl.measure import protocol
 from codl.measure.collector import collect
 from codl.measure.dataset import Dataset, OpRow, Table
+from codl.measure.dataset_writer import RowWriter
 from codl.measure.protocol import Protocol, measure
+from codl.measure.runner import deadly_row, failed_row
 from codl.measure.sampling import surroundings_tasks
 from codl.measure.tasks import OpTask, load_ops, make_tasks, read_csv
 from codl.measure.timing import Rounds
@@ -219,6 +221,26 @@ def test_a_failed_measurement_is_a_row_with_a_reason(
     assert (row.status, row.reason) == ("failed", "out of resources")
     (row,) = dataset.ops("fc_cpu_gemv").read()
     assert row.status == "ok"
+
+    def again() -> int:
+        return collect(target, dataset, tasks, resume=True, rounds=QUICK).rows
+
+    assert again()
+    monkeypatch.undo()
+    assert again()
+    assert [row.status for row in dataset.ops("fc_gpu_direct").read()] == ["failed", "failed", "ok"]
+    assert again() == 0
+
+
+@pytest.mark.parametrize(("is_deadly", "tries"), [(False, 3), (True, 1)])
+def test_what_fails_is_tried_a_few_times(tmp_path: Path, is_deadly: bool, tries: int) -> None:
+    dataset, (task,) = Dataset.of("board", tmp_path), conv_tasks()[:1]
+    failed = (deadly_row if is_deadly else failed_row)(task, "r", "out of resources.")
+    for _ in range(tries):
+        writer = RowWriter(dataset)
+        assert writer.lacks(task)
+        writer.write([(task, failed)])
+    assert not RowWriter(dataset).lacks(task)
 
 
 def test_ops_of_the_originals_tables(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from codl.runtime.examination import (
     examine,
     governors,
     is_termux,
+    memory_of,
     room,
     thermal_zones,
 )
@@ -77,6 +78,30 @@ def test_cores_of_one_policy_have_one_governor(tmp_path: Path) -> None:
 def test_a_system_that_tells_nothing_is_no_error(tmp_path: Path) -> None:
     found = examine(SystemFiles(tmp_path))
     assert (found.memory_bytes, found.zones, found.governors) == (0, (), ())
+
+
+@pytest.mark.parametrize(
+    ("group", "folder", "limit", "used"),
+    [
+        ("0::/a/b", "sys/fs/cgroup/a", "memory.max", "memory.current"),
+        ("0::/on/the/host", "sys/fs/cgroup", "memory.max", "memory.current"),
+        ("3:cpu:/\n4:memory:/a", "sys/fs/cgroup/memory/a",
+         "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ],
+)  # fmt: skip
+def test_memory_is_the_containers(
+    group: str, folder: str, limit: str, used: str, tmp_path: Path
+) -> None:
+    files = SystemFiles(tmp_path)
+    write(tmp_path / "proc", meminfo="MemTotal: 8000 kB\nMemAvailable: 6000 kB")
+    write(tmp_path / "proc/self", cgroup=group)
+    assert memory_of(files) == (8000 << 10, 6000 << 10)
+    write(tmp_path / folder, **{limit: str(3000 << 10), used: str(2500 << 10)})
+    assert memory_of(files) == (3000 << 10, 500 << 10)
+    write(tmp_path / folder, **{"memory.stat": f"anon 1\ninactive_file {1000 << 10}"})
+    assert memory_of(files) == (3000 << 10, 1500 << 10)
+    write(tmp_path / folder, **{limit: "max"})
+    assert memory_of(files) == (8000 << 10, 6000 << 10)
 
 
 def test_room_is_that_of_the_folder_that_is_there(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ from codl.plan.single_processor import default_plan, preferring
 from codl.runtime import cache, settings_note
 from codl.runtime.decoder import Decoder, PlannedStep
 from codl.runtime.engine import Engine
+from codl.runtime.examination import Memory
 from codl.runtime.placement import LocalSoc
 from codl.runtime.session import Session
 from codl.validate import verdicts
@@ -247,12 +248,12 @@ def test_what_chance_decides_is_told(folder: Path, first_soc: LocalSoc) -> None:
 def test_a_model_that_does_not_fit_beside_itself_is_told(
     folder: Path, first_soc: LocalSoc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    memory = {"MemAvailable": 1000}
+    memory = Memory(2 << 30, 1000)
     monkeypatch.setattr("codl.validate.first_check.memory_of", lambda: memory)
     for _ in range(2):  # there may be room at the next start
         with pytest.warns(CodlWarning, match="MB of memory, and 0 MB are free"):
             checked("small.onnx", first_soc).close()
-    memory["MemAvailable"] = 1 << 30
+    memory = Memory(2 << 30, 1 << 30)
     with checked("small.onnx", first_soc) as engine:
         assert engine.checked is not None
         assert engine.checked.reference == "ONNX Runtime"
