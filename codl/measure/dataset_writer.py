@@ -147,7 +147,7 @@ def _done(rows: Sequence[Row]) -> set[Any]:
 
 
 def _is_final(row: Row) -> bool:
-    return row.status == "ok" or row.reason.endswith(DEADLY)
+    return row.status == "ok" or row.source == "replayed" or row.reason.endswith(DEADLY)
 
 
 def _origin(target: Measures, rounds: Rounds) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
@@ -79,6 +80,10 @@ class Limits:
 LIMITS = Limits()
 
 
+#: What came with a message; it is read in place, as it may be most of a device's memory.
+Blob = bytearray
+
+
 class Connection(Generic[In, Out]):
     """Messages to and from the other side of a byte stream; `incoming` is what may come.
 
@@ -93,6 +98,8 @@ class Connection(Generic[In, Out]):
         self._encoder = msgspec.json.Encoder()
         self._sent = self._received = 0
         self._error: FrameError | None = None
+        #: Held while a frame is written: any thread may send.
+        self._sending = Lock()
 
     def send(self, message: Out, blobs: Sequence[bytes | memoryview] = ()) -> None:
         """Write a message with its blobs, and flush."""
@@ -103,20 +110,21 @@ class Connection(Generic[In, Out]):
             lengths = [view.nbytes for view in views]
             self._limits.check(len(text), len(views))
             self._limits.check_blobs(lengths)
-            head = HEAD.pack(MAGIC, self._sent & 0xFFFFFFFF, len(text), len(views))
-            self._writer.write(head + struct.pack(f"<{len(views)}Q", *lengths) + text)
-            for view in views:
-                self._writer.write(view)
-            self._writer.flush()
+            with self._sending:
+                head = HEAD.pack(MAGIC, self._sent & 0xFFFFFFFF, len(text), len(views))
+                self._writer.write(head + struct.pack(f"<{len(views)}Q", *lengths) + text)
+                for view in views:
+                    self._writer.write(view)
+                self._writer.flush()
+                self._sent += 1
         except FrameError as error:
             raise self._ended(error) from None
         except (OSError, ValueError) as error:
             raise self._ended(ConnectionEnded(f"The other side cannot be reached: {error}.")) from (
                 error
             )
-        self._sent += 1
 
-    def receive(self) -> tuple[In, list[bytes]]:
+    def receive(self) -> tuple[In, list[Blob]]:
         """The next message and its blobs; raises `ConnectionEnded` where there is none."""
         self._check_open()
         try:
@@ -142,11 +150,23 @@ class Connection(Generic[In, Out]):
         finally:
             self._error = self._error or ConnectionEnded("It was ended from this side.")
 
+    def last(self) -> In | None:
+        """What the other side said last; it may have done so before a `send` failed."""
+        error, self._error = self._error, None
+        message: In | None = None
+        try:
+            while True:
+                message, _ = self.receive()
+        except FrameError:
+            return message
+        finally:
+            self._error = error
+
     def refuse(self, problem: str) -> FrameError:
         """End the connection because of a message that is valid but not now; the error to raise."""
         return self._ended(FrameError(problem))
 
-    def _frame(self) -> tuple[bytes, list[bytes]]:
+    def _frame(self) -> tuple[Blob, list[Blob]]:
         head = self._read(HEAD.size, "its head", may_end=True)
         magic, number, json_bytes, count = HEAD.unpack(head)
         if magic != MAGIC:
@@ -160,7 +180,7 @@ class Connection(Generic[In, Out]):
         text = self._read(json_bytes, "its JSON")
         return text, [self._read(n, f"blob {i}") for i, n in enumerate(lengths)]
 
-    def _read(self, size: int, part: str, *, may_end: bool = False) -> bytes:
+    def _read(self, size: int, part: str, *, may_end: bool = False) -> Blob:
         content = bytearray()
         while len(content) < size:
             piece = self._reader.read(min(PIECE, size - len(content)))
@@ -172,7 +192,7 @@ class Connection(Generic[In, Out]):
                     f"{len(content)} came."
                 )
             content += piece
-        return bytes(content)
+        return content
 
     def _check_open(self) -> None:
         if self._error is not None:

@@ -23,7 +23,7 @@ from codl.plugins import load_installed
 from codl.provenance import VERSION as CODL
 from codl.runtime import settings_note
 from codl.runtime.child import own_streams
-from codl.runtime.frames import Connection, ConnectionEnded, FrameError, Reader, Writer
+from codl.runtime.frames import Blob, Connection, ConnectionEnded, FrameError, Reader, Writer
 from codl.runtime.orphan import ending_with
 from codl.targets.arrays import from_wire, headed, one_each, to_wire
 from codl.targets.check_messages import CheckKernels, Examine, Import, MeasurePace
@@ -157,7 +157,7 @@ class Agent:
                 if own is not None:
                     own.close()
 
-    def _answer(self, request: AnyRequest, blobs: list[bytes]) -> Answer:
+    def _answer(self, request: AnyRequest, blobs: list[Blob]) -> Answer:
         try:
             handler: Callable[..., Answer] = HANDLERS[type(request)]
             with explained():
@@ -189,7 +189,7 @@ class Agent:
             self._target = LocalTarget()
         return self._target
 
-    def open(self, request: Open, blobs: list[bytes]) -> Answer:
+    def open(self, request: Open, blobs: list[Blob]) -> Answer:
         from codl.targets.local import LocalTarget
 
         if self._target is not None:
@@ -198,42 +198,42 @@ class Agent:
         self._target = LocalTarget(request.soc)
         return Done(), ()
 
-    def look(self, request: Look, blobs: list[bytes]) -> Answer:
+    def look(self, request: Look, blobs: list[Blob]) -> Answer:
         from codl.runtime.probe import look
 
         return Looked(tuple(look(request.icd))), ()
 
-    def probe(self, request: Probe, blobs: list[bytes]) -> Answer:
+    def probe(self, request: Probe, blobs: list[Blob]) -> Answer:
         return Probed(tuple(self.target.probe())), ()
 
-    def measure_fact(self, request: MeasureFact, blobs: list[bytes]) -> Answer:
+    def measure_fact(self, request: MeasureFact, blobs: list[Blob]) -> Answer:
         from codl.measure.facts.fact import FACTS
         from codl.runtime.bare_device import BareDevice
 
         measuring = FACTS.find(request.key)
         return FactMeasured(measuring(BareDevice.open(request.driver, request.device))), ()
 
-    def measure_facts(self, request: MeasureFacts, blobs: list[bytes]) -> Answer:
+    def measure_facts(self, request: MeasureFacts, blobs: list[Blob]) -> Answer:
         facts = self.target.measure_facts(request.driver, request.device, request.keys)
         return FactsMeasured(tuple(facts)), ()
 
-    def observe_cores(self, request: ObserveCores, blobs: list[bytes]) -> Answer:
+    def observe_cores(self, request: ObserveCores, blobs: list[Blob]) -> Answer:
         seen = self.target.observe_cores()
         return CoresSeen(tuple(seen["cpu"]), tuple(seen["gpu"])), ()
 
-    def read_clocks(self, request: ReadClocks, blobs: list[bytes]) -> Answer:
+    def read_clocks(self, request: ReadClocks, blobs: list[Blob]) -> Answer:
         return Clocks(self.target.clocks_mhz()), ()
 
-    def read_conditions(self, request: ReadConditions, blobs: list[bytes]) -> Answer:
+    def read_conditions(self, request: ReadConditions, blobs: list[Blob]) -> Answer:
         return ConditionsRead(self.target.conditions()), ()
 
-    def set_governor(self, request: SetGovernor, blobs: list[bytes]) -> Answer:
+    def set_governor(self, request: SetGovernor, blobs: list[Blob]) -> Answer:
         return GovernorSet(self.target.set_governor(request.governor)), ()
 
-    def spent(self, request: ReadSpent, blobs: list[bytes]) -> Answer:
+    def spent(self, request: ReadSpent, blobs: list[Blob]) -> Answer:
         return Spent(dict(self._spent)), ()
 
-    def compile(self, request: Compile, blobs: list[bytes]) -> Answer:
+    def compile(self, request: Compile, blobs: list[Blob]) -> Answer:
         from codl.kernels.tuning import Tuning
         from codl.measure.task_records import from_record
 
@@ -241,7 +241,7 @@ class Agent:
         self.target.compile(from_record(request.task, models), Tuning.of_choices(request.tuning))
         return Done(), ()
 
-    def measure(self, request: Measure, blobs: list[bytes]) -> Answer:
+    def measure(self, request: Measure, blobs: list[Blob]) -> Answer:
         from codl.kernels.tuning import Tuning
         from codl.measure.batch import MeasureBatch
         from codl.measure.task_records import from_record
@@ -260,7 +260,7 @@ class Agent:
         result = self.target.measure(batch, watcher=_Watched(self._send, tasks))
         return Measured(result.anchors, result.conditions), ()
 
-    def tune(self, request: Tune, blobs: list[bytes]) -> Answer:
+    def tune(self, request: Tune, blobs: list[Blob]) -> Answer:
         from codl.ir.tuned import Choices
         from codl.kernels.tuning import Tuning
         from codl.measure.tune_tasks import task_of
@@ -278,7 +278,7 @@ class Agent:
         failures = (FailedSearch(index[f.task.key], f.reason, f.trials) for f in run.failures)
         return TuneEnded(tuple(failures), run.left, run.seconds), ()
 
-    def bench(self, request: BenchOp, blobs: list[bytes]) -> Answer:
+    def bench(self, request: BenchOp, blobs: list[Blob]) -> Answer:
         from codl.kernels.tuning import Tuning
         from codl.measure.task_records import op_of
 
@@ -288,13 +288,13 @@ class Agent:
         )
         return Benched(tuple(rows), tuple(refused)), ()
 
-    def for_seconds(self, request: MeasurePower | DrawFrames, blobs: list[bytes]) -> Answer:
+    def for_seconds(self, request: MeasurePower | DrawFrames, blobs: list[Blob]) -> Answer:
         if isinstance(request, DrawFrames):
             return FramesDrawn(self.target.draw_frames(request.seconds)), ()
         return PowerMeasured(self.target.power(request.seconds)), ()
 
     def check(
-        self, request: Examine | Import | MeasurePace | CheckKernels, blobs: list[bytes]
+        self, request: Examine | Import | MeasurePace | CheckKernels, blobs: list[Blob]
     ) -> Answer:
         from codl.targets.served_checks import answer
 
@@ -309,10 +309,10 @@ class Agent:
             self._models = ServedModels(self.target)
         return self._models
 
-    def time(self, request: Time, blobs: list[bytes]) -> Answer:
+    def time(self, request: Time, blobs: list[Blob]) -> Answer:
         return self.models.time(request, lambda: self._send(Advanced(0, 0, 0.0)))
 
-    def become_peer(self, request: BecomePeer, blobs: list[bytes]) -> Answer:
+    def become_peer(self, request: BecomePeer, blobs: list[Blob]) -> Answer:
         from codl.targets.peer_host import PeerHost
 
         if self._peer is not None:
@@ -327,11 +327,11 @@ class Agent:
             raise self._connection.refuse("This process is no peer: BecomePeer must come first.")
         return self._peer
 
-    def feed_peer(self, request: FeedPeer, blobs: list[bytes]) -> Answer:
+    def feed_peer(self, request: FeedPeer, blobs: list[Blob]) -> Answer:
         self.peer.feed(from_wire(request.inputs, blobs))
         return PeerFed(), ()
 
-    def read_peer(self, request: ReadPeer, blobs: list[bytes]) -> Answer:
+    def read_peer(self, request: ReadPeer, blobs: list[Blob]) -> Answer:
         records, parts = to_wire(self.peer.outputs())
         return PeerOutputs(records), parts
 

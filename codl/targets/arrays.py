@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.errors import CodlError
+from codl.runtime.frames import Blob
 
 T = TypeVar("T")
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
@@ -37,28 +38,31 @@ def to_wire(arrays: Arrays) -> tuple[tuple[ArrayRecord, ...], list[memoryview]]:
     return tuple(records), blobs
 
 
-def from_wire(records: Sequence[ArrayRecord], blobs: Sequence[bytes]) -> dict[str, NDArray[Any]]:
+def from_wire(records: Sequence[ArrayRecord], blobs: Sequence[Blob]) -> dict[str, NDArray[Any]]:
     """The arrays, over the blobs' own memory; raises `CodlError` for sizes that do not fit."""
-    return {record.name: _array(record, blob) for record, blob in one_each(records, blobs)}
+    _check_pairs(records, blobs, "arrays")
+    return {own.name: _array(own, blob) for own, blob in zip(records, blobs, strict=True)}
 
 
-def one_each(
-    things: Sequence[T], blobs: Sequence[bytes], what: str = "arrays"
-) -> list[tuple[T, bytes]]:
+def one_each(things: Sequence[T], blobs: Sequence[Blob], what: str) -> list[tuple[T, bytes]]:
     """Each of some things with its blob; raises `CodlError` where there are more or fewer."""
+    _check_pairs(things, blobs, what)
+    return list(zip(things, map(bytes, blobs), strict=True))
+
+
+def _check_pairs(things: Sequence[T], blobs: Sequence[Blob], what: str) -> None:
     if len(things) != len(blobs):
         raise CodlError(f"{len(things)} {what} came with {len(blobs)} blobs; one each is right.")
-    return list(zip(things, blobs, strict=True))
 
 
-def headed(blobs: Sequence[bytes]) -> tuple[bytes, Sequence[bytes]]:
+def headed(blobs: Sequence[Blob]) -> tuple[bytes, Sequence[Blob]]:
     """The first blob, which is a model or an executable, and the others; raises `CodlError`."""
     if not blobs:
         raise CodlError("No blob came, where the first one is a model.")
-    return blobs[0], blobs[1:]
+    return bytes(blobs[0]), blobs[1:]
 
 
-def _array(record: ArrayRecord, blob: bytes) -> NDArray[Any]:
+def _array(record: ArrayRecord, blob: Blob) -> NDArray[Any]:
     if record.type not in TYPES:
         raise CodlError(f"The array {record.name!r} is of {record.type!r}, which is not sent.")
     if any(size < 0 for size in record.shape):

@@ -14,7 +14,7 @@ from codl import errors
 from codl.errors import CodlError, CodlWarning, DeviceError
 from codl.provenance import VERSION as CODL
 from codl.runtime.child import Child, TimedOutError
-from codl.runtime.frames import Connection, ConnectionCut, ConnectionEnded, FrameError
+from codl.runtime.frames import Blob, Connection, ConnectionCut, ConnectionEnded, FrameError
 from codl.runtime.threads import ProcessLock
 from codl.targets.device_shell import Fix, explained
 from codl.targets.message_base import VERSION, Failed, Hello, Reply, Request, Warned
@@ -94,7 +94,7 @@ class AgentClient:
         *,
         on_event: Callable[[Reply], None] | None = None,
         limit_s: float | None = None,
-    ) -> tuple[ReplyT, list[bytes]]:
+    ) -> tuple[ReplyT, list[Blob]]:
         """The answer to a request, and the blobs that came with it.
 
         `on_event` raises `FrameError` for an event that cannot be, which ends the agent. Raises
@@ -171,7 +171,7 @@ class AgentClient:
         blobs: Blobs,
         on_event: Callable[[Reply], None] | None,
         limit_s: float | None,
-    ) -> tuple[ReplyT, list[bytes]]:
+    ) -> tuple[ReplyT, list[Blob]]:
         limit = request.limit_s if limit_s is None else limit_s
         self._post(running, request, blobs, limit)
         while True:
@@ -205,18 +205,16 @@ class AgentClient:
         except TimedOutError:
             raise self._hung() from None
         except FrameError as error:
-            # Its last words may say why it ended.
             if isinstance(error, ConnectionEnded):
-                self._last_words(running)
-                raise self._lost("") from error
+                raise self._lost(_last_words(running)) from error
             raise self._lost(str(error)) from error
 
-    def receive(self) -> tuple[AnyReply, list[bytes]]:
+    def receive(self) -> tuple[AnyReply, list[Blob]]:
         """The next frame; raises `AgentLostError`."""
         assert self._running is not None
         return self._receive(self._running)
 
-    def _receive(self, running: _Running) -> tuple[AnyReply, list[bytes]]:
+    def _receive(self, running: _Running) -> tuple[AnyReply, list[Blob]]:
         try:
             return running.connection.receive()
         except TimedOutError:
@@ -225,16 +223,6 @@ class AgentClient:
             raise self._lost("") from error
         except FrameError as error:
             raise self._lost(str(error)) from error
-
-    def _last_words(self, running: _Running) -> None:
-        """Raise what an agent said before it closed the connection, if it said anything."""
-        try:
-            while True:
-                answer, _ = running.connection.receive()
-                if isinstance(answer, Failed):
-                    raise self._lost(answer.text)
-        except (FrameError, TimedOutError):
-            return
 
     def _hung(self) -> AgentLostError:
         assert self._running is not None
@@ -267,6 +255,15 @@ class AgentClient:
         error = kind.__new__(kind)
         error.args = (answer.text,)
         return error
+
+
+def _last_words(running: _Running) -> str:
+    """Why an agent ended, where it said so before it closed the connection."""
+    try:
+        last = running.connection.last()
+    except TimedOutError:
+        return ""
+    return last.text if isinstance(last, Failed) else ""
 
 
 def _capital(name: str) -> str:

@@ -15,7 +15,7 @@ from codl.ir.constants import array_digest
 from codl.ir.executable import Executable, GpuOp, Refusal
 from codl.ir.executable_json import encode
 from codl.ir.results import TimeSpan
-from codl.runtime.frames import FrameError
+from codl.runtime.frames import Blob, FrameError
 from codl.runtime.loaded import RefusedError
 from codl.targets.arrays import ArrayRecord, Arrays, from_wire, to_wire
 from codl.targets.client import AgentClient, AgentLostError
@@ -170,7 +170,7 @@ class _Trying:
 
 
 def received(
-    agent: AgentClient, records: Sequence[ArrayRecord], blobs: Sequence[bytes]
+    agent: AgentClient, records: Sequence[ArrayRecord], blobs: Sequence[Blob]
 ) -> dict[str, NDArray[Any]]:
     """Arrays that an agent sent; one whose arrays cannot be is ended."""
     try:
@@ -185,15 +185,21 @@ class RemotePeer:
     def __init__(self, agent: AgentClient, name: str, started: PeerStarted, threads: int) -> None:
         self.name, self.version, self.threads = name, started.version, threads
         self.observed_cores, self.busy_cores = started.cores, started.busy
-        self._agent, self._handle = agent, started.handle
+        self._agent, self._handle, self._generation = agent, started.handle, agent.generation
 
     def handle(self) -> int:
+        """What the agent calls it; raises `DeviceError` where that agent has ended."""
+        if not self._is_there():
+            raise DeviceError(f"{self.name} ended with the agent that had started it.")
         return self._handle
 
     def outputs(self) -> Arrays:
-        answer, blobs = self._agent.ask(ReadPeerOf(self._handle), PeerOutputs)
+        answer, blobs = self._agent.ask(ReadPeerOf(self.handle()), PeerOutputs)
         return received(self._agent, answer.arrays, blobs)
 
     def close(self) -> None:
-        if self._agent.pid is not None:
+        if self._is_there():
             self._agent.ask(Unload(self._handle), Done)
+
+    def _is_there(self) -> bool:
+        return self._generation == self._agent.generation and self._agent.pid is not None

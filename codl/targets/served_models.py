@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
@@ -16,6 +15,7 @@ from codl.ir.constants import array_digest
 from codl.ir.executable import Executable
 from codl.ir.executable_json import decode
 from codl.ir.plan import read_plan
+from codl.runtime.frames import Blob
 from codl.runtime.loaded import Loaded, RefusedError
 from codl.runtime.program_cache import Binary, Offer
 from codl.targets.arrays import from_wire, headed, one_each, to_wire
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 
 Blobs = Sequence[bytes | memoryview]
 Answer = tuple[Reply, Blobs]
-#: Arrays that were sent are kept for the next executable up to so many bytes, the oldest go first.
-KEPT_BYTES = 1 << 30
 
 
 class ServedModels:
@@ -59,16 +57,15 @@ class ServedModels:
 
     def __init__(self, target: LocalTarget) -> None:
         self._target = target
-        self._arrays: OrderedDict[str, NDArray[Any]] = OrderedDict()
+        #: What an executable came with, until it is loaded: what is refused is lowered again.
+        self._arrays: dict[str, NDArray[Any]] = {}
         self._models: dict[int, Any] = {}
         self._handles = count(1)
 
     def lacks(self, request: Lacks) -> Answer:
         return Lacking(tuple(d for d in request.digests if d not in self._arrays)), ()
 
-    def load(
-        self, request: Load, blobs: Sequence[bytes], trying: Callable[[int], object]
-    ) -> Answer:
+    def load(self, request: Load, blobs: Sequence[Blob], trying: Callable[[int], object]) -> Answer:
         """`trying` is told of every step before the driver is asked for its kernels."""
         executable, arrays = headed(blobs)
         for digest, array in from_wire(request.arrays, arrays).items():
@@ -79,8 +76,7 @@ class ServedModels:
             model = self._loaded(decode(executable, self._array), request, trying)
         except RefusedError as error:
             return KernelsRefused(error.refusals), ()
-        finally:
-            self._forget()
+        self._arrays.clear()  # the model has what it needs of them
         handle = next(self._handles)
         self._models[handle] = model
         return ModelLoaded(handle, model.footprint, model.limited), ()
@@ -92,7 +88,7 @@ class ServedModels:
             return self._target.load_on_cpu(executable)
         return self._target.load(executable, tries=request.tries, trying=trying)
 
-    def run(self, request: Run, blobs: Sequence[bytes]) -> Answer:
+    def run(self, request: Run, blobs: Sequence[Blob]) -> Answer:
         model, inputs = self._model(request.handle), from_wire(request.inputs, blobs)
         wanted = {name: (own.dtype, own.shape) for name, own in model.inputs.items()}
         given = {name: (own.dtype, own.shape) for name, own in inputs.items()}
@@ -125,7 +121,7 @@ class ServedModels:
         del self._models[request.handle]
         return Done(), ()
 
-    def open(self, request: OpenDevice, blobs: Sequence[bytes]) -> Answer:
+    def open(self, request: OpenDevice, blobs: Sequence[Blob]) -> Answer:
         pairs = one_each(request.offered, blobs, "programs")
         binaries = tuple(Binary(own.name, own.source, own.options, blob) for own, blob in pairs)
         offer = Offer(request.identity, binaries) if binaries else None
@@ -136,7 +132,7 @@ class ServedModels:
         listed = tuple(OfferedBinary(b.name, b.source, b.options) for b in binaries)
         return BinariesRead(listed), [b.blob for b in binaries]
 
-    def start_peer(self, request: StartPeer, blobs: Sequence[bytes]) -> Answer:
+    def start_peer(self, request: StartPeer, blobs: Sequence[Blob]) -> Answer:
         plan = None if request.plan is None else read_plan(request.plan, Path("plan"))
         model, arrays = headed(blobs)
         inputs = from_wire(request.inputs, arrays)
@@ -162,9 +158,4 @@ class ServedModels:
     def _array(self, digest: str) -> NDArray[Any]:
         if digest not in self._arrays:
             raise CodlError(f"The array {digest} of the executable was not sent.")
-        self._arrays.move_to_end(digest)
         return self._arrays[digest]
-
-    def _forget(self) -> None:
-        while sum(array.nbytes for array in self._arrays.values()) > KEPT_BYTES:
-            self._arrays.popitem(last=False)

@@ -206,17 +206,33 @@ def test_what_a_device_refuses_is_lowered_again_without(first_soc: Soc, network:
             engine(image(network))
 
 
-def test_only_arrays_that_lack_are_sent(process: RemoteTarget, network: Network) -> None:
-    soc = process.soc
-    digests: dict[str, Any] = {}
-    with Engine(network, plan_of(network, soc), process) as engine:
-        content = encode(
-            engine.executable,
-            lambda array: digests.setdefault(array_digest(array), 0) or array_digest(array),
-        )
-        answer, _ = process.agent.ask(Lacks((*digests, "0" * 64)), Lacking)
-        assert answer.digests == ("0" * 64,)
-        process.agent.ask(Load((), True), LoadAnswer, [content], on_event=lambda event: None)
+def test_arrays_are_sent_once_and_leave_an_agent_whose_model_is_loaded(
+    process: RemoteTarget, network: Network
+) -> None:
+    arrays: dict[str, Any] = {}
+
+    def put(array: Any) -> str:
+        digest = array_digest(array)
+        arrays[digest] = array
+        return digest
+
+    with Engine(network, plan_of(network, process.soc), here(process.soc)) as local:
+        content = encode(local.executable, put)
+
+    def lacking() -> tuple[str, ...]:
+        return process.agent.ask(Lacks(tuple(arrays)), Lacking)[0].digests
+
+    assert lacking() == tuple(arrays)
+    (first, array), *_ = arrays.items()
+    records, blobs = to_wire({first: array})
+    with pytest.raises(CodlError, match="was not sent"):
+        process.agent.ask(Load(records, True), LoadAnswer, [content, *blobs])
+    assert lacking() == tuple(arrays)[1:]
+    records, blobs = to_wire({digest: arrays[digest] for digest in lacking()})
+    process.agent.ask(
+        Load(records, True), LoadAnswer, [content, *blobs], on_event=lambda event: None
+    )
+    assert lacking() == tuple(arrays)
 
 
 def test_executables_that_are_damaged_load_nothing(process: RemoteTarget, network: Network) -> None:
