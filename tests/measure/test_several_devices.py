@@ -31,6 +31,7 @@ from codl.measure.collection import PATIENCE_S
 from codl.measure.collector import collect
 from codl.measure.dataset import Dataset
 from codl.measure.dataset_digest import dataset_digest
+from codl.measure.runner import DEADLY
 from codl.measure.timing import Rounds
 
 TASKS = conv_tasks()[:40]
@@ -225,7 +226,7 @@ def test_what_takes_an_agent_down_twice_is_one_failed_row(
     assert (done.left, done.failed, len(deaths)) == (0, 1, tries)
     assert keys(dataset) == wanted(TASKS)
     rows = [row for table in dataset.tables().values() for row in table.read()]
-    assert {row.reason for row in rows if row.status == "failed"} == {"crashed"}
+    assert {row.reason for row in rows if row.status == "failed"} == {f"crashed. {DEADLY}"}
 
 
 def test_rows_that_had_arrived_are_kept_when_a_device_goes_away(dataset: Dataset) -> None:
