@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import RenderableType
-from rich.markup import escape
 from rich.table import Table
 
 from codl.cli.collect_course import Course
@@ -45,7 +44,7 @@ def collected_table(
     if done.paused_s:
         table.caption += f", {done.paused_s:.0f} s of pauses to cool down"
     if len(done.devices) > 1:
-        table.caption += escape("".join(map(_line, done.devices)))
+        table.caption += "".join(map(_line, done.devices))
     if expected:
         table.caption += f". Accuracy: what {expected['predictor']} reaches on shapes held out"
         if expected["regret"]:

@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 from rich.console import Group
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from codl.cli.base_options import JsonOption, OutputOption, SerialOption, read_budget
 from codl.cli.output import emit, note, progress
@@ -54,7 +54,7 @@ def check_device(
     limit = Budget()
     with limit.keeping(found):
         for finding in examine(serial, quick=quick, budget_s=budget_s, progress=progress):
-            note(escape(f"{finding.name}: {'ok' if finding.ok else 'failed'}"))
+            note(f"{finding.name}: {'ok' if finding.ok else 'failed'}")
             found.append(finding)
     result = {"checks": [asdict(finding) for finding in found]}
     emit("doctor", result, lambda: _table(found, serial), as_json=json, output=output)
@@ -65,9 +65,9 @@ def check_device(
 
 def _table(found: Sequence[Finding], serial: str) -> Group:
     table = Table("", "check", "detail", "what to do", title_justify="left")
-    table.title = escape(f"Checks of {serial}")
+    table.title = f"Checks of {serial}"
     for one in found:
-        state = "[green]ok[/green]" if one.ok else "[bold red]failed[/bold red]"
-        table.add_row(state, *map(escape, (one.name, one.detail, one.fix)))
+        state = Text("ok", "green") if one.ok else Text("failed", "bold red")
+        table.add_row(state, one.name, one.detail, one.fix)
     failed = sum(not one.ok for one in found)
     return Group(table, f"{len(found)} checks, {failed} failed.")

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from codl.ir.executable import (
     Access,
@@ -181,6 +182,6 @@ def _add_commands(table: Table, label: str, commands: Sequence[dict[str, Any]]) 
     if not commands:
         return
     table.add_section()
-    table.add_row("", "", f"[bold]{label}[/bold]", "")
+    table.add_row("", "", Text(label, "bold"), "")
     for own in commands:
         table.add_row(own["side"], own["kind"], own["label"], own["detail"])

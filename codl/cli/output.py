@@ -21,6 +21,7 @@ from rich.progress import (
     TextColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from codl import files
 from codl.ir.results import Checked
@@ -30,8 +31,10 @@ from codl.provenance import provenance
 
 #: Tables are as wide as the terminal, as COLUMNS says, or as this.
 WIDTH = 160
-STDOUT = Console(width=None if Console().is_terminal or "COLUMNS" in os.environ else WIDTH)
-STDERR = Console(stderr=True)
+_width = None if Console().is_terminal or "COLUMNS" in os.environ else WIDTH
+#: Brackets and colons of a name or a value are none of rich's: what has a style is a `Text`.
+STDOUT = Console(width=_width, markup=False, emoji=False)
+STDERR = Console(stderr=True, markup=False, emoji=False)
 #: A log hears of progress every so many seconds.
 QUIET_S = 10.0
 
@@ -90,23 +93,21 @@ def _finite(value: Any) -> Any:
 
 def note(text: str) -> None:
     """A line about what is being done."""
-    STDERR.print(f"[dim]{printable(text)}[/dim]", highlight=False, soft_wrap=True)
+    _say(Text(printable(text), style="dim"))
 
 
 def warn(text: str) -> None:
     """Something that went wrong and did not stop the command."""
-    _message("[bold yellow]Warning:[/bold yellow]", text)
+    _say(Text.assemble(("Warning:", "bold yellow"), " ", printable(text)))
 
 
 def fail(text: str) -> None:
     """Why a command ends."""
-    _message("[bold red]Error:[/bold red]", text)
+    _say(Text.assemble(("Error:", "bold red"), " ", printable(text)))
 
 
-def _message(kind: str, text: str) -> None:
-    # Square brackets in messages are not markup; and a device may have had a word in one.
-    plain = printable(text).replace("[", "\\[")
-    STDERR.print(f"{kind} {plain}", highlight=False, soft_wrap=True)
+def _say(text: Text) -> None:
+    STDERR.print(text, highlight=False, soft_wrap=True)
 
 
 class _Bar(Progress):
@@ -142,7 +143,7 @@ def progress(
         return
     columns = (
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[left]}"),

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.console import Group
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from codl.validate.remedy import Remedy, reason_of
 from codl.validate.validation import Validation
@@ -59,7 +59,7 @@ def tables_of(result: Mapping[str, Any], found: Validation, remedy: Remedy | Non
         so_far = row["accumulated_max_rel_err"]
         table.add_row(
             _verdict(row),
-            escape(_described(row)),
+            _described(row),
             f"{row['cosine']:.7f}\n{row['largest_expected']:.3g}",
             f"{row['max_rel_err']:.1e}\n" + ("" if so_far is None else f"{so_far:.1e}"),
         )
@@ -72,7 +72,7 @@ def tables_of(result: Mapping[str, Any], found: Validation, remedy: Remedy | Non
     )
     samples = _sample_lines(result)
     lines = (*_lines(found), *samples, *_fallback_lines(remedy))
-    return Group(table, *map(escape, lines))
+    return Group(table, *lines)
 
 
 def _described(row: Mapping[str, Any]) -> str:
@@ -83,9 +83,9 @@ def _described(row: Mapping[str, Any]) -> str:
     return f"{label}\n{row['processor']}: {row['variant']}, {stored}{why}"
 
 
-def _verdict(row: Mapping[str, Any]) -> str:
+def _verdict(row: Mapping[str, Any]) -> Text:
     colors = {True: "green", False: "bold red", None: "yellow"}
-    return f"[{colors[row['ok']]}]{row['verdict']}[/]"
+    return Text(row["verdict"], style=colors[row["ok"]])
 
 
 def _sample_lines(result: Mapping[str, Any]) -> list[str]:

@@ -29,6 +29,24 @@ def test_words_of_a_device_steer_no_terminal(capsys: pytest.CaptureFixture[str])
         assert not {*"\x1b\x9b\r\x07"} & {*shown}
 
 
+def test_names_and_values_are_shown_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "p[bold].json none:x:b [/dim] [dim]codl[pocl][/] \\\\[red]"
+    table = Table(name, title=name, caption=name)
+    table.add_row(name)
+    output.emit("run", {}, lambda: Group(table, name), as_json=False)
+    assert capsys.readouterr().out.count(name) == 5
+    for say in (output.note, output.warn, output.fail):
+        say(name)
+        assert name in capsys.readouterr().err
+    for is_terminal in (False, True):
+        monkeypatch.setattr(output.STDERR, "_force_terminal", is_terminal)
+        with output.progress(name, lambda: Group(name)) as update:
+            update(1, 1, 0)
+        assert capsys.readouterr().err.count(name) >= 2
+
+
 def test_results_are_json_whatever_was_computed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
