@@ -9,11 +9,11 @@ from time import perf_counter
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from codl.cli.options import JsonOption, OutputOption
 from codl.cli.output import emit
 from codl.errors import CodlError
+from codl.report.terminal import Table
 from codl.targets.connect import machine_of
 from codl.targets.install import PURPOSES, Installed, install
 

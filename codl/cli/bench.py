@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from codl.cli.bench_sustained import sustained_result, sustained_table
 from codl.cli.bench_ui import ui_result, ui_table
@@ -39,6 +38,7 @@ from codl.measure.budget import Budget
 from codl.measure.compare_variants import ELSEWHERE
 from codl.measure.dataset import Dataset
 from codl.measure.protocol import Protocol
+from codl.report.terminal import Table
 from codl.runtime.placement import LocalSoc
 from codl.targets.connect import connect
 from codl.targets.detect import load_local

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from codl.cli.deployed import context_of
 from codl.cli.options import (
@@ -41,6 +40,7 @@ from codl.measure.decoder_speed import (
 )
 from codl.measure.interleave import Effort
 from codl.predict.names import FOLDER
+from codl.report.terminal import Table
 from codl.runtime.decoder import Decoder, PlannedStep
 from codl.runtime.loaded import Footprint
 from codl.runtime.placement import LocalSoc

@@ -8,8 +8,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from codl.cli.deployed import RunOptions, adapted, context_of, deployment_of, plan_of
 from codl.cli.output import note
 from codl.cli.recorded import digests_of, recorded
@@ -18,6 +16,7 @@ from codl.frontend.convert import load_network
 from codl.ir.gpu_limits import UNLIMITED, GpuLimits
 from codl.measure.budget import Budget
 from codl.measure.inputs import random_inputs
+from codl.report.terminal import Table
 from codl.runtime.engine import Engine
 from codl.runtime.placement import LocalSoc
 from codl.strategies.ui_bench import TURNS, UiRow, bench_ui

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from codl.cli.collect_course import AllOption, Course, Limits, ToleranceOption, course_of
@@ -51,6 +50,7 @@ from codl.measure.devices_at_work import DeviceNews
 from codl.measure.measurement_order import MOST_SIMILAR, Scope
 from codl.measure.recording import Recording
 from codl.measure.tasks import FEW_SHARES, SHARES, Task, check_sources, load_sources
+from codl.report.terminal import Table
 from codl.strategies.settled_plans import SettledPlans
 from codl.targets.connect import connect
 from codl.targets.detect import load_measured

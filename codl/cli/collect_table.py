@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import RenderableType
-from rich.table import Table
 
 from codl.cli.collect_course import Course
 from codl.measure.collector import Collected
 from codl.measure.dataset import Dataset
 from codl.measure.devices_at_work import DeviceNews
+from codl.report.terminal import Table
 
 #: Why a collection ended.
 STOPPED = {

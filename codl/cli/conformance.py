@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group
-from rich.table import Table
 
 from codl.cli.options import (
     BudgetOption,
@@ -19,6 +18,7 @@ from codl.cli.options import (
     budget_of,
 )
 from codl.cli.output import emit, note, progress
+from codl.report.terminal import Table
 from codl.runtime.placement import LocalSoc
 from codl.targets.connect import connect
 from codl.targets.detect import detect, load_local

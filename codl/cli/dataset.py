@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from codl.cli.options import DatasetsOption, JsonOption, OutputOption, ToDatasetsOption
 from codl.cli.output import emit, note
 from codl.measure import dataset as datasets
 from codl.measure.dataset import Dataset
+from codl.report.terminal import Table
 
 dataset_app = typer.Typer(
     help="""Datasets of measured latencies.

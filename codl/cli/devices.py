@@ -12,7 +12,6 @@ import typer
 import yaml
 from rich.console import Group
 from rich.syntax import Syntax
-from rich.table import Table
 
 from codl.cli.options import (
     DeviceOption,
@@ -31,6 +30,7 @@ from codl.ir.published_soc import PublishedSoc
 from codl.ir.soc import ELEMENT_NAMES, MEMORY_TYPES, Soc
 from codl.measure.facts.points_file import save_points
 from codl.measure.importers.soc_files import import_soc
+from codl.report.terminal import Table
 from codl.runtime.cpu_facts import CpuFacts
 from codl.runtime.detect import choose, describe
 from codl.runtime.placement import LocalSoc, beside

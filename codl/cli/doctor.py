@@ -11,13 +11,13 @@ from typing import Annotated
 
 import typer
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from codl.cli.base_options import JsonOption, OutputOption, SerialOption, read_budget
 from codl.cli.output import emit, note, progress
 from codl.doctor.examine import BUDGET_S, examine
 from codl.measure.budget import Budget
+from codl.report.terminal import Table
 from codl.targets.checks import Finding
 
 QuickOption = Annotated[

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from codl.ir.executable import (
@@ -26,6 +25,7 @@ from codl.ir.executable import (
     Wait,
 )
 from codl.ir.types import Processor
+from codl.report.terminal import Table
 
 #: So many names are listed of what uses a buffer.
 MOST_NAMES = 3

@@ -7,13 +7,13 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from codl.cli.options import JsonOption
 from codl.cli.output import emit
 from codl.errors import UnknownNameError
 from codl.frontend.models import BUILT_IN, described
 from codl.frontend.models.summary import summary
+from codl.report.terminal import Table
 
 
 def list_models(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.table import Table
-
 from codl.ir.ops.onnx_model import OnnxModel
 from codl.kernels.ort import CpuOrt
 from codl.plan.op_placement import OpPlacement
+from codl.report.terminal import Table
 
 
 def op_placement_table(placed: Sequence[OpPlacement], source: str, *, every: bool) -> Table:

@@ -20,7 +20,6 @@ from rich.progress import (
     SpinnerColumn,
     TextColumn,
 )
-from rich.table import Table
 from rich.text import Text
 
 from codl import files
@@ -60,18 +59,7 @@ def emit(
     if as_json:
         print(text)
     else:
-        STDOUT.print(_unabridged(render()))
-
-
-def _unabridged(shown: RenderableType) -> RenderableType:
-    """The same with tables whose cells take more lines where they are narrow, and lose nothing."""
-    if isinstance(shown, Table):
-        for column in shown.columns:
-            column.overflow = "fold"
-    if isinstance(shown, Group):
-        for one in shown.renderables:
-            _unabridged(one)
-    return shown
+        STDOUT.print(render())
 
 
 def told_of(checked: Checked | None) -> dict[str, Any]:

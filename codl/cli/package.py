@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from codl.bundle.packaging import Packaged, package
 from codl.cli.deployed import adapted, context_of, deployment_of, plan_of
@@ -37,6 +36,7 @@ from codl.ir import Network
 from codl.ir.plan import Plan
 from codl.measure import dataset as datasets
 from codl.predict.names import FOLDER
+from codl.report.terminal import Table
 from codl.targets.connect import connect
 from codl.targets.detect import load_local
 from codl.validate.references import read_network

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import onnx
 import typer
-from rich.table import Table
 
 from codl.cli.options import JsonOption, ModelArgument
 from codl.cli.output import emit, note
@@ -18,6 +17,7 @@ from codl.frontend import models
 from codl.frontend.decoders import DECODERS, exported
 from codl.frontend.quantize import check_format, quantize, quantize_dynamic
 from codl.ir.ops.matmul_nbits import BITS, BLOCKS
+from codl.report.terminal import Table
 
 FileOption = Annotated[Path, typer.Option("-o", "--output", help="The .onnx file to write.")]
 BitsOption = Annotated[

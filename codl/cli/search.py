@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
-from rich.table import Table
 
 from codl.cli.deployed import RunOptions, adapted, context_of, deployment_of, strategy_of
 from codl.cli.op_placement import op_placement_table
@@ -50,6 +49,7 @@ from codl.measure.budget import Budget
 from codl.plan.objective import GOALS, Objective
 from codl.plan.search import METHODS
 from codl.predict.names import FOLDER
+from codl.report.terminal import Table
 from codl.strategies import Context, ideal
 from codl.strategies.model_search import (
     FoundBound,

@@ -62,6 +62,9 @@ SeedsOption = Annotated[
     int,
     typer.Option("--seeds", min=1, help="Random divisions into folds; medians are printed."),
 ]
+EveryOption = Annotated[
+    bool, typer.Option("--every", help="List every predictor, not the best of each target.")
+]
 
 
 def train_predictors(
@@ -75,6 +78,7 @@ def train_predictors(
     jobs: JobsOption = None,
     dask: DaskOption = None,
     output: ToPredictorsOption = FOLDER,
+    every: EveryOption = False,
     json: JsonOption = False,
 ) -> None:
     """Train latency predictors on a SoC's dataset, and say how accurate they are.
@@ -115,8 +119,6 @@ def train_predictors(
             budget=limit,
             progress=update,
         )
-    for text in report.notes:
-        note(text)
     protocol = {"evaluate": evaluate, "seeds": seeds, "dask": dask or ""}
     here = library_environment(LocalTarget(None), protocol, threads=workers.jobs)
     of = Digests(dataset=dataset_digest(data), tuning=tuning.fingerprint)
@@ -127,7 +129,7 @@ def train_predictors(
         from codl.report.load import train_result
         from codl.report.tables import train_table
 
-        return train_table(train_result(result))
+        return train_table(train_result(result), every=every)
 
     emit("train", result, render, as_json=json)
     if text := limit.left_out(report.left, "predictors"):

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from codl.cli.options import (
     SOCS,
@@ -33,6 +32,7 @@ from codl.measure.budget import Budget
 from codl.measure.dataset import Dataset
 from codl.measure.tune_tasks import TuneTask, tune_tasks
 from codl.measure.tuner import FINAL, TuneRun, cut_short
+from codl.report.terminal import Table
 from codl.runtime import cache
 from codl.targets.base import Target
 from codl.targets.connect import connect
@@ -155,7 +155,12 @@ def _only(tasks: Sequence[TuneTask], variants: str | None) -> Sequence[TuneTask]
 
 def _table(result: Mapping[str, Any]) -> Table:
     columns = ("op", "variant", "default ms", "best ms", "speedup", "choice", "tried", "failed")
-    table = Table(*columns, title="Tuned kernels", title_justify="left")
+    table = Table(
+        *columns,
+        spare=("tried", "failed", "default ms"),
+        title="Tuned kernels",
+        title_justify="left",
+    )
     for row in result["rows"]:
         numbers = [f"{row[k]:.4g}" if row[k] else "-" for k in ("default_ms", "best_ms")]
         times = f"{row['speedup']:.2f}" if row["speedup"] else "-"

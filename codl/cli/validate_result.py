@@ -7,9 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
+from codl.report.terminal import Table
 from codl.validate.remedy import Remedy, reason_of
 from codl.validate.validation import Validation
 

@@ -124,7 +124,8 @@ def beside(
     Raises `MismatchError` for a SoC of `like` that has none of the steps' targets.
     """
     known = _known(soc, like, {step.own.target for step in steps})
-    result, notes = [], []
+    result: list[Step] = []
+    unhelped: dict[str, list[str]] = {}
     for step in steps:
         others = tuple(known.get(step.own.target, ()))
         if step.estimator.name != DEFAULT or not others:
@@ -134,8 +135,12 @@ def beside(
             result.append(replace(step, table=table, known=others))
         else:
             names = ", ".join(one.soc.name for one in others)
-            notes.append(f"{step.own.target} is predicted better without {names}.")
+            unhelped.setdefault(names, []).append(step.own.target)
             result.append(step)
+    notes = [
+        f"Latencies of {names} do not help to predict {', '.join(targets)}: left out there."
+        for names, targets in unhelped.items()
+    ]
     return result, notes
 
 

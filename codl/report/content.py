@@ -12,19 +12,24 @@ from math import floor, log10
 from textwrap import wrap
 from typing import Literal
 
-import rich.table
 from rich.text import Text
+
+from codl.report.terminal import Table
 
 NONE = "\N{EN DASH}"
 
 
 @dataclass(frozen=True)
 class Column:
-    """A header with its unit. Neighbours of one `group` stand under a common header."""
+    """A header with its unit. Neighbours of one `group` stand under a common header.
+
+    A terminal too narrow for all has none of the column of the lowest `spare`, but for 0.
+    """
 
     header: str
     group: str = ""
     numeric: bool = True
+    spare: int = 0
 
 
 @dataclass(frozen=True)
@@ -72,10 +77,12 @@ class TextTable:
                     of = f" on {section.heading}" if section.heading else ""
                     yield f"{row.cells[0]}{of} failed: {row.failure}"
 
-    def to_rich(self) -> rich.table.Table:
+    def to_rich(self) -> Table:
         """For the terminal. Text is never read as markup."""
         lines = "\n".join([*self.failures(), *self.caption])
-        table = rich.table.Table(
+        spare = sorted((c for c in self.columns if c.spare), key=lambda column: column.spare)
+        table = Table(
+            spare=[_with_group(column, "\n") for column in spare],
             title=Text(self.title),
             caption=Text(lines),
             title_justify="left",
@@ -84,7 +91,7 @@ class TextTable:
         for column in self.columns:
             justify: Literal["right", "left"] = "right" if column.numeric else "left"
             header = Text(_with_group(column, "\n"))
-            table.add_column(header, justify=justify, overflow="fold")
+            table.add_column(header, justify=justify)
         for section in self.sections:
             if section.heading:
                 table.add_row(Text(section.heading, style="bold"))

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-import rich.table
-
 from codl.ir.plan import Chain
 from codl.ir.results import EvalRow, PredictorRow
 from codl.report.content import (
@@ -45,6 +43,7 @@ from codl.report.results import (
     SocSummary,
     TrainResult,
 )
+from codl.report.terminal import Table
 
 WARNINGS = {
     "simulated": "simulated: from a model of a SoC, not from a device.",
@@ -53,14 +52,14 @@ WARNINGS = {
 }
 
 
-def eval_table(result: EvalResult) -> rich.table.Table:
+def eval_table(result: EvalResult) -> Table:
     """What `codl eval` prints: one section per model, one row per strategy."""
     return eval_content(result).to_rich()
 
 
-def train_table(result: TrainResult) -> rich.table.Table:
-    """What `codl train` prints: a section per target, both splits of a predictor side by side."""
-    return train_content(result).to_rich()
+def train_table(result: TrainResult, *, every: bool) -> Table:
+    """What `codl train` prints: a line per target, or every predictor in both splits."""
+    return (train_content(result) if every else _best_content(result)).to_rich()
 
 
 def eval_content(result: EvalResult) -> TextTable:
@@ -69,15 +68,15 @@ def eval_content(result: EvalResult) -> TextTable:
     columns = (
         Column("strategy", numeric=False),
         Column("latency (ms)"),
-        Column(f"median{NONE}p80 (ms)"),
-        *([Column("first run (ms)")] if has_cold else []),
-        Column("predicted (ms)"),
-        *([Column("over measured")] if has_ratio else []),
+        Column(f"median{NONE}p80 (ms)", spare=6),
+        *([Column("first run (ms)", spare=2)] if has_cold else []),
+        Column("predicted (ms)", spare=7),
+        *([Column("over measured", spare=3)] if has_ratio else []),
         Column("speedup (\N{MULTIPLICATION SIGN})"),
-        Column("of ideal (%)"),
-        Column("cosine"),
+        Column("of ideal (%)", spare=5),
+        Column("cosine", spare=4),
         Column("max rel err"),
-        Column("source", numeric=False),
+        Column("source", numeric=False, spare=1),
     )
     sections = (
         TextSection(
@@ -132,16 +131,16 @@ def train_content(result: TrainResult) -> TextTable:
     accuracy = ("fit/test rows", "10 % (%)", "5 % (%)", "MAPE (%)")
     columns = (
         Column("predictor", numeric=False),
-        *(Column(header, group) for group in splits.values() for header in accuracy),
-        Column("bytes"),
-        Column("\N{MICRO SIGN}s per prediction"),
-        Column("in 90 % interval (%)"),
-        Column("source", numeric=False),
+        *(
+            Column(header, group, spare=5 + at if split == "row" else 0)
+            for split, group in splits.items()
+            for at, header in enumerate(accuracy)
+        ),
+        Column("bytes", spare=2),
+        Column("\N{MICRO SIGN}s per prediction", spare=4),
+        Column("in 90 % interval (%)", spare=3),
+        Column("source", numeric=False, spare=1),
     )
-    targets: dict[str, dict[str, dict[str, PredictorRow]]] = {}
-    for row in result.predictors:
-        target = f"{row.target} ({row.processor})" if row.processor else row.target
-        targets.setdefault(target, {}).setdefault(row.name, {})[row.split] = row
     source = listed(result.sources) or NOT_RECORDED
     sections = tuple(
         TextSection(
@@ -151,7 +150,7 @@ def train_content(result: TrainResult) -> TextTable:
                 for by_split in by_name.values()
             ),
         )
-        for target, by_name in targets.items()
+        for target, by_name in _by_target(result).items()
     )
     caption = (
         *soc_lines(result.soc),
@@ -164,6 +163,44 @@ def train_content(result: TrainResult) -> TextTable:
     )
     title = f"Held-out accuracy of the predictors for {result.soc.name}"
     return TextTable(title, columns, sections, caption)
+
+
+def _best_content(result: TrainResult) -> TextTable:
+    """A line per target, of the predictor with the least error on shapes held out."""
+    rows = []
+    for target, by_name in _by_target(result).items():
+        shapes = [by_split["shape"] for by_split in by_name.values() if "shape" in by_split]
+        known = [row for row in shapes if row.mape is not None]
+        best = min(known, key=lambda row: row.mape or 0, default=None)
+        figures = (digits(best.acc10), digits(best.mape)) if best else (NONE, NONE)
+        trained = max((row.n_train for row in shapes), default=None)
+        rows.append(TextRow((target, count(trained), best.name if best else NONE, *figures)))
+    columns = (
+        Column("target", numeric=False),
+        Column("rows trained on"),
+        Column("best predictor", numeric=False),
+        Column("within 10 % (%)"),
+        Column("MAPE (%)"),
+    )
+    caption = (
+        *soc_lines(result.soc),
+        "Best: by the mean absolute percentage error (MAPE) on op shapes held out.",
+        "Every predictor is stored; --every lists them all, in both splits.",
+        f"Training took {digits(result.train_s)} s.",
+        *result.notes,
+        *warnings(result.sources),
+    )
+    title = f"Best predictors for {result.soc.name}"
+    return TextTable(title, columns, (TextSection("", tuple(rows)),), caption)
+
+
+def _by_target(result: TrainResult) -> dict[str, dict[str, dict[str, PredictorRow]]]:
+    """Rows by target, predictor and split."""
+    targets: dict[str, dict[str, dict[str, PredictorRow]]] = {}
+    for row in result.predictors:
+        target = f"{row.target} ({row.processor})" if row.processor else row.target
+        targets.setdefault(target, {}).setdefault(row.name, {})[row.split] = row
+    return targets
 
 
 def _train_cells(

@@ -11,11 +11,11 @@ from pathlib import Path
 import msgspec
 import pytest
 from rich.console import Console, Group
-from rich.table import Table
 from support.clocks import Hands
 
 from codl.cli import output
 from codl.measure.budget import Budget
+from codl.report.terminal import Table
 
 
 def test_words_of_a_device_steer_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:

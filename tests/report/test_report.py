@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from html.parser import HTMLParser
+from io import StringIO
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -400,9 +401,23 @@ def test_training_stands_split_beside_split(tmp_path: Path) -> None:
     assert linear[5:9] == ["2,000/500", "81.2", "-", "5.00"]
     assert linear[9:] == ["12,345", "2.35", "-", "not recorded"]
     assert found.starting("cpu_gemm (cpu)")
-    printed = terminal(train_table(train_result(training())))
-    assert "81.2" in printed
-    assert "gbdt" in printed
+    every = terminal(train_table(train_result(training()), every=True))
+    assert "81.2" in every
+    assert "gbdt" in every
+
+
+def test_of_a_target_the_best_predictor_is_printed() -> None:
+    content = training()
+    content["predictors"][1] |= {"mape": 7.5}  # of linear, in the shape split
+    table = train_table(train_result(content), every=False)
+    assert table.row_count == 1
+    assert [str(next(iter(column.cells))) for column in table.columns] == [
+        *("cpu_gemm (cpu)", "2,000", "gbdt", "81.2", "5.00")
+    ]
+    for row in content["predictors"]:
+        row |= {"mape": None, "acc10": None}
+    table = train_table(train_result(content), every=False)
+    assert [str(next(iter(column.cells))) for column in table.columns][2:] == [NONE] * 3
 
 
 def test_simulated_training_is_labelled(tmp_path: Path) -> None:
@@ -706,3 +721,29 @@ def test_any_value_anywhere_is_read_or_refused_with_the_file(content: JsonObject
                 messages.append(str(error))
     assert len(messages) > 100
     assert all(message.startswith("some.json") for message in messages)
+
+
+def test_a_narrow_terminal_has_fewer_columns_and_whole_words() -> None:
+    columns = (
+        Column("strategy", numeric=False),
+        Column("median latency (ms)"),
+        Column("first run (ms)", spare=2),
+        Column("over measured"),
+        Column("source", numeric=False, spare=1),
+    )
+    cells = ("fast_style_transfer", "123.4", "234.5", "0.98", "replayed")
+    content = TextTable("Latency", columns, (TextSection("", (TextRow(cells),)),), ("A note.",))
+    counts = set()
+    for width in range(44, 100):
+        console = Console(width=width, file=StringIO(), record=True)
+        console.print(content.to_rich())
+        text = console.export_text()
+        assert max(map(len, text.splitlines())) <= width
+        left_out = re.search(r"No room for: (.*?)\. A", " ".join(text.split()))
+        gone = left_out[1].split(", ") if left_out else []
+        assert gone == ["source", "first run (ms)"][: len(gone)]
+        grid = re.split(r"[\s\u2500-\u257f]+", text.split("No room")[0])
+        for column, cell in zip(columns, cells, strict=True):
+            assert ({cell, *column.header.split()} <= {*grid}) == (column.header not in gone)
+        counts.add(len(gone))
+    assert counts == {0, 1, 2}
