@@ -37,7 +37,7 @@ from codl.cli import (
     tune,
     validate,
 )
-from codl.cli.output import fail, warn
+from codl.cli.output import STAGE, fail, heartbeat, warn
 from codl.errors import CodlError, CodlWarning, InterruptedCommandError
 from codl.plugins import load_installed, load_plugin
 
@@ -115,12 +115,15 @@ _unwrap(app)
 
 @app.callback(invoke_without_command=True)
 def top(
+    context: typer.Context,
     version: bool = typer.Option(False, "--version", help="Print the version.", is_eager=True),
     plugin: PluginOption = None,
 ) -> None:
     if version:
         print(f"codl {__version__}")
         raise typer.Exit
+    if context.invoked_subcommand not in (None, "agent"):  # an agent waits to be asked
+        STAGE.begin(f"codl {context.invoked_subcommand}")
     load_installed()
     for folder in plugin or ():
         load_plugin(folder)
@@ -130,7 +133,8 @@ def main() -> None:
     """Entry point: an error becomes a message and exit code 1, a `CodlWarning` a message."""
     warnings.showwarning = _show_warning
     try:
-        app()
+        with heartbeat():
+            app()
     except InterruptedCommandError as error:
         fail(str(error))
         sys.exit(INTERRUPTED)

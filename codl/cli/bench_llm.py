@@ -23,7 +23,7 @@ from codl.cli.options import (
     WithinOption,
     budget_of,
 )
-from codl.cli.output import emit, note
+from codl.cli.output import emit, stage
 from codl.cli.recorded import digests_of, recorded
 from codl.errors import CodlError, UnknownNameError
 from codl.frontend.decoders import DECODERS, DecoderSource, Step, read_decoder, step_of
@@ -144,7 +144,7 @@ def bench_llm(
     room = max(prompt, generate + COMPARED_PROMPT) if capacity is None else capacity
     _check(room, prompt, generate)
     source = read_decoder(model)
-    note(f"Planning {source.name}: {', '.join(names)}")
+    stage(f"Planning {source.name}: {', '.join(names)}")
     steps = step_of(source, min(chunk, prompt), room), step_of(source, 1, room)
     with ExitStack() as stack:
         target = stack.enter_context(closing(LocalTarget(described)))
@@ -155,7 +155,7 @@ def bench_llm(
         context = context.within(limit, plans=running_plans * len(steps))
         how: Any = {"weights": weights, "tokens": (prompt, generate)}
         plans = {name: plan_steps(*steps, find(name), context, **how) for name in names}
-        note(f"Loading {source.name}, and its weights, {len(plans) + len(others)} times")
+        stage(f"Loading {source.name}, and its weights, {len(plans) + len(others)} times")
         loaded = {
             name: stack.enter_context(
                 _decoder(steps, own, target, context, source if check else None)
@@ -167,7 +167,7 @@ def bench_llm(
             running["ort"] = _ort(source, prompt, room, described, stack)
         workload = Workload(prompt, generate, steps[1].vocabulary)
         equal = _compared(running, workload, room) if others else {}
-        note(f"Measuring pp{prompt} and tg{generate} in turns")
+        stage(f"Measuring pp{prompt} and tg{generate} in turns")
         effort = Effort(
             min_rounds=2, min_seconds=seconds, warm=1, max_seconds=limit.share().seconds
         )

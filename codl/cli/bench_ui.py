@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from codl.cli.deployed import RunOptions, adapted, context_of, deployment_of, plan_of
-from codl.cli.output import note
+from codl.cli.output import stage
 from codl.cli.recorded import digests_of, recorded
 from codl.errors import CodlError
 from codl.frontend.convert import load_network
@@ -60,7 +60,7 @@ def ui_result(
         probe = stack.enter_context(closing(target.fresh()))
         of = digests_of(context, network, plans={n: own.plan for n, own in engines.items()})
         origin = recorded(target, of, seconds=seconds, turns=TURNS)
-        note(f"Drawing frames beside {network.name}, {seconds:g} s each")
+        stage(f"Drawing frames beside {network.name}, {seconds:g} s each")
         rows = bench_ui(engines, probe, random_inputs(network), seconds=seconds, budget=budget)
         strategies = {name: engine.plan.strategy for name, engine in engines.items()}
     return {

@@ -10,7 +10,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from codl.cli.options import read_budget
-from codl.cli.output import note
+from codl.cli.output import note, stage
 from codl.errors import UnknownNameError, UnsupportedError
 from codl.frontend import models
 from codl.frontend.models.deployment import Deployment
@@ -95,7 +95,7 @@ def context_of(
     if budget is not None:
         more["budget_s"] = read_budget(budget)
     more |= {"predictors_folder": predictors, "predictor": predictor}
-    return Context.of(soc, dataset, note=note, **more)
+    return Context.of(soc, dataset, note=stage, **more)
 
 
 def deployment_of(model: str) -> Deployment | None:
@@ -141,7 +141,7 @@ def plan_of(
     if file is not None:
         return load_plan(file)
     chosen = strategy_of(strategy, deployed)
-    note(f"Planning {network.name} by {chosen}")
+    stage(f"Planning {network.name} by {chosen}")
     return find(chosen).plan(network, context)
 
 

@@ -27,7 +27,7 @@ from codl.cli.options import (
     StrategyOption,
     read_shapes,
 )
-from codl.cli.output import emit
+from codl.cli.output import emit, stage
 from codl.cli.recorded import digests_of, recorded
 from codl.errors import UnsupportedError
 from codl.frontend.convert import load_network
@@ -99,6 +99,7 @@ def explain_model(
         with closing(connect(serial, described)) as target:
             context = replace(context, target=target)
             chosen = plan_of(plan, strategy, deployed, network=network, context=context)
+            stage(f"Loading {network.name}, and measuring it {rounds} times")
             with Engine(network, chosen, target, context.tuning) as engine:
                 explained = explain_measured(engine, context, rounds=rounds)
             of = digests_of(context, network, plans={network.name: chosen})

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
+from threading import Event, Thread
+from time import perf_counter
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -36,6 +38,8 @@ STDOUT = Console(width=_width, markup=False, emoji=False)
 STDERR = Console(stderr=True, markup=False, emoji=False)
 #: A log hears of progress every so many seconds.
 QUIET_S = 10.0
+#: Of a stage that says nothing one hears after so many seconds, and then after a share of its age.
+SILENT_S, SHARE = 3.0, 0.25
 
 
 def emit(
@@ -53,6 +57,7 @@ def emit(
         **provenance(),
         **result,
     }
+    STAGE.begin("")
     text = json.dumps(_finite(content), indent=1)
     if output is not None:
         files.write(output, text + "\n")
@@ -79,6 +84,59 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
+class Stage:
+    """What a command is at, and when of that something was last said; a thread reads it."""
+
+    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+        self._clock = clock
+        self.begin("")
+
+    def begin(self, text: str) -> None:
+        """Another stage; the empty text ends the last."""
+        self.text = text
+        self._since = self._told = self._clock()
+
+    def hear(self) -> None:
+        """Something was said."""
+        self._told = self._clock()
+
+    def overdue(self) -> str:
+        """What to say of it now; empty where something was said lately."""
+        now = self._clock()
+        age = now - self._since
+        if not self.text or now - self._told < max(SILENT_S, SHARE * age):
+            return ""
+        return f"{self.text}: {age:.0f} s so far"
+
+
+STAGE = Stage()
+
+
+@contextmanager
+def heartbeat() -> Iterator[None]:
+    """Meanwhile a stage that takes long says so every few seconds, on stderr."""
+    over = Event()
+
+    def beat() -> None:
+        while not over.wait(SILENT_S / 6):
+            if text := STAGE.overdue():
+                note(text)
+
+    thread = Thread(target=beat, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def stage(text: str) -> None:
+    """A line about what is done from now on; `heartbeat` repeats it."""
+    STAGE.begin(text)
+    note(text)
+
+
 def note(text: str) -> None:
     """A line about what is being done."""
     _say(Text(printable(text), style="dim"))
@@ -95,6 +153,7 @@ def fail(text: str) -> None:
 
 
 def _say(text: Text) -> None:
+    STAGE.hear()
     STDERR.print(text, highlight=False, soft_wrap=True)
 
 
@@ -136,6 +195,7 @@ def progress(
         MofNCompleteColumn(),
         TextColumn("{task.fields[left]}"),
     )
+    STAGE.begin("")  # the bar says it all
     with _Bar(*columns, below=below) as bar:
         task = bar.add_task(label, total=None, left="")
 
@@ -147,11 +207,12 @@ def progress(
 
 def _lines(label: str) -> Callable[[int, int, float], None]:
     """Tells how far it has come in lines."""
-    note(label)
+    stage(label)
     told = Budget(QUIET_S)
 
     def update(done: int, total: int, seconds_left: float) -> None:
         nonlocal told
+        STAGE.text = f"{label}: {done}/{total}"
         if told.is_over() or done == total:
             note(f"{label}: {done}/{total}, {_left(seconds_left)}")
             told = Budget(QUIET_S)

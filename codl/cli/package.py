@@ -30,7 +30,7 @@ from codl.cli.options import (
     read_shapes,
     writable,
 )
-from codl.cli.output import emit, note, told_of
+from codl.cli.output import emit, note, stage, told_of
 from codl.frontend.models import BUNDLE
 from codl.ir import Network
 from codl.ir.plan import Plan
@@ -81,12 +81,12 @@ def package_model(
     deployed, described = deployment_of(model), load_local(soc, serial)
     asked = context_of(described, dataset, predictors, predictor, budget=budget)
     context = adapted(asked, deployed)
-    note(f"Reading {model}")
+    stage(f"Reading {model}")
     network, source = read_network(model, batch, read_shapes(shape), check=check)
     with closing(connect(serial, context.soc)) as target:
         context = replace(context, target=target)
         chosen = plan_of(plan, strategy, deployed, network=network, context=context)
-        note(f"Compiling {network.name}, and trying it in a process of its own")
+        stage(f"Compiling {network.name}, and trying it in a process of its own")
         made = package(network, chosen, target, output, context.tuning, source=source)
     note(f"Wrote {output}")
     result = _result(network, chosen, made, serial)

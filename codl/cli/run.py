@@ -41,7 +41,7 @@ from codl.cli.options import (
     read_shapes,
     writable,
 )
-from codl.cli.output import emit, note, told_of, warn
+from codl.cli.output import emit, note, stage, told_of, warn
 from codl.cli.recorded import digests_of, recorded
 from codl.errors import CodlError, UnsupportedError
 from codl.frontend.models import BUNDLE
@@ -207,13 +207,13 @@ def run_model(
             placed = wanted.applied(_load_soc(soc, serial))
             asked = context_of(placed, dataset, predictors, predictor, budget=budget)
             context = adapted(asked, deployed)
-            note(f"Reading {model}")
+            stage(f"Reading {model}")
             network, source = read_network(model, batch, read_shapes(shape), check=check)
             given = read_inputs(network, inputs, deployed, random_inputs)
             target = connected(placed)
             context = replace(context, target=target)
             chosen = plan_of(plan, strategy, deployed, network=network, context=context)
-            note(f"Loading {network.name}: building its kernels and packing its weights")
+            stage(f"Loading {network.name}: building its kernels and packing its weights")
             engine = checked_engine(
                 network,
                 chosen,
@@ -228,7 +228,7 @@ def run_model(
         with engine:
             if strict and engine.fallbacks:
                 raise CodlError(f"--strict: {'; '.join(map(str, engine.fallbacks))}")
-            note(f"Running {engine.network.name}, {rounds} times")
+            stage(f"Running {engine.network.name}, {rounds} times")
             done = measure(engine, target, given, cost, rounds=rounds)
         of = digests_of(context, engine.network, plans={engine.network.name: engine.plan})
         origin = recorded(target, of, rounds=rounds)

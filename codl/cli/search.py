@@ -38,7 +38,7 @@ from codl.cli.options import (
     read_shapes,
     read_workers,
 )
-from codl.cli.output import emit, note, progress, warn
+from codl.cli.output import emit, note, progress, stage, warn
 from codl.errors import CodlError
 from codl.file_names import inside
 from codl.files import check_folder, check_writable
@@ -223,7 +223,7 @@ def _searched(
     """What the searches come to; several with a progress bar."""
     workers = workers.at_most(len(searches))
     if len(searches) == 1:
-        note(f"Searching {searches[0].model} by {searches[0].strategy} on {context.soc.name}")
+        stage(f"Searching {searches[0].model} by {searches[0].strategy} on {context.soc.name}")
         return search_models(searches, context, workers)
     with progress(f"Searching on {context.soc.name}") as update:
         return search_models(searches, context, workers, budget=budget, progress=update)

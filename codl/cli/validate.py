@@ -28,7 +28,7 @@ from codl.cli.options import (
     read_shapes,
     writable,
 )
-from codl.cli.output import emit, note, progress
+from codl.cli.output import emit, note, progress, stage
 from codl.cli.recorded import digests_of, recorded
 from codl.cli.validate_inputs import files_of, samples_of
 from codl.cli.validate_result import result_of, tables_of
@@ -174,7 +174,7 @@ def validate_plan(
         remedy = None
         if found.is_wrong and not strict:
             note(found.diagnosis)
-            note("Looking for the smallest change with which it is right")
+            stage("Looking for the smallest change with which it is right")
             remedy = find_remedy(bench, found, budget=None if budget is None else time)
             changed = remedy.plan.restored(loaded.network, chosen.sums)
             remedy = replace(remedy, plan=_priced(changed, chosen, loaded.network, context))

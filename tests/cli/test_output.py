@@ -73,6 +73,41 @@ def test_where_no_terminal_is_progress_is_told_in_few_lines(
     ]
 
 
+def test_a_long_stage_says_so_every_few_seconds() -> None:
+    clock = Hands()
+    now = output.Stage(clock)
+    said = []
+
+    def wait(seconds: int) -> None:
+        for _ in range(seconds):
+            clock.now += 1
+            if text := now.overdue():
+                said.append(text)
+                now.hear()
+
+    wait(10)
+    now.begin("Loading yolov2")
+    wait(2)
+    now.hear()
+    wait(14)
+    now.begin("Running yolov2")
+    wait(2)
+    now.begin("")
+    wait(10)
+    assert said == [f"Loading yolov2: {seconds} s so far" for seconds in (5, 8, 11, 15)]
+
+
+def test_a_command_in_a_long_stage_is_heard_of() -> None:
+    code = (
+        "import time; from codl.cli import app, output; output.SILENT_S = 0.3\n"
+        "app.app.command('sleep')(lambda: time.sleep(3)); app.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "sleep"], capture_output=True, text=True, check=True
+    )
+    assert "codl sleep: " in done.stderr
+
+
 def test_narrow_tables_keep_their_width_and_every_letter(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
