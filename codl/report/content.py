@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import floor, log10
+from pathlib import Path
 from textwrap import wrap
 from typing import Literal
 
@@ -167,6 +168,11 @@ def count(value: int | None) -> str:
 def spread(low: float | None, high: float | None) -> str:
     """A range, such as p20 to p80."""
     return NONE if low is None or high is None else f"{digits(low)}{NONE}{digits(high)}"
+
+
+def stem(model: str) -> str:
+    """A model's name: without the folder and the ending of its file."""
+    return Path(model).stem if model.endswith(".onnx") else model
 
 
 def listed(names: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from codl.ir.results import EvalRow, Latency
-from codl.report.content import digits
+from codl.report.content import digits, stem
 from codl.report.results import IDEAL, EvalResult
 
 
@@ -21,7 +21,7 @@ def findings(result: EvalResult) -> tuple[str, ...]:
 
 def _fastest(result: EvalResult, model: str, rows: Sequence[EvalRow]) -> str:
     first, *others = sorted(rows, key=lambda row: _latency(row).level)
-    text = f"{model}: {first.strategy}"
+    text = f"{stem(model)}: {first.strategy}"
     text += " is the fastest" if others else " alone"
     text += f", {digits(_latency(first).level)} ms ({first.source})"
     speedup, of_ideal = result.speedup(first), result.of_ideal(first)

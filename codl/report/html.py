@@ -15,7 +15,7 @@ from codl import files
 from codl.errors import CodlError
 from codl.report import curves, plots, summaries, tables, validations, waterfalls
 from codl.report.alike import check_results
-from codl.report.content import TextTable
+from codl.report.content import TextTable, stem
 from codl.report.curve_picture import curve_svg
 from codl.report.findings import findings
 from codl.report.load import load_result
@@ -97,7 +97,9 @@ def render(results: Sequence[Result]) -> str:
 
 
 def _section(key: str, result: Result) -> PageSection:
-    return SECTIONS[type(result)](key, result)
+    """A section whose heading says which file it is of."""
+    section = SECTIONS[type(result)](key, result)
+    return replace(section, heading=f"{section.heading} ({result.file})")
 
 
 def _eval(key: str, result: EvalResult) -> PageSection:
@@ -115,12 +117,11 @@ def _eval(key: str, result: EvalResult) -> PageSection:
 
 
 def _model(key: str, result: EvalResult, model: str) -> PagePart:
-    soc = result.soc.name
-    rows = result.of(model)
+    soc, timelines = result.soc.name, result.profiles(model)
+    rows, model = result.of(model), stem(model)
     bars = plots.latency_svg(rows, key=f"{key}-bars", title=f"Latency of {model} on {soc}")
     what = f"Latency of {model} on {soc}, the 20th percentile of runs; whiskers reach to the 80th."
     figures = [_figure(bars, what, result, [row.source for row in rows])]
-    timelines = result.profiles(model)
     if not timelines:
         return PagePart(model, tuple(figures))
     lanes = plots.timeline_svg(timelines, key=f"{key}-lanes", title=f"Timelines of {model}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from codl.report.content import digits
+from codl.report.content import digits, stem
 from codl.report.results import EvalResult
 
 #: Processors that are slower or faster than usual by less than this are as usual.
@@ -18,7 +18,8 @@ TURNS = (
 
 def same_notes(result: EvalResult) -> list[str]:
     """Which strategies led to the same executable as one before them."""
-    same = [f"{row.model}: {row.strategy} is {row.same_as}" for row in result.rows if row.same_as]
+    rows = [row for row in result.rows if row.same_as]
+    same = [f"{stem(row.model)}: {row.strategy} is {row.same_as}" for row in rows]
     if not same:
         return []
     return [f"Plans that became the same executable were timed once, as one. {'; '.join(same)}."]
@@ -43,7 +44,7 @@ def peer_notes(result: EvalResult) -> list[str]:
 def doubt_notes(result: EvalResult) -> list[str]:
     """Which latencies may be those of a disturbed machine."""
     each = [
-        f"{row.model} by {row.strategy}: {', '.join(row.doubts)}"
+        f"{stem(row.model)} by {row.strategy}: {', '.join(row.doubts)}"
         for row in result.rows
         if row.doubts and not row.same_as
     ]
@@ -65,7 +66,7 @@ def cold_notes(result: EvalResult) -> list[str]:
             for name, (cold, warm) in both.items()
             if cold and warm and warm.level
         ]
-        each += [f"{model}: {', '.join(ratios)}"] if ratios else []
+        each += [f"{stem(model)}: {', '.join(ratios)}"] if ratios else []
     return (
         [f"First runs over the others; a first run is {TURNS} {'; '.join(each)}."] if each else []
     )
@@ -80,12 +81,12 @@ def machine_notes(result: EvalResult) -> list[str]:
         held = {s for row in result.of(model) if row.conditions for s in row.conditions.throttled}
         if held:
             clocks = " and the ".join(side.upper() for side in sorted(held))
-            notes.append(f"{model}: the clock of the {clocks} was held down meanwhile.")
+            notes.append(f"{stem(model)}: the clock of the {clocks} was held down meanwhile.")
         slowdown = next((row.slowdown for row in result.of(model) if row.slowdown), None) or {}
         if any(abs(factor - 1) > NOTABLE for factor in slowdown.values()):
             each = ", ".join(f"{side} {factor:.2f}" for side, factor in slowdown.items())
             notes.append(
-                f"{model}: anchor ops took {each} of what they did when the dataset was measured, "
-                "which predictions do not know."
+                f"{stem(model)}: anchor ops took {each} of what they did when the dataset was "
+                "measured, which predictions do not know."
             )
     return notes

@@ -18,6 +18,7 @@ from codl.report.content import (
     listed,
     nearness,
     spread,
+    stem,
 )
 from codl.report.notes import (
     LATENCY,
@@ -80,7 +81,7 @@ def eval_content(result: EvalResult) -> TextTable:
     )
     sections = (
         TextSection(
-            model,
+            stem(model),
             tuple(
                 _eval_row(result, row, has_cold=has_cold, has_ratio=has_ratio)
                 for row in result.of(model)

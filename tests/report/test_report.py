@@ -747,3 +747,12 @@ def test_a_narrow_terminal_has_fewer_columns_and_whole_words() -> None:
             assert ({cell, *column.header.split()} <= {*grid}) == (column.header not in gone)
         counts.add(len(gone))
     assert counts == {0, 1, 2}
+
+
+def test_headings_say_the_file_and_the_stem_of_the_model(tmp_path: Path) -> None:
+    content = json.loads(json.dumps(evaluation()).replace('"testnet"', '"models/densenet121.onnx"'))
+    html = page(tmp_path, content, content).html
+    headings = re.findall("<h2[^>]*>([^<]*)</h2>", html)
+    assert headings == [f"Evaluation on testhost ({at}.json)" for at in (0, 1)]
+    assert "<h3>densenet121</h3>" in html
+    assert "models/densenet121.onnx" not in html
