@@ -24,6 +24,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -120,7 +121,7 @@ def models_content() -> TextTable:
                 ", ".join("x".join(map(str, shape)) for shape in one.inputs.values()),
                 f"{one.parameters / 1e6:.2f}",
                 f"{one.gflops:.2f}",
-                _first_sentence(inspect.getmodule(BUILT_IN[one.name])),
+                _first_sentence(import_module(f"codl.frontend.models.{one.name}")),
             )
         )
         for one in summaries

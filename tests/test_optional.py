@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -24,13 +25,14 @@ from codl.measure.inputs import random_inputs
 from codl.optional import PACKAGES, MissingPackageError, explained
 
 ROOT = Path(__file__).parents[1]
+EXTRAS = {module for own in PACKAGES.values() for module in own}
 #: A process in which no package of any extra is installed.
 BASE_ONLY = f"""
 import sys
 
 class Nowhere:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {sorted({m for own in PACKAGES.values() for m in own})}:
+        if name.partition(".")[0] in {sorted(EXTRAS)}:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
 sys.meta_path.insert(0, Nowhere())
@@ -94,7 +96,7 @@ def test_a_network_is_compiled_with_the_base_alone(first_soc: Soc, tmp_path: Pat
     ("code", "package", "extra"),
     [
         ("import codl.predict.estimators", "scikit-learn", "train"),
-        ("import codl; codl.compile('squeezenet')", "onnx", "onnx"),
+        ("import codl; codl.compile('squeezenet')", "onnxruntime", "onnx"),
         ("from codl.cli import main; main()", "typer", "cli"),
         (
             "from codl.optional import explained\nwith explained(): import codl.measure.images",
@@ -146,3 +148,50 @@ def test_extras_are_those_of_the_wheel() -> None:
     )
     assert not base & {name for own in optional.PACKAGES.values() for name in own.values()}
     assert all(find_spec(name) for name in ("typer", "onnx", "jinja2", "sklearn"))
+
+
+#: A process that has the base and `codl[cli]`, and runs `codl`.
+OTHERS = sorted(EXTRAS - set(PACKAGES["cli"]))
+CLI_ONLY = f"""{BASE_ONLY.replace(repr(sorted(EXTRAS)), repr(OTHERS))}
+from codl.cli import main
+sys.argv[0] = "codl"
+main()
+"""
+
+
+def cli_only(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", CLI_ONLY, *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--version",), ("--help",), ("run", "--help"), ("devices",), ("soc", "list")],
+    ids=" ".join,
+)
+def test_commands_that_read_no_model_need_the_command_line_alone(
+    arguments: tuple[str, ...],
+) -> None:
+    run = cli_only(*arguments)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout
+
+
+def test_the_command_line_alone_runs_and_shows_a_bundle(first_soc: Soc, tmp_path: Path) -> None:
+    b = ModelBuilder("small")
+    b.output(b.relu(b.conv(b.input("image", (1, 3, 20, 16)), 32, 3, pad=1)))
+    network = convert(simplify(import_onnx(b.build(), "small")))
+    path = tmp_path / "small.codl"
+    plan = make_plan(network, first_soc, [(1, "OC", 0.5)])
+    write(network, plan, here(first_soc), path).close()
+    for command in ("run", "show"):
+        run = cli_only(command, path, "--json")
+        assert run.returncode == 0, run.stderr
+        assert json.loads(run.stdout)
+
+
+def test_a_command_whose_package_is_missing_says_which() -> None:
+    assert "onnx is not installed" in cli_only("--help").stdout
+    run = cli_only("quantize", "a.onnx", "--bits", "4")
+    assert run.returncode == 1
+    assert "pip install 'codl[onnx]'" in run.stderr

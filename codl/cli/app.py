@@ -7,38 +7,19 @@ import os
 import sys
 import traceback
 import warnings
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
 import typer
+from rich.markup import escape
 from typer.core import TyperGroup
 
 from codl import __version__
 from codl.boundary import boundary
-from codl.cli import (
-    agent,
-    bench,
-    bench_llm,
-    collect,
-    conformance,
-    dataset,
-    devices,
-    doctor,
-    evaluate,
-    explain,
-    models,
-    package,
-    quantize,
-    report,
-    run,
-    search,
-    show,
-    train,
-    tune,
-    validate,
-)
 from codl.cli.output import STAGE, fail, heartbeat, warn
 from codl.errors import CodlError, CodlWarning, InterruptedCommandError
+from codl.optional import MissingPackageError, explained
 from codl.plugins import load_installed, load_plugin
 
 PluginOption = Annotated[
@@ -75,27 +56,57 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-app.add_typer(devices.soc_app, name="soc")
-app.command("devices")(devices.list_devices)
-app.command("doctor")(doctor.check_device)
-app.command("collect")(collect.collect_data)
-app.add_typer(dataset.dataset_app, name="dataset")
-app.command("tune")(tune.tune_kernels)
-app.command("bench")(bench.bench_kernels)
-app.command("bench-llm")(bench_llm.bench_llm)
-app.command("train")(train.train_predictors)
-app.command("models")(models.list_models)
-app.command("search")(search.search_plan)
-app.command("show")(show.show_file)
-app.command("quantize")(quantize.quantize_model)
-app.command("package")(package.package_model)
-app.command("run")(run.run_model)
-app.command("eval")(evaluate.evaluate_strategies)
-app.command("validate")(validate.validate_plan)
-app.command("explain")(explain.explain_model)
-app.command("conformance")(conformance.run_conformance)
-app.command("report")(report.write_report)
-app.add_typer(agent.agent_app, name="agent")
+#: Every command, and the modules and functions that they are; groups are a `Typer` of their own.
+COMMANDS = {
+    "soc": ("devices", "soc_app"),
+    "devices": ("devices", "list_devices"),
+    "doctor": ("doctor", "check_device"),
+    "collect": ("collect", "collect_data"),
+    "dataset": ("dataset", "dataset_app"),
+    "tune": ("tune", "tune_kernels"),
+    "bench": ("bench", "bench_kernels"),
+    "bench-llm": ("bench_llm", "bench_llm"),
+    "train": ("train", "train_predictors"),
+    "models": ("models", "list_models"),
+    "search": ("search", "search_plan"),
+    "show": ("show", "show_file"),
+    "quantize": ("quantize", "quantize_model"),
+    "package": ("package", "package_model"),
+    "run": ("run", "run_model"),
+    "eval": ("evaluate", "evaluate_strategies"),
+    "validate": ("validate", "validate_plan"),
+    "explain": ("explain", "explain_model"),
+    "conformance": ("conformance", "run_conformance"),
+    "report": ("report", "write_report"),
+    "agent": ("agent", "agent_app"),
+}
+#: Of a command that cannot run here: whatever is asked of it, it says what is missing.
+ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+
+
+def _add(name: str, module: str, function: str) -> None:
+    """Add a command; where a package that it needs is missing, one that says which."""
+    try:
+        with explained():
+            command = getattr(import_module(f"codl.cli.{module}"), function)
+    except MissingPackageError as error:
+        _add_missing(name, error)
+        return
+    if isinstance(command, typer.Typer):
+        app.add_typer(command, name=name)
+    else:
+        app.command(name)(command)
+
+
+def _add_missing(name: str, error: MissingPackageError) -> None:
+    def missing() -> None:
+        raise error
+
+    app.command(name, help=escape(str(error)), context_settings=ANYTHING)(missing)
+
+
+for command, place in COMMANDS.items():
+    _add(command, *place)
 
 
 def _unwrap(some: typer.Typer) -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from codl.errors import CodlError
-from codl.frontend.convert import load_network
 from codl.frontend.models import MEASURED
 from codl.ir import Network
 from codl.ir.soc import Soc
@@ -136,6 +135,8 @@ def course_of(
 
 
 def _built_in() -> list[Network]:
+    from codl.frontend.convert import load_network  # ops of a table need no ONNX
+
     return [load_network(name).structure for name in MEASURED]
 
 

@@ -57,8 +57,6 @@ from codl.strategies.run_report import RunReport, measure
 from codl.targets.base import Target
 from codl.targets.connect import connect
 from codl.targets.detect import load_local
-from codl.validate.first_check import checked_engine
-from codl.validate.references import read_network
 
 NPZ = ".npz"
 #: A run of so many times its prediction is worth a word.
@@ -204,6 +202,9 @@ def run_model(
             )
             given = read_inputs(engine.network, inputs, deployed, random_inputs)
         else:
+            from codl.validate.first_check import checked_engine  # a bundle needs no ONNX
+            from codl.validate.references import read_network
+
             placed = wanted.applied(_load_soc(soc, serial))
             asked = context_of(placed, dataset, predictors, predictor, budget=budget)
             context = adapted(asked, deployed)

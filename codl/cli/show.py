@@ -15,7 +15,6 @@ from codl.cli.options import BatchOption, DatasetsOption, JsonOption, OutputOpti
 from codl.cli.output import emit, note
 from codl.cli.search import plan_table
 from codl.errors import CodlError, InvalidFileError
-from codl.frontend.convert import load_network
 from codl.frontend.models import BUNDLE
 from codl.ir import soc as socs
 from codl.ir.constants import array_digest
@@ -108,6 +107,8 @@ def _no_array(digest: str) -> Any:
 
 
 def _lowered(plan: Plan, soc: str, model: str, batch: int | None, dataset: Path) -> Executable:
+    from codl.frontend.convert import load_network  # what needs no model needs no ONNX
+
     described = socs.load(soc)
     tuning = tuning_file.read(Dataset.found(described.name, dataset), described)
     return lower(load_network(model, batch), plan, described, tuning)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from codl.errors import CodlError
-from codl.frontend.decoders import Step
 from codl.ir import Network
 from codl.ir.plan import Chain, Plan
 from codl.ir.region import Span
@@ -19,6 +18,9 @@ from codl.plan.coverage import covered
 from codl.plan.weight_places import WeightPlaces
 from codl.predict.names import DEFAULT
 from codl.strategies.base import Context, Strategy
+
+if TYPE_CHECKING:  # other strategies need no ONNX
+    from codl.frontend.decoders import Step
 
 
 class Kept(NamedTuple):

@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 
 from codl.errors import CodlError, DeviceError
 from codl.frontend import models
-from codl.frontend.convert import network_of
-from codl.frontend.graph.onnx_import import import_onnx, session_options
-from codl.frontend.graph.shapes import fix_batch
 from codl.ir import Network, statistic
 from codl.ir.plan import Plan
 from codl.ir.results import EvalRow, Latency, PeerRun, TimeSpan, doubts
@@ -32,6 +28,9 @@ from codl.strategies import ideal
 from codl.strategies.base import Context, Strategy
 from codl.strategies.peers import started
 from codl.targets.base import Started
+
+if TYPE_CHECKING:  # strategies, which are imported all together, need no ONNX
+    import onnx
 
 #: One processor alone, in its best or a given storage.
 SINGLES = ("cpu", "gpu", "gpu-buffer", "gpu-image")
@@ -63,6 +62,10 @@ class Reference:
 
 def load(model: str, batch: int | None = None) -> tuple[Network, Reference]:
     """Import a model for `batch` images at a time; run it in ONNX Runtime on seeded inputs."""
+    from codl.frontend.convert import network_of
+    from codl.frontend.graph.onnx_import import import_onnx, session_options
+    from codl.frontend.graph.shapes import fix_batch
+
     source = models.load(model, batch)
     imported = import_onnx(source.model, source.name)
     network = network_of(imported)

@@ -9,7 +9,6 @@ from time import perf_counter
 from typing import TypeAlias
 
 from codl.errors import CodlError
-from codl.frontend.convert import load_network, load_structure
 from codl.frontend.models import BUILT_IN
 from codl.ir import Network
 from codl.ir.gpu_limits import UNLIMITED, GpuLimits
@@ -54,6 +53,8 @@ class Search:
         """The model, with weights if it is run; raises `CodlError` where it cannot be read."""
         if isinstance(self.network, CodlError):
             raise self.network
+        from codl.frontend.convert import load_network, load_structure
+
         load = load_network if self.runs_plans else load_structure
         return self.network or load(self.model, self.batch, self.shapes)
 

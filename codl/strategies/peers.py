@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
-
-import onnx
+from typing import TYPE_CHECKING
 
 from codl.errors import CodlError, UnknownNameError
 from codl.ir import Network
@@ -17,6 +16,9 @@ from codl.measure.peers.opencl_all import OpenClAll
 from codl.strategies import STRATEGIES
 from codl.strategies.base import Context
 from codl.targets.base import Started, Target
+
+if TYPE_CHECKING:
+    import onnx
 
 
 def check(names: Sequence[str], soc: Soc) -> None:

@@ -2,70 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-
-import onnx
+from typing import TYPE_CHECKING
 
 from codl.errors import InvalidFileError, UnknownNameError, UnsupportedError
-from codl.frontend.graph.weights import Model
-from codl.frontend.models import (
-    alexnet,
-    bert,
-    custom,
-    deit_tiny,
-    deployment,
-    fast_style_transfer,
-    matmul,
-    mobilenet_v1,
-    mobilenet_v2,
-    op_chain,
-    posenet,
-    resnet50,
-    resnet50_v2,
-    retinaface,
-    sd_unet_block,
-    smollm2_135m,
-    vgg16,
-    vit_base,
-    whisper_tiny_encoder,
-    yolov2,
-)
-from codl.frontend.models.batch import set_batch
-from codl.frontend.models.builder import ModelBuilder
-from codl.frontend.models.deployment import Deployment, load_onnx
+from codl.frontend.models import deployment
+from codl.frontend.models.deployment import Deployment
 from codl.frontend.models.reading import Section, read_yaml
+
+# What is called and checked by name has to do without ONNX, as bundles and most commands have.
+if TYPE_CHECKING:
+    import onnx
+
+    from codl.frontend.graph.weights import Model
+    from codl.frontend.models.builder import ModelBuilder
 
 #: What model files in YAML end in.
 YAML = (".yaml", ".yml")
 #: What bundles end in, which are no models any more.
 BUNDLE = ".codl"
 
-#: What describes each built-in model, layer by layer. The first five are the paper's.
-BUILT_IN: Mapping[str, Callable[[ModelBuilder], None]] = {
-    "retinaface": retinaface.describe,
-    "yolov2": yolov2.describe,
-    "vgg16": vgg16.describe,
-    "posenet": posenet.describe,
-    "fast_style_transfer": fast_style_transfer.describe,
-    "alexnet": alexnet.describe,
-    "mobilenet_v1": mobilenet_v1.describe,
-    "mobilenet_v2": mobilenet_v2.describe,
-    "resnet50": resnet50.describe,
-    "resnet50_v2": resnet50_v2.describe,
-    "bert": bert.describe,
-    "vit_base": vit_base.describe,
-    "deit_tiny": deit_tiny.describe,
-    "whisper_tiny_encoder": whisper_tiny_encoder.describe,
-    "sd_unet_block": sd_unet_block.describe,
-    "smollm2_135m": smollm2_135m.describe,
-    "matmul": matmul.describe,
-    "op_chain": op_chain.describe,
-}
+#: The built-in models, each described layer by layer in a module of its name. The first five are
+#: the paper's.
+BUILT_IN = (
+    "retinaface",
+    "yolov2",
+    "vgg16",
+    "posenet",
+    "fast_style_transfer",
+    "alexnet",
+    "mobilenet_v1",
+    "mobilenet_v2",
+    "resnet50",
+    "resnet50_v2",
+    "bert",
+    "vit_base",
+    "deit_tiny",
+    "whisper_tiny_encoder",
+    "sd_unet_block",
+    "smollm2_135m",
+    "matmul",
+    "op_chain",
+)
 #: Those whose ops are measured and tuned where none are named: the paper's, and two whose
 #: convolutions the paper's have few of.
-MEASURED = (*list(BUILT_IN)[:5], "mobilenet_v2", "resnet50")
+MEASURED = (*BUILT_IN[:5], "mobilenet_v2", "resnet50")
 
 
 @dataclass(frozen=True)
@@ -83,8 +66,10 @@ class ModelSource:
 
 def described(name: str, *, weights: bool = True, drawn: bool = True) -> ModelBuilder:
     """The builder of a built-in model; see `ModelBuilder` for one without weights."""
+    from codl.frontend.models.builder import ModelBuilder
+
     builder = ModelBuilder(name, weights=weights, drawn=drawn)
-    BUILT_IN[name](builder)
+    import_module(f"{__name__}.{name}").describe(builder)
     return builder
 
 
@@ -98,6 +83,8 @@ def load(model: str | Path, batch: int | None = None, *, drawn: bool = True) -> 
     """
     source = _load(model, drawn=drawn)
     if batch is not None:
+        from codl.frontend.models.batch import set_batch
+
         set_batch(source.model.proto, batch)
     return source
 
@@ -114,8 +101,10 @@ def _load(model: str | Path, *, drawn: bool) -> ModelSource:
             f"{name} is a bundle, a model that is planned and compiled: `codl run {name}` and "
             "`codl.load` take it; everything else wants the model that it was made from."
         )
+    from codl.frontend.graph.weights import Model
+
     path = _existing(name)
-    return ModelSource(path.stem, Model.of(load_onnx(path)))
+    return ModelSource(path.stem, Model.of(deployment.load_onnx(path)))
 
 
 def check_is_there(model: str) -> None:
@@ -159,6 +148,9 @@ def _existing(file: str) -> Path:
 
 
 def _from_yaml(path: Path, part: str) -> ModelSource:
+    from codl.frontend.graph.weights import Model
+    from codl.frontend.models import custom
+
     top = read_yaml(path)
     if not deployment.is_deployment(top):
         if part:

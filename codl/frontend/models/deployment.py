@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
-
-import onnx
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from codl.errors import InvalidFileError, UnknownNameError, UnsupportedError
 from codl.frontend.models.preprocessing import Preprocessing, read_preprocessing
 from codl.frontend.models.reading import Section, flag, number, one_of, sequence, sizes, text
-from codl.frontend.models.tensors import FilePlace, cut_out, fix_inputs
 from codl.ir.gpu_limits import UNLIMITED, GpuLimits, LimitError
+
+if TYPE_CHECKING:  # a file is checked, and a bundle runs, without ONNX
+    import onnx
 
 #: How each of MACE's other platforms becomes ONNX.
 CONVERTERS = {
@@ -111,6 +111,8 @@ class Deployment:
 
     def load(self) -> onnx.ModelProto:
         """The model, checked; raises `InvalidFileError` where it is not what the file says."""
+        from codl.frontend.models.tensors import FilePlace, cut_out, fix_inputs
+
         if self.checksum is not None:
             check_sum(self.path, self.checksum)
         proto = load_onnx(self.path)
@@ -123,6 +125,8 @@ class Deployment:
 
 def load_onnx(path: Path) -> onnx.ModelProto:
     """An ONNX file; raises `InvalidFileError` where it is none."""
+    import onnx
+
     try:
         proto = onnx.load(path)
         _check_texts(proto)
@@ -139,7 +143,7 @@ def _check_texts(message: Any) -> None:
 
     Of tensors only the name is read: their data would be copied.
     """
-    if isinstance(message, onnx.TensorProto):
+    if message.DESCRIPTOR.full_name == "onnx.TensorProto":
         _check_text(message.name)
         return
     for field, value in message.ListFields():

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import ClassVar
 
 from codl.errors import CodlError
-from codl.frontend.convert import load_network
 from codl.ir.executable import Executable
 from codl.measure.peers.base import Job, Tensors
 from codl.runtime.engine import Engine
@@ -38,6 +37,8 @@ class OpenClAll:
             raise CodlError(f"The peer {self.name!r} needs a plan to run by.")
         place = replace(own.placement, cpu_cores=job.cores, gpu_cores=job.cores)
         soc = replace(own, gpu=replace(own.gpu, compute_units=job.threads), placement=place)
+        from codl.frontend.convert import load_network  # only its name is needed elsewhere
+
         network = load_network(str(job.model))
         self._engine = Engine(network, job.plan, _EveryCore(soc))
         self.version = soc.gpu.driver
