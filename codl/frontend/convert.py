@@ -78,6 +78,8 @@ class _Builder:
         self._shapes = {**self._inputs, **self._states}
         #: Outputs of fused activations, by name, and the layer output that holds them.
         self._fused: dict[str, str] = {}
+        #: What layers read, also those that one node became.
+        self._read: set[str] = set()
 
     def fuse(self, node: Node) -> bool:
         """Let the op before an activation compute it, where nothing else reads its output."""
@@ -86,8 +88,9 @@ class _Builder:
             return False
         graph, before = self._graph, node.inputs[0]
         producer = self._layers.get(self._fused.get(before, before))
-        shared = graph.reader_of(before) is not node
-        if producer is None or shared or producer.op.activation.kind != "none":
+        if producer is None or producer.op.activation.kind != "none":
+            return False
+        if graph.reader_of(before) is not node or producer.output in self._read:
             return False
         if not producer.op.fuses_activations:
             return False
@@ -122,6 +125,7 @@ class _Builder:
 
     def _append(self, layer: Layer) -> None:
         self._layers[layer.output] = layer
+        self._read.update(layer.inputs)
         self._shapes[layer.output] = layer.op.output
 
     def _keep_constants(self, step: ConvertedOp) -> None:

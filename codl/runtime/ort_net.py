@@ -153,6 +153,8 @@ def _options(soc: Soc) -> ort.SessionOptions:
     """Those of any session."""
     options = ort.SessionOptions()
     options.log_severity_level = 3
+    # Its poolings in blocks of channels, of the level above, count padding wrong.
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     options.intra_op_num_threads = soc.cpu.threads
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")

@@ -70,7 +70,8 @@ def _scores(graph: Graph, softmax: Node) -> Scores | None:
 
 def _written(graph: Graph, scores: Scores, last: Node) -> Graph | None:
     """With the node in the place of the last product, and keys as they were before turning."""
-    if len(scores.product.inputs) != 2:
+    scale = float(scores.product.attributes.get("alpha", 1.0))
+    if len(scores.product.inputs) != 2 or not scale:  # of the node, 0 is the usual one
         return None
     (q, turned), (_, v), output = scores.product.inputs, last.inputs, last.outputs[0]
     if any(len(graph.shapes.get(name, ())) != 4 for name in (q, turned, v, output)):
@@ -86,8 +87,7 @@ def _written(graph: Graph, scores: Scores, last: Node) -> Graph | None:
     if scores.mask and graph.shapes[scores.mask][-1:] != (keys.sizes[2],):
         return None
     names = (q, keys.name, values.name, *([scores.mask] if scores.mask else []))
-    given = {"scale": float(scores.product.attributes.get("alpha", 1.0))}
-    made = Node(last.name, "Attention", names, last.outputs, given)
+    made = Node(last.name, "Attention", names, last.outputs, {"scale": scale})
     gone = {*scores.tensors, last.inputs[0]}
     if not gone.isdisjoint(graph.handed_out):
         return None

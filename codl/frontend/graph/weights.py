@@ -45,6 +45,8 @@ SETTINGS = "session.optimized_model_external_initializers_"
 NORMING = "LayerNormFusionL1"
 #: It moves QuantizeLinear over a Transpose, for all readers of what is transposed.
 TRANSPOSING = "TransposeOptimizer"
+#: It rounds weights that a model has as floats, between quantised tensors.
+ROUNDING = "WeightBiasQuantization"
 #: A message of ONNX, whose classes have no stubs.
 M = TypeVar("M", onnx.ModelProto, onnx.GraphProto)
 
@@ -141,7 +143,9 @@ class Model:
         reads = Counter([*outputs, *(name for node in nodes for name in node.input)])
         quantised = {node.input[0] for node in nodes if node.op_type == "QuantizeLinear"}
         moved = [n for n in nodes if n.op_type == "Transpose" and n.output[0] in quantised]
-        wrong = [TRANSPOSING] if any(reads[node.input[0]] > 1 for node in moved) else []
+        wrong = [ROUNDING]
+        if any(reads[node.input[0]] > 1 for node in moved):
+            wrong.append(TRANSPOSING)
         means = {node.input[0] for node in nodes if node.op_type == "ReduceMean"}
         powers = [n for n in nodes if n.op_type == "Pow" and n.output[0] in means]
         if not powers:

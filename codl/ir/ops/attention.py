@@ -156,6 +156,8 @@ class Attention(NdOp):
         for own in bias:
             if own[3] != k[2] or any(a not in (1, b) for a, b in zip(own, full, strict=True)):
                 return f"the bias must have all keys and stretch to {full}, got {own}."
+        if not self.scale:
+            return "scale must not be 0, which libraries take for the usual one."
         return None if self.first >= 0 else f"first must not be negative, got {self.first}."
 
     @property
