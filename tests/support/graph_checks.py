@@ -102,8 +102,7 @@ class Reference:
         others = run_nodes(graph, undefined)
         for name, clean in self._clean.items():
             if name in self._jumps:
-                alike = others[name].shape == clean.shape
-                self._jumps[name] |= (others[name] != clean) & (clean == clean) if alike else True
+                self._jumps[name] |= _differs(others[name], clean)
         self._random = np.random.default_rng(0)
         self.blur(NOISY)
 
@@ -187,6 +186,11 @@ class Reference:
             blurred += int((self._jumps[name] | wide).sum())
             count += y.size
         return blurred / max(count, 1)
+
+
+def _differs(x: NDArray[Any], y: NDArray[Any]) -> NDArray[np.bool_] | bool:
+    """Where they do; all not-a-numbers are alike."""
+    return (x != y) & ~((x != x) & (y != y)) if x.shape == y.shape else True
 
 
 def _inputs(session: Any) -> set[str]:

@@ -53,7 +53,7 @@ SUMS = {"Conv", "ConvTranspose", "MatMul", "Gemm", "Einsum", "Resize", "Attentio
         "MultiHeadAttention", "GroupQueryAttention", "CumSum", "MaxPool"}  # fmt: skip
 #: Ops of which nothing is said where such a number comes in: a pixel whose weight is 0 may count or
 #: not, and a byte may become any.
-UNDEFINED = {"Resize", "QuantizeLinear", "DynamicQuantizeLinear", "DynamicQuantizeMatMul",
+UNDEFINED = {"Cast", "Resize", "QuantizeLinear", "DynamicQuantizeLinear", "DynamicQuantizeMatMul",
              "DynamicQuantizeLSTM", "MatMulIntegerToFloat"}  # fmt: skip
 
 
@@ -186,7 +186,10 @@ def smear(value: NDArray[Any], node: onnx.NodeProto | None, values: Values) -> N
 
 def undefined(value: NDArray[Any], node: onnx.NodeProto | None, values: Values) -> NDArray[Any]:
     """Other values of what nobody defines."""
-    return np.full_like(value, 77) if _reads_strays(node, values, UNDEFINED) else value
+    is_cast = node is not None and node.op_type == "Cast" and value.dtype in FLOATS
+    if is_cast or not _reads_strays(node, values, UNDEFINED):
+        return value
+    return (77 + np.arange(value.size) % 13).astype(value.dtype).reshape(value.shape)
 
 
 def _reads_strays(node: onnx.NodeProto | None, values: Values, ops: Collection[str]) -> bool:
