@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING
 
-from codl.boundary import boundary
+from codl.boundary import boundary, check_argument, check_path
+from codl.errors import CodlError
 from codl.plugins import load_installed, load_plugin
 from codl.provenance import VERSION
 
@@ -23,7 +25,7 @@ def compile(
     model: str | Path,
     *,
     soc: str | Path = "host",
-    strategy: str = "codl",
+    strategy: str | None = None,
     plan: str | Path | None = None,
     batch: int | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
@@ -33,10 +35,10 @@ def compile(
     """Make a model ready to run on both processors of a SoC.
 
     `model` is a built-in name or an `.onnx` file; `soc` a SoC file or its name in `./socs`. `plan`
-    is a file of `codl search`; without one the strategy plans, with the predictors that `codl
-    train` left in `./predictors`. Kernels are as `codl tune` left them in `./lat_datasets`. `batch`
-    is how many images a run takes, if not as many as the model says; `shapes` are those of inputs
-    whose sizes it leaves open. An `adaptive` engine moves shares where one processor becomes slower
+    is a file of `codl search`; without one the strategy plans, `codl` where none is named, with the
+    predictors that `codl train` left in `./predictors`. Kernels are as `codl tune` left them in
+    `./lat_datasets`. `batch` is how many images a run takes, if not as many as the model says;
+    `shapes` are those of inputs whose sizes it leaves open. An `adaptive` engine moves shares where one processor becomes slower
     or faster; see `codl.runtime.engine.Engine`. Its outputs are compared once with ONNX Runtime's,
     on inputs from a seed (`engine.checked`): ops that are wrong run in other kernels, with a
     `CodlWarning`. Without `check` nothing is compared. Raises `CodlError` where something is
@@ -46,18 +48,29 @@ def compile(
     >>> y = engine(x)
     """
     from codl.ir.plan import load_plan
-    from codl.strategies import Context, find
+    from codl.strategies import DEFAULT, Context, find
     from codl.targets.connect import connect
     from codl.targets.detect import load_local
     from codl.validate.first_check import checked_engine
     from codl.validate.references import read_network
 
+    check_path("model", model)
+    check_path("soc", soc)
+    check_argument("strategy", strategy, "the name of a strategy", str, NoneType)
+    check_argument("batch", batch, "a number of images", int, NoneType)
+    check_argument("shapes", shapes, "a mapping of names to sizes", Mapping, NoneType)
+    if plan is not None:
+        check_path("plan", plan)
+        if strategy is not None:
+            raise CodlError(
+                f"A plan is made already: leave out plan={str(plan)!r} or strategy={strategy!r}."
+            )
     load_installed()
     described = load_local(soc)
     network, source = read_network(str(model), batch, shapes, check=check)
     target = connect("local", described)
     context = Context.of(described, target=target)
-    chosen = load_plan(Path(plan)) if plan else find(strategy).plan(network, context)
+    chosen = load_plan(Path(plan)) if plan else find(strategy or DEFAULT).plan(network, context)
     return checked_engine(
         network, chosen, target, context.tuning, source=source, adaptive=adaptive, recovers=True
     )
@@ -85,10 +98,12 @@ def load(
     """
     from codl.bundle import load
 
+    check_path("path", path)
     if soc is None:
         return load(path, trusted=trusted, check=check)
     from codl.targets.detect import load_local
 
+    check_path("soc", soc)
     return load(path, soc=load_local(soc), trusted=trusted, check=check)
 
 
@@ -100,6 +115,8 @@ def dataset(soc: str = "host", folder: str | Path = "lat_datasets") -> DataFrame
     """
     from codl import frames
 
+    check_argument("soc", soc, "the name of a SoC", str)
+    check_path("folder", folder)
     return frames.dataset(soc, folder)
 
 
@@ -113,6 +130,8 @@ def predictions(soc: str | Path = "host", predictor: str = "codl") -> DataFrame:
     """
     from codl import frames
 
+    check_path("soc", soc)
+    check_argument("predictor", predictor, "the name of a predictor", str)
     return frames.predictions(soc, predictor)
 
 
@@ -124,6 +143,10 @@ def results(*files: str | Path) -> DataFrame:
     """
     from codl import frames
 
+    if not files:
+        raise CodlError("Name at least one result file, such as codl.results('eval.json').")
+    for file in files:
+        check_path("a result file", file)
     return frames.results(*files)
 
 

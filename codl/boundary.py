@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from os import PathLike
 from types import TracebackType
 
 from codl.errors import CodlError
@@ -41,6 +42,17 @@ def boundary() -> Iterator[None]:
             raise
         first = str(error).strip().splitlines() or [""]
         raise CodlError(f"{library} failed ({type(error).__name__}): {first[0]}") from error
+
+
+def check_argument(name: str, value: object, what: str, *kinds: type) -> None:
+    """Raise `CodlError` where a user's argument is of no such kind; a bool is no number."""
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        raise CodlError(f"{name} must be {what}, got {value!r}.")
+
+
+def check_path(name: str, value: object) -> None:
+    """The same of what may be a name or the path of a file."""
+    check_argument(name, value, "text or a path", str, PathLike)
 
 
 def _library(error: Exception) -> str | None:

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import yaml
 
+import codl
 from codl.boundary import boundary
 from codl.errors import CodlError, DeviceError
 
@@ -54,3 +55,30 @@ def test_what_is_ours_is_left_alone() -> None:
         with pytest.raises(type(own)) as error, boundary():
             raise own
         assert error.value is own
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: codl.compile(None), "model must be text or a path, got None"),
+        (lambda: codl.compile("x.onnx", soc=None), "soc must be text or a path, got None"),
+        (lambda: codl.compile("x.onnx", strategy=5), "strategy must be .*, got 5"),
+        (lambda: codl.compile("x.onnx", plan=5), "plan must be text or a path, got 5"),
+        (lambda: codl.compile("x.onnx", plan="p.json", strategy="gpu"), "'p.json' or .*'gpu'"),
+        (lambda: codl.compile("x.onnx", batch="2"), "batch must be a number of images, got '2'"),
+        (lambda: codl.compile("x.onnx", batch=1.5), "batch must be .*, got 1.5"),
+        (lambda: codl.compile("x.onnx", batch=True), "batch must be .*, got True"),
+        (lambda: codl.compile("x.onnx", shapes=5), "shapes must be .*, got 5"),
+        (lambda: codl.load(None), "path must be text or a path, got None"),
+        (lambda: codl.load("x.codl", soc=5), "soc must be text or a path, got 5"),
+        (lambda: codl.dataset(None), "soc must be the name of a SoC, got None"),
+        (lambda: codl.predictions("epyc2", None), "predictor must be .*, got None"),
+        (lambda: codl.results(None), "a result file must be text or a path, got None"),
+        (lambda: codl.results(), "at least one result file"),
+    ],
+)
+def test_arguments_that_are_none_are_refused_with_their_value(
+    call: Callable[[], Any], said: str
+) -> None:
+    with pytest.raises(CodlError, match=said):
+        call()

@@ -5,15 +5,16 @@ from __future__ import annotations
 import onnx
 
 from codl.errors import CodlError
+from codl.ir.yaml_file import MOST
 
 
 def set_batch(proto: onnx.ModelProto, images: int) -> None:
     """Let a model take `batch` images at a time; what was known of shapes behind the inputs goes.
 
-    Raises `CodlError` for less than one image, or where an input has no axes.
+    Raises `CodlError` for less than one image or more than any device takes, or where an input has no axes.
     """
-    if images < 1:
-        raise CodlError(f"A batch must be of at least 1 image, got {images}.")
+    if not 1 <= images <= MOST:
+        raise CodlError(f"A batch must be of 1 to {MOST} images, got {images}.")
     constants = {item.name for item in proto.graph.initializer}
     for info in proto.graph.input:
         if info.name in constants:
