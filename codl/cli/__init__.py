@@ -1,6 +1,9 @@
 """The command line: parse, call, print."""
 
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from codl.errors import CodlError
 from codl.optional import explained
@@ -12,7 +15,7 @@ DOCTOR = "doctor"
 def main() -> None:
     """Entry point of `codl`, also where the packages of the command line are missing."""
     try:
-        with explained():
+        with explained(), _mortal():
             from codl.cli import app
     except (CodlError, ImportError) as error:
         if sys.argv[1:2] == [DOCTOR]:
@@ -21,6 +24,18 @@ def main() -> None:
             raise
         sys.exit(f"Error: {error}")
     app.main()
+
+
+@contextmanager
+def _mortal() -> Iterator[None]:
+    """Ctrl-C ends the process at once: half imported modules have nothing to say or to keep."""
+    usual = signal.getsignal(signal.SIGINT)
+    if usual is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
 
 
 def _doctor() -> None:

@@ -16,7 +16,7 @@ import yaml
 from codl.errors import InvalidFileError
 from codl.ir import yaml_file
 from codl.ir.soc_facts import CoreCluster
-from codl.ir.yaml_file import NotNegative, Positive
+from codl.ir.yaml_file import NotNegative, Positive, Threads
 
 SOURCE = "published"
 
@@ -27,7 +27,7 @@ class PublishedCpu:
 
     name: str | None = None
     clusters: tuple[CoreCluster, ...] = ()
-    threads: Positive | None = None
+    threads: Threads | None = None
     simd_floats: Positive | None = None
     l2_cache_bytes: NotNegative | None = None
 

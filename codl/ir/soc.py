@@ -25,7 +25,7 @@ from codl.ir.published_soc import PublishedSoc
 from codl.ir.shipped import shipped
 from codl.ir.soc_facts import SVM_LEVELS, Chip, CoreCluster, CpuCache, SensorFact
 from codl.ir.types import ELEMENTS, LAYOUTS
-from codl.ir.yaml_file import NotNegative, Positive
+from codl.ir.yaml_file import NotNegative, Positive, Threads
 
 FOLDER = Path("socs")
 #: The end of the file beside a SoC's that says where its parts are on a machine.
@@ -53,7 +53,7 @@ class CpuSide:
     """The processor `cpu`; `threads` is how many of ncnn's its latencies are measured with."""
 
     name: str
-    threads: Positive
+    threads: Threads
     simd_floats: Positive
     l2_cache_bytes: NotNegative
     #: The slowest first, the numbers of the fastest cores, and caches by level.

@@ -19,6 +19,7 @@ T = TypeVar("T")
 #: No size or count of any device or tensor reaches this.
 MOST = 1 << 48
 Positive: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=MOST)]
+Threads: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 NotNegative: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 #: No file that people write is nested deeper, or holds more values, aliases written out.
 MOST_DEEP, MOST_NODES = 100, 1_000_000
@@ -27,7 +28,10 @@ _MISSING = re.compile(r"Object missing required field `(?P<key>.*)`")
 
 
 class Loader(yaml.SafeLoader):
-    """Refuses what would take far more room than its text: aliases of aliases, deep nesting."""
+    """Refuses what would take far more room than its text: aliases of aliases, deep nesting.
+
+    A key that is there twice is refused, too, and `1:30` is text as in YAML 1.2, not 90.
+    """
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -47,6 +51,22 @@ class Loader(yaml.SafeLoader):
         if node is not None:
             self._count(node, mark, is_alias=is_alias)
         return node
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    problem = f"the key {key.value!r} is there twice"
+                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+                seen.add(key.value)
+        return node
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> str:
+        tag: str = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
+        is_number = kind is yaml.ScalarNode and tag.endswith((":int", ":float"))
+        return self.DEFAULT_SCALAR_TAG if is_number and ":" in value else tag
 
     def _count(self, node: yaml.Node, mark: yaml.Mark, *, is_alias: bool) -> None:
         if not is_alias:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -132,3 +133,17 @@ def test_tables_in_a_pipe_are_as_wide_as_columns_says(columns: str | None, width
         [sys.executable, "-c", code], env=environment, capture_output=True, check=True
     )
     assert int(done.stdout) == width
+
+
+def test_ctrl_c_while_modules_are_imported_shows_no_trace() -> None:
+    code = (
+        "import os, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'codl.cli.app': os.kill(os.getpid(), signal.SIGINT)\n"
+        "from codl import cli\n"
+        "sys.meta_path.insert(0, Finder()); cli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGINT
+    assert done.stderr == ""

@@ -31,6 +31,7 @@ MERGES = "\n".join(
         ("a: " + "9" * 6_000, "not YAML"),
         ("a: 2026-99-99", "not YAML"),
         ("a: !!python/object/apply:os.system [x]", "not YAML"),
+        ("a: 1\nb: {c: 1, d: 2, c: 3}", "line 2: not YAML: the key 'c' is there twice"),
         ("\0", "not YAML"),
         ("[", "line 1: not YAML"),
     ],
@@ -56,3 +57,12 @@ def test_aliases_are_read(tmp_path: Path) -> None:
     path.write_text("a: &a {x: [1, 2]}\nb: *a\nc: {<<: *a, y: 3}\n")
     content = yaml_file.read_content(path)
     assert content == {"a": {"x": [1, 2]}, "b": {"x": [1, 2]}, "c": {"x": [1, 2], "y": 3}}
+
+
+def test_keys_may_replace_merged_ones_and_times_are_text(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("a: &a {x: 1, z: 0x10}\nc: {<<: *a, x: 2}\nt: 1:30\nu: [1:30.5, -1.5]\n")
+    content = yaml_file.read_content(path)
+    assert content["c"] == {"x": 2, "z": 16}
+    assert content["t"] == "1:30"
+    assert content["u"] == ["1:30.5", -1.5]

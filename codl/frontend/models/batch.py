@@ -11,7 +11,8 @@ from codl.ir.yaml_file import MOST
 def set_batch(proto: onnx.ModelProto, images: int) -> None:
     """Let a model take `batch` images at a time; what was known of shapes behind the inputs goes.
 
-    Raises `CodlError` for less than one image or more than any device takes, or where an input has no axes.
+    Raises `CodlError` for less than one image, for more than any device takes, and where an input
+    has no axes.
     """
     if not 1 <= images <= MOST:
         raise CodlError(f"A batch must be of 1 to {MOST} images, got {images}.")

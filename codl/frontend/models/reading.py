@@ -27,16 +27,13 @@ class _Lined(dict[str, Any]):
 
 
 class _Loader(yaml_file.Loader):
-    """Makes `_Lined` mappings, and refuses a key that is there twice."""
+    """Makes `_Lined` mappings."""
 
     def lined(self, node: yaml.MappingNode) -> _Lined:
         self.flatten_mapping(node)
         found, lines = _Lined(), {}
         for key_node, value_node in node.value:
             key = str(self.construct_object(key_node, deep=True))
-            if key in found:
-                problem = f"the key {key!r} is there twice"
-                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key_node.start_mark)
             found[key] = self.construct_object(value_node, deep=True)
             lines[key] = key_node.start_mark.line + 1
         found.lines = lines
