@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import onnx
 import typer
 
-from codl.cli.options import JsonOption, ModelArgument
+from codl import files
+from codl.cli.options import JsonOption, ModelArgument, writable
 from codl.cli.output import emit, note
 from codl.errors import CodlError
 from codl.frontend import models
@@ -19,7 +20,9 @@ from codl.frontend.quantize import check_format, quantize, quantize_dynamic
 from codl.ir.ops.matmul_nbits import BITS, BLOCKS
 from codl.report.terminal import Table
 
-FileOption = Annotated[Path, typer.Option("-o", "--output", help="The .onnx file to write.")]
+FileOption = Annotated[
+    Path, typer.Option("-o", "--output", help="The .onnx file to write.", callback=writable)
+]
 BitsOption = Annotated[
     int, typer.Option("--bits", help=f"Bits of a number: {' or '.join(map(str, BITS))}.")
 ]
@@ -116,10 +119,10 @@ def _loaded(model: str, capacity: int | None) -> tuple[str, onnx.ModelProto]:
 
 
 def _save(proto: onnx.ModelProto, path: Path) -> None:
-    """Raises `CodlError` for a model that is too large for one file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Raises `CodlError` for a model that is too large for one file, or for the disk."""
     try:
-        onnx.save(proto, path)
+        with files.writing(path) as partial:
+            onnx.save(proto, partial, format="protobuf")
     except ValueError as error:
         raise CodlError(f"The model does not fit in {path}, ONNX allows 2 GB: {error}.") from error
 

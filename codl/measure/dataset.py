@@ -12,16 +12,18 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
+from math import isfinite
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, TypeVar, get_type_hints
+from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args, get_type_hints
 
 from codl import files
 from codl.errors import InvalidFileError, UnwritableFileError
 from codl.file_names import inside
 from codl.ir import shipped, statistic
+from codl.ir.ops.base import Dim
 from codl.ir.results import Conditions
 
 FOLDER = Path("lat_datasets")
@@ -33,6 +35,21 @@ RowT = TypeVar("RowT", bound="Row")
 
 #: Between the ops of a chain, as text.
 SEPARATOR = "; "
+#: No op runs for longer than a day.
+MOST_MS = 24 * 3600 * 1000.0
+#: What a value of a column has to be, and how that is said.
+RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "dim": (get_args(Dim).__contains__, f"one of {', '.join(get_args(Dim))}"),
+    "share": (lambda share: 0 < share <= 1, "above 0 and at most 1"),
+    "gpu_ratio": (lambda ratio: 0 <= ratio <= 1, "from 0 to 1"),
+    "status": (get_args(Status).__contains__, f"{' or '.join(get_args(Status))}"),
+}
+#: And that of a measurement that did not fail.
+RULES_OF_OK: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "latency_ms": (lambda ms: 0 < ms <= MOST_MS, "positive, and no more than a day"),
+}
+#: What a manifest says at least.
+MANIFEST_KEYS: Mapping[str, type] = {"source": str, "runs": dict}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,16 +313,22 @@ class Table(Generic[RowT]):
             reader = csv.DictReader(file, strict=True)
             found, later = list(reader.fieldnames or ()), self.row_type.later_fields
             if found != [c for c in self.columns if c in found or c not in later]:
-                raise InvalidFileError(
-                    self.path,
-                    f"the columns are {reader.fieldnames}, expected {self.columns}.",
-                    where="line 1",
-                )
+                raise InvalidFileError(self.path, self._difference(found), where="line 1")
             for record in reader:
                 where = f"line {reader.line_num}"
                 if None in record or None in record.values():
                     raise InvalidFileError(self.path, f"expected {len(found)} values.", where=where)
                 yield self._parse(record, types, where)
+
+    def _difference(self, found: list[str]) -> str:
+        """What is wrong with the columns."""
+        missing = [c for c in self.columns if c not in (*found, *self.row_type.later_fields)]
+        unknown = [repr(c) for c in found if c not in self.columns]
+        problems = [
+            *([f"the columns {', '.join(missing)} are missing"] if missing else []),
+            *([f"it has the columns {', '.join(unknown)}, which are unknown"] if unknown else []),
+        ]
+        return f"{'; '.join(problems) or f'the columns must stand as {self.columns}'}."
 
     def _parse(self, record: dict[str, str], types: dict[str, Any], where: str) -> RowT:
         values: dict[str, Any] = {}
@@ -317,12 +340,14 @@ class Table(Generic[RowT]):
             except ValueError as error:
                 problem = f"{name} must be of type {kind.__name__}, got {text!r}."
                 raise InvalidFileError(self.path, problem, where=where) from error
-        if values["status"] not in ("ok", "failed"):
-            problem = f"status must be ok or failed, got {values['status']!r}."
-            raise InvalidFileError(self.path, problem, where=where)
-        if values["status"] == "ok" and not 0 < values["latency_ms"] < float("inf"):
-            problem = f"latency_ms must be positive, got {record['latency_ms']!r}."
-            raise InvalidFileError(self.path, problem, where=where)
+        rules = {**RULES, **RULES_OF_OK} if values["status"] == "ok" else RULES
+        for name, value in values.items():
+            if name in rules and not rules[name][0](value):
+                problem = f"{name} must be {rules[name][1]}, got {record[name]!r}."
+                raise InvalidFileError(self.path, problem, where=where)
+            if isinstance(value, float) and not isfinite(value):
+                problem = f"{name} must be a finite number, got {record[name]!r}."
+                raise InvalidFileError(self.path, problem, where=where)
         return self.row_type(**values)
 
 
@@ -391,12 +416,12 @@ class Dataset:
 
     def calibration(self) -> dict[str, dict[str, float]]:
         """How much slower each processor was than in the first run, by run; from the manifest."""
-        runs = self.manifest().get("runs", {}) if self.manifest_path.exists() else {}
+        runs = self.manifest()["runs"] if self.manifest_path.exists() else {}
         return {name: dict(run.get("calibration", {})) for name, run in runs.items()}
 
     def statistics(self) -> dict[str, str]:
         """By which statistic the latencies of each run are; those of imports are not known."""
-        runs = self.manifest().get("runs", {}) if self.manifest_path.exists() else {}
+        runs = self.manifest()["runs"] if self.manifest_path.exists() else {}
         protocols = {name: run["protocol"] for name, run in runs.items() if "protocol" in run}
         return {name: own.get("statistic", statistic.BEFORE) for name, own in protocols.items()}
 
@@ -412,6 +437,13 @@ class Dataset:
         content = files.read_json(self.manifest_path)
         if not isinstance(content, dict):
             raise InvalidFileError(self.manifest_path, "must hold a JSON object.")
+        for key, kind in MANIFEST_KEYS.items():
+            if key not in content:
+                raise InvalidFileError(self.manifest_path, f"the key {key!r} is missing.")
+            if not isinstance(content[key], kind):
+                what = "a JSON object" if kind is dict else "a text"
+                problem = f"must be {what}, got {content[key]!r:.60}."
+                raise InvalidFileError(self.manifest_path, problem, where=key)
         return content
 
     def write_manifest(self, content: dict[str, Any]) -> None:

@@ -116,7 +116,7 @@ def calibration(runs: Mapping[str, Mapping[str, Any]], run: str) -> dict[str, fl
 
 def first_ms(dataset: Dataset) -> dict[tuple[str, str], float]:
     """The usual levels of the first run that has anchors of a processor, in ms, by `key`."""
-    runs = dataset.manifest().get("runs", {}) if dataset.manifest_path.exists() else {}
+    runs = dataset.manifest()["runs"] if dataset.manifest_path.exists() else {}
     levels: dict[str, dict[str, float]] = {}
     for run in runs.values():
         for side, own in run.get("anchors_ms", {}).items():

@@ -268,7 +268,7 @@ def _tuned_since(soc: Soc, dataset: Dataset, tuning: Tuning) -> list[str]:
     """A note where the dataset predates the current tuning."""
     if soc.is_replayed:
         return []
-    runs = dataset.manifest().get("runs", {}) if dataset.manifest_path.exists() else {}
+    runs = dataset.manifest()["runs"] if dataset.manifest_path.exists() else {}
     old = [name for name, run in runs.items() if run.get("tuning", "") != tuning.fingerprint]
     if not old:
         return []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -548,6 +549,22 @@ def test_who_has_described_no_soc_is_told_how(tmp_path: Path, first_soc: Soc) ->
     assert "codl soc detect --name host" in command_line.run(tmp_path, "soc", "list").stdout
     first_soc.save(tmp_path / "socs" / "test.yaml")
     assert "codl soc detect" not in command_line.run(tmp_path, "soc", "list").stdout
+
+
+def test_quantize_leaves_what_was_there_where_the_disk_is_full(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "packed.onnx"
+    file.write_bytes(b"before")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        done = CliRunner().invoke(app, ["quantize", "matmul", "-o", str(file)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert str(done.exception).startswith(f"{file} cannot be written: ")
+    assert file.read_bytes() == b"before"
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_quantize_writes_a_model_and_says_what_it_packed(tmp_path: Path) -> None:

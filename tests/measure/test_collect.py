@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -189,9 +190,16 @@ def test_a_line_cut_short_is_dropped(tmp_path: Path) -> None:
     [
         ("a,H,half,b,1,1,1,5,ok,,measured,run1,,,,,", "share must be of type float, got 'half'"),
         ("a,H,0.5,b,1,1,1,5,fine,,measured,run1,,,,,", "status must be ok or failed, got 'fine'"),
-        ("a,H,0.5,b,-1,1,1,5,ok,,measured,run1,,,,,", "latency_ms must be positive, got '-1'"),
+        (
+            "a,H,0.5,b,-1,1,1,5,ok,,measured,run1,,,,,",
+            "latency_ms must be positive, and no more than a day",
+        ),
         ("a,H,0.5,b,1,1,1,5,ok,,measured,run1,warm,,,,", "temperature_c must be of type float"),
         ("a,H,0.5,b,1", "expected 17 values"),
+        ("a,H,7,b,1,1,1,5,ok,,measured,run1,,,,,", "share must be above 0 and at most 1, got '7'"),
+        ("a,ZZ,0.5,b,1,1,1,5,ok,,measured,run1,,,,,", "dim must be one of H, OC, N, got 'ZZ'"),
+        ("a,H,0.5,b,1e308,1,1,5,ok,,measured,run1,,,,,", "no more than a day, got '1e308'"),
+        ("a,H,0.5,b,1,inf,1,5,ok,,measured,run1,,,,,", "p20_ms must be a finite number"),
     ],
 )
 def test_a_broken_row_is_named_by_file_and_line(tmp_path: Path, line: str, message: str) -> None:
@@ -202,6 +210,42 @@ def test_a_broken_row_is_named_by_file_and_line(tmp_path: Path, line: str, messa
         table.read()
     assert str(error.value).startswith(f"{table.path}, line 3: ")
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ("op,dim", "the columns share, part, latency_ms"),
+        ("op,dim,share,part,latency", "it has the columns 'latency', which are unknown"),
+    ],
+)
+def test_of_wrong_columns_the_difference_is_named(
+    tmp_path: Path, columns: str, message: str
+) -> None:
+    table = Table(tmp_path / "t_x.csv", OpRow)
+    table.path.write_text(columns + "\n")
+    with pytest.raises(InvalidFileError) as error:
+        table.read()
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{}", "manifest.json: the key 'source' is missing."),
+        ('{"source": "measured"}', "manifest.json: the key 'runs' is missing."),
+        ('{"source": "measured", "runs": 3}', "manifest.json, runs: must be a JSON object, got 3."),
+    ],
+)
+def test_of_an_incomplete_manifest_every_reader_names_the_key(
+    tmp_path: Path, content: str, message: str
+) -> None:
+    dataset = Dataset.of("test", tmp_path)
+    dataset.ops("x").append(OpRow(op="a", dim="H", share=1.0, part="b", latency_ms=1.0))
+    dataset.manifest_path.write_text(content)
+    for read in (dataset.manifest, dataset.calibration, dataset.statistics):
+        with pytest.raises(InvalidFileError, match=re.escape(message)):
+            read()
 
 
 def test_a_failed_measurement_is_a_row_with_a_reason(
