@@ -212,7 +212,7 @@ class Archive:
         except (KeyError, TypeError, ValueError) as error:
             self.refuse(f"{MANIFEST} cannot be read ({error!r}).", FIX)
         if own[0] != FORMAT:
-            self.refuse(f"expected a {FORMAT}, got {own[0]!r}.", FIX)
+            self.refuse(f"{MANIFEST}, format: expected {FORMAT!r}, got {own[0]!r}.", FIX)
         if own[1] != VERSION:
             self.refuse(
                 f"it is of format version {own[1]}, written by codl {manifest.get('codl')}; this "

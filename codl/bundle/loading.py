@@ -169,8 +169,9 @@ def _executable(archive: Archive, constants: memoryview) -> Executable:
     """The executable; raises `InvalidFileError` where it is not sound, or of another version."""
     with _readable(archive):
         arrays = tensors.read(constants, archive.manifest["constants_header"])
+    text = bytes(archive.text(EXECUTABLE))
     try:
-        return decode(bytes(archive.text(EXECUTABLE)), _of(arrays))
+        return decode(text, _of(arrays))
     except MismatchError:
         raise
     except CodlError as error:

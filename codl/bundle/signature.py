@@ -7,6 +7,7 @@ lies in the user's state folder, or where the variable CODL_STATE says, and neve
 from __future__ import annotations
 
 import hmac
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import sha256
@@ -15,7 +16,7 @@ from secrets import token_bytes
 from typing import Any
 
 from codl import files
-from codl.errors import CodlError
+from codl.errors import CodlError, CodlWarning
 from codl.ir.digest import digest
 from codl.runtime.settings_note import folder
 
@@ -25,12 +26,18 @@ NAME, KEY_BYTES = "bundles.key", 32
 
 
 def signed(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The manifest with a signature; without one where no key can be kept."""
+    """The manifest with a signature; where no key can be kept a `CodlWarning`, and none."""
     path = folder() / NAME
-    with suppress(CodlError):
+    try:
         if not path.exists():
             _make_key(path)
         return {**manifest, SIGNATURE: _signature(manifest, path)}
+    except CodlError as error:
+        text = (
+            f"The bundle has no signature, so it will count as a stranger's here, too: {error} "
+            "CODL_STATE names another folder for the key."
+        )
+        warnings.warn(text, CodlWarning, stacklevel=2)
     return dict(manifest)
 
 

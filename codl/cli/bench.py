@@ -198,5 +198,5 @@ def _table(result: Mapping[str, Any]) -> Table:
     for row in result["refused"]:
         table.add_row(row["op"], row["variant"], row["processor"], "-", row["reason"])
     if result["elsewhere"]:
-        table.caption = f"{result['elsewhere']} more are for other SoCs: --every has them"
+        table.caption = f"{result['elsewhere']} more are for other SoCs: --every lists them"
     return table

@@ -48,7 +48,7 @@ def collected_table(
     if expected:
         table.caption += f". Accuracy: what {expected['predictor']} reaches on shapes held out"
         if expected["regret"]:
-            table.caption += ", regret {mean} % in the mean, {p95} % at p95, {ops} ops".format(
+            table.caption += ", regret {mean} % in the mean, {p95} % at p95, ops: {ops}".format(
                 **expected["regret"]
             )
     return table

@@ -116,7 +116,7 @@ def dataset_info(
         table = Table("file", "rows", "failed", title=f"Dataset of {soc}", title_justify="left")
         for name, counts in files.items():
             table.add_row(name, str(counts["rows"]), str(counts["failed"]))
-        table.caption = f"source: {manifest['source']}, {len(manifest['runs'])} runs"
+        table.caption = f"source: {manifest['source']}, runs: {len(manifest['runs'])}"
         return table
 
     emit("dataset info", result, render, as_json=json, output=output)

@@ -72,9 +72,9 @@ class RunOptions:
         )
         if own.threads != soc.cpu.threads:
             note(
-                f"The CPU side has {own.threads} threads on the cores "
-                f"{', '.join(map(str, own.cpu_cores))}; plans are made with predictors of "
-                f"{soc.cpu.threads} threads."
+                f"Threads of the CPU side: {own.threads}, on the cores "
+                f"{', '.join(map(str, own.cpu_cores))}; plans are made with predictors for "
+                f"{soc.cpu.threads}."
             )
         return replace(soc, placement=own)
 

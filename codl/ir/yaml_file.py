@@ -147,7 +147,7 @@ def _explained(message: str, content: Any, kind: Any, path: Path) -> InvalidFile
         value = value[int(key) if isinstance(value, list) else key]
         kind = _inner(kind, key)
     if "enum value" in problem:
-        known = ", ".join(map(str, get_args(kind)))
+        known = ", ".join(str(choice) or "''" for choice in get_args(kind))
         return InvalidFileError(path, f"must be one of {known}, got {value!r}.", where=keys)
     expected = problem.replace("`", "").split(", got ")[0]
     expected = expected[:1].lower() + expected[1:]

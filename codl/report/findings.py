@@ -29,7 +29,7 @@ def _fastest(result: EvalResult, model: str, rows: Sequence[EvalRow]) -> str:
         text += f", {digits(speedup)} times as fast as the better single processor"
     if of_ideal is not None:
         text += f", {digits(of_ideal, percent=True)} % of the ideal"
-        text += ", which is of ops measured alone and bounds no fused ones" if of_ideal > 1 else ""
+        text += ", the best split of each op alone: fused ops may beat it" if of_ideal > 1 else ""
     near = [row.strategy for row in others if _overlap(_latency(first), _latency(row))]
     return (
         f"{text}; not told apart from {', '.join(near)} (spreads overlap)." if near else f"{text}."

@@ -68,6 +68,6 @@ def with_cores(soc: LocalSoc, affinity: str | None, threads: int | None) -> Loca
     if threads is not None and not 1 <= threads <= len(cores):
         raise CodlError(
             f"{threads} threads need as many cores, the CPU side has {len(cores)} "
-            f"({', '.join(map(str, cores))}): give 1 to {len(cores)}."
+            f"({', '.join(map(str, cores))}): give {'1 to ' if len(cores) > 1 else ''}{len(cores)}."
         )
     return replace(soc, placement=replace(soc.placement, cpu_cores=cores, cpu_threads=threads or 0))

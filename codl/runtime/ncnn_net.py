@@ -234,8 +234,8 @@ def _load(
     if net.load_model(weights) or weights.left:
         given, left = weights.bytes, weights.left
         raise DeviceError(
-            f"ncnn's net wants other weights than the {given} bytes of them that there are "
-            f"({left} are left):\n{param}"
+            f"ncnn could not load a net and its {given} bytes of weights ({left} were not read). "
+            "There may be too little memory for it: take a smaller batch or model, or free some."
         )
     return net
 

@@ -28,8 +28,9 @@ from support.variants import with_variants
 
 import codl
 from codl.bundle import load, packaging, tensors
-from codl.bundle.archive import MANIFEST, PAGE, Archive, to_json, write_archive
+from codl.bundle.archive import EXECUTABLE, MANIFEST, PAGE, Archive, to_json, write_archive
 from codl.bundle.packaging import package, write
+from codl.bundle.signature import signed
 from codl.errors import (
     CodlError,
     CodlWarning,
@@ -516,3 +517,23 @@ def test_a_bundle_is_no_model(made: Path, first_soc: Soc, tmp_path: Path) -> Non
         assert engine.soc == first_soc
     with pytest.raises(UnsupportedError, match=r"is a bundle, .*codl\.load"):
         codl.compile(made, soc=soc)
+
+
+def test_a_missing_part_is_told_once_with_one_remedy(made: Path, tmp_path: Path) -> None:
+    def drop(head: dict[str, Any], parts: dict[str, bytes]) -> None:
+        del parts[EXECUTABLE]
+
+    path = changed(made, tmp_path / "a.codl", drop)
+    with pytest.raises(InvalidFileError) as error:
+        codl.load(path)
+    text = str(error.value)
+    assert text.count(str(path)) == text.count("`codl package") == 1, text
+
+
+def test_a_bundle_without_a_key_to_sign_it_is_said_to_be_a_strangers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("CODL_STATE", str(tmp_path / "file" / "state"))
+    with pytest.warns(CodlWarning, match="no signature, so it will count as a stranger's"):
+        assert "signature" not in signed({"x": 1})
