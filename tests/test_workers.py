@@ -10,12 +10,14 @@ import pickle
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -352,3 +354,42 @@ def test_what_cannot_be_searched_so(
 
 def test_jobs_and_dask_exclude_each_other(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert search(workplace, monkeypatch, "op_chain", "--jobs", "2", "--dask", "a:1").exit_code == 2
+
+
+def test_workers_end_with_a_command_that_is_terminated(tmp_path: Path) -> None:
+    words = ["train", "--soc", "epyc2", "--jobs", "2", "-o", str(tmp_path)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from codl.cli import main; main()", *words],
+        cwd=Path(__file__).parents[1],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        wait_until(lambda: len(children.read_text().split()) > 2)  # one of them tracks semaphores
+        process.terminate()
+        _, said = process.communicate(timeout=30)
+        assert process.returncode == 128 + signal.SIGTERM
+        assert said.splitlines()[-1].startswith("Error: Interrupted.")
+        wait_until(lambda: not is_there(process.pid))
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def is_there(group: int) -> bool:
+    """Whether a group has a process yet."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait_until(is_so: Callable[[], bool], most_s: float = 60) -> None:
+    end = monotonic() + most_s
+    while not is_so():
+        assert monotonic() < end
+        sleep(0.1)

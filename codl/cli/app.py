@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import signal
 import sys
 import traceback
 import warnings
@@ -30,10 +31,12 @@ PluginOption = Annotated[
     ),
 ]
 
+#: The letters of an error that is none of codl's.
+MOST_LETTERS = 500
 #: Set, a defect of codl shows where in the code it is.
-#: The exit code of a command that Ctrl-C ended, and letters of an error that is none of codl's.
-INTERRUPTED, MOST_LETTERS = 130, 500
 VARIABLE = "CODL_TRACEBACK"
+#: The exit code of a command that a signal ended is this and its number.
+SIGNALLED = 128
 
 
 class _Commands(TyperGroup):
@@ -135,6 +138,8 @@ def top(
         raise typer.Exit
     if context.invoked_subcommand not in (None, "agent"):  # an agent waits to be asked
         STAGE.begin(f"codl {context.invoked_subcommand}")
+    if context.invoked_subcommand == "agent":  # it has nothing to keep, and may hang in a driver
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     load_installed()
     for folder in plugin or ():
         load_plugin(folder)
@@ -143,12 +148,21 @@ def top(
 def main() -> None:
     """Entry point: an error becomes a message and exit code 1, a `CodlWarning` a message."""
     warnings.showwarning = _show_warning
+    by = [signal.SIGINT]
+
+    def end(number: int, _: object) -> None:
+        """SIGTERM ends a command as Ctrl-C does: workers end with it, and it says what is kept."""
+        by.append(signal.Signals(number))
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, end)
     try:
         with heartbeat():
             app()
     except InterruptedCommandError as error:
         fail(str(error))
-        sys.exit(INTERRUPTED)
+        sys.exit(SIGNALLED + by[-1])
     except CodlError as error:
         fail(str(error))
         sys.exit(1)

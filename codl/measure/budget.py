@@ -119,7 +119,7 @@ class Budget:
         if not left:
             return ""
         over = f"the budget of {self.limit_s:g} s is over"
-        why = over if self.ended == "budget" else "Ctrl-C ended it"
+        why = over if self.ended == "budget" else "it was interrupted"
         return f"{left} {things} left: {why}."
 
     def check(self, kept: str) -> None:
