@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
@@ -154,7 +154,8 @@ def fail(text: str) -> None:
 
 def _say(text: Text) -> None:
     STAGE.hear()
-    STDERR.print(text, highlight=False, soft_wrap=True)
+    with suppress(OSError):  # a full disk behind stderr is no reason to lose a result
+        STDERR.print(text, highlight=False, soft_wrap=True)
 
 
 class _Bar(Progress):

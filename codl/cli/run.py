@@ -244,6 +244,7 @@ def run_model(
 
     emit("run", result, render, as_json=json, output=result_file)
     _warn_of_prediction(result)
+    _warn_of_no_numbers(done.outputs)
 
 
 def _result(
@@ -295,6 +296,16 @@ def _warn_of_prediction(result: Mapping[str, Any]) -> None:
             f"It takes {found_ms / predicted_ms:.1f} times what was predicted, so another plan may "
             "be faster: `codl explain` says where the time goes."
         )
+
+
+def _warn_of_no_numbers(outputs: Mapping[str, Any]) -> None:
+    """Where a weight or an input is NaN or too large, so may everything behind it be."""
+    for name, values in outputs.items():
+        if values.size and not np.isfinite(values).any():
+            warn(
+                f"The output {name!r} has no number: all {values.size:,} values are NaN or "
+                "infinite. Look at the weights and the inputs of the model."
+            )
 
 
 def _limited(limited: Mapping[str, Any] | None) -> str:

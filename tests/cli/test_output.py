@@ -10,11 +10,13 @@ import sys
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from rich.console import Console, Group
 from support.clocks import Hands
 
 from codl.cli import output
+from codl.cli.run import _warn_of_no_numbers
 from codl.measure.budget import Budget
 from codl.report.terminal import Table
 
@@ -147,3 +149,28 @@ def test_ctrl_c_while_modules_are_imported_shows_no_trace() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGINT
     assert done.stderr == ""
+
+
+def test_a_full_disk_behind_stderr_loses_no_result() -> None:
+    code = (
+        "from codl.cli import output; output.note('x'); output.warn('y');"
+        "output.emit('run', {}, lambda: 'done', as_json=False)"
+    )
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            stdout=subprocess.PIPE,
+            stderr=full,
+            text=True,
+            check=False,
+        )
+    assert done.stdout == "done\n"
+    assert done.returncode == 0
+
+
+def test_outputs_without_any_number_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    nothing, little = np.full(3, np.nan), np.array([np.inf, 1.0])
+    _warn_of_no_numbers({"y": nothing, "z": little})
+    assert "The output 'y' has no number: all 3 values" in capsys.readouterr().err
+    _warn_of_no_numbers({"z": little})
+    assert capsys.readouterr().err == ""

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 from support.onnx_models import floats, model, node
 
-from codl.errors import InvalidFileError, UnsupportedError
+from codl.errors import CodlError, InvalidFileError, UnsupportedError
 from codl.frontend.convert import load_network, network_of
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.unsupported import enclose
@@ -82,3 +82,16 @@ def test_such_an_op_is_told_apart_by_its_digest() -> None:
     x = floats(3, 7)
     expected = layer.op.reference([x.reshape(layer.op.input).astype(np.float64)], {})
     np.testing.assert_allclose(expected.reshape(3, 7), np.cumsum(x, 1), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "weight"), [("Conv", (4, 3, 3, 3)), ("ConvTranspose", (3, 4, 3, 3))]
+)
+def test_weights_for_other_channels_are_refused_with_their_node(
+    kind: str, weight: tuple[int, ...]
+) -> None:
+    proto = model(
+        [node(kind, "x w", "y")], {"x": [1, 5, 8, 8]}, ["y"], {"w": np.ones(weight, np.float32)}
+    )
+    with pytest.raises(CodlError, match=r"'n_y' .*for 3 input channels, its input has 5"):
+        network_of(import_onnx(proto, "test"))

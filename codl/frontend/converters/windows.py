@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from codl.errors import CodlError
 from codl.frontend.converters.base import (
     Convert,
     ConvertedOp,
@@ -132,6 +133,7 @@ def _conv(graph: Graph, node: Node) -> list[ConvertedOp]:
     bias = graph.constant(node.inputs[2]) if has_input(node, 2) else np.zeros(oc, np.float32)
     window = OnnxWindow.of(graph, node, tuple(weight.shape[2:]))
     groups = int(attribute(node, "group", 1))
+    _check_channels(graph, node, weight.shape[1] * groups)
     if weight.ndim == 5:
         return _conv3d(graph, node, window, {"weight": weight, "bias": bias}, groups)
     shape = input_shape(graph, node)
@@ -140,6 +142,15 @@ def _conv(graph: Graph, node: Node) -> list[ConvertedOp]:
     )
     weights = {"weight": weight.reshape(*weight.shape[:2], *op.kernel), "bias": bias}
     return [ConvertedOp(op, node.inputs[:1], node.outputs[0], weights)]
+
+
+def _check_channels(graph: Graph, node: Node, wanted: int) -> None:
+    channels = graph.shapes[node.inputs[0]][1]
+    if channels != wanted:
+        raise CodlError(
+            f"The node {node.name!r} ({node.type}): its weights are for {wanted} input channels, "
+            f"its input has {channels}."
+        )
 
 
 def _conv3d(
@@ -189,6 +200,7 @@ def _conv_transpose(graph: Graph, node: Node) -> list[ConvertedOp]:
     if rank > 2:
         raise unsupported(node, f"1 or 2 spatial axes are known, got {rank}.")
     groups, kernel = int(attribute(node, "group", 1)), tuple(weight.shape[2:])
+    _check_channels(graph, node, weight.shape[0])
     oc = weight.shape[1] * groups
     bias = graph.constant(node.inputs[2]) if has_input(node, 2) else np.zeros(oc, np.float32)
     grouped = weight.reshape(groups, shape.c // groups, -1, *kernel).swapaxes(1, 2)
