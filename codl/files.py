@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -35,6 +36,9 @@ class BusyError(CodlError):
 def read_bytes(path: Path, *, most: int = MOST_BYTES, fix: str = "") -> bytes:
     """What a file holds; raises `InvalidFileError` where that is more than `most` bytes."""
     try:
+        if stat.S_ISFIFO(path.stat().st_mode) and not path.is_relative_to("/dev"):
+            # Nobody may ever write to it; those of a shell's <(...) are in /dev/fd.
+            raise InvalidFileError(path, "this is a pipe, and no file.", fix=fix)
         with path.open("rb") as file:
             content = file.read(most + 1)
     except FileNotFoundError as error:

@@ -131,3 +131,10 @@ def _umask() -> int:
     mask = os.umask(0o022)
     os.umask(mask)
     return mask
+
+
+def test_a_pipe_that_nobody_writes_to_is_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    os.mkfifo(path)
+    with pytest.raises(InvalidFileError, match="this is a pipe, and no file"):
+        files.read_json(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from math import inf
+from math import inf, isfinite
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +13,8 @@ from codl.errors import CodlError
 from codl.files import check_folder, check_writable
 from codl.targets.connect import TRANSPORTS, transport_of
 
+#: No count that is asked for is larger.
+MOST_IMAGES, MOST_ROUNDS = (1 << 31) - 1, 1_000_000
 #: This machine, where no device is named.
 HERE = "local"
 SERIALS = ", ".join(f"{t.pattern} ({t.help})" for t in TRANSPORTS.values())
@@ -33,13 +35,29 @@ def _known_serials(serials: list[str] | None) -> list[str]:
     return given
 
 
-def positive(option: typer.CallbackParam, number: float) -> float:
+def positive(option: typer.CallbackParam, number: float | None) -> float | None:
     """Refuses what is no number above 0 before it is worked for."""
-    if not (0 < number < inf):
+    if number is not None and not (0 < number < inf):
         raise typer.BadParameter(
             f"must be a number above 0, got {number:g}.", param_hint=option.opts
         )
     return number
+
+
+def finite(option: typer.CallbackParam, number: float | None) -> float | None:
+    """Refuses NaN, which passes a range."""
+    if number is not None and not isfinite(number):
+        raise typer.BadParameter(f"must be a number, got {number:g}.", param_hint=option.opts)
+    return number
+
+
+def duration(option: typer.CallbackParam, text: str) -> str:
+    """Refuses what is no duration before anything is worked for."""
+    try:
+        read_seconds(text)
+    except CodlError as error:
+        raise typer.BadParameter(str(error), param_hint=option.opts) from error
+    return text
 
 
 def writable(path: Path | None) -> Path | None:

@@ -24,6 +24,7 @@ from codl.cli.options import (
     SocOption,
     StrategyOption,
     budget_of,
+    positive,
     read_ops,
 )
 from codl.cli.output import emit, note, progress
@@ -50,14 +51,17 @@ OpOption = Annotated[list[str] | None, typer.Option("--op", help="An op as text;
 MinutesOption = Annotated[
     float | None,
     typer.Option(
-        "--minutes", help="Run the model on and on for so long, instead of its ops.", min=0.0
+        "--minutes",
+        callback=positive,
+        help="Run the model on and on for so long, instead of its ops.",
     ),
 ]
 UiOption = Annotated[
     bool, typer.Option("--ui", help="Draw an interface at 60 Hz beside the model instead.")
 ]
 SecondsOption = Annotated[
-    float, typer.Option("--seconds", help="With --ui: how long to draw beside each.")
+    float,
+    typer.Option("--seconds", callback=positive, help="With --ui: how long to draw beside each."),
 ]
 #: Said at Ctrl-C.
 KEPT = "What was measured before is kept."

@@ -22,6 +22,7 @@ from codl.cli.options import (
     SocOption,
     WithinOption,
     budget_of,
+    positive,
 )
 from codl.cli.output import emit, stage
 from codl.cli.recorded import digests_of, recorded
@@ -97,7 +98,9 @@ WeightsOption = Annotated[
         "or each lies on one processor, the same for prompts and new tokens.",
     ),
 ]
-SecondsOption = Annotated[float, typer.Option("--seconds", help="Measure at least this long.")]
+SecondsOption = Annotated[
+    float, typer.Option("--seconds", callback=positive, help="Measure at least this long.")
+]
 
 
 def bench_llm(

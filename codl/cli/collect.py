@@ -25,6 +25,7 @@ from codl.cli.collect_original import (
 from codl.cli.collect_table import collected_table
 from codl.cli.conditions import COOL_DOWN, CoolDownOption, GovernorOption, HotOption, control
 from codl.cli.options import (
+    MOST_IMAGES,
     BudgetOption,
     JsonOption,
     SerialsOption,
@@ -81,6 +82,7 @@ SimilarOption = Annotated[
     int | None,
     typer.Option(
         "--similar",
+        min=0,
         help="How many similar ops to measure: those that the networks of --ops would have for "
         "other image sizes or widths. By default 0; with a budget as many as there is time for, "
         f"{MOST_SIMILAR} at most.",
@@ -91,6 +93,8 @@ BatchesOption = Annotated[
     list[int] | None,
     typer.Option(
         "--batch",
+        min=2,
+        max=MOST_IMAGES,
         help="Measure some ops for this many images at once, too; may be repeated. Without it, "
         "N images are predicted to take N times as long as one.",
         show_default=False,
@@ -211,8 +215,8 @@ def collect_data(
     given, networks = load_sources(sources)
     scope = Scope(
         ops=given,
-        similar=_similar(similar),
-        batches=_batches(batch or []),
+        similar=similar,
+        batches=tuple(dict.fromkeys(batch or [])),
         shares=asked_shares,
         attention=ops is None,
     )
@@ -365,18 +369,6 @@ def _answered(tasks: Sequence[Task], recorded: Dataset) -> list[Task]:
         others = len(tasks) - len(found)
         note(f"{others} of {len(tasks)} measurements are left out: the replay has no row of them")
     return found
-
-
-def _similar(given: int | None) -> int | None:
-    if given is not None and given < 0:
-        raise CodlError(f"--similar must not be negative, got {given}.")
-    return given
-
-
-def _batches(given: Sequence[int]) -> tuple[int, ...]:
-    if any(images < 2 for images in given):
-        raise CodlError(f"A batch has at least 2 images, got {min(given)}.")
-    return tuple(dict.fromkeys(given))
 
 
 def _shares(given: str | None, *, few: bool) -> Sequence[float]:

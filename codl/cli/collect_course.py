@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from codl.cli.base_options import finite
 from codl.errors import CodlError
 from codl.frontend.models import MEASURED
 from codl.ir import Network
@@ -34,6 +35,8 @@ ToleranceOption = Annotated[
     typer.Option(
         "--tolerance",
         min=0,
+        max=100,
+        callback=finite,
         help="Percent by which a plan may take longer than a newer one and still count as "
         f"unchanged; {100 * TOLERANCE:g} by default.",
         show_default=False,

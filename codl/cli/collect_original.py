@@ -9,6 +9,7 @@ from typing import Annotated, get_args
 
 import typer
 
+from codl.cli.base_options import MOST_ROUNDS
 from codl.cli.output import note, progress
 from codl.errors import CodlError, UnknownNameError
 from codl.measure.budget import Budget
@@ -53,6 +54,7 @@ RoundsOption = Annotated[
     typer.Option(
         "--rounds",
         min=WARM_UP + 1,
+        max=MOST_ROUNDS,
         help=f"How often codl_op_run runs an op; the first {WARM_UP} do not count.",
     ),
 ]

@@ -6,9 +6,8 @@ from typing import Annotated
 
 import typer
 
-from codl.cli.options import read_seconds
+from codl.cli.base_options import duration, positive, read_seconds
 from codl.cli.output import note, warn
-from codl.errors import CodlError
 from codl.measure.cool_down import HOT_C, LONGEST_S, CoolDown
 from codl.targets.base import Target
 
@@ -25,13 +24,18 @@ CoolDownOption = Annotated[
     str,
     typer.Option(
         "--cool-down",
+        callback=duration,
         help="How long to pause at most, each time that the device is hot or throttled; 0 for no "
         "pauses.",
     ),
 ]
 HotOption = Annotated[
     float,
-    typer.Option("--hot", help="From how many degrees Celsius on its processors are hot."),
+    typer.Option(
+        "--hot",
+        callback=positive,
+        help="From how many degrees Celsius on its processors are hot.",
+    ),
 ]
 #: As they are given.
 COOL_DOWN = f"{LONGEST_S:.0f}s"
@@ -41,8 +45,6 @@ def control(target: Target, governor: str | None, cool_down: str, hot: float = H
     """Set what is asked for, with a warning about what is refused; what waits for a hot device."""
     longest_s = read_seconds(cool_down)
     assert longest_s is not None
-    if not hot > 0:
-        raise CodlError(f"--hot must be above 0 degrees Celsius, got {hot:g}.")
     if governor is not None:
         for place, reason in target.set_governor(governor).refused.items():
             warn(

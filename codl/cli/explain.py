@@ -11,6 +11,7 @@ from rich.console import Group
 
 from codl.cli.deployed import adapted, context_of, deployment_of, plan_of, strategy_of
 from codl.cli.options import (
+    MOST_ROUNDS,
     REFINE,
     BatchOption,
     DatasetsOption,
@@ -49,7 +50,7 @@ MOST_TERMS = 7
 PredictedOption = Annotated[
     bool, typer.Option("--predicted", help="Run nothing: end at the predicted latency.")
 ]
-RoundsOption = Annotated[int, typer.Option("--rounds", min=1, help="Timed runs.")]
+RoundsOption = Annotated[int, typer.Option("--rounds", min=1, max=MOST_ROUNDS, help="Timed runs.")]
 
 
 def explain_model(

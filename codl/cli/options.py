@@ -9,14 +9,16 @@ from typing import Annotated
 
 import typer
 
+from codl.cli.base_options import MOST_IMAGES, writable_folder
+from codl.cli.base_options import MOST_ROUNDS as MOST_ROUNDS
 from codl.cli.base_options import JsonOption as JsonOption
 from codl.cli.base_options import OutputOption as OutputOption
 from codl.cli.base_options import SerialOption as SerialOption
 from codl.cli.base_options import SerialsOption as SerialsOption
+from codl.cli.base_options import positive as positive
 from codl.cli.base_options import read_budget as read_budget
 from codl.cli.base_options import read_seconds as read_seconds
 from codl.cli.base_options import writable as writable
-from codl.cli.base_options import writable_folder
 from codl.errors import CodlError
 from codl.frontend.models import BUILT_IN, choices
 from codl.ir import Op, parse
@@ -87,6 +89,7 @@ BatchOption = Annotated[
     typer.Option(
         "--batch",
         min=1,
+        max=MOST_IMAGES,
         help="Images at a time; by default as many as the model's inputs have.",
     ),
 ]

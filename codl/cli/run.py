@@ -18,6 +18,7 @@ from codl.cli.deployed import RunOptions, adapted, context_of, deployment_of, pl
 from codl.cli.op_placement import op_placement_table
 from codl.cli.options import (
     MODELS,
+    MOST_ROUNDS,
     REFINE,
     SOCS,
     AffinityOption,
@@ -126,7 +127,9 @@ StrictOption = Annotated[
         help="Fall back on nothing: a kernel or a GPU that fails is an error.",
     ),
 ]
-RoundsOption = Annotated[int, typer.Option("--rounds", min=1, help="Timed runs, in a row.")]
+RoundsOption = Annotated[
+    int, typer.Option("--rounds", min=1, max=MOST_ROUNDS, help="Timed runs, in a row.")
+]
 
 
 def run_model(

@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 
 from codl.errors import CodlError
 
+#: A GPU that works less of the time makes a run a hundred times as long, or endless.
+LEAST_DUTY = 0.01
+
 
 class LimitError(CodlError, ValueError):
     """A limit that cannot be kept; also what readers of files take for a wrong value."""
@@ -36,10 +39,10 @@ class GpuLimits:
                 "max-kernel-ms must be a number of milliseconds above 0, such as 1, got "
                 f"{longest:g}."
             )
-        if not 0 < self.gpu_duty <= 1:
+        if not LEAST_DUTY <= self.gpu_duty <= 1:
             raise LimitError(
-                "gpu-duty must be above 0 and at most 1, such as 0.7 for a GPU that works 70 % of "
-                f"the time, got {self.gpu_duty:g}."
+                f"gpu-duty must be at least {LEAST_DUTY} and at most 1, such as 0.7 for a "
+                f"GPU that works 70 % of the time, got {self.gpu_duty:g}."
             )
 
     def __bool__(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +11,11 @@ from typing import Any
 import pytest
 from support import command_line
 from support.clocks import Hands
+from typer.testing import CliRunner
 
 from codl.backend import conformance as suite
 from codl.cli import bench, conformance, eval_course, evaluate
-from codl.cli.app import INTERRUPTED
+from codl.cli.app import app
 from codl.ir.results import EvalRow, Latency
 from codl.ir.soc import Soc
 from codl.measure.budget import Budget
@@ -77,14 +79,14 @@ def test_bench_keeps_what_was_measured_before_ctrl_c(
 ) -> None:
     monkeypatch.setattr(LocalTarget, "bench", Steps(Hands(), calls=2).after(LocalTarget.bench))
     words = ["bench", "--soc", soc_file, *(f"--op={op}" for op in OPS)]
-    found, said = ended(tmp_path, *words, code=INTERRUPTED)
+    found, said = ended(tmp_path, *words, code=128 + signal.SIGINT)
     assert (found["stopped"], found["left"]) == ("interrupted", 1)
     assert len({row["op"] for row in found["ops"]}) == 2
     assert found["environment"]["driver"]
     assert "Interrupted. What was measured before is kept." in said
 
 
-@pytest.mark.parametrize(("calls", "code"), [(None, 0), (1, INTERRUPTED)])
+@pytest.mark.parametrize(("calls", "code"), [(None, 0), (1, 128 + signal.SIGINT)])
 def test_conformance_keeps_the_cases_before(
     calls: int | None,
     code: int,
@@ -115,7 +117,7 @@ def test_tune_prints_what_it_kept_before_ctrl_c(
     words = ["tune", "--soc", soc_file, "--dataset", str(tmp_path / "sets"), "--ops", SMALL]
     with monkeypatch.context() as patch:
         patch.setattr(LocalTarget, "tune", ended_by_ctrl_c(LocalTarget.tune))
-        found, said = ended(tmp_path, *words, code=INTERRUPTED)
+        found, said = ended(tmp_path, *words, code=128 + signal.SIGINT)
     assert found["stopped"] == "interrupted"
     assert (found["measured"], len(found["rows"])) == (1, 1)
     assert "Interrupted. All results so far are kept in" in said
@@ -167,7 +169,7 @@ def test_an_evaluation_keeps_the_models_before_ctrl_c(
 ) -> None:
     monkeypatch.setattr(eval_course, "evaluate", Steps(Hands(), calls=2).after(evaluated))
     words = ["eval", "--soc", soc_file, "--models", ",".join(MODELS), "--strategies", "cpu"]
-    found, said = ended(tmp_path, *words, code=INTERRUPTED)
+    found, said = ended(tmp_path, *words, code=128 + signal.SIGINT)
     assert (found["stopped"], found["left"], len(found["rows"])) == ("interrupted", 1, 2)
     assert "Interrupted. 2 rows of models before that are kept." in said
 
@@ -177,3 +179,31 @@ def test_no_time_at_all_is_no_budget(of: tuple[str, ...], tmp_path: Path, soc_fi
     done = command_line.run(tmp_path, *of, "--soc", soc_file, "--budget", "0")
     assert (done.code, done.stdout) == (1, "")
     assert "--budget must be above 0, got '0'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "collect --soc host --hot nan",
+        "collect --soc host --hot -1",
+        "collect --soc host --cool-down soon",
+        "collect --soc host --batch 0",
+        "collect --soc host --similar -1",
+        "collect --soc host --tolerance nan",
+        "bench op_chain --soc host --minutes nan",
+        "bench op_chain --soc host --ui --seconds -1",
+        "bench-llm smollm2_135m --soc host --seconds nan",
+        "eval --soc host --models op_chain --seconds nan",
+        "run op_chain --soc host --batch 99999999999999999999",
+        "run op_chain --soc host --rounds 99999999999999999999",
+        "explain op_chain --soc host --rounds 99999999999999999999",
+    ],
+)
+def test_a_number_that_cannot_be_is_refused_by_its_option_before_anything_is_done(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where there is no SoC, which nothing gets to miss
+    done = CliRunner().invoke(app, words.split(), env={"COLUMNS": "200"})
+    assert done.exit_code == 2
+    assert f"Invalid value for '{words.split()[-2]}'" in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import pytest
 from support import command_line
 from typer.testing import CliRunner, Result
 
-from codl.cli.app import INTERRUPTED, app
+from codl.cli.app import SIGNALLED, app
 from codl.errors import UnknownNameError
 from codl.registry import rolled_back
 from codl.targets.checks import CHECKS, Check, Outcome, Patient, register
@@ -125,7 +126,7 @@ def test_ctrl_c_keeps_the_checks_before(tmp_path: Path) -> None:
     register(outcomes(Outcome(True, "fine", of="one")))
     register(Check("other", end, "Wait for it."))
     done = command_line.run(tmp_path, "doctor", "--json")
-    assert done.code == INTERRUPTED
+    assert done.code == SIGNALLED + signal.SIGINT
     assert [one["name"] for one in json.loads(done.stdout)["checks"]] == ["thing one"]
     assert "Interrupted. The checks before are kept." in done.stderr
 

@@ -19,7 +19,7 @@ def test_a_kernel_must_be_allowed_some_time(longest_ms: float) -> None:
 
 @pytest.mark.parametrize("duty", [0.0, -0.1, 1.01, nan])
 def test_a_duty_is_a_share(duty: float) -> None:
-    with pytest.raises(CodlError, match=f"gpu-duty must be above 0 and at most 1.* got {duty:g}"):
+    with pytest.raises(CodlError, match=f"gpu-duty must be at least 0.01 .* got {duty:g}"):
         GpuLimits(gpu_duty=duty)
 
 
