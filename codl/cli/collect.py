@@ -11,6 +11,7 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from codl.cli.base_options import MOST_IMAGES
 from codl.cli.collect_course import AllOption, Course, Limits, ToleranceOption, course_of
 from codl.cli.collect_original import (
     DEFAULTS,
@@ -25,7 +26,6 @@ from codl.cli.collect_original import (
 from codl.cli.collect_table import collected_table
 from codl.cli.conditions import COOL_DOWN, CoolDownOption, GovernorOption, HotOption, control
 from codl.cli.options import (
-    MOST_IMAGES,
     BudgetOption,
     JsonOption,
     SerialsOption,
