@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields
 from functools import cache, lru_cache
+from math import prod
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from codl.errors import CodlError, UnknownNameError
@@ -21,6 +22,10 @@ from codl.ir.region import Shape
 
 #: Fields come in this order; others, by their names, before the activation.
 ORDER = ("in", "oc", "mode", "kernel", "stride", "pad", "dilation", "groups", "count_pad")
+#: Windows have at least one element, and go on by at least one.
+STEPS = ("kernel", "stride", "dilation")
+#: No size of an op is larger, nor has a tensor more elements: kernels count in 32 bits.
+MOST = (1 << 31) - 1
 SHORT = {"inputs": "in", "shapes": "in", "out_channels": "oc", "activation": "act"}
 
 
@@ -67,7 +72,11 @@ def _parse(cls: Any, text: str) -> Op:
         key, equals, value = word.partition("=")
         if key not in known or not equals:
             raise UnknownNameError(f"field of {cls.kind}", word, known)
+        if known[key].name in values:
+            raise CodlError(f"The op {text!r} has {key} twice.")
         values[known[key].name] = _read(cls, known[key], value)
+        if key in STEPS and min(values[key]) < 1:
+            raise CodlError(f"{key} of the op {text!r} must be at least 1, got {value}.")
     missing = [key for key, f in known.items() if _is_required(f) and f.name not in values]
     if missing:
         raise CodlError(f"The op {text!r} lacks {', '.join(missing)}.")
@@ -88,6 +97,8 @@ def _check(op: Op, text: str) -> None:
         raise CodlError(f"The op {text!r}: {op.problem}")
     if any(size < 1 for size in op.output):
         raise CodlError(f"The op {text!r} has an empty output ({op.output}).")
+    if (most := max(prod(shape) for shape in (*op.inputs, op.output))) > MOST:
+        raise CodlError(f"The op {text!r} has a tensor of {most} elements, at most {MOST} can be.")
 
 
 def _write(value: Any) -> str:
@@ -139,18 +150,26 @@ def _read_activation(text: str) -> Activation:
     return Activation(name, *(float(v) for v in numbers))
 
 
+def _whole(text: str, least: int = 0) -> int:
+    """A whole number of such a size; raises `ValueError` for another one."""
+    number = int(text)
+    if not least <= number <= MOST:
+        raise ValueError(f"{number} is out of range")
+    return number
+
+
 def _read_pad(text: str) -> Pad:
-    sides = [int(v) for v in text.split(",")]
+    sides = [_whole(v) for v in text.split(",")]
     return Pad(*(sides * 4 if len(sides) == 1 else sides))
 
 
 def _read_size2(text: str) -> Size2:
-    sizes = [int(v) for v in text.split("x")]
+    sizes = [_whole(v) for v in text.split("x")]
     return Size2(*(sizes * 2 if len(sizes) == 1 else sizes))
 
 
 def _read_shapes(text: str) -> tuple[Shape, ...]:
-    return tuple(Shape(*(int(v) for v in shape.split("x"))) for shape in text.split(","))
+    return tuple(Shape(*(_whole(v) for v in shape.split("x"))) for shape in text.split(","))
 
 
 def _read_numbers(text: str) -> tuple[float, ...]:
@@ -177,6 +196,6 @@ READERS: Mapping[Any, FieldReader] = {
     Sizes: FieldReader(_read_sizes, "1x64"),
     Numbers: FieldReader(_read_numbers, "0.5x2"),
     bool: FieldReader(lambda text: bool(int(text)), "0 or 1"),
-    int: FieldReader(int, "a number"),
+    int: FieldReader(lambda text: _whole(text, -MOST), "a number"),
     float: FieldReader(float, "a number"),
 }

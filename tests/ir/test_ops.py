@@ -218,3 +218,22 @@ def test_a_gather_reads_slices_and_not_the_table() -> None:
     assert parse("gather in=4x3,9 axis=0").bytes == 4 * (4 * 3 + 9 + 9 * 3)
     (columns,) = GenericColumns.of([op]).input_elements
     assert columns == 577
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "conv2d in=1x64x56x56 oc=128 kernel=3 stride=0",
+            "stride of .* at least 1, got 0",
+        ),
+        ("conv2d in=1x64x56x56 oc=128 kernel=3 pad=-1", "Cannot read pad='-1'"),
+        (f"conv2d in=1x64x56x56 oc={10**20} kernel=3", "Cannot read oc='1"),
+        ("conv2d in=1x64x56x56 oc=128 kernel=3 oc=64", "has oc twice"),
+        ("conv2d in=1x64x56x56 oc=128 kernel=3 groups=0", "groups must be at least 1, got 0"),
+        ("conv2d in=1x99999999x99999x9999 oc=1 kernel=1", "has a tensor of 9"),
+    ],
+)
+def test_an_op_that_cannot_be_is_refused(text: str, message: str) -> None:
+    with pytest.raises(CodlError, match=message):
+        parse(text)

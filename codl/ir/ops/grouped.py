@@ -19,6 +19,8 @@ class GroupedOp(Op):
 
     @property
     def problem(self) -> str | None:
+        if self.groups < 1:
+            return f"groups must be at least 1, got {self.groups}."
         if not self.input.c % self.groups and not self.out_channels % self.groups:
             return None
         return (
