@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.errors import CodlError, InvalidFileError
+from codl.errors import CodlError, InvalidFileError, UnknownNameError
 from codl.ir import Op, Shape, parse
 from codl.ir.op_columns import elements
 from codl.ir.soc import Soc
@@ -160,8 +160,8 @@ class _Stages:
     def shard(self, row: StageRow, slower: float) -> tuple[list[float], float] | None:
         """Its amounts in a stage, in the order of the costs, and its milliseconds.
 
-        None where it did nothing, or where an op has no predictor. `slower` is by how much it was
-        slower than in the dataset's first run.
+        None where it did nothing, or where an op or its packing has no predictor. `slower` is by
+        how much it was slower than in the dataset's first run.
         """
         cpu = row.cpu_ops, row.cpu_calls, row.cpu_ms
         gpu = row.gpu_ops, row.gpu_calls, row.gpu_ms
@@ -172,7 +172,10 @@ class _Stages:
         ops, ops_ms = zip(*(self.alone[text] for text in ran), strict=True)
         moves = list(moves_of(row.packed)) if self.side == "cpu" else []
         packed = sum(shape.bytes for _, shape in moves)
-        alone_ms = sum(ops_ms) + sum(self._packing_ms(*move) for move in moves)
+        try:
+            alone_ms = sum(ops_ms) + sum(self._packing_ms(*move) for move in moves)
+        except UnknownNameError:  # packing was not measured
+            return None
         amounts = np.array(elements(ops), np.float64)
         kept = self.caches.kept(amounts).sum(axis=1)
         moved = (4 * amounts.sum() + 2 * packed) * bool(other[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from codl.ir.results import PredictorRow, Split
 from codl.ir.soc import Soc
 from codl.ir.statistic import level
+from codl.ir.types import Direction
 from codl.kernels.tuning import Tuning
 from codl.measure.budget import Budget, Ended
 from codl.measure.dataset import Dataset
@@ -34,6 +35,8 @@ TIMED_ROWS = 1000
 #: How often the shapes are dealt out to folds anew; each takes as long as the first.
 SEEDS = 1
 SPLITS: tuple[Split, ...] = ("row", "shape")
+#: What stages on the CPU rest on beside ops.
+PACKING: tuple[Direction, ...] = ("load", "store")
 R = TypeVar("R")
 
 
@@ -90,6 +93,7 @@ class _TrainingSet:
     ) -> _TrainingSet:
         targets, notes = samples.read(dataset)
         notes += [_empty(own, soc) for own in targets if not own.samples]
+        notes += _packing(soc, dataset, {own.target for own in targets})
         notes += _tuned_since(soc, dataset, tuning)
         notes += _statistics(dataset)
         usable = [own for own in targets if own.samples]
@@ -295,6 +299,19 @@ def _empty(own: Samples, soc: Soc) -> str:
         f"{own.target} has no ok row and {own.failed} failed ones: no predictor. "
         f"`codl collect --soc {soc.name}` measures more."
     )
+
+
+def _packing(soc: Soc, dataset: Dataset, targets: Collection[str]) -> Iterator[str]:
+    """What stages rest on and has no row at all, as where a collection ended early."""
+    if not dataset.table("stage").path.exists():
+        return
+    for way in PACKING:
+        if (target := features.sharing_target(way)) not in targets:
+            yield (
+                f"Too few rows of {target} (0 of {store.FEW_ITEMS}): no predictor of it, and "
+                "stages with it are left out. "
+                f"`codl collect --soc {soc.name} --resume` measures more."
+            )
 
 
 def _rows(

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.clocks import Hands
-from support.simulated import GEMM, SOC, conv_parts, law_ms, op_row
+from support.simulated import GEMM, SOC, conv_parts, law_ms, op_row, write_dataset
 from support.some import some
 
 from codl.errors import CodlError, InvalidFileError, UnknownNameError
-from codl.ir import parse, split, statistic
+from codl.ir import parse, split, statistic, to_text
 from codl.ir.results import PredictorRow
 from codl.measure.budget import Budget
-from codl.measure.dataset import Dataset, SharingRow
+from codl.measure.dataset import Dataset, SharingRow, StageRow
 from codl.predict import features
 from codl.predict.cross_validation import HeldOut, TrainingRows, accuracy, over_seeds
 from codl.predict.estimators import (
@@ -360,3 +360,29 @@ def test_ctrl_c_keeps_what_was_held_out_before(simulated: Dataset, tmp_path: Pat
     found = train(SOC, simulated, predictors=names, folder=tmp_path, progress=tell)
     assert (found.stopped, found.left) == ("interrupted", 1)
     assert load(SOC, "flops_linear", tmp_path)
+
+
+def test_where_packing_has_no_row_everything_else_is_trained(tmp_path: Path) -> None:
+    """As where a collection of few samples ended before it came to it."""
+    dataset = write_dataset(tmp_path / "data")
+    rows = [row for row in dataset.sharing().read() if row.direction != "store"]
+    dataset.sharing().path.unlink()
+    dataset.sharing().append(*rows)
+    text = to_text(next(conv_parts())[3])
+    dataset.table("stage").append(
+        StageRow(
+            before=text,
+            chain=text,
+            dim="H",
+            gpu_ratio=0.0,
+            cpu_ops=f"cpu_gemm {text}",
+            packed="load 1x64x28x56; store 1x64x28x56",
+            cpu_ms=1.0,
+            latency_ms=1.0,
+        )
+    )
+    report = train(SOC, dataset, predictors=["codl"], folder=tmp_path / "out", evaluate=False)
+    assert GEMM in {row.target for row in report.predictors}
+    (note,) = [note for note in report.notes if note.startswith("Too few rows")]
+    assert "data_sharing_store (0 of 8)" in note
+    assert "codl collect --soc simulated --resume" in note
