@@ -71,21 +71,18 @@ class Workers:
         work: Callable[[C, T], R],
         common: C,
         values: Iterable[T],
-        *,
-        told: Callable[[], None] = lambda: None,
     ) -> list[R]:
         """`work(common, value)` of every value, in the order of the values.
 
         `work` is a function of a module, and all values can be pickled; what is `common` goes to
-        a worker once. Values are asked for one by one and begun in their order; `told` is called
-        after each that is done. Raises what `work` raises, as if it had run here, and `CodlError`
-        where a worker dies, where it has another codl, or where there is no such cluster.
+        a worker once. Values are asked for one by one and begun in their order. Raises what `work`
+        raises, as if it had run here, and `CodlError` where a worker dies, where it has another
+        codl, or where there is no such cluster.
         """
         done: dict[int, R] = {}
         with closing(self.results(work, common, values)) as results:
             for at, result in results:
                 done[at] = result
-                told()
         return [done[at] for at in range(len(done))]
 
     def results(

@@ -27,7 +27,7 @@ from codl.predict.model_set import Predictors
 from codl.predict.names import DEFAULT, ESTIMATORS, FOLDER
 from codl.predict.serialization import StoredPredictor
 from codl.predict.training_set import Samples
-from codl.predict.training_steps import Step, TrainingTask, beside, steps_of
+from codl.predict.training_steps import FOLDS_COST, Step, TrainingTask, beside, steps_of
 from codl.workers import Workers
 
 #: Rows in the batch whose prediction is timed, about a planner's.
@@ -90,7 +90,10 @@ class _TrainingSet:
         tuning: Tuning,
         predictors: Sequence[str],
         like: Sequence[tuple[Soc, Dataset]],
+        tally: _Tally,
+        passes: Sequence[int] = (1,),
     ) -> _TrainingSet:
+        """`passes` are how many times as long as fitting each takes that will follow."""
         targets, notes = samples.read(dataset)
         notes += [_empty(own, soc) for own in targets if not own.samples]
         notes += _packing(soc, dataset, {own.target for own in targets})
@@ -99,8 +102,13 @@ class _TrainingSet:
         usable = [own for own in targets if own.samples]
         steps = steps_of(soc, tuning, usable, predictors)
         if like:
-            steps, told = beside(soc, tuning, steps, like)
+            tally.expect(steps, (2 * FOLDS_COST, *passes))
+            steps, told = beside(
+                soc, tuning, steps, like, lambda cost: tally.tell(2 * FOLDS_COST * cost)
+            )
             notes += told
+        else:
+            tally.expect(steps, passes)
         failed = sum(own.failed for own in targets if not features.is_mulayer(own.target))
         return cls(usable, steps, notes, failed)
 
@@ -137,15 +145,18 @@ def train(
     predictors = tuple(ESTIMATORS) if predictors is None else predictors
     for name in predictors:
         ESTIMATORS.find(name)
-    found = _TrainingSet.read(soc, dataset, tuning, predictors, like)
+    tally = _Tally(budget, progress)
+    held_out_cost = (1 + seeds) * FOLDS_COST
+    passes = (1, held_out_cost) if evaluate else (1,)
+    found = _TrainingSet.read(soc, dataset, tuning, predictors, like, tally, passes)
     steps = found.steps
-    work = _Work(workers, steps, passes=1 + evaluate, budget=budget, progress=progress)
+    work = _Work(workers, steps, tally)
     fits = zip(steps, work.map(_fit, None), strict=True)
     stored = [step.stored(soc, tuning, own) for step, own in fits]
     around = {name: _inside(soc, dataset, tuning, name, stored) for name in predictors}
     files = _save(stored, folder, around)
     stored_at = perf_counter()
-    found_out = work.some(_hold_out, seeds) if evaluate else {}
+    found_out = work.some(_hold_out, seeds, times=held_out_cost) if evaluate else {}
     looks: list[dict[Split, HeldOut]] = [found_out.get(at, {}) for at in range(len(steps))]
     if found_out:
         stored = [_with_figures(one, look) for one, look in zip(stored, looks, strict=True)]
@@ -185,8 +196,9 @@ def fitted(
     Raises as `train` does.
     """
     ESTIMATORS.find(predictor)
-    steps = _TrainingSet.read(soc, dataset, tuning, [predictor], ()).steps
-    fits = zip(steps, _Work(workers, steps, passes=1, budget=Budget()).map(_fit, None), strict=True)
+    tally = _Tally(Budget())
+    steps = _TrainingSet.read(soc, dataset, tuning, [predictor], (), tally).steps
+    fits = zip(steps, _Work(workers, steps, tally).map(_fit, None), strict=True)
     stored = [step.stored(soc, tuning, own) for step, own in fits]
     by_target = {one.target: one for one in stored}
     own = _inside(soc, dataset, tuning, predictor, stored)
@@ -213,51 +225,65 @@ def _save(
     return {name: store.save(own, folder, around[name]) for name, own in by_name.items()}
 
 
+class _Tally:
+    """How far all work has come: told are its pieces, and the time left is by what they cost."""
+
+    def __init__(self, budget: Budget, progress: Progress = nobody) -> None:
+        self.budget, self._progress = budget, progress
+        self._done = self._total = self._spent = self._cost = 0
+
+    def expect(self, steps: Sequence[Step], passes: Sequence[int]) -> None:
+        """Each step once in every pass, for so many times its cost."""
+        self._total = len(steps) * len(passes)
+        self._cost = sum(step.cost for step in steps) * sum(passes)
+
+    def tell(self, cost: int) -> None:
+        self._done, self._spent = self._done + 1, self._spent + cost
+        self._progress(self._done, self._total, self.budget.to_go_s(self._spent, self._cost))
+
+
 class _Work:
     """The tasks of all steps, which are worked on in some passes, and how far that has come."""
 
-    def __init__(
-        self,
-        workers: Workers,
-        steps: Sequence[Step],
-        *,
-        passes: int,
-        budget: Budget,
-        progress: Progress = nobody,
-    ) -> None:
+    def __init__(self, workers: Workers, steps: Sequence[Step], tally: _Tally) -> None:
         self._tasks = [step.task for step in steps]
+        self._costs = [step.cost for step in steps]
         #: Those with the most rows are begun first.
         self._order = sorted(range(len(steps)), key=lambda at: steps[at].effort, reverse=True)
         self._workers = workers.at_most(len(steps))
-        self._progress, self._total, self._done = progress, passes * len(steps), 0
-        self._budget = budget
+        self._tally = tally
 
     def map(self, work: Callable[[Any, TrainingTask], R], common: Any) -> list[R]:
         """The work on every step's task, in the order of the steps."""
-        results = self._workers.map(work, common, self._in_order(), told=self._tell)
-        by_place = dict(zip(self._order, results, strict=True))
-        return [by_place[at] for at in range(len(self._tasks))]
-
-    def some(self, work: Callable[[Any, TrainingTask], R], common: Any) -> dict[int, R]:
-        """The work on as many steps' tasks as there is time for, by the steps' places."""
         done: dict[int, R] = {}
-        tasks, budget = self._in_order(), self._budget
+        with closing(self._workers.results(work, common, self._in_order())) as results:
+            for place, result in results:
+                at = self._order[place]
+                done[at] = result
+                self._tally.tell(self._costs[at])
+        return [done[at] for at in range(len(self._tasks))]
+
+    def some(
+        self, work: Callable[[Any, TrainingTask], R], common: Any, *, times: int
+    ) -> dict[int, R]:
+        """The work on as many steps' tasks as there is time for, by the steps' places.
+
+        Each takes so many times the step's cost.
+        """
+        done: dict[int, R] = {}
+        tasks, budget = self._in_order(), self._tally.budget
         with (
             closing(self._workers.results(work, common, tasks)) as results,
             budget.keeping(tasks),
         ):
-            for at, result in budget.steps(results, total=len(tasks)):
-                done[self._order[at]] = result
-                self._tell()
+            for place, result in budget.steps(results, total=len(tasks)):
+                at = self._order[place]
+                done[at] = result
+                self._tally.tell(times * self._costs[at])
         return done
 
     def _in_order(self) -> list[TrainingTask]:
         return [self._tasks[at] for at in self._order]
-
-    def _tell(self) -> None:
-        self._done += 1
-        left_s = self._budget.to_go_s(self._done, self._total)
-        self._progress(self._done, self._total, left_s)
 
 
 def _fit(_: None, task: TrainingTask) -> LatencyEstimator:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
@@ -26,6 +26,10 @@ from codl.predict.folds import row_folds, shape_folds
 from codl.predict.names import DEFAULT, ESTIMATORS
 from codl.predict.serialization import StoredPredictor
 from codl.predict.training_set import Samples
+
+#: How many times as long as others the default predictor takes to fit, and how many times as long
+#: as fitting it takes to hold out rows once in five folds.
+DEFAULT_COST, FOLDS_COST = 15, 3
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,11 @@ class Step:
     def effort(self) -> tuple[bool, int]:
         """What grows with the time that it takes; the default predictor takes longest."""
         return self.estimator.name == DEFAULT, len(self.own.samples)
+
+    @property
+    def cost(self) -> int:
+        """About how long it takes to fit beside others."""
+        return len(self.own.samples) * (DEFAULT_COST if self.estimator.name == DEFAULT else 1)
 
     def stored(self, soc: Soc, tuning: Tuning, fitted: LatencyEstimator) -> StoredPredictor:
         """The fitted estimator with all that is known about it."""
@@ -117,9 +126,15 @@ def steps_of(
 
 
 def beside(
-    soc: Soc, tuning: Tuning, steps: Sequence[Step], like: Sequence[tuple[Soc, Dataset]]
+    soc: Soc,
+    tuning: Tuning,
+    steps: Sequence[Step],
+    like: Sequence[tuple[Soc, Dataset]],
+    told: Callable[[int], None] = lambda cost: None,
 ) -> tuple[list[Step], list[str]]:
     """The steps with known SoCs' latencies as features where they help, and notes where not.
+
+    `told` hears of the cost of each that is done.
 
     Raises `MismatchError` for a SoC of `like` that has none of the steps' targets.
     """
@@ -137,6 +152,7 @@ def beside(
             names = ", ".join(one.soc.name for one in others)
             unhelped.setdefault(names, []).append(step.own.target)
             result.append(step)
+        told(step.cost)
     notes = [
         f"Latencies of {names} do not help to predict {', '.join(targets)}: left out there."
         for names, targets in unhelped.items()

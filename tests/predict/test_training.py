@@ -6,6 +6,7 @@ import builtins
 import json
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from codl.ir import parse, split, statistic, to_text
 from codl.ir.results import PredictorRow
 from codl.measure.budget import Budget
 from codl.measure.dataset import Dataset, SharingRow, StageRow
-from codl.predict import features
+from codl.predict import features, training
 from codl.predict.cross_validation import HeldOut, TrainingRows, accuracy, over_seeds
 from codl.predict.estimators import (
     Codl,
@@ -386,3 +387,14 @@ def test_where_packing_has_no_row_everything_else_is_trained(tmp_path: Path) -> 
     (note,) = [note for note in report.notes if note.startswith("Too few rows")]
     assert "data_sharing_store (0 of 8)" in note
     assert "codl collect --soc simulated --resume" in note
+
+
+def test_the_time_left_is_by_what_steps_cost() -> None:
+    clock = Hands()
+    heard: list[tuple[int, int, float]] = []
+    tally = training._Tally(Budget(clock=clock), lambda *told: heard.append(told))
+    tally.expect([SimpleNamespace(cost=cost) for cost in (90, 10)], (1, 3))
+    for cost, seconds in ((90, 9), (10, 1), (270, 27), (30, 3)):
+        clock.now += seconds
+        tally.tell(cost)
+    assert heard == [(1, 4, 31.0), (2, 4, 30.0), (3, 4, 3.0), (4, 4, 0.0)]
