@@ -99,7 +99,9 @@ def test_runs_are_brought_to_the_speed_of_the_first(tmp_path: Path) -> None:
     made = [replace(row, run=f"run{1 + n % 2}") for n, row in enumerate(rows(200))]
     slower = [replace(r, cpu_ms=1.5 * r.cpu_ms) if r.run == "run2" else r for r in made]
     dataset = dataset_of(tmp_path, slower)
-    dataset.write_manifest({"runs": {"run1": {}, "run2": {"calibration": {"cpu": 1.5}}}})
+    dataset.write_manifest(
+        {"source": "measured", "runs": {"run1": {}, "run2": {"calibration": {"cpu": 1.5}}}}
+    )
     assert astuple(costs_of(dataset)["cpu"]) == pytest.approx(astuple(COSTS["cpu"]), rel=1e-4)
 
 

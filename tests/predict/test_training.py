@@ -285,9 +285,11 @@ def test_runs_of_other_statistics_are_a_note(tmp_path: Path) -> None:
     data.ops(GEMM).append(op_row(op, "H", 1, op, 1.0))
     how: dict[str, Any] = {"predictors": ["codl_linear"], "folder": tmp_path, "evaluate": False}
     now, before = {"protocol": {"statistic": statistic.NAME}}, {"protocol": {"visits": 12}}
-    data.write_manifest({"runs": {"run1": before, "run2": before, "import": {}}})
+    data.write_manifest(
+        {"source": "measured", "runs": {"run1": before, "run2": before, "import": {}}}
+    )
     assert not [note for note in train(SOC, data, **how).notes if "statistic" in note]
-    data.write_manifest({"runs": {"run1": before, "run2": now}})
+    data.write_manifest({"source": "measured", "runs": {"run1": before, "run2": now}})
     (note,) = (note for note in train(SOC, data, **how).notes if "statistic" in note)
     assert f"run1: {statistic.BEFORE}; run2: {statistic.NAME}" in note
 

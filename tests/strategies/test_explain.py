@@ -234,7 +234,9 @@ def test_what_plain_runs_take_more_is_shared_out(tmp_path: Path) -> None:
 
 def test_a_slower_machine_is_no_wrong_prediction(tmp_path: Path) -> None:
     usual = {"cpu": {ANCHOR: 1.0}, "gpu": {ANCHOR: 2.0}}
-    Dataset(tmp_path / SOC.name).write_manifest({"runs": {"first": {"anchors_ms": usual}}})
+    Dataset(tmp_path / SOC.name).write_manifest(
+        {"source": "measured", "runs": {"first": {"anchors_ms": usual}}}
+    )
     anchors = (AnchorTime(ANCHOR, "cpu", 1.5), AnchorTime(ANCHOR, "gpu", 2.0))
     found = explained(tmp_path, anchors=anchors, cpu=1.5, run_ms=PREDICTED_MS + SIDE_MS / 2)
     assert found.slowdown == {"cpu": 1.5, "gpu": 1.0}
