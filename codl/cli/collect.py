@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated
 
 import typer
@@ -42,7 +42,8 @@ from codl.ir.soc import Soc
 from codl.kernels.tuning import Tuning
 from codl.measure import dataset as datasets
 from codl.measure import tuning_file
-from codl.measure.brief_tuning import tasks_before, tune_briefly
+from codl.measure.brief_tuning import BUDGET_S, tasks_before, tune_briefly
+from codl.measure.budget import Budget
 from codl.measure.collector import Collected, collect
 from codl.measure.cool_down import HOT_C
 from codl.measure.dataset import Dataset
@@ -58,6 +59,8 @@ from codl.targets.detect import load_measured
 from codl.targets.environment import environment_of
 from codl.targets.replay import folder_of
 
+#: At most this part of what a budget has left is tuned in, and so long is measured in any case.
+TUNING, LEAST_S = 0.15, 1.0
 ALL_SHARES, SOME_SHARES = (",".join(map(str, shares)) for shares in (SHARES, FEW_SHARES))
 
 OpsOption = Annotated[
@@ -152,7 +155,8 @@ def collect_data(
     than new ones are unchanged. After three looks in a row without a change it is over. --all
     measures everything, --budget for a fixed time, --samples a fixed number.
 
-    With --budget, whole ops come first, then their parts, then similar ops. One of two measurements
+    --budget is of all that the command does: reading models, tuning, measuring, and the last look.
+    With it, whole ops come first, then their parts, then similar ops. One of two measurements
     is random; the other is chosen by active learning. Collection ends early when more rows would
     change nothing. It prints what to expect: accuracy on shapes held out, and the regret of the
     splits that predictions would choose.
@@ -188,6 +192,7 @@ def collect_data(
     serials = serial or []
     sources = [part for text in ops or MEASURED for part in text.split(",")]
     limit_s = read_seconds(budget)
+    command = Budget(limit_s)
     asked_shares = _shares(shares, few=limit_s is not None)
     if runner != RUNNERS[0]:
         _refuse_runner(runner, serials, similar=similar, batch=batch, tolerance=tolerance)
@@ -223,7 +228,10 @@ def collect_data(
     recorded = _recorded(serials)
     tuning = tuning_file.read(recorded or dataset, described)
     if tune and recorded is None:
-        tuning = _tuned_briefly(serials[0], dataset, described, scope.ops, tuning)
+        time_s = min(BUDGET_S, TUNING * command.left_s)
+        tuning = _tuned_briefly(serials[0], dataset, described, scope.ops, tuning, time_s)
+    if limit_s is not None and recorded is None:  # the time of a replay is that of its rows
+        limits = replace(limits, budget_s=max(LEAST_S, command.left_s))
     course = course_of(limits, scope, networks, soc=described, dataset=dataset, tuning=tuning)
     if recorded is not None:
         course = course.of(_answered(course.tasks, recorded))
@@ -309,7 +317,7 @@ def _collected(
 
 
 def _tuned_briefly(
-    serial: str, dataset: Dataset, soc: Soc, ops: Sequence[Op], tuning: Tuning
+    serial: str, dataset: Dataset, soc: Soc, ops: Sequence[Op], tuning: Tuning, time_s: float
 ) -> Tuning:
     """The tuning to measure with: of a SoC's first collection, what a few seconds find."""
     tasks = tasks_before(dataset, soc, ops, tuning)
@@ -317,7 +325,9 @@ def _tuned_briefly(
         return tuning
     try:
         with closing(connect(serial, soc)) as target, progress(f"Tuning on {soc.name}") as update:
-            found, problem = tune_briefly(target, dataset, soc, tasks, progress=update)
+            found, problem = tune_briefly(
+                target, dataset, soc, tasks, progress=update, budget_s=time_s
+            )
     except DeviceError as error:  # others may be there, and this one come back
         found, problem = tuning, str(error)
     path = tuning_file.path_of(dataset)

@@ -24,8 +24,9 @@ from codl.strategies.settled_plans import TOLERANCE, SettledPlans
 if TYPE_CHECKING:
     from codl.predict.active_learning import ActiveLearner
 
-#: This part of a budget is measured in; the rest is for a last look at what came of it.
-MEASURING = 0.97
+#: The part of a budget that is left for a last look at what came of it; or the seconds that it takes
+#: with a few hundred rows, where these are more, but not more than half of the budget.
+LAST_LOOK, LAST_LOOK_S = 0.03, 20.0
 
 AllOption = Annotated[
     bool, typer.Option("--all", help="Measure everything, however little plans change by it.")
@@ -107,6 +108,11 @@ class Course:
         return replace(self, tasks=tasks, plans=plans)
 
 
+def measuring_s(budget_s: float) -> float:
+    """The seconds of a budget that are for measuring."""
+    return budget_s - max(LAST_LOOK * budget_s, min(LAST_LOOK_S, budget_s / 2))
+
+
 def course_of(
     limits: Limits,
     scope: Scope,
@@ -118,7 +124,7 @@ def course_of(
 ) -> Course:
     """Where plans end it, they are of `networks`, or of built-in models where there is none."""
     if limits.budget_s is not None:
-        time_s = MEASURING * limits.budget_s
+        time_s = measuring_s(limits.budget_s)
         tasks, tiers = within(time_s, scope, soc)
         learner = _learner(soc, dataset, limits.budget_s, tiers, tuning)
         return Course(tasks, time_s, learner)

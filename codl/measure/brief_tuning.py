@@ -51,9 +51,15 @@ def tasks_before(dataset: Dataset, soc: Soc, ops: Iterable[Op], tuning: Tuning) 
 
 
 def tune_briefly(
-    target: Tunes, dataset: Dataset, soc: Soc, tasks: list[TuneTask], *, progress: Progress
+    target: Tunes,
+    dataset: Dataset,
+    soc: Soc,
+    tasks: list[TuneTask],
+    *,
+    progress: Progress,
+    budget_s: float = BUDGET_S,
 ) -> tuple[Tuning, str]:
-    """Tune on a target, and keep every result in the dataset's file as soon as it is there.
+    """Tune for so many seconds, and keep every result in the dataset's file as soon as it is there.
 
     The tuning of then, and why it was not done where it could not be: a SoC can be measured all the
     same.
@@ -64,7 +70,7 @@ def tune_briefly(
 
     try:
         before = tuning_file.read(dataset, soc)
-        target.tune(tasks, before, keep=keep, budget_s=BUDGET_S, progress=progress)
+        target.tune(tasks, before, keep=keep, budget_s=budget_s, progress=progress)
     except CodlError as error:
         return tuning_file.read(dataset, soc), str(error)
     return tuning_file.read(dataset, soc), ""

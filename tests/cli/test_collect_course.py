@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from codl.cli import collect as command
 from codl.cli.app import app
-from codl.cli.collect_course import MEASURING, Course, Limits, course_of
+from codl.cli.collect_course import Course, Limits, course_of
 from codl.errors import CodlError
 from codl.ir import parse, to_text
 from codl.kernels.tuning import Tuning
@@ -55,7 +55,12 @@ def test_everything_and_so_many_samples_are_not_ended_by_plans(limits: Limits) -
 def test_a_budget_has_an_active_learner() -> None:
     found = course(Limits(budget_s=100.0))
     assert isinstance(found.chooser, ActiveLearner)
-    assert (found.time_s, found.plans) == (100.0 * MEASURING, None)
+    assert (found.time_s, found.plans) == (80.0, None)
+
+
+@pytest.mark.parametrize(("budget_s", "measured_s"), [(20, 10), (60, 40), (3600, 0.97 * 3600)])
+def test_a_part_of_a_budget_is_left_for_the_last_look(budget_s: float, measured_s: float) -> None:
+    assert course(Limits(budget_s=budget_s)).time_s == pytest.approx(measured_s)
 
 
 def test_built_in_models_are_planned_where_no_model_is_named(
