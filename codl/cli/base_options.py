@@ -67,6 +67,20 @@ def writable(path: Path | None) -> Path | None:
     return path
 
 
+def result_file(path: Path | None) -> Path | None:
+    """Where a result or a plan goes, behind a link; refuses to replace what is no such file."""
+    if path is not None and path.is_symlink() and path.is_file():
+        path = path.resolve()
+    if path is not None and path.is_file():
+        with path.open("rb") as file:
+            if file.read(1) not in (b"", b"{"):
+                raise CodlError(
+                    f"{path} is there, and no result or plan in JSON: it would be replaced. Name "
+                    "another file."
+                )
+    return writable(path)
+
+
 def writable_folder(path: Path) -> Path:
     """Refuses a folder that nothing can be written to."""
     check_folder(path)
@@ -80,7 +94,7 @@ OutputOption = Annotated[
         "-o",
         "--output",
         help="Write the result to this file as JSON, for `codl report`.",
-        callback=writable,
+        callback=result_file,
     ),
 ]
 SerialOption = Annotated[

@@ -24,7 +24,7 @@ from codl.strategies.settled_plans import TOLERANCE, SettledPlans
 if TYPE_CHECKING:
     from codl.predict.active_learning import ActiveLearner
 
-#: The part of a budget that is left for a last look at what came of it; or the seconds that it takes
+#: The part of a budget that is left for a last look at what came of it; or the seconds that takes
 #: with a few hundred rows, where these are more, but not more than half of the budget.
 LAST_LOOK, LAST_LOOK_S = 0.03, 20.0
 

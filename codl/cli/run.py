@@ -14,6 +14,7 @@ from rich.console import Group
 
 from codl import bundle, files
 from codl.bundle.archive import Archive
+from codl.cli.base_options import result_file
 from codl.cli.deployed import RunOptions, adapted, context_of, deployment_of, plan_of, read_inputs
 from codl.cli.op_placement import op_placement_table
 from codl.cli.options import (
@@ -88,7 +89,7 @@ def _result_file(path: Path | None) -> Path | None:
         raise typer.BadParameter(
             f"-o writes the result, as JSON; --output {path} writes outputs.", param_hint="-o"
         )
-    return writable(path)
+    return result_file(path)
 
 
 OutputsOption = Annotated[

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Group, RenderableType
 
+from codl.cli.base_options import result_file
 from codl.cli.deployed import RunOptions, adapted, context_of, deployment_of, strategy_of
 from codl.cli.op_placement import op_placement_table
 from codl.cli.options import (
@@ -41,7 +42,7 @@ from codl.cli.options import (
 from codl.cli.output import emit, note, progress, stage, warn
 from codl.errors import CodlError
 from codl.file_names import inside
-from codl.files import check_folder, check_writable
+from codl.files import check_folder
 from codl.ir import soc as socs
 from codl.ir.plan import Plan, PlanOrigin
 from codl.measure import dataset as datasets
@@ -189,8 +190,7 @@ def _files(names: Sequence[str], output: Path | None) -> list[Path | None]:
     if output is None:
         return [None for _ in names]
     if len(names) == 1 and not output.is_dir():
-        check_writable(output)
-        return [output]
+        return [result_file(output)]
     if output.exists() and not output.is_dir():
         raise CodlError(f"-o must be a folder for the plans of several models, got {output}.")
     check_folder(output)
@@ -199,7 +199,7 @@ def _files(names: Sequence[str], output: Path | None) -> list[Path | None]:
         if plans > 1:
             same = ", ".join(name for name, own in zip(names, stems, strict=True) if own == stem)
             raise CodlError(f"The plans of {same} would all be {stem}.json: search them apart.")
-    return [inside(output, f"{stem}.json") for stem in stems]
+    return [result_file(inside(output, f"{stem}.json")) for stem in stems]
 
 
 def _check(searches: Sequence[Search], workers: Workers) -> None:

@@ -23,7 +23,8 @@ from codl.ir.sums import with_sums
 VERSION = 1
 FIX = "`codl search MODEL --soc SOC -o plan.json` makes one."
 Sharing = Literal["gather", "missing"]
-Predicted: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
+#: Nothing takes longer than thirty years.
+Predicted: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ from typer.testing import CliRunner
 from codl.backend import conformance as suite
 from codl.cli import bench, conformance, eval_course, evaluate
 from codl.cli.app import app
+from codl.cli.base_options import result_file
+from codl.errors import CodlError
 from codl.ir.results import EvalRow, Latency
 from codl.ir.soc import Soc
 from codl.measure.budget import Budget
@@ -207,3 +209,20 @@ def test_a_number_that_cannot_be_is_refused_by_its_option_before_anything_is_don
     assert done.exit_code == 2
     assert f"Invalid value for '{words.split()[-2]}'" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plan_replaces_no_model_and_goes_where_a_link_leads(tmp_path: Path) -> None:
+    model, plan, link = (tmp_path / name for name in ("m.onnx", "plan.json", "link.json"))
+    model.write_bytes(b"\x08\x08")
+    with pytest.raises(CodlError, match=r"m\.onnx is there, and no result or plan in JSON"):
+        result_file(model)
+    assert result_file(plan) == plan
+    plan.write_text("{}")
+    link.symlink_to(plan)
+    assert result_file(link) == plan.resolve()
+
+
+def test_of_tables_that_are_not_there_the_file_is_named_first(tmp_path: Path) -> None:
+    path = tmp_path / "nowhere.csv"
+    done = CliRunner().invoke(app, ["dataset", "import", str(path), "--soc", "q"])
+    assert str(done.exception) == f"{path}: there is no such file."

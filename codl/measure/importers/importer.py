@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from codl import files
-from codl.errors import CodlError, MismatchError
+from codl.errors import CodlError, InvalidFileError, MismatchError
 from codl.ir import soc as socs
 from codl.ir.published_soc import PublishedSoc
 from codl.ir.soc import CpuSide, GpuSide, Soc
@@ -76,6 +76,9 @@ def import_tables(
     dataset and `resume` is not set, or where a file was imported before, and `MismatchError` where
     the dataset is one of another SoC or of our own measurements.
     """
+    for path in paths:
+        if not path.is_file():
+            raise InvalidFileError(path, "there is no such file.")
     device = device or name
     mapping = load_mapping(mapping_file, device) if mapping_file else None
     described, is_new = _soc(name, mapping, device, write_soc)
