@@ -99,6 +99,7 @@ def dataset_info(
 
     data = Dataset.found(soc, dataset)
     manifest, frame = data.manifest(), dataset_frame(data)
+    data.anchors().read()  # raises for rows that are none
     by_table = frame["status"].eq("failed").groupby(frame["table"], observed=False)
     files = {
         f"t_{name}.csv": {"rows": int(rows), "failed": int(failed)}

@@ -12,7 +12,7 @@ import csv
 import io
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from math import isfinite
@@ -234,10 +234,16 @@ class StageRow(Row):
 
 
 class Table(Generic[RowT]):
-    """One CSV file of rows, appended to row by row; a row is on disk when `append` returns."""
+    """One CSV file of rows, appended to row by row; a row is on disk when `append` returns.
 
-    def __init__(self, path: Path, row_type: type[RowT]) -> None:
-        self.path = path
+    A row that is read is of one of `runs` (or of a part of one, behind a slash), or of none; with
+    None of any.
+    """
+
+    def __init__(
+        self, path: Path, row_type: type[RowT], runs: Collection[str] | None = None
+    ) -> None:
+        self.path, self._runs = path, runs
         self.row_type = row_type
         self.columns = _columns(row_type)
 
@@ -348,6 +354,9 @@ class Table(Generic[RowT]):
             if isinstance(value, float) and not isfinite(value):
                 problem = f"{name} must be a finite number, got {record[name]!r}."
                 raise InvalidFileError(self.path, problem, where=where)
+        if self._runs is not None and values["run"].partition("/")[0] not in ("", *self._runs):
+            problem = f"run must be one of the manifest's, got {values['run']!r}."
+            raise InvalidFileError(self.path, problem, where=where)
         return self.row_type(**values)
 
 
@@ -412,7 +421,9 @@ class Dataset:
     def tables(self) -> dict[str, Table[Any]]:
         """Every table that has a file, by name (the file's, without `t_` and `.csv`)."""
         names = (path.stem[2:] for path in sorted(self.folder.glob("t_*.csv")))
-        return {name: self.table(name) for name in names if name not in FORMER_TABLES}
+        runs = self.manifest()["runs"].keys() if self.manifest_path.exists() else None
+        tables = {name: self.table(name) for name in names if name not in FORMER_TABLES}
+        return {name: Table(own.path, own.row_type, runs) for name, own in tables.items()}
 
     def calibration(self) -> dict[str, dict[str, float]]:
         """How much slower each processor was than in the first run, by run; from the manifest."""

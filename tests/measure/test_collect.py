@@ -248,6 +248,19 @@ def test_of_an_incomplete_manifest_every_reader_names_the_key(
             read()
 
 
+def test_a_row_is_of_a_run_of_the_manifest(tmp_path: Path) -> None:
+    dataset = Dataset.of("test", tmp_path)
+    rows = [
+        OpRow(op="a", dim="H", share=1.0, part="b", latency_ms=1.0, run=run)
+        for run in ("", "run1", "run77")
+    ]
+    dataset.ops("x").append(*rows)
+    assert dataset.tables()["x"].read() == rows, "without a manifest nothing is known of runs"
+    dataset.write_manifest({"source": "measured", "runs": {"run1": {}}})
+    with pytest.raises(InvalidFileError, match=r"line 4: run must be .*, got 'run77'"):
+        dataset.tables()["x"].read()
+
+
 def test_a_failed_measurement_is_a_row_with_a_reason(
     first_soc: Soc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -167,6 +167,7 @@ def test_plan_round_trip_and_refusals(network: Network, tmp_path: Path) -> None:
         ),
         (with_chain(content, gpu_ratio=True), r"chains[0].gpu_ratio: expected float, got True"),
         (content | {"predicted_ms": float("nan")}, "not JSON"),
+        (content | {"predicted_ms": 1e308}, "predicted_ms: expected float <= 1"),
         (content | {"predicted_ms": -1.0}, "predicted_ms: expected float >= 0.0, got -1.0"),
         (with_chain(content, dim="W"), "chains[0].dim: must be one of H, OC, N, got 'W'"),
         (with_chain(content, ops=[]), "chains[0].ops: expected array of length >= 1, got []"),

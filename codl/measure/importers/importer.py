@@ -239,5 +239,7 @@ def _write(dataset: Dataset, found: Found, manifest: dict[str, Any]) -> None:
         table = _table(dataset, name)
         table.repair()
         table.extend(rows)
-    counts = {table.path.name: len(table.read()) for table in dataset.tables().values()}
+    # The manifest does not have the run yet.
+    tables = [dataset.table(name) for name in dataset.tables()]
+    counts = {table.path.name: len(table.read()) for table in tables}
     dataset.write_manifest({**manifest, "files": counts})
