@@ -82,16 +82,6 @@ def test_a_low_battery_stops_a_collection_with_a_sentence(phone: SystemFiles) ->
     assert json.loads(done.stdout)["left"] == 0
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [("--hot", "-3", "above 0 degrees"), ("--cool-down", "x", "'x'")],
-)
-def test_limits_are_checked(phone: SystemFiles, option: str, value: str, message: str) -> None:
-    done = CliRunner().invoke(app, [*COLLECT, option, value])
-    assert isinstance(done.exception, CodlError)
-    assert message in str(done.exception)
-
-
 def test_an_evaluation_keeps_its_rows_when_the_battery_runs_out(
     phone: SystemFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
