@@ -74,8 +74,8 @@ def _parse(cls: Any, text: str) -> Op:
             raise UnknownNameError(f"field of {cls.kind}", word, known)
         if known[key].name in values:
             raise CodlError(f"The op {text!r} has {key} twice.")
-        values[known[key].name] = _read(cls, known[key], value)
-        if key in STEPS and min(values[key]) < 1:
+        values[known[key].name] = read = _read(cls, known[key], value)
+        if key in STEPS and min(read if isinstance(read, tuple) else (read,)) < 1:
             raise CodlError(f"{key} of the op {text!r} must be at least 1, got {value}.")
     missing = [key for key, f in known.items() if _is_required(f) and f.name not in values]
     if missing:

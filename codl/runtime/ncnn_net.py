@@ -42,12 +42,13 @@ def _matrix(view: Array) -> ncnn.Mat:
     return mat
 
 
-def _is_misread(mat: ncnn.Mat) -> bool:
+def _is_misread(mat: ncnn.Mat, *, packs: bool) -> bool:
     """Whether layers that take some channels of a matrix, such as Crop, would miss them.
 
-    They step by what ncnn would have allocated. Channels by the four are packed before.
+    They step by what ncnn would have allocated. A net that `packs` does so before where channels
+    come by the four.
     """
-    return bool(mat.c > 1 and mat.c % 4 and mat.cstep != -(-mat.w * mat.h // 4) * 4)
+    return bool(mat.c > 1 and (mat.c % 4 or not packs) and mat.cstep != -(-mat.w * mat.h // 4) * 4)
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,9 @@ class NcnnSession:
             Outlet(value, list(zip(view, matrices(view), strict=True)))
             for (value, _), view in zip(net.outputs, results, strict=True)
         ]
-        misread = (value for value, mats in self._inputs.items() if _is_misread(mats[0]))
+        packs = all(part.options.get("use_packing_layout", True) for part in net.parts)
+        inputs = self._inputs.items()
+        misread = (value for value, mats in inputs if _is_misread(mats[0], packs=packs))
         self._copied = tuple(dict.fromkeys((*net.copied, *misread)))
         self._simd = soc.cpu.simd_floats
         images = max(part.images.size for part in net.parts)
