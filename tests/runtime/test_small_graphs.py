@@ -37,6 +37,7 @@ class Case(NamedTuple):
     outputs: Sequence[str]
     constants: Mapping[str, Any] = {}
     half: bool = False
+    opset: int = 17
 
     def proto(self) -> onnx.ModelProto:
         constants = dict(self.constants)
@@ -45,7 +46,7 @@ class Case(NamedTuple):
                 name: value.astype(np.float16) if value.dtype == np.float32 else value
                 for name, value in constants.items()
             }
-        proto = model(self.nodes, self.inputs, self.outputs, constants)
+        proto = model(self.nodes, self.inputs, self.outputs, constants, opset=self.opset)
         for port in (*proto.graph.input, *proto.graph.output) if self.half else ():
             port.type.tensor_type.elem_type = TensorProto.FLOAT16
         return proto
@@ -176,6 +177,27 @@ CASES: dict[str, Case] = {
         [node("DequantizeLinear", "q s", "b"), node("Add", "x b", "y")], {"x": (1, 4)}, ["y"],
         {"q": np.array([3, -2, 100000, 7], np.int32), "s": np.float32(0.1)},
     ),
+    "floats between quantised tensors": Case(
+        [node("QuantizeLinear", "x s n", "q"), node("DequantizeLinear", "q s n", "d"),
+         node("Conv", "d w", "c"), node("QuantizeLinear", "c s n", "r"),
+         node("DequantizeLinear", "r s n", "y")],
+        {"x": (1, 3, 5, 5)}, ["y"],
+        {"s": np.float32(0.02), "n": np.int8(3), "w": floats(4, 3, 3, 3)},
+    ),
+    # Attention.
+    "scores times zero": Case(
+        [node("Transpose", "k", "t", perm=[0, 1, 3, 2]), node("MatMul", "q t", "s"),
+         node("Mul", "s zero", "z"), node("Softmax", "z", "p"), node("MatMul", "p v", "y")],
+        {"q": (1, 2, 5, 8), "k": (1, 2, 6, 8), "v": (1, 2, 6, 8)}, ["y"], {"zero": np.float32(0)},
+    ),
+    "an activation of values that attention keeps": Case(
+        [node("GroupQueryAttention", "q k v pk pv lengths total", "a keys values", num_heads=4,
+              kv_num_heads=2, domain="com.microsoft"),
+         node("LeakyRelu", "values", "y", alpha=0.3)],
+        {"q": (1, 3, 32), "k": (1, 3, 16), "v": (1, 3, 16), "pk": (1, 2, 4, 8),
+         "pv": (1, 2, 4, 8)}, ["a", "y"],
+        {"lengths": np.array([6], np.int32), "total": np.int32(7)},
+    ),
     # ncnn makes rows of products and of means.
     "a product and a number": Case(
         [node("Flatten", "x", "f"), node("Gemm", "f w", "g"), node("Add", "g n", "a"),
@@ -227,6 +249,18 @@ CASES: dict[str, Case] = {
          node("MeanVarianceNormalization", "a", "y", axes=[0, 2])],
         {"x": (1, 5, 13)}, ["y"], {"s": floats(13)},
     ),
+    **{
+        f"{kind} of padding alone, {sizes}": Case(
+            [node("Relu", "x", "r"), node(kind, "r", "y", kernel_shape=kernel, pads=[1] * 4,
+                  dilations=dilations, strides=strides)],
+            {"x": (1, 3, *sizes)}, ["y"], opset=19,
+        )
+        for kind in ("AveragePool", "MaxPool")
+        for sizes, kernel, dilations, strides in (
+            ((12, 1), [2, 2], [1, 2], [1, 1]),
+            ((1, 5), [2, 3], [2, 1], [1, 1]),
+        )
+    },
     "transposed, odd, two by two": Case(
         [node("Transpose", "x", "a", perm=[0, 1, 3, 2]), node("Conv", "a w", "y", strides=[2, 2])],
         {"x": (1, 3, 13, 13)}, ["y"], {"w": floats(3, 3, 2, 2)},

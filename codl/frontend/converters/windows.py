@@ -11,6 +11,7 @@ from math import prod
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from codl.errors import CodlError
 from codl.frontend.converters.base import (
@@ -103,10 +104,20 @@ class OnnxWindow:
 
     def counted(self, axis: int) -> Array:
         """Taps of every window along an axis that lie in the input or its declared padding."""
-        starts = np.arange(self.to[axis]) * self.stride[axis] - self.before[axis]
-        taps = starts[:, None] + np.arange(self.kernel[axis]) * self.dilation[axis]
-        inside = taps < self.sizes[axis] + self.declared[axis]
+        inside = self._taps(axis) < self.sizes[axis] + self.declared[axis]
         return np.asarray(inside.sum(1), np.float32)
+
+    @property
+    def misses(self) -> bool:
+        """Whether every tap of some window lies in padding."""
+        spatial = enumerate(self.sizes)
+        inside = [((taps := self._taps(axis)) >= 0) & (taps < size) for axis, size in spatial]
+        return not all(taps.any(1).all() for taps in inside)
+
+    def _taps(self, axis: int) -> NDArray[np.signedinteger[Any]]:
+        """Positions along an axis, by window and tap."""
+        starts = np.arange(self.to[axis]) * self.stride[axis] - self.before[axis]
+        return starts[:, None] + np.arange(self.kernel[axis]) * self.dilation[axis]
 
 
 def _ints(node: Node, name: str, default: Sizes) -> Sizes:
@@ -244,6 +255,8 @@ def _pool(mode: Literal["max", "avg"]) -> Convert:
     def convert(graph: Graph, node: Node) -> list[ConvertedOp]:
         window = OnnxWindow.of(graph, node, _ints(node, "kernel_shape", ()))
         count_pad = mode == "avg" and bool(attribute(node, "count_include_pad", 0))
+        if window.misses and not count_pad:
+            raise unsupported(node, "a window lies in padding alone: its value is undefined.")
         rank = len(window.sizes)
         passes = [(0,), (1, 2)] if rank == 3 else [tuple(range(rank))]
         steps: list[ConvertedOp] = []
