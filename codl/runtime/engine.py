@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any, NoReturn, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from codl.errors import CodlError, CodlWarning, DeviceError, UnsupportedError
-from codl.ir import Array, Network
+from codl.ir import Array, Layer, Network
 from codl.ir.executable import Executable, GpuOp, NcnnNet, OnnxNet, Refusal
 from codl.ir.gpu_limits import LimitedGpu
 from codl.ir.numbers import as_float32
@@ -34,8 +34,8 @@ from codl.runtime.loaded import (
 from codl.runtime.placement import LocalSoc, at_hand, splittable
 from codl.runtime.standby import Standby
 
-#: Ops whose inputs may be masks of infinities.
-MASKED = ("attention", "cached_attention", "softmax")
+#: Ops that masks of infinities may pass on their way to attention.
+PASSING = ("eltwise", "reshape", "transpose", "slice", "tile", "concat", "concat_nd")
 #: A plan and what it may become take at most so many times the memory of the plan alone.
 MOST_MEMORY = 1.5
 #: What the alternatives share is known when they are loaded: where that is too much, they are made
@@ -233,17 +233,19 @@ class Engine:
             if as_nchw(value.shape) != shape:
                 raise CodlError(f"The input {name!r} must be {shape}, got {value.shape}.")
             np.copyto(array, value.reshape(array.shape))
-        self._strays = [name for name, array in arrays.items() if self._strays_in(array)]
+        self._strays = [name for name in arrays if self._strays_in(name)]
 
-    def _strays_in(self, array: Array) -> bool:
+    def _strays_in(self, name: str) -> bool:
         """Whether an input has what ncnn's activations would make numbers of.
 
-        Infinities are the usual masks of attention, and harmless there.
+        Minus infinity is what masks of attention are made of, and harmless there.
         """
+        array = self._loaded.inputs[name]
         with np.errstate(all="ignore"):
             if np.isfinite(array.sum()) or not self._hides_strays:
                 return False
-        return bool((np.isnan if self._takes_masks else _not_finite)(array).any())
+        strays = ~np.isfinite(array)
+        return bool((strays & (array != -np.inf) if name in self._masks else strays).any())
 
     @cached_property
     def _hides_strays(self) -> bool:
@@ -252,8 +254,23 @@ class Engine:
         return any(isinstance(net, NcnnNet) for net in nets) and not states
 
     @cached_property
-    def _takes_masks(self) -> bool:
-        return any(layer.op.kind in MASKED for layer in self.network.layers)
+    def _masks(self) -> frozenset[str]:
+        """Inputs that nothing reads but what makes probabilities of scores, or adds to those."""
+        network = self.network
+        results = {holder for holder, _ in network.outputs.values()}
+
+        @cache
+        def masks(tensor: str) -> bool:
+            layers = network.readers(tensor)
+            return bool(layers) and tensor not in results and all(covers(x, tensor) for x in layers)
+
+        def covers(layer: Layer, tensor: str) -> bool:
+            if layer.op.kind in ("attention", "softmax"):
+                return layer.op.kind == "softmax" or tensor not in layer.inputs[:3]
+            passes = layer.op.kind in PASSING and layer.op.activation.kind == "none"
+            return passes and masks(layer.output)
+
+        return frozenset(filter(masks, network.inputs))
 
     def _stray_run(self) -> None:
         """Run without ncnn, loaded once more, what it would make numbers of."""
@@ -402,10 +419,6 @@ def fallbacks_of(
         variant = planned[label.split(" + ")[0]]
         fallen.append(Fallback(label, f"one of {variant}", reasons, "two kernels"))
     return tuple(fallen)
-
-
-def _not_finite(array: Array) -> NDArray[np.bool_]:
-    return ~np.isfinite(array)
 
 
 def _as_float32(name: str, value: NDArray[Any]) -> Array:

@@ -344,3 +344,26 @@ def test_what_is_no_number_stays_none(activation: str, kind: str, first_soc: Soc
             numbers = ~np.isnan(value)
             np.testing.assert_allclose(got["a"][numbers], value[numbers], 1e-5, 1e-5)
         assert np.isnan(expected_of(proto, broken)["a"]).any()
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu", "split"])
+def test_infinities_are_strays_but_in_masks(kind: str, first_soc: Soc) -> None:
+    """Masks of attention have them in every run."""
+    case = Case(
+        [node("Conv", "x w", "c"), node("Clip", "c zero one", "a"),
+         node("Add", "a mask", "s"), node("Softmax", "s", "y")],
+        {"x": (1, 3, 5, 5), "mask": (1, 1, 5, 5)}, ["y"],
+        {"w": floats(4, 3, 1, 1), "zero": np.float32(0), "one": np.float32(1)},
+    )  # fmt: skip
+    proto, usual = case.proto(), case.feeds()
+    usual["mask"][0, 0, 1, 2:] = -np.inf
+    broken = {**usual, "x": usual["x"].copy()}
+    broken["x"][0, 1, 3, 4], broken["x"][0, 2, 3, 4] = np.inf, -np.inf
+    network = network_of(import_onnx(proto, "small"))
+    with Engine(network, plan_of(network, first_soc, kind), here(first_soc)) as engine:
+        for feeds in (usual, broken):
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                got = engine(feeds)
+            assert bool(told) == (feeds is broken and bool(engine.executable.nets))
+            np.testing.assert_allclose(got["y"], expected_of(proto, feeds)["y"], 1e-5, 1e-5)

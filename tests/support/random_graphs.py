@@ -148,6 +148,9 @@ def noise(random: np.random.Generator, *, coarse: bool = False) -> Change:
             noisy = np.where(exact, value, value * factors)
             if coarse:  # values of float32 are kept in float16 here and there
                 noisy = np.where(np.abs(noisy) > MOST_HALF, np.inf * noisy, noisy)
+                noisy = noisy + np.where(exact, 0.0, LEAST_HALF) * random.uniform(
+                    -1, 1, value.shape
+                )
             noisy = noisy + _absolute(node, values) * (factors - 1)
             return np.asarray(noisy, value.dtype)
 
@@ -157,21 +160,30 @@ def noise(random: np.random.Generator, *, coarse: bool = False) -> Change:
 def _absolute(node: onnx.NodeProto | None, values: Values) -> float:
     """What an op's rounding follows beside its result, in ONNX Runtime or in codl.
 
-    A sigmoid ends at 0 from some point on. An instance's norm is a slope and a start, whose sum
-    cancels where a mean is large.
+    A sigmoid ends at 0 from some point on. An instance's norm is a slope and a start, and a
+    variance the mean of squares less the mean's, which cancel where a mean is large. A sum of
+    large numbers and small ones, as Winograd's transform takes, loses the small ones.
     """
-    if node is not None and node.op_type in SATURATING:
+    if node is None or node.op_type not in (*SATURATING, *ADDING, *NORMS):
+        return 0.0
+    if node.op_type in SATURATING:
         return 0.1
-    if node is None or node.op_type != "InstanceNormalization":
+    read = [values[name].astype(np.float64) for name in reads(node) if values[name].size]
+    if node.op_type in ADDING:
+        largest = float(np.prod([np.nan_to_num(np.abs(own), posinf=0).max() for own in read]))
+        return largest if largest > LARGE else 0.0
+    if not read:
         return 0.0
-    x, scale = (values[name].astype(np.float64) for name in node.input[:2])
-    if not x.size:
-        return 0.0
-    axes = tuple(range(2, x.ndim))
-    epsilon = {item.name: item.f for item in node.attribute}.get("epsilon", 1e-5)
-    deviation = np.sqrt(x.var(axes) + epsilon)
-    largest: float = np.nan_to_num(np.abs(scale * x.mean(axes) / deviation), posinf=0).max()
-    return largest
+    x, given = (
+        read[0],
+        {item.name: onnx.helper.get_attribute_value(item) for item in node.attribute},
+    )
+    single = node.op_type == "InstanceNormalization"
+    axes = tuple(range(2, x.ndim)) if single else tuple(given.get("axes", (0, 2, 3)))
+    spread = np.sqrt(x.var(axes) + (given.get("epsilon", 1e-5) if single else 1e-18))
+    ratio = np.nan_to_num(np.abs(x.mean(axes) / spread), posinf=0)
+    lost: float = (np.abs(read[1]) * ratio if single else np.minimum(ratio**2, 1e9)).max()
+    return lost
 
 
 def smear(value: NDArray[Any], node: onnx.NodeProto | None, values: Values) -> NDArray[Any]:
@@ -187,9 +199,10 @@ def smear(value: NDArray[Any], node: onnx.NodeProto | None, values: Values) -> N
 def undefined(value: NDArray[Any], node: onnx.NodeProto | None, values: Values) -> NDArray[Any]:
     """Other values of what nobody defines."""
     is_cast = node is not None and node.op_type == "Cast" and value.dtype in FLOATS
-    if is_cast or not _reads_strays(node, values, UNDEFINED):
-        return value
-    return (77 + np.arange(value.size) % 13).astype(value.dtype).reshape(value.shape)
+    other = (77 + np.arange(value.size) % 13).astype(value.dtype).reshape(value.shape)
+    if node is not None and node.op_type == "MeanVarianceNormalization":
+        return np.where(np.isnan(value), other, value)  # the root of less than nothing
+    return value if is_cast or not _reads_strays(node, values, UNDEFINED) else other
 
 
 def _reads_strays(node: onnx.NodeProto | None, values: Values, ops: Collection[str]) -> bool:
@@ -201,7 +214,11 @@ def _reads_strays(node: onnx.NodeProto | None, values: Values, ops: Collection[s
 
 #: Functions that ONNX Runtime has as polynomials between two ends.
 SATURATING = ("Sigmoid", "Tanh", "Softmax", "Erf", "Gelu")
-MOST_HALF = float(np.finfo(np.float16).max)
+ADDING = SUMS - {"MaxPool"}
+NORMS = ("InstanceNormalization", "MeanVarianceNormalization")
+MOST_HALF, LEAST_HALF = float(np.finfo(np.float16).max), 2.0**-24
+#: Results beyond this are no network's.
+LARGE = 1e6
 _SESSIONS: OrderedDict[bytes, ort.InferenceSession] = OrderedDict()
 
 

@@ -39,7 +39,7 @@
 #elif MODE == 17
 #define COMBINE(a, b) rint(a)
 #elif MODE == 18
-#define COMBINE(a, b) sign(a)
+#define COMBINE(a, b) (isnan(a) ? (a) : sign(a))
 #elif MODE == 19
 #define COMBINE(a, b) SOFTPLUS(a)
 #elif MODE == 20
