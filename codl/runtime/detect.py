@@ -112,7 +112,8 @@ def observe_cores(gpu: OpenClDevice) -> dict[str, list[int]]:
 def _observed_cores(gpu: OpenClDevice) -> dict[str, list[int]]:
     soc = gpu.soc
     seen = {"gpu": [] if not soc.gpu.is_cpu else _observe_gpu(gpu)}
-    stop, observer = Event(), threads.CoreObserver(ignore=gpu.worker_threads)
+    others = gpu.worker_threads | threads.others_threads() - {get_native_id()}
+    stop, observer = Event(), threads.CoreObserver(ignore=others)
 
     def watch() -> None:
         observer.ignore(get_native_id())

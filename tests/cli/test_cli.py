@@ -306,7 +306,7 @@ def test_an_interface_is_drawn_beside_a_model(workplace: Path) -> None:
 def test_bench_llm_has_tokens_a_second_and_the_same_tokens(workplace: Path) -> None:
     """A prompt of three chunks, the last one not full; ONNX Runtime takes it in at once."""
     onnx.save(with_weights(built("decoder", SMALL), 24), workplace / "decoder.onnx")
-    sizes = ("-p", "10", "-n", "6", "--chunk", "4", "--seconds", "0", "--strategies", "gpu,cpu")
+    sizes = ("-p", "10", "-n", "6", "--chunk", "4", "--seconds", "0.01", "--strategies", "gpu,cpu")
     found = answer(
         workplace, "bench-llm", "decoder.onnx", "--soc", "test", *sizes, "--peers", "ort",
         "--weights", "once",
