@@ -124,6 +124,12 @@ class _Builder:
             raise UnsupportedError(self._graph.unknown[tensor])
 
     def _append(self, layer: Layer) -> None:
+        """Raises `UnsupportedError` for an op of an empty constant."""
+        op = layer.op
+        if empty := next((size for size in (*op.inputs, op.output) if 0 in size), None):
+            raise UnsupportedError(
+                f"The node {layer.name!r} has an empty tensor ({empty}); codl has no empty tensors."
+            )
         self._layers[layer.output] = layer
         self._read.update(layer.inputs)
         self._shapes[layer.output] = layer.op.output

@@ -18,6 +18,7 @@ from onnx import TensorProto
 from support.devices import here
 from support.onnx_models import floats, model, node
 
+from codl.errors import UnsupportedError
 from codl.frontend.convert import network_of
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.ir.network import Network
@@ -367,3 +368,12 @@ def test_infinities_are_strays_but_in_masks(kind: str, first_soc: Soc) -> None:
                 got = engine(feeds)
             assert bool(told) == (feeds is broken and bool(engine.executable.nets))
             np.testing.assert_allclose(got["y"], expected_of(proto, feeds)["y"], 1e-5, 1e-5)
+
+
+def test_an_empty_constant_is_refused() -> None:
+    nodes = [node("SkipLayerNormalization", "x none s", "y", domain="com.microsoft")]
+    constants = {"none": np.zeros((0, 2, 8), np.float32), "s": floats(8)}
+    with pytest.raises(
+        UnsupportedError, match=r"'n_y.*' has an empty tensor .0x2x8x1.; codl has no"
+    ):
+        network_of(import_onnx(model(nodes, {"x": (1, 2, 8)}, ["y"], constants), "small"))

@@ -53,7 +53,7 @@ SUMS = {"Conv", "ConvTranspose", "MatMul", "Gemm", "Einsum", "Resize", "Attentio
         "MultiHeadAttention", "GroupQueryAttention", "CumSum", "MaxPool"}  # fmt: skip
 #: Ops of which nothing is said where such a number comes in: a pixel whose weight is 0 may count or
 #: not, and a byte may become any.
-UNDEFINED = {"Cast", "Resize", "QuantizeLinear", "DynamicQuantizeLinear", "DynamicQuantizeMatMul",
+UNDEFINED = {"Resize", "QuantizeLinear", "DynamicQuantizeLinear", "DynamicQuantizeMatMul",
              "DynamicQuantizeLSTM", "MatMulIntegerToFloat"}  # fmt: skip
 
 
@@ -198,11 +198,17 @@ def smear(value: NDArray[Any], node: onnx.NodeProto | None, values: Values) -> N
 
 def undefined(value: NDArray[Any], node: onnx.NodeProto | None, values: Values) -> NDArray[Any]:
     """Other values of what nobody defines."""
-    is_cast = node is not None and node.op_type == "Cast" and value.dtype in FLOATS
     other = (77 + np.arange(value.size) % 13).astype(value.dtype).reshape(value.shape)
-    if node is not None and node.op_type == "MeanVarianceNormalization":
+    if node is None:
+        return value
+    if node.op_type == "MeanVarianceNormalization":
         return np.where(np.isnan(value), other, value)  # the root of less than nothing
-    return value if is_cast or not _reads_strays(node, values, UNDEFINED) else other
+    if node.op_type == "Cast":
+        is_wild = value.dtype not in FLOATS and any(
+            not (np.abs(values[name]) < MOST_INT).all() for name in reads(node)
+        )
+        return other if is_wild else value
+    return other if _reads_strays(node, values, UNDEFINED) else value
 
 
 def _reads_strays(node: onnx.NodeProto | None, values: Values, ops: Collection[str]) -> bool:
@@ -217,6 +223,8 @@ SATURATING = ("Sigmoid", "Tanh", "Softmax", "Erf", "Gelu")
 ADDING = SUMS - {"MaxPool"}
 NORMS = ("InstanceNormalization", "MeanVarianceNormalization")
 MOST_HALF, LEAST_HALF = float(np.finfo(np.float16).max), 2.0**-24
+#: Integers that floats are cast to have no more; what is beyond is any.
+MOST_INT = 2.0**63
 #: Results beyond this are no network's.
 LARGE = 1e6
 _SESSIONS: OrderedDict[bytes, ort.InferenceSession] = OrderedDict()
