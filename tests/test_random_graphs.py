@@ -15,16 +15,12 @@ from support.random_nodes import draw_graph
 from codl.runtime.placement import LocalSoc
 
 SEED, COUNT, PARTS = 1, 300, 6
-#: Graphs that are left out.
-LEFT_OUT = {22, 36, 54, 125, 131, 171, 190, 217, 230, 261, 272, 276}
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_random_graphs_are_right(part: int, first_soc: LocalSoc) -> None:
     kinds: Counter[str] = Counter()
     for index in range(part, COUNT, PARTS):
-        if index in LEFT_OUT:
-            continue
         plan, graph = kind_of_plan(index), draw_graph(SEED, index)
         outcome = outcome_of(graph, plan, first_soc, here(first_soc), f"{SEED}:{index}")
         again = f"python scripts/fuzz_graphs.py --only {SEED}:{index} --plans {plan}"

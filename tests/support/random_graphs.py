@@ -198,11 +198,17 @@ def smear(value: NDArray[Any], node: onnx.NodeProto | None, values: Values) -> N
 
 def undefined(value: NDArray[Any], node: onnx.NodeProto | None, values: Values) -> NDArray[Any]:
     """Other values of what nobody defines."""
-    other = (77 + np.arange(value.size) % 13).astype(value.dtype).reshape(value.shape)
     if node is None:
         return value
+    other = (77 + np.arange(value.size) % 13).astype(value.dtype).reshape(value.shape)
     if node.op_type == "MeanVarianceNormalization":
         return np.where(np.isnan(value), other, value)  # the root of less than nothing
+    if node.op_type == "ReduceProd" and value.dtype in FLOATS:
+        # On the way to the last factor it is too large or too small, or is not: who knows?
+        factors = values[node.input[0]]
+        is_between = np.isfinite(factors).all() and factors.all()
+        is_end = ~np.isfinite(value) | (np.abs(value) < np.finfo(value.dtype).tiny)
+        return np.where(is_between & is_end, other, value)
     if node.op_type == "Cast":
         is_wild = value.dtype not in FLOATS and any(
             not (np.abs(values[name]) < MOST_INT).all() for name in reads(node)
