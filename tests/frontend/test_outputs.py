@@ -181,6 +181,19 @@ def test_windows_behind_an_image_are_left_out(kind: str, size: int, window: dict
     check(proto, {"x": x})
 
 
+def test_weights_that_are_declared_behind_a_pooling_that_rounds_up() -> None:
+    """PyTorch's newer exporter declares the sizes of all tensors, weights among them."""
+    nodes = [
+        node("MaxPool", "x", "a", ceil_mode=1, kernel_shape=[3, 3], strides=[2, 2]),
+        node("Flatten", "a", "f"),
+        node("Gemm", "f w", "y", transB=1),
+    ]
+    proto = model(nodes, {"x": [1, 4, 8, 8]}, ["y"], {"w": floats(5, 64)})
+    declared = helper.make_tensor_value_info("w", TensorProto.FLOAT, [5, 64])
+    proto.graph.value_info.append(declared)
+    check(proto, {"x": floats(1, 4, 8, 8)})
+
+
 def test_an_input_that_is_an_output_needs_no_declared_shape() -> None:
     nodes = [node("Conv", "x w", "y"), node("Relu", "y", "z")]
     proto = model(nodes, {"x": [1, 3, 6, 5]}, ["x", "z"], {"w": W})

@@ -120,8 +120,10 @@ def infer_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
         return onnx.shape_inference.infer_shapes(proto)
     plain, given_types = onnx.ModelProto(), {info.name: info.type for info in proto.graph.input}
     plain.CopyFrom(proto)
+    made = {name for node in plain.graph.node for name in node.output}
     for info in (*plain.graph.output, *plain.graph.value_info):
-        info.type.tensor_type.ClearField("shape")
+        if info.name in made:  # weights may be declared, too
+            info.type.tensor_type.ClearField("shape")
         if info.name in given_types:  # an input that is handed out
             info.type.CopyFrom(given_types[info.name])
     for _ in range(len(pools) + 1):  # each pooling may stand behind all others
