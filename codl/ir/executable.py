@@ -348,6 +348,12 @@ class Executable(Record, frozen=True):
             yield from stage.commands
 
     @property
+    def needs_gpu(self) -> bool:
+        """Whether anything but nets of the CPU runs."""
+        commands = (*self.setup, *self.commands)
+        return not all(isinstance(command, Fill | RunNet) for command in commands)
+
+    @property
     def fused(self) -> dict[str, tuple[str, ...]]:
         """The layers that one set of kernels computes, by label, where they are several."""
         ops = (step for step in self.steps if isinstance(step, GpuOp))

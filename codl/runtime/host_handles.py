@@ -162,8 +162,7 @@ class HostSession:
         lock: AbstractContextManager[object] | None = None,
     ) -> None:
         self.executable, self._soc, self.lock = executable, soc, lock or threads.ProcessLock()
-        commands = [*executable.setup, *executable.commands]
-        if not all(isinstance(command, Fill | RunNet) for command in commands):
+        if executable.needs_gpu:
             raise DeviceError(f"{executable.model!r} has commands for a GPU: open it on a device.")
         memory = [aligned_zeros((buffer.bytes // 4,)) for buffer in executable.buffers]
         handles = HostHandles(executable, soc, memory.__getitem__, own_memory=own_memory)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from codl.errors import DeviceError
 from codl.ir.environment import Environment
 from codl.ir.results import Conditions
 from codl.optional import MissingPackageError
@@ -14,19 +15,24 @@ from codl.runtime.placement import at_hand
 from codl.targets.base import Target
 
 
+def identity_of(target: Target) -> Mapping[str, str]:
+    """The device and its driver; empty where none can be opened."""
+    try:
+        return target.open()
+    except (DeviceError, MissingPackageError):
+        return {}
+
+
 def environment_of(target: Target, protocol: Mapping[str, Any]) -> Environment | None:
     """What a machine says of itself as it is now; None where the target is no machine.
 
-    Opens the SoC's device; one that there is no package for has no driver. Raises `DeviceError`
+    Opens the SoC's device; one that cannot be opened has no driver. Raises `DeviceError`
     where the machine does not answer.
     """
     if target.replays is not None:
         return None
     placement, seen = at_hand(target.soc).placement, target.examine()
-    try:
-        device = target.open()
-    except MissingPackageError:
-        device = {}
+    device = identity_of(target)
     now = target.conditions()
     found = Environment(
         machine=target.describe().cpu.name,

@@ -11,7 +11,7 @@ from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from codl.errors import CodlError, CodlWarning
+from codl.errors import CodlError, CodlWarning, DeviceError
 from codl.ir.executable import Executable
 from codl.ir.soc import Soc
 from codl.optional import MissingPackageError
@@ -206,12 +206,18 @@ class LocalTarget:
 
     def load(
         self, executable: Executable, *, tries: bool = True, trying: Trying = untold
-    ) -> Session:
+    ) -> Session | HostSession:
         """Load an executable; without `tries` a kernel that must be compiled is a warning.
 
-        `trying` is told of every step before the driver is asked for its kernels.
+        `trying` is told of every step before the driver is asked for its kernels. What needs no
+        GPU is loaded also where none can be opened.
         """
-        device = self.device
+        try:
+            device = self.device
+        except (DeviceError, MissingPackageError):
+            if executable.needs_gpu:
+                raise
+            return self.load_on_cpu(executable)
         before = device.programs.compiled
         limits = self.soc.placement.limits
         session = Session(executable, device, tries=tries, trying=trying, limits=limits)
@@ -246,12 +252,12 @@ class LocalTarget:
 
     @cached_property
     def _measuring(self) -> LocalMeasuring:
-        """On the device; where there is no package for it, on the CPU of its SoC alone."""
+        """On the device; where none can be opened, on the CPU of its SoC alone."""
         from codl.targets.local_measuring import LocalMeasuring
 
         try:
             device, workers = self.device, self._workers
-        except MissingPackageError as error:
+        except (DeviceError, MissingPackageError) as error:
             from codl.runtime.absent_device import absent_device
             from codl.targets.compile_workers import CompileWorkers
 

@@ -21,6 +21,7 @@ from codl.ir.results import Checked
 from codl.runtime.cache import Slot
 from codl.runtime.examination import version_of
 from codl.targets.base import Target
+from codl.targets.environment import identity_of
 
 KIND = "checked"
 #: Packages that compute, or that say what is right.
@@ -31,7 +32,7 @@ def slot_of(model: str, executables: Iterable[Executable], target: Target) -> Sl
     """Where the cache has what is known of a model, by its digest, in these executables."""
     lowered = sorted(own.digest(weights=False) for own in executables)
     key = {
-        **target.open(),
+        **identity_of(target),
         "cpu": target.soc.cpu.name,
         "model": model,
         "executables": digest("\n".join(lowered)),

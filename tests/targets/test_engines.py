@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -17,7 +18,7 @@ from support.devices import here
 from support.plans import image, row
 from support.some import some
 
-from codl.errors import CodlError, CodlWarning
+from codl.errors import CodlError, CodlWarning, DeviceError
 from codl.frontend.convert import convert
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.simplify_pipeline import simplify
@@ -30,9 +31,11 @@ from codl.ir.soc import Soc
 from codl.measure.interleave import Effort
 from codl.plan.single_processor import default_plan
 from codl.runtime.engine import Engine
+from codl.runtime.placement import LocalSoc
 from codl.targets.arrays import ArrayRecord, from_wire, to_wire
 from codl.targets.base import Target
 from codl.targets.client import COMMAND, AgentClient, AgentLostError
+from codl.targets.local import LocalTarget
 from codl.targets.model_messages import Lacking, Lacks, Load, LoadAnswer, Ran, Run
 from codl.targets.remote import RemoteTarget
 
@@ -93,6 +96,23 @@ def test_an_engine_runs_on_every_target(target: Target, network: Network) -> Non
         assert dict(target.open())
         with pytest.raises(CodlError, match="The inputs must be"):
             engine({"nothing": np.zeros(1, np.float32)})
+
+
+def test_the_cpu_alone_needs_no_driver(first_soc: LocalSoc, network: Network) -> None:
+    soc = replace(first_soc, gpu=replace(first_soc.gpu, platform="Nowhere"))
+    inputs, plan = image(network), default_plan(network, soc, "cpu")
+    with (
+        closing(LocalTarget(soc)) as target,
+        Engine(network, plan, target) as engine,
+        Engine(network, plan, here(first_soc)) as other,
+    ):
+        for name, expected in other(inputs).items():
+            np.testing.assert_array_equal(engine(inputs)[name], expected)
+        assert {span.processor for span in engine.profile(1)} == {"cpu"}
+        times = target.time({"one": engine.loaded}, ONCE)
+        assert times.latency_ms["one"].runs == 1
+        with pytest.raises(DeviceError, match="has no device"):
+            Engine(network, plan_of(network, soc), target)
 
 
 def test_each_output_is_its_own(target: Target) -> None:
