@@ -286,6 +286,12 @@ CASES: dict[str, Case] = {
                                coordinate_transformation_mode="half_pixel_symmetric")],
         {"x": (1, 3, 10, 10)}, ["y"], {"scales": np.array([1, 1, 0.6, 0.6], np.float32)},
     ),
+    "a position that is nearly between two": Case(
+        [node("Resize", "x a a sizes", "y", mode="nearest", nearest_mode="round_prefer_ceil",
+              coordinate_transformation_mode="asymmetric")],
+        {"x": (1, 4, 7, 17)}, ["y"],
+        {"sizes": np.array([1, 4, 4, 10], np.int64), "a": np.zeros(0, np.float32)},
+    ),
     "a crop of axes that keep their sizes": Case(
         [node("Resize", "x roi scales", "y", mode="nearest",
               coordinate_transformation_mode="tf_crop_and_resize")],

@@ -209,6 +209,11 @@ def undefined(value: NDArray[Any], node: onnx.NodeProto | None, values: Values) 
         is_between = np.isfinite(factors).all() and factors.all()
         is_end = ~np.isfinite(value) | (np.abs(value) < np.finfo(value.dtype).tiny)
         return np.where(is_between & is_end, other, value)
+    if node.op_type in SQUARING:  # whose squares are no numbers, though roots of their sums are
+        read = [values[name] for name in reads(node)[:1]]
+        finite = (own[np.isfinite(own)] for own in read if own.dtype in FLOATS)
+        if any((np.abs(own) > MOST_SQUARED).any() for own in finite):
+            return other
     if node.op_type == "Cast":
         is_wild = value.dtype not in FLOATS and any(
             not (np.abs(values[name]) < MOST_INT).all() for name in reads(node)
@@ -224,10 +229,14 @@ def _reads_strays(node: onnx.NodeProto | None, values: Values, ops: Collection[s
     return not all(np.isfinite(own).all() for own in read if own.dtype in FLOATS)
 
 
+NORMS = ("InstanceNormalization", "MeanVarianceNormalization")
 #: Functions that ONNX Runtime has as polynomials between two ends.
 SATURATING = ("Sigmoid", "Tanh", "Softmax", "Erf", "Gelu")
+#: Those that take roots of sums of squares, and may do so in other numbers than float32.
+SQUARING = (*NORMS, "LpNormalization", "ReduceL2", "LayerNormalization", "RMSNormalization",
+            "GroupNormalization")  # fmt: skip
+MOST_SQUARED = 1e18
 ADDING = SUMS - {"MaxPool"}
-NORMS = ("InstanceNormalization", "MeanVarianceNormalization")
 MOST_HALF, LEAST_HALF = float(np.finfo(np.float16).max), 2.0**-24
 #: Integers that floats are cast to have no more; what is beyond is any.
 MOST_INT = 2.0**63

@@ -25,6 +25,8 @@ from codl.ir.ops.resize import Resize
 from codl.ir.ops.window import Size2
 from codl.ir.region import Shape, as_nchw
 
+AMBIGUOUS = "which of two elements is nearest is a matter of rounding."
+
 
 @dataclass(frozen=True)
 class _Axes:
@@ -54,7 +56,7 @@ def _resize(graph: Graph, node: Node) -> list[ConvertedOp]:
     old = len(node.inputs) < 3  # Upsample, and Resize up to opset 10
     coords = attribute(node, "coordinate_transformation_mode", "half_pixel")
     if coords == "half_pixel_symmetric" and attribute(node, "mode", "nearest") == "nearest":
-        raise unsupported(node, "which of two elements is nearest is a matter of rounding.")
+        raise unsupported(node, AMBIGUOUS)
     axes = _axes(graph, node, sizes, to)
     rule: dict[str, Any] = {
         "mode": attribute(node, "mode", "nearest"),
@@ -134,4 +136,6 @@ def _step(
         roi=() if rule["coords"] != "tf_crop_and_resize" else (*starts, *ends),
         **rule,
     )
+    if op.nearly_ties:
+        raise unsupported(node, AMBIGUOUS)
     return ConvertedOp(op, (source,), node.outputs[0] + name)

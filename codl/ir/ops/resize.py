@@ -31,6 +31,7 @@ ROUNDING: Mapping[str, Callable[[Floats, float], NDArray[Any]]] = {
     "simple": lambda x, scale: np.ceil(x) if scale < 1 else np.trunc(x),
 }
 HALF, ONE = np.float32(0.5), np.float32(1)
+NEARLY = 1e-5
 
 
 class Axis(NamedTuple):
@@ -168,6 +169,22 @@ class Resize(Op):
         scale = self.scales[index] if self.scales else to / size
         start, end = self.roi[index::2] if self.roi else (0.0, 1.0)
         return Axis(size, to, scale, start, end)
+
+    @property
+    def nearly_ties(self) -> bool:
+        """Whether which of two elements is nearest hangs on the last digits of a position.
+
+        Some versions of ONNX Runtime take such a position for a tie.
+        """
+        if self.mode != "nearest" or not self.rounding.startswith("round"):
+            return False
+        axes = (self._axis(0, self.input.h, self.size.h), self._axis(1, self.input.w, self.size.w))
+        changed = [own for own in axes if own.size != own.to or own.scale != 1]
+        positions = [
+            COORDS[self.coords](np.arange(own.to, dtype=np.float32), own) for own in changed
+        ]
+        distances = [np.abs(at - np.floor(at) - HALF) for at in positions]
+        return any(((far > 0) & (far < NEARLY)).any() for far in distances)
 
     def needs(self, part: Region, index: int = 0) -> Region:
         if part.rows == Span(0, self.size.h):
