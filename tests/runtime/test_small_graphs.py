@@ -178,6 +178,12 @@ CASES: dict[str, Case] = {
         [node("DequantizeLinear", "q s", "b"), node("Add", "x b", "y")], {"x": (1, 4)}, ["y"],
         {"q": np.array([3, -2, 100000, 7], np.int32), "s": np.float32(0.1)},
     ),
+    "an output that is quantised behind a transpose and a reshape": Case(
+        [node("MatMul", "x v", "y"), node("Transpose", "y", "t"), node("Reshape", "t sizes", "r"),
+         node("QuantizeLinear", "r s n", "q"), node("DequantizeLinear", "q s n", "z")],
+        {"x": (2, 2, 8, 1), "v": (2, 2, 1, 8)}, ["y", "z"],
+        {"sizes": np.int64([2, 8, 16]), "s": np.float32(0.05), "n": np.uint8(0)},
+    ),
     "floats between quantised tensors": Case(
         [node("QuantizeLinear", "x s n", "q"), node("DequantizeLinear", "q s n", "d"),
          node("Conv", "d w", "c"), node("QuantizeLinear", "c s n", "r"),

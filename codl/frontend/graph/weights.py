@@ -43,7 +43,8 @@ CONVOLUTIONS = ("Conv", "ConvTranspose")
 SETTINGS = "session.optimized_model_external_initializers_"
 #: ONNX Runtime takes any power for a square, where a mean follows.
 NORMING = "LayerNormFusionL1"
-#: It moves QuantizeLinear over a Transpose, for all readers of what is transposed.
+#: It moves QuantizeLinear over a Transpose, for all readers of what is transposed. Another one of
+#: its passes may have brought it there from behind.
 TRANSPOSING = "TransposeOptimizer"
 #: It rounds weights that a model has as floats, between quantised tensors.
 ROUNDING = "WeightBiasQuantization"
@@ -141,8 +142,8 @@ class Model:
         """The optimisations that would change what the model computes."""
         nodes, outputs = self.proto.graph.node, [info.name for info in self.proto.graph.output]
         reads = Counter([*outputs, *(name for node in nodes for name in node.input)])
-        quantised = {node.input[0] for node in nodes if node.op_type == "QuantizeLinear"}
-        moved = [n for n in nodes if n.op_type == "Transpose" and n.output[0] in quantised]
+        quantises = any(node.op_type == "QuantizeLinear" for node in nodes)
+        moved = [node for node in nodes if node.op_type == "Transpose" and quantises]
         wrong = [ROUNDING]
         if any(reads[node.input[0]] > 1 for node in moved):
             wrong.append(TRANSPOSING)
