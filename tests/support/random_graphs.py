@@ -145,6 +145,8 @@ def noise(random: np.random.Generator, *, coarse: bool = False) -> Change:
         factors = 1 + (1e-3 if coarse or half else 4e-6) * random.uniform(-1, 1, value.shape)
         with np.errstate(all="ignore"):
             exact = (value == np.rint(value)) & (np.abs(value) < 2**20) & (not half)
+            if node is not None and node.op_type in MEANS:  # a sum is multiplied by 1 / n
+                exact = value == 0
             noisy = np.where(exact, value, value * factors)
             if coarse:  # values of float32 are kept in float16 here and there
                 noisy = np.where(np.abs(noisy) > MOST_HALF, np.inf * noisy, noisy)
@@ -209,6 +211,9 @@ def undefined(value: NDArray[Any], node: onnx.NodeProto | None, values: Values) 
         is_between = np.isfinite(factors).all() and factors.all()
         is_end = ~np.isfinite(value) | (np.abs(value) < np.finfo(value.dtype).tiny)
         return np.where(is_between & is_end, other, value)
+    if node.op_type in SUMS and not _reads_strays(node, values, SUMS):
+        # Too large on the way to a sum, which may have another order.
+        return np.where(np.isfinite(value), value, other)
     if node.op_type in SQUARING:  # whose squares are no numbers, though roots of their sums are
         read = [values[name] for name in reads(node)[:1]]
         finite = (own[np.isfinite(own)] for own in read if own.dtype in FLOATS)
@@ -236,6 +241,7 @@ SATURATING = ("Sigmoid", "Tanh", "Softmax", "Erf", "Gelu")
 SQUARING = (*NORMS, "LpNormalization", "ReduceL2", "LayerNormalization", "RMSNormalization",
             "GroupNormalization")  # fmt: skip
 MOST_SQUARED = 1e18
+MEANS = ("ReduceMean", "AveragePool", "GlobalAveragePool")
 ADDING = SUMS - {"MaxPool"}
 MOST_HALF, LEAST_HALF = float(np.finfo(np.float16).max), 2.0**-24
 #: Integers that floats are cast to have no more; what is beyond is any.
