@@ -167,6 +167,22 @@ def test_choices_for_real_gpus(text: str, first_gpu: OpenClDevice) -> None:
             case.on_gpu(variant, first_gpu, choice=choice)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "conv2d in=2x20x9x9 oc=24 kernel=1x1",
+        "fc in=3x40x3x3 oc=100",
+        "pooling in=2x20x9x9 mode=avg kernel=3x3",
+    ],
+)
+def test_variants_for_any_device_run_as_on_real_gpus(text: str, first_gpu: OpenClDevice) -> None:
+    """Work-groups are others there, and images of a batch lie apart."""
+    op = parse(text)
+    case = Case.of(op, seed=3)
+    for variant in some(registry.variants(op, "gpu", first_gpu.soc)):
+        case.on_gpu(variant, first_gpu)
+
+
 @given(
     channels=st.integers(1, 40),
     height=st.integers(1, 9),
