@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 from onnx import TensorProto, helper
@@ -124,11 +125,19 @@ class _Builder:
             raise UnsupportedError(self._graph.unknown[tensor])
 
     def _append(self, layer: Layer) -> None:
-        """Raises `UnsupportedError` for an op of an empty constant."""
+        """Raises `UnsupportedError` for an op of an empty constant, and for one of other sizes than
+        the graph has, as ONNX Runtime may infer them for operators of its own.
+        """
         op = layer.op
         if empty := next((size for size in (*op.inputs, op.output) if 0 in size), None):
             raise UnsupportedError(
                 f"The node {layer.name!r} has an empty tensor ({empty}); codl has no empty tensors."
+            )
+        sizes = self._graph.shapes.get(layer.output)
+        if sizes is not None and prod(sizes) != op.output.elements:
+            raise UnsupportedError(
+                f"The node {layer.name!r} makes {op.output.elements} values, and its output "
+                f"{layer.output!r} is said to be {'x'.join(map(str, sizes))}."
             )
         self._layers[layer.output] = layer
         self._read.update(layer.inputs)

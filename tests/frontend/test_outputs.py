@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -192,6 +193,17 @@ def test_weights_that_are_declared_behind_a_pooling_that_rounds_up() -> None:
     declared = helper.make_tensor_value_info("w", TensorProto.FLOAT, [5, 64])
     proto.graph.value_info.append(declared)
     check(proto, {"x": floats(1, 4, 8, 8)})
+
+
+def test_sizes_that_are_inferred_wrongly_are_refused() -> None:
+    """ONNX Runtime before 1.32 infers the past's sizes for caches that grow."""
+    proto = model([node("MatMul", "x w", "y")], {"x": [3, 4]}, ["y"], {"w": floats(4, 5)})
+    graph = import_onnx(proto, "sizes")
+    wrong = replace(graph, shapes={**graph.shapes, "y": (2, 5)})
+    with pytest.raises(
+        UnsupportedError, match="makes 15 values, and its output 'y' is said to be 2x5"
+    ):
+        network_of(wrong)
 
 
 def test_an_input_that_is_an_output_needs_no_declared_shape() -> None:
