@@ -26,11 +26,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 
 import codl
 from codl import files
 from codl.errors import CodlError
+from codl.frontend.graph.onnx_import import plain_options
 
 LIMIT = 1e-3
 #: NumPy's types by what ONNX Runtime calls them.
@@ -82,10 +84,8 @@ def main() -> None:
 def compare(path: Path, soc: str, strategies: list[str]) -> list[dict[str, Any]]:
     """Rows of a model, one for each strategy."""
     warnings.simplefilter("ignore")
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = 1
-    session = ort.InferenceSession(str(path), options, ["CPUExecutionProvider"])
+    kinds = {node.op_type for node in onnx.load(path, load_external_data=False).graph.node}
+    session = ort.InferenceSession(str(path), plain_options(kinds, 1), ["CPUExecutionProvider"])
     dice = np.random.default_rng(0)
     feeds = {
         item.name: dice.random([n if isinstance(n, int) else 1 for n in item.shape]).astype(

@@ -18,14 +18,19 @@ from codl.ir.onnx_node import Node
 from codl.ir.ops.movement import SliceNd
 from codl.ir.ops.onnx_model import INPUT, OUTPUT, OnnxModel
 
-#: The type of a node that is a group of others; `model` is its model, `nodes` their types.
+#: The type of a node that is a group of others: `model` is its model, `nodes` their types, `exact`
+#: whether an output is one that no float16 may hold: outputs are one tensor first.
 ENCLOSED = "codl.Enclosed"
+#: Integers that float16 does not hold.
+WIDE_INTEGERS = (
+    *(TensorProto.INT16, TensorProto.INT32, TensorProto.INT64),
+    *(TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64),
+)
 #: Types that a caller may give or get, and that float32 stands for in between.
 NUMBERS = (
     *FLOATS,
-    TensorProto.BOOL,
-    *(TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64),
-    *(TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64),
+    *(TensorProto.BOOL, TensorProto.INT8, TensorProto.UINT8),
+    *WIDE_INTEGERS,
 )
 
 
@@ -56,7 +61,8 @@ def enclosing_node(graph: Graph, nodes: Sequence[Node]) -> Node:
             )
     model = _model(graph, nodes, inputs, outputs)
     kinds = "+".join(dict.fromkeys(node.type for node in nodes))
-    attributes = {"model": model.SerializeToString(), "nodes": kinds}
+    exact = any(graph.types.get(name) in WIDE_INTEGERS for name in outputs)
+    attributes = {"model": model.SerializeToString(), "nodes": kinds, "exact": exact}
     return Node(nodes[0].name, ENCLOSED, tuple(inputs), tuple(outputs), attributes)
 
 
@@ -125,8 +131,11 @@ def enclosed(graph: Graph, node: Node) -> list[ConvertedOp]:
         return [ConvertedOp(op, node.inputs, node.outputs[0])]
     whole = f"{node.outputs[0]}.all"
     steps, start = [], 0
+    exact = bool(node.attributes["exact"])
     for name, count in zip(node.outputs, counts, strict=True):
-        piece = SliceNd(shapes=((sum(counts),),), starts=(start,), steps=(1,), to=(count,))
+        piece = SliceNd(
+            shapes=((sum(counts),),), starts=(start,), steps=(1,), to=(count,), exact=exact
+        )
         steps.append(ConvertedOp(piece, (whole,), name))
         start += count
     return [ConvertedOp(op, node.inputs, whole), *steps]

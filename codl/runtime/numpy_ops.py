@@ -101,11 +101,13 @@ class References:
 
 def _by_onnx_runtime(op: OnnxModel, inputs: Sequence[Values]) -> Values:
     """Nodes that codl has no op for, as they stand; ONNX's own reference lacks some of them."""
-    import onnxruntime as ort  # interpreting an executable without such nodes needs no library
+    # Interpreting an executable without such nodes needs no library.
+    import onnxruntime as ort
 
-    options = ort.SessionOptions()
+    from codl.frontend.graph.onnx_import import plain_options
+
+    options = plain_options(op.nodes.split("+"))
     options.log_severity_level = 4
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     given = {
         f"{INPUT}{index}": np.asarray(value.reshape(sizes), np.float32)
         for index, (value, sizes) in enumerate(zip(inputs, op.shapes, strict=True))

@@ -15,7 +15,7 @@ from codl.errors import CodlError
 from codl.frontend import models
 from codl.frontend.convert import network_of
 from codl.frontend.graph import weights
-from codl.frontend.graph.onnx_import import import_onnx, session_options
+from codl.frontend.graph.onnx_import import import_onnx, plain_options, session_options
 from codl.frontend.graph.shapes import data_inputs, fix_shapes, sizes_of
 from codl.ir import Array, Layer, Network
 from codl.ir.ops.onnx_model import INPUT, OUTPUT, OnnxModel
@@ -124,17 +124,18 @@ class Model:
 
         Nothing is fused or rearranged in it: what is compared with it was, by ONNX Runtime too.
         """
-        return self._session_with(ort.GraphOptimizationLevel.ORT_DISABLE_ALL) or self._optimised
+        if self.source is None:
+            return None
+        kinds = {node.op_type for node in self.source.proto.graph.node}
+        return self._session_with(plain_options(kinds)) or self._optimised
 
     @cached_property
     def _optimised(self) -> Any:
-        return self._session_with(ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
+        return self._session_with(session_options())
 
-    def _session_with(self, level: ort.GraphOptimizationLevel) -> Any:
+    def _session_with(self, options: ort.SessionOptions) -> Any:
         if self.source is None:
             return None
-        options = session_options()
-        options.graph_optimization_level = level
         # Weights stay where they are, once.
         options.add_session_config_entry("session.disable_prepacking", "1")
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -113,6 +114,24 @@ def test_several_outputs_and_integers_that_stay_inside(first_soc: Soc) -> None:
     network = check(proto, {"x": floats(2, 9, 5)}, first_soc)
     assert onnx_layers(network) == ["TopK+Cast+GatherElements"]
     assert kinds(network).count("slice") == 4  # values, indices, places and what was gathered
+
+
+def test_integers_beside_floats_are_exact_where_a_gpu_stores_halves(first_soc: Soc) -> None:
+    """A group hands out slices of one tensor; halves count to 2048, and places go up to 5000."""
+    soc = replace(first_soc, gpu=replace(first_soc.gpu, element="float16"))
+    proto = model(
+        [node("Relu", "x", "r"), node("TopK", "r k", "values places")],
+        {"x": [1, 5000]},
+        ["values", "places"],
+        {"k": np.int64([9])},
+        {"places": "int64"},
+    )
+    x = floats(1, 5000, seed=3)
+    x[0, -9:] = 10 + np.arange(9)
+    network = network_of(import_onnx(proto, "test"))
+    with Engine(network, one_by_one(network, soc, "gpu"), here(soc)) as engine:
+        places = engine({"x": x})["places"]
+    np.testing.assert_array_equal(places, [np.arange(4999, 4990, -1)])
 
 
 def test_shapes_that_depend_on_data_stay_inside(first_soc: Soc) -> None:

@@ -21,6 +21,8 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from codl.frontend.graph.onnx_import import plain_options
+
 Values: TypeAlias = dict[str, NDArray[Any]]
 #: What makes another one of a tensor, of the node that made it, and of all tensors before.
 Change: TypeAlias = Callable[[NDArray[Any], "onnx.NodeProto | None", Values], NDArray[Any]]
@@ -273,15 +275,14 @@ def run_node(
 
 
 def session_of(proto: onnx.ModelProto) -> ort.InferenceSession:
-    """A session without any optimisation."""
+    """A session without any optimisation but for what `plain_options` says."""
     key = proto.SerializeToString()
     if key in _SESSIONS:
         _SESSIONS.move_to_end(key)
         return _SESSIONS[key]
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options = plain_options((node.op_type for node in proto.graph.node), 1)
+    options.inter_op_num_threads = 1
     options.log_severity_level = 4
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
         session = ort.InferenceSession(key, options, ["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's exceptions share no base class

@@ -129,11 +129,15 @@ class Transpose(Movement):
 
 @dataclass(frozen=True, kw_only=True)
 class SliceNd(Movement):
-    """Along every axis `to` elements, the first at `starts`, each `steps` (any sign) further."""
+    """Along every axis `to` elements, the first at `starts`, each `steps` (any sign) further.
+
+    `exact`: they are integers, which no type that is less exact than float32 may hold.
+    """
 
     starts: Sizes
     steps: Sizes
     to: Sizes
+    exact: bool = False
 
     kind: ClassVar[str] = "slice"
     examples: ClassVar[tuple[str, ...]] = ("slice in=100x100 starts=9x0 steps=1x3 to=20x34",)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from codl.ir.ops.base import Array
-from codl.ir.ops.movement import Movement, Offsets
+from codl.ir.ops.movement import Movement, Offsets, SliceNd
 from codl.ir.soc import Soc
 from codl.kernels.base import ENDS, Arg, Choice, ConstantArg, KernelLaunch, KernelPlan, TensorArg
 from codl.kernels.strided.order import RUN, CopiedRows, Tiles, as_rows, as_tiles, collapse
@@ -84,6 +84,11 @@ class TransposeCopy(_GpuCopy):
 
 class SliceCopy(_GpuCopy):
     op_kind: ClassVar[str] = "slice"
+
+    def refusal(self, op: Movement, soc: Soc) -> str | None:
+        if isinstance(op, SliceNd) and op.exact and self.storage.element == "float16":
+            return "halves count to 2048 alone, and the op is exact"
+        return super().refusal(op, soc)
 
 
 class TileCopy(_GpuCopy):
