@@ -32,7 +32,7 @@ import onnxruntime as ort
 import codl
 from codl import files
 from codl.errors import CodlError
-from codl.frontend.graph.onnx_import import plain_options
+from codl.frontend.graph.integer_products import plain_options
 
 LIMIT = 1e-3
 #: NumPy's types by what ONNX Runtime calls them.

@@ -13,7 +13,9 @@ from onnx import TensorProto, helper, numpy_helper
 from codl.errors import UnsupportedError
 from codl.frontend.converters.base import ConvertedOp
 from codl.frontend.graph.graph import Graph
+from codl.frontend.graph.integer_products import with_own_constants
 from codl.frontend.graph.passes import FLOATS
+from codl.frontend.graph.weights import Model
 from codl.ir.onnx_node import Node
 from codl.ir.ops.movement import SliceNd
 from codl.ir.ops.onnx_model import INPUT, OUTPUT, OnnxModel
@@ -103,7 +105,8 @@ def _model(
     domains = {"": graph.opset, **graph.domains}
     opsets = [helper.make_opsetid(domain, version) for domain, version in domains.items()]
     version = helper.find_min_ir_version_for(opsets[:1], ignore_unknown=True)
-    return helper.make_model(content, opset_imports=opsets, ir_version=version)
+    made = Model(helper.make_model(content, opset_imports=opsets, ir_version=version), {})
+    return with_own_constants(made).proto
 
 
 def _converted(source: str, target: str, to: int) -> onnx.NodeProto:

@@ -104,7 +104,7 @@ def _by_onnx_runtime(op: OnnxModel, inputs: Sequence[Values]) -> Values:
     # Interpreting an executable without such nodes needs no library.
     import onnxruntime as ort
 
-    from codl.frontend.graph.onnx_import import plain_options
+    from codl.frontend.graph.integer_products import plain_options
 
     options = plain_options(op.nodes.split("+"))
     options.log_severity_level = 4

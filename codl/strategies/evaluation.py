@@ -63,7 +63,8 @@ class Reference:
 def load(model: str, batch: int | None = None) -> tuple[Network, Reference]:
     """Import a model for `batch` images at a time; run it in ONNX Runtime on seeded inputs."""
     from codl.frontend.convert import network_of
-    from codl.frontend.graph.onnx_import import import_onnx, session_options
+    from codl.frontend.graph.integer_products import session_options
+    from codl.frontend.graph.onnx_import import import_onnx
     from codl.frontend.graph.shapes import fix_batch
 
     source = models.load(model, batch)

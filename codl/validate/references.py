@@ -15,7 +15,8 @@ from codl.errors import CodlError
 from codl.frontend import models
 from codl.frontend.convert import network_of
 from codl.frontend.graph import weights
-from codl.frontend.graph.onnx_import import import_onnx, plain_options, session_options
+from codl.frontend.graph.integer_products import plain_options, session_options, with_own_constants
+from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.shapes import data_inputs, fix_shapes, sizes_of
 from codl.ir import Array, Layer, Network
 from codl.ir.ops.onnx_model import INPUT, OUTPUT, OnnxModel
@@ -139,7 +140,7 @@ class Model:
         # Weights stay where they are, once.
         options.add_session_config_entry("session.disable_prepacking", "1")
         try:
-            return self.source.session(options)
+            return with_own_constants(self.source).session(options)
         except Exception:  # as above
             return None
 

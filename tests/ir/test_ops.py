@@ -13,7 +13,7 @@ from support.random_ops import batched, concats, convolutions, fully_connected, 
 from support.some import some
 
 from codl.errors import CodlError, UnknownNameError
-from codl.frontend.graph.onnx_import import session_options
+from codl.frontend.graph.integer_products import session_options
 from codl.ir import Op, Region, Shape, Span, parse, split, to_text
 from codl.ir.columns import GenericColumns
 from codl.ir.network import Layer

@@ -17,7 +17,7 @@ from support.kernel_runs import assert_close, operands, run_cpu, run_gpu, tolera
 from support.random_ops import convolutions
 from support.some import some
 
-from codl.frontend.graph.onnx_import import session_options
+from codl.frontend.graph.integer_products import session_options
 from codl.ir import Activation, Array, Op, Weights, parse, split, to_text
 from codl.ir.ops.conv2d import Conv2d
 from codl.kernels import registry

@@ -15,7 +15,8 @@ from support.some import some
 
 import codl.kernels
 from codl.frontend.convert import convert
-from codl.frontend.graph.onnx_import import import_onnx, session_options
+from codl.frontend.graph.integer_products import session_options
+from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.simplify_pipeline import simplify
 from codl.ir import Array
 from codl.ir.soc import Soc

@@ -18,7 +18,8 @@ from support.some import some
 
 from codl.errors import MismatchError
 from codl.frontend.convert import convert
-from codl.frontend.graph.onnx_import import import_onnx, session_options
+from codl.frontend.graph.integer_products import session_options
+from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.simplify_pipeline import simplify
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir.executable import Executable

@@ -22,7 +22,8 @@ from support.synthetic_predictors import Line, SyntheticPredictors, fastest
 
 from codl.errors import CodlError
 from codl.frontend.convert import convert
-from codl.frontend.graph.onnx_import import import_onnx, session_options
+from codl.frontend.graph.integer_products import session_options
+from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.simplify_pipeline import simplify
 from codl.frontend.models import load
 from codl.frontend.models.batch import set_batch

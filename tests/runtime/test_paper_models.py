@@ -11,7 +11,8 @@ import pytest
 from support.devices import here
 
 from codl.frontend.convert import convert
-from codl.frontend.graph.onnx_import import import_onnx, session_options
+from codl.frontend.graph.integer_products import session_options
+from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.simplify_pipeline import simplify
 from codl.frontend.models import bert, smollm2_135m
 from codl.frontend.models.builder import ModelBuilder

@@ -18,7 +18,8 @@ from support.plans import one_by_one
 
 from codl.errors import CodlError
 from codl.frontend.convert import network_of
-from codl.frontend.graph.onnx_import import import_onnx, session_options
+from codl.frontend.graph.integer_products import session_options
+from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.unsupported import enclose
 from codl.ir import Network
 from codl.ir.ops.onnx_model import OnnxModel

@@ -16,7 +16,8 @@ from support.plans import branching
 
 from codl.errors import CodlError, DeviceError, UnknownNameError
 from codl.frontend.convert import convert
-from codl.frontend.graph.onnx_import import import_onnx, session_options
+from codl.frontend.graph.integer_products import session_options
+from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.simplify_pipeline import simplify
 from codl.measure.interleave import Effort, Timed, Turns, interleave
 from codl.measure.peers import PEERS

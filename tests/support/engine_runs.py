@@ -7,7 +7,8 @@ import onnx
 import onnxruntime as ort
 
 from codl.frontend.convert import convert
-from codl.frontend.graph.onnx_import import import_onnx, session_options
+from codl.frontend.graph.integer_products import session_options
+from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.simplify_pipeline import simplify
 from codl.ir.network import Network
 from codl.ir.soc import Soc

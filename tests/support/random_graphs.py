@@ -21,7 +21,8 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from codl.frontend.graph.onnx_import import plain_options
+from codl.frontend.graph.integer_products import plain_options, with_own_constants
+from codl.frontend.graph.weights import Model
 
 Values: TypeAlias = dict[str, NDArray[Any]]
 #: What makes another one of a tensor, of the node that made it, and of all tensors before.
@@ -152,9 +153,9 @@ def noise(random: np.random.Generator, *, coarse: bool = False) -> Change:
             noisy = np.where(exact, value, value * factors)
             if coarse:  # values of float32 are kept in float16 here and there
                 noisy = np.where(np.abs(noisy) > MOST_HALF, np.inf * noisy, noisy)
-                noisy = noisy + np.where(exact, 0.0, LEAST_HALF) * random.uniform(
-                    -1, 1, value.shape
-                )
+            if coarse or half:
+                least = np.where(exact | (value == 0), 0.0, LEAST_HALF)
+                noisy = noisy + least * random.uniform(-1, 1, value.shape)
             noisy = noisy + _absolute(node, values) * (factors - 1)
             return np.asarray(noisy, value.dtype)
 
@@ -178,16 +179,23 @@ def _absolute(node: onnx.NodeProto | None, values: Values) -> float:
         return largest if largest > LARGE else 0.0
     if not read:
         return 0.0
-    x, given = (
-        read[0],
-        {item.name: onnx.helper.get_attribute_value(item) for item in node.attribute},
-    )
-    single = node.op_type == "InstanceNormalization"
-    axes = tuple(range(2, x.ndim)) if single else tuple(given.get("axes", (0, 2, 3)))
-    spread = np.sqrt(x.var(axes) + (given.get("epsilon", 1e-5) if single else 1e-18))
-    ratio = np.nan_to_num(np.abs(x.mean(axes) / spread), posinf=0)
-    lost: float = (np.abs(read[1]) * ratio if single else np.minimum(ratio**2, 1e9)).max()
-    return lost
+    ratio = _steepness(node, read[0])
+    if node.op_type == "InstanceNormalization":
+        return float((np.abs(read[1]) * ratio).max())
+    scale = np.abs(read[1]).max() if node.op_type == "GroupNormalization" else 1.0
+    return float(scale * np.minimum(ratio**2, 1e9).max())
+
+
+def _steepness(node: onnx.NodeProto, x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of all that a norm takes the mean of: the mean over the root of the variance."""
+    given = {item.name: onnx.helper.get_attribute_value(item) for item in node.attribute}
+    axes, least = tuple(range(2, x.ndim)), given.get("epsilon", 1e-5)
+    if node.op_type == "MeanVarianceNormalization":
+        axes, least = tuple(given.get("axes", (0, 2, 3))), 1e-18
+    elif node.op_type == "GroupNormalization":
+        x, axes = x.reshape(len(x), given["num_groups"], -1), (2,)
+    with np.errstate(all="ignore"):
+        return np.nan_to_num(np.abs(x.mean(axes) / np.sqrt(x.var(axes) + least)), posinf=0)
 
 
 def smear(value: NDArray[Any], node: onnx.NodeProto | None, values: Values) -> NDArray[Any]:
@@ -207,6 +215,9 @@ def undefined(value: NDArray[Any], node: onnx.NodeProto | None, values: Values) 
     other = (77 + np.arange(value.size) % 13).astype(value.dtype).reshape(value.shape)
     if node.op_type == "MeanVarianceNormalization":
         return np.where(np.isnan(value), other, value)  # the root of less than nothing
+    if node.op_type == "GroupNormalization":  # the same, where the variance is a difference
+        x = values[node.input[0]].astype(np.float64)
+        return other if (_steepness(node, x) > MOST_STEEP).any() else value
     if node.op_type == "ReduceProd" and value.dtype in FLOATS:
         # On the way to the last factor it is too large or too small, or is not: who knows?
         factors = values[node.input[0]]
@@ -236,12 +247,13 @@ def _reads_strays(node: onnx.NodeProto | None, values: Values, ops: Collection[s
     return not all(np.isfinite(own).all() for own in read if own.dtype in FLOATS)
 
 
-NORMS = ("InstanceNormalization", "MeanVarianceNormalization")
+NORMS = ("InstanceNormalization", "MeanVarianceNormalization", "GroupNormalization")
+#: The mean of squares less the mean's square has no digits left where a mean is larger than this.
+MOST_STEEP = 300.0
 #: Functions that ONNX Runtime has as polynomials between two ends.
 SATURATING = ("Sigmoid", "Tanh", "Softmax", "Erf", "Gelu")
 #: Those that take roots of sums of squares, and may do so in other numbers than float32.
-SQUARING = (*NORMS, "LpNormalization", "ReduceL2", "LayerNormalization", "RMSNormalization",
-            "GroupNormalization")  # fmt: skip
+SQUARING = (*NORMS, "LpNormalization", "ReduceL2", "LayerNormalization", "RMSNormalization")
 MOST_SQUARED = 1e18
 MEANS = ("ReduceMean", "AveragePool", "GlobalAveragePool")
 ADDING = SUMS - {"MaxPool"}
@@ -284,7 +296,7 @@ def session_of(proto: onnx.ModelProto) -> ort.InferenceSession:
     options.inter_op_num_threads = 1
     options.log_severity_level = 4
     try:
-        session = ort.InferenceSession(key, options, ["CPUExecutionProvider"])
+        session = with_own_constants(Model(proto, {})).session(options)
     except Exception as error:  # ONNX Runtime's exceptions share no base class
         raise Dropped(str(error)) from error
     _SESSIONS[key] = session

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from codl.frontend.convert import convert, network_of
-from codl.frontend.graph.onnx_import import import_onnx, session_options
+from codl.frontend.graph.integer_products import session_options
+from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.simplify_pipeline import simplify
 from codl.ir import Network, parse, to_text
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import onnx
@@ -14,11 +14,11 @@ from codl.frontend.graph.dequantized import keep_packed
 from codl.frontend.graph.dynamic_products import fuse_dynamic_products
 from codl.frontend.graph.expansions import expand
 from codl.frontend.graph.graph import Graph, in_order
+from codl.frontend.graph.integer_products import session_options
 from codl.frontend.graph.packed_check import check_packed_matrices
 from codl.frontend.graph.shapes import fix_shapes, fold_shapes, infer_shapes, sizes_of, text_of
 from codl.frontend.graph.weights import Model, constant_of
 from codl.ir.onnx_node import Node, type_of
-from codl.ir.ops.onnx_model import EXACT, INTEGER_PRODUCTS
 
 ROUNDS = 3
 #: ONNX's codes of types by what ONNX Runtime calls them.
@@ -104,28 +104,6 @@ def _in_order(proto: onnx.ModelProto) -> onnx.ModelProto:
     del ordered.graph.node[:]
     ordered.graph.node.extend(node.proto for node in nodes)
     return ordered
-
-
-def session_options(threads: int = 0) -> ort.SessionOptions:
-    """With `threads` threads, one a core for 0; only errors are logged."""
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3
-    for key, value in EXACT.items():
-        options.add_session_config_entry(key, value)
-    return options
-
-
-def plain_options(kinds: Iterable[str], threads: int = 0) -> ort.SessionOptions:
-    """Those of a reference for nodes of these types: none is fused or rearranged.
-
-    But where only the optimiser makes products of integers exact (`EXACT`).
-    """
-    options, levels = session_options(threads), ort.GraphOptimizationLevel
-    optimised = not INTEGER_PRODUCTS.isdisjoint(kinds)
-    level = levels.ORT_ENABLE_EXTENDED if optimised else levels.ORT_DISABLE_ALL
-    options.graph_optimization_level = level
-    return options
 
 
 def _optimise(model: Model) -> Model:

@@ -21,17 +21,9 @@ if TYPE_CHECKING:
 #: a user's model is.
 INPUT, OUTPUT = "codl.in", "codl.out"
 #: Settings of every session. ONNX Runtime makes one pair of QuantizeLinear and DequantizeLinear of
-#: two that follow each other, by a scale and a zero point of its own: other numbers come out. On
-#: x86 CPUs without VNNI it adds products by int8 in pairs of 16 bits, which may not hold them,
-#: unless its optimiser may make uint8 of such constants.
+#: two that follow each other, by a scale and a zero point of its own: other numbers come out. The
+#: second is what `codl.frontend.graph.integer_products` is about.
 EXACT = {"session.disable_double_qdq_remover": "1", "session.x64quantprecision": "1"}
-#: The types of nodes with such products.
-INTEGER_PRODUCTS = frozenset(
-    (
-        *("MatMulInteger", "QLinearMatMul", "MatMulIntegerToFloat", "DynamicQuantizeMatMul"),
-        *("ConvInteger", "QLinearConv", "QGemm", "QAttention", "DynamicQuantizeLSTM"),
-    )
-)
 #: Operations on an element that a node is taken for: its work is unknown.
 FLOPS = 16
 
