@@ -7,6 +7,7 @@ No driver is looked for until a collected test has a fixture that needs one. Suc
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -51,6 +52,9 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ[cache.VARIABLE] = str(config.cache.mkdir("codl"))
     os.environ[settings_note.VARIABLE] = str(config.cache.mkdir("codl-state"))
     os.environ.setdefault("CL_CONFIG_CPU_VECTORIZER_MODE", "4")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell's background ignores Ctrl-C, and so would all commands that tests start.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
