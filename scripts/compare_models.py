@@ -27,12 +27,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 
 import codl
 from codl import files
 from codl.errors import CodlError
-from codl.frontend.graph.integer_products import plain_options
+from codl.frontend.graph.integer_products import reference_session
+from codl.frontend.graph.weights import Model
 
 LIMIT = 1e-3
 #: NumPy's types by what ONNX Runtime calls them.
@@ -84,8 +84,7 @@ def main() -> None:
 def compare(path: Path, soc: str, strategies: list[str]) -> list[dict[str, Any]]:
     """Rows of a model, one for each strategy."""
     warnings.simplefilter("ignore")
-    kinds = {node.op_type for node in onnx.load(path, load_external_data=False).graph.node}
-    session = ort.InferenceSession(str(path), plain_options(kinds, 1), ["CPUExecutionProvider"])
+    session = reference_session(Model.of(onnx.load(path)), 1)
     dice = np.random.default_rng(0)
     feeds = {
         item.name: dice.random([n if isinstance(n, int) else 1 for n in item.shape]).astype(

@@ -126,7 +126,7 @@ class Engine:
         self._plans: Mapping[float, Plan] = {1.0: plan}
         self._adapting: Adapting | None = None
         self._standby: Standby | None = None
-        #: Inputs with values that are no numbers, and what runs these without ncnn.
+        #: What has values that are no numbers, and what runs that without ncnn.
         self._strays: Sequence[str] = ()
         self._stand_in: Standby | None = None
         self._without_ncnn: Loaded | None = None
@@ -233,19 +233,32 @@ class Engine:
             if as_nchw(value.shape) != shape:
                 raise CodlError(f"The input {name!r} must be {shape}, got {value.shape}.")
             np.copyto(array, value.reshape(array.shape))
-        self._strays = [name for name in arrays if self._strays_in(name)]
+        self._strays = (*self._stray_constants, *self._strays_of(arrays))
 
-    def _strays_in(self, name: str) -> bool:
-        """Whether an input has what ncnn's activations would make numbers of.
+    def _strays_of(self, tensors: Mapping[str, Array]) -> list[str]:
+        return [name for name, own in tensors.items() if self._is_stray(own, name in self._masks)]
+
+    def _is_stray(self, array: Array, is_mask: bool) -> bool:
+        """Whether a tensor has what ncnn's activations would make numbers of.
 
         Minus infinity is what masks of attention are made of, and harmless there.
         """
-        array = self._loaded.inputs[name]
         with np.errstate(all="ignore"):
             if np.isfinite(array.sum()) or not self._hides_strays:
                 return False
         strays = ~np.isfinite(array)
-        return bool((strays & (array != -np.inf) if name in self._masks else strays).any())
+        return bool((strays & (array != -np.inf) if is_mask else strays).any())
+
+    @cached_property
+    def _stray_constants(self) -> tuple[str, ...]:
+        """Constants with such values, and layers whose weights have some."""
+        network = self.network
+        layers = [
+            layer.name
+            for layer in network.layers
+            if any(self._is_stray(own, is_mask=True) for own in layer.weights.values())
+        ]
+        return (*self._strays_of(network.constants), *layers)
 
     @cached_property
     def _hides_strays(self) -> bool:
@@ -255,7 +268,7 @@ class Engine:
 
     @cached_property
     def _masks(self) -> frozenset[str]:
-        """Inputs that nothing reads but what makes probabilities of scores, or adds to those."""
+        """Tensors that nothing reads but what makes probabilities of scores, or adds to those."""
         network = self.network
         results = {holder for holder, _ in network.outputs.values()}
 
@@ -270,7 +283,7 @@ class Engine:
             passes = layer.op.kind in PASSING and layer.op.activation.kind == "none"
             return passes and masks(layer.output)
 
-        return frozenset(filter(masks, network.inputs))
+        return frozenset(filter(masks, (*network.inputs, *network.constants)))
 
     def _stray_run(self) -> None:
         """Run without ncnn, loaded once more, what it would make numbers of."""

@@ -102,16 +102,15 @@ class References:
 def _by_onnx_runtime(op: OnnxModel, inputs: Sequence[Values]) -> Values:
     """Nodes that codl has no op for, as they stand; ONNX's own reference lacks some of them."""
     # Interpreting an executable without such nodes needs no library.
-    import onnxruntime as ort
+    import onnx
 
-    from codl.frontend.graph.integer_products import plain_options
+    from codl.frontend.graph.integer_products import reference_session
+    from codl.frontend.graph.weights import Model
 
-    options = plain_options(op.nodes.split("+"))
-    options.log_severity_level = 4
     given = {
         f"{INPUT}{index}": np.asarray(value.reshape(sizes), np.float32)
         for index, (value, sizes) in enumerate(zip(inputs, op.shapes, strict=True))
     }
-    session = ort.InferenceSession(op.model, options, ["CPUExecutionProvider"])
+    session = reference_session(Model(onnx.load_from_string(op.model), {}))
     (made,) = session.run([OUTPUT], given)
     return np.asarray(made, np.float64).reshape(op.output)

@@ -15,7 +15,7 @@ from codl.errors import CodlError
 from codl.frontend import models
 from codl.frontend.convert import network_of
 from codl.frontend.graph import weights
-from codl.frontend.graph.integer_products import plain_options, session_options, with_own_constants
+from codl.frontend.graph.integer_products import reference_session, session_options
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.shapes import data_inputs, fix_shapes, sizes_of
 from codl.ir import Array, Layer, Network
@@ -125,22 +125,17 @@ class Model:
 
         Nothing is fused or rearranged in it: what is compared with it was, by ONNX Runtime too.
         """
-        if self.source is None:
-            return None
-        kinds = {node.op_type for node in self.source.proto.graph.node}
-        return self._session_with(plain_options(kinds)) or self._optimised
+        return self._session_of(optimised=False) or self._optimised
 
     @cached_property
     def _optimised(self) -> Any:
-        return self._session_with(session_options())
+        return self._session_of(optimised=True)
 
-    def _session_with(self, options: ort.SessionOptions) -> Any:
+    def _session_of(self, *, optimised: bool) -> Any:
         if self.source is None:
             return None
-        # Weights stay where they are, once.
-        options.add_session_config_entry("session.disable_prepacking", "1")
         try:
-            return with_own_constants(self.source).session(options)
+            return reference_session(self.source, optimised=optimised)
         except Exception:  # as above
             return None
 

@@ -18,7 +18,7 @@ from onnx import TensorProto
 from support.devices import here
 from support.onnx_models import floats, model, node
 
-from codl.errors import UnsupportedError
+from codl.errors import CodlWarning, UnsupportedError
 from codl.frontend.convert import network_of
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.ir.network import Network
@@ -380,6 +380,23 @@ def test_infinities_are_strays_but_in_masks(kind: str, first_soc: Soc) -> None:
                 got = engine(feeds)
             assert bool(told) == (feeds is broken and bool(engine.executable.nets))
             np.testing.assert_allclose(got["y"], expected_of(proto, feeds)["y"], 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize("constant", ["w", "d"])
+def test_constants_that_are_no_numbers_show(constant: str, first_soc: Soc) -> None:
+    """A broken model must not look healthy on one side: a rectifier would make zeros of them."""
+    case = Case(
+        [node("Conv", "x w", "c"), node("Div", "c d", "q"), node("Relu", "q", "y")],
+        {"x": (1, 3, 5, 5)}, ["y"], {"w": floats(4, 3, 1, 1), "d": floats(1, 4, 1, 1)},
+    )  # fmt: skip
+    case.constants[constant][..., 1, 0, 0] = np.nan  # type: ignore[index]
+    proto, feeds = case.proto(), case.feeds()
+    expected = expected_of(proto, feeds)["y"]
+    assert np.isnan(expected).any()
+    network = network_of(import_onnx(proto, "small"))
+    plan = plan_of(network, first_soc, "cpu")
+    with Engine(network, plan, here(first_soc)) as engine, pytest.warns(CodlWarning, match="no n"):
+        np.testing.assert_allclose(engine(feeds)["y"], expected, 1e-5, 1e-5)
 
 
 def test_an_empty_constant_is_refused() -> None:

@@ -21,7 +21,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from codl.frontend.graph.integer_products import plain_options, with_own_constants
+from codl.frontend.graph.integer_products import reference_session
 from codl.frontend.graph.weights import Model
 
 Values: TypeAlias = dict[str, NDArray[Any]]
@@ -287,16 +287,13 @@ def run_node(
 
 
 def session_of(proto: onnx.ModelProto) -> ort.InferenceSession:
-    """A session without any optimisation but for what `plain_options` says."""
+    """A session without any optimisation."""
     key = proto.SerializeToString()
     if key in _SESSIONS:
         _SESSIONS.move_to_end(key)
         return _SESSIONS[key]
-    options = plain_options((node.op_type for node in proto.graph.node), 1)
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 4
     try:
-        session = with_own_constants(Model(proto, {})).session(options)
+        session = reference_session(Model(proto, {}), 1)
     except Exception as error:  # ONNX Runtime's exceptions share no base class
         raise Dropped(str(error)) from error
     _SESSIONS[key] = session

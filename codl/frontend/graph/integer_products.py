@@ -1,29 +1,37 @@
 """Products of integers, which ONNX Runtime is to compute exactly on every CPU.
 
-On x86 CPUs without VNNI it adds products by int8 in pairs of 16 bits, which may not hold them,
-unless its optimiser may make uint8 of such constants: `EXACT` says so. That fails where two nodes
-read one constant, so each gets its own.
+On x86 CPUs without VNNI it adds products by int8 in pairs of 16 bits, which may not hold them. Its
+optimiser makes uint8 of such constants there, as `EXACT` asks for, but fails where two nodes read
+one constant. A reference is not optimised, so it has uint8 in the first place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import onnx
 import onnxruntime as ort
-from onnx import TensorProto
+from numpy.typing import NDArray
+from onnx import TensorProto, numpy_helper
 
-from codl.frontend.graph.weights import Model
+from codl.frontend.graph.weights import Model, array_of
 from codl.ir.ops.onnx_model import EXACT
 
-#: The types of nodes with such products.
-PRODUCTS = frozenset(
-    (
-        *("MatMulInteger", "QLinearMatMul", "MatMulIntegerToFloat", "DynamicQuantizeMatMul"),
-        *("ConvInteger", "QLinearConv", "QGemm", "QAttention", "DynamicQuantizeLSTM"),
-    )
-)
+#: The inputs of products that are their matrix or filter, and its zero point.
+OPERANDS: Mapping[str, tuple[int, int]] = {
+    "MatMulInteger": (1, 3),
+    "ConvInteger": (1, 3),
+    "DynamicQuantizeMatMul": (1, 3),
+    "MatMulIntegerToFloat": (1, 5),
+    "QLinearMatMul": (3, 5),
+    "QLinearConv": (3, 5),
+    "QGemm": (3, 5),
+}
+#: What is between the least of int8 and of uint8.
+MIDDLE = 128
 
 
 def session_options(threads: int = 0) -> ort.SessionOptions:
@@ -36,34 +44,63 @@ def session_options(threads: int = 0) -> ort.SessionOptions:
     return options
 
 
-def plain_options(kinds: Iterable[str], threads: int = 0) -> ort.SessionOptions:
-    """Those of a reference for nodes of these types: none is fused or rearranged.
+def reference_session(
+    model: Model, threads: int = 0, *, optimised: bool = False
+) -> ort.InferenceSession:
+    """Nothing is fused or rearranged unless `optimised`, and products of integers are exact.
 
-    But where only the optimiser makes products exact; it makes none then of products of floats.
+    Weights stay where they are, once.
     """
-    options, levels = session_options(threads), ort.GraphOptimizationLevel
-    is_plain = PRODUCTS.isdisjoint(kinds)
-    options.graph_optimization_level = (
-        levels.ORT_DISABLE_ALL if is_plain else levels.ORT_ENABLE_EXTENDED
-    )
-    options.add_session_config_entry("session.disable_quant_qdq", "1")
-    return options
+    options = session_options(threads)
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    if not optimised:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return unsigned(model).session(options)
 
 
 def with_own_constants(model: Model) -> Model:
     """The model, in which no two products read one constant of int8."""
-    proto, copies = onnx.ModelProto(), {}
+    return _changed(model, lambda signed: signed)
+
+
+def unsigned(model: Model) -> Model:
+    """The model, whose products read uint8 in the place of constants of int8."""
+    return _changed(model, lambda signed: (signed.astype(np.int16) + MIDDLE).astype(np.uint8))
+
+
+def _changed(model: Model, change: Callable[[NDArray[np.int8]], NDArray[Any]]) -> Model:
+    nodes = model.proto.graph.node
+    products = [(i, *OPERANDS[n.op_type]) for i, n in enumerate(nodes) if n.op_type in OPERANDS]
+    signed = _signed_constants(model) if products else {}
+    if not signed:
+        return model
+    proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
-    signed = {i.name: i for i in proto.graph.initializer if i.data_type == TensorProto.INT8}
-    taken: set[str] = set()
-    for number, node in enumerate(proto.graph.node):
-        for place, name in enumerate(node.input):
-            if node.op_type not in PRODUCTS or name not in signed:
-                continue
-            if name in taken:
-                node.input[place] = own = f"{name}.{number}.{place}"
-                proto.graph.initializer.add().CopyFrom(signed[name])
-                proto.graph.initializer[-1].name, copies[own] = own, name
-            taken.add(name)
-    weights = {own: model.weights[old] for own, old in copies.items() if old in model.weights}
-    return replace(model, proto=proto, weights={**model.weights, **weights}) if copies else model
+    for number, matrix, zero in products:
+        node = proto.graph.node[number]
+        names = [*node.input, *[""] * (zero + 1 - len(node.input))]
+        if names[matrix] not in signed or (names[zero] and names[zero] not in signed):
+            continue
+        for place in (matrix, zero):
+            value = change(signed.get(names[place], np.zeros((), np.int8)))
+            names[place] = f"{names[place]}.{number}.{place}"
+            proto.graph.initializer.append(numpy_helper.from_array(value, names[place]))
+        del node.input[:]
+        node.input.extend(names)
+    return replace(model, proto=proto)
+
+
+def _signed_constants(model: Model) -> dict[str, NDArray[np.int8]]:
+    """Those of int8 by name, also where nodes make them of nothing or hand them on."""
+    found = {
+        item.name: model.weights[item.name] if item.name in model.weights else array_of(item)
+        for item in model.proto.graph.initializer
+        if item.data_type == TensorProto.INT8
+    }
+    for node in model.proto.graph.node:
+        values = [a.t for a in node.attribute if a.name == "value"]
+        if node.op_type == "Constant" and values and values[0].data_type == TensorProto.INT8:
+            found[node.output[0]] = array_of(values[0])
+        elif node.op_type == "Identity" and node.input[0] in found:
+            found[node.output[0]] = found[node.input[0]]
+    return found

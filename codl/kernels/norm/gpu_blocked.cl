@@ -88,7 +88,7 @@ KERNEL void norm_channels(TENSORS, __global const float *sums, int parts, int pi
     mean = LOAD(in) + above;
     squares -= sum * above;
 #endif
-    VEC slope = 1.0f / sqrt(max(squares * per_element, 0.0f) + epsilon), start = (VEC)(0.0f);
+    VEC slope = 1.0f / sqrt(AT_LEAST(squares * per_element, 0.0f) + epsilon), start = (VEC)(0.0f);
 #ifdef AFFINE
     slope *= LOAD(BLOCK(scale, scale_offset, scale_stride, block));
     start = LOAD(BLOCK(bias, bias_offset, bias_stride, block));
