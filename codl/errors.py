@@ -83,6 +83,10 @@ class DeviceError(CodlError):
     """A processor or its driver is missing or failed."""
 
 
+class ForkError(DeviceError):
+    """A process is a fork of the one whose drivers and libraries it would use."""
+
+
 class WrongResultError(CodlError):
     """A plan that computes something else than its model says, and that nothing mends."""
 

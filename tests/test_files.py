@@ -121,10 +121,14 @@ def test_one_process_at_a_time_has_a_folder(tmp_path: Path) -> None:
         other.stdin.close()
         with files.locked(folder, wait_s=60):
             assert folder.is_dir()
-    with files.locked(folder):
-        pass
     assert other.returncode == 0
-    assert not list(tmp_path.iterdir())  # what was made for the lock alone is gone
+
+
+def test_what_was_made_for_a_lock_alone_is_gone(tmp_path: Path) -> None:
+    for _ in range(2):
+        with files.locked(tmp_path / "a" / "b"):
+            assert (tmp_path / "a" / "b").is_dir()
+        assert not list(tmp_path.iterdir())
 
 
 def _umask() -> int:

@@ -15,7 +15,7 @@ from time import perf_counter, process_time, sleep
 
 from threadpoolctl import ThreadpoolController
 
-from codl.errors import DeviceError
+from codl.errors import ForkError
 
 TASKS = Path("/proc/self/task")
 #: A process is idle when it used less than this share of a look's time; looks last so long.
@@ -120,7 +120,7 @@ class ProcessLock:
     """A re-entrant lock of what drivers and libraries hold for the process that made it.
 
     Their threads are not in a process forked from it, which would wait for them for ever: there it
-    raises `DeviceError`.
+    raises `ForkError`.
     """
 
     def __init__(self) -> None:
@@ -135,9 +135,9 @@ class ProcessLock:
 
 
 def check_process(process: int, made: str) -> None:
-    """Raise `DeviceError` in a fork of the process where something was `made`."""
+    """Raise `ForkError` in a fork of the process where something was `made`."""
     if os.getpid() != process:
-        raise DeviceError(
+        raise ForkError(
             f"{made} in process {process}, of which process {os.getpid()} is a fork, without the "
             "threads of its drivers: make it in the process that uses it, or start that one by "
             "`spawn` or `forkserver`."

@@ -11,7 +11,7 @@ from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from codl.errors import CodlError, CodlWarning, DeviceError
+from codl.errors import CodlError, CodlWarning, DeviceError, ForkError
 from codl.ir.executable import Executable
 from codl.ir.soc import Soc
 from codl.optional import MissingPackageError
@@ -210,12 +210,12 @@ class LocalTarget:
         """Load an executable; without `tries` a kernel that must be compiled is a warning.
 
         `trying` is told of every step before the driver is asked for its kernels. What needs no
-        GPU is loaded also where none can be opened.
+        GPU is loaded also where none can be opened, but for a fork, in which ncnn might hang, too.
         """
         try:
             device = self.device
-        except (DeviceError, MissingPackageError):
-            if executable.needs_gpu:
+        except (DeviceError, MissingPackageError) as error:
+            if executable.needs_gpu or isinstance(error, ForkError):
                 raise
             return self.load_on_cpu(executable)
         before = device.programs.compiled

@@ -76,6 +76,8 @@ def _in_fork(engine: Engine, inputs: Mapping[str, np.ndarray], soc: LocalSoc, an
             use()
         except DeviceError as error:
             answers.put(str(error))
+        else:
+            answers.put("it ran")
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.5])
