@@ -155,7 +155,8 @@ def _check_folder(folder: Path, path: Path) -> None:
 def locked(folder: Path, *, wait_s: float = 0.0) -> Iterator[None]:
     """Have a folder alone among processes; it is made, and is gone again where it stays empty.
 
-    A parent that was made for it may stay where another process waits for it meanwhile. Raises `BusyError` where another one has it for longer than `wait_s`. The system frees it at the
+    A parent that was made for it may stay where another process waits for the folder meanwhile.
+    Raises `BusyError` where another one has it for longer than `wait_s`. The system frees it at the
     end of a process, however that ends.
     """
     end = monotonic() + wait_s
