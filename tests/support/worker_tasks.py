@@ -7,6 +7,10 @@ import signal
 from pathlib import Path
 
 from codl.errors import InvalidFileError, UnknownNameError
+from codl.ir import parse
+from codl.ir.soc import Soc
+from codl.kernels import registry
+from codl.measure.op_runner import cpu_work
 from codl.registry import Registry
 
 #: Registries are per process: a plugin that was loaded in a worker is seen there alone.
@@ -41,3 +45,13 @@ def shine(_: None, name: str) -> str:
 def hears(_: None, value: int) -> bool:
     """Whether Ctrl-C would reach the process."""
     return signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+
+
+def resident_bytes(op: str, variant: str, soc: Soc, times: int) -> list[int]:
+    """What this process has in memory after each of some works of the CPU, one after the other."""
+    own, sizes = parse(op), []
+    for _ in range(times):
+        cpu_work(own, registry.find(own, variant), soc)(1)
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        sizes.append(pages * os.sysconf("SC_PAGE_SIZE"))
+    return sizes
