@@ -27,7 +27,7 @@ from codl.ir.soc import Soc
 from codl.ir.types import PROCESSORS
 from codl.kernels import registry
 from codl.measure.inputs import random_inputs
-from codl.plan.single_processor import default_plan
+from codl.plan.build_plan import default_plan
 from codl.runtime.engine import Engine
 from codl.targets.base import Target
 from codl.targets.connect import connect

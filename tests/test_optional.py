@@ -49,7 +49,7 @@ with codl.load(folder / "small.codl") as engine:
 COMPILED = """
 import numpy as np
 from codl.ir import Layer, Network, Shape, parse
-from codl.plan.single_processor import default_plan
+from codl.plan.build_plan import default_plan
 from codl.runtime import placement
 from codl.runtime.engine import Engine
 from codl.targets.local import LocalTarget

@@ -21,7 +21,7 @@ from codl.frontend.graph.simplify_pipeline import simplify
 from codl.ir.ops.reshape import Reshape
 from codl.ir.soc import Soc
 from codl.ir.types import Processor
-from codl.plan.single_processor import default_plan
+from codl.plan.build_plan import default_plan
 from codl.runtime.engine import Engine
 from codl.targets.base import Target
 from codl.targets.connect import connect

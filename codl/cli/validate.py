@@ -43,9 +43,9 @@ from codl.lower import lower
 from codl.measure import dataset as datasets
 from codl.measure.budget import Budget
 from codl.measure.inputs import SEED
+from codl.plan.build_plan import preferring
 from codl.plan.fallbacks import for_soc
 from codl.plan.price import price
-from codl.plan.single_processor import preferring
 from codl.predict.names import FOLDER
 from codl.strategies import Context
 from codl.targets.connect import connect

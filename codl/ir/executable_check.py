@@ -1,13 +1,15 @@
 """What must hold of an executable before anything of it is allocated, built or run.
 
-Whatever it says of memory stays inside that memory, every number refers to something that is there,
-and programs are compiled with nothing but macros.
+Whatever it says of memory stays inside that memory, every number refers to something that is
+there, and programs are compiled with nothing but macros. Texts of ops can be read and have the
+sizes that they get. Each flag has memory of its own, and one command that raises it. Tensors that
+last from run to run are the caches that ops write.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import chain
 from math import prod
@@ -15,6 +17,9 @@ from typing import Any
 
 from codl.errors import CodlError
 from codl.ir.executable import (
+    FLAG_BYTES,
+    VERSION,
+    VERSIONS,
     Access,
     Argument,
     Command,
@@ -28,6 +33,7 @@ from codl.ir.executable import (
     NcnnNet,
     NcnnPart,
     Net,
+    NetLayer,
     NetValue,
     OnnxNet,
     Program,
@@ -36,14 +42,144 @@ from codl.ir.executable import (
     Scratch,
     Slice,
     Step,
+    Tensor,
     Unmap,
     Wait,
 )
-from codl.ir.executable_flags import check_flags
-from codl.ir.executable_ops import UnfitError, check_layers, check_pieces, check_step
 from codl.ir.ncnn_text import NcnnTextError, check_text
+from codl.ir.op_text import parse
+from codl.ir.ops.base import Op
 from codl.ir.region import Region, Shape
-from codl.ir.tensor import Tensor
+from codl.ir.types import Processor
+
+#: An op's tensors have fewer elements, the padding of a window included.
+MOST_ELEMENTS = 1 << 40
+
+
+class UnfitError(Exception):
+    """Of an op: what does not fit, and its value."""
+
+
+def check_step(texts: Sequence[str], reads: Sequence[Shape], writes: Shape) -> None:
+    """A GPU's step: one op, or one and another that reads its result before the inputs left."""
+    if not 1 <= len(texts) <= 2:
+        raise UnfitError(f"{len(texts)} ops in one step")
+    first, *others = (_parsed(text) for text in texts)
+    count = len(first.inputs)
+    _check_inputs(first, reads[:count])
+    result = first.output
+    for op in others:
+        _check_inputs(op, [result, *reads[count:]])
+        result = op.output
+    if not others and count != len(reads):
+        raise UnfitError(f"{len(reads)} regions are read by {texts[0]!r}")
+    if result.elements != writes.elements:
+        raise UnfitError(f"{writes} is written by {texts[-1]!r}")
+
+
+def check_pieces(texts: Sequence[str], held: Iterable[tuple[Tensor, Region]]) -> None:
+    """What kernels read and write of planar tensors, which they see as arrays, is in one piece."""
+    for tensor, region in held:
+        if not tensor.serves(region):
+            raise UnfitError(f"{tensor.name} ({region}) lies in several pieces for {texts[0]!r}")
+
+
+def check_weight(text: str, name: str, packed: int) -> None:
+    """An array of so many elements, packed for the kernels of an op, under the name of a weight.
+
+    Kernels read all of a weight; packing adds elements to it and leaves out none.
+    """
+    wanted = prod(_parsed(text).weight_shapes.get(name, (0,)))
+    if packed < wanted:
+        raise UnfitError(f"{packed} elements of the {name} of {text!r}, which has {wanted}")
+
+
+def check_layers(
+    layers: Sequence[NetLayer], inputs: Mapping[str, tuple[Region, Shape]]
+) -> dict[str, tuple[Region, Shape]]:
+    """The layers of a net in order, of what enters; returns the regions of all that is there.
+
+    Regions come with the shapes of their tensors, of which the width alone counts.
+    """
+    known = dict(inputs)
+    for layer in layers:
+        op, shapes = _parsed(layer.op), []
+        for name, region in layer.inputs:
+            if name not in known or not known[name][0].covers(region) or region.is_empty:
+                raise UnfitError(f"{layer.name!r} reads {name} ({region}), which is not there")
+            shapes.append(region.shape(known[name][1]))
+        _check_inputs(op, shapes)
+        if layer.region.shape(op.output) != op.output:
+            raise UnfitError(f"{layer.region} is written by {layer.op!r}")
+        known[layer.output] = layer.region, op.output
+    return known
+
+
+def _parsed(text: str) -> Op:
+    """An op that can be computed: whatever its text does to arithmetic is told as a problem."""
+    try:
+        op = parse(text)
+        sizes = [prod(shape) for shape in (*op.inputs, op.output, *op.weight_shapes.values())]
+        pad = getattr(op, "pad", ())
+        padded = [(shape.h + sum(pad)) * (shape.w + sum(pad)) for shape in op.inputs]
+    except CodlError as error:
+        raise UnfitError(str(error)) from error
+    except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
+        raise UnfitError(f"the op {text!r} cannot be computed ({error!r})") from error
+    if max(*sizes, *padded) >= MOST_ELEMENTS or min(pad, default=0) < 0:
+        raise UnfitError(f"the sizes of {text!r}")
+    return op
+
+
+def _check_inputs(op: Op, given: Sequence[Shape]) -> None:
+    sizes = [shape.elements for shape in given], [shape.elements for shape in op.inputs]
+    if sizes[0] != sizes[1]:
+        raise UnfitError(f"{sizes[0]} elements are read by an op {op.kind} of {sizes[1]}")
+
+
+def check_flags(executable: Executable) -> None:
+    """Raise `UnfitError` with what does not hold, and its value."""
+    flags = {n: own for n, own in enumerate(executable.buffers) if own.place == "flag"}
+    raised = [one.buffer for one in executable.commands if isinstance(one, Raise)]
+    if executable.version not in VERSIONS or (flags and executable.version == VERSION):
+        raise UnfitError(f"flags in an executable of version {executable.version}")
+    if any(isinstance(one, Raise) for one in executable.setup):
+        raise UnfitError("a flag that is raised once, in the setup")
+    for number, buffer in flags.items():
+        if buffer.bytes != FLAG_BYTES:
+            raise UnfitError(f"buffers[{number}], a flag of {buffer.bytes} bytes")
+    for number in raised:
+        if number not in flags or raised.count(number) > 1:
+            raise UnfitError(f"buffers[{number}] is raised, which is no flag, or another's")
+    for place, tensor in enumerate(executable.tensors):
+        if tensor.buffer in flags:
+            raise UnfitError(f"tensors[{place}] lies in a flag, buffers[{tensor.buffer}]")
+
+
+def state_tensors(executable: Executable) -> dict[tuple[str, Processor], int]:
+    """The numbers of tensors by the name of the state and the processor that keeps it."""
+    return {
+        (executable.tensors[number].name, processor): number
+        for processor, number in (*_of_steps(executable), *_of_nets(executable))
+    }
+
+
+def _of_steps(executable: Executable) -> Iterator[tuple[Processor, int]]:
+    for step in executable.steps:
+        if isinstance(step, GpuOp):
+            yield from (("gpu", step.reads[index].tensor) for index in parse(step.ops[0]).states)
+
+
+def _of_nets(executable: Executable) -> Iterator[tuple[Processor, int]]:
+    for net in executable.nets:
+        if isinstance(net, NcnnNet):
+            continue
+        places = [binding.access.tensor for binding in net.inputs]
+        by_name = {executable.tensors[number].name: number for number in places}
+        for layer in net.layers:
+            for index in parse(layer.op).states:
+                yield "cpu", by_name[layer.inputs[index][0]]
+
 
 #: The options that a program may be compiled with: a version of OpenCL C, and macros.
 OPTIONS = re.compile(r"-cl-std=CL\d\.\d( -D[A-Za-z_]\w*(=[\w.()+-]*)?)*")

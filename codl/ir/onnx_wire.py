@@ -1,13 +1,30 @@
 """Tensors that an ONNX model keeps in files, found in its protobuf wire form.
 
 Without `onnx`, which takes long to import. Whatever is no such form is refused, so that no other
-reader sees a model in which this one found nothing.
+reader sees a model in which this one found nothing. `stand_in` makes such a tensor, of which the
+elements lie in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from typing import TypeAlias
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from math import prod
+from typing import Any, TypeAlias
+
+#: What is called the place of such elements, where they lie in no file.
+FILE = "weights"
+
+
+def stand_in(item: Any, name: str, kind: int, sizes: Sequence[int]) -> None:
+    """Make an initializer, a `TensorProto`, one of ONNX's type `kind` whose data lies elsewhere."""
+    from onnx import TensorProto, helper
+
+    item.name, item.data_type, item.data_location = name, kind, TensorProto.EXTERNAL
+    item.dims.extend(sizes)
+    length = prod(sizes) * helper.tensor_dtype_to_np_dtype(kind).itemsize
+    for key, value in {"location": FILE, "offset": 0, "length": length}.items():
+        item.external_data.add(key=key, value=str(value))
+
 
 Fields: TypeAlias = Mapping[int, str]
 #: By message, the fields that lead to tensors, and to what.

@@ -1,8 +1,9 @@
-"""Plans of the same chains at other ratios: what a plan becomes where one processor is slower.
+"""What a plan becomes where one processor is slower than it was planned for, or has failed.
 
 A plan is balanced for the speeds that it was made for. Where the GPU is `scale` times as fast
-beside the CPU as then, the shares that balance it again follow from the shares that were: each goes
-by its processor's speed, and both are made one again (`shifted`).
+beside the CPU as then, the shares that balance it again follow from the shares that were: each
+goes by its processor's speed, and both are made one again (`shifted`). Without a GPU all is the
+CPU's.
 """
 
 from __future__ import annotations
@@ -11,11 +12,57 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, log
 
-from codl.errors import CodlError
+from codl.errors import CodlError, UnsupportedError
 from codl.ir.executable import Executable, GpuOp, Launch, NcnnNet, RunNet, Stage
 from codl.ir.network import Layer, Network
-from codl.ir.plan import Plan
-from codl.lower.ncnn import without_hints
+from codl.ir.plan import Chain, Plan
+from codl.ir.soc import Soc
+from codl.kernels import registry
+from codl.lower.nets import without_hints
+
+STRATEGY = "cpu"
+
+
+def on_cpu(network: Network, plan: Plan, soc: Soc, *, but: str = "") -> Plan:
+    """Every layer on the CPU alone, in the variant that the plan has there, or else the default.
+
+    None has the backend `but` where another one has a variant. Raises `UnsupportedError` with the
+    first layer that the CPU has no variant for.
+    """
+    planned = {
+        name: own.get("cpu") for chain in plan.chains for name, own in chain.variants.items()
+    }
+    variants = {
+        layer.name: {"cpu": _variant(layer, planned.get(layer.name), soc, but)}
+        for layer in network.layers
+    }
+    whole = Chain(tuple(variants), "H", 0.0, variants)
+    return replace(
+        plan,
+        strategy=STRATEGY,
+        predictor="none",
+        sharing="gather",
+        predicted_ms=None,
+        predicted_mj=None,
+        chains=(whole,) if variants else (),
+        sums={},
+        method="the GPU failed",
+    )
+
+
+def _variant(layer: Layer, planned: str | None, soc: Soc, but: str) -> str:
+    """The planned one, if it takes the whole op too; what was planned may have been for a part."""
+    variants = registry.variants(layer.op, "cpu", soc)
+    if but and variants:
+        fit = registry.variants(layer.op, "cpu", soc, include_unfit=True)
+        variants = [variant for variant in fit if variant.backend != but] or variants
+    names = [variant.name for variant in variants]
+    if not names:
+        raise UnsupportedError(
+            f"The CPU has no kernel variant for {layer.name!r} ({layer.op.kind})."
+        )
+    return planned if planned in names else names[0]
+
 
 #: Speeds of the GPU beside the CPU, in thirds of an octave around the plan's own: wherever between
 #: two of them the truth lies, the nearer one is 12 % off, and that costs 6 % at the most.

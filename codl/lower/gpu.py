@@ -1,26 +1,370 @@
-"""The GPU's shard of a chain: kernels in order, with copies where storages differ."""
+"""The GPU's shard of a chain: kernels in order, with copies where storages differ.
+
+What is fused, and in which variant and choice, is selected first: a convolution computes the
+residual add behind it where both have one storage. What a device has refused is not selected
+again; other variants stand in for it. Arguments of kernel plans become regions, constants, memory
+or numbers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import json
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from msgspec.structs import replace
 
-from codl.ir.executable import GpuOp, Relayout
+from codl.errors import CodlError, DeviceError
+from codl.ir import Layer
+from codl.ir.executable import (
+    Argument,
+    Constant,
+    GpuOp,
+    Launch,
+    Refusal,
+    Relayout,
+    Scratch,
+    Slice,
+    Tensor,
+)
 from codl.ir.op_text import to_text
+from codl.ir.ops.base import Activation, Weights
+from codl.ir.ops.eltwise import Eltwise
 from codl.ir.plan import Chain
 from codl.ir.region import Region
 from codl.ir.soc import Soc
-from codl.ir.tensor import Tensor
-from codl.ir.types import Storage
+from codl.ir.types import PLANAR, Storage
 from codl.kernels import registry
-from codl.kernels.base import ENDS, KernelPlan, TensorArg
-from codl.lower.assembly import Assembly
-from codl.lower.kernels import KernelLowering
-from codl.lower.memory import Arena
+from codl.kernels.base import (
+    ENDS,
+    ApartArg,
+    Arg,
+    Choice,
+    ConstantArg,
+    GpuVariant,
+    KernelLaunch,
+    KernelPlan,
+    ScratchArg,
+    TensorArg,
+)
+from codl.kernels.layout.transform import transform
+from codl.kernels.source import compile_options, source_digest
+from codl.kernels.tuning import Tuning
+from codl.lower.assembly import Arena, Assembly
 from codl.lower.partition import Part, Shard
-from codl.lower.selection import Selection, Selector
+
+
+@dataclass(frozen=True)
+class Work:
+    """A part of a layer, and the residual add that its kernels compute too, where there is one."""
+
+    part: Part
+    add: Part | None = None
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return (self.part,) if self.add is None else (self.part, self.add)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(part.layer.name for part in self.parts)
+
+    @property
+    def label(self) -> str:
+        return " + ".join(self.names)
+
+    @property
+    def result(self) -> Part:
+        """The part whose output is stored."""
+        return self.parts[-1]
+
+    @property
+    def reads(self) -> tuple[tuple[str, Region], ...]:
+        """The tensors read, with the region of each; the residual is the last."""
+        pairs = [
+            pair for part in self.parts for pair in zip(part.layer.inputs, part.needs, strict=True)
+        ]
+        inside = self.part.layer.output
+        return tuple(pair for pair in pairs if pair[0] != inside)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A variant for a work, in a choice, with its kernels."""
+
+    work: Work
+    variant: GpuVariant
+    choice: Choice | None
+    plan: KernelPlan
+
+
+@dataclass(frozen=True)
+class Selector:
+    """Selects kernels, `without` those that a device has refused.
+
+    With `fuse` off every layer has kernels of its own.
+    """
+
+    soc: Soc
+    tuning: Tuning
+    without: Sequence[Refusal] = ()
+    fuse: bool = True
+
+    def select(
+        self, shard: Shard, planned: Mapping[str, str], outputs: Collection[str]
+    ) -> list[Selection]:
+        """The kernels of a shard in order, with the `planned` variants, by layer, where they work.
+
+        `outputs` are the tensors that are read outside the shard. Raises `DeviceError` where no
+        kernel is left for a layer.
+        """
+        own = [Work(part) for part in shard.parts]
+        fused = works(shard, outputs, planned, self.soc) if self.fuse else own
+        return [one for work in fused for one in self._selected(work, planned)]
+
+    def _selected(self, work: Work, planned: Mapping[str, str]) -> list[Selection]:
+        """Kernels for a work; an add that fails in its convolution has kernels of its own."""
+        for variant, choice in self._options(work, planned[work.part.layer.name]):
+            if not any(one.is_of(work.label, variant.name, choice) for one in self.without):
+                return [Selection(work, variant, choice, self._plan(work, variant, choice))]
+        if work.add is None:
+            own = (str(one) for one in self.without if one.label == work.label)
+            reasons = "; ".join(dict.fromkeys(own))
+            raise DeviceError(f"No kernel variant of {work.label!r} works here. {reasons}")
+        return [one for part in work.parts for one in self._selected(Work(part), planned)]
+
+    def _options(self, work: Work, planned: str) -> Iterator[tuple[Any, Choice | None]]:
+        """The planned variant, then, of what is not fused, every other one that accepts the op.
+
+        Each in its tuned choice first, where it has one, and then in its default; and where there
+        is no other variant, the planned one in its other choices.
+        """
+        op = work.part.op
+        first: Any = registry.find(op, planned, "gpu")
+        refusal = first.refusal(op, self.soc)
+        if refusal is not None:
+            raise CodlError(f"{planned} cannot run {work.part.layer.name!r}: {refusal}.")
+        others: list[Any] = [v for v in registry.variants(op, "gpu", self.soc) if v.name != planned]
+        for variant in (first, *(others if work.add is None else ())):
+            # Choices are known of the op without what is fused with it.
+            choice = self.tuning.choice(variant, op, self.soc)
+            for own in (None,) if choice is None else (choice, None):
+                yield variant, own
+        if not others:
+            for own in first.choices(op, self.soc)[1:]:
+                yield first, own
+
+    def _plan(self, work: Work, variant: Any, choice: Choice | None) -> KernelPlan:
+        """An add that is computed too comes before the activation, which is the add's."""
+        if work.add is None:
+            plan: KernelPlan = variant.plan(work.part.op, self.soc, choice)
+            return plan
+        op = work.part.op.with_activation(work.add.op.activation)
+        plan = variant.plan(op, self.soc, choice)
+        return plan.adding()
+
+
+def residual_adds(layers: Sequence[Layer], outputs: Collection[str]) -> dict[str, Layer]:
+    """The residual add that each convolution among layers could compute, by the convolution's name.
+
+    `outputs` are the tensors that are read by others than these layers.
+    """
+    places = {layer.output: place for place, layer in enumerate(layers)}
+    reads = Counter(name for layer in layers for name in layer.inputs)
+    found = {}
+    for add in filter(_adds_alike, layers):
+        # Of the two that are added the one that is computed later has the other at hand.
+        later = max(add.inputs, key=lambda name: places.get(name, -1))
+        if later in places and later not in outputs and reads[later] == 1:
+            own = layers[places[later]]
+            # A kernel can add to what it computes before an activation, not behind one.
+            if (own.op.kind, own.op.activation) == ("conv2d", Activation()):
+                found[own.name] = add
+    return found
+
+
+def _adds_alike(layer: Layer) -> bool:
+    """Whether a layer is the sum of two tensors of its own shape."""
+    op = layer.op
+    return isinstance(op, Eltwise) and op.mode == "add" and set(op.inputs) == {op.output}
+
+
+def works(
+    shard: Shard, outputs: Collection[str], variants: Mapping[str, str], soc: Soc
+) -> list[Work]:
+    """The shard in order, each residual add with its convolution where that is to compute it.
+
+    So an add may come before its turn: what it reads is there by then, and what it makes is read
+    later. `outputs` are the tensors that are read outside the shard; `variants` those planned, by
+    layer.
+    """
+    parts = {part.layer.name: part for part in shard.parts}
+    adds: dict[str, Part] = {}
+    for name, layer in residual_adds([part.layer for part in shard.parts], outputs).items():
+        own, add = parts[name], parts[layer.name]
+        found = [registry.find(part.op, variants[part.layer.name]) for part in (own, add)]
+        if own.region == add.region and pays(found[0], found[1], soc):
+            adds[name] = add
+    fused = {add.layer.name for add in adds.values()}
+    return [Work(part, adds.get(name)) for name, part in parts.items() if name not in fused]
+
+
+def pays(convolution: Any, add: Any, soc: Soc) -> bool:
+    """Whether two variants may become one kernel on a SoC, and that is the faster way."""
+    slow_on: frozenset[str] = convolution.adds_slowly_on
+    return bool(convolution.storage == add.storage) and soc.gpu.type not in slow_on
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What the arguments of a plan's launches stand for."""
+
+    tensors: Mapping[TensorArg, tuple[Tensor, Region]]
+    constants: int | None
+    scratch: Mapping[str, int]
+    images: frozenset[str]
+
+    @property
+    def image_count(self) -> int:
+        """Images of the regions; a region of one image is read again for every other image."""
+        return max((region.images.size for _, region in self.tensors.values()), default=1)
+
+    def value(self, arg: Arg, image: int, assembly: Assembly) -> Argument:
+        """What a kernel gets that computes from this image on."""
+        if isinstance(arg, TensorArg):
+            tensor, region = self.tensors[arg]
+            first = image if region.images.size > 1 else 0
+            return Slice(assembly.tensors.number(tensor), region, first)
+        if isinstance(arg, ConstantArg):
+            assert self.constants is not None
+            return Constant(self.constants, arg.name, arg.name in self.images)
+        if isinstance(arg, ScratchArg):
+            return Scratch(self.scratch[arg.name])
+        if isinstance(arg, ApartArg):
+            tensor, region = self.tensors[arg.tensor]
+            return tensor.image_stride if region.images.size > 1 else 0
+        return float(arg) if isinstance(arg, float) else int(arg)
+
+
+class KernelLowering:
+    """Emits launches into an assembly; memory that only kernels need is the arena's."""
+
+    def __init__(self, assembly: Assembly, arena: Arena, soc: Soc) -> None:
+        self._assembly, self._arena, self._soc = assembly, arena, soc
+
+    def launch(
+        self,
+        plan: KernelPlan,
+        tensors: Mapping[TensorArg, tuple[Tensor, Region]],
+        *,
+        step: int,
+        constants: int | None = None,
+    ) -> None:
+        """Emit a plan's launches, for every image of the regions.
+
+        `tensors` gives every tensor argument its tensor and the region meant. Raises `ValueError`
+        for a tensor in another storage than the plan's.
+        """
+        for argument, (tensor, _) in tensors.items():
+            if tensor.storage != plan.storage(argument):
+                wanted = plan.storage(argument)
+                raise ValueError(f"{plan.source} wants {argument} {wanted}, not {tensor.storage}")
+        scratch = {name: self._arena.scratch(size) for name, size in plan.scratch.items()}
+        arguments = Arguments(tensors, constants, scratch, plan.images)
+        program = self._assembly.program(plan)
+        for image in range(1 if plan.whole_batch else arguments.image_count):
+            for planned in plan.launches:
+                self._emit(planned, program, arguments, image + planned.image, step)
+        for buffer in scratch.values():
+            self._arena.give(buffer)
+
+    def constants(
+        self, plan: KernelPlan, ops: Sequence[str], variant: str, weights: Weights
+    ) -> int | None:
+        """What a plan's kernels read of weights, packed; None where they read none.
+
+        `ops`, as text, and `variant` say with the plan all that the packing depends on but weights.
+        """
+        if not any(isinstance(arg, ConstantArg) for one in plan.launches for arg in one.args):
+            return None
+        how = {
+            "ops": list(ops),
+            "variant": variant,
+            "source": plan.source,
+            "digest": source_digest(plan),
+            "options": compile_options(plan.defines),
+            "weights": sorted(weights),
+        }
+        return self._assembly.add_constants(json.dumps(how), weights, lambda: plan.pack(weights))
+
+    def _emit(
+        self, planned: KernelLaunch, program: int, arguments: Arguments, image: int, step: int
+    ) -> None:
+        values = (arguments.value(arg, image, self._assembly) for arg in planned.args)
+        self._assembly.emit(
+            Launch(
+                step=step,
+                program=program,
+                kernel=planned.kernel,
+                global_size=tuple(map(int, planned.global_size)),
+                local_size=planned.local_size and tuple(map(int, planned.local_size)),
+                args=tuple(values),
+            )
+        )
+
+    def copy(self, source: Tensor, target: Tensor, region: Region, *, step: int) -> None:
+        """Emit kernels that copy `region` between two tensors of one shape, in any storages.
+
+        Between two layouts other than the planar one they go through it where they must.
+        """
+        layouts = (source.storage.layout, target.storage.layout)
+        if layouts[1] == "image" and not target.is_whole_blocks(region):
+            self._copy_within_texels(source, target, region, step)
+            return
+        whole = source.is_whole_blocks(region, 4) and target.is_whole_blocks(region, 4)
+        if "planar" not in layouts and (layouts[0] == layouts[1] or not whole):
+            self._copy_through(source, target, region, step)
+            return
+        # Of two sides the one with the larger blocks says where the region lies in them.
+        blocked = max((source, target), key=lambda tensor: tensor.block)
+        lead = blocked.lead(region)
+        plan = transform(
+            source.storage,
+            target.storage,
+            region.shape(source.shape),
+            self._soc,
+            lead=lead,
+            ends=region.channels.stop == blocked.held.channels.stop,
+        )
+        sides = {TensorArg("input"): source, TensorArg("output"): target}
+        self.launch(
+            plan,
+            {a: (t, region.led_by(lead) if t is blocked else region) for a, t in sides.items()},
+            step=step,
+        )
+
+    def _copy_through(self, source: Tensor, target: Tensor, region: Region, step: int) -> None:
+        between = self._arena.device(source.name, source.shape, region, PLANAR)
+        self.copy(source, between, region, step=step)
+        self.copy(between, target, region, step=step)
+        self._arena.give(between.buffer)
+
+    def _copy_within_texels(
+        self, source: Tensor, target: Tensor, region: Region, step: int
+    ) -> None:
+        """A copy to channels of an image that share texels with others.
+
+        A kernel cannot both read and write an image, so these others go out and in with them.
+        """
+        around = target.blocks_around(region)
+        storage = Storage("planar", target.storage.element)
+        between = self._arena.device(target.name, target.shape, around, storage)
+        self.copy(target, between, around, step=step)
+        self.copy(source, between, region, step=step)
+        self.copy(between, target, around, step=step)
+        self._arena.give(between.buffer)
 
 
 class GpuLowering:

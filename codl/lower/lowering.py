@@ -21,6 +21,7 @@ from codl.ir.executable import (
     Refusal,
     RunNet,
     Stage,
+    Tensor,
     Transfer,
     Unmap,
     Wait,
@@ -31,18 +32,13 @@ from codl.ir.ops.base import Array
 from codl.ir.plan import Plan
 from codl.ir.region import Region
 from codl.ir.soc import Soc
-from codl.ir.tensor import Tensor
 from codl.ir.types import PLANAR, PROCESSORS, Element
 from codl.kernels.tuning import Tuning
-from codl.lower.assembly import Assembly
-from codl.lower.cpu import CpuLayer, Group, grouped
-from codl.lower.gpu import GpuLowering, kept_storages
-from codl.lower.kernels import KernelLowering
-from codl.lower.memory import Arena, NetworkMemory
-from codl.lower.ncnn import lower_ncnn
+from codl.lower.assembly import Arena, Assembly, NetworkMemory
+from codl.lower.gpu import GpuLowering, KernelLowering, Selector, kept_storages
+from codl.lower.nets import CpuLayer, Group, grouped, lower_ncnn
 from codl.lower.onnx import lower_onnx
 from codl.lower.partition import Part, PartitionedPlan, Segment, TensorMove, partition_plan
-from codl.lower.selection import Selector
 from codl.lower.transfers import TransferLowering
 
 #: What constants of the network are called.

@@ -12,15 +12,14 @@ from numpy.typing import NDArray
 
 from codl.ir.executable import Constant, OnnxBinding, OnnxNet, Sizes
 from codl.ir.onnx_node import Node
-from codl.ir.onnx_stand_in import stand_in
+from codl.ir.onnx_wire import stand_in
 from codl.ir.op_text import to_text
 from codl.ir.ops.onnx_model import INPUT, OUTPUT
 from codl.ir.region import Region
 from codl.ir.soc import Soc
 from codl.kernels.ort import OPSET, OrtPlan, activation_nodes
 from codl.lower.assembly import Assembly
-from codl.lower.cpu import CpuLayer, Group
-from codl.lower.ncnn import TensorRegion
+from codl.lower.nets import CpuLayer, Group, TensorRegion
 
 #: By tensor, what it is called in a model, and its sizes there.
 Named: TypeAlias = dict[str, tuple[str, Sizes]]

@@ -9,20 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from codl.ir.executable import Executable, GpuOp, Port, Relayout, RunNet, Stage
+from codl.ir.executable import Executable, GpuOp, Port, Relayout, RunNet, Stage, Tensor
 from codl.ir.op_text import to_text
 from codl.ir.ops.base import Op, Weights
 from codl.ir.region import Region, Shape
 from codl.ir.soc import Soc
-from codl.ir.tensor import Tensor
 from codl.ir.types import PLANAR, Direction, Storage
 from codl.kernels.base import Choice, KernelPlan, TensorArg
 from codl.kernels.registry import storages
-from codl.lower.assembly import Assembly
-from codl.lower.cpu import CpuLayer, Group
-from codl.lower.kernels import KernelLowering
+from codl.lower.assembly import Arena, Assembly
+from codl.lower.gpu import KernelLowering
 from codl.lower.lowering import lower_net
-from codl.lower.memory import Arena
+from codl.lower.nets import CpuLayer, Group
 from codl.lower.partition import TensorMove
 from codl.lower.transfers import TransferLowering
 

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from codl.ir.executable import Access, Command, Copy, Map, Transfer, Unmap, Wait
+from codl.ir.executable import Access, Command, Copy, Map, Tensor, Transfer, Unmap, Wait
 from codl.ir.soc import Soc
-from codl.ir.tensor import Tensor
 from codl.ir.types import PLANAR
 from codl.lower.assembly import Assembly
-from codl.lower.kernels import KernelLowering
+from codl.lower.gpu import KernelLowering
 from codl.lower.partition import TensorMove
 
 

@@ -36,11 +36,17 @@ from codl.measure.tasks import (
     Task,
 )
 from codl.measure.timing import WHOLE, Rounds, Samples, Seconds, Timed
-from codl.runtime.actions import Action, HostAction, KernelLaunches, MapStaging, SignallingLaunch
 from codl.runtime.host_handles import HostSession
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.profiler import Timeline
-from codl.runtime.session import Session
+from codl.runtime.session import (
+    Action,
+    HostAction,
+    KernelLaunches,
+    MapStaging,
+    Session,
+    SignallingLaunch,
+)
 
 if TYPE_CHECKING:  # a device may have the GPU's package alone
     from codl.runtime.ncnn_net import NcnnSession

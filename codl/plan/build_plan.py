@@ -1,20 +1,177 @@
-"""From chosen chains to a plan: kernel variants, the predicted latency of the whole, what it is."""
+"""From chosen chains to a plan: variants, the latency of the whole; or one processor alone."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
+from math import inf
+from operator import itemgetter
 
 from codl.errors import UnsupportedError
 from codl.ir import Dim, Layer, Network, to_text
 from codl.ir.plan import Chain, Plan, Sharing
-from codl.ir.types import PROCESSORS
+from codl.ir.soc import Soc
+from codl.ir.types import PROCESSORS, Processor
+from codl.kernels import registry
 from codl.plan.candidate_chain import ChainKey
 from codl.plan.chain_costs import ChainCosts
 from codl.plan.cost_model import CostModel
-from codl.plan.coverage import estimated, not_counted
+from codl.plan.coverage import covered, estimated, not_counted
 from codl.plan.halo_propagation import Walk
 from codl.plan.transitions import START, Transitions
+
+
+def one_processor(
+    network: Network,
+    cost: CostModel,
+    processor: Processor,
+    *,
+    strategy: str,
+    sharing: Sharing = "gather",
+    method: str = "",
+    costs: ChainCosts | None = None,
+) -> Plan:
+    """Every op on one processor, in its fastest variant; what that cannot do goes to the other.
+
+    `costs` are those of chains by the same cost model, if there are any yet.
+    """
+    cost, alone = covered(cost, network), _gpu_ratio(processor)
+    latencies_ms = cost.fastest_ms((layer.op for layer in network.layers), processor)
+    ratios = [alone if ms < inf else 1.0 - alone for ms in latencies_ms]
+    chains = [
+        chain_of([layer for layer, _ in together], "H", ratio)
+        for ratio, together in groupby(zip(network.layers, ratios, strict=True), itemgetter(1))
+    ]
+    return make_plan(
+        network, cost, chains, strategy=strategy, sharing=sharing, method=method, costs=costs
+    )
+
+
+def does_all(network: Network, cost: CostModel, processor: Processor) -> bool:
+    """Whether a processor has variants for all of a network."""
+    cost = covered(cost, network)
+    latencies_ms = cost.fastest_ms((layer.op for layer in network.layers), processor)
+    return all(ms < inf for ms in latencies_ms)
+
+
+def default_plan(
+    network: Network,
+    soc: Soc,
+    processor: Processor,
+    *,
+    chained: bool = True,
+    variants: Mapping[str, str] | None = None,
+) -> Plan:
+    """Every op on one processor, by no predictions: all in one chain, or each in its own.
+
+    `variants` names the kernel variants of some layers; the others take their default. Raises
+    `UnsupportedError` with the layer for which the processor has no variant.
+    """
+    given = variants or {}
+    names: dict[str, dict[str, str]] = {
+        layer.name: {processor: given.get(layer.name) or _default(layer, processor, soc)}
+        for layer in network.layers
+    }
+    groups = [tuple(names)] if chained else [(name,) for name in names]
+    ratio = _gpu_ratio(processor)
+    chains = tuple(Chain(ops, "H", ratio, {op: names[op] for op in ops}) for ops in groups if ops)
+    return Plan(
+        model=network.name,
+        digest=network.digest,
+        soc=soc.name,
+        strategy=f"all-{processor}",
+        predictor="none",
+        sharing="gather",
+        predicted_ms=None,
+        chains=chains,
+    )
+
+
+def preferring(network: Network, soc: Soc, processor: Processor) -> Plan:
+    """Every op on one processor by no predictions, and on the other what that cannot do.
+
+    Raises `UnsupportedError` with the layer for which neither has a variant.
+    """
+    other: Processor = "gpu" if processor == "cpu" else "cpu"
+    sides = [
+        processor if registry.variants(layer.op, processor, soc) else other
+        for layer in network.layers
+    ]
+    chains = []
+    for side, together in groupby(zip(network.layers, sides, strict=True), itemgetter(1)):
+        own = [layer for layer, _ in together]
+        names = {layer.name: {side: _default(layer, side, soc)} for layer in own}
+        chains.append(Chain(tuple(names), "H", _gpu_ratio(side), names))
+    return Plan(
+        model=network.name,
+        digest=network.digest,
+        soc=soc.name,
+        strategy=f"rather-{processor}",
+        predictor="none",
+        sharing="missing",
+        predicted_ms=None,
+        chains=tuple(chains),
+    )
+
+
+def unless_alone(
+    plan: Plan, network: Network, cost: CostModel, costs: ChainCosts | None = None
+) -> Plan:
+    """The plan, or the faster processor alone where the predicted gain is within the error.
+
+    `costs` are those of chains by the same cost model, if there are any yet.
+    """
+    for alone in sorted(_alone(network, cost, plan.strategy, costs), key=_predicted_ms):
+        if _predicted_ms(plan) > cost.rules.worth * _predicted_ms(alone):
+            return alone
+    return plan
+
+
+def _predicted_ms(plan: Plan) -> float:
+    assert plan.predicted_ms is not None
+    return plan.predicted_ms
+
+
+def _alone(
+    network: Network, cost: CostModel, strategy: str, costs: ChainCosts | None
+) -> list[Plan]:
+    """The network on either processor that has variants for all of it."""
+    return [
+        one_processor(
+            network,
+            cost,
+            processor,
+            strategy=strategy,
+            sharing="missing",
+            method=f"the {processor} alone: two gain less than {1 - cost.rules.worth:.0%}",
+            costs=costs,
+        )
+        for processor in PROCESSORS
+        if does_all(network, cost, processor)
+    ]
+
+
+def _gpu_ratio(processor: Processor) -> float:
+    """The partition ratio of all on one processor."""
+    return float(PROCESSORS.index(processor))
+
+
+def _default(layer: Layer, processor: Processor, soc: Soc) -> str:
+    """The first variant that is meant for this SoC or, where there is none, that works at all."""
+    variants = registry.variants(layer.op, processor, soc) or registry.variants(
+        layer.op, processor, soc, include_unfit=True
+    )
+    if not variants:
+        refusals = "; ".join(
+            f"{variant.name}: {variant.refusal(layer.op, soc)}"
+            for variant in registry.of_kind(layer.op.kind, processor)
+        )
+        raise UnsupportedError(
+            f"The {processor} has no kernel variant for {layer.name!r} ({layer.op.kind}). "
+            f"{refusals or 'None is written.'}"
+        )
+    return variants[0].name
 
 
 def chain_of(layers: Sequence[Layer], dim: Dim, gpu_ratio: float) -> Chain:

@@ -2,13 +2,19 @@
 
 A chain is a run of layers in topological order, cut at a dimension and a ratio. Everything about
 one of its layers is decided by that layer and by those behind it in the chain, never by where the
-chain begins: so one walk from a chain's end gives all chains that end there, and what a chain takes
-is a difference of two running sums.
+chain begins: so one walk from a chain's end gives all chains that end there, and what a chain
+takes is a difference of two running sums.
+
+Stretches of a network that are alike are computed once: a transformer has one block many times.
+What chains take, and what moves between them, follows from the ops of their layers, from how these
+read each other's outputs, and from how long those are read. Layers and points have numbers for all
+that, the same wherever it is the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
@@ -16,7 +22,7 @@ import numpy as np
 
 from codl.ir import Network, Shape
 from codl.ir.types import PROCESSORS, Direction
-from codl.lower.selection import residual_adds
+from codl.lower.gpu import residual_adds
 from codl.plan.candidate_chain import (
     CandidateChain,
     CandidateTable,
@@ -27,16 +33,100 @@ from codl.plan.candidate_chain import (
     TensorNumbers,
 )
 from codl.plan.cost_model import CostModel, Milliseconds, Move
-from codl.plan.cpu_shards import CpuShards, onnx_layers
-from codl.plan.gpu_shards import GpuShards
 from codl.plan.halo_propagation import HaloPropagation, LayerPass, Walk
-from codl.plan.held_weights import LayerWeights
-from codl.plan.liveness import last_readers, live_tensors
-from codl.plan.planar_layers import planar_layers
 from codl.plan.region_array import NONE, Numbers, RegionTable, is_something
-from codl.plan.repeats import Alike
+from codl.plan.shards import (
+    CpuShards,
+    GpuShards,
+    LayerWeights,
+    onnx_layers,
+    planar_layers,
+    viewed_layers,
+)
 from codl.plan.subop_table import StorageOrders, SubOps
-from codl.plan.viewed_layers import viewed_layers
+
+
+def last_readers(network: Network) -> dict[str, int]:
+    """The index of the last layer that reads each tensor; of results, the number of layers."""
+    readers = dict.fromkeys((*network.inputs, *network.constants, *network.states), -1)
+    for index, layer in enumerate(network.layers):
+        readers[layer.output] = -1
+        readers |= dict.fromkeys(layer.inputs, index)
+    return readers | {name: len(network.layers) for name, _ in network.outputs.values()}
+
+
+def live_tensors(
+    network: Network, last_reader: Mapping[str, int], lone: Collection[str]
+) -> list[tuple[str, ...]]:
+    """At every point between layers, the tensors that are there and still read, the oldest first.
+
+    But for constants that are `lone`.
+    """
+    live: list[list[str]] = [[] for _ in range(len(network.layers) + 1)]
+    made = {layer.output: at + 1 for at, layer in enumerate(network.layers)}
+    for name in sorted(last_reader.keys() - lone, key=lambda name: (made.get(name, 0), name)):
+        for at in range(made.get(name, 0), last_reader[name] + 1):
+            live[at].append(name)
+    return [tuple(names) for names in live]
+
+
+@dataclass(frozen=True)
+class Alike:
+    """Numbers of the layers, and of the points before each and behind the last.
+
+    Two stretches of at most `longest` layers are alike if their first points and all of their
+    layers have the same numbers.
+    """
+
+    layers: Sequence[int]
+    points: Sequence[int]
+    longest: int
+
+    @classmethod
+    def of(
+        cls,
+        network: Network,
+        notes: Sequence[Hashable],
+        live: Sequence[Sequence[str]],
+        last_reader: Mapping[str, int],
+        lone: Collection[str],
+        longest: int,
+    ) -> Alike:
+        """`notes` are whatever else makes layers differ, their ops foremost.
+
+        `live` are the tensors at every point; constants that are `lone` are of their layer alone.
+        """
+        maker = {layer.output: at for at, layer in enumerate(network.layers)}
+
+        def seen_from(at: int, name: str) -> tuple[Hashable, int]:
+            """A tensor by where it is from, and for how long it is still read."""
+            if name in lone:
+                return "", 0
+            source = at - maker[name] if name in maker else name
+            return source, min(last_reader[name] - at, longest + 1)
+
+        layers = [
+            (notes[at], *(seen_from(at, name) for name in (*layer.inputs, layer.output)))
+            for at, layer in enumerate(network.layers)
+        ]
+        points = [tuple(seen_from(at, name) for name in own) for at, own in enumerate(live)]
+        return cls(_numbers(layers), _numbers(points), longest)
+
+    def content(self, walk: Walk) -> Hashable:
+        """What walks have in common that are alike; of a longer one itself."""
+        first = min(walk.starts)
+        if walk.stop - first > self.longest:
+            return walk
+        starts = tuple(sorted(walk.stop - start for start in walk.starts))
+        own = tuple(self.layers[first : walk.stop])
+        return walk.dim, walk.step, starts, self.points[first], own
+
+
+def _numbers(contents: Sequence[Hashable]) -> list[int]:
+    """The same number for the same content."""
+    known: dict[Hashable, int] = {}
+    return [known.setdefault(content, len(known)) for content in contents]
+
 
 #: Stretches of more layers than this are not compared.
 LONGEST_ALIKE = 32

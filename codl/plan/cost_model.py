@@ -3,6 +3,22 @@
 Predictors know an op that runs again and again. Inside a network it takes more (see
 `codl.predict.inside`), its batch may be computed at once, and plans that ran may have shown
 something else.
+
+What planning takes for granted and nobody measures are `Rules`: constants, limits and shortcuts,
+each there while an ablation shows that it pays (docs/experiments). `codl.plan.switched_off` has
+the value of each with which it does nothing.
+
+Weights may be anywhere, or each of them on one processor alone. Cut by rows, a product has all of
+its weights on both processors; cut by columns each has its own. Two plans of the same layers have
+weights in common only where both have them in the same places: so one of them follows the other.
+
+What it costs one processor to know of the other's work is counted once. Three measurements know of
+it. `dispatch` rows have a first launch and a wait in each count alike: of them the differences
+count, what one more launch takes. Rows of data sharing have parts that were each timed by itself:
+`sync` is the least that a wait can take, of a queue that has nothing left to do, and a map or an
+unmap has a first launch and a wait of its own in it. `first_launch` and `event_wait` rows have
+these two alone, and where they are known they take the place of all that. Where kernels raise
+flags, `flag_wait` rows have the wait, with the kernel that raises one.
 """
 
 from __future__ import annotations
@@ -16,20 +32,138 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.ir import Op, Shape
+from codl.ir import Dim, Network, Op, Region, Shape
 from codl.ir.gpu_limits import UNLIMITED, GpuLimits
 from codl.ir.op_columns import ColumnsByType
+from codl.ir.plan import Plan
 from codl.ir.soc import Soc
 from codl.ir.types import PROCESSORS, Direction, Processor, Storage
 from codl.kernels import registry
 from codl.kernels.base import Variant
 from codl.kernels.tuning import Tuning
-from codl.plan.rules import RULES, Rules
-from codl.plan.signal_costs import SignalCosts
-from codl.plan.weight_places import ANYWHERE, WeightPlaces
-from codl.predict.context_terms import Batch, Launches
+from codl.lower.partition import partition_plan
+from codl.predict.context_terms import Batch, EventWait, FirstLaunch, FlagWait, Gap, Launches
 from codl.predict.features import Item, sharing_target
 from codl.predict.inside import NOTHING, Caches, InsideByProcessor, InsideCosts
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Of predictions the first, of the search the others."""
+
+    #: Of what a residual add takes on the GPU, the part that is left where a convolution does it:
+    #: it reads one tensor, instead of two, and writes none. 0.2 was measured (docs/experiments).
+    added_inside: float = 1 / 3
+    #: Light layers are ONNX Runtime's where it does most of their neighbours.
+    joins_onnx: bool = True
+    #: Neighbouring chains that may as well be one are also tried as one.
+    merges: bool = True
+    #: Ways to split the images of the whole network that are compared in full.
+    image_splits: int = 3
+    #: Products may run as partial sums.
+    adds_terms: bool = True
+    #: Networks of at most so many chains are searched a second time, with many labels at a point.
+    few_chains: int = 200
+    #: A plan that moves work between processors must be predicted to take less than this part of
+    #: what one of them takes alone. What one takes is predicted within 10 % for most networks, and
+    #: plans of many chains come out slower than predicted more often than faster
+    #: (docs/experiments).
+    worth: float = 0.9
+
+
+RULES = Rules()
+
+
+#: What the CPU and the GPU compute of a layer.
+Shares: TypeAlias = tuple[Region | None, Region | None]
+
+
+@dataclass(frozen=True)
+class WeightPlaces:
+    """`once`: no weights on both processors. `shares` are by layer those of a plan to follow.
+
+    `cuts` are the dimension and the ratio of the chain that each layer has there.
+    """
+
+    once: bool = False
+    shares: Mapping[str, Shares] = field(default_factory=dict)
+    cuts: Mapping[str, tuple[Dim, float]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, network: Network, plan: Plan, soc: Soc) -> WeightPlaces:
+        """Those of a plan that has weights once."""
+        shares: dict[str, Shares] = {}
+        cuts: dict[str, tuple[Dim, float]] = {}
+        for segment in partition_plan(network, plan, soc).segments:
+            own = [{p.layer.name: p.region for p in s.parts} for s in (segment.cpu, segment.gpu)]
+            for name in segment.chain.ops:
+                shares[name] = own[0].get(name), own[1].get(name)
+                cuts[name] = segment.chain.dim, segment.chain.gpu_ratio
+        return cls(True, shares, cuts)
+
+
+ANYWHERE = WeightPlaces()
+
+
+#: A queue is empty for about so long, and the CPU waits for as long, in networks whose stages take
+#: some milliseconds.
+GAP_MS = 1.0
+#: Parts of data sharing that the queue does.
+QUEUED = ("map", "unmap")
+
+
+class SignalPredictors(Protocol):
+    """Of `codl.plan.cost_model.LatencyPredictors` what is asked for here."""
+
+    @property
+    def targets(self) -> tuple[str, ...]: ...
+
+    def latency_ms(self, target: str, items: Sequence[Any]) -> Any: ...
+
+
+@dataclass(frozen=True)
+class SignalCosts:
+    """Milliseconds from enqueueing on an empty queue to a kernel's beginning, 0 where that was not
+    measured; and from a kernel's end to the CPU's knowing it, None where that was not.
+
+    `launches` are how many kernels a transfer to the CPU takes: its own, and one that raises a
+    flag. Where waits for flags were not measured, they count as those for events.
+    """
+
+    first_launch_ms: float = 0.0
+    wait_ms: float | None = None
+    launches: int = 1
+
+    @classmethod
+    def of(cls, predictors: SignalPredictors, *, raises_flags: bool = False) -> SignalCosts:
+        known = frozenset(predictors.targets)
+
+        def predicted_ms(signal: Gap) -> float | None:
+            target = f"{signal.kind}_{signal.processor}"
+            if target not in known:
+                return None
+            return float(predictors.latency_ms(target, [signal])[0])
+
+        wait_ms = predicted_ms(FlagWait(GAP_MS)) if raises_flags else None
+        return cls(
+            first_launch_ms=predicted_ms(FirstLaunch(GAP_MS)) or 0.0,
+            wait_ms=predicted_ms(EventWait(GAP_MS)) if wait_ms is None else wait_ms,
+            launches=1 + raises_flags,
+        )
+
+    def inside(self, parts: Mapping[str, float]) -> Mapping[str, float]:
+        """Milliseconds of a transfer's parts by name, inside an executable.
+
+        The CPU waits as was measured; maps and unmaps stand behind other commands, so what an empty
+        queue added to them is taken off. Parts are left as they were timed where waits are not
+        known, and a transfer that is not known by its parts.
+        """
+        if self.wait_ms is None or "transform" not in parts:
+            return parts
+        added_ms = self.first_launch_ms + self.wait_ms
+        own = {part: max(0.0, parts[part] - added_ms) for part in QUEUED if part in parts}
+        return {**parts, **own, "sync": self.wait_ms}
+
 
 #: A region of a tensor on its way from one place to another.
 Move: TypeAlias = tuple[Direction, Shape]

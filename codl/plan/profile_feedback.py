@@ -2,25 +2,174 @@
 
 A predictor learns from ops that run by themselves; a plan that has run shows what they take inside
 its network. The ratio of the two goes to the same op, and the more alike another op of the same
-target is, the more of it that op gets too: other ratios of the same layer above all.
+target is, the more of it that op gets too: other ratios of the same layer above all. Profiled
+times are of the nets, steps and stages of an executable.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from math import fsum
+from statistics import fmean
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from codl.errors import DeviceError
 from codl.ir import Op, parse
-from codl.ir.executable import Executable, GpuOp
-from codl.ir.statistic import level
-from codl.ir.types import Processor
+from codl.ir.executable import (
+    Command,
+    Copy,
+    Executable,
+    GpuOp,
+    Launch,
+    RunNet,
+    Stage,
+    Transfer,
+    Unmap,
+)
+from codl.ir.results import SpanKind, TimeSpan
+from codl.ir.span_names import SpanName, span_of
+from codl.ir.statistic import PERCENT, level
+from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry
 from codl.plan.cost_model import CostModel
-from codl.plan.price import StagePrice, price
+from codl.plan.price import StagePrice, StageTimes, price
+
+#: The parts of data sharing that a profile tells. What a wait would have taken if the data had been
+#: there, it does not.
+SEEN: tuple[SpanKind, ...] = ("transform", "copy", "unmap")
+#: Of profiled runs one part of so many counts.
+COUNTED = 3
+#: Milliseconds by a number.
+ByNumber: TypeAlias = dict[int, float]
+_Found: TypeAlias = dict[SpanName, deque[TimeSpan]]
+
+
+@dataclass(frozen=True)
+class ProfiledTimes:
+    """Milliseconds of nets and kernels as `StageTimes` has them, and of stages, one after another.
+
+    A transfer has all parts of `SEEN`; those without a command took no time.
+    """
+
+    nets_ms: ByNumber = field(default_factory=dict)
+    kernels_ms: ByNumber = field(default_factory=dict)
+    transfers_ms: dict[int, dict[str, float]] = field(default_factory=dict)
+    stages_ms: list[float] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, executable: Executable, spans: Iterable[TimeSpan]) -> ProfiledTimes:
+        """Each command with its span: those of one name come in the order of the commands.
+
+        Raises `DeviceError` where a command has none.
+        """
+        times, by_name, done_ms = cls(), _by_name(spans), 0.0
+        for stage in executable.stages:
+            end_ms = done_ms
+            for command, span in _spans(executable, stage, by_name):
+                times._add(executable, command, span)
+                end_ms = max(end_ms, span.end_ms)
+            times.stages_ms.append(end_ms - done_ms)
+            done_ms = end_ms
+        return times
+
+    @classmethod
+    def typical(cls, profiles: Sequence[ProfiledTimes]) -> ProfiledTimes:
+        """The mean of some runs of one executable: those nearest in length to the statistic's.
+
+        Parts of the same runs add up to what these took; percentiles of parts would not, where
+        other programs disturb each run in another part.
+        """
+        by_length = sorted(profiles, key=lambda one: fsum(one.stages_ms))
+        count = len(by_length) - 2 * (len(by_length) // COUNTED)
+        begin = round(PERCENT / 100 * (len(by_length) - 1)) - count // 2
+        near = by_length[max(0, begin) :][:count]
+        first = near[0]
+        return cls(
+            {n: fmean(one.nets_ms[n] for one in near) for n in first.nets_ms},
+            {n: fmean(one.kernels_ms[n] for one in near) for n in first.kernels_ms},
+            {
+                n: {part: fmean(one.transfers_ms[n][part] for one in near) for part in parts}
+                for n, parts in first.transfers_ms.items()
+            },
+            [fmean(own) for own in zip(*(one.stages_ms for one in near), strict=True)],
+        )
+
+    def _add(self, executable: Executable, command: Command, span: TimeSpan) -> None:
+        if isinstance(command, RunNet):
+            self.nets_ms[command.net] = self.nets_ms.get(command.net, 0.0) + span.ms
+        elif isinstance(command, Launch | Copy | Unmap):
+            number = command.step
+            if isinstance(executable.steps[number], Transfer):
+                parts = self.transfers_ms.setdefault(number, dict.fromkeys(SEEN, 0.0))
+                parts[span.kind] += span.ms
+            else:
+                self.kernels_ms[number] = self.kernels_ms.get(number, 0.0) + span.ms
+
+    # Predicted times with some of these instead.
+
+    def with_nets(self, times: Sequence[StageTimes]) -> list[StageTimes]:
+        return [replace(own, nets_ms=_chosen(self.nets_ms, own.nets_ms)) for own in times]
+
+    def with_kernels(self, times: Sequence[StageTimes]) -> list[StageTimes]:
+        return [replace(own, kernels_ms=_chosen(self.kernels_ms, own.kernels_ms)) for own in times]
+
+    def with_transfers(self, times: Sequence[StageTimes]) -> list[StageTimes]:
+        """What a profile does not tell of transfers stays as predicted."""
+        return [
+            replace(own, transfers_ms={n: self._parts(n, p) for n, p in own.transfers_ms.items()})
+            for own in times
+        ]
+
+    def _parts(self, number: int, predicted: Mapping[str, float]) -> Mapping[str, float]:
+        unseen = {part: ms for part, ms in predicted.items() if part not in SEEN}
+        return {**unseen, **self.transfers_ms[number]}
+
+
+def paced(times: Sequence[StageTimes], slowdown: Mapping[str, float]) -> list[StageTimes]:
+    """Times on a machine whose processors are so many times slower at nets and kernels."""
+    cpu, gpu = (slowdown.get(side, 1.0) for side in PROCESSORS)
+    return [
+        replace(
+            own,
+            nets_ms={n: cpu * ms for n, ms in own.nets_ms.items()},
+            kernels_ms={n: gpu * ms for n, ms in own.kernels_ms.items()},
+        )
+        for own in times
+    ]
+
+
+def _chosen(measured: ByNumber, predicted: Mapping[int, float]) -> ByNumber:
+    return {number: measured[number] for number in predicted}
+
+
+def _by_name(spans: Iterable[TimeSpan]) -> _Found:
+    by_name: _Found = {}
+    for span in sorted(spans, key=lambda span: span.start_ms):
+        by_name.setdefault(SpanName(span.kind, span.label), deque()).append(span)
+    return by_name
+
+
+def _spans(
+    executable: Executable, stage: Stage, by_name: _Found
+) -> Iterator[tuple[Command, TimeSpan]]:
+    """A stage's commands that a profile shows, each with its span."""
+    for command in stage.commands:
+        name = span_of(executable, command)
+        if name is None:
+            continue
+        if not by_name.get(name):
+            raise DeviceError(
+                f"The profile of {executable.model!r} has no span for a command of the stage "
+                f"{stage.label!r}: {name.kind} {name.label!r}. The device's agent may be of "
+                "another version: `codl agent install` brings this one."
+            )
+        yield command, by_name[name].popleft()
+
 
 #: How far a ratio reaches, in doublings of an op's amounts: at this distance it counts 0.6.
 REACH = 0.7

@@ -15,7 +15,7 @@ from codl.ir.plan import Chain, Plan
 from codl.ir.sums import with_sums
 from codl.ir.types import PROCESSORS
 from codl.plan.beam_search import every_plan, fastest
-from codl.plan.build_plan import chain_of, make_plan
+from codl.plan.build_plan import chain_of, make_plan, unless_alone
 from codl.plan.candidate_chain import CandidateChain
 from codl.plan.candidates import Candidates
 from codl.plan.chain_costs import ChainCosts
@@ -24,7 +24,6 @@ from codl.plan.coverage import covered, uncovered
 from codl.plan.greedy import ChainSearch, greedy_chains, image_ratios, single_ops
 from codl.plan.objective import LATENCY, Objective
 from codl.plan.partial_sums import sums_of
-from codl.plan.single_processor import unless_alone
 
 #: `serial`: every op a chain of its own. `greedy`: the paper's Algorithm 1. `dp`: a beam search,
 #: exact where a network has few chains. `exhaustive`: every chain at every ratio; for a few ops.

@@ -20,7 +20,7 @@ from codl.ir.types import PLANAR, PROCESSORS, STORAGES, Storage
 from codl.kernels import registry
 from codl.kernels.base import Variant
 from codl.kernels.ort import CpuOrt
-from codl.lower.selection import pays
+from codl.lower.gpu import pays
 from codl.plan import region_array as boxes
 from codl.plan.cost_model import CostModel
 from codl.plan.region_array import NONE, Boxes, Numbers

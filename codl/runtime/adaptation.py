@@ -15,13 +15,22 @@ until something has changed, or a while has passed that doubles each time.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import log
+from time import perf_counter_ns
 from typing import Literal
 
-from codl.ir.results import Move
+from codl.errors import CodlError
+from codl.ir import Array
+from codl.ir.executable import Executable, GpuOp, Launch, RunNet, Stage, Transfer, Wait
+from codl.ir.gpu_limits import UNLIMITED, GpuLimits, LimitedGpu
+from codl.ir.results import Move, TimeSpan
+from codl.runtime.loaded import Footprint
+from codl.runtime.opencl import OpenClDevice
+from codl.runtime.session import Session
+from codl.runtime.shared import Common, Share
 
 #: Inferences whose median is looked at: two of them may be disturbed.
 WINDOW = 5
@@ -226,3 +235,222 @@ class Controller:
         self.moves.append(Move(self.runs, self.scales[self.active], self.scales[target]))
         self.active = target
         self._window.clear()
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """What lies between two stages in which the CPU waits for the GPU: `waits` of the later one.
+
+    `is_shared` where both processors have work in every stage between. Only then does the wait say
+    which of the two was done first.
+    """
+
+    waits: int
+    is_shared: bool
+
+
+class Watch:
+    """Reads the marks of one executable's runs.
+
+    A wait takes some time even where the GPU has long been idle: what is shared must still be
+    copied. `calibrate` takes that off.
+    """
+
+    def __init__(self, executable: Executable) -> None:
+        self.stretches = stretches(executable)
+        #: The same, and what each exchange alone takes.
+        self._plain = [(stretch.waits, stretch.is_shared, 0) for stretch in self.stretches]
+
+    @property
+    def sees(self) -> bool:
+        """Whether there is a stage that says anything."""
+        return any(stretch.is_shared for stretch in self.stretches)
+
+    def calibrate(self, drained: Sequence[Sequence[int]]) -> None:
+        """Take the marks of runs in which the GPU was idle whenever the CPU came to a stage."""
+        exchanges = [min(own) for own in zip(*map(self._waits, drained), strict=True)]
+        self._plain = [
+            (*plain[:2], exchange) for plain, exchange in zip(self._plain, exchanges, strict=True)
+        ]
+
+    def sample(self, start: int, marks: Sequence[int], end: int) -> Sample:
+        """A run from `start` to `end`, in nanoseconds: one plain loop, as every run pays for it."""
+        taken, waited, last, at = 0, 0, start, 0
+        for waits, is_shared, exchange in self._plain:
+            wait = marks[at + 1] - marks[at]
+            for other in range(at + 2, at + 2 * waits, 2):
+                wait += marks[other + 1] - marks[other]
+            at += 2 * waits
+            if is_shared:
+                taken += marks[at - 1] - last
+                if wait > exchange:
+                    waited += wait - exchange
+            last = marks[at - 1]
+        return Sample(end - start, taken - waited, waited)
+
+    def _waits(self, marks: Sequence[int]) -> list[int]:
+        """What the waits of every stretch took."""
+        found, at = [], 0
+        for stretch in self.stretches:
+            stop = at + 2 * stretch.waits
+            found.append(sum(marks[at + 1 : stop : 2]) - sum(marks[at:stop:2]))
+            at = stop
+        return found
+
+
+def stretches(executable: Executable) -> tuple[Stretch, ...]:
+    """Those of one inference, in order."""
+    found: list[Stretch] = []
+    between: list[tuple[bool, bool]] = []
+    for stage in executable.stages:
+        waits = sum(is_for_gpu(executable, one) for one in stage.commands if isinstance(one, Wait))
+        if waits:
+            found.append(Stretch(waits, bool(between) and all(map(all, between))))
+            between = []
+        works = _works(executable, stage)
+        if any(works):
+            between.append(works)
+    return tuple(found)
+
+
+def is_for_gpu(executable: Executable, wait: Wait) -> bool:
+    """Whether the CPU waits for what the GPU computes, and not for memory that it is to fill."""
+    step = executable.steps[wait.step]
+    return not (isinstance(step, Transfer) and step.direction == "to_gpu")
+
+
+def _works(executable: Executable, stage: Stage) -> tuple[bool, bool]:
+    """Whether the CPU, and whether the GPU, computes something in a stage."""
+    on_gpu = any(
+        isinstance(one, Launch) and isinstance(executable.steps[one.step], GpuOp)
+        for one in stage.commands
+    )
+    return any(isinstance(one, RunNet) for one in stage.commands), on_gpu
+
+
+#: Runs of each alternative when it is loaded: until all is warm, and to learn what sharing takes.
+WARM_UP, DRAINED = 1, 5
+
+
+class AdaptiveSession:
+    """Runs one of several executables, and changes between inferences to the one that fits.
+
+    `executables` are by the scale that `codl.lower.alternatives` has them by; that of 1 is the plan
+    itself. Others are left out where the device refuses them. Inputs and outputs are the same
+    arrays whichever is active.
+    """
+
+    def __init__(
+        self,
+        executables: Mapping[float, Executable],
+        device: OpenClDevice,
+        limits: GpuLimits = UNLIMITED,
+    ) -> None:
+        self.lock, self._device, self._limits = device.lock, device, limits
+        usual = executables[1.0]
+        if not Watch(usual).sees:
+            executables = {1.0: usual}
+        self._common = Common([usual, *(own for own in executables.values() if own is not usual)])
+        with self.lock:
+            loaded = self._load(executables)
+            self._common.complete()
+            scales = sorted(loaded)
+            self._sessions = [loaded[scale][0] for scale in scales]
+            self._marks = [loaded[scale][1].marks for scale in scales]
+            self._watches = [Watch(session.executable) for session in self._sessions]
+            for number in range(len(scales)):
+                self._calibrate(number)
+        self._controller = Controller(scales, scales.index(1.0))
+        self.inputs: Mapping[str, Array] = loaded[1.0][0].inputs
+        self.outputs: Mapping[str, Array] = loaded[1.0][0].outputs
+
+    def _load(self, executables: Mapping[float, Executable]) -> dict[float, tuple[Session, Share]]:
+        """The largest share of the GPU first: the others' weights are among its own."""
+        loaded: dict[float, tuple[Session, Share]] = {}
+        for user, scale in enumerate(sorted(executables, reverse=True)):
+            share = Share(self._common, user, executables[scale])
+            try:
+                session = Session(
+                    executables[scale], self._device, share=share, limits=self._limits
+                )
+            except CodlError:
+                self._common.release(user)
+                if scale == 1.0:
+                    raise
+                continue
+            loaded[scale] = session, share
+        return loaded
+
+    def _calibrate(self, number: int) -> None:
+        session, marks, drained = self._sessions[number], self._marks[number], []
+        for turn in range(WARM_UP + DRAINED):
+            marks.clear()
+            session.run_drained()
+            if turn >= WARM_UP:
+                drained.append(tuple(marks))
+        self._watches[number].calibrate(drained)
+
+    @property
+    def scales(self) -> tuple[float, ...]:
+        return self._controller.scales
+
+    @property
+    def scale(self) -> float:
+        """That of the active executable."""
+        return self._controller.scales[self._controller.active]
+
+    @property
+    def runs(self) -> int:
+        """The runs that were watched."""
+        return self._controller.runs
+
+    @property
+    def moves(self) -> tuple[Move, ...]:
+        """The last changes."""
+        return tuple(self._controller.moves)
+
+    @property
+    def _session(self) -> Session:
+        return self._sessions[self._controller.active]
+
+    @property
+    def executable(self) -> Executable:
+        """The active one."""
+        return self._session.executable
+
+    @property
+    def footprint(self) -> Footprint:
+        """That of all alternatives together, what they share counted once."""
+        return self._common.footprint
+
+    @property
+    def limited(self) -> LimitedGpu | None:
+        """How the active one keeps the GPU's limits."""
+        return self._session.limited
+
+    def run(self) -> None:
+        """One inference from what `inputs` hold; what it takes decides on the next one's shares."""
+        with self.lock:
+            active = self._controller.active
+            marks = self._marks[active]
+            marks.clear()
+            start = perf_counter_ns()
+            self._sessions[active].run()
+            end = perf_counter_ns()
+            self._controller.observe(self._watches[active].sample(start, marks, end))
+
+    def profile(self) -> list[TimeSpan]:
+        """What each processor did when in one inference by the active alternative."""
+        with self.lock:
+            return self._session.profile()
+
+    def use(self, scale: float) -> None:
+        """Make an alternative the active one; runs may change it again."""
+        self._controller.use(scale)
+
+    def close(self) -> None:
+        """Release all of them; nothing can run afterwards."""
+        with self.lock:
+            for session in self._sessions:
+                session.close()
+            self._common.close()

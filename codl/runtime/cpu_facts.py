@@ -1,16 +1,110 @@
-"""What the CPU of this machine is, as a SoC file describes it."""
+"""What the CPU of this machine is, as a SoC file describes it.
+
+Cores are told in clusters that are alike, with the caches by level.
+"""
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
-from codl.ir.soc_facts import CoreCluster, CpuCache
+from codl.ir.soc_facts import CacheKind, CoreCluster, CpuCache
 from codl.runtime import threads
-from codl.runtime.core_facts import big_cores, core_clusters, cpu_caches
-from codl.runtime.system_files import SYSTEM
+from codl.runtime.affinity import cores_of
+from codl.runtime.system_files import SYSTEM, SystemFiles
+
+CPU = "sys/devices/system/cpu"
+#: Implementer and part of Arm's register MIDR_EL1 (in the manuals of the cores) by name.
+ARM_PARTS = {
+    (0x41, 0xD03): "Cortex-A53", (0x41, 0xD04): "Cortex-A35", (0x41, 0xD05): "Cortex-A55",
+    (0x41, 0xD07): "Cortex-A57", (0x41, 0xD08): "Cortex-A72", (0x41, 0xD09): "Cortex-A73",
+    (0x41, 0xD0A): "Cortex-A75", (0x41, 0xD0B): "Cortex-A76", (0x41, 0xD0C): "Neoverse-N1",
+    (0x41, 0xD0D): "Cortex-A77", (0x41, 0xD41): "Cortex-A78", (0x41, 0xD42): "Cortex-A78AE",
+    (0x41, 0xD44): "Cortex-X1", (0x41, 0xD46): "Cortex-A510", (0x41, 0xD47): "Cortex-A710",
+    (0x41, 0xD48): "Cortex-X2", (0x41, 0xD4D): "Cortex-A715", (0x41, 0xD4E): "Cortex-X3",
+}  # fmt: skip
+#: Clocks in MHz and capacities are less.
+MOST = 1e5
+_CORE = re.compile(r"cpu(\d{1,4})")
+_SIZE = re.compile(r"(\d{1,9})([KMG]?)")
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_KINDS: tuple[str, ...] = get_args(CacheKind)
+
+
+def all_cores(files: SystemFiles = SYSTEM) -> list[int]:
+    """The numbers of all cores that the machine has, whether or not they are in use."""
+    found = (_CORE.fullmatch(path.rsplit("/", 1)[-1]) for path in files.find(f"{CPU}/cpu[0-9]*"))
+    return sorted(int(match[1]) for match in found if match)
+
+
+def core_clusters(files: SystemFiles = SYSTEM) -> tuple[CoreCluster, ...]:
+    """Cores of the same kind, capacity and highest clock together, the slowest first."""
+    alike: dict[tuple[int, int, str], list[int]] = defaultdict(list)
+    for core in all_cores(files):
+        folder = f"{CPU}/cpu{core}"
+        most_mhz = _whole(files.mhz(f"{folder}/cpufreq/cpuinfo_max_freq"))
+        capacity = _whole(files.number(f"{folder}/cpu_capacity"))
+        alike[capacity, most_mhz, _part(files, core)].append(core)
+    return tuple(
+        CoreCluster(part or "core", len(cores), most_mhz, capacity, tuple(cores))
+        for (capacity, most_mhz, part), cores in sorted(alike.items())
+    )
+
+
+def _whole(value: float | None) -> int:
+    """A clock in MHz or a capacity; 0 where it is not told, or cannot be one."""
+    return round(value) if value is not None and 0 < value < MOST else 0
+
+
+def _part(files: SystemFiles, core: int) -> str:
+    """What an Arm core is called; empty for others, and for those that are not known."""
+    text = files.text(f"{CPU}/cpu{core}/regs/identification/midr_el1")
+    try:
+        register = int(text, 16)
+    except ValueError:
+        return ""
+    return ARM_PARTS.get((register >> 24 & 0xFF, register >> 4 & 0xFFF), "")
+
+
+def big_cores(clusters: Sequence[CoreCluster]) -> tuple[int, ...]:
+    """The fastest cores, as `--cpu-affinity big` has them; all where they are alike."""
+    has_capacity = all(own.capacity for own in clusters)
+    speed = {
+        core: own.capacity if has_capacity else own.max_mhz for own in clusters for core in own.ids
+    }
+    return cores_of("big", sorted(speed), speed) if speed else ()
+
+
+def cpu_caches(files: SystemFiles = SYSTEM) -> tuple[CpuCache, ...]:
+    """Caches of all cores, those that are alike together, by level."""
+    each: dict[tuple[int, str, int, int], set[str]] = defaultdict(set)
+    for path in files.find(f"{CPU}/cpu[0-9]*/cache/index*"):
+        level, size = files.number(f"{path}/level"), _bytes(files.text(f"{path}/size"))
+        kind, sharing = files.text(f"{path}/type").lower(), files.text(f"{path}/shared_cpu_list")
+        if level and 1 <= level < 10 and size and kind in _KINDS:
+            key = int(level), kind, size, _count(sharing)
+            each[key].add(sharing or path)
+    return tuple(
+        CpuCache(level, kind, size, shared_by, len(places))  # type: ignore[arg-type]
+        for (level, kind, size, shared_by), places in sorted(each.items())
+    )
+
+
+def _bytes(text: str) -> int:
+    match = _SIZE.fullmatch(text)
+    return int(match[1]) * _UNITS[match[2]] if match else 0
+
+
+def _count(cores: str) -> int:
+    """How many a list such as 0-3,8 names; 1 where it is none."""
+    ranges = re.findall(r"(\d{1,4})(?:-(\d{1,4}))?", cores)
+    return max(1, sum(int(last or first) - int(first) + 1 for first, last in ranges))
+
 
 SYSTEM_CPU = Path("/sys/devices/system/cpu")
 

@@ -20,10 +20,10 @@ from codl.ir.executable import (
     Scratch,
     Slice,
 )
-from codl.ir.executable_ops import UnfitError, check_weight
+from codl.ir.executable_check import UnfitError, check_weight
 from codl.ir.ops.base import Array
 from codl.ir.span_names import span_of
-from codl.runtime import launch_pieces
+from codl.runtime import bound_kernel
 from codl.runtime.bound_kernel import BoundKernel
 from codl.runtime.cl_errors import explained
 from codl.runtime.cl_import import make_kernel
@@ -183,13 +183,13 @@ class Handles:
     def unsplittable(self, launch: Launch) -> str | None:
         """Why a launch cannot be split; None where it can."""
         program = self._executable.programs[launch.program]
-        return launch_pieces.refusal(self._executable.texts[program.text], launch.local_size)
+        return bound_kernel.refusal(self._executable.texts[program.text], launch.local_size)
 
     def in_pieces(self, launch: Launch, count: int) -> list[BoundKernel]:
         """A launch as about so many; raises `DeviceError` where its program does not build so."""
         program = self._executable.programs[launch.program]
         text = self._executable.texts[program.text]
-        whole = launch_pieces.for_pieces(text, launch.global_size, launch.local_size)
+        whole = bound_kernel.for_pieces(text, launch.global_size, launch.local_size)
         built = self._device.programs.build_text(program.name, whole, program.options)
         return self._bound(launch, built).pieces(count)
 

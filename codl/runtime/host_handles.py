@@ -15,7 +15,7 @@ from codl.ir.executable import Access, Executable, Fill, NcnnNet, Net, Port, Run
 from codl.ir.ops.base import Array
 from codl.ir.results import TimeSpan
 from codl.ir.span_names import span_of
-from codl.lower.ncnn import TAG
+from codl.lower.nets import TAG
 from codl.optional import explained
 from codl.runtime import threads
 from codl.runtime.loaded import Footprint

@@ -7,8 +7,12 @@ work is done when it is enqueued; that no later time would give anything else is
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from codl.errors import CodlError
 from codl.ir.executable import (
@@ -23,20 +27,210 @@ from codl.ir.executable import (
     Map,
     NcnnNet,
     Net,
+    NetLayer,
     Port,
     Raise,
     RunNet,
     Scratch,
     Slice,
     Step,
+    Tensor,
     Unmap,
     Wait,
 )
-from codl.ir.executable_check import check
-from codl.ir.ops.base import Array
-from codl.runtime.numpy_memory import Memory
-from codl.runtime.numpy_ops import Known, References
+from codl.ir.executable_check import check, state_tensors
+from codl.ir.op_text import parse
+from codl.ir.ops.base import Array, Op, Weights
+from codl.ir.ops.onnx_model import INPUT, OUTPUT, OnnxModel
+from codl.ir.region import Region, Span
+from codl.lower.onnx import MODEL
 from codl.runtime.ordering import OrderError, Ordering
+
+#: All bits set are not-a-number in float32 and in float16.
+SPOILT = 0xFF
+
+
+class Memory:
+    """Every buffer as bytes. What is read and written are regions, shaped nchw.
+
+    With `poisoned` memory, that of states apart, begins as not-a-numbers, and to read one is an
+    error: nothing was written there, or what was is lost. Otherwise it begins as zeros, as on a
+    device.
+    """
+
+    def __init__(self, executable: Executable, *, poisoned: bool = False) -> None:
+        self._tensors, self._is_poisoned = executable.tensors, poisoned
+        try:
+            self._bytes = [np.zeros(one.bytes, np.uint8) for one in executable.buffers]
+        except MemoryError as error:
+            total = sum(one.bytes for one in executable.buffers)
+            raise CodlError(f"The buffers take {total:,} bytes, which are not there.") from error
+        kept = {self._tensors[number].buffer for number in state_tensors(executable).values()}
+        for number in range(len(self._bytes) if poisoned else 0):
+            if number not in kept:
+                self.spoil(number)
+
+    def read(self, access: Access, at: str) -> NDArray[np.float64]:
+        """A region; raises `CodlError` with the place `at` where poisoned memory has nothing."""
+        tensor = self._tensors[access.tensor]
+        values = _elements(self._typed(tensor), tensor)[places(tensor, access.region)]
+        ordered = np.ascontiguousarray(values.swapaxes(0, 1), np.float64)
+        if self._is_poisoned and np.isnan(ordered).any():
+            raise CodlError(f"{at} reads {tensor.name} ({access.region}): it was not all written.")
+        return ordered
+
+    def write(self, access: Access, values: NDArray[Any]) -> None:
+        """Overwrite a region; the lanes beyond the last channel become zeros.
+
+        Raises `CodlError` for another number of values.
+        """
+        tensor, region = self._tensors[access.tensor], access.region
+        if np.size(values) != region.shape(tensor.shape).elements:
+            raise CodlError(f"{np.size(values)} values are written to {tensor.name} ({region}).")
+        elements = _elements(self._typed(tensor), tensor)
+        shaped = np.asarray(values).reshape(region.shape(tensor.shape))
+        with np.errstate(over="ignore"):  # as a device rounds to float16
+            elements[places(tensor, region)] = shaped.swapaxes(0, 1)
+        held = tensor.held.channels
+        if region.channels.stop == held.stop:
+            images, _, rows = region.within(tensor.held)
+            beyond = slice(held.size % tensor.block or tensor.block, None)
+            elements[slice(*images), -1, slice(*rows), :, beyond] = 0
+
+    def view(self, number: int) -> Array:
+        """All of a planar float32 tensor, in place."""
+        tensor = self._tensors[number]
+        view: Array = self._typed(tensor).reshape(tensor.held.shape(tensor.shape))
+        return view
+
+    def spoil(self, buffer: int) -> None:
+        """What a buffer held is lost."""
+        self._bytes[buffer][:] = SPOILT
+
+    def _typed(self, tensor: Tensor) -> NDArray[Any]:
+        """The elements of a tensor, one after the other."""
+        typed: NDArray[Any] = self._bytes[tensor.buffer][: tensor.bytes].view(
+            tensor.storage.element
+        )
+        return typed
+
+
+def _elements(flat: NDArray[Any], tensor: Tensor) -> NDArray[Any]:
+    """A tensor's elements as (images, blocks, rows, columns, lanes of a block), in place."""
+    images, rows = tensor.held.images.size, tensor.held.rows.size
+    if tensor.storage.layout == "image":
+        texels = flat.reshape(images, rows, tensor.blocks, tensor.shape.w, tensor.block)
+        elements: NDArray[Any] = texels.swapaxes(1, 2)
+        return elements
+    return flat.reshape(images, tensor.blocks, rows, tensor.shape.w, tensor.block)
+
+
+def places(tensor: Tensor, region: Region) -> tuple[Any, ...]:
+    """What takes a region from `_elements`, as (channels, images, rows, columns)."""
+    images, channels, rows = region.within(tensor.held)
+    at = np.arange(*channels)
+    return slice(*images), at // tensor.block, slice(*rows), slice(None), at % tensor.block
+
+
+Values = NDArray[np.float64]
+#: By tensor, a region of it and what it holds.
+Known = dict[str, tuple[Region, Values]]
+#: Of a tensor that is not there.
+NOTHING, EMPTY = Region(Span(0, 0), Span(0, 0), Span(0, 0)), np.empty((0, 0, 0, 0))
+
+
+class References:
+    """Computes parts of one executable from values that were read."""
+
+    def __init__(self, executable: Executable) -> None:
+        self._executable = executable
+
+    def step(self, step: GpuOp, inputs: Sequence[Values]) -> Values:
+        """What a step writes; an op behind the first one gets its result, and the inputs left."""
+        first, *others = (parse(text) for text in step.ops)
+        count = len(first.inputs)
+        result = self._compute(first, step.label, inputs[:count], step.constants)
+        for op in others:
+            result = self._compute(op, step.label, [result, *inputs[count:]], None)
+        return result
+
+    def states(self, step: GpuOp, inputs: Sequence[Values]) -> list[tuple[Access, Values]]:
+        """What a step leaves in those of its inputs that it writes in place."""
+        op = parse(step.ops[0])
+        new = op.updated(
+            [value.reshape(own) for value, own in zip(inputs, op.inputs, strict=False)]
+        )
+        return [(step.reads[index], value) for index, value in zip(op.states, new, strict=True)]
+
+    def net(self, net: Net, known: Known) -> Known:
+        """All that is known when a net has run on what was `known` before."""
+        known = dict(known)
+        for layer in net.layers:
+            inputs = [self._part(layer, known, *pair) for pair in layer.inputs]
+            op = self._with_model(parse(layer.op), layer.constants)
+            value = self._compute(op, layer.name, inputs, layer.constants)
+            shaped = [own.reshape(shape) for own, shape in zip(inputs, op.inputs, strict=True)]
+            for index, new in zip(op.states, op.updated(shaped), strict=True):
+                known[layer.inputs[index][0]] = layer.inputs[index][1], new
+            known[layer.output] = layer.region, value
+        return known
+
+    def _part(self, layer: NetLayer, known: Known, tensor: str, region: Region) -> Values:
+        held, values = known.get(tensor, (NOTHING, EMPTY))
+        if not held.covers(region):
+            raise CodlError(
+                f"The layer {layer.name!r} of a net reads {tensor} ({region}); there is {held}."
+            )
+        return values[region.within(held).slices]
+
+    def _compute(
+        self, op: Op, label: str, inputs: Sequence[Values], constants: int | None
+    ) -> Values:
+        if len(inputs) != len(op.inputs):
+            raise CodlError(f"{label!r} reads {len(inputs)} regions, its op {len(op.inputs)}.")
+        shaped = [value.reshape(shape) for value, shape in zip(inputs, op.inputs, strict=True)]
+        if isinstance(op, OnnxModel):
+            return _by_onnx_runtime(op, shaped)
+        return op.reference(shaped, self._weights(op, label, constants))
+
+    def _weights(self, op: Op, label: str, constants: int | None) -> Weights:
+        if not op.weight_shapes:
+            return {}
+        weights = None if constants is None else self._executable.constants[constants].weights
+        if weights is None:
+            raise CodlError(
+                f"The weights of {label!r} are only there as kernels and libraries take them, as "
+                "in every executable that was read from a file. Interpret one that `codl.lower` "
+                "makes of the network and its plan."
+            )
+        sizes = {name: value.shape for name, value in weights.items()}
+        if sizes != op.weight_shapes:
+            raise CodlError(f"The weights of {label!r} must be {op.weight_shapes}, got {sizes}.")
+        return weights
+
+    def _with_model(self, op: Op, constants: int | None) -> Op:
+        if not isinstance(op, OnnxModel) or constants is None:
+            return op
+        model: Mapping[str, NDArray[np.uint8]] = self._executable.constants[constants].arrays()
+        return replace(op, model=model[MODEL].tobytes())
+
+
+def _by_onnx_runtime(op: OnnxModel, inputs: Sequence[Values]) -> Values:
+    """Nodes that codl has no op for, as they stand; ONNX's own reference lacks some of them."""
+    # Interpreting an executable without such nodes needs no library.
+    import onnx
+
+    from codl.frontend.graph.integer_products import reference_session
+    from codl.frontend.graph.weights import Model
+
+    given = {
+        f"{INPUT}{index}": np.asarray(value.reshape(sizes), np.float32)
+        for index, (value, sizes) in enumerate(zip(inputs, op.shapes, strict=True))
+    }
+    session = reference_session(Model(onnx.load_from_string(op.model), {}))
+    (made,) = session.run([OUTPUT], given)
+    return np.asarray(made, np.float64).reshape(op.output)
+
 
 #: Commands with their places in the executable.
 Placed: TypeAlias = tuple[str, Command]

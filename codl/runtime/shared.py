@@ -25,13 +25,13 @@ from codl.ir.executable import (
     NcnnNet,
     NcnnPart,
     Place,
+    Tensor,
     Transfer,
 )
-from codl.ir.executable_states import state_tensors
+from codl.ir.executable_check import state_tensors
 from codl.ir.ops.base import Array
-from codl.ir.tensor import Tensor
 from codl.ir.types import ImageSize, Processor, Storage
-from codl.lower.ncnn import without_hints
+from codl.lower.nets import without_hints
 from codl.runtime.arranged_weights import ArrangedWeights
 from codl.runtime.loaded import Footprint
 from codl.runtime.memory import DeviceMemory

@@ -10,11 +10,10 @@ from typing import NamedTuple
 from codl.errors import DeviceError
 from codl.ir.executable import Command, Launch
 from codl.ir.gpu_limits import GpuLimits, LimitedGpu, TooLong
-from codl.runtime import hints
-from codl.runtime.bound_kernel import BoundKernel
+from codl.runtime import opencl
+from codl.runtime.bound_kernel import BoundKernel, most
 from codl.runtime.cl_errors import explained
 from codl.runtime.handles import Handles
-from codl.runtime.launch_pieces import most
 from codl.runtime.opencl import OpenClDevice
 
 #: Each kernel runs so often, in turns with the others, and the median counts.
@@ -68,7 +67,7 @@ class SplitLaunches:
             enqueued=len(every),
             split={own[0].kernel.name: len(own) for own in self._timed.values() if len(own) > 1},
             too_long=tuple(self._too_long()),
-            hints=hints.told(self._device.device, self._device.soc.placement),
+            hints=opencl.told(self._device.device, self._device.soc.placement),
         )
 
     def _too_long(self) -> Iterable[TooLong]:

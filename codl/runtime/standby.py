@@ -14,7 +14,7 @@ from codl.errors import CodlError, DeviceError
 from codl.ir import Network
 from codl.ir.executable import Executable
 from codl.ir.plan import Plan
-from codl.lower.on_cpu import on_cpu
+from codl.lower.alternatives import on_cpu
 from codl.runtime.loaded import Loaded, StandsIn
 from codl.runtime.placement import LocalSoc
 

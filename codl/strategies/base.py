@@ -20,10 +20,9 @@ from codl.measure import dataset, tuning_file
 from codl.measure.budget import Budget
 from codl.measure.dataset import Dataset
 from codl.measure.dataset_digest import dataset_digest
-from codl.plan.cost_model import CostModel, LatencyPredictors
+from codl.plan.cost_model import ANYWHERE, CostModel, LatencyPredictors, WeightPlaces
 from codl.plan.coverage import WithoutWinograd, covered
 from codl.plan.objective import LATENCY, Objective
-from codl.plan.weight_places import ANYWHERE, WeightPlaces
 from codl.predict.names import DEFAULT, FOLDER
 from codl.provenance import VERSION, commit
 from codl.registry import Registry

@@ -7,8 +7,8 @@ from dataclasses import replace
 from codl.errors import UnsupportedError
 from codl.ir import Layer, Network
 from codl.ir.plan import Plan
+from codl.plan.build_plan import default_plan, one_processor
 from codl.plan.greedy import ChainSearch, IsolatedChain, greedy_chains
-from codl.plan.single_processor import default_plan, one_processor
 from codl.predict.names import DEFAULT
 from codl.strategies.base import Context, strategy
 

@@ -22,11 +22,11 @@ from codl.ir.types import PROCESSORS
 from codl.measure.budget import Budget
 from codl.measure.inputs import random_inputs
 from codl.measure.interleave import Effort
+from codl.plan.build_plan import one_processor, unless_alone
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
 from codl.plan.profile_feedback import OpRatio, ProfileCorrections, op_ratios
 from codl.plan.search import search
-from codl.plan.single_processor import one_processor, unless_alone
 from codl.predict.names import DEFAULT
 from codl.runtime.engine import Engine
 from codl.runtime.placement import check_measured

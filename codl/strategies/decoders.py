@@ -14,8 +14,8 @@ from codl.ir.soc import Soc
 from codl.ir.sums import with_sums
 from codl.lower.partition import partition_plan
 from codl.plan.build_plan import make_plan
+from codl.plan.cost_model import WeightPlaces
 from codl.plan.coverage import covered
-from codl.plan.weight_places import WeightPlaces
 from codl.predict.names import DEFAULT
 from codl.strategies.base import Context, Strategy
 

@@ -22,7 +22,7 @@ from codl.measure.interleave import Effort, TimedTogether
 from codl.measure.together import slowdown
 from codl.plan.cost_model import CostModel
 from codl.plan.price import price, stage_times, walk
-from codl.plan.profiled_times import paced
+from codl.plan.profile_feedback import paced
 from codl.runtime.engine import Engine
 from codl.strategies import ideal
 from codl.strategies.base import Context, Strategy

@@ -31,12 +31,11 @@ from codl.measure import drift
 from codl.measure.inputs import random_inputs
 from codl.measure.interleave import Effort
 from codl.measure.together import slowdown
-from codl.plan.computing_totals import side_by_side_ms
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
-from codl.plan.predicted_totals import ChainTotals, predicted_totals
+from codl.plan.predicted_totals import ChainTotals, predicted_totals, side_by_side_ms
 from codl.plan.price import StageTimes, stage_times, walk
-from codl.plan.profiled_times import ProfiledTimes, paced
+from codl.plan.profile_feedback import ProfiledTimes, paced
 from codl.predict.names import DEFAULT
 from codl.runtime.engine import Engine
 from codl.strategies.base import Context

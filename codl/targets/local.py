@@ -15,7 +15,7 @@ from codl.errors import CodlError, CodlWarning, DeviceError, ForkError
 from codl.ir.executable import Executable
 from codl.ir.soc import Soc
 from codl.optional import MissingPackageError
-from codl.runtime.adaptive import AdaptiveSession
+from codl.runtime.adaptation import AdaptiveSession
 from codl.runtime.handles import Trying, untold
 from codl.runtime.host_handles import HostSession
 from codl.runtime.joined import JoinedSessions
@@ -236,7 +236,7 @@ class LocalTarget:
         return HostSession(executable, self.soc, lock=lock)
 
     def load_alternatives(self, executables: Mapping[float, Executable]) -> AdaptiveSession:
-        """Load what a plan may become, by scale; see `codl.runtime.adaptive`."""
+        """Load what a plan may become, by scale; see `codl.runtime.adaptation`."""
         return AdaptiveSession(executables, self.device, self.soc.placement.limits)
 
     def load_joined(self, executables: Mapping[str, Executable]) -> JoinedSessions:

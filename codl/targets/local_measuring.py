@@ -24,7 +24,7 @@ from codl.measure.together import time_together
 from codl.measure.tune_tasks import TuneTask
 from codl.measure.tuner import TuneRun, tune
 from codl.runtime import threads
-from codl.runtime.adaptive import AdaptiveSession
+from codl.runtime.adaptation import AdaptiveSession
 from codl.runtime.conditions import ConditionReader
 from codl.runtime.energy import find_sensors
 from codl.runtime.opencl import OpenClDevice

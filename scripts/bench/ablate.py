@@ -47,12 +47,12 @@ from codl.measure import drift
 from codl.measure.inputs import random_inputs
 from codl.measure.interleave import Effort
 from codl.measure.together import slowdown
+from codl.plan.build_plan import one_processor, unless_alone
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
 from codl.plan.price import stage_times, walk
-from codl.plan.profiled_times import paced
+from codl.plan.profile_feedback import paced
 from codl.plan.search import search
-from codl.plan.single_processor import one_processor, unless_alone
 from codl.plan.switched_off import TERMS, without
 from codl.predict.names import DEFAULT, FOLDER
 from codl.provenance import provenance

@@ -24,7 +24,7 @@ from torch_transformers import CachedLlama, without_tf32
 
 from codl.frontend.decoders import read_decoder, step_of
 from codl.ir.results import Latency
-from codl.plan.single_processor import default_plan
+from codl.plan.build_plan import default_plan
 from codl.runtime.decoder import DECODE, Decoder, PlannedStep
 from codl.targets.connect import connect
 from codl.targets.detect import detect

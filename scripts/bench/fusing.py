@@ -23,7 +23,7 @@ from codl.frontend.convert import load_network
 from codl.ir.results import TimeSpan
 from codl.ir.statistic import level
 from codl.measure.inputs import random_inputs
-from codl.plan.single_processor import default_plan
+from codl.plan.build_plan import default_plan
 from codl.provenance import provenance
 from codl.runtime.engine import Engine
 from codl.targets.connect import connect

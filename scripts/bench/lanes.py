@@ -21,7 +21,7 @@ from codl.ir import Network
 from codl.ir.statistic import level
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
-from codl.plan.single_processor import default_plan
+from codl.plan.build_plan import default_plan
 from codl.runtime import threads
 from codl.runtime.ncnn_net import NcnnSession
 from codl.runtime.opencl import OpenClDevice

@@ -34,7 +34,7 @@ from codl.measure.inputs import random_inputs
 from codl.measure.runner import Bench, Prepared
 from codl.measure.tasks import OpTask
 from codl.measure.timing import Rounds
-from codl.plan.single_processor import default_plan
+from codl.plan.build_plan import default_plan
 from codl.provenance import provenance
 from codl.runtime.engine import Engine
 from codl.runtime.opencl import OpenClDevice

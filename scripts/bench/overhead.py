@@ -16,7 +16,7 @@ from codl.ir import Layer, Network, Shape
 from codl.ir.statistic import level
 from codl.ir.types import PROCESSORS
 from codl.measure.surroundings import TINY
-from codl.plan.single_processor import default_plan
+from codl.plan.build_plan import default_plan
 from codl.runtime.engine import Engine
 from codl.targets.detect import load_local
 from codl.targets.local import LocalTarget

@@ -31,7 +31,7 @@ from codl.frontend.graph.simplify_pipeline import simplify
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Network
 from codl.ir.plan import Plan
-from codl.plan.single_processor import default_plan
+from codl.plan.build_plan import default_plan
 from codl.runtime.engine import Engine
 from codl.runtime.placement import LocalSoc
 from codl.runtime.threads import thread_ids

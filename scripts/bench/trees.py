@@ -29,7 +29,7 @@ from codl.ir.plan import Chain, Plan
 from codl.ir.soc import Soc
 from codl.ir.statistic import level
 from codl.kernels import registry
-from codl.plan.single_processor import default_plan
+from codl.plan.build_plan import default_plan
 
 #: A child keeps engines and runs what it is told to; it knows older names of modules too.
 CHILD = """

@@ -18,7 +18,7 @@ from codl.cli.listing import content
 from codl.errors import CodlError, InvalidFileError
 from codl.frontend.convert import load_network
 from codl.ir.executable import Executable
-from codl.plan.single_processor import default_plan
+from codl.plan.build_plan import default_plan
 
 
 def shown(*arguments: object) -> str:

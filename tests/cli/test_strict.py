@@ -21,7 +21,7 @@ from codl.errors import CodlError, CodlWarning
 from codl.frontend.convert import load_network
 from codl.ir.soc import Soc
 from codl.kernels import registry
-from codl.plan.single_processor import preferring
+from codl.plan.build_plan import preferring
 
 RUN = ["run", "small.onnx", "--soc", "test", "--plan", "plan.json", "--rounds", "1", "--json"]
 LOST = -36

@@ -21,7 +21,7 @@ from codl.frontend.quantize import quantize_dynamic
 from codl.ir import Network
 from codl.ir.ops.onnx_model import INPUT, OnnxModel
 from codl.ir.soc import Soc
-from codl.plan.single_processor import default_plan
+from codl.plan.build_plan import default_plan
 from codl.runtime.engine import Engine
 
 K, N = 70, 40

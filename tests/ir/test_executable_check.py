@@ -24,7 +24,7 @@ from codl.ir.executable_check import check
 from codl.ir.executable_json import decode
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
-from codl.plan.single_processor import default_plan
+from codl.plan.build_plan import default_plan
 from codl.runtime.numpy_interpreter import Interpreter
 from codl.strategies import STRATEGIES, Context
 from codl.validate.uses import stand_ins, uses

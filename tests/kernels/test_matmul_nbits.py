@@ -18,7 +18,7 @@ from codl.kernels import registry
 from codl.kernels.base import Variant
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
-from codl.plan.single_processor import default_plan
+from codl.plan.build_plan import default_plan
 from codl.runtime.opencl import OpenClDevice
 
 #: Rows of one and of several tiles, columns and depths that fill neither vectors nor blocks.

@@ -27,8 +27,7 @@ from codl.ir.plan import Plan, load_plan
 from codl.ir.soc import Soc
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
-from codl.lower.alternatives import alternatives
-from codl.lower.on_cpu import on_cpu
+from codl.lower.alternatives import alternatives, on_cpu
 from codl.lower.partition import partition_plan
 from codl.plan import op_placement
 from codl.plan.fallbacks import with_fallbacks

@@ -32,9 +32,9 @@ from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.plan import build_plan
+from codl.plan.build_plan import one_processor
 from codl.plan.cost_model import CostModel
 from codl.plan.price import price
-from codl.plan.single_processor import one_processor
 from codl.runtime.numpy_interpreter import Interpreter
 from codl.runtime.opencl import OpenClDevice
 

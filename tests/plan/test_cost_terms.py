@@ -23,8 +23,7 @@ from codl.lower import lower
 from codl.plan import price as prices
 from codl.plan.build_plan import chain_of
 from codl.plan.build_plan import make_plan as planned
-from codl.plan.cost_model import CostModel
-from codl.plan.rules import RULES, Rules
+from codl.plan.cost_model import RULES, CostModel, Rules
 from codl.plan.switched_off import TERMS, without
 from codl.predict.inside import InsideByProcessor, InsideCosts
 

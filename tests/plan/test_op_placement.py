@@ -20,10 +20,10 @@ from codl.ir import Network
 from codl.ir.plan import Chain, Plan
 from codl.ir.results import TimeSpan
 from codl.ir.types import PROCESSORS
+from codl.plan.build_plan import preferring
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
 from codl.plan.op_placement import measured, predicted
-from codl.plan.single_processor import preferring
 from codl.runtime.profiler import totals_ms
 
 

@@ -28,12 +28,10 @@ from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.lower.partition import partition_plan
 from codl.measure.dataset import Dataset, OpRow
-from codl.plan.build_plan import chain_of, make_plan
-from codl.plan.cost_model import CostModel
+from codl.plan.build_plan import chain_of, make_plan, unless_alone
+from codl.plan.cost_model import RULES, CostModel
 from codl.plan.greedy import ChainSearch, greedy_chains, single_ops
-from codl.plan.rules import RULES
 from codl.plan.search import search as best_plan
-from codl.plan.single_processor import unless_alone
 from codl.plan.transitions import TransferCost, after_stage
 from codl.predict.inside import InsideCosts
 from codl.strategies import STRATEGIES, Context, find, ideal

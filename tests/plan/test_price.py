@@ -28,7 +28,7 @@ from codl.plan.build_plan import chain_of, make_plan
 from codl.plan.candidates import Candidates
 from codl.plan.cost_model import CostModel
 from codl.plan.price import price, stage_times, walk
-from codl.plan.profiled_times import paced
+from codl.plan.profile_feedback import paced
 from codl.plan.search import search
 
 IMAGES = {"memory_types": ("buffer", "image2d"), "max_image_width": 9999, "max_image_height": 9999}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from codl.plan.profiled_times import ProfiledTimes
+from codl.plan.profile_feedback import ProfiledTimes
 
 
 def test_parts_of_the_runs_that_count_add_up() -> None:

@@ -20,9 +20,8 @@ from codl.ir.waterfall import BOUND, PREDICTED_TERMS, Total
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.plan.build_plan import chain_of, make_plan
-from codl.plan.computing_totals import lossless, side_by_side_ms
 from codl.plan.cost_model import CostModel
-from codl.plan.predicted_totals import predicted_totals
+from codl.plan.predicted_totals import lossless, predicted_totals, side_by_side_ms
 from codl.plan.price import price
 from codl.plan.search import search
 from codl.predict.inside import InsideByProcessor

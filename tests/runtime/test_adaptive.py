@@ -16,10 +16,9 @@ from codl.ir import Array, Network
 from codl.ir.results import Move
 from codl.ir.soc import Soc
 from codl.lower.alternatives import SCALES, shifted
-from codl.plan.single_processor import default_plan
-from codl.runtime.adaptive import AdaptiveSession
+from codl.plan.build_plan import default_plan
+from codl.runtime.adaptation import AdaptiveSession, Stretch, Watch, stretches
 from codl.runtime.engine import MOST_MEMORY, Engine
-from codl.runtime.watch import Stretch, Watch, stretches
 from codl.strategies.evaluation import max_rel_err
 from codl.targets.connect import connect
 

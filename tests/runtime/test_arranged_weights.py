@@ -11,7 +11,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-from codl.ir.onnx_stand_in import stand_in
+from codl.ir.onnx_wire import stand_in
 from codl.runtime.arranged_weights import ArrangedWeights
 
 K, N, BLOCK = 64, 320, 32

@@ -11,7 +11,7 @@ from codl.ir.soc_facts import Chip, CoreCluster, CpuCache
 from codl.runtime import chip
 from codl.runtime.chip import read_chip
 from codl.runtime.conditions import thermometers
-from codl.runtime.core_facts import big_cores, core_clusters, cpu_caches
+from codl.runtime.cpu_facts import big_cores, core_clusters, cpu_caches
 from codl.runtime.system_files import SystemFiles
 
 CPU = "sys/devices/system/cpu"

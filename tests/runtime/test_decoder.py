@@ -19,12 +19,12 @@ from codl.frontend.decoders import Step, read_decoder, step_of
 from codl.frontend.decoders.export import with_weights
 from codl.frontend.decoders.source import DecoderSource, built
 from codl.frontend.quantize import quantize
-from codl.ir.executable_states import state_tensors
+from codl.ir.executable_check import state_tensors
 from codl.ir.network import Network
 from codl.ir.plan import Plan
 from codl.ir.soc import Soc
 from codl.measure.decoder_speed import greedy
-from codl.plan.single_processor import default_plan
+from codl.plan.build_plan import default_plan
 from codl.runtime.decoder import DECODE, PREFILL, Decoder, PlannedStep
 from codl.runtime.placement import LocalSoc
 from codl.strategies import find

@@ -28,9 +28,9 @@ from codl.ir.region import Shape
 from codl.ir.soc import Soc
 from codl.ir.types import BLOCKED, PLANAR, Processor
 from codl.lower import pieces
-from codl.lower.memory import lifetimes
+from codl.lower.assembly import lifetimes
 from codl.lower.partition import PartitionedPlan, partition_plan
-from codl.plan.single_processor import default_plan
+from codl.plan.build_plan import default_plan
 from codl.runtime.engine import Engine
 from codl.runtime.loaded import Footprint as Memory
 from codl.runtime.session import Session

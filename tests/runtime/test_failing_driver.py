@@ -26,7 +26,7 @@ from codl.ir.executable import Executable
 from codl.ir.plan import Plan
 from codl.ir.soc import Soc
 from codl.lower import lowering
-from codl.plan.single_processor import default_plan
+from codl.plan.build_plan import default_plan
 from codl.runtime import cache
 from codl.runtime.engine import Engine
 from codl.runtime.opencl import OpenClDevice

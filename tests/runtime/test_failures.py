@@ -39,7 +39,7 @@ from codl.kernels.conv2d.gpu_direct import GpuDirect
 from codl.kernels.tuning import Tuning
 from codl.lower import lower, pieces
 from codl.lower.lowering import VALUE
-from codl.plan.single_processor import default_plan
+from codl.plan.build_plan import default_plan
 from codl.runtime import cache
 from codl.runtime.cl_errors import describe, explained
 from codl.runtime.cl_import import cl_module
@@ -291,7 +291,7 @@ def test_a_device_that_cannot_be_opened_is_explained(
         error = cl_module()._cl._ErrorRecord(msg="", code=-6, routine="Context")
         raise cl_module().RuntimeError(error)
 
-    monkeypatch.setattr("codl.runtime.hints.make_context", refuse)
+    monkeypatch.setattr("codl.runtime.opencl.make_context", refuse)
     with pytest.raises(DeviceError, match=r"^Opening .+ failed \(OUT_OF_HOST_MEMORY: the host"):
         OpenClDevice(gpu.soc)
 

@@ -30,8 +30,8 @@ from codl.ir.ops.base import Activation
 from codl.ir.soc import Soc
 from codl.ir.types import BLOCKED, IMAGE, IMAGE_HALF, Storage
 from codl.kernels import registry
+from codl.lower.gpu import works
 from codl.lower.partition import cut as chain_cut
-from codl.lower.selection import works
 from codl.runtime.engine import Engine
 from codl.runtime.opencl import OpenClDevice
 from codl.strategies.evaluation import max_rel_err

@@ -20,7 +20,7 @@ from codl.kernels import registry
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import WithoutWinograd
 from codl.predict.inside import InsideByProcessor
-from codl.runtime import hints, placement
+from codl.runtime import opencl, placement
 from codl.runtime.affinity import cores_of, speeds, with_cores
 from codl.runtime.cl_import import cl_module
 from codl.runtime.opencl import OpenClDevice
@@ -75,14 +75,14 @@ def hinted(soc: LocalSoc, performance: str, priority: str) -> LocalSoc:
 def test_hints_go_to_the_extension_that_a_driver_has(first_soc: LocalSoc) -> None:
     soc = hinted(first_soc, "high", "low")
     qualcomm, khronos = "cl_x cl_qcom_perf_hint", "cl_khr_priority_hints cl_khr_throttle_hints"
-    assert hints.context_properties(soc.placement, qualcomm) == [0x40C2, 0x40C3, 0x40C9, 0x40CC]
-    assert hints.queue_properties(soc.placement, qualcomm) == []
-    assert hints.context_properties(soc.placement, khronos) == []
-    assert hints.queue_properties(soc.placement, khronos) == [0x1097, 1, 0x1096, 4]
+    assert opencl.context_properties(soc.placement, qualcomm) == [0x40C2, 0x40C3, 0x40C9, 0x40CC]
+    assert opencl.queue_properties(soc.placement, qualcomm) == []
+    assert opencl.context_properties(soc.placement, khronos) == []
+    assert opencl.queue_properties(soc.placement, khronos) == [0x1097, 1, 0x1096, 4]
     both = "cl_qcom_priority_hint cl_khr_priority_hints cl_khr_throttle_hints"
-    assert hints.context_properties(soc.placement, both) == [0x40C9, 0x40CC]
-    assert hints.queue_properties(soc.placement, both) == [0x1097, 1]
-    assert hints.queue_properties(first_soc.placement, khronos) == []
+    assert opencl.context_properties(soc.placement, both) == [0x40C9, 0x40CC]
+    assert opencl.queue_properties(soc.placement, both) == [0x1097, 1]
+    assert opencl.queue_properties(first_soc.placement, khronos) == []
 
 
 def test_a_hint_without_effect_is_said(gpu: OpenClDevice) -> None:
@@ -90,16 +90,16 @@ def test_a_hint_without_effect_is_said(gpu: OpenClDevice) -> None:
     soc = hinted(gpu.soc, "normal", "default")
     known = ("cl_qcom_perf_hint", "cl_khr_throttle_hints")
     if any(name in gpu.device.extensions for name in known):
-        assert hints.ignored(gpu.device, soc.placement) == []
+        assert opencl.ignored(gpu.device, soc.placement) == []
         return
-    assert hints.ignored(gpu.device, gpu.soc.placement) == []
+    assert opencl.ignored(gpu.device, gpu.soc.placement) == []
     with pytest.warns(CodlWarning, match="takes no performance hint, so 'normal' has no effect"):
         OpenClDevice(soc)
 
 
 def test_a_context_is_made_past_pyopencl(gpu: OpenClDevice) -> None:
     """As with hints, but with none: what drivers without them accept too."""
-    context = hints.context_of(gpu.device, [])
+    context = opencl.context_of(gpu.device, [])
     queue = cl_module().CommandQueue(context)
     buffer = cl_module().Buffer(context, cl_module().mem_flags.READ_WRITE, 64)
     cl_module().enqueue_fill_buffer(queue, buffer, b"\0", 0, 64).wait()

@@ -24,7 +24,7 @@ from codl.frontend.graph.onnx_import import import_onnx
 from codl.ir.network import Network
 from codl.ir.plan import Plan
 from codl.ir.soc import Soc
-from codl.plan.single_processor import preferring
+from codl.plan.build_plan import preferring
 from codl.runtime.engine import Engine
 
 PAIR = {"kernel_shape": [2, 2], "strides": [2, 2]}

@@ -14,7 +14,7 @@ from codl.errors import DeviceError
 from codl.ir import parse
 from codl.ir.gpu_limits import GpuLimits
 from codl.kernels import registry
-from codl.plan.single_processor import default_plan
+from codl.plan.build_plan import default_plan
 from codl.runtime import split_launches
 from codl.runtime.bound_kernel import BoundKernel
 from codl.runtime.engine import Engine

@@ -22,9 +22,9 @@ from codl.ir.results import Latency
 from codl.ir.soc import Soc
 from codl.measure.budget import Budget
 from codl.measure.interleave import Effort, TimedTogether
+from codl.plan.build_plan import default_plan
 from codl.plan.cost_model import CostModel
 from codl.plan.objective import Objective
-from codl.plan.single_processor import default_plan
 from codl.runtime.engine import Engine
 from codl.strategies import codl_refined, find
 from codl.strategies.base import Context

@@ -23,7 +23,7 @@ from codl.ir.sums import terms_of, with_sums
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.lower.partition import partition_plan
-from codl.plan.single_processor import default_plan
+from codl.plan.build_plan import default_plan
 from codl.runtime.numpy_interpreter import Interpreter
 from codl.strategies import Context, Strategy, find
 from codl.strategies.decoders import Kept, kept_of, plan_steps

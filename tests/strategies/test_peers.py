@@ -21,7 +21,7 @@ from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.simplify_pipeline import simplify
 from codl.measure.interleave import Effort, Timed, Turns, interleave
 from codl.measure.peers import PEERS
-from codl.plan.single_processor import default_plan
+from codl.plan.build_plan import default_plan
 from codl.runtime.placement import LocalSoc
 from codl.runtime.threads import placed
 from codl.strategies.evaluation import max_rel_err

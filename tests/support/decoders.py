@@ -15,7 +15,7 @@ from codl.ir.network import Network
 from codl.ir.plan import Chain, Plan
 from codl.ir.soc import Soc
 from codl.ir.types import PROCESSORS
-from codl.plan.single_processor import default_plan
+from codl.plan.build_plan import default_plan
 
 SMALL = DecoderSizes(
     layers=2,

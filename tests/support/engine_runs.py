@@ -12,7 +12,7 @@ from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.simplify_pipeline import simplify
 from codl.ir.network import Network
 from codl.ir.soc import Soc
-from codl.plan.single_processor import default_plan
+from codl.plan.build_plan import default_plan
 from codl.runtime.engine import Engine
 from support.devices import here
 

@@ -14,9 +14,9 @@ from codl.ir.plan import Plan
 from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.kernels.base import Choice, KernelLaunch, KernelPlan, TensorArg
-from codl.lower.selection import residual_adds
+from codl.lower.gpu import residual_adds
 from codl.measure.check_variants import OPS, checked_operands
-from codl.plan.single_processor import preferring
+from codl.plan.build_plan import preferring
 
 #: One work-item damages an output: `AT(c, p)` is where the pixel `p` of a channel lies.
 KERNEL = """

@@ -26,7 +26,7 @@ from codl.frontend.graph.onnx_import import import_onnx
 from codl.ir.network import Network
 from codl.ir.plan import Plan
 from codl.ir.soc import Soc
-from codl.plan.single_processor import preferring
+from codl.plan.build_plan import preferring
 from codl.runtime.engine import Engine
 from codl.runtime.loaded import Loads
 from support.random_graphs import (

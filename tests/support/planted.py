@@ -32,7 +32,7 @@ from codl.ir.network import Network
 from codl.ir.plan import Chain, Plan
 from codl.ir.types import PROCESSORS
 from codl.kernels import registry
-from codl.plan.single_processor import preferring
+from codl.plan.build_plan import preferring
 from codl.runtime.placement import LocalSoc, load
 from codl.targets.connect import connect
 from codl.validate.first_check import checked_engine

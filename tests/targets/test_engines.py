@@ -29,7 +29,7 @@ from codl.ir.executable_json import encode
 from codl.ir.plan import Plan
 from codl.ir.soc import Soc
 from codl.measure.interleave import Effort
-from codl.plan.single_processor import default_plan
+from codl.plan.build_plan import default_plan
 from codl.runtime.engine import Engine
 from codl.runtime.placement import LocalSoc
 from codl.targets.arrays import ArrayRecord, from_wire, to_wire

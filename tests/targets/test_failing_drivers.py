@@ -13,7 +13,7 @@ from support.plans import make_plan
 
 from codl import plugins
 from codl.errors import CodlWarning, DeviceError
-from codl.plan.single_processor import default_plan
+from codl.plan.build_plan import default_plan
 from codl.runtime.engine import Engine
 from codl.runtime.placement import LocalSoc
 from codl.targets.connect import connect

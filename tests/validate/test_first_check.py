@@ -34,7 +34,7 @@ from codl.ir.executable import GpuOp, NcnnNet
 from codl.ir.plan import Plan
 from codl.kernels import registry
 from codl.measure.inputs import random_inputs
-from codl.plan.single_processor import default_plan, preferring
+from codl.plan.build_plan import default_plan, preferring
 from codl.runtime import cache, settings_note
 from codl.runtime.decoder import Decoder, PlannedStep
 from codl.runtime.engine import Engine

@@ -23,8 +23,8 @@ from codl.ir.plan import Plan, load_plan
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.measure.check_variants import OPS
+from codl.plan.build_plan import preferring
 from codl.plan.fallbacks import for_soc
-from codl.plan.single_processor import preferring
 from codl.runtime.engine import Engine
 from codl.runtime.placement import LocalSoc
 from codl.validate.halves import halved

@@ -12,7 +12,7 @@ from support.variants import with_variants
 
 from codl.kernels.tuning import Tuning
 from codl.measure.check_variants import OPS
-from codl.plan.single_processor import preferring
+from codl.plan.build_plan import preferring
 from codl.runtime.placement import LocalSoc
 from codl.validate.plan_check import Bench
 from codl.validate.references import Model

@@ -24,7 +24,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from codl.errors import UnsupportedError
 from codl.ir.constants import array_digest
-from codl.ir.onnx_stand_in import FILE, stand_in
+from codl.ir.onnx_wire import FILE, stand_in
 
 #: Constants of more elements than this stand beside the model.
 LARGE = 1 << 12

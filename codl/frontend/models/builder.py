@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from codl.errors import CodlError
 from codl.frontend.graph.weights import LARGE, Model
-from codl.ir.onnx_stand_in import stand_in
+from codl.ir.onnx_wire import stand_in
 
 OPSET = 17
 #: The domain of most nodes that ONNX Runtime has beside ONNX's.

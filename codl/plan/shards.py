@@ -1,0 +1,525 @@
+"""What the shards of many chains take on either processor: ops, layouts, copies, packing, weights.
+
+On the CPU ncnn's nets and ONNX Runtime's run in turn. Which net a layer is in is known from the
+layers behind it in its chain, by the rule of `codl.lower.nets.net_levels`; here for all chains at
+once. On the GPU a layer's storage is known from the layers behind it, too: the variant is taken
+that is fastest with the copies which those need. Element-wise ops are planar where their
+neighbours are, so those of transformers need no copies and those among convolutions stay in
+blocks; a layer that only gives its input other sizes is the same memory inside of a chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from math import prod
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codl.ir import Dim, Layer, Network, Op, split
+from codl.ir.fallbacks import those_of
+from codl.ir.ops.onnx_model import OnnxModel
+from codl.ir.types import STORAGES
+from codl.kernels import registry
+from codl.kernels.ort import CpuOrt
+from codl.plan.candidate_chain import Flags
+from codl.plan.cost_model import CostModel, Milliseconds, Move, WeightPlaces
+from codl.plan.halo_propagation import LayerPass
+from codl.plan.region_array import NONE, Numbers, box, is_something
+from codl.plan.subop_table import PLACES, StorageOrders, SubOps, finite
+
+
+class Planned(NamedTuple):
+    """A layer: whether the planned variant's tensors are planar, or may as well be."""
+
+    layer: Layer
+    is_planar: bool
+    goes_planar: bool
+
+
+def planar_layers(network: Network, cost: CostModel) -> Flags:
+    """By layer whether the GPU computes it on planar tensors, in a variant for such."""
+    layers, planned = network.layers, []
+    cost.prefetch([layer.op for layer in layers], "gpu")
+    for layer in layers:
+        fastest = next(iter(cost.fastest_by_storage(layer.op, "gpu").items()), None)
+        if fastest is None:
+            continue
+        storage, own = fastest
+        wrong = {one.variant for one in those_of(cost.soc.fallbacks, layer.op, "gpu")}
+        is_planar = storage is not None and storage.layout == "planar"
+        planned.append(Planned(layer, is_planar, own.among_planar not in (None, *wrong)))
+    found = computed_planar(planned)
+    return np.array([layer.name in found for layer in layers], np.bool_)
+
+
+def computed_planar(planned: Sequence[Planned]) -> set[str]:
+    """The layers, by name, that may go planar, and of whose tensors more are planar than not.
+
+    That is as the layers make them that have no choice, or want them; `planned` are in order.
+    """
+    wanted: dict[str, bool] = {}
+    for layer, is_planar, goes_planar in reversed(planned):
+        want = wanted.get(layer.output) if goes_planar else is_planar
+        if want is not None:
+            wanted |= dict.fromkeys((*layer.inputs, layer.output), want)
+    found: set[str] = set()
+    for layer, _, goes_planar in planned:
+        if goes_planar:
+            known = [wanted[name] for name in (*layer.inputs, layer.output) if name in wanted]
+            is_planar = 2 * sum(known) > len(known)
+            wanted[layer.output] = is_planar
+            if is_planar:
+                found.add(layer.name)
+    return found
+
+
+def viewed_layers(network: Network) -> Numbers:
+    """By layer whose output has its input's elements in their order, the layer that makes that.
+
+    -1 of all others.
+    """
+    makers = {layer.output: at for at, layer in enumerate(network.layers)}
+    viewed = [
+        makers.get(layer.inputs[0], -1) if layer.op.keeps_order else -1 for layer in network.layers
+    ]
+    return np.array(viewed, np.int64)
+
+
+T = TypeVar("T")
+#: Fewer elements may as well be on both, but for those of products.
+LEAST_ELEMENTS = 1 << 14
+#: A processor has at most this many times its part: some are cut at whole words.
+TOLERANCE = 1.01
+#: Larger than what stands in any box.
+ANYTHING = 1 << 40
+
+
+class LayerWeights:
+    """What the layers of a network hold: weights, states, and constants that one alone reads."""
+
+    def __init__(self, network: Network, places: WeightPlaces, lone: frozenset[str]) -> None:
+        self._layers, self._places = network.layers, places
+        self._inputs = [_held_inputs(layer, lone) for layer in network.layers]
+        self._known: dict[tuple[Op, tuple[int, ...]], tuple[Dim, ...]] = {}
+
+    def allowed(self, at: int, ways: dict[Dim, T]) -> dict[Dim, T]:
+        """Of the dimensions in which a layer could be cut those that cut what it holds, if any."""
+        op, inputs = self._layers[at].op, self._inputs[at]
+        if not self._places.once:
+            return ways
+        if (op, inputs) not in self._known:
+            self._known[op, inputs] = _cutting(op, inputs)
+        return {dim: own for dim, own in ways.items() if dim in self._known[op, inputs]}
+
+    def cut(self, at: int) -> tuple[Dim, float] | None:
+        """How a layer's chain is cut in the plan that is followed; None where that is open."""
+        if not self._wholes[at]:
+            return None
+        return self._places.cuts.get(self._layers[at].name)
+
+    def note(self, at: int) -> object:
+        """What makes a layer differ from others with the same op."""
+        name = self._layers[at].name
+        return self._places.shares.get(name) if self._wholes[at] else None
+
+    @cached_property
+    def _wholes(self) -> NDArray[np.float64]:
+        """Elements that each layer holds, 0 where they do not matter; (layers)."""
+        if not self._places.once:
+            return np.zeros(len(self._layers))
+        pairs = zip(self._layers, self._inputs, strict=True)
+        return np.array([_that_matters(layer.op, own) for layer, own in pairs], np.float64)
+
+    @cached_property
+    def _boxes(self) -> NDArray[np.int64]:
+        """What each processor may compute of each layer, as far as weights go: (layers, 2, 6)."""
+        boxes = np.full((len(self._layers), 2, 6), ANYTHING, np.int64)
+        for at, layer in enumerate(self._layers):
+            own = self._places.shares.get(layer.name)
+            if own is None or not self._wholes[at]:
+                continue
+            firsts = [PLACES[dim] for dim in _cutting(layer.op, self._inputs[at])]
+            places = [place for first in firsts for place in (first, first + 1)]
+            for side, region in enumerate(own):
+                cut = slice(None) if region is None else places
+                boxes[at, side, cut] = np.array(box(region))[cut]
+        return boxes
+
+    def misplaced(self, layers: Numbers, parts: Numbers, sub_ops: SubOps) -> NDArray[np.bool_]:
+        """Whether what both processors compute of layers, (rows, 2), needs weights elsewhere."""
+        found = np.zeros(len(layers), np.bool_)
+        rows = np.flatnonzero(self._wholes[layers])
+        if not rows.size:
+            return found
+        layers, parts = layers[rows], parts[rows]
+        held: dict[tuple[int, tuple[int, ...]], int] = {}
+        totals = []
+        for at, pair in zip(layers.tolist(), parts.tolist(), strict=True):
+            for number in pair:
+                key = number, self._inputs[at]
+                if key not in held:
+                    held[key] = 0 if number == NONE else _held(sub_ops.op(number), key[1])
+            totals.append(sum(held[number, self._inputs[at]] for number in pair))
+        twice = np.array(totals) > TOLERANCE * self._wholes[layers]
+        beyond = sub_ops.boxes[parts] > self._boxes[layers]
+        found[rows] = twice | (beyond & (parts != NONE)[..., None]).any(axis=(1, 2))
+        return found
+
+
+def _held_inputs(layer: Layer, lone: frozenset[str]) -> tuple[int, ...]:
+    """The inputs that last from run to run."""
+    own = (at for at, name in enumerate(layer.inputs) if name in lone or at in layer.op.states)
+    return tuple(own)
+
+
+def _held(op: Op, inputs: Sequence[int]) -> int:
+    """Elements of weights, and of inputs that last; a bias counts for nothing."""
+    weights = sum(prod(shape) for shape in op.weight_shapes.values() if len(shape) > 1)
+    return weights + sum(op.inputs[at].elements for at in inputs)
+
+
+def _that_matters(op: Op, inputs: Sequence[int]) -> int:
+    """The same, 0 where it is too little to matter."""
+    held = _held(op, inputs)
+    return held if held >= LEAST_ELEMENTS or op.is_product or op.states else 0
+
+
+def _cutting(op: Op, inputs: Sequence[int]) -> tuple[Dim, ...]:
+    """The dimensions in which halves hold less than the whole; all of an op that holds little."""
+    whole = _that_matters(op, inputs)
+    if not whole:
+        return op.dims
+    found = []
+    for dim in op.dims:
+        shares = [share for share in split(op, dim, 0.5) if not share.is_empty]
+        total = sum(_held(op.restrict(op.around(share)), inputs) for share in shares)
+        if len(shares) < 2 or total <= TOLERANCE * whole:
+            found.append(dim)
+    return tuple(found)
+
+
+def onnx_layers(network: Network, cost: CostModel) -> frozenset[int]:
+    """The light layers that ONNX Runtime computes because it does most of their neighbours.
+
+    Between nets of two engines every tensor is unpacked and packed again, which costs more than an
+    op that only adds or copies.
+    """
+    if cost.soc.is_replayed:
+        return frozenset()
+    layers = network.layers
+    cost.prefetch((layer.op for layer in layers), "cpu")
+    variants = [own.get(None) for own in (cost.fastest_by_storage(x.op, "cpu") for x in layers)]
+    in_onnx = [variant is not None and variant.variant == CpuOrt.name for variant in variants]
+    if not any(in_onnx):
+        return frozenset()
+    makers = {layer.output: at for at, layer in enumerate(layers)}
+    around: list[list[int]] = [[] for _ in layers]
+    for at, layer in enumerate(layers):
+        for maker in {makers[name] for name in layer.inputs if name in makers}:
+            around[at].append(maker)
+            around[maker].append(at)
+    light = [
+        at
+        for at, layer in enumerate(layers)
+        if not in_onnx[at]
+        and layer.op.is_light
+        and registry.runs_in_onnx_runtime(layer.op, cost.soc)
+    ]
+    joined: set[int] = set()
+    changed = True
+    while changed:
+        changed = False
+        for at in light:
+            if at not in joined and 2 * sum(in_onnx[other] for other in around[at]) > len(
+                around[at]
+            ):
+                in_onnx[at] = changed = True
+                joined.add(at)
+    return frozenset(joined)
+
+
+class Joined(NamedTuple):
+    """Of walks whose net a layer has joined: how many layers that had, whether another net reads
+    the layer's output, and how many of ncnn's nets load it.
+    """
+
+    layers_before: Numbers
+    is_read_elsewhere: NDArray[np.bool_]
+    loads: Numbers
+
+
+class NetLevels:
+    """The nets of many walks, as layers join them, last to first.
+
+    A walk's nets are numbered by levels, ncnn's even and ONNX Runtime's odd.
+    """
+
+    def __init__(self, walks: int) -> None:
+        self._walks, self._levels = walks, 4
+        self._counts = np.zeros((walks, self._levels), np.int64)
+        #: By tensor: the least level that its maker may have, the lowest reader's, and by level
+        #: whether an ncnn net reads it.
+        self._least: dict[str, Numbers] = {}
+        self._lowest: dict[str, Numbers] = {}
+        self._readers: dict[str, NDArray[np.bool_]] = {}
+        self._last: tuple[Numbers, Numbers, NDArray[np.bool_], bool] | None = None
+
+    def join(
+        self, output: str, walks: Numbers, in_onnx: NDArray[np.bool_], *, is_model: bool
+    ) -> Joined:
+        """Give a layer of some walks its net; a model of its own is alone in one."""
+        least = self._least.pop(output, np.zeros(self._walks, np.int64))[walks]
+        lowest = self._lowest.pop(output, np.full(self._walks, 1 << 30))[walks]
+        has_readers = lowest < 1 << 30
+        level = least + (has_readers if is_model else 0)
+        level += (level % 2) != in_onnx
+        while level.max(initial=0) >= self._levels:
+            self._widen()
+        before = self._counts[walks, level]
+        if is_model:
+            before = np.zeros_like(before)
+        else:
+            self._counts[walks, level] += 1
+        readers = self._readers.pop(output, None)
+        loads = np.zeros(len(walks), np.int64)
+        if readers is not None:
+            loads = readers[walks].sum(axis=1) - (~in_onnx & readers[walks, level])
+        self._last = walks, level, in_onnx, is_model
+        return Joined(before, has_readers & (lowest < level), loads)
+
+    def read(self, tensor: str, reads: NDArray[np.bool_]) -> None:
+        """Note that the layer that joined last reads a tensor, in some of its walks."""
+        assert self._last is not None
+        walks, level, in_onnx, is_model = self._last
+        if tensor not in self._least:
+            self._least[tensor] = np.zeros(self._walks, np.int64)
+            self._lowest[tensor] = np.full(self._walks, 1 << 30)
+            self._readers[tensor] = np.zeros((self._walks, self._levels), bool)
+        walks, level, in_onnx = walks[reads], level[reads], in_onnx[reads]
+        least, lowest = self._least[tensor], self._lowest[tensor]
+        least[walks] = np.maximum(least[walks], level + is_model)
+        lowest[walks] = np.minimum(lowest[walks], level)
+        self._readers[tensor][walks[~in_onnx], level[~in_onnx]] = True
+
+    def loads(self, tensor: str, walks: Numbers) -> Numbers:
+        """How many of ncnn's nets read a tensor from outside the chains of walks."""
+        return np.asarray(self._readers[tensor][walks].sum(axis=1))
+
+    def _widen(self) -> None:
+        """Room for twice as many levels."""
+        self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)], axis=1)
+        for tensor, readers in self._readers.items():
+            self._readers[tensor] = np.concatenate([readers, np.zeros_like(readers)], axis=1)
+        self._levels *= 2
+
+
+class CpuShards:
+    """Columns over the rows of some steps; a row is a layer in a walk.
+
+    `saved_ms` is what calls of nets take less because ops share them; `loaded` and `stored` how
+    often ncnn's nets load and store what the layer makes; `light` rows are of layers that ONNX
+    Runtime computes wherever it can.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        cost: CostModel,
+        sub_ops: SubOps,
+        parts: Numbers,
+        light: NDArray[np.bool_],
+        walks: int,
+    ) -> None:
+        self._network, self._cost, self._sub_ops = network, cost, sub_ops
+        self.parts = parts
+        self.ms, self.missing = finite(sub_ops.fastest_ms(self.parts, 0))
+        self.saved_ms = np.zeros(len(parts))
+        self.loaded, self.stored = np.zeros((2, len(parts)), np.int64)
+        able = [number for number in np.unique(parts[light]).tolist() if self._is_able(number)]
+        self.in_onnx = sub_ops.in_onnx(parts) | (light & np.isin(parts, able))
+        self._nets = NetLevels(walks) if self.in_onnx.any() else None
+        self._counts = np.zeros(walks, np.int64)
+        self._call_ms = cost.inside("cpu").call_ms
+
+    def _is_able(self, number: int) -> bool:
+        """Whether ONNX Runtime takes a part."""
+        if number == NONE:
+            return False
+        op = self._sub_ops.op(number)
+        return registry.runs_in_onnx_runtime(op, self._cost.soc)
+
+    def step(self, step: LayerPass, rows: slice) -> None:
+        """Put a layer's parts into nets."""
+        items = np.flatnonzero(self.parts[rows])
+        walks, stores = step.walks[items], step.leaves[items]
+        if self._nets is None:
+            before, loads = self._counts[walks], np.zeros(len(items), np.int64)
+            self._counts[walks] += 1
+        else:
+            layer, in_onnx = self._network.layers[step.layer], self.in_onnx[rows][items]
+            is_model = layer.op.kind == OnnxModel.kind
+            net = self._nets.join(layer.output, walks, in_onnx, is_model=is_model)
+            before, loads = net.layers_before, net.loads
+            stores = ~in_onnx & (stores | net.is_read_elsewhere)
+            needs = is_something(self._sub_ops.needs[self.parts[rows][items]])
+            for at, name in step.inputs:
+                self._nets.read(name, needs[:, at])
+        self.saved_ms[rows][items] = self._call_ms * (before > 0)
+        self.loaded[rows][items], self.stored[rows][items] = loads, stores
+
+    def loads(self, tensors: Sequence[str], walks: Numbers) -> Numbers:
+        """How many nets of walks load tensors from outside their chains, (tensors, walks)."""
+        if self._nets is None:
+            return np.ones((len(tensors), len(walks)), np.int64)
+        return np.stack([self._nets.loads(tensor, walks) for tensor in tensors])
+
+
+class GpuShards:
+    """Columns over the rows of some steps; a row is a layer in a walk.
+
+    `launches` are kernels, or small groups of them. `planar` are rows that are computed planar in
+    place of what is planned. `adds` has the number of the layer of the
+    residual add that each convolution may compute too, by its own.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        cost: CostModel,
+        sub_ops: SubOps,
+        parts: Numbers,
+        orders: StorageOrders,
+        walks: int,
+        adds: Mapping[int, int],
+        planar: NDArray[np.bool_],
+    ) -> None:
+        self._layers, self._cost, self._sub_ops = network.layers, cost, sub_ops
+        self._orders, self._walks, self._adds = orders, walks, adds
+        self.parts = parts
+        self.ms, self.missing = finite(sub_ops.fastest_ms(self.parts, 1))
+        self._part_launches = sub_ops.amounts()["launches"]
+        self.launches = self._part_launches[self.parts]
+        self._planar = planar
+        #: What the parts take themselves, and their kernels, without copies between storages.
+        self.alone_ms, self.part_launches = self.ms.copy(), self.launches.copy()
+        stored_ms = self._stored_ms(slice(None))
+        self.storages = stored_ms.argmin(axis=1)
+        there = self.parts != NONE
+        one_each = np.isfinite(stored_ms[there]).sum(axis=1).max(initial=0) <= 1
+        #: The order of all tensors where every part can be stored in one way only, and all alike.
+        self._only: int | None = None
+        if one_each and len(set(self.storages[there].tolist())) <= 1:
+            self._only = int(orders.single[self.storages[there][0]]) if there.any() else 0
+        self._copied_ms = self._copies_ms()
+        #: By tensor, the order of storages that readers in each walk's chain want.
+        self._wanted: dict[str, Numbers] = {}
+        #: By layer of a residual add, each walk's part of it, and its storage.
+        self._added: dict[int, Numbers] = {}
+
+    def _copies_ms(self) -> Milliseconds:
+        """What a copy of each part between two of the SoC's storages takes; (parts)."""
+        copies_ms = np.zeros(len(self._sub_ops.boxes))
+        if len(self._cost.storages) > 1:
+            numbers = [number for number in np.unique(self.parts).tolist() if number != NONE]
+            moves: list[Move] = [("relayout", self._sub_ops.op(n).output) for n in numbers]
+            self._cost.prefetch_sharing(moves)
+            copies_ms[numbers] = [self._cost.sharing_ms(*move) for move in moves]
+        return copies_ms
+
+    def _stored_ms(self, rows: slice) -> Milliseconds:
+        """What the parts in some rows take by storage."""
+        parts, planar = self.parts[rows], self._planar[rows]
+        stored_ms = self._sub_ops.stored_ms(parts)
+        if planar.any():
+            stored_ms = np.where(planar[:, None], self._sub_ops.planar_ms(parts), stored_ms)
+        return stored_ms
+
+    def step(self, step: LayerPass, rows: slice) -> None:
+        """Choose how a layer is stored, and which kernels compute it with a residual add."""
+        if self._only is None:
+            self._store(step, rows)
+        self._fuse(step, rows)
+
+    def _store(self, step: LayerPass, rows: slice) -> None:
+        layer, parts = self._layers[step.layer], self.parts[rows]
+        wanted = self._wanted.pop(layer.output, None)
+        order = np.zeros(len(parts), np.int64) if wanted is None else wanted[step.walks]
+        stored_ms, copied_ms = self._stored_ms(rows), self._copied_ms[parts]
+        copies = self._orders.measured_others[order]
+        storages = (stored_ms + copied_ms[:, None] * copies).argmin(axis=1)
+        chosen = np.arange(len(parts)), storages
+        self.storages[rows] = storages
+        self.alone_ms[rows] = finite(stored_ms[chosen])[0]
+        self.ms[rows] = self.alone_ms[rows] + copied_ms * copies[chosen]
+        self.launches[rows] += (parts != NONE) * self._orders.others[order, storages]
+        needs = is_something(self._sub_ops.needs[parts])
+        for at, name in step.inputs:
+            if name not in self._wanted:
+                self._wanted[name] = np.zeros(self._walks, np.int64)
+            own, reads = self._wanted[name], needs[:, at]
+            walks = step.walks[reads]
+            own[walks] = self._orders.prepend(own[walks], storages[reads])
+
+    def _fuse(self, step: LayerPass, rows: slice) -> None:
+        """Residual adds that a convolution's kernels compute too."""
+        k, parts, storages = step.layer, self.parts[rows], self.storages[rows]
+        if k in self._adds.values():
+            own = self._added[k] = np.zeros((self._walks, 2), np.int64)
+            own[step.walks, 0], own[step.walks, 1] = parts, storages
+        add = self._added.get(self._adds.get(k, -1))
+        if add is None:
+            return
+        pairs = np.column_stack([parts, storages, add[step.walks]])
+        known: dict[tuple[int, ...], bool] = {}
+        fused = []
+        for pair in map(tuple, pairs.tolist()):
+            if pair not in known:
+                known[pair] = self._sub_ops.are_fused(pair[0], pair[2], (pair[1], pair[3]))
+            fused.append(known[pair])
+        at = np.flatnonzero(fused)
+        adds = pairs[at, 2]
+        added_ms = self._sub_ops.stored_ms(adds)[np.arange(len(at)), pairs[at, 3]]
+        self.ms[rows][at] -= (1 - self._cost.rules.added_inside) * added_ms
+        self.launches[rows][at] -= self._part_launches[adds]
+
+    @property
+    def is_planar(self) -> NDArray[np.bool_]:
+        """Whether the output of each row lies planar."""
+        planar = np.array([storage.layout == "planar" for storage in STORAGES])
+        return np.asarray(planar[self.storages])
+
+    def views(
+        self, layers: Numbers, walks: Numbers, leaves: NDArray[np.bool_], viewed: Numbers
+    ) -> tuple[Numbers, Numbers]:
+        """The rows of what is memory of the layer before it, as lowering has it, and of those.
+
+        It costs nothing in a chain that has both, and is taken off what the first one takes.
+        `layers` and `walks` are those of each row, which `leaves` its chain or not; `viewed` is the
+        layer whose memory it may be, or -1.
+        """
+        views = np.flatnonzero((viewed >= 0) & ~leaves & (self.parts != NONE))
+        if not len(views):
+            return views, views
+        keys = layers * self._walks + walks
+        order = np.argsort(keys)
+        wanted = viewed[views] * self._walks + walks[views]
+        places = np.minimum(np.searchsorted(keys, wanted, sorter=order), len(keys) - 1)
+        sources = order[places]
+        needs, boxes = self._sub_ops.needs, self._sub_ops.boxes
+        is_view = (keys[sources] == wanted) & ~leaves[sources] & self.is_planar[views]
+        is_view &= self.storages[views] == self.storages[sources]
+        is_view &= (needs[self.parts[views], 0] == boxes[self.parts[sources]]).all(axis=1)
+        return views[is_view], sources[is_view]
+
+    def orders(self, rows: Numbers) -> Numbers:
+        """The orders of what the parts in some rows leave: each that of its own storage."""
+        return np.asarray(self._orders.single[self.storages[rows]])
+
+    def wanted(self, tensors: Sequence[str], walks: Numbers) -> Numbers:
+        """The orders in which chains of walks that begin here want tensors, (tensors, walks)."""
+        if self._only is not None:
+            return np.full((len(tensors), len(walks)), self._only)
+        return np.stack([self._wanted[tensor][walks] for tensor in tensors])
