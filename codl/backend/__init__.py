@@ -9,7 +9,7 @@ puts every op on the GPU side, so that ONNX's conformance suite (`codl conforman
 OpenCL kernels alone.
 
 codl computes in float32. Other numeric types are converted where they come in and go out (see
-`codl.backend.borders`); strings, complex numbers, sequences, optional values and the narrow types
+`codl.backend.backend`); strings, complex numbers, sequences, optional values and the narrow types
 of quantization are refused.
 """
 

@@ -1,4 +1,14 @@
-"""ONNX's backend interface over codl's pipeline."""
+"""ONNX's backend interface over codl's pipeline.
+
+Where ONNX's types meet codl's one type, everything is float32 in between. Floats are rounded, to
+float32 on the way in and to their own type on the way out. Integers and booleans are exact up to
+2^24, and refused beyond it. On the way out an integer's fraction is cut off, which is how ONNX
+divides integers, and its value wraps around at the ends of its type.
+
+ONNX hands an op's axes, pads or weights over as inputs; codl's converters want many of those when
+the model is compiled: they become constants, with the values of one run. Which ones they are is
+each converter's own word (`parameters`).
+"""
 
 from __future__ import annotations
 
@@ -9,15 +19,17 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import helper
+from onnx import TensorProto, helper, numpy_helper
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
-from codl.backend.borders import checked_type, from_float32, to_float32
-from codl.backend.specialise import data_inputs, parameter_inputs, specialise
 from codl.errors import CodlError, UnsupportedError
 from codl.frontend.convert import convert
+from codl.frontend.converters.base import CONVERTERS
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.simplify_pipeline import simplify
+from codl.ir import Array
+from codl.ir.numbers import as_float32, check_exact
+from codl.ir.onnx_node import type_of
 from codl.ir.ops.reshape import Reshape
 from codl.ir.soc import Soc
 from codl.ir.types import Processor
@@ -26,6 +38,97 @@ from codl.runtime.engine import Engine
 from codl.targets.base import Target
 from codl.targets.connect import connect
 from codl.targets.detect import detect
+
+#: A quotient that is so near to an integer, relatively, is that integer, whatever the division's
+#: last bits are: OpenCL lets a division be off by 2.5 units in the last place.
+NEAR = 2.0**-22
+FLOATS = ("FLOAT", "FLOAT16", "BFLOAT16", "DOUBLE")
+INTEGERS = ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64")
+CONVERTED = (*FLOATS, *INTEGERS, "BOOL")
+
+
+def checked_type(info: onnx.ValueInfoProto) -> np.dtype[Any]:
+    """The NumPy type of a tensor; raises `UnsupportedError` where codl has no way to hold it."""
+    kind = info.type.WhichOneof("value") or "untyped"
+    if kind != "tensor_type":
+        what = kind.removesuffix("_type").replace("_", " ")
+        raise UnsupportedError(f"{info.name!r} is a value of kind {what}; codl knows tensors only.")
+    element = info.type.tensor_type.elem_type
+    name = TensorProto.DataType.Name(element)
+    if name not in CONVERTED:
+        raise UnsupportedError(
+            f"{info.name!r} is of type {name.lower()}; codl converts "
+            f"{', '.join(known.lower() for known in CONVERTED)}."
+        )
+    dtype: np.dtype[Any] = helper.tensor_dtype_to_np_dtype(element)
+    return dtype
+
+
+def to_float32(name: str, value: NDArray[Any]) -> Array:
+    """An input as codl takes it."""
+    if not value.size:
+        raise UnsupportedError(f"{name!r} is empty ({value.shape}); codl has no empty tensors.")
+    return as_float32(name, value)
+
+
+def from_float32(name: str, value: Array, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """An output as the model declares it."""
+    if dtype.kind == "b":
+        return np.not_equal(value, 0)
+    if dtype.kind not in "iu":
+        return value.astype(dtype)
+    check_exact(name, value)
+    nearest = np.rint(value)
+    whole = np.where(np.abs(value - nearest) <= NEAR * np.abs(value), nearest, np.trunc(value))
+    return whole.astype(np.int64).astype(dtype)
+
+
+#: What reads of its input the shape alone, which is fixed anyway.
+SHAPE_ONLY = ("Shape", "Size")
+
+
+def data_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
+    """The inputs that a caller must give; initializers may be declared as inputs too."""
+    fixed = {item.name for item in graph.initializer}
+    return [info for info in graph.input if info.name not in fixed]
+
+
+def parameter_inputs(graph: onnx.GraphProto) -> frozenset[str]:
+    """Inputs that some node takes as a parameter, or from which such a parameter is computed."""
+    needed: set[str] = set()
+    for node in reversed(graph.node):
+        if node.op_type in SHAPE_ONLY:
+            continue
+        if needed.intersection(node.output):
+            needed.update(node.input)
+        converter = CONVERTERS.get(type_of(node))
+        positions = converter.parameters if converter else ()
+        needed.update(name for i, name in enumerate(node.input) if i in positions)
+    return frozenset(info.name for info in data_inputs(graph) if info.name in needed)
+
+
+def specialise(model: onnx.ModelProto, values: Mapping[str, NDArray[Any]]) -> onnx.ModelProto:
+    """The model for inputs like `values`: parameters as initializers, and every shape fixed."""
+    fixed = onnx.ModelProto()
+    fixed.CopyFrom(model)
+    graph = fixed.graph
+    parameters = parameter_inputs(graph)
+    kept = [info for info in graph.input if info.name not in parameters]
+    for info in kept:
+        if info.name in values:
+            dims = [{"dim_value": size} for size in values[info.name].shape]
+            info.type.tensor_type.shape.CopyFrom(onnx.TensorShapeProto(dim=dims))
+    for info in (*graph.value_info, *graph.output):
+        # What is open is inferred again from the shapes of these inputs.
+        if any(not dim.HasField("dim_value") for dim in info.type.tensor_type.shape.dim):
+            info.type.tensor_type.ClearField("shape")
+    del graph.input[:]
+    graph.input.extend(kept)
+    graph.initializer.extend(
+        numpy_helper.from_array(values[name], name) for name in sorted(parameters)
+    )
+    return fixed
+
 
 Value = NDArray[Any]
 

@@ -12,7 +12,14 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from codl.cli.base_options import MOST_IMAGES
-from codl.cli.collect_course import AllOption, Course, Limits, ToleranceOption, course_of
+from codl.cli.collect_course import (
+    AllOption,
+    Course,
+    Limits,
+    ToleranceOption,
+    collected_table,
+    course_of,
+)
 from codl.cli.collect_original import (
     DEFAULTS,
     RUNNERS,
@@ -23,7 +30,6 @@ from codl.cli.collect_original import (
     collect_original,
     options_of,
 )
-from codl.cli.collect_table import collected_table
 from codl.cli.conditions import COOL_DOWN, CoolDownOption, GovernorOption, HotOption, control
 from codl.cli.options import (
     BudgetOption,

@@ -12,8 +12,7 @@ import typer
 from codl.cli.base_options import positive
 from codl.cli.conditions import COOL_DOWN, CoolDownOption, GovernorOption, HotOption, control
 from codl.cli.deployed import RunOptions, context_of
-from codl.cli.eval_again import Earlier
-from codl.cli.eval_course import Course
+from codl.cli.eval_course import Course, Earlier
 from codl.cli.options import (
     REFINE,
     SOCS,

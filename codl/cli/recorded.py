@@ -9,7 +9,7 @@ from typing import Any
 from codl.ir import Network, statistic
 from codl.ir.plan import Plan
 from codl.ir.results import Digests
-from codl.measure.dataset_digest import dataset_digest
+from codl.measure.dataset import dataset_digest
 from codl.strategies import Context
 from codl.targets.base import Target
 from codl.targets.environment import environment_of

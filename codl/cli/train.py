@@ -24,8 +24,7 @@ from codl.ir import soc as socs
 from codl.ir.results import Digests
 from codl.measure import dataset as datasets
 from codl.measure import tuning_file
-from codl.measure.dataset import Dataset
-from codl.measure.dataset_digest import dataset_digest
+from codl.measure.dataset import Dataset, dataset_digest
 from codl.predict.names import ESTIMATORS, FOLDER
 from codl.targets.environment import library_environment
 from codl.targets.local import LocalTarget

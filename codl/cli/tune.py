@@ -30,8 +30,7 @@ from codl.measure import dataset as datasets
 from codl.measure import tuning_file
 from codl.measure.budget import Budget
 from codl.measure.dataset import Dataset
-from codl.measure.tune_tasks import TuneTask, tune_tasks
-from codl.measure.tuner import FINAL, TuneRun, cut_short
+from codl.measure.tuner import FINAL, TuneRun, TuneTask, cut_short, tune_tasks
 from codl.report.terminal import Table
 from codl.runtime import cache
 from codl.targets.base import Target

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from numpy.typing import NDArray
+from rich.console import Group
+from rich.text import Text
 
-from codl.cli.deployed import adapted, context_of, deployment_of, plan_of
+from codl.cli.deployed import adapted, context_of, deployment_of, plan_of, read_inputs
 from codl.cli.options import (
     BatchOption,
     BudgetOption,
@@ -30,10 +34,9 @@ from codl.cli.options import (
 )
 from codl.cli.output import emit, note, progress, stage
 from codl.cli.recorded import digests_of, recorded
-from codl.cli.validate_inputs import files_of, samples_of
-from codl.cli.validate_result import result_of, tables_of
 from codl.errors import CodlError
 from codl.frontend.models.deployment import Deployment
+from codl.frontend.models.preprocessing import SUFFIXES, Preprocessing
 from codl.ir import Network
 from codl.ir import soc as socs
 from codl.ir.fallbacks import OpFallback
@@ -42,20 +45,227 @@ from codl.ir.types import PROCESSORS, Processor
 from codl.lower import lower
 from codl.measure import dataset as datasets
 from codl.measure.budget import Budget
-from codl.measure.inputs import SEED
+from codl.measure.inputs import SEED, random_inputs
+from codl.optional import explained
 from codl.plan.build_plan import preferring
 from codl.plan.fallbacks import for_soc
 from codl.plan.price import price
 from codl.predict.names import FOLDER
+from codl.report.terminal import Table
 from codl.strategies import Context
 from codl.targets.connect import connect
 from codl.targets.detect import load_local
-from codl.validate.agreement import Agreement, agreement, read_labels
+from codl.validate.closeness import Agreement, agreement, read_labels
 from codl.validate.halves import halved
 from codl.validate.plan_check import Bench
-from codl.validate.references import Model
-from codl.validate.remedy import find_remedy
+from codl.validate.references import Model, Reader, Samples, Values
+from codl.validate.remedy import Remedy, find_remedy, reason_of
 from codl.validate.validation import COSINE, COSINE_OF_ROUNDED, Validation, validate
+
+NPZ = ".npz"
+
+
+def files_of(given: Path | None) -> list[Path]:
+    """The files of inputs: those of a folder by name, the one that is given, or none.
+
+    Raises `CodlError` for a folder without any, and for one that holds arrays and images.
+    """
+    if given is None or not given.is_dir():
+        return [] if given is None else [given]
+    kinds = {NPZ: [NPZ], "image": list(SUFFIXES)}
+    there = sorted(one for one in given.iterdir() if one.is_file())
+    found = {
+        name: [one for one in there if one.suffix.lower() in kind] for name, kind in kinds.items()
+    }
+    arrays, images = found.values()
+    if not (arrays or images):
+        raise CodlError(
+            f"--input names the folder {given}, in which there is no {NPZ} file and no image "
+            f"({', '.join(SUFFIXES)})."
+        )
+    if arrays and images:
+        raise CodlError(
+            f"--input names the folder {given}, in which there are {len(arrays)} {NPZ} files and "
+            f"{len(images)} images: keep them in folders of their own."
+        )
+    if left := len(there) - len(arrays) - len(images):
+        note(f"{left} other files in {given} are left out.")
+    return arrays or images
+
+
+def samples_of(
+    model: Model, files: Sequence[Path], deployed: Deployment | None, seed: int
+) -> Samples:
+    """Inputs from files; without any those that a deployment names, or random ones.
+
+    Each file is read once now, so that a broken one ends nothing that has taken hours.
+    """
+    network = model.network
+    readers = _readers(network, files, deployed, seed)
+    samples = Samples([partial(_shaped, model, reader) for reader in readers])
+    for sample in samples:
+        assert sample
+    return samples
+
+
+def _shaped(model: Model, reader: Reader) -> Values:
+    return model.shaped(reader())
+
+
+def _readers(
+    network: Network, files: Sequence[Path], deployed: Deployment | None, seed: int
+) -> list[Reader]:
+    if files and files[0].suffix.lower() in SUFFIXES:
+        return _image_readers(network, files, deployed)
+
+    def usual(own: Network) -> Mapping[str, NDArray[Any]]:
+        return random_inputs(own, seed)
+
+    wanted: list[Path | None] = [*files] or [None]
+    return [partial(read_inputs, network, file, deployed, usual) for file in wanted]
+
+
+@explained()
+def _image_readers(
+    network: Network, files: Sequence[Path], deployed: Deployment | None
+) -> list[Reader]:
+    from codl.measure.images import ImageReader
+
+    how = deployed.preprocessing if deployed else None
+    if how is None:
+        how = Preprocessing()
+        note(
+            "No deployment file says how images are preprocessed: they are stretched to the size "
+            "of the input, in rgb (or gray) from 0 to 1."
+        )
+    read = ImageReader(network, how)
+    return [partial(read, file) for file in files]
+
+
+def result_of(found: Validation, remedy: Remedy | None) -> dict[str, Any]:
+    bad = found.first_bad
+    return {
+        "model": found.plan.model,
+        "strategy": found.plan.strategy,
+        "ok": found.ok,
+        "diagnosis": found.diagnosis,
+        "left": {
+            "ops": [one.use.label for one in found.ops.checks if not one.is_reached],
+            "samples": found.samples_left,
+        },
+        "first_bad": None if bad is None else bad.use.layer.name,
+        "fallback": [] if remedy is None else [asdict(one) for one in remedy.fallbacks],
+        "remedy": None if remedy is None else _remedy(remedy),
+        "reference": found.reference,
+        "references": None if found.references is None else asdict(found.references),
+        "outputs": asdict(found.whole.worst),
+        "cosine": found.whole.worst.cosine,
+        "max_rel_err": found.whole.worst.max_rel_err,
+        "accumulated_lost": found.ops.lost,
+        "fallbacks": [asdict(one) for one in found.whole.refused],
+        "placement": [asdict(one) for one in found.placed],
+        "ops": found.rows(),
+    }
+
+
+def _remedy(remedy: Remedy) -> dict[str, Any]:
+    """How right the plan is with its fallbacks."""
+    return {
+        "ok": remedy.ok,
+        "outputs": None if remedy.whole is None else asdict(remedy.whole),
+        "unmet": [one.use.layer.name for one in remedy.unmet],
+        "plans_tried": remedy.tried,
+        "predicted_ms": remedy.plan.predicted_ms,
+    }
+
+
+def tables_of(result: Mapping[str, Any], found: Validation, remedy: Remedy | None) -> Group:
+    """Two lines and more to an op, so that no word is broken in a terminal of 80 columns."""
+    columns = ("", "op, where it runs, and why there", "cosine\nlargest", "error\nso far")
+    table = Table(*columns, title=f"Ops of {found.plan.model}", title_justify="left")
+    for row in result["ops"]:
+        so_far = row["accumulated_max_rel_err"]
+        table.add_row(
+            _verdict(row),
+            _described(row),
+            f"{row['cosine']:.7f}\n{row['largest_expected']:.3g}",
+            f"{row['max_rel_err']:.1e}\n" + ("" if so_far is None else f"{so_far:.1e}"),
+        )
+    for numbers in table.columns[2:]:
+        numbers.justify, numbers.no_wrap = "right", True
+    table.caption = (
+        "largest: the largest value that is expected; error: the largest difference over it, of "
+        "the op alone; so far: the same in the whole plan up to here. Everything is computed and "
+        "accumulated in float32."
+    )
+    samples = _sample_lines(result)
+    lines = (*_lines(found), *samples, *_fallback_lines(remedy))
+    return Group(table, *lines)
+
+
+def _described(row: Mapping[str, Any]) -> str:
+    """The op; below that what computes it, and why."""
+    label = row["op"] if row["with"] is None else f"{row['op']} + {row['with']}"
+    stored = f"{row['layout']} {row['precision']['stored']}"
+    why = f"; {row['placed']}" if row["placed"] else ""
+    return f"{label}\n{row['processor']}: {row['variant']}, {stored}{why}"
+
+
+def _verdict(row: Mapping[str, Any]) -> Text:
+    colors = {True: "green", False: "bold red", None: "yellow"}
+    return Text(row["verdict"], style=colors[row["ok"]])
+
+
+def _sample_lines(result: Mapping[str, Any]) -> list[str]:
+    """How often classes agree, of several samples."""
+    found, lowest = result["agreement"], result["lowest"]
+    if found is None:
+        return []
+    line = (
+        f"Of {found['samples']} samples the largest value is the reference's in "
+        f"{found['top1']:.1%}, and the reference's is among the five largest in "
+        f"{found['top5']:.1%}; the lowest cosine is {lowest['cosine']:.7f}, of {lowest['file']}."
+    )
+    if found["accuracy"] is None:
+        return [line]
+    right = f"{found['accuracy']:.1%} are at their label, {found['reference_accuracy']:.1%}"
+    return [line, f"{right} of the reference's."]
+
+
+def _lines(found: Validation) -> list[str]:
+    outputs = found.whole.worst
+    lines = [
+        f"{one.use.label} on the {one.use.processor} in {one.use.variant} is {reason_of(one)}"
+        for one in found.bad
+    ]
+    lines += map(str, found.whole.refused)
+    lines.append(
+        f"Outputs beside those of {found.reference}: cosine {outputs.cosine:.7f}, max_rel_err "
+        f"{outputs.max_rel_err:.2e}. {found.diagnosis}"
+    )
+    return lines
+
+
+def _fallback_lines(remedy: Remedy | None) -> list[str]:
+    """What is changed, and what that leads to."""
+    if remedy is None:
+        return []
+    lines = [f"Fallback: {one}" for one in remedy.fallbacks]
+    lines += [
+        f"Nothing was found that stands in for {one.use.label}."
+        if one.is_reached
+        else f"{one.use.label} with the fallbacks was not reached in time."
+        for one in remedy.unmet
+    ]
+    if remedy.whole is None:
+        return [*lines, "The plan does not run with it."]
+    right = "right" if remedy.is_right else "still wrong"
+    return [
+        *lines,
+        f"With that the outputs are {right}: cosine {remedy.whole.cosine:.7f}, max_rel_err "
+        f"{remedy.whole.max_rel_err:.2e}, the best of {remedy.tried} plans that ran.",
+    ]
+
 
 InputOption = Annotated[
     Path | None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 
-from codl.measure.progress import Progress
+from codl.measure.budget import Progress
 from codl.targets.checks import CHECKS, Check, Finding, Patient
 from codl.targets.connect import connect, machine_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from codl.measure.pace import held, tolerance
+from codl.measure.cool_down import held, tolerance
 from codl.targets.checks import Check, Outcome, Patient
 
 SECONDS = 2.0

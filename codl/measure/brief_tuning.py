@@ -12,10 +12,9 @@ from codl.ir.tuned import Tuned
 from codl.kernels.tuning import Tuning
 from codl.kernels.typical_ops import typical_ops
 from codl.measure import tuning_file
+from codl.measure.budget import Progress
 from codl.measure.dataset import Dataset
-from codl.measure.progress import Progress
-from codl.measure.tune_tasks import TuneTask, brief_tasks
-from codl.measure.tuner import TuneRun
+from codl.measure.tuner import TuneRun, TuneTask, brief_tasks
 
 BUDGET_S = 15.0
 

@@ -9,7 +9,14 @@ from time import monotonic
 from typing import Literal, TypeAlias, TypeVar
 
 from codl.errors import InterruptedCommandError
-from codl.measure.progress import Progress, nobody
+
+#: Called now and then: things that are done, things in all, seconds left as far as can be told.
+Progress: TypeAlias = Callable[[int, int, float], None]
+
+
+def nobody(done: int, total: int, left_s: float) -> None:
+    """Where nobody listens."""
+
 
 T = TypeVar("T")
 #: Why something ended: nothing was left to do, the time was over, or somebody pressed Ctrl-C.

@@ -21,9 +21,8 @@ from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry
 from codl.kernels.base import Variant
 from codl.lower import pieces
-from codl.measure.budget import Budget
+from codl.measure.budget import Budget, Progress, nobody
 from codl.measure.op_runner import operands
-from codl.measure.progress import Progress, nobody
 from codl.runtime.distrust import Distrust
 from codl.runtime.host_handles import HostSession
 from codl.runtime.numpy_interpreter import Interpreter

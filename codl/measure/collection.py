@@ -11,12 +11,11 @@ from typing import Any, Literal, Protocol, TypeAlias
 from codl.errors import CodlError, CodlWarning, DeviceError
 from codl.kernels.tuning import Tuning
 from codl.measure.batch import BatchResult, MeasureBatch, Measurement, processors_of
-from codl.measure.budget import Budget
+from codl.measure.budget import Budget, Progress
 from codl.measure.cool_down import low_battery
 from codl.measure.dataset import Row
 from codl.measure.dataset_writer import RowWriter, RunLog
 from codl.measure.devices_at_work import Clock, Device, DeviceNews, LowBatteryError
-from codl.measure.progress import Progress
 from codl.measure.runner import deadly_row
 from codl.measure.tasks import Task
 from codl.measure.timing import Rounds

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from codl import files
 from codl.errors import MismatchError
 from codl.kernels.tuning import Tuning
-from codl.measure.budget import Budget
+from codl.measure.budget import Budget, Progress, nobody
 from codl.measure.collection import MOST, Chooser, Collection, Stopped, Watch
 from codl.measure.dataset import Dataset
 from codl.measure.dataset_writer import RowWriter, RunLog
@@ -26,7 +26,6 @@ from codl.measure.devices_at_work import (
     devices_of,
     untold,
 )
-from codl.measure.progress import Progress, nobody
 from codl.measure.tasks import Task
 from codl.measure.timing import Rounds
 

@@ -4,6 +4,8 @@
 carries the text of the whole op (the group by which rows are held out), of the part that ran, and
 where the number comes from. Features are never stored: they are computed from the part's text by
 the kernel variant itself, so training and planning cannot differ.
+
+Results say by digests on what rows they rest.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
+from hashlib import sha256
 from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args, get_type_hints
@@ -23,6 +26,7 @@ from codl import files
 from codl.errors import InvalidFileError, UnwritableFileError
 from codl.file_names import inside
 from codl.ir import shipped, statistic
+from codl.ir.digest import digest
 from codl.ir.ops.base import Dim
 from codl.ir.results import Conditions
 
@@ -471,3 +475,25 @@ def _write_whole(file: io.FileIO, content: bytes) -> None:
     view = memoryview(content)
     while view:
         view = view[file.write(view) :]
+
+
+#: Read at once.
+CHUNK = 1 << 20
+
+
+def dataset_digest(dataset: Dataset) -> str:
+    """Identifies the tables, the manifest and the tuning of a dataset; empty where there is none.
+
+    Raises `OSError` where a file cannot be read.
+    """
+    paths = [*dataset.folder.glob("*.csv"), *dataset.folder.glob("*.json")]
+    lines = [f"{path.name} {_of_file(path)}" for path in sorted(paths)]
+    return digest("\n".join(lines))[:16] if lines else ""
+
+
+def _of_file(path: Path) -> str:
+    found = sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            found.update(chunk)
+    return found.hexdigest()

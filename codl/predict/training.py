@@ -14,9 +14,8 @@ from codl.ir.soc import Soc
 from codl.ir.statistic import level
 from codl.ir.types import Direction
 from codl.kernels.tuning import Tuning
-from codl.measure.budget import Budget, Ended
+from codl.measure.budget import Budget, Ended, Progress, nobody
 from codl.measure.dataset import Dataset
-from codl.measure.progress import Progress, nobody
 from codl.predict import features, inside
 from codl.predict import serialization as store
 from codl.predict import training_set as samples

@@ -14,11 +14,10 @@ from markupsafe import Markup
 from codl import files
 from codl.errors import CodlError
 from codl.report import curves, plots, summaries, tables, validations, waterfalls
-from codl.report.alike import check_results
 from codl.report.content import TextTable, stem
 from codl.report.curve_picture import curve_svg
-from codl.report.findings import findings
 from codl.report.load import load_result
+from codl.report.notes import check_results, findings
 from codl.report.results import (
     UNMEASURED,
     CollectResult,

@@ -18,8 +18,7 @@ from codl.ir.soc import Soc
 from codl.kernels.tuning import Tuning
 from codl.measure import dataset, tuning_file
 from codl.measure.budget import Budget
-from codl.measure.dataset import Dataset
-from codl.measure.dataset_digest import dataset_digest
+from codl.measure.dataset import Dataset, dataset_digest
 from codl.plan.cost_model import ANYWHERE, CostModel, LatencyPredictors, WeightPlaces
 from codl.plan.coverage import WithoutWinograd, covered
 from codl.plan.objective import LATENCY, Objective

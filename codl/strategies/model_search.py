@@ -13,8 +13,7 @@ from codl.frontend.models import BUILT_IN
 from codl.ir import Network
 from codl.ir.gpu_limits import UNLIMITED, GpuLimits
 from codl.ir.plan import Plan
-from codl.measure.budget import Budget
-from codl.measure.progress import Progress, nobody
+from codl.measure.budget import Budget, Progress, nobody
 from codl.plan import op_placement
 from codl.plan.op_placement import OpPlacement
 from codl.predict.names import DEFAULT

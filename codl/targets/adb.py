@@ -13,8 +13,7 @@ from functools import partial
 
 from codl.errors import CodlError, DeviceError
 from codl.targets.checks import Check, Outcome
-from codl.targets.device_shell import DeviceShell, Fix
-from codl.targets.shell_checks import client_check, said_by, shell_check
+from codl.targets.device_shell import DeviceShell, Fix, client_check, said_by, shell_check
 
 PREFIX = "adb:"
 PATTERN = "ADB_SERIAL"

@@ -26,11 +26,10 @@ from codl.runtime.child import own_streams
 from codl.runtime.frames import Blob, Connection, ConnectionEnded, FrameError, Reader, Writer
 from codl.runtime.orphan import ending_with
 from codl.targets.arrays import from_wire, headed, one_each, to_wire
-from codl.targets.check_messages import CheckKernels, Examine, Import, MeasurePace
-from codl.targets.fact_messages import FactMeasured, FactsMeasured, MeasureFact, MeasureFacts
 from codl.targets.measure_messages import (
     Benched,
     BenchOp,
+    CheckKernels,
     Clocks,
     Compile,
     ConditionsRead,
@@ -38,15 +37,22 @@ from codl.targets.measure_messages import (
     Describe,
     Described,
     DrawFrames,
+    Examine,
+    FactMeasured,
+    FactsMeasured,
     FailedSearch,
     Found,
     FramesDrawn,
     GovernorSet,
+    Import,
     Look,
     Looked,
     Measure,
     Measured,
     MeasuredRow,
+    MeasureFact,
+    MeasureFacts,
+    MeasurePace,
     MeasurePower,
     ObserveCores,
     Open,
@@ -263,7 +269,7 @@ class Agent:
     def tune(self, request: Tune, blobs: list[Blob]) -> Answer:
         from codl.ir.tuned import Choices
         from codl.kernels.tuning import Tuning
-        from codl.measure.tune_tasks import task_of
+        from codl.measure.tuner import task_of
 
         tasks = [task_of(own.op, own.variant, brief=own.brief) for own in request.tasks]
         index = {task.key: at for at, task in enumerate(tasks)}
@@ -296,7 +302,7 @@ class Agent:
     def check(
         self, request: Examine | Import | MeasurePace | CheckKernels, blobs: list[Blob]
     ) -> Answer:
-        from codl.targets.served_checks import answer
+        from codl.targets.served_models import answer
 
         return answer(request, self.target, self._send), ()
 

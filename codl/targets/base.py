@@ -14,12 +14,11 @@ from codl.ir.tuned import Tuned
 from codl.kernels.tuning import Tuning
 from codl.measure.batch import BatchResult, MeasureBatch
 from codl.measure.bench_rows import BenchRow, Refused
+from codl.measure.budget import Progress
 from codl.measure.check_variants import CheckRun, CheckTask
 from codl.measure.facts.fact import Fact
 from codl.measure.interleave import Effort, TimedTogether
-from codl.measure.progress import Progress
-from codl.measure.tune_tasks import TuneTask
-from codl.measure.tuner import TuneRun
+from codl.measure.tuner import TuneRun, TuneTask
 from codl.measure.ui_frames import Drawn
 from codl.runtime.clock_settings import Governed
 from codl.runtime.examination import Examination

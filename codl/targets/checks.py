@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Literal, TypeAlias
 
 from codl.errors import CodlError
-from codl.measure.progress import Progress
+from codl.measure.budget import Progress
 from codl.registry import Registry
 from codl.runtime.examination import Examination
 from codl.runtime.probe import ProbedDevice, ProbeResult

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from codl.errors import CodlError
 from codl.measure.facts.fact import FACTS, Fact
 from codl.targets.client import AgentClient
-from codl.targets.fact_messages import FactMeasured, MeasureFact
+from codl.targets.measure_messages import FactMeasured, MeasureFact
 
 
 def measure_apart(driver: str, device: str, keys: Sequence[str] = ()) -> list[Fact]:

@@ -34,15 +34,13 @@ if TYPE_CHECKING:
     from codl.kernels.tuning import Tuning
     from codl.measure.batch import BatchResult, MeasureBatch, Watcher
     from codl.measure.bench_rows import BenchRow, Refused
+    from codl.measure.budget import Progress
     from codl.measure.check_variants import Checked, CheckRun, CheckTask
     from codl.measure.facts.fact import Fact
     from codl.measure.interleave import Effort, TimedTogether
-    from codl.measure.progress import Progress
     from codl.measure.tasks import Task
-    from codl.measure.tune_tasks import TuneTask
-    from codl.measure.tuner import TuneRun
-    from codl.measure.ui_frames import Drawn
-    from codl.measure.ui_probe import UiProbe
+    from codl.measure.tuner import TuneRun, TuneTask
+    from codl.measure.ui_frames import Drawn, UiProbe
     from codl.runtime.clock_settings import ClockSettings, Governed
     from codl.runtime.conditions import ConditionReader
     from codl.runtime.examination import Examination
@@ -155,7 +153,7 @@ class LocalTarget:
         return import_package(name)
 
     def pace(self, seconds: float) -> tuple[float, ...]:
-        from codl.measure.pace import pace
+        from codl.measure.cool_down import pace
 
         return pace(seconds)
 
@@ -300,7 +298,7 @@ class LocalTarget:
 
     @cached_property
     def _ui_probe(self) -> UiProbe:
-        from codl.measure.ui_probe import UiProbe
+        from codl.measure.ui_frames import UiProbe
 
         return UiProbe(self.device)
 

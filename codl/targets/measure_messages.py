@@ -1,4 +1,8 @@
-"""Messages about a device itself and about what is measured on it."""
+"""Messages about a device itself and about what is measured on it.
+
+Of the messages of `codl doctor`, what takes an agent down is the finding: nothing else is asked of
+it at the same time.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +15,110 @@ from codl.ir.soc import PowerW
 from codl.ir.tuned import Choices, Trial, Tuned
 from codl.measure.bench_rows import BenchRow, Refused
 from codl.measure.dataset import AnchorRow
+from codl.measure.facts.fact import Fact
 from codl.measure.sent_tasks import TaskRecord
 from codl.measure.timing import Rounds
 from codl.measure.ui_frames import Drawn
 from codl.runtime.clock_settings import Governed
+from codl.runtime.examination import Examination
 from codl.runtime.placement import LocalSoc
 from codl.runtime.probe import ProbedDevice, ProbeResult
 from codl.targets.info import TargetInfo
-from codl.targets.message_base import (
-    Reply,
-    Request,
-)
+from codl.targets.message_base import Reply, Request
+
+
+class Examined(Reply, frozen=True):
+    examination: Examination
+
+
+class Examine(Request, frozen=True):
+    """What the machine has for codl; nothing is imported or opened."""
+
+    reply: ClassVar[type[Reply]] = Examined
+
+
+class Imported(Reply, frozen=True):
+    seconds: float
+
+
+class Import(Request, frozen=True):
+    """Import a package of codl's base or extras, to see whether it works there."""
+
+    package: str
+    reply: ClassVar[type[Reply]] = Imported
+    limit_s: ClassVar[float] = 120.0
+
+
+class Paced(Reply, frozen=True):
+    samples_s: tuple[float, ...]
+
+
+class MeasurePace(Request, frozen=True):
+    """Do the same work over and over for so many seconds, and time every round."""
+
+    seconds: float
+    reply: ClassVar[type[Reply]] = Paced
+
+
+class CheckRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A `CheckTask`: an op's text and the name of a variant."""
+
+    op: str
+    variant: str
+
+
+class Checking(Reply, frozen=True):
+    """An event of `CheckKernels`: the task of this index begins."""
+
+    index: int
+
+
+class KernelChecked(Reply, frozen=True):
+    """An event of `CheckKernels`: the task of this index is done; no problem is ""."""
+
+    index: int
+    problem: str
+
+
+class ChecksEnded(Reply, frozen=True):
+    left: int
+
+
+class CheckKernels(Request, frozen=True):
+    """Check kernel variants against the NumPy interpreter."""
+
+    tasks: tuple[CheckRecord, ...]
+    budget_s: float | None
+    reply: ClassVar[type[Reply]] = ChecksEnded
+    limit_s: ClassVar[float] = 120.0
+
+
+class FactMeasured(Reply, frozen=True):
+    fact: Fact
+
+
+class MeasureFact(Request, frozen=True):
+    """Load a driver and measure one fact of a device; the process is for nothing else."""
+
+    driver: str
+    device: str
+    key: str
+    reply: ClassVar[type[Reply]] = FactMeasured
+    limit_s: ClassVar[float] = 300.0
+
+
+class FactsMeasured(Reply, frozen=True):
+    facts: tuple[Fact, ...]
+
+
+class MeasureFacts(Request, frozen=True):
+    """Measure the facts of these keys, or all that there are, each in a process of its own."""
+
+    driver: str
+    device: str
+    keys: tuple[str, ...] = ()
+    reply: ClassVar[type[Reply]] = FactsMeasured
+    limit_s: ClassVar[float] = 1800.0
 
 
 class Described(Reply, frozen=True):

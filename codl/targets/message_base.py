@@ -47,7 +47,7 @@ class Warned(Reply, frozen=True):
 
 
 class Advanced(Reply, frozen=True):
-    """An event: so far has the request come (see `codl.measure.progress`)."""
+    """An event: so far has the request come (see `codl.measure.budget`)."""
 
     done: int
     total: int

@@ -1,4 +1,7 @@
-"""A target behind an agent: every call is a request, and one that was lost is started again."""
+"""A target behind an agent: every call is a request, and one that was lost is started again.
+
+So it is with checks of kernels: an agent that is lost names the task, and another does the rest.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,12 @@ from codl.ir.tuned import Tuned
 from codl.kernels.tuning import Tuning
 from codl.measure.batch import BatchResult, MeasureBatch
 from codl.measure.bench_rows import BenchRow, Refused
-from codl.measure.budget import Budget
-from codl.measure.check_variants import CheckRun, CheckTask
+from codl.measure.budget import Budget, Progress
+from codl.measure.check_variants import Checked, CheckRun, CheckTask
 from codl.measure.facts.fact import Fact
 from codl.measure.interleave import Effort, TimedTogether
-from codl.measure.progress import Progress
 from codl.measure.task_records import models_of, models_of_ops, to_record
-from codl.measure.tune_tasks import TuneTask, done_before
-from codl.measure.tuner import Failure, TuneRun
+from codl.measure.tuner import Failure, TuneRun, TuneTask, done_before
 from codl.measure.ui_frames import Drawn, is_sound
 from codl.runtime.clock_settings import Governed
 from codl.runtime.examination import Examination
@@ -34,32 +35,43 @@ from codl.runtime.probe import ProbeResult
 from codl.runtime.program_cache import Binary, Offer
 from codl.targets.arrays import Arrays, one_each, to_wire
 from codl.targets.arriving_rows import Arriving, check_anchors, task_at
-from codl.targets.check_messages import Examine, Examined, Import, Imported, MeasurePace, Paced
 from codl.targets.client import AgentClient, AgentLostError
 from codl.targets.device_shell import Fix
-from codl.targets.fact_messages import FactsMeasured, MeasureFacts
 from codl.targets.info import ColdStart, TargetInfo
 from codl.targets.measure_messages import (
     AnchorLevel,
     Benched,
     BenchOp,
+    Checking,
+    CheckKernels,
+    CheckRecord,
+    ChecksEnded,
     Clocks,
     ConditionsRead,
     CoresSeen,
     Describe,
     Described,
     DrawFrames,
+    Examine,
+    Examined,
+    FactsMeasured,
     Found,
     FramesDrawn,
     GovernorSet,
     Identified,
+    Import,
+    Imported,
+    KernelChecked,
     Measure,
     Measured,
+    MeasureFacts,
+    MeasurePace,
     MeasurePower,
     ObserveCores,
     OfferedBinary,
     Open,
     OpenDevice,
+    Paced,
     PowerMeasured,
     Probe,
     Probed,
@@ -85,8 +97,70 @@ from codl.targets.model_messages import (
     Time,
     TimesTogether,
 )
-from codl.targets.remote_checks import RemoteChecks
 from codl.targets.remote_models import RemoteModel, RemotePeer
+
+#: A driver may take so long to compile a kernel on a slow device.
+COMPILES_S = 30.0
+
+
+@dataclass
+class RemoteChecks:
+    """What came of checks so far, over all agents that were needed for them."""
+
+    agent: AgentClient
+    progress: Progress
+    budget: Budget
+    _done: CheckRun = field(default_factory=CheckRun)
+    _tasks: Sequence[CheckTask] = ()
+    _current: int | None = None
+    _total: int = 0
+
+    def run(self, tasks: Sequence[CheckTask]) -> CheckRun:
+        """Check them; raises `AgentLostError` where an agent does not come as far as the first."""
+        self._total = len(tasks)
+        left = list(tasks)
+        while left:
+            self._tasks, self._current = left, None
+            records = tuple(CheckRecord(*task.key) for task in left)
+            try:
+                answer, _ = self.agent.ask(
+                    CheckKernels(records, self.budget.share().seconds),
+                    ChecksEnded,
+                    on_event=self._hear,
+                    limit_s=self._limit_s(),
+                )
+            except AgentLostError as error:
+                left = self._behind(error)
+                continue
+            self._done.left = answer.left
+            break
+        return self._done
+
+    def _limit_s(self) -> float:
+        """How long one task may take: one that hangs should not outlast the budget by much."""
+        return min(CheckKernels.limit_s, max(COMPILES_S, self.budget.left_s))
+
+    def _hear(self, event: Reply) -> None:
+        if isinstance(event, Checking):
+            task_at(self._tasks, event.index)
+            self._current = event.index
+        elif isinstance(event, KernelChecked):
+            task = task_at(self._tasks, event.index)
+            if any(own.task is task for own in self._done.checked):
+                raise FrameError(f"It checked task {event.index} twice.")
+            self._keep(Checked(task, event.problem))
+
+    def _behind(self, error: AgentLostError) -> list[CheckTask]:
+        """The tasks behind the one that an agent was lost with; raises where it was none."""
+        if self._current is None:
+            raise error
+        self._keep(Checked(self._tasks[self._current], str(error), is_lost=True))
+        return list(self._tasks[self._current + 1 :])
+
+    def _keep(self, checked: Checked) -> None:
+        self._done.checked.append(checked)
+        done = len(self._done.checked)
+        self.progress(done, self._total, self.budget.to_go_s(done, self._total))
 
 
 class RemoteTarget:

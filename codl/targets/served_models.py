@@ -1,11 +1,13 @@
-"""The models and peers that an agent holds for the other side, by handle."""
+"""What an agent answers: of models and peers that it holds for the other side by handle, and of
+checks.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +21,22 @@ from codl.runtime.frames import Blob
 from codl.runtime.loaded import Loaded, RefusedError
 from codl.runtime.program_cache import Binary, Offer
 from codl.targets.arrays import from_wire, headed, one_each, to_wire
-from codl.targets.measure_messages import Identified, OfferedBinary, OpenDevice
+from codl.targets.local import LocalTarget
+from codl.targets.measure_messages import (
+    Checking,
+    CheckKernels,
+    ChecksEnded,
+    Examine,
+    Examined,
+    Identified,
+    Import,
+    Imported,
+    KernelChecked,
+    MeasurePace,
+    OfferedBinary,
+    OpenDevice,
+    Paced,
+)
 from codl.targets.message_base import Done, Reply
 from codl.targets.model_messages import (
     BinariesRead,
@@ -44,6 +61,37 @@ from codl.targets.model_messages import (
 
 if TYPE_CHECKING:
     from codl.targets.local import LocalTarget
+
+
+Send: TypeAlias = Callable[[Checking | KernelChecked], None]
+
+
+def answer(
+    request: Examine | Import | MeasurePace | CheckKernels, target: LocalTarget, send: Send
+) -> Reply:
+    """The reply to a request; events on the way to it go to `send`."""
+    if isinstance(request, Examine):
+        return Examined(target.examine())
+    if isinstance(request, Import):
+        return Imported(target.import_package(request.package))
+    if isinstance(request, MeasurePace):
+        return Paced(tuple(target.pace(request.seconds)))
+    return _check_kernels(request, target, send)
+
+
+def _check_kernels(request: CheckKernels, target: LocalTarget, send: Send) -> ChecksEnded:
+    from codl.measure.check_variants import task_of  # needs the libraries of both processors
+
+    tasks = [task_of(own.op, own.variant) for own in request.tasks]
+    index = {task.key: at for at, task in enumerate(tasks)}
+    run = target.check_kernels(
+        tasks,
+        keep=lambda done: send(KernelChecked(index[done.task.key], done.problem)),
+        checking=lambda task: send(Checking(index[task.key])),
+        budget_s=request.budget_s,
+    )
+    return ChecksEnded(run.left)
+
 
 Blobs = Sequence[bytes | memoryview]
 Answer = tuple[Reply, Blobs]

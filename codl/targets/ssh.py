@@ -12,8 +12,7 @@ import shlex
 
 from codl.errors import CodlError
 from codl.targets.checks import Check
-from codl.targets.device_shell import DeviceShell
-from codl.targets.shell_checks import client_check, shell_check
+from codl.targets.device_shell import DeviceShell, client_check, shell_check
 
 SCHEME, VARIABLE = "ssh://", "CODL_SSH_COMMAND"
 PATTERN = "ssh://USER@HOST:PORT"

@@ -15,8 +15,7 @@ from codl.ir.executable import Executable
 from codl.ir.plan import Plan
 from codl.ir.results import Fallback
 from codl.kernels.tuning import Tuning
-from codl.measure.budget import Budget
-from codl.measure.progress import Progress, nobody
+from codl.measure.budget import Budget, Progress, nobody
 from codl.runtime.engine import Engine
 from codl.targets.base import Target
 from codl.validate.closeness import Closeness, closeness, worst

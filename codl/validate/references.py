@@ -1,11 +1,14 @@
-"""What a model's tensors and outputs should be: by its ops' references, and by ONNX Runtime."""
+"""What a model's tensors and outputs should be: by its ops' references, and by ONNX Runtime.
+
+Samples of inputs are read one at a time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, overload
 
 import numpy as np
 import onnxruntime as ort
@@ -197,3 +200,25 @@ def outputs_by_ops(network: Network, inputs: Values) -> dict[str, NDArray[Any]]:
     holders = {holder for holder, _ in network.outputs.values()}
     made = {x.output: exact for x, _, exact in computed(network, inputs) if x.output in holders}
     return outputs_of(network, made, inputs)
+
+
+Reader: TypeAlias = Callable[[], Values]
+
+
+class Samples(Sequence[Values]):
+    """Inputs that are read whenever one is asked for: a folder may hold more than memory does."""
+
+    def __init__(self, readers: Sequence[Reader]) -> None:
+        self._readers = list(readers)
+
+    def __len__(self) -> int:
+        return len(self._readers)
+
+    @overload
+    def __getitem__(self, place: int) -> Values: ...
+    @overload
+    def __getitem__(self, place: slice) -> Samples: ...
+    def __getitem__(self, place: int | slice) -> Values | Samples:
+        if isinstance(place, slice):
+            return Samples(self._readers[place])
+        return self._readers[place]()

@@ -9,8 +9,7 @@ from typing import Any
 from codl.ir import Network
 from codl.ir.plan import Plan
 from codl.ir.soc import Soc
-from codl.measure.budget import Budget
-from codl.measure.progress import Progress, nobody
+from codl.measure.budget import Budget, Progress, nobody
 from codl.plan import op_placement
 from codl.plan.op_placement import OpPlacement
 from codl.validate.closeness import Closeness, closeness, is_right, worst

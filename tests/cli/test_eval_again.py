@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from codl.cli import eval_course
 from codl.cli.app import app
-from codl.cli.eval_again import Earlier
+from codl.cli.eval_course import Earlier
 from codl.errors import InvalidFileError, MismatchError
 from codl.frontend.convert import load_network
 from codl.ir.plan import Chain, Plan

@@ -22,7 +22,7 @@ from codl.ir.tuned import Trial, Tuned
 from codl.kernels.source import source_digest
 from codl.measure import tuning_file
 from codl.measure.dataset import Dataset
-from codl.measure.tune_tasks import brief_tasks
+from codl.measure.tuner import brief_tasks
 from codl.runtime import engine
 from codl.runtime.placement import LocalSoc
 from codl.targets.detect import load_local

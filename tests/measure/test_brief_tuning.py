@@ -25,8 +25,7 @@ from codl.measure.brief_tuning import tasks_before, tune_briefly
 from codl.measure.dataset import Dataset
 from codl.measure.protocol import Protocol
 from codl.measure.timing import Rounds
-from codl.measure.tune_tasks import TuneTask, brief_tasks, task_of
-from codl.measure.tuner import TuneRun, tune
+from codl.measure.tuner import TuneRun, TuneTask, brief_tasks, task_of, tune
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc
 

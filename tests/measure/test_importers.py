@@ -19,7 +19,7 @@ from codl.ir.ops.conv2d import Conv2d
 from codl.ir.ops.window import Size2
 from codl.measure.dataset import Dataset
 from codl.measure.importers.importer import Imported, import_tables
-from codl.measure.importers.windows import fitted
+from codl.measure.importers.rows import fitted
 
 MAPPINGS = Path(__file__).parents[2] / "docs" / "mappings"
 HEAD = "phone,model,op,ih,iw,ic,oh,ow,oc,kh,kw,stride,cpu1_us,cpu2_us,cpu4_us,gpu_us"

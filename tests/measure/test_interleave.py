@@ -8,8 +8,7 @@ import pytest
 
 from codl.errors import CodlError, DeviceError
 from codl.measure import interleave as measuring
-from codl.measure.interleave import Effort, Timed, Turns, interleave, timed
-from codl.measure.together import time_together
+from codl.measure.interleave import Effort, Timed, Turns, interleave, time_together, timed
 
 
 class SharedCache:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from codl.measure.pace import held, pace, tolerance
+from codl.measure.cool_down import held, pace, tolerance
 from codl.measure.timing import TOLERANCE
 
 

@@ -29,8 +29,7 @@ from codl.measure import collection
 from codl.measure.batch import BatchResult, MeasureBatch
 from codl.measure.collection import PATIENCE_S
 from codl.measure.collector import collect
-from codl.measure.dataset import Dataset
-from codl.measure.dataset_digest import dataset_digest
+from codl.measure.dataset import Dataset, dataset_digest
 from codl.measure.runner import DEADLY
 from codl.measure.timing import Rounds
 

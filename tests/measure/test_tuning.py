@@ -38,8 +38,7 @@ from codl.measure.protocol import Protocol
 from codl.measure.runner import Bench
 from codl.measure.tasks import OpTask, make_tasks
 from codl.measure.timing import Rounds
-from codl.measure.tune_tasks import TuneTask, tune_tasks
-from codl.measure.tuner import check_same, is_faster, propose, tune
+from codl.measure.tuner import TuneTask, check_same, is_faster, propose, tune, tune_tasks
 from codl.predict import features
 from codl.predict.training import train
 from codl.runtime.opencl import OpenClDevice

@@ -28,9 +28,9 @@ from codl.report.content import (
     nearness,
     spread,
 )
-from codl.report.findings import findings
 from codl.report.html import write_report
 from codl.report.load import eval_result, load_result, parse_result, train_result
+from codl.report.notes import findings
 from codl.report.results import COMMANDS
 from codl.report.summaries import accuracy_content, comparison_content
 from codl.report.svg import SVG

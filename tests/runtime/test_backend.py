@@ -16,8 +16,7 @@ from support.devices import here
 from typer.testing import CliRunner
 
 from codl.backend import CodlBackend, conformance
-from codl.backend.borders import from_float32
-from codl.backend.specialise import parameter_inputs
+from codl.backend.backend import from_float32, parameter_inputs
 from codl.cli.app import app
 from codl.errors import CodlError, UnsupportedError
 from codl.ir.soc import Soc

@@ -24,7 +24,7 @@ from codl.measure.check_variants import task_of as check_task
 from codl.measure.facts.fact import FACTS
 from codl.measure.interleave import Effort
 from codl.measure.timing import Rounds
-from codl.measure.tune_tasks import task_of as tune_task
+from codl.measure.tuner import task_of as tune_task
 from codl.provenance import VERSION as CODL
 from codl.runtime.loaded import Footprint
 from codl.runtime.placement import LocalSoc

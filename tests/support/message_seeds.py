@@ -14,9 +14,17 @@ from codl.measure.interleave import Effort
 from codl.measure.sent_tasks import DispatchRecord, OpRecord, SignalRecord, StageRecord
 from codl.measure.timing import Rounds
 from codl.targets.arrays import to_wire
-from codl.targets.check_messages import CheckKernels, CheckRecord, KernelChecked
-from codl.targets.fact_messages import FactMeasured
-from codl.targets.measure_messages import AnchorLevel, Look, Measure, Measured, MeasuredRow
+from codl.targets.measure_messages import (
+    AnchorLevel,
+    CheckKernels,
+    CheckRecord,
+    FactMeasured,
+    KernelChecked,
+    Look,
+    Measure,
+    Measured,
+    MeasuredRow,
+)
 from codl.targets.message_base import Failed, Hello
 from codl.targets.model_messages import Load, Ran, Run, Time
 

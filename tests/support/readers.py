@@ -40,7 +40,7 @@ from codl.predict import features, serialization
 from codl.predict.names import DEFAULT, FOLDER
 from codl.report.load import load_result
 from codl.runtime.placement import Placement
-from codl.validate.agreement import read_labels
+from codl.validate.closeness import read_labels
 from support.executables import small_network, small_plan
 from support.fuzzing import Subject
 from support.model_seeds import model_seeds, other_model

@@ -18,7 +18,7 @@ from support.random_messages import WORDS, members, message
 
 from codl import errors
 from codl.errors import DeviceError
-from codl.targets import adb, shell_checks, wheels
+from codl.targets import adb, device_shell, wheels
 from codl.targets.device_shell import DeviceShell
 from codl.targets.install import PURPOSES, Checked, install
 from codl.targets.messages import AnyReply, AnyRequest
@@ -63,7 +63,7 @@ def test_a_shell_that_says_anything_is_no_device(said: bytes) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DeviceShell, "run", lambda shell, arguments, **how: said)
         shell = DeviceShell("X", ("sh", "-c"), ".codl")
-        check = shell_checks.shell_check("a shell", lambda: shell, "Fix it.")
+        check = device_shell.shell_check("a shell", lambda: shell, "Fix it.")
         for finding in check.findings(None):  # type: ignore[arg-type]
             assert finding.ok == (said.strip() == b"codl")
         with pytest.raises(DeviceError, match=r"no Python 3\.10 or later|is not what was sent"):

@@ -25,7 +25,7 @@ from codl.measure.collector import collect
 from codl.measure.dataset import Dataset
 from codl.measure.tasks import OpTask, Task, make_tasks
 from codl.measure.timing import Rounds
-from codl.measure.tune_tasks import tune_tasks
+from codl.measure.tuner import tune_tasks
 from codl.registry import rolled_back
 from codl.runtime.child import Child
 from codl.runtime.frames import Connection, FrameError

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from codl.errors import InvalidFileError
-from codl.validate.agreement import agreement, read_labels
+from codl.validate.closeness import agreement, read_labels
 
 
 def one_hot(*places: int) -> list[np.ndarray]:

@@ -17,7 +17,7 @@ from codl.ir.ops.conv2d import Conv2d
 from codl.ir.soc import Soc
 from codl.ir.types import Processor
 from codl.kernels import mace
-from codl.measure.budget import Budget
+from codl.measure.budget import Budget, Progress, nobody
 from codl.measure.codl_op_run.command import Options, as_run, op_command
 from codl.measure.codl_op_run.shell import Shell
 from codl.measure.codl_op_run.stat import Stat, read_stat
@@ -26,7 +26,6 @@ from codl.measure.collector import Collected
 from codl.measure.dataset import Dataset, OpRow
 from codl.measure.dataset_writer import RowWriter
 from codl.measure.importers.importer import describe
-from codl.measure.progress import Progress, nobody
 from codl.measure.tasks import SEED, SHARES, OpTask, op_tasks
 from codl.provenance import now, provenance
 
