@@ -18,7 +18,8 @@ from codl.ir.results import EvalRow, Latency, PeerRun, TimeSpan, doubts
 from codl.measure import drift
 from codl.measure.budget import Budget
 from codl.measure.inputs import random_inputs
-from codl.measure.interleave import Effort, TimedTogether, slowdown
+from codl.measure.interleave import Effort, TimedTogether
+from codl.measure.together import slowdown
 from codl.plan.cost_model import CostModel
 from codl.plan.price import price, stage_times, walk
 from codl.plan.profile_feedback import paced

@@ -29,7 +29,8 @@ from codl.ir.waterfall import PREDICTED_TERMS, ChainTerms, Term, Total, terms_of
 from codl.lower import lower
 from codl.measure import drift
 from codl.measure.inputs import random_inputs
-from codl.measure.interleave import Effort, slowdown
+from codl.measure.interleave import Effort
+from codl.measure.together import slowdown
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
 from codl.plan.predicted_totals import ChainTotals, predicted_totals, side_by_side_ms

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from codl.measure.interleave import Effort, TimedTogether
     from codl.measure.tasks import Task
     from codl.measure.tuner import TuneRun, TuneTask
-    from codl.measure.ui_frames import Drawn, UiProbe
+    from codl.measure.ui_frames import Drawn
+    from codl.measure.ui_probe import UiProbe
     from codl.runtime.clock_settings import ClockSettings, Governed
     from codl.runtime.conditions import ConditionReader
     from codl.runtime.examination import Examination
@@ -298,7 +299,7 @@ class LocalTarget:
 
     @cached_property
     def _ui_probe(self) -> UiProbe:
-        from codl.measure.ui_frames import UiProbe
+        from codl.measure.ui_probe import UiProbe
 
         return UiProbe(self.device)
 

@@ -14,11 +14,12 @@ from codl.measure.batch import BatchResult, BatchRunner, MeasureBatch, Watcher
 from codl.measure.bench_rows import BenchRow, Refused
 from codl.measure.budget import Budget, Progress
 from codl.measure.compare_variants import bench
-from codl.measure.interleave import Effort, Timed, TimedTogether, time_together, timed
+from codl.measure.interleave import Effort, Timed, TimedTogether, timed
 from codl.measure.power import measure_power
 from codl.measure.runner import Bench
 from codl.measure.tasks import Task
 from codl.measure.timing import Rounds
+from codl.measure.together import time_together
 from codl.measure.tuner import TuneRun, TuneTask, tune
 from codl.runtime import threads
 from codl.runtime.adaptation import AdaptiveSession

@@ -45,7 +45,8 @@ from codl.lower import lower
 from codl.measure import dataset as datasets
 from codl.measure import drift
 from codl.measure.inputs import random_inputs
-from codl.measure.interleave import Effort, slowdown
+from codl.measure.interleave import Effort
+from codl.measure.together import slowdown
 from codl.plan.build_plan import one_processor, unless_alone
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered

@@ -13,9 +13,10 @@ from codl.kernels.tuning import Tuning
 from codl.measure.batch import MeasureBatch
 from codl.measure.collector import collect
 from codl.measure.dataset import Dataset, OpRow, SharingRow, Table
-from codl.measure.interleave import Effort, time_together
+from codl.measure.interleave import Effort
 from codl.measure.tasks import make_tasks
 from codl.measure.timing import Rounds
+from codl.measure.together import time_together
 from codl.runtime.placement import LocalSoc
 from codl.targets.local import LocalTarget
 

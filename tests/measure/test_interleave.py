@@ -8,7 +8,8 @@ import pytest
 
 from codl.errors import CodlError, DeviceError
 from codl.measure import interleave as measuring
-from codl.measure.interleave import Effort, Timed, Turns, interleave, time_together, timed
+from codl.measure.interleave import Effort, Timed, Turns, interleave, timed
+from codl.measure.together import time_together
 
 
 class SharedCache:

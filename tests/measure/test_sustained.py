@@ -8,8 +8,9 @@ import pytest
 
 from codl.errors import DeviceError
 from codl.ir.results import Conditions, Latency
-from codl.measure.interleave import Effort, TimedTogether, interleave, time_together, timed
+from codl.measure.interleave import Effort, TimedTogether, interleave, timed
 from codl.measure.sustained import WINDOW_S, Window, summary, sustain
+from codl.measure.together import time_together
 
 
 class Phone:

@@ -14,7 +14,7 @@ from codl.ir import parse, statistic, to_text
 from codl.ir.soc import Soc
 from codl.ir.statistic import level
 from codl.measure import batch as batches
-from codl.measure import drift, interleave
+from codl.measure import drift, together
 from codl.measure import drift as anchors
 from codl.measure import timing as rounds
 from codl.measure.collector import collect
@@ -272,9 +272,9 @@ def test_an_evaluation_says_how_slow_the_machine_is(
         return [0.001] * runs
 
     effort = Effort(min_rounds=5, min_seconds=0)
-    times = interleave.time_together({"one": work}, effort, anchors=prepared)
-    assert interleave.slowdown(times.anchors, usual_ms) == pytest.approx({"cpu": 1.1, "gpu": 1.1})
-    assert interleave.slowdown(times.anchors, {}) is None
+    times = together.time_together({"one": work}, effort, anchors=prepared)
+    assert together.slowdown(times.anchors, usual_ms) == pytest.approx({"cpu": 1.1, "gpu": 1.1})
+    assert together.slowdown(times.anchors, {}) is None
 
 
 def test_usual_levels_are_those_of_the_first_run_that_knows_a_processor(tmp_path: Path) -> None:
