@@ -174,7 +174,7 @@ LISTS: Mapping[str, Callable[[], TextTable]] = {
 
 
 def pages() -> list[Path]:
-    """The pages that say how things are now; experiments are records and stay as they are."""
+    """README.md and the pages of docs/."""
     return [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 
 

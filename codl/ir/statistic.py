@@ -10,7 +10,7 @@ are hit (Huber and Ronchetti, *Robust Statistics*, on breakdown points). The fas
 (Chen and Revels, *Robust benchmarking in noisy environments*, 2016), but they are those of another
 machine where a device has rare fast moments: a boosted clock, a neighbour that pauses. The 20th
 percentile stays where it is while less than four fifths of the samples are slowed down, and less
-than one fifth are fast by luck. docs/experiments has what each of them did on a busy machine.
+than one fifth are fast by luck. docs/decisions.md has what each of them did on a busy machine.
 
 No percentile helps where all samples are slower: that is drift, of clocks, heat or neighbours. It
 is divided out by anchors, ops that never change and are sampled in the same rounds (as in Bulej et

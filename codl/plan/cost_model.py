@@ -5,7 +5,7 @@ Predictors know an op that runs again and again. Inside a network it takes more 
 something else.
 
 What planning takes for granted and nobody measures are `Rules`: constants, limits and shortcuts,
-each there while an ablation shows that it pays (docs/experiments). `codl.plan.switched_off` has
+each there while an ablation shows that it pays (docs/decisions.md). `codl.plan.switched_off` has
 the value of each with which it does nothing.
 
 Weights may be anywhere, or each of them on one processor alone. Cut by rows, a product has all of
@@ -52,7 +52,7 @@ class Rules:
     """Of predictions the first, of the search the others."""
 
     #: Of what a residual add takes on the GPU, the part that is left where a convolution does it:
-    #: it reads one tensor, instead of two, and writes none. 0.2 was measured (docs/experiments).
+    #: it reads one tensor, instead of two, and writes none. 0.2 was measured (docs/decisions.md).
     added_inside: float = 1 / 3
     #: Light layers are ONNX Runtime's where it does most of their neighbours.
     joins_onnx: bool = True
@@ -67,7 +67,7 @@ class Rules:
     #: A plan that moves work between processors must be predicted to take less than this part of
     #: what one of them takes alone. What one takes is predicted within 10 % for most networks, and
     #: plans of many chains come out slower than predicted more often than faster
-    #: (docs/experiments).
+    #: (docs/decisions.md).
     worth: float = 0.9
 
 

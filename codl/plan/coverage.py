@@ -42,7 +42,7 @@ PROBES = (
 TINY = "conv2d in=1x8x2x2 oc=8 kernel=1x1"
 #: Of what a probe takes, at least so much is its own and not what any op takes.
 OWN_PART = 0.5
-#: By how much more estimates are than what the rates say: see docs/experiments for how far those
+#: By how much more estimates are than what the rates say: see docs/decisions.md for how far they
 #: are off on a host's CPU and on its OpenCL device.
 SAFETY: Mapping[Processor, float] = {"cpu": 1.0, "gpu": 2.0}
 #: Ops that multiply matrices reach about half of a convolution's rate.

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
@@ -131,80 +129,6 @@ class Llama(nn.Module):
         for layer in self.layers:
             x = layer(x, self.angles)
         return self.head(self.norm(x)[:, -1])
-
-
-class CachedLlama:
-    """The same network one token at a time, with keys and values of `capacity` tokens.
-
-    Nothing changes its shape, so that a CUDA graph of one token serves for all: attention is to the
-    whole cache, and a mask hides what is not there yet.
-    """
-
-    def __init__(self, capacity: int, device: str) -> None:
-        torch.manual_seed(0)
-        torch.set_grad_enabled(False)
-        own, self.net = smollm2_135m, Llama().eval().to(device)
-        each = own.SMALL.features // own.SMALL.heads
-        shape = own.SMALL.layers, 2, 1, own.GROUPS, capacity, each
-        self.words = torch.randn(own.WORDS, own.SMALL.features, device=device)
-        self.cache = torch.zeros(shape, device=device)
-        turns = own.THETA ** -(torch.arange(0, each, 2) / each)
-        angles = (torch.arange(capacity)[:, None] * turns).repeat(1, 2)
-        self.angles = torch.stack([angles.cos(), angles.sin()]).to(device)
-        self.places = torch.arange(capacity, device=device)
-        self.token = torch.ones(1, dtype=torch.int64, device=device)
-        self.place = torch.zeros(1, dtype=torch.int64, device=device)
-
-    def eager(self, token: int, place: int) -> np.ndarray[Any, Any]:
-        """The logits behind a token at a place, on the host."""
-        self._tell(token, place)
-        logits: np.ndarray[Any, Any] = self._step().cpu().numpy()
-        return logits
-
-    def captured(self) -> Callable[[int, int], np.ndarray[Any, Any]]:
-        """The same by a CUDA graph, which is captured now."""
-        graph, logits = captured(self._step)
-
-        def step(token: int, place: int) -> np.ndarray[Any, Any]:
-            self._tell(token, place)
-            graph.replay()
-            found: np.ndarray[Any, Any] = logits.cpu().numpy()
-            return found
-
-        return step
-
-    def _tell(self, token: int, place: int) -> None:
-        self.token.fill_(token)
-        self.place.fill_(place)
-
-    def _step(self) -> torch.Tensor:
-        x = self.words[self.token][None]
-        angles = self.angles[:, self.place]
-        seen = (self.places <= self.place)[None, None, None]
-        for layer, (keys, values) in zip(self.net.layers, self.cache, strict=True):
-            x = x + self._attend(layer.attention, layer.first(x), angles, seen, keys, values)
-            y = layer.second(x)
-            x = x + layer.narrow(functional.silu(layer.gate(y)) * layer.wide(y))
-        return self.net.head(self.net.norm(x)[0, -1])
-
-    def _attend(
-        self,
-        own: Attention,
-        x: torch.Tensor,
-        angles: torch.Tensor,
-        seen: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-    ) -> torch.Tensor:
-        q = turned(own.q(x).view(1, 1, own.heads, -1).transpose(1, 2), angles)
-        k = turned(own.k(x).view(1, 1, own.groups, -1).transpose(1, 2), angles)
-        v = own.v(x).view(1, 1, own.groups, -1).transpose(1, 2)
-        keys.index_copy_(2, self.place, k)
-        values.index_copy_(2, self.place, v)
-        y = functional.scaled_dot_product_attention(
-            q, keys, values, attn_mask=seen, enable_gqa=True
-        )
-        return own.out(y.transpose(1, 2).reshape(1, 1, -1))
 
 
 def captured(run: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:

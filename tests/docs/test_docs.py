@@ -43,7 +43,6 @@ def _script(name: str) -> ModuleType:
 
 render_docs = _script("render_docs")
 PAGES: list[Path] = render_docs.pages()
-RECORDS = sorted((DOCS / "experiments").glob("2*.md"))
 
 
 def _id(path: Path) -> str:
@@ -206,14 +205,6 @@ def _is_there(dotted: str) -> bool:
     if (ROOT / (dotted.replace(".", "/") + ".py")).is_file():
         return True
     return hasattr(importlib.import_module(module), attribute)
-
-
-@pytest.mark.parametrize("page", RECORDS, ids=_id)
-def test_experiments_say_of_what_day_and_commit_they_are(page: Path) -> None:
-    assert re.match(r"\d{4}-\d\d-", page.name)
-    head = "\n".join(page.read_text().splitlines()[:8])
-    assert re.search(r"\d{4}-\d\d-\d\d", head), "the day"
-    assert re.search(r"commit [0-9a-f]{7}", head), "the commit"
 
 
 @pytest.mark.parametrize("path", sorted((DOCS / "results").glob("*.json")), ids=_id)

@@ -26,7 +26,7 @@ class Gbdt(LatencyEstimator):
     the largest op that was measured, is left to the base.
 
     With `monotone`, no prediction falls as a feature grows, since every feature is a cost. It costs
-    accuracy (docs/experiments): what the base puts too high can no longer be put lower.
+    accuracy: what the base puts too high can no longer be put lower.
     """
 
     name: ClassVar[str] = "gbdt"
