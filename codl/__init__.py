@@ -15,7 +15,7 @@ from codl.provenance import VERSION
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from codl.runtime.engine import Engine
+    from codl.engine.engine import Engine
 
 __version__ = VERSION
 
@@ -39,7 +39,7 @@ def compile(
     predictors that `codl train` left in `./predictors`. Kernels are as `codl tune` left them in
     `./lat_datasets`. `batch` is how many images a run takes, if not as many as the model says;
     `shapes` are those of inputs whose sizes it leaves open. An `adaptive` engine moves shares where
-    one processor becomes slower or faster; see `codl.runtime.engine.Engine`. Its outputs are
+    one processor becomes slower or faster; see `codl.engine.engine.Engine`. Its outputs are
     compared once with ONNX Runtime's, on inputs from a seed (`engine.checked`): ops that are wrong
     run in other kernels, with a `CodlWarning`. Without `check` nothing is compared. Raises
     `CodlError` where something is missing or unknown, and `WrongResultError` where no kernels make

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from codl.ir import soc as socs
 from codl.measure import dataset as datasets
 from codl.measure import tuning_file
 from codl.measure.dataset import Dataset
 from codl.predict import features, model_set, names, training_set
 from codl.predict.model_set import Predictors
 from codl.predict.training_set import Samples
+from codl.records import soc as socs
 from codl.report.load import load_result
 from codl.report.results import EvalResult, ExplainResult, SearchesResult, TrainResult
 

@@ -36,8 +36,8 @@ from codl.frontend.models import BUILT_IN, described
 from codl.frontend.models.summary import summary
 from codl.ir import OP_TYPES
 from codl.ir.types import PROCESSORS, Processor
-from codl.ir.waterfall import MEASURED_TERMS, PREDICTED_TERMS
 from codl.kernels import registry
+from codl.records.waterfall import MEASURED_TERMS, PREDICTED_TERMS
 from codl.report.content import Column, TextRow, TextSection, TextTable, count
 from codl.report.curve_picture import curve_svg
 from codl.report.curves import closest_content, curve_content

@@ -20,9 +20,9 @@ from codl.frontend.convert import convert
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.simplify_pipeline import simplify
 from codl.frontend.models.builder import ModelBuilder
-from codl.ir.soc import Soc
 from codl.measure.inputs import random_inputs
 from codl.optional import PACKAGES, MissingPackageError, explained
+from codl.records.soc import Soc
 
 ROOT = Path(__file__).parents[1]
 EXTRAS = {module for own in PACKAGES.values() for module in own}
@@ -51,7 +51,7 @@ import numpy as np
 from codl.ir import Layer, Network, Shape, parse
 from codl.plan.build_plan import default_plan
 from codl.runtime import placement
-from codl.runtime.engine import Engine
+from codl.engine.engine import Engine
 from codl.targets.local import LocalTarget
 op = parse("conv2d in=1x8x16x16 oc=8 kernel=1x1")
 weights = {"weight": np.eye(8, dtype=np.float32)[:, :, None, None], "bias": np.ones(8, np.float32)}

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
+from codl.engine.engine import Engine
 from codl.errors import CodlError, UnsupportedError
 from codl.frontend.convert import convert
 from codl.frontend.converters.base import CONVERTERS
@@ -31,10 +32,9 @@ from codl.ir import Array
 from codl.ir.numbers import as_float32, check_exact
 from codl.ir.onnx_node import type_of
 from codl.ir.ops.reshape import Reshape
-from codl.ir.soc import Soc
 from codl.ir.types import Processor
 from codl.plan.build_plan import default_plan
-from codl.runtime.engine import Engine
+from codl.records.soc import Soc
 from codl.targets.base import Target
 from codl.targets.connect import connect
 from codl.targets.detect import detect

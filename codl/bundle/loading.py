@@ -14,21 +14,22 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from numpy.typing import NDArray
 
+from codl import yaml_file
 from codl.bundle import network as networks
 from codl.bundle import tensors
 from codl.bundle.archive import CONSTANTS, EXECUTABLE, FIX, REFERENCE, Archive
+from codl.engine.engine import Engine
 from codl.errors import CodlError, CodlWarning, DeviceError, MismatchError, WrongResultError
-from codl.ir import Network, yaml_file
-from codl.ir import soc as socs
+from codl.ir import Network
 from codl.ir.digest import digest
 from codl.ir.executable import Executable
 from codl.ir.executable_json import decode
 from codl.ir.plan import read_plan
-from codl.ir.results import Checked
 from codl.kernels.flag import SOURCE as FLAG
 from codl.kernels.flag import flag_text
 from codl.kernels.source import text_of
-from codl.runtime.engine import Engine
+from codl.records import soc as socs
+from codl.records.results import Checked
 from codl.runtime.placement import LocalSoc, Placement
 from codl.runtime.program_cache import Binary, Offer
 from codl.targets.local import LocalTarget

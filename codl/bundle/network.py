@@ -10,11 +10,11 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 import numpy as np
 
-from codl.ir import yaml_file
+from codl import yaml_file
 from codl.ir.network import Layer, Network
 from codl.ir.op_text import parse, to_text
 from codl.ir.region import Shape
-from codl.ir.yaml_file import NotNegative, Positive
+from codl.yaml_file import NotNegative, Positive
 
 #: Of an array in NumPy.
 MOST_AXES = 32

@@ -16,20 +16,20 @@ from codl.bundle import network as networks
 from codl.bundle import tensors
 from codl.bundle.archive import CONSTANTS, EXECUTABLE, REFERENCE, Archive, to_json, write_archive
 from codl.bundle.loading import compare, load
+from codl.engine.engine import Engine
 from codl.errors import CodlError
+from codl.evaluate.evaluation import max_rel_err
 from codl.ir import Network
 from codl.ir.executable import Executable, GpuOp
 from codl.ir.executable_json import encode
 from codl.ir.plan import Plan
-from codl.ir.results import Checked
 from codl.kernels.tuning import Tuning
 from codl.measure.check_variants import OF_WINOGRAD
 from codl.measure.inputs import random_inputs
 from codl.provenance import provenance
-from codl.runtime.engine import Engine
+from codl.records.results import Checked
 from codl.runtime.placement import at_hand
 from codl.runtime.program_cache import Binary
-from codl.strategies.evaluation import max_rel_err
 from codl.targets.arrays import Arrays
 from codl.targets.base import Target
 from codl.targets.info import ColdStart

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from codl.errors import UnwritableFileError
 from codl.ir.constants import array_digest
-from codl.ir.yaml_file import NotNegative
+from codl.yaml_file import NotNegative
 
 #: Bytes in front of the header that say how long it is.
 LENGTH = 8

@@ -31,7 +31,6 @@ from codl.cli.output import emit, note, progress
 from codl.cli.recorded import recorded
 from codl.errors import CodlError
 from codl.ir import Op, to_text
-from codl.ir.results import Digests
 from codl.measure import dataset as datasets
 from codl.measure import tuning_file
 from codl.measure.bench_rows import BenchRow
@@ -39,6 +38,7 @@ from codl.measure.budget import Budget
 from codl.measure.compare_variants import ELSEWHERE
 from codl.measure.dataset import Dataset
 from codl.measure.protocol import Protocol
+from codl.records.results import Digests
 from codl.report.terminal import Table
 from codl.runtime.placement import LocalSoc
 from codl.targets.connect import connect

@@ -26,7 +26,9 @@ from codl.cli.options import (
 )
 from codl.cli.output import emit, stage
 from codl.cli.recorded import digests_of, recorded
+from codl.engine.decoder import Decoder, PlannedStep
 from codl.errors import CodlError, UnknownNameError
+from codl.evaluate.decoders import WEIGHTS, plan_steps
 from codl.frontend.decoders import DECODERS, DecoderSource, Step, read_decoder, step_of
 from codl.ir import Network
 from codl.ir.plan import Plan
@@ -42,11 +44,9 @@ from codl.measure.decoder_speed import (
 from codl.measure.interleave import Effort
 from codl.predict.names import FOLDER
 from codl.report.terminal import Table
-from codl.runtime.decoder import Decoder, PlannedStep
 from codl.runtime.loaded import Footprint
 from codl.runtime.placement import LocalSoc
 from codl.strategies import DEFAULT, STRATEGIES, Context, find
-from codl.strategies.decoders import WEIGHTS, plan_steps
 from codl.targets.detect import load_local
 from codl.targets.local import LocalTarget
 from codl.validate.decoder_check import checked_decoder

@@ -11,13 +11,13 @@ from typing import Any
 from codl.cli.deployed import adapted, context_of, deployment_of, plan_of
 from codl.cli.output import progress
 from codl.cli.recorded import digests_of, recorded
+from codl.engine.engine import Engine
 from codl.errors import CodlError
 from codl.frontend.convert import load_network
 from codl.measure.budget import Budget
 from codl.measure.inputs import random_inputs
 from codl.measure.sustained import Window, summary, sustain
 from codl.report.terminal import Table
-from codl.runtime.engine import Engine
 from codl.runtime.placement import LocalSoc
 from codl.targets.base import Target
 from codl.targets.connect import connect

@@ -11,15 +11,15 @@ from typing import Any
 from codl.cli.deployed import RunOptions, adapted, context_of, deployment_of, plan_of
 from codl.cli.output import stage
 from codl.cli.recorded import digests_of, recorded
+from codl.engine.engine import Engine
 from codl.errors import CodlError
+from codl.evaluate.ui_bench import TURNS, UiRow, bench_ui
 from codl.frontend.convert import load_network
-from codl.ir.gpu_limits import UNLIMITED, GpuLimits
 from codl.measure.budget import Budget
 from codl.measure.inputs import random_inputs
+from codl.records.gpu_limits import UNLIMITED, GpuLimits
 from codl.report.terminal import Table
-from codl.runtime.engine import Engine
 from codl.runtime.placement import LocalSoc
-from codl.strategies.ui_bench import TURNS, UiRow, bench_ui
 from codl.targets.connect import connect
 
 #: What is compared where no limits are named.

@@ -42,9 +42,9 @@ from codl.cli.options import (
 )
 from codl.cli.output import emit, note, progress
 from codl.errors import CodlError, DeviceError, InterruptedCommandError
+from codl.evaluate.settled_plans import SettledPlans
 from codl.frontend.models import MEASURED
 from codl.ir import Op
-from codl.ir.soc import Soc
 from codl.kernels.tuning import Tuning
 from codl.measure import dataset as datasets
 from codl.measure import tuning_file
@@ -58,8 +58,8 @@ from codl.measure.devices_at_work import DeviceNews
 from codl.measure.measurement_order import MOST_SIMILAR, Scope
 from codl.measure.recording import Recording
 from codl.measure.tasks import FEW_SHARES, SHARES, Task, check_sources, load_sources
+from codl.records.soc import Soc
 from codl.report.terminal import Table
-from codl.strategies.settled_plans import SettledPlans
 from codl.targets.connect import connect
 from codl.targets.detect import load_measured
 from codl.targets.environment import environment_of

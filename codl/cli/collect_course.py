@@ -11,9 +11,9 @@ from rich.console import RenderableType
 
 from codl.cli.base_options import finite
 from codl.errors import CodlError
+from codl.evaluate.settled_plans import TOLERANCE, SettledPlans
 from codl.frontend.models import MEASURED
 from codl.ir import Network
-from codl.ir.soc import Soc
 from codl.kernels.tuning import Tuning
 from codl.measure.collection import Chooser
 from codl.measure.collector import Collected
@@ -21,9 +21,9 @@ from codl.measure.dataset import Dataset
 from codl.measure.devices_at_work import DeviceNews
 from codl.measure.measurement_order import Scope, Tier, everything, wholes_first, within
 from codl.measure.tasks import Task
+from codl.records.soc import Soc
 from codl.report.terminal import Table
 from codl.strategies import Context
-from codl.strategies.settled_plans import TOLERANCE, SettledPlans
 
 if TYPE_CHECKING:
     from codl.predict.active_learning import ActiveLearner

@@ -15,11 +15,11 @@ from codl.errors import UnknownNameError, UnsupportedError
 from codl.frontend import models
 from codl.frontend.models.deployment import Deployment
 from codl.ir import Network
-from codl.ir.gpu_limits import GpuLimits
 from codl.ir.plan import Plan, load_plan
-from codl.ir.soc import Soc
 from codl.measure.inputs import read_file, read_npz
 from codl.predict.names import FOLDER
+from codl.records.gpu_limits import GpuLimits
+from codl.records.soc import Soc
 from codl.runtime.affinity import with_cores
 from codl.runtime.placement import HINTS, LocalSoc, limits_of
 from codl.strategies import DEFAULT, Context, find

@@ -25,11 +25,11 @@ from codl.cli.output import emit, note
 from codl.errors import DeviceError
 from codl.file_names import inside
 from codl.files import check_writable, set_aside
-from codl.ir import soc as socs
-from codl.ir.published_soc import PublishedSoc
-from codl.ir.soc import ELEMENT_NAMES, MEMORY_TYPES, Soc
 from codl.measure.facts.points_file import save_points
 from codl.measure.importers.soc_files import import_soc
+from codl.records import soc as socs
+from codl.records.published_soc import PublishedSoc
+from codl.records.soc import ELEMENT_NAMES, MEMORY_TYPES, Soc
 from codl.report.terminal import Table
 from codl.runtime.cpu_facts import CpuFacts
 from codl.runtime.detect import choose, describe

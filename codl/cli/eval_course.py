@@ -14,23 +14,24 @@ from rich.console import Group, RenderableType
 
 from codl.cli.output import warn
 from codl.errors import CodlError, InvalidFileError, MismatchError
-from codl.ir import Network, statistic
+from codl.evaluate.evaluation import Evaluation, evaluate, failed_row, to_json
+from codl.evaluate.peers import check as check_peers
+from codl.evaluate.peers import with_opencl_all
+from codl.ir import Network
 from codl.ir.environment import ALL, Difference, Environment, check_alike, differences
 from codl.ir.plan import Plan, read_plan
-from codl.ir.results import Conditions, Digests, EvalRequest
 from codl.measure.budget import Budget
 from codl.measure.cool_down import CoolDown, low_battery
 from codl.measure.dataset import dataset_digest
 from codl.measure.inputs import SEED
 from codl.measure.interleave import Effort
+from codl.records import statistic
+from codl.records.results import Conditions, Digests, EvalRequest
 from codl.report.agreement import Figure, compare
 from codl.report.load import eval_result, load_result
 from codl.report.results import SINGLES, EvalResult
 from codl.runtime.placement import at_hand
 from codl.strategies import Context, Strategy, find, ideal
-from codl.strategies.evaluation import Evaluation, evaluate, failed_row, to_json
-from codl.strategies.peers import check as check_peers
-from codl.strategies.peers import with_opencl_all
 from codl.targets.environment import environment_of, under
 
 WRITTEN = "`codl eval -o FILE` of this version writes one that has it."

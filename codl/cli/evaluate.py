@@ -33,11 +33,11 @@ from codl.cli.options import (
 from codl.cli.output import emit, note
 from codl.errors import CodlError
 from codl.frontend.models import check_is_there
-from codl.ir.results import EvalRequest
 from codl.measure import dataset as datasets
 from codl.measure.cool_down import HOT_C
 from codl.measure.peers import PEERS
 from codl.predict.names import FOLDER
+from codl.records.results import EvalRequest
 from codl.runtime.placement import limits_of
 from codl.strategies import STRATEGIES, find, ideal
 from codl.targets.connect import connect

@@ -30,18 +30,18 @@ from codl.cli.options import (
 )
 from codl.cli.output import emit, stage
 from codl.cli.recorded import digests_of, recorded
+from codl.engine.engine import Engine
 from codl.errors import UnsupportedError
+from codl.evaluate.explain import Explanation, explain_measured, explain_predicted
 from codl.frontend.convert import load_network
 from codl.ir import Network
-from codl.ir import soc as socs
 from codl.ir.plan import Plan
-from codl.ir.soc import Soc
 from codl.measure import dataset as datasets
 from codl.predict.names import FOLDER
-from codl.runtime.engine import Engine
+from codl.records import soc as socs
+from codl.records.soc import Soc
 from codl.runtime.placement import LocalSoc
 from codl.strategies import find
-from codl.strategies.explain import Explanation, explain_measured, explain_predicted
 from codl.targets.connect import connect
 from codl.targets.detect import load_local
 

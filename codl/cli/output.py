@@ -25,10 +25,10 @@ from rich.progress import (
 from rich.text import Text
 
 from codl import files
-from codl.ir.results import Checked
 from codl.measure.budget import Budget
 from codl.printable import printable
 from codl.provenance import provenance
+from codl.records.results import Checked
 
 #: Tables are as wide as the terminal, as COLUMNS says, or as this.
 WIDTH = 160

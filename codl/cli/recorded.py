@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from codl.ir import Network, statistic
+from codl.ir import Network
 from codl.ir.plan import Plan
-from codl.ir.results import Digests
 from codl.measure.dataset import dataset_digest
+from codl.records import statistic
+from codl.records.results import Digests
 from codl.strategies import Context
 from codl.targets.base import Target
 from codl.targets.environment import environment_of

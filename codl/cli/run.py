@@ -45,17 +45,17 @@ from codl.cli.options import (
 )
 from codl.cli.output import emit, note, stage, told_of, warn
 from codl.cli.recorded import digests_of, recorded
+from codl.engine.engine import MOST_MEMORY, Engine
 from codl.errors import CodlError, UnsupportedError
+from codl.evaluate.run_report import RunReport, measure
 from codl.frontend.models import BUNDLE
 from codl.measure import dataset as datasets
 from codl.measure.inputs import random_inputs
 from codl.plan.cost_model import CostModel
 from codl.predict.names import FOLDER
-from codl.runtime.engine import MOST_MEMORY, Engine
 from codl.runtime.placement import LocalSoc
 from codl.runtime.profiler import sharing_ms
 from codl.strategies import Context
-from codl.strategies.run_report import RunReport, measure
 from codl.targets.base import Target
 from codl.targets.connect import connect
 from codl.targets.detect import load_local

@@ -43,13 +43,13 @@ from codl.cli.output import emit, note, progress, stage, warn
 from codl.errors import CodlError
 from codl.file_names import inside
 from codl.files import check_folder
-from codl.ir import soc as socs
 from codl.ir.plan import Plan, PlanOrigin
 from codl.measure import dataset as datasets
 from codl.measure.budget import Budget
 from codl.plan.objective import GOALS, Objective
 from codl.plan.search import METHODS
 from codl.predict.names import FOLDER
+from codl.records import soc as socs
 from codl.report.terminal import Table
 from codl.strategies import Context, ideal
 from codl.strategies.model_search import (

@@ -16,7 +16,6 @@ from codl.cli.output import emit, note
 from codl.cli.search import plan_table
 from codl.errors import CodlError, InvalidFileError
 from codl.frontend.models import BUNDLE
-from codl.ir import soc as socs
 from codl.ir.constants import array_digest
 from codl.ir.executable import Executable
 from codl.ir.executable_json import decode, encode
@@ -25,6 +24,7 @@ from codl.lower import lower
 from codl.measure import dataset as datasets
 from codl.measure import tuning_file
 from codl.measure.dataset import Dataset
+from codl.records import soc as socs
 
 FileArgument = Annotated[
     Path, typer.Argument(help=f"A plan or an executable (.json), or a bundle ({BUNDLE}).")

@@ -20,12 +20,12 @@ from codl.cli.options import (
     read_workers,
 )
 from codl.cli.output import emit, note, progress
-from codl.ir import soc as socs
-from codl.ir.results import Digests
 from codl.measure import dataset as datasets
 from codl.measure import tuning_file
 from codl.measure.dataset import Dataset, dataset_digest
 from codl.predict.names import ESTIMATORS, FOLDER
+from codl.records import soc as socs
+from codl.records.results import Digests
 from codl.targets.environment import library_environment
 from codl.targets.local import LocalTarget
 

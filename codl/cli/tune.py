@@ -24,13 +24,13 @@ from codl.cli.output import emit, note, progress
 from codl.cli.recorded import recorded
 from codl.errors import CodlError, UnknownNameError
 from codl.frontend.models import MEASURED
-from codl.ir.results import Digests
-from codl.ir.tuned import Tuned
 from codl.measure import dataset as datasets
 from codl.measure import tuning_file
 from codl.measure.budget import Budget
 from codl.measure.dataset import Dataset
 from codl.measure.tuner import FINAL, TuneRun, TuneTask, cut_short, tune_tasks
+from codl.records.results import Digests
+from codl.records.tuned import Tuned
 from codl.report.terminal import Table
 from codl.runtime import cache
 from codl.targets.base import Target

@@ -38,7 +38,6 @@ from codl.errors import CodlError
 from codl.frontend.models.deployment import Deployment
 from codl.frontend.models.preprocessing import SUFFIXES, Preprocessing
 from codl.ir import Network
-from codl.ir import soc as socs
 from codl.ir.fallbacks import OpFallback
 from codl.ir.plan import Plan
 from codl.ir.types import PROCESSORS, Processor
@@ -51,6 +50,7 @@ from codl.plan.build_plan import preferring
 from codl.plan.fallbacks import for_soc
 from codl.plan.price import price
 from codl.predict.names import FOLDER
+from codl.records import soc as socs
 from codl.report.terminal import Table
 from codl.strategies import Context
 from codl.targets.connect import connect

@@ -10,9 +10,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
-from codl import files
+from codl import files, yaml_file
 from codl.errors import InvalidFileError, MismatchError
-from codl.ir import yaml_file
 from codl.ir.digest import digest
 from codl.ir.environment import Environment
 from codl.ir.fallbacks import OpFallback

@@ -34,9 +34,9 @@ import numpy as np
 
 from codl.ir.columns import Columns
 from codl.ir.ops.base import Weights
-from codl.ir.soc import Soc
-from codl.ir.tuned import Choice as Choice
 from codl.ir.types import BLOCKED, ConstantArray, ImageSize, Processor, Storage
+from codl.records.soc import Soc
+from codl.records.tuned import Choice as Choice
 
 
 @dataclass(frozen=True)

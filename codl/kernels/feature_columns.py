@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from codl.ir.columns import Column, FeatureColumns, rest
-from codl.ir.soc import Soc
-from codl.ir.tuned import Choice
+from codl.records.soc import Soc
+from codl.records.tuned import Choice
 
 
 def halvings(sizes: Column, width: int) -> Column:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from codl.ir.ops.base import Activation, Array, Weights
-from codl.ir.soc import Soc
 from codl.kernels.base import Variant
+from codl.records.soc import Soc
 
 #: ncnn's own parameter 31 switches an algorithm off for one layer.
 NO_GEMM, NO_WINOGRAD = 1 << 5, 1 << 6

@@ -9,7 +9,7 @@ from how many registers the SoC file states (`gpu.vector_registers`) and from wh
 
 from __future__ import annotations
 
-from codl.ir.soc import GpuSide
+from codl.records.soc import GpuSide
 
 #: Registers beside sums and weights: the pixel that is multiplied, and the next one on its way.
 UNDER_WAY = 2

@@ -8,10 +8,10 @@ from typing import Any
 from codl.errors import UnknownNameError
 from codl.ir.fallbacks import those_of
 from codl.ir.ops.base import Op
-from codl.ir.soc import Soc
 from codl.ir.types import LAYOUTS, PLANAR, Processor, Storage
 from codl.kernels.base import Variant
 from codl.kernels.replayed import replayed_variants
+from codl.records.soc import Soc
 from codl.registry import Registry
 
 #: By op kind and name, such as "conv2d cpu_gemm"; those of one kind are in order of preference.

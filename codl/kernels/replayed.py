@@ -15,10 +15,10 @@ from typing import Any, ClassVar, NoReturn
 
 from codl.errors import UnsupportedError
 from codl.ir.ops.base import Op
-from codl.ir.soc import Soc
 from codl.ir.types import BLOCKED, PROCESSORS, Processor, Storage
 from codl.kernels import mace
 from codl.kernels.base import Backend, Choice
+from codl.records.soc import Soc
 from codl.registry import Registry
 
 #: Numbers of CPU threads that a table may have columns for, beside the SoC's own.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from codl.ir.ops.nd import AxisBlock
-from codl.ir.soc import Soc
 from codl.kernels.base import ENDS, Arg, Choice, KernelLaunch
 from codl.kernels.tiling import GROUP, ceil_div, round_up, strip
+from codl.records.soc import Soc
 
 #: Elements that one work-item of a CPU takes at most, in rows: some microseconds.
 LONGEST_STRIP = 1 << 15

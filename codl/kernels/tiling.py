@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from codl.ir.ops.base import Activation
-from codl.ir.soc import Soc
 from codl.ir.types import BLOCKED, Storage
 from codl.kernels.activation import activation_defines
+from codl.records.soc import Soc
 
 #: Work-items of a work-group on a device that runs them in lockstep.
 GROUP = 64

@@ -9,9 +9,9 @@ from codl.ir.columns import (
     ceil_div,
     round_up,
 )
-from codl.ir.soc import Soc
 from codl.kernels import registers
 from codl.kernels.tiling import GROUP, ITEMS_PER_UNIT
+from codl.records.soc import Soc
 
 
 def waves(items: Column, soc: Soc) -> Column:

@@ -29,13 +29,13 @@ from codl.ir.op_columns import columns_of
 from codl.ir.op_text import parse, to_text
 from codl.ir.ops.base import Op
 from codl.ir.region import Shape
-from codl.ir.soc import Soc
-from codl.ir.tuned import Choice, Choices, Tuned, UsualBlocks
 from codl.kernels import registry
 from codl.kernels.base import GpuVariant, KernelPlan
 from codl.kernels.feature_columns import ChoiceColumns
 from codl.kernels.source import source_digest
 from codl.kernels.typical_ops import typical_ops
+from codl.records.soc import Soc
+from codl.records.tuned import Choice, Choices, Tuned, UsualBlocks
 
 #: So many typical ops must agree, and be most of those that were tuned.
 FEWEST_VOTES = 2

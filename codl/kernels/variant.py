@@ -8,7 +8,6 @@ from codl.ir.columns import (
     Columns,
     FeatureColumns,
 )
-from codl.ir.soc import Soc
 from codl.ir.types import BLOCKED, ELEMENTS, PLANAR, Processor, Storage
 from codl.kernels.base import Backend, Choice
 from codl.kernels.feature_columns import (
@@ -16,6 +15,7 @@ from codl.kernels.feature_columns import (
     first_choice,
     single,
 )
+from codl.records.soc import Soc
 
 
 class OnCpu:

@@ -16,9 +16,9 @@ from codl.errors import CodlError, UnsupportedError
 from codl.ir.executable import Executable, GpuOp, Launch, NcnnNet, RunNet, Stage
 from codl.ir.network import Layer, Network
 from codl.ir.plan import Chain, Plan
-from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.lower.nets import without_hints
+from codl.records.soc import Soc
 
 STRATEGY = "cpu"
 

@@ -35,13 +35,13 @@ from codl.ir.executable import (
 )
 from codl.ir.network import Network
 from codl.ir.region import Region, Shape
-from codl.ir.soc import Soc
 from codl.ir.types import BLOCKED, PLANAR, PROCESSORS, ImageSize, Processor, Storage
 from codl.kernels import flag
 from codl.kernels.base import KernelPlan
 from codl.kernels.image import image_refusal
 from codl.kernels.source import compile_options, source_text
 from codl.lower.partition import PartitionedPlan
+from codl.records.soc import Soc
 
 #: A stage that never comes.
 NEVER = 1 << 30

@@ -34,7 +34,6 @@ from codl.ir.ops.base import Activation, Weights
 from codl.ir.ops.eltwise import Eltwise
 from codl.ir.plan import Chain
 from codl.ir.region import Region
-from codl.ir.soc import Soc
 from codl.ir.types import PLANAR, Storage
 from codl.kernels import registry
 from codl.kernels.base import (
@@ -54,6 +53,7 @@ from codl.kernels.source import compile_options, source_digest
 from codl.kernels.tuning import Tuning
 from codl.lower.assembly import Arena, Assembly
 from codl.lower.partition import Part, Shard
+from codl.records.soc import Soc
 
 
 @dataclass(frozen=True)

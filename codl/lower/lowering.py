@@ -31,7 +31,6 @@ from codl.ir.op_text import to_text
 from codl.ir.ops.base import Array
 from codl.ir.plan import Plan
 from codl.ir.region import Region
-from codl.ir.soc import Soc
 from codl.ir.types import PLANAR, PROCESSORS, Element
 from codl.kernels.tuning import Tuning
 from codl.lower.assembly import Arena, Assembly, NetworkMemory
@@ -40,6 +39,7 @@ from codl.lower.nets import CpuLayer, Group, grouped, lower_ncnn
 from codl.lower.onnx import lower_onnx
 from codl.lower.partition import Part, PartitionedPlan, Segment, TensorMove, partition_plan
 from codl.lower.transfers import TransferLowering
+from codl.records.soc import Soc
 
 #: What constants of the network are called.
 VALUE = "value"

@@ -21,11 +21,11 @@ from codl.ir.op_text import to_text
 from codl.ir.ops.base import Op, Weights
 from codl.ir.ops.onnx_model import OnnxModel
 from codl.ir.region import Region, Shape
-from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.kernels.ncnn import SHAPE_HINT, NcnnLayer, Shifts, activation_layer
 from codl.lower.assembly import Assembly, Numbered
 from codl.lower.partition import Part
+from codl.records.soc import Soc
 
 MAGIC = "7767517"
 #: In front of an op's first array ncnn wants a tag; this one says that plain float32 follows.

@@ -16,10 +16,10 @@ from codl.ir.onnx_wire import stand_in
 from codl.ir.op_text import to_text
 from codl.ir.ops.onnx_model import INPUT, OUTPUT
 from codl.ir.region import Region
-from codl.ir.soc import Soc
 from codl.kernels.ort import OPSET, OrtPlan, activation_nodes
 from codl.lower.assembly import Assembly
 from codl.lower.nets import CpuLayer, Group, TensorRegion
+from codl.records.soc import Soc
 
 #: By tensor, what it is called in a model, and its sizes there.
 Named: TypeAlias = dict[str, tuple[str, Sizes]]

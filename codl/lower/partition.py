@@ -14,8 +14,8 @@ from codl.ir.network import Layer, Network
 from codl.ir.ops.base import Dim, Op, split
 from codl.ir.plan import Chain, Plan, Sharing
 from codl.ir.region import Region, Shape
-from codl.ir.soc import Soc
 from codl.ir.types import Direction, Processor
+from codl.records.soc import Soc
 
 #: The way to each processor.
 WAYS: Mapping[Processor, Direction] = {"cpu": "to_cpu", "gpu": "to_gpu"}

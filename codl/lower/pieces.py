@@ -13,7 +13,6 @@ from codl.ir.executable import Executable, GpuOp, Port, Relayout, RunNet, Stage,
 from codl.ir.op_text import to_text
 from codl.ir.ops.base import Op, Weights
 from codl.ir.region import Region, Shape
-from codl.ir.soc import Soc
 from codl.ir.types import PLANAR, Direction, Storage
 from codl.kernels.base import Choice, KernelPlan, TensorArg
 from codl.kernels.registry import storages
@@ -23,6 +22,7 @@ from codl.lower.lowering import lower_net
 from codl.lower.nets import CpuLayer, Group
 from codl.lower.partition import TensorMove
 from codl.lower.transfers import TransferLowering
+from codl.records.soc import Soc
 
 #: Stages: what the CPU hands over, what is measured, and what it gets back.
 FEED, WORK, FETCH = "feed", "work", "fetch"

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from codl.ir.executable import Access, Command, Copy, Map, Tensor, Transfer, Unmap, Wait
-from codl.ir.soc import Soc
 from codl.ir.types import PLANAR
 from codl.lower.assembly import Assembly
 from codl.lower.gpu import KernelLowering
 from codl.lower.partition import TensorMove
+from codl.records.soc import Soc
 
 
 class TransferLowering:

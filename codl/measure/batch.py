@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from statistics import mean
 from typing import Protocol
 
-from codl.ir.results import Conditions
 from codl.ir.types import PROCESSORS, Processor
 from codl.kernels.tuning import Tuning
 from codl.measure import drift, timing
@@ -21,6 +20,7 @@ from codl.measure.dataset import AnchorRow, Row
 from codl.measure.runner import Bench, Prepared, deadly_row
 from codl.measure.tasks import OpTask, SharingTask, StageTask, Task
 from codl.measure.timing import Rounds, Timed
+from codl.records.results import Conditions
 from codl.runtime.examination import memory_of
 
 #: What a batch may take of the memory, and how often a task's tensors and weights lie there.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from codl.ir.results import Latency
-from codl.ir.tuned import Choice
 from codl.ir.types import Processor
+from codl.records.results import Latency
+from codl.records.tuned import Choice
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,14 @@ from typing import Protocol
 
 from codl.errors import CodlError
 from codl.ir import Op
-from codl.ir.soc import Soc
-from codl.ir.tuned import Tuned
 from codl.kernels.tuning import Tuning
 from codl.kernels.typical_ops import typical_ops
 from codl.measure import tuning_file
 from codl.measure.budget import Progress
 from codl.measure.dataset import Dataset
 from codl.measure.tuner import TuneRun, TuneTask, brief_tasks
+from codl.records.soc import Soc
+from codl.records.tuned import Tuned
 
 BUDGET_S = 15.0
 

@@ -16,13 +16,13 @@ import numpy as np
 from codl.errors import CodlError, DeviceError
 from codl.ir import OP_TYPES, Array, Op, Weights, parse, split, to_text
 from codl.ir.executable import Executable
-from codl.ir.soc import Soc
 from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry
 from codl.kernels.base import Variant
 from codl.lower import pieces
 from codl.measure.budget import Budget, Progress, nobody
 from codl.measure.op_runner import operands
+from codl.records.soc import Soc
 from codl.runtime.distrust import Distrust
 from codl.runtime.host_handles import HostSession
 from codl.runtime.numpy_interpreter import Interpreter

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from codl.ir import Op
-from codl.ir.results import Latency
-from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.kernels.base import Choice, Variant
 from codl.kernels.tuning import Tuning
 from codl.measure.bench_rows import BenchRow, Refused
 from codl.measure.op_runner import GpuWork, cpu_work, filler
 from codl.measure.protocol import Protocol, measure_together
+from codl.records.results import Latency
+from codl.records.soc import Soc
 from codl.runtime.opencl import OpenClDevice
 
 ELSEWHERE = "written for another type of device, memory or element than the SoC file names"

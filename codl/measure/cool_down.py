@@ -13,10 +13,10 @@ from time import perf_counter
 
 import numpy as np
 
-from codl.ir.results import Conditions
-from codl.ir.statistic import level
 from codl.ir.types import Processor
 from codl.measure.timing import ORDINARY, TOLERANCE
+from codl.records.results import Conditions
+from codl.records.statistic import level
 from codl.runtime import threads
 
 #: Edge of the matrices that are multiplied: a round stays in a core's cache and lasts milliseconds.

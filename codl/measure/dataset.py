@@ -25,10 +25,10 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args, get_type_
 from codl import files
 from codl.errors import InvalidFileError, UnwritableFileError
 from codl.file_names import inside
-from codl.ir import shipped, statistic
 from codl.ir.digest import digest
 from codl.ir.ops.base import Dim
-from codl.ir.results import Conditions
+from codl.records import shipped, statistic
+from codl.records.results import Conditions
 
 FOLDER = Path("lat_datasets")
 #: What helps where the disk takes no more rows.
@@ -60,9 +60,9 @@ MANIFEST_KEYS: Mapping[str, type] = {"source": str, "runs": dict}
 class Row:
     """What every row of every file carries; latencies in milliseconds.
 
-    `latency_ms` is by the one statistic (`codl.ir.statistic`) of all `runs` samples, which `p20_ms`
-    and `p80_ms` are percentiles of, at the speed that the machine had in the run's first batch.
-    Other statistics, such as those of older runs, are named in the run's protocol.
+    `latency_ms` is by the one statistic (`codl.records.statistic`) of all `runs` samples, which
+    `p20_ms` and `p80_ms` are percentiles of, at the speed that the machine had in the run's first
+    batch. Other statistics, such as those of older runs, are named in the run's protocol.
     `source` is measured, replayed or simulated, or codl_op_run where the original CoDL's program
     measured its own kernels; `run` names the measurement run in the manifest.
     A failed measurement has a `status` and a `reason`, and no number is to be read from it.

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from codl import yaml_file
 from codl.errors import CodlError, MismatchError
-from codl.ir import statistic, yaml_file
 from codl.ir.environment import Environment, check_alike, differences
-from codl.ir.soc import Soc
 from codl.kernels.tuning import Tuning
 from codl.measure.dataset import AnchorRow, Dataset, Row
 from codl.measure.devices_at_work import Measures, Reached
@@ -20,6 +19,8 @@ from codl.measure.tasks import Task
 from codl.measure.timing import Rounds
 from codl.provenance import now as time_now
 from codl.provenance import provenance
+from codl.records import statistic
+from codl.records.soc import Soc
 from codl.runtime.placement import at_hand
 
 #: What other runs failed at is tried so often in all, unless it takes processes down.

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.ir.results import Latency
 from codl.measure.budget import Budget
 from codl.measure.interleave import Effort, Timed, Turns, interleave
+from codl.records.results import Latency
 
 
 class Decodes(Protocol):

@@ -14,12 +14,12 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from codl.errors import DeviceError, MismatchError
 from codl.ir.environment import Environment
-from codl.ir.results import Conditions
-from codl.ir.soc import Soc
 from codl.measure.batch import BatchResult, MeasureBatch
 from codl.measure.cool_down import CoolDown
 from codl.measure.drift import Anchors
 from codl.measure.tasks import Task
+from codl.records.results import Conditions
+from codl.records.soc import Soc
 
 #: A device that went away is tried again after so many seconds, then twice as many, at most these.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0

@@ -17,12 +17,12 @@ from statistics import median
 from typing import Any, get_args
 
 from codl.ir import parse, to_text
-from codl.ir.statistic import level
 from codl.ir.types import PROCESSORS, Processor
 from codl.measure.dataset import AnchorRow, Dataset
 from codl.measure.runner import Bench, Prepared
 from codl.measure.tasks import OpTask, op_tasks
 from codl.measure.timing import ORDINARY, WHOLE
+from codl.records.statistic import level
 
 #: Short ones that keep the arithmetic units busy from the cache, and one that waits for memory.
 OPS = (

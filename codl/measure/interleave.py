@@ -14,9 +14,9 @@ from time import perf_counter
 from typing import TypeAlias
 
 from codl.errors import CodlError
-from codl.ir.results import Conditions, Latency
 from codl.ir.types import Processor
 from codl.measure.budget import Budget
+from codl.records.results import Conditions, Latency
 
 #: Does something so many times in a row, and returns the seconds that each of them took.
 Timed: TypeAlias = Callable[[int], Sequence[float]]

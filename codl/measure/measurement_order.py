@@ -10,7 +10,6 @@ from math import inf
 from typing import NamedTuple
 
 from codl.ir import Op
-from codl.ir.soc import Soc
 from codl.ir.types import PROCESSORS
 from codl.measure.attention_ops import attention_ops
 from codl.measure.sampling import surroundings_tasks
@@ -24,6 +23,7 @@ from codl.measure.tasks import (
     make_tasks,
     op_tasks,
 )
+from codl.records.soc import Soc
 
 #: Seconds that a task takes in the mean, building and looking at the rows included: 5,500 of them
 #: took 507 s on two cores of a server.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from time import perf_counter, sleep
 
 from codl.errors import DeviceError
-from codl.ir.soc import PowerW
+from codl.records.soc import PowerW
 from codl.runtime.cl_import import cl_module
 from codl.runtime.detect import busy_net
 from codl.runtime.energy import Sensor, SensorScan, metered

@@ -8,7 +8,7 @@ from time import perf_counter
 
 import numpy as np
 
-from codl.ir.results import Latency
+from codl.records.results import Latency
 
 
 @dataclass(frozen=True)

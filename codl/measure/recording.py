@@ -15,14 +15,14 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from codl.errors import InvalidFileError, UnsupportedError
-from codl.ir import soc as socs
 from codl.ir import to_text
-from codl.ir.results import Conditions
-from codl.ir.soc import Soc
-from codl.ir.statistic import level
 from codl.measure.batch import processors_of
 from codl.measure.dataset import AnchorRow, Dataset, OpRow, Row, Table
 from codl.measure.tasks import OpTask, SharingTask, Task
+from codl.records import soc as socs
+from codl.records.results import Conditions
+from codl.records.soc import Soc
+from codl.records.statistic import level
 from codl.runtime.placement import Placement
 
 #: Tables that repeat rows of others begin so.

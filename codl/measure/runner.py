@@ -15,8 +15,6 @@ from codl.errors import DeviceError
 from codl.ir import Op, Shape, to_text
 from codl.ir.ops.pool2d import Pool2d
 from codl.ir.ops.window import Size2
-from codl.ir.results import Latency
-from codl.ir.statistic import level
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.lower import pieces
@@ -36,6 +34,8 @@ from codl.measure.tasks import (
     Task,
 )
 from codl.measure.timing import WHOLE, Rounds, Samples, Seconds, Timed
+from codl.records.results import Latency
+from codl.records.statistic import level
 from codl.runtime.host_handles import HostSession
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.profiler import Timeline

@@ -14,7 +14,6 @@ import numpy as np
 
 from codl.ir import Dim, Op, Shape, to_text
 from codl.ir.ops.onnx_model import OnnxModel
-from codl.ir.soc import Soc
 from codl.ir.types import PROCESSORS, Processor, Signalling
 from codl.kernels import registry
 from codl.measure.tasks import (
@@ -27,6 +26,7 @@ from codl.measure.tasks import (
     cuts_of,
     part_of,
 )
+from codl.records.soc import Soc
 
 #: Kernels, or layers of one net, that are dispatched together.
 COUNTS = (1, 2, 4, 8, 16, 32)

@@ -15,8 +15,6 @@ from codl.errors import UnsupportedError
 from codl.ir import Dim, Layer, Network, to_text
 from codl.ir.executable import Access, Executable, GpuOp, Launch, NcnnNet, RunNet, Stage
 from codl.ir.plan import Chain, Plan
-from codl.ir.results import Latency
-from codl.ir.soc import Soc
 from codl.ir.types import PROCESSORS
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
@@ -26,6 +24,8 @@ from codl.measure.dataset import SEPARATOR, StageRow
 from codl.measure.op_runner import filler
 from codl.measure.tasks import StageTask, cuts_of
 from codl.measure.timing import Samples, Seconds
+from codl.records.results import Latency
+from codl.records.soc import Soc
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.profiler import totals_ms
 from codl.runtime.session import Session

@@ -17,8 +17,6 @@ import numpy as np
 from codl.ir import Op, Shape
 from codl.ir.ops.pool2d import Pool2d
 from codl.ir.ops.window import Size2
-from codl.ir.results import Latency
-from codl.ir.statistic import level
 from codl.ir.types import PLANAR, Processor
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
@@ -27,6 +25,8 @@ from codl.measure.dataset import BatchRow
 from codl.measure.op_runner import GpuWork, cpu_work, filler, repeated
 from codl.measure.sampling import in_batch
 from codl.measure.tasks import FAR_BYTES, BatchTask, DispatchTask
+from codl.records.results import Latency
+from codl.records.statistic import level
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.session import Session
 

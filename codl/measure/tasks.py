@@ -15,10 +15,10 @@ from codl.ir.ops.conv2d import Conv2d
 from codl.ir.ops.fully_connected import FullyConnected
 from codl.ir.ops.pool2d import Pool2d
 from codl.ir.ops.window import Size2
-from codl.ir.soc import Soc
 from codl.ir.types import BLOCKED, Direction, Processor, Signalling, Storage
 from codl.kernels import registry
 from codl.measure.dataset import SEPARATOR, BatchRow, DispatchRow, SignalRow, StageRow
+from codl.records.soc import Soc
 
 #: A processor's shares of an op's output; 1 is the whole op.
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)

@@ -7,13 +7,13 @@ from contextlib import suppress
 from functools import partial
 
 from codl.errors import CodlError
-from codl.ir.results import Conditions, Latency
-from codl.ir.statistic import level
 from codl.measure import drift
 from codl.measure.batch import ReadsConditions
 from codl.measure.interleave import AnchorTime, Effort, Timed, TimedTogether, interleave
 from codl.measure.runner import Prepared
 from codl.measure.timing import WHOLE
+from codl.records.results import Conditions, Latency
+from codl.records.statistic import level
 from codl.runtime.energy import Sensor, energy_mj
 
 

@@ -18,9 +18,6 @@ import numpy as np
 
 from codl.errors import DeviceError, MismatchError
 from codl.ir import Array, Op, parse, to_text
-from codl.ir.soc import Soc
-from codl.ir.statistic import level
-from codl.ir.tuned import Trial, Tuned
 from codl.kernels import registry
 from codl.kernels.base import Choice, GpuVariant
 from codl.kernels.feature_columns import unique
@@ -33,6 +30,9 @@ from codl.measure.op_runner import GpuWork, operands
 from codl.measure.protocol import Protocol, measure_together
 from codl.measure.tasks import OpTask, make_tasks
 from codl.provenance import VERSION, now
+from codl.records.soc import Soc
+from codl.records.statistic import level
+from codl.records.tuned import Trial, Tuned
 from codl.runtime.opencl import OpenClDevice
 
 

@@ -17,10 +17,10 @@ import msgspec
 from codl import files
 from codl.errors import InvalidFileError, MismatchError
 from codl.ir.digest import digest
-from codl.ir.soc import Soc
-from codl.ir.tuned import Tuned
 from codl.kernels.tuning import Tuning
 from codl.measure.dataset import Dataset
+from codl.records.soc import Soc
+from codl.records.tuned import Tuned
 
 NAME = "tuning.json"
 VERSION = 2

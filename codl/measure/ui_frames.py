@@ -15,7 +15,7 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta
 
-from codl.ir.results import Amount, Count, Latency
+from codl.records.results import Amount, Count, Latency
 
 PERIOD_MS = 1000 / 60
 #: Frames by the refresh at which they were begun, with the milliseconds until they were there.

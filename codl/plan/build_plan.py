@@ -11,7 +11,6 @@ from operator import itemgetter
 from codl.errors import UnsupportedError
 from codl.ir import Dim, Layer, Network, to_text
 from codl.ir.plan import Chain, Plan, Sharing
-from codl.ir.soc import Soc
 from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry
 from codl.plan.candidate_chain import ChainKey
@@ -20,6 +19,7 @@ from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered, estimated, not_counted
 from codl.plan.halo_propagation import Walk
 from codl.plan.transitions import START, Transitions
+from codl.records.soc import Soc
 
 
 def one_processor(

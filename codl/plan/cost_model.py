@@ -33,10 +33,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.ir import Dim, Network, Op, Region, Shape
-from codl.ir.gpu_limits import UNLIMITED, GpuLimits
 from codl.ir.op_columns import ColumnsByType
 from codl.ir.plan import Plan
-from codl.ir.soc import Soc
 from codl.ir.types import PROCESSORS, Direction, Processor, Storage
 from codl.kernels import registry
 from codl.kernels.base import Variant
@@ -45,6 +43,8 @@ from codl.lower.partition import partition_plan
 from codl.predict.context_terms import Batch, EventWait, FirstLaunch, FlagWait, Gap, Launches
 from codl.predict.features import Item, sharing_target
 from codl.predict.inside import NOTHING, Caches, InsideByProcessor, InsideCosts
+from codl.records.gpu_limits import UNLIMITED, GpuLimits
+from codl.records.soc import Soc
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.ir import Network, Op, Shape, parse, to_text
-from codl.ir.soc import Soc
 from codl.ir.types import PROCESSORS, Direction, Processor
 from codl.kernels import registry
 from codl.plan.cost_model import CostModel, LatencyPredictors
 from codl.predict.features import Item, sharing_target
 from codl.predict.inside import InsideByProcessor
+from codl.records.soc import Soc
 
 #: Ops of kinds that are always measured, by which a processor is judged: two that compute and two
 #: that move bytes, and one that does hardly anything.

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from codl.errors import CodlError, UnknownNameError
-from codl.ir.soc import PowerW, Soc
 from codl.plan.cost_model import Pair
+from codl.records.soc import PowerW, Soc
 
 Goal: TypeAlias = Literal["latency", "energy", "energy-delay"]
 GOALS: tuple[str, ...] = get_args(Goal)

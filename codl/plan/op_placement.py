@@ -9,13 +9,13 @@ from typing import TypeAlias
 from codl.ir import Network, Op, Region
 from codl.ir.ops.onnx_model import OnnxModel
 from codl.ir.plan import Plan
-from codl.ir.results import Fallback
-from codl.ir.soc import Soc
 from codl.ir.types import PLANAR, Element, Layout, Processor, Storage
 from codl.kernels import registry
 from codl.lower.partition import Part, Segment, Shard, partition_plan
 from codl.plan.cost_model import CostModel
 from codl.plan.profile_feedback import KINDS, Totals
+from codl.records.results import Fallback
+from codl.records.soc import Soc
 
 #: Layers that are timed together, by the label of their net or kernels.
 Groups: TypeAlias = Mapping[str, Sequence[str]]

@@ -32,12 +32,12 @@ from codl.ir.ops.base import AXES, cut_step, cuts
 from codl.ir.plan import Plan
 from codl.ir.region import Region, Span
 from codl.ir.types import PROCESSORS
-from codl.ir.waterfall import BOUND, Total
 from codl.lower.partition import Part, Segment, Shard, cut, partition_plan
 from codl.plan.candidates import STEPS
 from codl.plan.cost_model import CostModel
 from codl.plan.price import Price, StageTimes, stage_times, walk
 from codl.plan.switched_off import without
+from codl.records.waterfall import BOUND, Total
 
 #: What the CPU and the GPU compute of an op; None of nothing.
 Parts: TypeAlias = tuple[Op | None, Op | None]

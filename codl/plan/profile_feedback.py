@@ -31,13 +31,13 @@ from codl.ir.executable import (
     Transfer,
     Unmap,
 )
-from codl.ir.results import SpanKind, TimeSpan
-from codl.ir.span_names import SpanName, span_of
-from codl.ir.statistic import PERCENT, level
 from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry
 from codl.plan.cost_model import CostModel
 from codl.plan.price import StagePrice, StageTimes, price
+from codl.records.results import SpanKind, TimeSpan
+from codl.records.span_names import SpanName, span_of
+from codl.records.statistic import PERCENT, level
 
 #: The parts of data sharing that a profile tells. What a wait would have taken if the data had been
 #: there, it does not.

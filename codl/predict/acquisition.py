@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.ir import Op
-from codl.ir.soc import Soc
 from codl.predict import features
 from codl.predict.features import Item
 from codl.predict.regret import Key, splits
+from codl.records.soc import Soc
 
 T = TypeVar("T")
 Values = NDArray[np.float64]

@@ -13,7 +13,6 @@ from threadpoolctl import threadpool_limits
 
 from codl.errors import CodlError
 from codl.ir import Op, Shape
-from codl.ir.soc import Soc
 from codl.kernels.tuning import Tuning
 from codl.measure.dataset import Dataset
 from codl.measure.measurement_order import Tier
@@ -37,6 +36,7 @@ from codl.predict.folds import shape_folds
 from codl.predict.names import ESTIMATORS
 from codl.predict.regret import Key, MeasuredPart, Regret, key_of, plain, regret
 from codl.predict.training_set import Samples
+from codl.records.soc import Soc
 
 #: The predictor whose accuracy is looked at.
 ESTIMATOR = "codl"

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.errors import MismatchError
-from codl.ir.soc import Soc
 from codl.kernels.tuning import Tuning
 from codl.predict import cross_validation as held_out
 from codl.predict import features
@@ -30,6 +29,7 @@ from codl.predict.features import FeatureTable, Item
 from codl.predict.folds import shape_folds
 from codl.predict.names import ESTIMATORS
 from codl.predict.training_set import Samples
+from codl.records.soc import Soc
 
 #: The features that stay beside the known SoCs' latencies, as far as a variant has them. More of
 #: them fit noise: there are few samples.

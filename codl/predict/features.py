@@ -21,7 +21,6 @@ from codl.ir import Op, Shape, parse, to_text
 from codl.ir.columns import (
     FeatureColumns,
 )
-from codl.ir.soc import Soc
 from codl.ir.types import (
     BLOCKED,
     PROCESSORS,
@@ -37,6 +36,7 @@ from codl.kernels.tuning import Tuning
 from codl.predict import context_terms as surroundings
 from codl.predict import transfer_features as sharing
 from codl.predict.context_terms import Surrounding
+from codl.records.soc import Soc
 
 #: `flops`: what muLayer looks at. `variant`: what a kernel variant extracts analytically.
 FeatureSet: TypeAlias = Literal["flops", "variant"]

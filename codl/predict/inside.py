@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from codl.errors import CodlError, InvalidFileError, UnknownNameError
 from codl.ir import Op, Shape, parse
 from codl.ir.op_columns import elements
-from codl.ir.soc import Soc
 from codl.ir.types import PROCESSORS, Direction, Processor
 from codl.kernels import registry
 from codl.kernels.feature_columns import beyond, gpu_cache_bytes
 from codl.measure.dataset import SEPARATOR, Dataset, StageRow
 from codl.predict import features
+from codl.records.soc import Soc
 
 #: Fewer stages of a processor than this say nothing.
 FEWEST = 12

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.errors import InvalidFileError, UnknownNameError
-from codl.ir import Shape, shipped
-from codl.ir.soc import Soc
+from codl.ir import Shape
 from codl.ir.types import BLOCKED, Direction
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
@@ -20,6 +19,8 @@ from codl.predict.features import SHARING_PARTS, Item, sharing_target
 from codl.predict.inside import InsideByProcessor
 from codl.predict.names import ESTIMATORS, FOLDER
 from codl.predict.serialization import FEW_ITEMS, StoredPredictor
+from codl.records import shipped
+from codl.records.soc import Soc
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import TypeAlias
 import numpy as np
 
 from codl.ir import Activation, Op
-from codl.ir.soc import Soc
 from codl.ir.types import Processor
 from codl.measure.tasks import SHARES, part_of
+from codl.records.soc import Soc
 
 #: A part of an op without its activation, on a processor.
 Key: TypeAlias = tuple[Processor, Op]

@@ -17,8 +17,6 @@ from typing import Any
 
 from codl import files, provenance
 from codl.errors import CodlError, InvalidFileError, MismatchError, UnknownNameError
-from codl.ir import soc as socs
-from codl.ir.soc import Soc
 from codl.ir.types import PROCESSORS, Processor
 from codl.kernels.tuning import Tuning
 from codl.predict import domain_adaptation as transfer
@@ -30,6 +28,8 @@ from codl.predict.estimators import (
 from codl.predict.features import FeatureTable, Item
 from codl.predict.inside import InsideByProcessor, InsideCosts
 from codl.predict.names import ESTIMATORS, FOLDER
+from codl.records import soc as socs
+from codl.records.soc import Soc
 
 VERSION = 9
 UNIT = "ms"

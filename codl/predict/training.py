@@ -9,9 +9,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
 
-from codl.ir.results import PredictorRow, Split
-from codl.ir.soc import Soc
-from codl.ir.statistic import level
 from codl.ir.types import Direction
 from codl.kernels.tuning import Tuning
 from codl.measure.budget import Budget, Ended, Progress, nobody
@@ -27,6 +24,9 @@ from codl.predict.names import DEFAULT, ESTIMATORS, FOLDER
 from codl.predict.serialization import StoredPredictor
 from codl.predict.training_set import Samples
 from codl.predict.training_steps import FOLDS_COST, Step, TrainingTask, beside, steps_of
+from codl.records.results import PredictorRow, Split
+from codl.records.soc import Soc
+from codl.records.statistic import level
 from codl.workers import Workers
 
 #: Rows in the batch whose prediction is timed, about a planner's.

@@ -9,8 +9,6 @@ from hashlib import sha256
 import numpy as np
 
 from codl.errors import MismatchError
-from codl.ir.results import Split
-from codl.ir.soc import Soc
 from codl.kernels.tuning import Tuning
 from codl.measure.dataset import Dataset
 from codl.predict import cross_validation as held_out
@@ -26,6 +24,8 @@ from codl.predict.folds import row_folds, shape_folds
 from codl.predict.names import DEFAULT, ESTIMATORS
 from codl.predict.serialization import StoredPredictor
 from codl.predict.training_set import Samples
+from codl.records.results import Split
+from codl.records.soc import Soc
 
 #: How many times as long as others the default predictor takes to fit, and how many times as long
 #: as fitting it takes to hold out rows once in five folds.

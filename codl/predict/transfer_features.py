@@ -16,13 +16,13 @@ from codl.ir.columns import (
     ceil_div,
     rest,
 )
-from codl.ir.soc import Soc
 from codl.ir.types import Direction, Storage
 from codl.kernels.feature_columns import (
     by_level,
     packed_vectors,
 )
 from codl.kernels.image import TEXEL
+from codl.records.soc import Soc
 
 #: Floats of a cache line: rows of planar memory that begin elsewhere cost two accesses each.
 LINE = 16

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, hypot, log
 
-from codl.ir.results import EvalRow, Latency
+from codl.records.results import EvalRow, Latency
 from codl.report.content import Column, TextRow, TextSection, TextTable, digits
 from codl.report.results import SINGLES, EvalResult
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import log2
 from statistics import geometric_mean
 
-from codl.ir.results import EvalRow
+from codl.records.results import EvalRow
 from codl.report.content import NONE, Column, TextRow, TextSection, TextTable, digits, listed
 from codl.report.notes import LATENCY
 from codl.report.results import CurveResult, EvalResult, SocSummary

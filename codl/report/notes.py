@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from codl.ir.environment import check_alike, differences
-from codl.ir.results import EvalRow, Latency
+from codl.records.results import EvalRow, Latency
 from codl.report.content import digits, stem
 from codl.report.results import IDEAL, CurveResult, EvalResult, Result
 
@@ -77,7 +77,7 @@ def _evaluations(results: Sequence[Result]) -> Iterator[EvalResult]:
 
 #: Processors that are slower or faster than usual by less than this are as usual.
 NOTABLE = 0.05
-#: What a latency is; see `codl.ir.statistic`.
+#: What a latency is; see `codl.records.statistic`.
 LATENCY = "A latency is the 20th percentile of the runs."
 #: What a first run is.
 TURNS = (

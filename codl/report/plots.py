@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from codl.ir.results import EvalRow
 from codl.ir.types import PROCESSORS
+from codl.records.results import EvalRow
 from codl.report.content import digits, listed
 from codl.report.results import (
     COMPUTING,

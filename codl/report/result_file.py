@@ -7,7 +7,7 @@ from pathlib import PurePath
 from typing import ClassVar
 
 from codl.ir.environment import Environment
-from codl.ir.results import Count
+from codl.records.results import Count
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,8 @@ from math import fsum
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 from codl.ir.plan import Chain
-from codl.ir.results import (
+from codl.ir.types import Processor
+from codl.records.results import (
     Amount,
     Count,
     Digests,
@@ -20,8 +21,7 @@ from codl.ir.results import (
     SpanKind,
     TimeSpan,
 )
-from codl.ir.types import Processor
-from codl.ir.waterfall import BOUND, ChainTerms, Term
+from codl.records.waterfall import BOUND, ChainTerms, Term
 from codl.report.result_file import ProcessorSummary as ProcessorSummary
 from codl.report.result_file import ResultFile as ResultFile
 from codl.report.result_file import SocSummary as SocSummary

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from codl.ir.results import EvalRow, PredictorRow
+from codl.records.results import EvalRow, PredictorRow
 from codl.report.content import NONE, Column, TextRow, TextSection, TextTable, count, digits
 from codl.report.notes import LATENCY, cold_notes, machine_notes, peer_notes, same_notes
 from codl.report.results import (

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from codl.ir.plan import Chain
-from codl.ir.results import EvalRow, PredictorRow
+from codl.records.results import EvalRow, PredictorRow
 from codl.report.content import (
     NONE,
     Column,

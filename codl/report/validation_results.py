@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from codl.ir.fallbacks import OpFallback
-from codl.ir.results import Amount, Count
 from codl.ir.types import Processor
+from codl.records.results import Amount, Count
 from codl.report.result_file import ResultFile, SocSummary
 
 

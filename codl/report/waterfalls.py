@@ -8,9 +8,9 @@ from itertools import accumulate
 from math import floor, fsum, log10
 from typing import Any
 
-from codl.ir.results import WIDE
 from codl.ir.types import PROCESSORS, Processor
-from codl.ir.waterfall import BOUND, MEASURED_TERMS, TERMS, ChainTerms, Term
+from codl.records.results import WIDE
+from codl.records.waterfall import BOUND, MEASURED_TERMS, TERMS, ChainTerms, Term
 from codl.report.content import NONE, Column, TextRow, TextSection, TextTable, digits
 from codl.report.plots import WIDTH
 from codl.report.results import ExplainResult

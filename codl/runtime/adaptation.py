@@ -25,8 +25,8 @@ from typing import Literal
 from codl.errors import CodlError
 from codl.ir import Array
 from codl.ir.executable import Executable, GpuOp, Launch, RunNet, Stage, Transfer, Wait
-from codl.ir.gpu_limits import UNLIMITED, GpuLimits, LimitedGpu
-from codl.ir.results import Move, TimeSpan
+from codl.records.gpu_limits import UNLIMITED, GpuLimits, LimitedGpu
+from codl.records.results import Move, TimeSpan
 from codl.runtime.loaded import Footprint
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.session import Session

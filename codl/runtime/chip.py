@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 
-from codl.ir.soc_facts import Chip
+from codl.records.soc_facts import Chip
 from codl.runtime.system_files import SYSTEM, SystemFiles
 
 #: The device tree, the kernel's word on the SoC, and the firmware of PCs.

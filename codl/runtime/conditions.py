@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from codl.ir.results import Conditions
 from codl.ir.types import PROCESSORS, Processor
+from codl.records.results import Conditions
 from codl.runtime import nvml
 from codl.runtime.placement import LocalSoc
 from codl.runtime.system_files import SYSTEM, SystemFiles

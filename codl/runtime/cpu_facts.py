@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from codl.ir.soc_facts import CacheKind, CoreCluster, CpuCache
+from codl.records.soc_facts import CacheKind, CoreCluster, CpuCache
 from codl.runtime import threads
 from codl.runtime.affinity import cores_of
 from codl.runtime.system_files import SYSTEM, SystemFiles

@@ -11,9 +11,9 @@ import numpy as np
 
 from codl.errors import DeviceError, UnknownNameError
 from codl.ir import parse
-from codl.ir.soc import ELEMENT_NAMES, MEMORY_TYPES, CpuSide, GpuSide, Soc
 from codl.kernels import registry
 from codl.lower import pieces
+from codl.records.soc import ELEMENT_NAMES, MEMORY_TYPES, CpuSide, GpuSide, Soc
 from codl.runtime import drivers, threads
 from codl.runtime.cpu_facts import CpuFacts, cpu_facts
 from codl.runtime.host_handles import HostSession

@@ -14,9 +14,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from codl.ir.results import Conditions
 from codl.optional import BASE, PACKAGES
 from codl.provenance import VERSION
+from codl.records.results import Conditions
 from codl.runtime import cache, threads
 from codl.runtime.conditions import THERMAL, Cluster, ConditionReader, clusters
 from codl.runtime.cpu_facts import physical_cores

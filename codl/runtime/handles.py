@@ -22,7 +22,7 @@ from codl.ir.executable import (
 )
 from codl.ir.executable_check import UnfitError, check_weight
 from codl.ir.ops.base import Array
-from codl.ir.span_names import span_of
+from codl.records.span_names import span_of
 from codl.runtime import bound_kernel
 from codl.runtime.bound_kernel import BoundKernel
 from codl.runtime.cl_errors import explained

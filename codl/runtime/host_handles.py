@@ -13,10 +13,10 @@ from codl.errors import CodlError, DeviceError
 from codl.ir.constants import Arrays
 from codl.ir.executable import Access, Executable, Fill, NcnnNet, Net, Port, RunNet
 from codl.ir.ops.base import Array
-from codl.ir.results import TimeSpan
-from codl.ir.span_names import span_of
 from codl.lower.nets import TAG
 from codl.optional import explained
+from codl.records.results import TimeSpan
+from codl.records.span_names import span_of
 from codl.runtime import threads
 from codl.runtime.loaded import Footprint
 from codl.runtime.memory import aligned_zeros

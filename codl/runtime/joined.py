@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from codl.ir.executable import Executable
-from codl.ir.gpu_limits import UNLIMITED, GpuLimits
+from codl.records.gpu_limits import UNLIMITED, GpuLimits
 from codl.runtime.loaded import Footprint
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.session import Session

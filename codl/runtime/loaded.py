@@ -10,9 +10,9 @@ from typing import Protocol, runtime_checkable
 from codl.errors import DeviceError
 from codl.ir import Array
 from codl.ir.executable import Executable, Refusal
-from codl.ir.gpu_limits import LimitedGpu
-from codl.ir.results import Move, TimeSpan
-from codl.ir.soc import Soc
+from codl.records.gpu_limits import LimitedGpu
+from codl.records.results import Move, TimeSpan
+from codl.records.soc import Soc
 
 
 @dataclass(frozen=True)

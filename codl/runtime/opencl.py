@@ -17,7 +17,7 @@ from threading import get_native_id
 from typing import TYPE_CHECKING
 
 from codl.errors import CodlWarning, DeviceError
-from codl.ir.gpu_limits import UNLIMITED
+from codl.records.gpu_limits import UNLIMITED
 from codl.runtime import drivers, threads
 from codl.runtime.bound_kernel import BoundKernel, enqueue_function, pointer
 from codl.runtime.cl_errors import describe, explained

@@ -19,7 +19,7 @@ from codl.ir.ops.matmul import MatMul
 from codl.ir.ops.matmul_dynamic import MatMulDynamic
 from codl.ir.ops.matmul_nbits import MatMulNBits
 from codl.ir.ops.onnx_model import EXACT
-from codl.ir.soc import Soc
+from codl.records.soc import Soc
 from codl.runtime.arranged_weights import ArrangedWeights, values_of
 from codl.runtime.memory import aligned_zeros
 

@@ -13,7 +13,7 @@ from time import perf_counter, sleep
 from typing import TYPE_CHECKING
 
 from codl.errors import CodlError, DeviceError
-from codl.ir.gpu_limits import GpuLimits
+from codl.records.gpu_limits import GpuLimits
 from codl.runtime import threads
 from codl.runtime.cl_errors import describe
 from codl.runtime.cl_import import cl_module

@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
+from codl import yaml_file
 from codl.errors import (
     CodlError,
     CodlWarning,
@@ -23,10 +24,9 @@ from codl.errors import (
     MismatchError,
     UnsupportedError,
 )
-from codl.ir import soc as socs
-from codl.ir import yaml_file
-from codl.ir.gpu_limits import UNLIMITED, GpuLimits
-from codl.ir.soc import Soc
+from codl.records import soc as socs
+from codl.records.gpu_limits import UNLIMITED, GpuLimits
+from codl.records.soc import Soc
 from codl.runtime import threads
 
 SUFFIX = ".local.yaml"

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from codl.ir.soc_facts import SVM_LEVELS
+from codl.records.soc_facts import SVM_LEVELS
 from codl.runtime.bare_device import platforms_of
 from codl.runtime.cl_import import build_program, cl_module, make_kernel
 from codl.runtime.drivers import TARGET, TARGET_FLOATS
@@ -58,7 +58,7 @@ class ProbedDevice:
     max_image_width: int = 0
     max_image_height: int = 0
     fine_grained_svm: bool = False
-    #: Of `codl.ir.soc_facts.SVM_LEVELS`; then whether kernels may compute in `half`.
+    #: Of `codl.records.soc_facts.SVM_LEVELS`; then whether kernels may compute in `half`.
     svm: str = "none"
     half: bool = False
     max_read_images: int = 0

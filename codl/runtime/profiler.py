@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from codl.ir.results import SpanKind, TimeSpan
+from codl.records.results import SpanKind, TimeSpan
 
 if TYPE_CHECKING:
     import pyopencl as cl

@@ -31,10 +31,10 @@ from codl.ir.executable import (
     Unmap,
     Wait,
 )
-from codl.ir.gpu_limits import UNLIMITED, GpuLimits, LimitedGpu
 from codl.ir.ops.base import Array
-from codl.ir.results import SpanKind, TimeSpan
-from codl.ir.span_names import SpanName, span_of
+from codl.records.gpu_limits import UNLIMITED, GpuLimits, LimitedGpu
+from codl.records.results import SpanKind, TimeSpan
+from codl.records.span_names import SpanName, span_of
 from codl.runtime import threads
 from codl.runtime.bound_kernel import BoundKernel
 from codl.runtime.cl_errors import explained

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from codl.errors import DeviceError
 from codl.ir.executable import Command, Launch
-from codl.ir.gpu_limits import GpuLimits, LimitedGpu, TooLong
+from codl.records.gpu_limits import GpuLimits, LimitedGpu, TooLong
 from codl.runtime import opencl
 from codl.runtime.bound_kernel import BoundKernel, most
 from codl.runtime.cl_errors import explained

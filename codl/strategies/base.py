@@ -12,9 +12,7 @@ from typing import Any, TypeAlias
 from codl.errors import CodlError, InvalidFileError
 from codl.ir import Network
 from codl.ir.environment import Environment
-from codl.ir.gpu_limits import UNLIMITED, GpuLimits
 from codl.ir.plan import Plan, PlanOrigin
-from codl.ir.soc import Soc
 from codl.kernels.tuning import Tuning
 from codl.measure import dataset, tuning_file
 from codl.measure.budget import Budget
@@ -24,6 +22,8 @@ from codl.plan.coverage import WithoutWinograd, covered
 from codl.plan.objective import LATENCY, Objective
 from codl.predict.names import DEFAULT, FOLDER
 from codl.provenance import VERSION, commit
+from codl.records.gpu_limits import UNLIMITED, GpuLimits
+from codl.records.soc import Soc
 from codl.registry import Registry
 from codl.runtime.placement import limits_of
 from codl.targets.base import Target

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
+from codl.engine.engine import Engine
 from codl.errors import DeviceError, UnsupportedError
 from codl.ir import Network
 from codl.ir.plan import Plan
@@ -28,7 +29,6 @@ from codl.plan.coverage import covered
 from codl.plan.profile_feedback import OpRatio, ProfileCorrections, op_ratios
 from codl.plan.search import search
 from codl.predict.names import DEFAULT
-from codl.runtime.engine import Engine
 from codl.runtime.placement import check_measured
 from codl.runtime.profiler import totals_ms
 from codl.strategies.base import Context, strategy

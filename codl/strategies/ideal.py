@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from codl.errors import CodlError
 from codl.ir import Dim, Network, Op, to_text
-from codl.ir.soc import Soc
 from codl.ir.types import Processor
 from codl.kernels import registry
 from codl.measure.dataset import Dataset
 from codl.measure.tasks import SHARES
+from codl.records.soc import Soc
 
 #: Latency by (op, dimension, share), fastest variant of one processor.
 Measured = Mapping[tuple[str, str, float], float]

@@ -11,12 +11,12 @@ from typing import TypeAlias
 from codl.errors import CodlError
 from codl.frontend.models import BUILT_IN
 from codl.ir import Network
-from codl.ir.gpu_limits import UNLIMITED, GpuLimits
 from codl.ir.plan import Plan
 from codl.measure.budget import Budget, Progress, nobody
 from codl.plan import op_placement
 from codl.plan.op_placement import OpPlacement
 from codl.predict.names import DEFAULT
+from codl.records.gpu_limits import UNLIMITED, GpuLimits
 from codl.strategies import ideal
 from codl.strategies.base import STRATEGIES, Context, Strategy
 from codl.strategies.ideal import IdealLatency

@@ -267,9 +267,9 @@ class Agent:
         return Measured(result.anchors, result.conditions), ()
 
     def tune(self, request: Tune, blobs: list[Blob]) -> Answer:
-        from codl.ir.tuned import Choices
         from codl.kernels.tuning import Tuning
         from codl.measure.tuner import task_of
+        from codl.records.tuned import Choices
 
         tasks = [task_of(own.op, own.variant, brief=own.brief) for own in request.tasks]
         index = {task.key: at for at, task in enumerate(tasks)}

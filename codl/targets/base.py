@@ -8,9 +8,6 @@ from typing import Any, Protocol
 from codl.ir import Op
 from codl.ir.executable import Executable
 from codl.ir.plan import Plan
-from codl.ir.results import Conditions
-from codl.ir.soc import PowerW, Soc
-from codl.ir.tuned import Tuned
 from codl.kernels.tuning import Tuning
 from codl.measure.batch import BatchResult, MeasureBatch
 from codl.measure.bench_rows import BenchRow, Refused
@@ -20,6 +17,9 @@ from codl.measure.facts.fact import Fact
 from codl.measure.interleave import Effort, TimedTogether
 from codl.measure.tuner import TuneRun, TuneTask
 from codl.measure.ui_frames import Drawn
+from codl.records.results import Conditions
+from codl.records.soc import PowerW, Soc
+from codl.records.tuned import Tuned
 from codl.runtime.clock_settings import Governed
 from codl.runtime.examination import Examination
 from codl.runtime.loaded import Loaded

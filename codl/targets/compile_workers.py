@@ -16,10 +16,10 @@ from select import select
 from time import monotonic
 from types import TracebackType
 
-from codl.ir.tuned import Choices
 from codl.kernels.tuning import Tuning
 from codl.measure.task_records import models_of, to_record
 from codl.measure.tasks import SharingTask, StageTask, Task
+from codl.records.tuned import Choices
 from codl.runtime.examination import memory_of
 from codl.runtime.placement import LocalSoc
 from codl.targets.client import COMMAND, AgentClient, AgentLostError

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from codl.errors import UnknownNameError
-from codl.ir.soc import Soc
+from codl.records.soc import Soc
 from codl.registry import Registry
 from codl.targets import adb, replay, ssh
 from codl.targets.agent_file import build

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from codl.errors import CodlError, CodlWarning, DeviceError, InvalidFileError
-from codl.ir import soc as socs
-from codl.ir.soc import ELEMENT_NAMES, GpuSide, Soc
-from codl.ir.soc_facts import Chip, SensorFact
+from codl.records import soc as socs
+from codl.records.soc import ELEMENT_NAMES, GpuSide, Soc
+from codl.records.soc_facts import Chip, SensorFact
 from codl.runtime.detect import choose, describe, place
 from codl.runtime.placement import LocalSoc, beside, check_measured, read
 from codl.targets.base import Target
@@ -75,7 +75,7 @@ def load_local(name: str | Path, serial: str = "local") -> LocalSoc:
     """Load a SoC that is to be worked on, by name or from a `.yaml` file, and where it is.
 
     Where the file of its placement is missing, the SoC's device is looked for on the target.
-    Raises as `codl.ir.soc.load` and `codl.runtime.placement.read` do, `UnsupportedError` for a
+    Raises as `codl.records.soc.load` and `codl.runtime.placement.read` do, `UnsupportedError` for a
     replayed SoC or a serial that is no machine, and `DeviceError` where the target does not have
     its device.
     """

@@ -8,8 +8,8 @@ from typing import Any
 
 from codl.errors import DeviceError
 from codl.ir.environment import Environment
-from codl.ir.results import Conditions
 from codl.optional import MissingPackageError
+from codl.records.results import Conditions
 from codl.runtime.examination import Examination
 from codl.runtime.placement import at_hand
 from codl.targets.base import Target

@@ -10,12 +10,12 @@ from typing import Any, get_type_hints
 import msgspec
 
 from codl.errors import CodlError
-from codl.ir.soc import MEMORY_TYPES, GpuSide
 from codl.kernels.tuning import Tuning
 from codl.measure.batch import MeasureBatch
 from codl.measure.facts import memory_objects, signal
 from codl.measure.facts.fact import FACTS, Fact
 from codl.measure.timing import Rounds
+from codl.records.soc import MEMORY_TYPES, GpuSide
 from codl.runtime.placement import LocalSoc
 from codl.targets.base import Target
 from codl.targets.connect import connect

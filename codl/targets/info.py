@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from codl.ir.soc_facts import Chip
+from codl.records.soc_facts import Chip
 from codl.runtime.cpu_facts import CpuFacts
 from codl.runtime.energy import SensorInfo
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from codl.errors import CodlError, CodlWarning, DeviceError, ForkError
 from codl.ir.executable import Executable
-from codl.ir.soc import Soc
 from codl.optional import MissingPackageError
+from codl.records.soc import Soc
 from codl.runtime.adaptation import AdaptiveSession
 from codl.runtime.handles import Trying, untold
 from codl.runtime.host_handles import HostSession
@@ -28,9 +28,6 @@ from codl.runtime.system_files import SYSTEM, SystemFiles
 if TYPE_CHECKING:
     from codl.ir import Op
     from codl.ir.plan import Plan
-    from codl.ir.results import Conditions
-    from codl.ir.soc import PowerW
-    from codl.ir.tuned import Tuned
     from codl.kernels.tuning import Tuning
     from codl.measure.batch import BatchResult, MeasureBatch, Watcher
     from codl.measure.bench_rows import BenchRow, Refused
@@ -42,6 +39,9 @@ if TYPE_CHECKING:
     from codl.measure.tuner import TuneRun, TuneTask
     from codl.measure.ui_frames import Drawn
     from codl.measure.ui_probe import UiProbe
+    from codl.records.results import Conditions
+    from codl.records.soc import PowerW
+    from codl.records.tuned import Tuned
     from codl.runtime.clock_settings import ClockSettings, Governed
     from codl.runtime.conditions import ConditionReader
     from codl.runtime.examination import Examination

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from codl.ir import Op
-from codl.ir.soc import PowerW
-from codl.ir.tuned import Tuned
 from codl.kernels.tuning import Tuning
 from codl.measure import drift
 from codl.measure.batch import BatchResult, BatchRunner, MeasureBatch, Watcher
@@ -21,6 +19,8 @@ from codl.measure.tasks import Task
 from codl.measure.timing import Rounds
 from codl.measure.together import time_together
 from codl.measure.tuner import TuneRun, TuneTask, tune
+from codl.records.soc import PowerW
+from codl.records.tuned import Tuned
 from codl.runtime import threads
 from codl.runtime.adaptation import AdaptiveSession
 from codl.runtime.conditions import ConditionReader

@@ -10,15 +10,15 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from codl.ir.results import Conditions
-from codl.ir.soc import PowerW
-from codl.ir.tuned import Choices, Trial, Tuned
 from codl.measure.bench_rows import BenchRow, Refused
 from codl.measure.dataset import AnchorRow
 from codl.measure.facts.fact import Fact
 from codl.measure.sent_tasks import TaskRecord
 from codl.measure.timing import Rounds
 from codl.measure.ui_frames import Drawn
+from codl.records.results import Conditions
+from codl.records.soc import PowerW
+from codl.records.tuned import Choices, Trial, Tuned
 from codl.runtime.clock_settings import Governed
 from codl.runtime.examination import Examination
 from codl.runtime.placement import LocalSoc

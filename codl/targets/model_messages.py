@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from codl.ir.executable import Refusal
-from codl.ir.gpu_limits import LimitedGpu
-from codl.ir.results import TimeSpan
-from codl.ir.tuned import Choices
 from codl.measure.interleave import Effort, TimedTogether
+from codl.records.gpu_limits import LimitedGpu
+from codl.records.results import TimeSpan
+from codl.records.tuned import Choices
 from codl.runtime.loaded import Footprint
 from codl.runtime.placement import LocalSoc
 from codl.targets.arrays import ArrayRecord

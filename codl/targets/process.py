@@ -5,7 +5,7 @@ A driver that crashes or hangs takes the child down, and not this process.
 
 from __future__ import annotations
 
-from codl.ir.soc import Soc
+from codl.records.soc import Soc
 from codl.targets.client import COMMAND
 from codl.targets.remote import RemoteTarget
 

@@ -14,9 +14,6 @@ from codl.errors import CodlError
 from codl.ir import Op, to_text
 from codl.ir.executable import Executable
 from codl.ir.plan import Plan
-from codl.ir.results import Conditions
-from codl.ir.soc import PowerW, Soc
-from codl.ir.tuned import Tuned
 from codl.kernels.tuning import Tuning
 from codl.measure.batch import BatchResult, MeasureBatch
 from codl.measure.bench_rows import BenchRow, Refused
@@ -27,6 +24,9 @@ from codl.measure.interleave import Effort, TimedTogether
 from codl.measure.task_records import models_of, models_of_ops, to_record
 from codl.measure.tuner import Failure, TuneRun, TuneTask, done_before
 from codl.measure.ui_frames import Drawn, is_sound
+from codl.records.results import Conditions
+from codl.records.soc import PowerW, Soc
+from codl.records.tuned import Tuned
 from codl.runtime.clock_settings import Governed
 from codl.runtime.examination import Examination
 from codl.runtime.frames import FrameError

@@ -14,7 +14,7 @@ from codl.errors import CodlError, DeviceError
 from codl.ir.constants import array_digest
 from codl.ir.executable import Executable, GpuOp, Refusal
 from codl.ir.executable_json import encode
-from codl.ir.results import TimeSpan
+from codl.records.results import TimeSpan
 from codl.runtime.frames import Blob, FrameError
 from codl.runtime.loaded import RefusedError
 from codl.targets.arrays import ArrayRecord, Arrays, from_wire, to_wire

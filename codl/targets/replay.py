@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from codl.errors import CodlError, MismatchError, UnsupportedError
-from codl.ir.results import Conditions
-from codl.ir.soc import MEMORY_TYPES, Soc
-from codl.ir.soc_facts import Chip
 from codl.measure.batch import BatchResult, MeasureBatch, Measurement
 from codl.measure.dataset import Row
 from codl.measure.recording import Recording
 from codl.measure.runner import failed_row
 from codl.measure.tasks import Task
+from codl.records.results import Conditions
+from codl.records.soc import MEMORY_TYPES, Soc
+from codl.records.soc_facts import Chip
 from codl.runtime.cpu_facts import CpuFacts
 from codl.runtime.energy import SensorInfo
 from codl.runtime.probe import ProbedDevice, ProbeResult

@@ -15,19 +15,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from codl.engine.decoder import Decoder, PlannedStep
 from codl.errors import CodlError
 from codl.frontend.decoders import DecoderSource
 from codl.ir.digest import digest
 from codl.ir.executable import Executable, GpuOp, Refusal
 from codl.ir.fallbacks import OpFallback
-from codl.ir.results import Checked
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.measure.check_variants import OF_HALVES, OF_WINOGRAD
 from codl.measure.decoder_speed import Decodes
 from codl.measure.inputs import SEED
 from codl.measure.peers.ort_decoder import OrtDecoder
-from codl.runtime.decoder import Decoder, PlannedStep
+from codl.records.results import Checked
 from codl.targets.local import LocalTarget
 from codl.validate import verdicts
 from codl.validate.closeness import Closeness, closeness, is_right, worst

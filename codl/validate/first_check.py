@@ -19,18 +19,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from codl.engine.engine import Engine
 from codl.errors import CodlWarning, WrongResultError
 from codl.ir import Network
 from codl.ir.executable import Executable, GpuOp
 from codl.ir.fallbacks import OpFallback
 from codl.ir.plan import Plan
-from codl.ir.results import Checked
 from codl.kernels.tuning import Tuning
 from codl.measure.budget import Budget
 from codl.measure.check_variants import OF_HALVES, OF_OTHERS, OF_WINOGRAD
 from codl.measure.inputs import SEED, random_inputs
 from codl.plan.fallbacks import with_fallbacks
-from codl.runtime.engine import Engine
+from codl.records.results import Checked
 from codl.runtime.examination import memory_of
 from codl.runtime.numpy_interpreter import check_order
 from codl.targets.base import Target

@@ -7,9 +7,9 @@ from typing import Any
 
 from codl.ir import Network, Op
 from codl.ir.plan import Chain, Plan
-from codl.ir.soc import Soc
 from codl.ir.types import Storage
 from codl.kernels import registry
+from codl.records.soc import Soc
 
 
 def halved(network: Network, plan: Plan, soc: Soc) -> Plan:

@@ -9,14 +9,14 @@ from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
+from codl.engine.engine import Engine
 from codl.errors import CodlError
 from codl.ir import Layer, Network
 from codl.ir.executable import Executable
 from codl.ir.plan import Plan
-from codl.ir.results import Fallback
 from codl.kernels.tuning import Tuning
 from codl.measure.budget import Budget, Progress, nobody
-from codl.runtime.engine import Engine
+from codl.records.results import Fallback
 from codl.targets.base import Target
 from codl.validate.closeness import Closeness, closeness, worst
 from codl.validate.op_checks import OpCheck, check, not_reached

@@ -10,12 +10,12 @@ from codl.ir.executable import Executable, GpuOp
 from codl.ir.network import Layer, Network
 from codl.ir.ops.base import Op
 from codl.ir.region import Region
-from codl.ir.soc import Soc
 from codl.ir.types import PLANAR, Element, Layout, Processor
 from codl.kernels import registry
 from codl.kernels.base import Choice
 from codl.kernels.tuning import Tuning
 from codl.lower import pieces
+from codl.records.soc import Soc
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,10 +8,10 @@ from typing import Any
 
 from codl.ir import Network
 from codl.ir.plan import Plan
-from codl.ir.soc import Soc
 from codl.measure.budget import Budget, Progress, nobody
 from codl.plan import op_placement
 from codl.plan.op_placement import OpPlacement
+from codl.records.soc import Soc
 from codl.validate.closeness import Closeness, closeness, is_right, worst
 from codl.validate.op_checks import OpCheck, first_bad
 from codl.validate.plan_check import Bench, OpsCheck, WholeCheck, check_ops, check_whole

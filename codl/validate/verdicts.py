@@ -17,7 +17,7 @@ import msgspec
 
 from codl.ir.digest import digest
 from codl.ir.executable import Executable
-from codl.ir.results import Checked
+from codl.records.results import Checked
 from codl.runtime.cache import Slot
 from codl.runtime.examination import version_of
 from codl.targets.base import Target

@@ -32,14 +32,13 @@ from ablation_tables import FULL, summary, table
 from codl.cli.base_options import read_seconds
 from codl.cli.options import read_models
 from codl.cli.output import note
+from codl.engine.engine import Engine
 from codl.errors import CodlError, UnknownNameError
 from codl.frontend.convert import load_network
 from codl.frontend.models import MEASURED
 from codl.ir import Network
-from codl.ir import soc as socs
 from codl.ir.executable import Executable
 from codl.ir.plan import Plan
-from codl.ir.results import Latency
 from codl.ir.types import PROCESSORS
 from codl.lower import lower
 from codl.measure import dataset as datasets
@@ -56,7 +55,8 @@ from codl.plan.search import search
 from codl.plan.switched_off import TERMS, without
 from codl.predict.names import DEFAULT, FOLDER
 from codl.provenance import provenance
-from codl.runtime.engine import Engine
+from codl.records import soc as socs
+from codl.records.results import Latency
 from codl.strategies import Context
 from codl.targets.connect import connect
 from codl.targets.detect import load_local

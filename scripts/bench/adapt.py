@@ -27,18 +27,18 @@ from time import perf_counter, sleep
 import numpy as np
 from numpy.typing import NDArray
 
+from codl.engine.engine import Engine
 from codl.errors import CodlError
 from codl.frontend.convert import load_network
 from codl.ir import Network, Op
 from codl.ir.plan import Plan
-from codl.ir.results import Move
 from codl.ir.types import PROCESSORS, Processor
 from codl.measure import dataset as datasets
 from codl.measure.inputs import random_inputs
 from codl.plan.search import search
 from codl.predict.names import DEFAULT, FOLDER
 from codl.provenance import provenance
-from codl.runtime.engine import Engine
+from codl.records.results import Move
 from codl.strategies import Context
 from codl.targets.detect import load_local
 from codl.targets.local import LocalTarget

@@ -24,18 +24,18 @@ from typing import Any
 
 import numpy as np
 
+from codl.engine.engine import Engine
 from codl.frontend.convert import load_network
 from codl.ir import Network, to_text
 from codl.ir.executable import Executable, Launch
 from codl.ir.ops.conv2d import Conv2d
 from codl.ir.plan import Chain, Plan
-from codl.ir.results import Latency
-from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.measure.op_runner import GpuWork
+from codl.records.results import Latency
+from codl.records.soc import Soc
 from codl.runtime.bound_kernel import BoundKernel
 from codl.runtime.cl_import import cl_module
-from codl.runtime.engine import Engine
 from codl.runtime.opencl import OpenClDevice
 from codl.targets.connect import connect
 from codl.targets.detect import detect

@@ -15,8 +15,8 @@ import subprocess
 import sys
 from collections import Counter
 
-from codl.ir.statistic import level
 from codl.provenance import provenance
+from codl.records.statistic import level
 from codl.targets.agent_file import agent_file
 
 AGENT = "codl.targets.agent"

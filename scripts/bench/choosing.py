@@ -22,8 +22,6 @@ from threadpoolctl import threadpool_limits
 
 from codl.errors import CodlError
 from codl.ir import Op, Shape, parse
-from codl.ir import soc as socs
-from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.measure.dataset import Dataset, OpRow, Row, SharingRow
 from codl.measure.tasks import OpTask, SharingTask, Task
@@ -34,6 +32,8 @@ from codl.predict.folds import connected_groups
 from codl.predict.names import ESTIMATORS
 from codl.predict.regret import MeasuredPart, plain, regret
 from codl.predict.training_set import Samples
+from codl.records import soc as socs
+from codl.records.soc import Soc
 
 HELD_OUT = 0.25
 SHARES = (0.15, 0.25, 0.35, 0.5, 0.75, 1.0)

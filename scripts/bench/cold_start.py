@@ -18,8 +18,8 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 
 from codl.frontend import models
-from codl.ir.statistic import level
 from codl.provenance import provenance
+from codl.records.statistic import level
 from codl.runtime import cache
 
 #: The system's clock, which the parent reads too; making inputs is no part of it.

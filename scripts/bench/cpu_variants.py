@@ -14,10 +14,10 @@ from time import perf_counter, thread_time
 import numpy as np
 
 from codl.ir import Op, to_text
-from codl.ir.statistic import level
 from codl.kernels import registry
 from codl.measure.op_runner import row_of_ops
 from codl.measure.tasks import read_csv
+from codl.records.statistic import level
 from codl.runtime.placement import LocalSoc
 from codl.targets.connect import connect
 from codl.targets.detect import detect

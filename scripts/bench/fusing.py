@@ -19,13 +19,13 @@ from time import perf_counter
 import numpy as np
 from networks import device_clock, in_turns, one_core_each
 
+from codl.engine.engine import Engine
 from codl.frontend.convert import load_network
-from codl.ir.results import TimeSpan
-from codl.ir.statistic import level
 from codl.measure.inputs import random_inputs
 from codl.plan.build_plan import default_plan
 from codl.provenance import provenance
-from codl.runtime.engine import Engine
+from codl.records.results import TimeSpan
+from codl.records.statistic import level
 from codl.targets.connect import connect
 from codl.targets.detect import detect
 from codl.targets.local import LocalTarget

@@ -21,8 +21,6 @@ from threadpoolctl import threadpool_limits
 
 from codl.frontend.models import BUILT_IN
 from codl.ir import Activation, Op
-from codl.ir import soc as socs
-from codl.ir.soc import Soc
 from codl.measure.dataset import FOLDER, Dataset
 from codl.measure.tasks import load_ops
 from codl.predict import features
@@ -32,6 +30,8 @@ from codl.predict.folds import shape_folds
 from codl.predict.names import DEFAULT, ESTIMATORS
 from codl.predict.training import SEEDS
 from codl.predict.training_set import Samples
+from codl.records import soc as socs
+from codl.records.soc import Soc
 
 Values = NDArray[np.float64]
 

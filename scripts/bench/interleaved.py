@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter, process_time
 
-from codl.ir.statistic import level
+from codl.records.statistic import level
 from codl.runtime import threads
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc

@@ -18,12 +18,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from codl.engine.engine import Engine
 from codl.frontend.convert import load_network
 from codl.measure import dataset as datasets
 from codl.measure.inputs import random_inputs
 from codl.predict.names import FOLDER
 from codl.provenance import provenance
-from codl.runtime.engine import Engine
 from codl.strategies import Context, find
 from codl.targets.detect import load_local
 from codl.targets.local import LocalTarget

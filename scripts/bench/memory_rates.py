@@ -16,8 +16,8 @@ from time import perf_counter
 
 import numpy as np
 
-from codl.ir.statistic import level
 from codl.provenance import provenance
+from codl.records.statistic import level
 
 #: Elements of an array: 256 MB.
 ELEMENTS = 1 << 26

@@ -24,9 +24,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from codl.engine.engine import Engine
 from codl.frontend.convert import load_network
 from codl.ir import Network, Op
-from codl.ir.statistic import level
 from codl.ir.types import Processor
 from codl.kernels import registry
 from codl.measure import timing as rounds
@@ -36,7 +36,7 @@ from codl.measure.tasks import OpTask
 from codl.measure.timing import Rounds
 from codl.plan.build_plan import default_plan
 from codl.provenance import provenance
-from codl.runtime.engine import Engine
+from codl.records.statistic import level
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc
 from codl.targets.connect import connect

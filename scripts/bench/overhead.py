@@ -12,12 +12,12 @@ import argparse
 from dataclasses import replace
 from time import perf_counter
 
+from codl.engine.engine import Engine
 from codl.ir import Layer, Network, Shape
-from codl.ir.statistic import level
 from codl.ir.types import PROCESSORS
 from codl.measure.surroundings import TINY
 from codl.plan.build_plan import default_plan
-from codl.runtime.engine import Engine
+from codl.records.statistic import level
 from codl.targets.detect import load_local
 from codl.targets.local import LocalTarget
 

@@ -33,8 +33,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.ir import soc as socs
-from codl.ir.soc import Soc
 from codl.measure.dataset import Dataset
 from codl.measure.importers.importer import import_tables
 from codl.predict import domain_adaptation as transfer
@@ -43,6 +41,8 @@ from codl.predict import training_set as samples
 from codl.predict.domain_adaptation import Known
 from codl.predict.names import ESTIMATORS
 from codl.predict.training_set import Samples
+from codl.records import soc as socs
+from codl.records.soc import Soc
 
 PHONES = ("lenovo_k5", "redmi", "vivo_z3", "oneplus5t", "huawei_mate_20")
 #: Its GPU's repeated measurements agree within 10 % in 72 % of rows only: told apart.

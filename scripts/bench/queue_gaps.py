@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from codl.frontend.convert import load_network
-from codl.ir import soc as socs
 from codl.ir.network import Network
-from codl.ir.soc import Soc
 from codl.lower import lower
 from codl.lower.partition import partition_plan
 from codl.plan.cost_model import CostModel
@@ -25,6 +23,8 @@ from codl.plan.coverage import covered
 from codl.plan.price import price
 from codl.plan.search import search
 from codl.predict.names import DEFAULT
+from codl.records import soc as socs
+from codl.records.soc import Soc
 from codl.strategies import Context
 
 MODELS = "mobilenet_v1,mobilenet_v2,resnet50,resnet50_v2,yolov2,posenet"

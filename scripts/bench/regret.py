@@ -19,14 +19,14 @@ from time import perf_counter
 
 import numpy as np
 
+from codl.engine.engine import Engine
 from codl.ir import Dim, Layer, Network, Op, to_text
-from codl.ir.statistic import level
 from codl.measure.tasks import load_ops
 from codl.plan.cost_model import CostModel
 from codl.plan.greedy import ChainSearch
 from codl.predict.names import DEFAULT, FOLDER
 from codl.provenance import provenance
-from codl.runtime.engine import Engine
+from codl.records.statistic import level
 from codl.strategies import Context
 from codl.targets.detect import load_local
 from codl.targets.local import LocalTarget

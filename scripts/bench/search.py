@@ -22,11 +22,11 @@ from typing import Any
 
 from codl.frontend.convert import load_structure
 from codl.frontend.models import BUILT_IN
-from codl.ir import soc as socs
-from codl.ir.statistic import level
 from codl.plan.search import METHODS, search
 from codl.predict.names import DEFAULT, FOLDER
 from codl.provenance import provenance
+from codl.records import soc as socs
+from codl.records.statistic import level
 from codl.strategies import Context
 
 #: What a process waits for before a plan is there.

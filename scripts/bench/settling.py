@@ -18,9 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from codl.errors import CodlError
+from codl.evaluate.settled_plans import SettledPlans, longer
 from codl.ir import Network
-from codl.ir import soc as socs
-from codl.ir.soc import Soc
 from codl.measure import tuning_file
 from codl.measure.collector import collect
 from codl.measure.dataset import Dataset
@@ -28,8 +27,9 @@ from codl.measure.measurement_order import OpSelection, Scope, wholes_first
 from codl.measure.recording import Recording
 from codl.measure.tasks import SHARES, load_sources
 from codl.predict.training import fitted
+from codl.records import soc as socs
+from codl.records.soc import Soc
 from codl.strategies import DEFAULT, Context, find
-from codl.strategies.settled_plans import SettledPlans, longer
 from codl.targets.connect import connect
 
 

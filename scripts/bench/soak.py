@@ -25,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
+from codl.engine.engine import Engine
 from codl.frontend.convert import convert
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.simplify_pipeline import simplify
@@ -32,7 +33,6 @@ from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Network
 from codl.ir.plan import Plan
 from codl.plan.build_plan import default_plan
-from codl.runtime.engine import Engine
 from codl.runtime.placement import LocalSoc
 from codl.runtime.threads import thread_ids
 from codl.targets.detect import load_local

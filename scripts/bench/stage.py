@@ -42,11 +42,11 @@ from stage_socs import Stage, of_cores, of_multiprocessors
 from codl.cli.options import read_seconds
 from codl.errors import CodlError
 from codl.frontend.models import MEASURED
-from codl.ir import soc as socs
 from codl.ir import to_text
 from codl.measure.tasks import load_ops
 from codl.plugins import VARIABLE
 from codl.provenance import ROOT
+from codl.records import soc as socs
 from codl.runtime.placement import LocalSoc, load
 
 BENCH = Path(__file__).resolve().parent

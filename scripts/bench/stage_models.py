@@ -23,7 +23,7 @@ from curve_file import STRATEGIES, CurveFile, failed
 
 from codl.cli.recorded import digests_of, recorded
 from codl.errors import CodlError
-from codl.ir.results import Digests
+from codl.evaluate.evaluation import evaluate, to_json
 from codl.measure import tuning_file
 from codl.measure.budget import Budget
 from codl.measure.dataset import Dataset
@@ -31,10 +31,10 @@ from codl.measure.interleave import Effort
 from codl.plugins import load_installed
 from codl.predict.names import DEFAULT
 from codl.predict.training import train
+from codl.records.results import Digests
 from codl.report.load import eval_result
 from codl.runtime.placement import LocalSoc
 from codl.strategies import Context, find
-from codl.strategies.evaluation import evaluate, to_json
 from codl.targets.connect import connect
 from codl.targets.detect import load_local
 from codl.workers import Workers

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from support import adb as bridge
 from support import sshd
 
-from codl.ir.statistic import level
+from codl.records.statistic import level
 from codl.runtime import cache
 from codl.targets import adb, ssh
 from codl.targets.device_shell import DeviceShell

@@ -19,15 +19,15 @@ from pathlib import Path
 from time import sleep
 
 from codl.cli.output import note
+from codl.evaluate.evaluation import evaluate
 from codl.frontend.models import MEASURED
-from codl.ir.results import EvalRow
 from codl.measure import dataset as datasets
 from codl.measure.interleave import Effort
 from codl.predict.names import FOLDER
 from codl.provenance import provenance
+from codl.records.results import EvalRow
 from codl.strategies import find
 from codl.strategies.base import Context
-from codl.strategies.evaluation import evaluate
 from codl.targets.detect import load_local
 
 STRATEGIES = "cpu,gpu,mulayer,codl-paper"

@@ -18,11 +18,11 @@ from codl.cli import bench, conformance, eval_course, evaluate
 from codl.cli.app import app
 from codl.cli.base_options import result_file
 from codl.errors import CodlError
-from codl.ir.results import EvalRow, Latency
-from codl.ir.soc import Soc
+from codl.evaluate.evaluation import Evaluation
 from codl.measure.budget import Budget
+from codl.records.results import EvalRow, Latency
+from codl.records.soc import Soc
 from codl.strategies import Context
-from codl.strategies.evaluation import Evaluation
 from codl.targets.local import LocalTarget
 
 OPS = [f"pooling in=1x{channels}x8x8 kernel=2x2 stride=2" for channels in (8, 16, 24)]

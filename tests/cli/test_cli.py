@@ -28,11 +28,11 @@ from codl.errors import CodlError
 from codl.frontend.decoders.export import with_weights
 from codl.frontend.decoders.source import built
 from codl.frontend.models.builder import ModelBuilder
-from codl.ir import soc as socs
-from codl.ir.soc import Soc
 from codl.measure.facts import memory_objects
 from codl.measure.facts.points_file import load_points
 from codl.measure.interleave import Effort
+from codl.records import soc as socs
+from codl.records.soc import Soc
 from codl.strategies import codl_refined
 from codl.targets import find_facts
 

@@ -16,13 +16,13 @@ from codl.cli import collect as command
 from codl.cli.app import app
 from codl.cli.collect_course import Course, Limits, course_of
 from codl.errors import CodlError
+from codl.evaluate.settled_plans import LOOKS, TOLERANCE, Look
 from codl.ir import parse, to_text
 from codl.kernels.tuning import Tuning
 from codl.measure.collector import Collected
 from codl.measure.dataset import Dataset
 from codl.measure.measurement_order import Scope, everything, wholes_first
 from codl.predict.active_learning import ActiveLearner
-from codl.strategies.settled_plans import LOOKS, TOLERANCE, Look
 
 NETWORK = row(2)
 SCOPE = Scope([layer.op for layer in NETWORK.layers], [0.5, 1.0])

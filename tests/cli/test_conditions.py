@@ -13,14 +13,14 @@ from typer.testing import CliRunner
 from codl.cli import collect, eval_course, evaluate
 from codl.cli.app import app
 from codl.errors import CodlError
-from codl.ir.results import Conditions, EvalRow, Latency
+from codl.evaluate.evaluation import Evaluation
 from codl.measure.timing import Rounds
+from codl.records.results import Conditions, EvalRow, Latency
 from codl.report.load import eval_result
 from codl.report.tables import machine_notes
 from codl.runtime import settings_note
 from codl.runtime.placement import LocalSoc
 from codl.runtime.system_files import SystemFiles
-from codl.strategies.evaluation import Evaluation
 from codl.targets.local import LocalTarget
 
 QUICK = Rounds(warm_up=1, visits=1, samples=1, sample_s=0.0, least=1, span_s=0.0, more=1)

@@ -16,12 +16,12 @@ from codl.cli import eval_course
 from codl.cli.app import app
 from codl.cli.eval_course import Earlier
 from codl.errors import InvalidFileError, MismatchError
+from codl.evaluate.evaluation import Evaluation, load
 from codl.frontend.convert import load_network
 from codl.ir.plan import Chain, Plan
-from codl.ir.results import EvalRow, Latency
+from codl.records.results import EvalRow, Latency
 from codl.runtime.placement import LocalSoc
 from codl.strategies import Context
-from codl.strategies.evaluation import Evaluation, load
 
 MODEL = "matmul"
 PLAN = Plan(

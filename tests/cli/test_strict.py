@@ -19,9 +19,9 @@ from codl.cli import run
 from codl.cli.app import app
 from codl.errors import CodlError, CodlWarning
 from codl.frontend.convert import load_network
-from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.plan.build_plan import preferring
+from codl.records.soc import Soc
 
 RUN = ["run", "small.onnx", "--soc", "test", "--plan", "plan.json", "--rounds", "1", "--json"]
 LOST = -36

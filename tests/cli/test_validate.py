@@ -19,9 +19,9 @@ from codl.cli.app import app
 from codl.errors import CodlError
 from codl.frontend.convert import load_network
 from codl.frontend.models.builder import ModelBuilder
-from codl.ir.soc import Soc
-from codl.ir.soc import load as soc_at
 from codl.kernels import registry
+from codl.records.soc import Soc
+from codl.records.soc import load as soc_at
 
 
 @pytest.fixture

@@ -26,11 +26,11 @@ from codl.errors import InvalidFileError
 from codl.frontend.convert import load_network
 from codl.ir import OP_TYPES, parse
 from codl.ir.executable_check import check
-from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.measure.facts import memory_objects
 from codl.plugins import VARIABLE, PluginError, load_installed
 from codl.predict.names import ESTIMATORS
+from codl.records.soc import Soc
 from codl.registry import rolled_back
 from codl.strategies import STRATEGIES
 from codl.targets import find_facts
@@ -179,7 +179,7 @@ def test_its_commands_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("ratio", [0.0, 0.5, 1.0])
 @pytest.mark.usefixtures("_unloaded")
 def test_its_kernels_compute_its_reference(folder: Path, soc: Soc, ratio: float) -> None:
-    from codl.runtime.engine import Engine
+    from codl.engine.engine import Engine
 
     subprocess.run([sys.executable, "make_model.py"], cwd=folder, check=True)
     codl.load_plugin(folder / PLUGIN)

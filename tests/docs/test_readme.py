@@ -14,16 +14,16 @@ from support import command_line
 from support.whole_way import QUICK
 
 from codl.bundle.archive import Archive
+from codl.engine import engine
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir.executable import Executable, GpuOp
 from codl.ir.plan import Plan
-from codl.ir.soc import Soc
-from codl.ir.tuned import Trial, Tuned
 from codl.kernels.source import source_digest
 from codl.measure import tuning_file
 from codl.measure.dataset import Dataset
 from codl.measure.tuner import brief_tasks
-from codl.runtime import engine
+from codl.records.soc import Soc
+from codl.records.tuned import Trial, Tuned
 from codl.runtime.placement import LocalSoc
 from codl.targets.detect import load_local
 

@@ -8,9 +8,9 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from codl.ir.soc import Soc
 from codl.measure.facts.fact import FACTS
 from codl.measure.facts.memory_objects import KEY
+from codl.records.soc import Soc
 from codl.runtime.placement import Placement
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "soc.md").read_text()

@@ -12,11 +12,11 @@ import pytest
 
 from codl.errors import CodlError, InvalidFileError
 from codl.ir import parse
-from codl.ir import soc as socs
 from codl.ir.environment import Environment
-from codl.ir.results import Digests
 from codl.measure.dataset import AnchorRow, Dataset, OpRow
 from codl.measure.tasks import load_ops
+from codl.records import soc as socs
+from codl.records.results import Digests
 from codl.report.curves import families
 from codl.report.load import load_result
 from codl.report.results import CurveResult

@@ -9,7 +9,7 @@ from support.patients import GIB, MadeUp, findings, patient
 
 from codl.doctor import machine_checks, pace_checks
 from codl.doctor.machine_checks import CHECKS
-from codl.ir.results import Conditions
+from codl.records.results import Conditions
 from codl.runtime.examination import Governor, Room, ThermalZone
 
 ZONES = (ThermalZone("cpu", 41.0, 85.0), ThermalZone("skin", 38.0))

@@ -23,7 +23,7 @@ from codl.frontend.models.layers import ACTIVATIONS, LAYERS
 from codl.frontend.models.preprocessing import Preprocessing
 from codl.frontend.models.summary import summary
 from codl.ir import Network
-from codl.ir.gpu_limits import GpuLimits
+from codl.records.gpu_limits import GpuLimits
 from codl.runtime.placement import LocalSoc, Placement
 from codl.strategies import DEFAULT, Context
 

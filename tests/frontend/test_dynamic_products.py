@@ -13,6 +13,7 @@ from support.decoders import split_plan
 from support.devices import here
 from support.onnx_models import floats, model, node
 
+from codl.engine.engine import Engine
 from codl.errors import CodlError
 from codl.frontend.convert import network_of
 from codl.frontend.graph.integer_products import session_options
@@ -20,9 +21,8 @@ from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.quantize import quantize_dynamic
 from codl.ir import Network
 from codl.ir.ops.onnx_model import INPUT, OnnxModel
-from codl.ir.soc import Soc
 from codl.plan.build_plan import default_plan
-from codl.runtime.engine import Engine
+from codl.records.soc import Soc
 
 K, N = 70, 40
 SCALE = np.float32(0.02)

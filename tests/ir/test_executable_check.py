@@ -18,13 +18,13 @@ from codl.frontend.convert import load_network, network_of
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Network
-from codl.ir import soc as socs
 from codl.ir.executable import Buffer, Raise
 from codl.ir.executable_check import check
 from codl.ir.executable_json import decode
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.plan.build_plan import default_plan
+from codl.records import soc as socs
 from codl.runtime.numpy_interpreter import Interpreter
 from codl.strategies import STRATEGIES, Context
 from codl.validate.uses import stand_ins, uses

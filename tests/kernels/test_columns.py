@@ -41,8 +41,6 @@ from codl.ir.ops.pool2d import (
 from codl.ir.ops.window import (
     WindowColumns,
 )
-from codl.ir.soc import CpuSide, GpuSide, Soc
-from codl.ir.tuned import Tuned
 from codl.kernels import feature_columns as caches
 from codl.kernels import registry, tiling, tiling_columns
 from codl.kernels.conv2d.cpu import TILES, CpuDirect, CpuWinograd
@@ -51,6 +49,8 @@ from codl.kernels.source import source_digest
 from codl.kernels.tuning import Tuning
 from codl.measure.op_runner import operands
 from codl.predict import features
+from codl.records.soc import CpuSide, GpuSide, Soc
+from codl.records.tuned import Tuned
 
 CPU = CpuSide(name="test", threads=1, simd_floats=16, l2_cache_bytes=1 << 20)
 GPU = GpuSide(

@@ -13,9 +13,9 @@ from support.random_ops import batched, ops
 from support.some import some
 
 from codl.ir import Op, Region, Shape, Span, parse, split
-from codl.ir.soc import Soc
 from codl.ir.types import PLANAR, Storage
 from codl.kernels import registry
+from codl.records.soc import Soc
 from codl.runtime.opencl import OpenClDevice
 
 FEW = settings(

@@ -14,14 +14,14 @@ from support.devices import here
 from support.some import some
 
 import codl.kernels
+from codl.engine.engine import Engine
 from codl.frontend.convert import convert
 from codl.frontend.graph.integer_products import session_options
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.simplify_pipeline import simplify
 from codl.ir import Array
-from codl.ir.soc import Soc
 from codl.plan.build_plan import default_plan
-from codl.runtime.engine import Engine
+from codl.records.soc import Soc
 
 
 def model(

@@ -13,12 +13,12 @@ from codl.ir import Op, Region, parse, split
 from codl.ir.executable import GpuOp, Refusal
 from codl.ir.network import Layer, Network
 from codl.ir.ops.matmul_nbits import packed, unpacked
-from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.kernels.base import Variant
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.plan.build_plan import default_plan
+from codl.records.soc import Soc
 from codl.runtime.opencl import OpenClDevice
 
 #: Rows of one and of several tiles, columns and depths that fill neither vectors nor blocks.

@@ -18,8 +18,8 @@ from support.kernel_runs import assert_close, operands, reference, run_gpu
 from support.random_ops import movements, resizes, transposed_convolutions
 
 from codl.ir import Array, Network, Op, Region, parse, to_text
-from codl.ir.soc import Soc
 from codl.kernels import registry
+from codl.records.soc import Soc
 from codl.runtime.opencl import OpenClDevice
 
 #: Of the newest set of operators that is not said otherwise.

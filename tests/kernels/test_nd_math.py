@@ -22,8 +22,8 @@ from codl.ir.ops.norm import Norm
 from codl.ir.ops.reduce import Reduce
 from codl.ir.ops.rotary import Rotary
 from codl.ir.ops.softmax import Softmax
-from codl.ir.soc import Soc
 from codl.kernels import registry
+from codl.records.soc import Soc
 from codl.runtime.opencl import OpenClDevice
 
 SOME = settings(

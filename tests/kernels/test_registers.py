@@ -13,8 +13,8 @@ from support.random_ops import convolutions
 from support.simulated import SOC
 
 from codl.ir import Op, parse
-from codl.ir.soc import GpuSide, Soc
 from codl.kernels import registers, registry
+from codl.records.soc import GpuSide, Soc
 from codl.runtime.opencl import OpenClDevice
 
 #: Vectors of so many floats in so many registers: AVX2, AVX-512, NEON, SSE.

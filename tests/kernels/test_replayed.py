@@ -11,13 +11,13 @@ from support.simulated import REPLAYED, SOC
 
 from codl.errors import InvalidFileError, UnsupportedError
 from codl.ir import OP_TYPES, parse
-from codl.ir import soc as socs
-from codl.ir.soc import Soc
 from codl.kernels import mace, registry
 from codl.kernels.replayed import CLASSES, Replayed, replayed_variants, work
 from codl.measure.collector import collect
 from codl.measure.dataset import Dataset
 from codl.predict import features
+from codl.records import soc as socs
+from codl.records.soc import Soc
 from codl.registry import rolled_back
 from codl.targets.local import LocalTarget
 

@@ -13,11 +13,11 @@ from support.kernel_runs import Case, enough, operands, reference, run_gpu
 from support.plans import branching_case, defaults, gpu_variant
 from support.some import some
 
+from codl.engine.engine import Engine
 from codl.errors import DeviceError, InvalidFileError, UnknownNameError
+from codl.evaluate.evaluation import max_rel_err
 from codl.ir import Network, Region, Shape, parse
-from codl.ir import soc as socs
 from codl.ir.plan import Chain, Plan
-from codl.ir.soc import Soc
 from codl.ir.types import BLOCKED, BLOCKED_HALF, IMAGE, IMAGE_HALF, PLANAR, PLANAR_HALF, Storage
 from codl.kernels import registry
 from codl.kernels.image import image_refusal
@@ -25,12 +25,12 @@ from codl.lower import pieces
 from codl.measure.dataset import Dataset, SharingRow
 from codl.measure.runner import Bench, Prepared
 from codl.measure.tasks import SharingTask, make_tasks
+from codl.records import soc as socs
+from codl.records.soc import Soc
 from codl.runtime import detect
-from codl.runtime.engine import Engine
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.probe import ProbedDevice
 from codl.runtime.session import Session
-from codl.strategies.evaluation import max_rel_err
 
 HALVES = (BLOCKED_HALF, IMAGE_HALF)
 

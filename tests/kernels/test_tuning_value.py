@@ -10,13 +10,13 @@ import pytest
 from support.simulated import SOC
 
 from codl.ir import Op, parse, to_text
-from codl.ir.soc import Soc
-from codl.ir.tuned import Choices, Trial, Tuned
 from codl.kernels import registry
 from codl.kernels.base import Choice
 from codl.kernels.source import source_digest
 from codl.kernels.tuning import Tuning
 from codl.kernels.typical_ops import typical_ops
+from codl.records.soc import Soc
+from codl.records.tuned import Choices, Trial, Tuned
 
 OP = parse("conv2d in=1x64x28x28 oc=64 kernel=3x3 pad=1")
 OTHER = parse("conv2d in=1x32x28x28 oc=64 kernel=3x3 pad=1")

@@ -13,9 +13,9 @@ from support.executables import SOCS, encoded, small_executable, small_network, 
 from support.simulated import SOC
 
 from codl.ir.executable_json import decode
-from codl.ir.soc import Soc
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
+from codl.records.soc import Soc
 
 TESTS = Path(__file__).parent.parent
 #: Of the small executable on each of `SOCS`. They change with the form of executables, with

@@ -33,10 +33,10 @@ from codl.ir.op_text import parse
 from codl.ir.ops.base import Op
 from codl.ir.plan import Chain
 from codl.ir.region import Span
-from codl.ir.soc import Soc
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.lower.partition import cut
+from codl.records.soc import Soc
 from codl.runtime.numpy_interpreter import Interpreter, check_order
 from codl.runtime.ordering import OrderError
 

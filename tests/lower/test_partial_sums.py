@@ -16,7 +16,9 @@ from support.plans import Case, make_plan
 from support.simulated import SOC
 from support.some import some
 
+from codl.engine.engine import Engine
 from codl.errors import MismatchError
+from codl.evaluate.evaluation import max_rel_err
 from codl.frontend.convert import convert
 from codl.frontend.graph.integer_products import session_options
 from codl.frontend.graph.onnx_import import import_onnx
@@ -24,17 +26,15 @@ from codl.frontend.graph.simplify_pipeline import simplify
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir.executable import Executable
 from codl.ir.plan import Plan, load_plan
-from codl.ir.soc import Soc
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.lower.alternatives import alternatives, on_cpu
 from codl.lower.partition import partition_plan
 from codl.plan import op_placement
 from codl.plan.fallbacks import with_fallbacks
-from codl.runtime.engine import Engine
+from codl.records.soc import Soc
 from codl.runtime.numpy_interpreter import Interpreter
 from codl.runtime.placement import LocalSoc
-from codl.strategies.evaluation import max_rel_err
 from codl.validate.halves import halved
 from codl.validate.plan_check import Bench
 from codl.validate.references import Model

@@ -27,7 +27,6 @@ from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Network, parse, to_text
 from codl.ir.executable import Executable, GpuOp, Relayout
 from codl.ir.fallbacks import OpFallback
-from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
@@ -35,6 +34,7 @@ from codl.plan import build_plan
 from codl.plan.build_plan import one_processor
 from codl.plan.cost_model import CostModel
 from codl.plan.price import price
+from codl.records.soc import Soc
 from codl.runtime.numpy_interpreter import Interpreter
 from codl.runtime.opencl import OpenClDevice
 

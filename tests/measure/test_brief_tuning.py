@@ -15,8 +15,6 @@ from typer.testing import CliRunner
 from codl.cli.app import app
 from codl.errors import CodlError, DeviceError
 from codl.ir import parse
-from codl.ir.soc import Soc
-from codl.ir.tuned import Trial, Tuned
 from codl.kernels.source import source_digest
 from codl.kernels.tuning import Tuning
 from codl.kernels.typical_ops import typical_ops
@@ -26,6 +24,8 @@ from codl.measure.dataset import Dataset
 from codl.measure.protocol import Protocol
 from codl.measure.timing import Rounds
 from codl.measure.tuner import TuneRun, TuneTask, brief_tasks, task_of, tune
+from codl.records.soc import Soc
+from codl.records.tuned import Trial, Tuned
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc
 

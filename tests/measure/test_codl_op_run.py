@@ -17,13 +17,13 @@ from codl.cli.app import app
 from codl.cli.collect_original import shell_of
 from codl.errors import CodlError, DeviceError, MismatchError
 from codl.ir import parse
-from codl.ir import soc as socs
 from codl.measure.codl_op_run import collector
 from codl.measure.codl_op_run.command import Options, as_run, op_command
 from codl.measure.codl_op_run.shell import LocalShell
 from codl.measure.codl_op_run.stat import read_stat
 from codl.measure.collector import Collected
 from codl.measure.dataset import Dataset, OpRow
+from codl.records import soc as socs
 from codl.targets import ssh
 
 #: A line as the program prints it, with simulated numbers.

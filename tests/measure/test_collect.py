@@ -24,8 +24,6 @@ from codl.errors import CodlError, InvalidFileError, MismatchError, UnknownNameE
 from codl.files import BusyError
 from codl.ir import Shape, parse, to_text
 from codl.ir.ops.conv2d import Conv2d
-from codl.ir.results import Latency
-from codl.ir.soc import Soc
 from codl.measure import protocol
 from codl.measure.collector import collect
 from codl.measure.dataset import Dataset, OpRow, Table
@@ -35,6 +33,8 @@ from codl.measure.runner import deadly_row, failed_row
 from codl.measure.sampling import surroundings_tasks
 from codl.measure.tasks import OpTask, load_ops, make_tasks, read_csv
 from codl.measure.timing import Rounds
+from codl.records.results import Latency
+from codl.records.soc import Soc
 from codl.targets.base import Target
 from codl.targets.local import LocalTarget
 

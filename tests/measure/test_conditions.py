@@ -8,7 +8,6 @@ import pytest
 from support.phone import make_phone
 
 from codl.ir import parse
-from codl.ir.results import Conditions
 from codl.kernels.tuning import Tuning
 from codl.measure.batch import MeasureBatch
 from codl.measure.collector import collect
@@ -17,6 +16,7 @@ from codl.measure.interleave import Effort
 from codl.measure.tasks import make_tasks
 from codl.measure.timing import Rounds
 from codl.measure.together import time_together
+from codl.records.results import Conditions
 from codl.runtime.placement import LocalSoc
 from codl.targets.local import LocalTarget
 

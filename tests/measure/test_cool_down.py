@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from support.simulated import SOC, conv_tasks
 
-from codl.ir.results import Conditions
 from codl.measure.batch import BatchResult, MeasureBatch, Measurement
 from codl.measure.collector import Collected, collect
 from codl.measure.cool_down import CoolDown, low_battery
 from codl.measure.dataset import AnchorRow, Dataset
 from codl.measure.runner import blank_row
 from codl.measure.tasks import OpTask
+from codl.records.results import Conditions
 from codl.runtime.placement import LocalSoc, Placement
 
 PHONE = LocalSoc.of(SOC, Placement("none", cpu_cores=(0,)))

@@ -13,8 +13,6 @@ from support.simulated import SOC
 
 from codl.errors import InvalidFileError
 from codl.ir import OP_TYPES, parse
-from codl.ir import soc as socs
-from codl.ir.results import Latency
 from codl.ir.types import Layout
 from codl.kernels import registry
 from codl.kernels.base import GpuVariant
@@ -25,6 +23,8 @@ from codl.measure.facts.fact import FACTS, Fact, Point
 from codl.measure.facts.points_file import load_points, save_points
 from codl.measure.tasks import SignalTask
 from codl.measure.timing import Rounds
+from codl.records import soc as socs
+from codl.records.results import Latency
 from codl.runtime.bare_device import BareDevice
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc

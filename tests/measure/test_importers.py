@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 from codl.cli.app import app
 from codl.errors import CodlError, InvalidFileError, MismatchError
 from codl.ir import Shape, parse
-from codl.ir import soc as socs
 from codl.ir.ops.conv2d import Conv2d
 from codl.ir.ops.window import Size2
 from codl.measure.dataset import Dataset
 from codl.measure.importers.importer import Imported, import_tables
 from codl.measure.importers.rows import fitted
+from codl.records import soc as socs
 
 MAPPINGS = Path(__file__).parents[2] / "docs" / "mappings"
 HEAD = "phone,model,op,ih,iw,ic,oh,ow,oc,kh,kw,stride,cpu1_us,cpu2_us,cpu4_us,gpu_us"

@@ -11,7 +11,6 @@ from codl.ir import Op, Shape, parse, to_text
 from codl.ir.ops.attention import Attention
 from codl.ir.ops.cached_attention import CachedAttention
 from codl.ir.ops.matmul import MatMul, merged
-from codl.ir.soc import Soc
 from codl.ir.types import PROCESSORS
 from codl.kernels import registry
 from codl.measure.attention_ops import attention_ops
@@ -39,6 +38,7 @@ from codl.measure.tasks import (
     make_tasks,
 )
 from codl.predict.active_learning import ActiveLearner
+from codl.records.soc import Soc
 
 SHARES = [0.5, 1.0]
 BUDGET_S = 100.0

@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from codl.cli.app import app
 from codl.errors import CodlError, InvalidFileError
-from codl.ir import soc as socs
-from codl.ir.published_soc import PublishedSoc
 from codl.measure.importers.importer import import_tables
 from codl.measure.importers.soc_files import import_soc
+from codl.records import soc as socs
+from codl.records.published_soc import PublishedSoc
 
 #: Four keys and no line end behind them, as the original's files are.
 ORIGINAL = (

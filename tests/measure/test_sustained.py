@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from codl.errors import DeviceError
-from codl.ir.results import Conditions, Latency
 from codl.measure.interleave import Effort, TimedTogether, interleave, timed
 from codl.measure.sustained import WINDOW_S, Window, summary, sustain
 from codl.measure.together import time_together
+from codl.records.results import Conditions, Latency
 
 
 class Phone:

@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 from support.some import some
 
-from codl.ir import parse, statistic, to_text
-from codl.ir.soc import Soc
-from codl.ir.statistic import level
+from codl.ir import parse, to_text
 from codl.measure import batch as batches
 from codl.measure import drift, together
 from codl.measure import drift as anchors
@@ -25,6 +23,9 @@ from codl.measure.runner import Prepared
 from codl.measure.tasks import OpTask, make_tasks
 from codl.measure.timing import WHOLE, Rounds, Timed
 from codl.predict import training_set as samples
+from codl.records import statistic
+from codl.records.soc import Soc
+from codl.records.statistic import level
 from codl.targets import local_measuring
 from codl.targets.local import LocalTarget
 

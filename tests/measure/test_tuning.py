@@ -17,8 +17,6 @@ from codl.errors import CodlWarning, DeviceError, MismatchError
 from codl.ir import Op, parse, to_text
 from codl.ir.columns import FeatureColumns
 from codl.ir.ops.conv2d import Conv2d, ConvColumns
-from codl.ir.soc import Soc
-from codl.ir.tuned import Trial, Tuned
 from codl.kernels import registry
 from codl.kernels.base import Choice, KernelPlan
 from codl.kernels.conv2d.gpu_direct import GpuDirect
@@ -41,6 +39,8 @@ from codl.measure.timing import Rounds
 from codl.measure.tuner import TuneTask, check_same, is_faster, propose, tune, tune_tasks
 from codl.predict import features
 from codl.predict.training import train
+from codl.records.soc import Soc
+from codl.records.tuned import Trial, Tuned
 from codl.runtime.opencl import OpenClDevice
 from codl.targets.local import LocalTarget
 

@@ -14,10 +14,10 @@ import pytest
 from support.simulated import SOC
 
 from codl.errors import CodlError, InvalidFileError, MismatchError
-from codl.ir.tuned import Trial, Tuned
 from codl.kernels.tuning import Tuning
 from codl.measure import tuning_file
 from codl.measure.dataset import Dataset
+from codl.records.tuned import Trial, Tuned
 
 RESULT = Tuned(
     op="conv2d in=1x16x12x12 oc=32 kernel=3x3 pad=1",

@@ -18,7 +18,6 @@ from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.simplify_pipeline import simplify
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Network
-from codl.ir.soc import PowerW
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.plan.beam_search import LowerBound, every_plan, fastest
@@ -27,6 +26,7 @@ from codl.plan.cost_model import CostModel
 from codl.plan.objective import GOALS, Objective
 from codl.plan.price import price
 from codl.plan.search import search
+from codl.records.soc import PowerW
 
 
 def network(build: Callable[[ModelBuilder, str], str]) -> Network:

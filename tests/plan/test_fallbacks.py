@@ -13,7 +13,6 @@ from support.synthetic_predictors import SyntheticPredictors
 
 from codl.errors import InvalidFileError, MismatchError
 from codl.ir import parse, split, to_text
-from codl.ir import soc as socs
 from codl.ir.fallbacks import OpFallback, those_of
 from codl.ir.plan import load_plan
 from codl.kernels import registry
@@ -23,6 +22,7 @@ from codl.plan.cost_model import CostModel
 from codl.plan.fallbacks import for_soc, with_fallbacks
 from codl.plan.op_placement import predicted
 from codl.plan.search import search
+from codl.records import soc as socs
 
 NETWORK = small_network()
 PLAN = small_plan(NETWORK, SOC)

@@ -7,8 +7,8 @@ from support.simulated import SOC
 from support.synthetic_predictors import Line, SyntheticPredictors, inside
 
 from codl.ir import parse
-from codl.ir.gpu_limits import UNLIMITED, GpuLimits
 from codl.plan.cost_model import CostModel
+from codl.records.gpu_limits import UNLIMITED, GpuLimits
 
 OP = parse("conv2d in=1x64x56x56 oc=64 kernel=3x3 pad=1")
 

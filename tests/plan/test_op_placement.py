@@ -18,12 +18,12 @@ from codl.frontend.convert import load_structure, network_of
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.ir import Network
 from codl.ir.plan import Chain, Plan
-from codl.ir.results import TimeSpan
 from codl.ir.types import PROCESSORS
 from codl.plan.build_plan import preferring
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
 from codl.plan.op_placement import measured, predicted
+from codl.records.results import TimeSpan
 from codl.runtime.profiler import totals_ms
 
 

@@ -15,13 +15,13 @@ from support.some import some
 from support.synthetic_predictors import Line, SyntheticPredictors
 
 from codl.errors import CodlError, InvalidFileError, MismatchError, UnknownNameError
+from codl.evaluate.evaluation import SINGLES
 from codl.frontend.convert import convert
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.simplify_pipeline import simplify
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Network, parse, to_text
 from codl.ir.plan import Plan, load_plan
-from codl.ir.soc import Soc
 from codl.ir.types import PROCESSORS, Direction
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
@@ -34,8 +34,8 @@ from codl.plan.greedy import ChainSearch, greedy_chains, single_ops
 from codl.plan.search import search as best_plan
 from codl.plan.transitions import TransferCost, after_stage
 from codl.predict.inside import InsideCosts
+from codl.records.soc import Soc
 from codl.strategies import STRATEGIES, Context, find, ideal
-from codl.strategies.evaluation import SINGLES
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,6 @@ from codl.frontend.graph.simplify_pipeline import simplify
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Layer, Network
 from codl.ir.plan import Chain, Plan
-from codl.ir.soc import Soc
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.plan.beam_search import fastest
@@ -30,6 +29,7 @@ from codl.plan.cost_model import CostModel
 from codl.plan.price import price, stage_times, walk
 from codl.plan.profile_feedback import paced
 from codl.plan.search import search
+from codl.records.soc import Soc
 
 IMAGES = {"memory_types": ("buffer", "image2d"), "max_image_width": 9999, "max_image_height": 9999}
 FLAGS = {"fine_grained_svm": True, "svm_atomics": True, "signal": "flag"}

@@ -13,13 +13,13 @@ from support.synthetic_predictors import SyntheticPredictors
 
 from codl.ir import parse, to_text
 from codl.ir.executable import GpuOp, NetLayer
-from codl.ir.results import TimeSpan
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.lower.partition import partition_plan
 from codl.plan.build_plan import chain_of, make_plan
 from codl.plan.cost_model import CostModel
 from codl.plan.profile_feedback import OpRatio, ProfileCorrections
+from codl.records.results import TimeSpan
 from codl.strategies import codl_refined
 
 CONV = "conv2d in=1x64x{h}x56 oc=64 kernel=3x3 pad=1"

@@ -16,7 +16,6 @@ from support.synthetic_predictors import Line, SyntheticPredictors, synthetic_pr
 
 from codl.ir import Network
 from codl.ir.plan import Plan
-from codl.ir.waterfall import BOUND, PREDICTED_TERMS, Total
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.plan.build_plan import chain_of, make_plan
@@ -25,6 +24,7 @@ from codl.plan.predicted_totals import lossless, predicted_totals, side_by_side_
 from codl.plan.price import price
 from codl.plan.search import search
 from codl.predict.inside import InsideByProcessor
+from codl.records.waterfall import BOUND, PREDICTED_TERMS, Total
 
 #: Both processors alike, nothing but computing and exchanges, and a copy takes 0.01 ms.
 PLAIN = SyntheticPredictors(least_ms=0.0, flops=1e6, exchange=Line(0.01))

@@ -14,12 +14,12 @@ from support.synthetic_predictors import SyntheticPredictors
 from codl.errors import InvalidFileError
 from codl.ir import Op, parse, to_text
 from codl.ir.op_columns import elements
-from codl.ir.soc import CpuCache
 from codl.ir.types import Processor
 from codl.measure.dataset import Dataset, StageRow
 from codl.measure.sampling import stage_tasks
 from codl.predict.inside import FEWEST, Caches, InsideCosts, fitted
 from codl.predict.serialization import VERSION
+from codl.records.soc import CpuCache
 
 COSTS: dict[Processor, InsideCosts] = {
     "cpu": InsideCosts(1.1, 0.02, 5e-8, 4e-8, 3e-8, 2e-8, 9e-8, 1e-8),

@@ -11,13 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 from codl.cli.app import app
-from codl.ir import soc as socs
-from codl.ir.soc import Soc
 from codl.measure import tuning_file
 from codl.measure.dataset import Dataset
 from codl.predict import model_set
 from codl.predict.serialization import StoredPredictor
 from codl.predict.training import train
+from codl.records import soc as socs
+from codl.records.soc import Soc
 
 NAME = "epyc2"
 #: Percent of rows within 10 % that may be lost: what another seed of the hold-out changes is 1.

@@ -18,8 +18,7 @@ from support.simulated import GEMM, SOC, conv_parts, law_ms, op_row, write_datas
 from support.some import some
 
 from codl.errors import CodlError, InvalidFileError, UnknownNameError
-from codl.ir import parse, split, statistic, to_text
-from codl.ir.results import PredictorRow
+from codl.ir import parse, split, to_text
 from codl.measure.budget import Budget
 from codl.measure.dataset import Dataset, SharingRow, StageRow
 from codl.predict import features, training
@@ -33,6 +32,8 @@ from codl.predict.folds import connected_groups, row_folds, shape_folds
 from codl.predict.model_set import load
 from codl.predict.names import ESTIMATORS
 from codl.predict.training import TrainReport, fitted, train
+from codl.records import statistic
+from codl.records.results import PredictorRow
 from codl.workers import Workers
 
 # What is held out

@@ -11,15 +11,15 @@ import pytest
 from support.devices import here
 from support.plans import branching_case, image, legal, make_plan, row
 
+from codl.engine.engine import MOST_MEMORY, Engine
 from codl.errors import DeviceError, UnsupportedError
+from codl.evaluate.evaluation import max_rel_err
 from codl.ir import Array, Network
-from codl.ir.results import Move
-from codl.ir.soc import Soc
 from codl.lower.alternatives import SCALES, shifted
 from codl.plan.build_plan import default_plan
+from codl.records.results import Move
+from codl.records.soc import Soc
 from codl.runtime.adaptation import AdaptiveSession, Stretch, Watch, stretches
-from codl.runtime.engine import MOST_MEMORY, Engine
-from codl.strategies.evaluation import max_rel_err
 from codl.targets.connect import connect
 
 #: Rows, channels, one processor alone, and a branch around them.

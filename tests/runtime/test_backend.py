@@ -19,7 +19,7 @@ from codl.backend import CodlBackend, conformance
 from codl.backend.backend import from_float32, parameter_inputs
 from codl.cli.app import app
 from codl.errors import CodlError, UnsupportedError
-from codl.ir.soc import Soc
+from codl.records.soc import Soc
 
 #: Cases of promised ops that do not pass, by name, and a part of the reason that is given.
 EMPTY = "codl has no empty tensors"

@@ -20,7 +20,9 @@ from support.simulated import SOC
 from support.some import some
 from support.synthetic_predictors import Line, SyntheticPredictors, fastest
 
+from codl.engine.engine import Engine
 from codl.errors import CodlError
+from codl.evaluate.evaluation import max_rel_err
 from codl.frontend.convert import convert
 from codl.frontend.graph.integer_products import session_options
 from codl.frontend.graph.onnx_import import import_onnx
@@ -37,7 +39,6 @@ from codl.ir.ops.norm import Norm
 from codl.ir.ops.reduce import Reduce
 from codl.ir.ops.reshape import Reshape
 from codl.ir.ops.softmax import Softmax
-from codl.ir.soc import Soc
 from codl.ir.types import PROCESSORS
 from codl.kernels import registry
 from codl.lower.partition import cut, partition_plan
@@ -46,10 +47,9 @@ from codl.plan.chain_costs import ChainCosts
 from codl.plan.cost_model import CostModel
 from codl.plan.greedy import ChainSearch, greedy_chains, image_ratios
 from codl.plan.halo_propagation import Walk
-from codl.runtime.engine import Engine
+from codl.records.soc import Soc
 from codl.runtime.opencl import OpenClDevice
 from codl.strategies import ideal
-from codl.strategies.evaluation import max_rel_err
 
 
 def residual(images: int) -> onnx.ModelProto:

@@ -31,6 +31,7 @@ from codl.bundle import load, packaging, tensors
 from codl.bundle.archive import EXECUTABLE, MANIFEST, PAGE, Archive, to_json, write_archive
 from codl.bundle.packaging import package, write
 from codl.bundle.signature import signed
+from codl.engine.engine import Engine
 from codl.errors import (
     CodlError,
     CodlWarning,
@@ -45,12 +46,11 @@ from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Layer, Network, parse, to_text
 from codl.ir.constants import array_digest
 from codl.ir.plan import Chain, Plan
-from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.measure.inputs import random_inputs
 from codl.measure.op_runner import operands
+from codl.records.soc import Soc
 from codl.runtime import cache, settings_note
-from codl.runtime.engine import Engine
 from codl.targets.base import Target
 
 #: Ops whose variants have weights to arrange; other tests compile the same kernels.

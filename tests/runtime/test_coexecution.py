@@ -14,23 +14,23 @@ from support.devices import here
 from support.plans import CUTS, Case, branching_case, legal, make_plan
 from support.some import some
 
+from codl.engine.engine import Engine
 from codl.errors import CodlError, MismatchError
+from codl.evaluate.evaluation import cosine, max_rel_err
 from codl.frontend.convert import convert
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.simplify_pipeline import simplify
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import parse
 from codl.ir.plan import Plan
-from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.lower import pieces
 from codl.lower.partition import partition_plan
 from codl.measure.op_runner import operands
-from codl.runtime.engine import Engine
+from codl.records.soc import Soc
 from codl.runtime.host_handles import HostSession
 from codl.runtime.memory import ALIGNMENT, aligned_zeros
 from codl.runtime.profiler import sharing_ms
-from codl.strategies.evaluation import cosine, max_rel_err
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 from support.phone import BATTERY, BIG, COOLING, KGSL, LITTLE, MALI, ZONES, devfreq, make_phone, put
 from support.simulated import SOC
 
-from codl.ir.results import Conditions
+from codl.records.results import Conditions
 from codl.runtime.conditions import ConditionReader
 from codl.runtime.nvml import Gpu
 from codl.runtime.placement import LocalSoc, Placement

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.phone import KGSL, make_phone, put
 
-from codl.ir.soc_facts import Chip, CoreCluster, CpuCache
+from codl.records.soc_facts import Chip, CoreCluster, CpuCache
 from codl.runtime import chip
 from codl.runtime.chip import read_chip
 from codl.runtime.conditions import thermometers

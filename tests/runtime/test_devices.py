@@ -12,9 +12,9 @@ from threading import Barrier, Thread
 import pytest
 
 from codl.errors import DeviceError, InvalidFileError, UnknownNameError
-from codl.ir import soc as socs
-from codl.ir.soc import Soc
 from codl.kernels.base import KernelLaunch, KernelPlan
+from codl.records import soc as socs
+from codl.records.soc import Soc
 from codl.runtime import detect, drivers, placement
 from codl.runtime.cpu_facts import CpuFacts, cpu_facts
 from codl.runtime.drivers import Driver

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support.devices import here
 
+from codl.engine.engine import Engine
 from codl.errors import CodlWarning
 from codl.frontend.convert import convert
 from codl.frontend.graph.onnx_import import import_onnx
@@ -17,7 +18,6 @@ from codl.ir.plan import Chain, Plan
 from codl.kernels import registry
 from codl.runtime import cache
 from codl.runtime.distrust import MOST, Distrust
-from codl.runtime.engine import Engine
 from codl.runtime.placement import LocalSoc
 
 NAME, OP = "conv2d gpu_direct", "conv2d in=1x5x7x9 oc=6 kernel=3x3 pad=1"

@@ -13,9 +13,9 @@ from support.devices import here
 from support.some import some
 
 from codl.errors import DeviceError, InvalidFileError
-from codl.ir import soc as socs
-from codl.ir.soc import PowerW, Soc
 from codl.measure.power import measure_power
+from codl.records import soc as socs
+from codl.records.soc import PowerW, Soc
 from codl.runtime import energy, nvml
 from codl.runtime.energy import Sensor, SensorScan, energy_mj, find_sensors, metered
 from codl.runtime.system_files import SystemFiles

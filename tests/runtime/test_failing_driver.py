@@ -20,18 +20,18 @@ from support.executables import network_of, numbers
 from support.failing_driver import Calls, calls_of
 from support.plans import make_plan
 
+from codl.engine.engine import Engine
 from codl.errors import CodlError, CodlWarning, DeviceError
+from codl.evaluate.run_report import measure
 from codl.ir import Array, Network, Shape
 from codl.ir.executable import Executable
 from codl.ir.plan import Plan
-from codl.ir.soc import Soc
 from codl.lower import lowering
 from codl.plan.build_plan import default_plan
+from codl.records.soc import Soc
 from codl.runtime import cache
-from codl.runtime.engine import Engine
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc
-from codl.strategies.run_report import measure
 
 OUT_OF_RESOURCES, NO_MEMORY, NO_HOST_MEMORY, GONE, LOST = -5, -4, -6, -2, -36
 #: A convolution, a join, a pooling and a product, cut along every dimension: so data is shared.
@@ -71,7 +71,7 @@ def lowered_once(monkeypatch: pytest.MonkeyPatch) -> None:
             known[key] = lowering.lower(network, plan, soc, *args, **options)
         return known[key]
 
-    monkeypatch.setattr("codl.runtime.engine.lower", lower)
+    monkeypatch.setattr("codl.engine.engine.lower", lower)
 
 
 def ways(soc: LocalSoc) -> list[LocalSoc]:

@@ -22,6 +22,7 @@ from support.failing_kernels import Failing, source
 from support.plans import row
 from support.variants import with_variants
 
+from codl.engine.engine import Engine
 from codl.errors import CodlError, CodlWarning, DeviceError
 from codl.frontend.convert import convert
 from codl.frontend.graph.onnx_import import import_onnx
@@ -31,7 +32,6 @@ from codl.ir import Array, Network, Shape, parse
 from codl.ir.constants import Constants
 from codl.ir.executable import Executable
 from codl.ir.plan import Chain, Plan
-from codl.ir.soc import Soc
 from codl.ir.types import BLOCKED, PLANAR, Processor
 from codl.kernels import registry
 from codl.kernels.base import KernelPlan, ScratchArg
@@ -40,10 +40,10 @@ from codl.kernels.tuning import Tuning
 from codl.lower import lower, pieces
 from codl.lower.lowering import VALUE
 from codl.plan.build_plan import default_plan
+from codl.records.soc import Soc
 from codl.runtime import cache
 from codl.runtime.cl_errors import describe, explained
 from codl.runtime.cl_import import cl_module
-from codl.runtime.engine import Engine
 from codl.runtime.handles import Handles
 from codl.runtime.loaded import RefusedError
 from codl.runtime.opencl import OpenClDevice

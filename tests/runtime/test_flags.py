@@ -12,7 +12,9 @@ from support.devices import here
 from support.plans import CUTS, Case, branching_case, image, legal, make_plan, row
 from support.random_networks import reference_outputs
 
+from codl.engine.engine import Engine
 from codl.errors import DeviceError
+from codl.evaluate.evaluation import max_rel_err
 from codl.ir.executable import Raise
 from codl.measure.facts import svm_flag
 from codl.measure.signals import make_flag
@@ -20,12 +22,10 @@ from codl.runtime import flags
 from codl.runtime.bare_device import BareDevice
 from codl.runtime.bound_kernel import BoundKernel
 from codl.runtime.cl_import import cl_module
-from codl.runtime.engine import Engine
 from codl.runtime.flags import LEAST_S, Flag, Pace
 from codl.runtime.memory import flag_words
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc
-from codl.strategies.evaluation import max_rel_err
 
 #: Of a small network, with two flags or more each; thousands were run by hand.
 RUNS = 300

@@ -19,7 +19,9 @@ from support.simulated import SOC
 from support.some import some
 from support.variants import with_variants
 
+from codl.engine.engine import Engine
 from codl.errors import CodlWarning
+from codl.evaluate.evaluation import max_rel_err
 from codl.frontend.convert import convert
 from codl.frontend.graph.integer_products import session_options
 from codl.frontend.graph.onnx_import import import_onnx
@@ -27,14 +29,12 @@ from codl.frontend.graph.simplify_pipeline import simplify
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Array, Network, Op, Region, parse, split
 from codl.ir.ops.base import Activation
-from codl.ir.soc import Soc
 from codl.ir.types import BLOCKED, IMAGE, IMAGE_HALF, Storage
 from codl.kernels import registry
 from codl.lower.gpu import works
 from codl.lower.partition import cut as chain_cut
-from codl.runtime.engine import Engine
+from codl.records.soc import Soc
 from codl.runtime.opencl import OpenClDevice
-from codl.strategies.evaluation import max_rel_err
 
 OPS = (
     ("conv2d in=1x20x13x11 oc=36 kernel=3x3 pad=1 act=relu", "OC"),

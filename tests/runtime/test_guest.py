@@ -21,10 +21,10 @@ from support import guest
 from support.plans import branching, branching_case, make_plan
 
 import codl
+from codl.engine.engine import Engine
 from codl.errors import DeviceError, UnsupportedError
 from codl.plan.search import NO_COLLECTION
 from codl.runtime import drivers, threads
-from codl.runtime.engine import Engine
 from codl.runtime.placement import LocalSoc
 from codl.targets.local import LocalTarget
 

@@ -12,11 +12,11 @@ from support.devices import here
 from support.executables import small_network, small_plan
 from support.random_networks import random_inputs, random_networks, random_plans
 
+from codl.engine.engine import Engine
 from codl.ir.executable import Executable
 from codl.ir.network import Network
 from codl.ir.plan import Plan
-from codl.ir.soc import Soc
-from codl.runtime.engine import Engine
+from codl.records.soc import Soc
 from codl.runtime.numpy_interpreter import Interpreter
 
 SETTINGS: dict[str, Any] = {

@@ -18,13 +18,13 @@ from support.plans import make_plan
 from support.random_ops import movements, norms, ops, products, reductions, softmaxes
 from support.some import some
 
+from codl.engine.engine import Engine
 from codl.errors import CodlError
 from codl.ir import Array, Op, Region, Span, parse, split, to_text
 from codl.ir.executable import NcnnNet, OnnxNet, RunNet
 from codl.ir.network import Layer, Network
 from codl.ir.onnx_wire import stand_in
 from codl.ir.ops.eltwise import UNARY
-from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.lower import lower, pieces
@@ -32,7 +32,7 @@ from codl.lower.lowering import lower_net
 from codl.lower.nets import CpuLayer, Group
 from codl.measure.op_runner import cpu_work
 from codl.plan.build_plan import default_plan
-from codl.runtime.engine import Engine
+from codl.records.soc import Soc
 from codl.runtime.host_handles import HostSession
 from codl.runtime.ort_net import arranges, make_session
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from codl.ir.gpu_limits import GpuLimits
+from codl.records.gpu_limits import GpuLimits
 from codl.runtime.pacing import IN_FLIGHT_MS, Pacer
 
 

@@ -10,6 +10,8 @@ import onnxruntime as ort
 import pytest
 from support.devices import here
 
+from codl.engine.engine import Engine
+from codl.evaluate.evaluation import compare, load
 from codl.frontend.convert import convert
 from codl.frontend.graph.integer_products import session_options
 from codl.frontend.graph.onnx_import import import_onnx
@@ -19,11 +21,9 @@ from codl.frontend.models.builder import ModelBuilder
 from codl.frontend.models.transformer import Transformer
 from codl.ir import Layer, Network, split
 from codl.ir.plan import Chain, Plan
-from codl.ir.soc import Soc
 from codl.ir.types import PROCESSORS
 from codl.kernels import registry
-from codl.runtime.engine import Engine
-from codl.strategies.evaluation import compare, load
+from codl.records.soc import Soc
 
 
 def one_side(network: Network, soc: Soc, gpu_ratio: float) -> Plan:

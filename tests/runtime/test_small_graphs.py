@@ -18,14 +18,14 @@ from onnx import TensorProto
 from support.devices import here
 from support.onnx_models import floats, model, node
 
+from codl.engine.engine import Engine
 from codl.errors import CodlWarning, UnsupportedError
 from codl.frontend.convert import network_of
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.ir.network import Network
 from codl.ir.plan import Plan
-from codl.ir.soc import Soc
 from codl.plan.build_plan import preferring
-from codl.runtime.engine import Engine
+from codl.records.soc import Soc
 
 PAIR = {"kernel_shape": [2, 2], "strides": [2, 2]}
 

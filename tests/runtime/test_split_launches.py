@@ -10,14 +10,14 @@ import pytest
 from support.kernel_runs import Case, run_gpu
 from support.plans import branching_case, make_plan
 
+from codl.engine.engine import Engine
 from codl.errors import DeviceError
 from codl.ir import parse
-from codl.ir.gpu_limits import GpuLimits
 from codl.kernels import registry
 from codl.plan.build_plan import default_plan
+from codl.records.gpu_limits import GpuLimits
 from codl.runtime import split_launches
 from codl.runtime.bound_kernel import BoundKernel
-from codl.runtime.engine import Engine
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.pacing import PacedQueue
 from codl.runtime.placement import LocalSoc, splittable

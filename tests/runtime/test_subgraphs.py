@@ -16,6 +16,7 @@ from support.devices import here
 from support.onnx_models import floats, model, node
 from support.plans import one_by_one
 
+from codl.engine.engine import Engine
 from codl.errors import CodlError
 from codl.frontend.convert import network_of
 from codl.frontend.graph.integer_products import session_options
@@ -23,8 +24,7 @@ from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.unsupported import enclose
 from codl.ir import Network
 from codl.ir.ops.onnx_model import OnnxModel
-from codl.ir.soc import Soc
-from codl.runtime.engine import Engine
+from codl.records.soc import Soc
 
 Values = Mapping[str, NDArray[Any]]
 

@@ -15,17 +15,17 @@ from support.plans import image, row
 from support.simulated import SOC
 from support.synthetic_predictors import SyntheticPredictors
 
+from codl.engine.engine import Engine
 from codl.errors import UnsupportedError
 from codl.ir import Network
 from codl.ir.plan import Plan
-from codl.ir.results import Latency
-from codl.ir.soc import Soc
 from codl.measure.budget import Budget
 from codl.measure.interleave import Effort, TimedTogether
 from codl.plan.build_plan import default_plan
 from codl.plan.cost_model import CostModel
 from codl.plan.objective import Objective
-from codl.runtime.engine import Engine
+from codl.records.results import Latency
+from codl.records.soc import Soc
 from codl.strategies import codl_refined, find
 from codl.strategies.base import Context
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from codl.frontend.convert import load_network
 from codl.ir import OP_TYPES, Op, parse, split, to_text
-from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.kernels.base import Variant
 from codl.kernels.source import source_text
@@ -19,6 +18,7 @@ from codl.lower.partition import partition_plan
 from codl.plan.cost_model import CostModel
 from codl.predict import features
 from codl.predict.estimators.base import LatencyEstimator
+from codl.records.soc import Soc
 from codl.strategies import Context, Strategy
 from support.simulated import SOC
 from support.synthetic_predictors import SyntheticPredictors

@@ -13,9 +13,9 @@ from codl.frontend.decoders.build import ALL_KEYS, LAST_KEYS, LOGITS, TOKENS, De
 from codl.frontend.decoders.source import DecoderSource
 from codl.ir.network import Network
 from codl.ir.plan import Chain, Plan
-from codl.ir.soc import Soc
 from codl.ir.types import PROCESSORS
 from codl.plan.build_plan import default_plan
+from codl.records.soc import Soc
 
 SMALL = DecoderSizes(
     layers=2,

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from codl.ir import parse, to_text
-from codl.ir.results import Conditions
 from codl.ir.types import PROCESSORS
 from codl.measure import drift
 from codl.measure.batch import (
@@ -22,6 +21,7 @@ from codl.measure.batch import (
 from codl.measure.dataset import AnchorRow, Dataset
 from codl.measure.runner import blank_row
 from codl.measure.tasks import Task
+from codl.records.results import Conditions
 from codl.runtime.placement import LocalSoc, Placement
 from support.simulated import SOC
 

@@ -17,9 +17,9 @@ from codl.ir.network import Layer, Network
 from codl.ir.op_text import parse
 from codl.ir.ops.base import Array
 from codl.ir.plan import Plan
-from codl.ir.soc import Soc
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
+from codl.records.soc import Soc
 from support.plans import make_plan
 from support.simulated import SOC
 

@@ -20,14 +20,14 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from codl.engine.engine import Engine
 from codl.errors import CodlError
 from codl.frontend.convert import network_of
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.ir.network import Network
 from codl.ir.plan import Plan
-from codl.ir.soc import Soc
 from codl.plan.build_plan import preferring
-from codl.runtime.engine import Engine
+from codl.records.soc import Soc
 from codl.runtime.loaded import Loads
 from support.random_graphs import (
     FLOATS,

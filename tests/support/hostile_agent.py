@@ -17,7 +17,6 @@ import yaml
 
 from codl.errors import CodlError
 from codl.ir import parse
-from codl.ir import soc as socs
 from codl.kernels.tuning import Tuning
 from codl.measure.batch import MeasureBatch
 from codl.measure.check_variants import task_of as check_task
@@ -26,6 +25,7 @@ from codl.measure.interleave import Effort
 from codl.measure.timing import Rounds
 from codl.measure.tuner import task_of as tune_task
 from codl.provenance import VERSION as CODL
+from codl.records import soc as socs
 from codl.runtime.loaded import Footprint
 from codl.runtime.placement import LocalSoc
 from codl.runtime.probe import ProbedDevice, ProbeResult

@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.ir import Activation, Array, Op, Region, Shape, to_text
-from codl.ir.gpu_limits import UNLIMITED, GpuLimits
 from codl.ir.ops.eltwise import Eltwise
-from codl.ir.soc import Soc
 from codl.ir.types import Storage
 from codl.kernels import registry
 from codl.kernels.base import Variant
 from codl.lower import pieces
 from codl.measure.check_variants import difference, tolerance
+from codl.records.gpu_limits import UNLIMITED, GpuLimits
+from codl.records.soc import Soc
 from codl.runtime.host_handles import HostSession
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.session import Session

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from codl.ir.results import Conditions, Latency
-from codl.ir.tuned import Choices, Trial, Tuned, UsualBlocks
 from codl.measure.facts.fact import Fact, Point
 from codl.measure.interleave import Effort
 from codl.measure.sent_tasks import DispatchRecord, OpRecord, SignalRecord, StageRecord
 from codl.measure.timing import Rounds
+from codl.records.results import Conditions, Latency
+from codl.records.tuned import Choices, Trial, Tuned, UsualBlocks
 from codl.targets.arrays import to_wire
 from codl.targets.measure_messages import (
     AnchorLevel,

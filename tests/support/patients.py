@@ -8,8 +8,8 @@ from typing import Any
 
 from codl.doctor.examine import no_progress
 from codl.errors import DeviceError
-from codl.ir.results import Conditions
 from codl.optional import BASE, PACKAGES
+from codl.records.results import Conditions
 from codl.runtime.cpu_facts import CpuFacts
 from codl.runtime.examination import Examination, Room
 from codl.runtime.probe import ProbedDevice, ProbeResult

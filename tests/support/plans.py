@@ -16,9 +16,9 @@ from codl.frontend.graph.simplify_pipeline import simplify
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Array, Layer, Network
 from codl.ir.plan import Chain, Plan
-from codl.ir.soc import Soc
 from codl.ir.types import PLANAR, Storage
 from codl.kernels import registry
+from codl.records.soc import Soc
 
 #: A network, its input `image`, and the outputs by name.
 Case = tuple[Network, Array, dict[str, Array]]

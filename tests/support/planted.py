@@ -27,12 +27,12 @@ from onnx import TensorProto
 
 from codl.errors import CodlError, CodlWarning
 from codl.frontend.models.builder import ModelBuilder
-from codl.ir.gpu_limits import GpuLimits
 from codl.ir.network import Network
 from codl.ir.plan import Chain, Plan
 from codl.ir.types import PROCESSORS
 from codl.kernels import registry
 from codl.plan.build_plan import preferring
+from codl.records.gpu_limits import GpuLimits
 from codl.runtime.placement import LocalSoc, load
 from codl.targets.connect import connect
 from codl.validate.first_check import checked_engine

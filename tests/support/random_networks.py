@@ -28,7 +28,7 @@ from codl.ir.ops.softmax import Softmax
 from codl.ir.ops.window import Size2
 from codl.ir.plan import Plan, Sharing
 from codl.ir.region import Shape
-from codl.ir.soc import Soc
+from codl.records.soc import Soc
 from support.random_plans import random_plan
 
 Exact = NDArray[np.float64]

@@ -25,8 +25,6 @@ from codl.errors import CodlError
 from codl.frontend import models
 from codl.frontend.convert import load_network
 from codl.frontend.models import builder
-from codl.ir import shipped
-from codl.ir import soc as socs
 from codl.ir.executable_json import encode
 from codl.ir.plan import load_plan
 from codl.kernels.tuning import Tuning
@@ -38,6 +36,8 @@ from codl.measure.inputs import read_npz
 from codl.measure.recording import Recording
 from codl.predict import features, serialization
 from codl.predict.names import DEFAULT, FOLDER
+from codl.records import shipped
+from codl.records import soc as socs
 from codl.report.load import load_result
 from codl.runtime.placement import Placement
 from codl.validate.closeness import read_labels

@@ -15,8 +15,8 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from codl.ir.soc import Soc
 from codl.measure.batch import BatchResult, MeasureBatch, Measurement, Watcher
+from codl.records.soc import Soc
 from codl.runtime import orphan
 from codl.runtime.cpu_facts import CpuFacts
 from codl.targets import agent, agent_file, local

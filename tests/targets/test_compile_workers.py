@@ -12,7 +12,6 @@ import pytest
 from support.devices import here
 
 from codl.ir import parse
-from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.measure import batch as batches
@@ -21,6 +20,7 @@ from codl.measure.collector import collect
 from codl.measure.dataset import Dataset
 from codl.measure.tasks import OpTask, Task, make_tasks
 from codl.measure.timing import Rounds
+from codl.records.soc import Soc
 from codl.runtime import cache
 from codl.runtime.placement import LocalSoc
 from codl.targets import compile_workers as ahead

@@ -14,7 +14,7 @@ from support.phone import BIG, KGSL, LITTLE, contents, make_phone, put
 from support.simulated import SOC
 
 from codl.errors import CodlError
-from codl.ir.results import Conditions
+from codl.records.results import Conditions
 from codl.runtime import settings_note
 from codl.runtime.placement import LocalSoc, Placement
 from codl.runtime.system_files import SystemFiles

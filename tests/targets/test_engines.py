@@ -18,6 +18,7 @@ from support.devices import here
 from support.plans import image, row
 from support.some import some
 
+from codl.engine.engine import Engine
 from codl.errors import CodlError, CodlWarning, DeviceError
 from codl.frontend.convert import convert
 from codl.frontend.graph.onnx_import import import_onnx
@@ -27,10 +28,9 @@ from codl.ir import Network
 from codl.ir.constants import array_digest
 from codl.ir.executable_json import encode
 from codl.ir.plan import Plan
-from codl.ir.soc import Soc
 from codl.measure.interleave import Effort
 from codl.plan.build_plan import default_plan
-from codl.runtime.engine import Engine
+from codl.records.soc import Soc
 from codl.runtime.placement import LocalSoc
 from codl.targets.arrays import ArrayRecord, from_wire, to_wire
 from codl.targets.base import Target

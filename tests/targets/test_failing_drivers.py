@@ -12,9 +12,9 @@ from support.executables import network_of, numbers
 from support.plans import make_plan
 
 from codl import plugins
+from codl.engine.engine import Engine
 from codl.errors import CodlWarning, DeviceError
 from codl.plan.build_plan import default_plan
-from codl.runtime.engine import Engine
 from codl.runtime.placement import LocalSoc
 from codl.targets.connect import connect
 from codl.targets.model_messages import Load, Run

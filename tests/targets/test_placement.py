@@ -11,7 +11,7 @@ import pytest
 from support.simulated import SOC
 
 from codl.errors import CodlWarning, DeviceError, InvalidFileError, MismatchError, UnsupportedError
-from codl.ir.soc import Soc
+from codl.records.soc import Soc
 from codl.runtime import placement, threads
 from codl.runtime.cpu_facts import cpu_facts
 from codl.runtime.placement import LocalSoc, Placement, at_hand

@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 from codl.cli.app import app
 from codl.errors import CodlError, InvalidFileError, MismatchError, UnsupportedError
 from codl.ir import Shape, to_text
-from codl.ir.results import Conditions
 from codl.kernels.tuning import Tuned, Tuning
 from codl.measure import tuning_file
 from codl.measure.batch import MeasureBatch
@@ -28,6 +27,7 @@ from codl.measure.tasks import OpTask, SharingTask, Task
 from codl.measure.timing import Rounds
 from codl.predict.features import STORAGES
 from codl.predict.training import train
+from codl.records.results import Conditions
 from codl.runtime.placement import LocalSoc, Placement
 from codl.targets.base import Target
 from codl.targets.connect import TRANSPORTS, connect, transport_of

@@ -19,13 +19,13 @@ from support.frame_fuzz import MAKERS, frames_of
 
 from codl.errors import CodlError, CodlWarning, DeviceError, UnknownNameError
 from codl.ir import parse
-from codl.ir.soc import Soc
 from codl.kernels.tuning import Tuning
 from codl.measure.collector import collect
 from codl.measure.dataset import Dataset
 from codl.measure.tasks import OpTask, Task, make_tasks
 from codl.measure.timing import Rounds
 from codl.measure.tuner import tune_tasks
+from codl.records.soc import Soc
 from codl.registry import rolled_back
 from codl.runtime.child import Child
 from codl.runtime.frames import Connection, FrameError

@@ -13,7 +13,6 @@ import pytest
 from codl.errors import CodlError
 from codl.ir import parse
 from codl.ir.executable import Executable
-from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.lower import pieces
@@ -21,6 +20,7 @@ from codl.measure.batch import MeasureBatch
 from codl.measure.op_runner import filler
 from codl.measure.tasks import OpTask, make_tasks
 from codl.measure.timing import Rounds
+from codl.records.soc import Soc
 from codl.targets.client import COMMAND
 from codl.targets.connect import connect
 from codl.targets.remote import RemoteTarget

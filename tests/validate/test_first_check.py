@@ -24,6 +24,8 @@ import codl
 from codl.bundle.packaging import Packaged, package
 from codl.bundle.packaging import write as write_bundle
 from codl.cli.app import app
+from codl.engine.decoder import Decoder, PlannedStep
+from codl.engine.engine import Engine
 from codl.errors import CodlWarning, WrongResultError
 from codl.frontend.convert import load_network
 from codl.frontend.decoders import step_of
@@ -36,8 +38,6 @@ from codl.kernels import registry
 from codl.measure.inputs import random_inputs
 from codl.plan.build_plan import default_plan, preferring
 from codl.runtime import cache, settings_note
-from codl.runtime.decoder import Decoder, PlannedStep
-from codl.runtime.engine import Engine
 from codl.runtime.examination import Memory
 from codl.runtime.placement import LocalSoc
 from codl.runtime.session import Session

@@ -15,6 +15,7 @@ from support.faults import FAULTS, Faulty, default_of, every_kind, one_of_each_k
 from support.plans import image, make_plan, row
 from support.variants import with_variants
 
+from codl.engine.engine import Engine
 from codl.errors import CodlWarning
 from codl.ir import Network
 from codl.ir.executable import GpuOp
@@ -25,7 +26,6 @@ from codl.kernels.tuning import Tuning
 from codl.measure.check_variants import OPS
 from codl.plan.build_plan import preferring
 from codl.plan.fallbacks import for_soc
-from codl.runtime.engine import Engine
 from codl.runtime.placement import LocalSoc
 from codl.validate.halves import halved
 from codl.validate.plan_check import Bench

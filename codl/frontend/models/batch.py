@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 
 from codl.errors import CodlError
-from codl.ir.yaml_file import MOST
+from codl.yaml_file import MOST
 
 
 def set_batch(proto: onnx.ModelProto, images: int) -> None:

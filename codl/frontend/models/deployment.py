@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 from codl.errors import InvalidFileError, UnknownNameError, UnsupportedError
 from codl.frontend.models.preprocessing import Preprocessing, read_preprocessing
 from codl.frontend.models.reading import Section, flag, number, one_of, sequence, sizes, text
-from codl.ir.gpu_limits import UNLIMITED, GpuLimits, LimitError
+from codl.records.gpu_limits import UNLIMITED, GpuLimits, LimitError
 
 if TYPE_CHECKING:  # a file is checked, and a bundle runs, without ONNX
     import onnx

@@ -9,8 +9,8 @@ from typing import Any, NoReturn, TypeVar
 
 import yaml
 
+from codl import yaml_file
 from codl.errors import InvalidFileError, UnknownNameError
-from codl.ir import yaml_file
 
 T = TypeVar("T")
 #: What a value becomes; raises `ValueError` with what was expected.

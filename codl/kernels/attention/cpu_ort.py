@@ -11,10 +11,10 @@ from codl.ir import columns
 from codl.ir.columns import FeatureColumns
 from codl.ir.onnx_node import Node
 from codl.ir.ops.attention import TOKENS, Attention, AttentionColumns
-from codl.ir.soc import Soc
 from codl.kernels.feature_columns import THIRD_LEVEL, beyond
 from codl.kernels.ort import CpuOrt, OrtPlan, ints, node
 from codl.kernels.variant import ByColumns
+from codl.records.soc import Soc
 
 #: The version of ONNX's operators that has attention.
 OPSET = 23

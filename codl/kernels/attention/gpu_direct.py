@@ -11,7 +11,6 @@ import numpy as np
 from codl.ir import columns
 from codl.ir.columns import Column, FeatureColumns
 from codl.ir.ops.attention import Attention, AttentionColumns
-from codl.ir.soc import Soc
 from codl.kernels import tiling_columns
 from codl.kernels.attention.problem import bias_steps, defines, local_bytes, planar, tensors
 from codl.kernels.base import Choice, KernelLaunch, KernelPlan, ScratchArg
@@ -23,6 +22,7 @@ from codl.kernels.feature_columns import (
 from codl.kernels.matmul.gpu_direct import fitting_rows, usual_rows
 from codl.kernels.tiling import base_defines, round_up
 from codl.kernels.variant import ByChoiceColumns, ForPlanar
+from codl.records.soc import Soc
 
 #: Vectors of a panel of keys, and of features.
 WIDE = 2

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from codl.ir import columns
 from codl.ir.columns import Column, FeatureColumns
 from codl.ir.ops.attention import Attention, AttentionColumns
-from codl.ir.soc import Soc
 from codl.kernels.attention.problem import bias_steps, defines, local_bytes, planar, tensors
 from codl.kernels.base import Choice, KernelLaunch, KernelPlan
 from codl.kernels.feature_columns import (
@@ -22,6 +21,7 @@ from codl.kernels.feature_columns import (
 )
 from codl.kernels.tiling import base_defines, ceil_div
 from codl.kernels.variant import ByChoiceColumns, ForPlanar
+from codl.records.soc import Soc
 
 #: Work-items that share a query, as in the source.
 SHARING = 16

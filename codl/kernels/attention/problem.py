@@ -6,9 +6,9 @@ from typing import Any
 
 from codl.ir.ops.attention import HEADS, TOKENS, Attention
 from codl.ir.ops.nd import AxisBlock, Sizes
-from codl.ir.soc import Soc
 from codl.ir.types import Storage
 from codl.kernels.base import ENDS, TensorArg
+from codl.records.soc import Soc
 
 #: Local memory that a work-group takes at most, whatever the device has: several fit on a unit.
 LOCAL_BYTES = 48 * 1024

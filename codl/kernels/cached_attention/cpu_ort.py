@@ -10,10 +10,10 @@ from codl.ir import columns
 from codl.ir.columns import FeatureColumns
 from codl.ir.onnx_node import Node
 from codl.ir.ops.cached_attention import CachedAttention, CachedAttentionColumns
-from codl.ir.soc import Soc
 from codl.kernels.feature_columns import beyond
 from codl.kernels.ort import CpuOrt, OrtPlan, node, number
 from codl.kernels.variant import ByColumns
+from codl.records.soc import Soc
 
 #: ONNX's code of the type of its counts.
 INT32 = 6

@@ -11,13 +11,13 @@ from typing import ClassVar
 from codl.ir import columns
 from codl.ir.columns import FeatureColumns
 from codl.ir.ops.cached_attention import CachedAttention, CachedAttentionColumns
-from codl.ir.soc import Soc
 from codl.ir.types import PLANAR
 from codl.kernels import tiling_columns
 from codl.kernels.base import Choice, KernelLaunch, KernelPlan, TensorArg
 from codl.kernels.feature_columns import ChoiceColumns, by_level, gpu_cache_bytes
 from codl.kernels.tiling import base_defines, ceil_div
 from codl.kernels.variant import ByChoiceColumns, ForPlanar
+from codl.records.soc import Soc
 
 #: Queries of a work-item at most: sums of all of them stay in the first cache.
 MOST_QUERIES = 8

@@ -11,9 +11,9 @@ from codl.ir.ops.concat import (
     Concat,
     ConcatColumns,
 )
-from codl.ir.soc import Soc
 from codl.kernels.ncnn import NcnnLayer
 from codl.kernels.variant import ByColumns
+from codl.records.soc import Soc
 
 
 class CpuCopy(ByColumns):

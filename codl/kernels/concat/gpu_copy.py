@@ -14,7 +14,6 @@ from codl.ir.ops.concat import (
     Concat,
     ConcatColumns,
 )
-from codl.ir.soc import Soc
 from codl.kernels import tiling_columns
 from codl.kernels.base import Choice, KernelLaunch, KernelPlan, TensorArg
 from codl.kernels.feature_columns import (
@@ -22,6 +21,7 @@ from codl.kernels.feature_columns import (
 )
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip
 from codl.kernels.variant import ByChoiceColumns, ForStorage
+from codl.records.soc import Soc
 
 #: Pixels of one work-item of a CPU at most: about 5 us.
 LONGEST_STRIP = 2048

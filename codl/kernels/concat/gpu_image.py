@@ -14,7 +14,6 @@ from codl.ir.ops.concat import (
     Concat,
     ConcatColumns,
 )
-from codl.ir.soc import Soc
 from codl.kernels import tiling_columns
 from codl.kernels.base import Choice, KernelLaunch, KernelPlan, TensorArg
 from codl.kernels.feature_columns import (
@@ -23,6 +22,7 @@ from codl.kernels.feature_columns import (
 from codl.kernels.image import TEXEL, image_defines, image_refusal
 from codl.kernels.tiling import ceil_div, item_grid, strip
 from codl.kernels.variant import ByChoiceColumns, ForStorage
+from codl.records.soc import Soc
 
 #: Pixels of one work-item of a CPU, where images are emulated, at most.
 LONGEST_STRIP = 1024

@@ -7,12 +7,12 @@ from typing import ClassVar
 import numpy as np
 
 from codl.ir.ops.concat_gather import ConcatNd
-from codl.ir.soc import Soc
 from codl.kernels.base import Choice, KernelPlan, TensorArg
 from codl.kernels.strided.gpu_copy import as_ints, row_launch, row_pieces
 from codl.kernels.strided.order import RUN, CopiedRows
 from codl.kernels.tiling import base_defines, waves
 from codl.kernels.variant import ForPlanar
+from codl.records.soc import Soc
 
 
 class GpuRows(ForPlanar):

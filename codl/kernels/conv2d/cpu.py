@@ -24,7 +24,6 @@ from codl.ir.ops.conv2d import (
     Conv2d,
     ConvColumns,
 )
-from codl.ir.soc import Soc
 from codl.kernels.conv2d import window_sums
 from codl.kernels.conv2d.cpu_direct_columns import direct_columns
 from codl.kernels.conv2d.cpu_tiles import usual_tile
@@ -44,6 +43,7 @@ from codl.kernels.ncnn import (
     left_over,
 )
 from codl.kernels.variant import ByColumns
+from codl.records.soc import Soc
 
 #: Up to this many channels on both sides ncnn keeps to its direct kernels, whatever is asked.
 SMALL = 16

@@ -22,13 +22,13 @@ from codl.ir.columns import (
 from codl.ir.ops.conv2d import (
     ConvColumns,
 )
-from codl.ir.soc import Soc
 from codl.kernels.feature_columns import (
     FIRST_LEVEL,
     beyond,
     by_level,
     halvings,
 )
+from codl.records.soc import Soc
 
 #: A step of less than a whole vector beside one of a whole: loads are what it waits for, and two
 #: narrow ones take less than a wide one.

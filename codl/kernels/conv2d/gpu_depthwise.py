@@ -16,7 +16,6 @@ from codl.ir.ops.conv2d import (
     Conv2d,
     ConvColumns,
 )
-from codl.ir.soc import Soc
 from codl.kernels import feature_columns as caches
 from codl.kernels import tiling_columns
 from codl.kernels.base import ENDS, WEIGHTED, Choice, KernelLaunch, KernelPlan
@@ -27,6 +26,7 @@ from codl.kernels.feature_columns import (
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip
 from codl.kernels.tiling_columns import row_tile
 from codl.kernels.variant import ByChoiceColumns, ForStorage
+from codl.records.soc import Soc
 
 #: Input columns x taps that are unrolled at most; a longer window gets a narrower tile.
 MOST_UNROLLED = 240

@@ -6,12 +6,12 @@ from typing import ClassVar
 
 from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.conv2d import Conv2d
-from codl.ir.soc import Soc
 from codl.kernels.base import ENDS, WEIGHTED, Choice, KernelLaunch, KernelPlan
 from codl.kernels.conv2d.gpu_depthwise import _pack_windows
 from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
 from codl.kernels.tiling import GROUP, base_defines, ceil_div, round_up, waves
 from codl.kernels.variant import ForStorage
+from codl.records.soc import Soc
 
 #: Work-items that a compute unit should get before an item takes more than one pixel.
 ITEMS_PER_UNIT = 1024

@@ -17,7 +17,6 @@ from codl.ir.ops.conv2d import (
     Conv2d,
     ConvColumns,
 )
-from codl.ir.soc import Soc
 from codl.ir.types import BLOCKED, Storage
 from codl.kernels import feature_columns as caches
 from codl.kernels import registers, tiling_columns
@@ -31,6 +30,7 @@ from codl.kernels.feature_columns import (
 from codl.kernels.image import TEXEL
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, round_up
 from codl.kernels.variant import ByChoiceColumns, ForStorage
+from codl.records.soc import Soc
 
 #: Share of the second-level cache that a strip's input may take; weights and output share the rest.
 CACHE_SHARE = 0.5

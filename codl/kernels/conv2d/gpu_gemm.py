@@ -11,7 +11,6 @@ import numpy as np
 
 from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.conv2d import Conv2d
-from codl.ir.soc import GpuSide, Soc
 from codl.kernels.base import (
     ApartArg,
     Arg,
@@ -25,6 +24,7 @@ from codl.kernels.base import (
 from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
 from codl.kernels.tiling import GROUP, base_defines, ceil_div, round_up
 from codl.kernels.variant import ForStorage
+from codl.records.soc import GpuSide, Soc
 
 #: Cuts worth trying but for their splits: the register tile of a work-item, pixels x channels, how
 #: many work-items a team has in each direction, the depth of a step and the number of teams. Of 180

@@ -12,7 +12,6 @@ from codl.ir.ops.conv2d import (
     Conv2d,
     ConvColumns,
 )
-from codl.ir.soc import Soc
 from codl.kernels import feature_columns as caches
 from codl.kernels import tiling_columns
 from codl.kernels.base import WEIGHTED, Choice, KernelLaunch, KernelPlan
@@ -23,6 +22,7 @@ from codl.kernels.feature_columns import (
 from codl.kernels.image import TEXEL, image_defines, image_refusal
 from codl.kernels.tiling import base_defines, ceil_div, item_grid
 from codl.kernels.variant import ByChoiceColumns, ForStorage
+from codl.records.soc import Soc
 
 
 class GpuGrouped(ForStorage, ByChoiceColumns):

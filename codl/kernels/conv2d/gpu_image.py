@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from codl.ir.ops.conv2d import Conv2d
-from codl.ir.soc import Soc
 from codl.kernels.base import WEIGHTED, Choice, KernelLaunch, KernelPlan
 from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias, refuse_groups
 from codl.kernels.image import (
@@ -19,6 +18,7 @@ from codl.kernels.image import (
 )
 from codl.kernels.tiling import ceil_div, item_grid, strip, waves
 from codl.kernels.variant import ForStorage
+from codl.records.soc import Soc
 
 #: Texels that one work-item of a CPU, where images are emulated, reads at most: about 20 us.
 LONGEST_STRIP = 4096

@@ -8,13 +8,13 @@ import numpy as np
 
 from codl.ir.ops.base import Array
 from codl.ir.ops.conv2d import Conv2d
-from codl.ir.soc import Soc
 from codl.kernels.base import WEIGHTED, Choice, KernelLaunch, KernelPlan
 from codl.kernels.conv2d.gpu_depthwise import refuse_mixing
 from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
 from codl.kernels.image import TEXEL, fits, image_defines, image_refusal, texels
 from codl.kernels.tiling import ceil_div, item_grid, strip, waves
 from codl.kernels.variant import ForStorage
+from codl.records.soc import Soc
 
 #: Texels that one work-item of a CPU, where images are emulated, reads at most.
 LONGEST_STRIP = 4096

@@ -9,7 +9,6 @@ import numpy as np
 
 from codl.ir.ops.base import Array
 from codl.ir.ops.conv2d import Conv2d
-from codl.ir.soc import Soc
 from codl.ir.types import ImageSize
 from codl.kernels.base import Choice, ConstantArg, KernelLaunch, KernelPlan, ScratchArg, TensorArg
 from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
@@ -24,6 +23,7 @@ from codl.kernels.image import (
 )
 from codl.kernels.tiling import ceil_div, item_grid, waves
 from codl.kernels.variant import ForStorage
+from codl.records.soc import Soc
 
 #: The filter transforms: rows are interpolation points, see `to_points` in the source.
 TRANSFORMS = {

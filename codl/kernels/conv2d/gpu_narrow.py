@@ -15,7 +15,6 @@ from codl.ir.ops.conv2d import (
     Conv2d,
     ConvColumns,
 )
-from codl.ir.soc import Soc
 from codl.kernels import registers, tiling_columns
 from codl.kernels.base import WEIGHTED, Choice, KernelLaunch, KernelPlan
 from codl.kernels.conv2d.gpu_direct import byte_columns, pack_bias
@@ -24,6 +23,7 @@ from codl.kernels.feature_columns import (
 )
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip
 from codl.kernels.variant import ByChoiceColumns, ForStorage
+from codl.records.soc import Soc
 
 #: Pixels of a tile at most.
 WIDEST = 8

@@ -16,7 +16,6 @@ from codl.ir.ops.conv2d import (
     Conv2d,
     ConvColumns,
 )
-from codl.ir.soc import Soc
 from codl.kernels import feature_columns as caches
 from codl.kernels import registers
 from codl.kernels.base import (
@@ -37,6 +36,7 @@ from codl.kernels.feature_columns import (
 )
 from codl.kernels.tiling import base_defines, ceil_div, item_grid
 from codl.kernels.variant import ByChoiceColumns, ForStorage
+from codl.records.soc import Soc
 
 #: Where the transforms of stride 1 interpolate, infinity aside: the first SIDE - 1.
 POINTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5)

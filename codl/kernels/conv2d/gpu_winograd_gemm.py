@@ -9,7 +9,6 @@ import numpy as np
 
 from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.conv2d import Conv2d
-from codl.ir.soc import GpuSide, Soc
 from codl.kernels.base import (
     ENDS,
     ApartArg,
@@ -25,6 +24,7 @@ from codl.kernels.conv2d.gpu_gemm import MOST_CHOICES, GemmCut, Product, cuts, r
 from codl.kernels.conv2d.gpu_winograd import filter_transform
 from codl.kernels.tiling import GROUP, base_defines, ceil_div, round_up
 from codl.kernels.variant import ForStorage
+from codl.records.soc import GpuSide, Soc
 
 TRANSFORMS = {
     2: np.array([[2, 0, 0], [1, 1, 1], [1, -1, 1], [0, 0, 2]], np.float64) / 2,

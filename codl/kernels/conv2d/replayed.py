@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from codl.ir.ops.conv2d import Conv2d
-from codl.ir.soc import Soc
 from codl.kernels.base import Choice
 from codl.kernels.replayed import Replayed
+from codl.records.soc import Soc
 
 #: Channels that phones' libraries keep together, on the CPU's vectors and in the GPU's texels.
 BLOCK = 4

@@ -26,12 +26,12 @@ from codl.ir.ops.conv2d import (
 )
 from codl.ir.ops.window import Size2
 from codl.ir.region import Shape
-from codl.ir.soc import Soc
 from codl.kernels.feature_columns import (
     by_level,
     packed_vectors,
 )
 from codl.kernels.ncnn import NcnnLayer, Shifts
+from codl.records.soc import Soc
 
 #: The window of those that are added up.
 SIDE = 3

@@ -14,12 +14,12 @@ from codl.ir.columns import (
 from codl.ir.ops.conv2d import (
     ConvColumns,
 )
-from codl.ir.soc import GpuSide, Soc
 from codl.kernels import registers
 from codl.kernels.base import Choice
 from codl.kernels.feature_columns import (
     ChoiceColumns,
 )
+from codl.records.soc import GpuSide, Soc
 
 #: Points a side by window and stride, each with another tile; see the source.
 SIDES = {(3, 1): (4, 6, 8), (5, 1): (6, 8), (7, 1): (8,), (3, 2): (5, 9)}

@@ -9,11 +9,11 @@ import numpy as np
 
 from codl.ir.ops.base import Array
 from codl.ir.ops.conv_transpose2d import ConvTranspose2d
-from codl.ir.soc import Soc
 from codl.kernels.base import WEIGHTED, Choice, KernelLaunch, KernelPlan
 from codl.kernels.conv2d.gpu_direct import pack_bias
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, round_up, strip, waves
 from codl.kernels.variant import ForStorage
+from codl.records.soc import Soc
 
 #: Share of the second-level cache that a strip's input may take; weights and output share the rest.
 CACHE_SHARE = 0.5

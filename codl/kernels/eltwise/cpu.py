@@ -11,9 +11,9 @@ from codl.ir.ops.eltwise import (
     Eltwise,
     EltwiseColumns,
 )
-from codl.ir.soc import Soc
 from codl.kernels.ncnn import NcnnLayer
 from codl.kernels.variant import ByColumns
+from codl.records.soc import Soc
 
 #: ncnn's codes of BinaryOp.
 CODES = {"add": 0, "sub": 1, "mul": 2}

@@ -15,7 +15,6 @@ from codl.ir.ops.eltwise import (
     EltwiseColumns,
 )
 from codl.ir.region import Shape
-from codl.ir.soc import Soc
 from codl.ir.types import PLANAR, Storage
 from codl.kernels import tiling_columns
 from codl.kernels.activation import float_literal
@@ -25,6 +24,7 @@ from codl.kernels.feature_columns import (
 )
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip
 from codl.kernels.variant import ByChoiceColumns, ForStorage
+from codl.records.soc import Soc
 
 #: Pixels of one work-item of a CPU at most: about 5 us.
 LONGEST_STRIP = 2048

@@ -6,11 +6,11 @@ from math import prod
 from typing import ClassVar
 
 from codl.ir.ops.eltwise import Eltwise
-from codl.ir.soc import Soc
 from codl.kernels.base import Arg, Choice, KernelLaunch, KernelPlan, TensorArg
 from codl.kernels.eltwise.gpu_direct import AMONG_PLANAR, mode_defines
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip, waves
 from codl.kernels.variant import ForPlanar
+from codl.records.soc import Soc
 
 #: Chunks of V elements of one work-item of a CPU at most.
 LONGEST_STRIP = 1024

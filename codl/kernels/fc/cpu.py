@@ -11,13 +11,13 @@ from codl.ir.ops.fully_connected import (
     FcColumns,
     FullyConnected,
 )
-from codl.ir.soc import Soc
 from codl.kernels.feature_columns import (
     by_level,
     halvings,
 )
 from codl.kernels.ncnn import NcnnLayer, fused_activation, left_over
 from codl.kernels.variant import ByColumns
+from codl.records.soc import Soc
 
 
 class CpuGemv(ByColumns):

@@ -19,7 +19,6 @@ from codl.ir.ops.fully_connected import (
     FullyConnected,
 )
 from codl.ir.region import Shape
-from codl.ir.soc import Soc
 from codl.kernels import tiling_columns
 from codl.kernels.base import ENDS, WEIGHTED, ApartArg, Arg, Choice, KernelLaunch, KernelPlan
 from codl.kernels.conv2d.gpu_direct import pack_bias
@@ -31,6 +30,7 @@ from codl.kernels.feature_columns import (
 from codl.kernels.registers import most_sums
 from codl.kernels.tiling import base_defines, ceil_div, round_up
 from codl.kernels.variant import ByChoiceColumns, ForStorage
+from codl.records.soc import Soc
 
 #: Streams of weights worth trying on a CPU, by vector width. With one, it waits for the memory.
 STREAMS = {16: (4, 3, 2), 8: (2, 3), 4: (2, 4)}

@@ -9,13 +9,13 @@ import numpy as np
 from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.fully_connected import FullyConnected
 from codl.ir.region import Shape
-from codl.ir.soc import Soc
 from codl.kernels.base import WEIGHTED, Choice, KernelLaunch, KernelPlan
 from codl.kernels.conv2d.gpu_direct import pack_bias
 from codl.kernels.fc.gpu_direct import group_shape
 from codl.kernels.image import TEXEL, image_defines, image_refusal, texels
 from codl.kernels.tiling import round_up, waves
 from codl.kernels.variant import ForStorage
+from codl.records.soc import Soc
 
 
 class GpuImage(ForStorage):

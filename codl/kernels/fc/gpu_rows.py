@@ -12,12 +12,12 @@ import numpy as np
 from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.fully_connected import FullyConnected
 from codl.ir.region import Shape
-from codl.ir.soc import Soc
 from codl.kernels.base import ENDS, WEIGHTED, ApartArg, Arg, Choice, KernelLaunch, KernelPlan
 from codl.kernels.conv2d.gpu_direct import pack_bias
 from codl.kernels.fc.gpu_direct import groups_of_images
 from codl.kernels.tiling import base_defines, ceil_div, round_up
 from codl.kernels.variant import ForStorage
+from codl.records.soc import Soc
 
 #: Rows and work-items of a work-group, the default first: it is the fastest on an H200 for the
 #: matrices of VGG-16, ResNet-50 and MobileNetV2, of 5 to 411 MB.

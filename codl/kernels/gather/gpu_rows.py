@@ -6,11 +6,11 @@ from math import prod
 from typing import ClassVar
 
 from codl.ir.ops.concat_gather import Gather
-from codl.ir.soc import Soc
 from codl.ir.types import PLANAR
 from codl.kernels.base import Choice, KernelLaunch, KernelPlan, TensorArg
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip, waves
 from codl.kernels.variant import ForPlanar
+from codl.records.soc import Soc
 
 #: Slices of fewer elements are gathered element by element.
 SHORTEST_ROW = 16

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from codl.ir.ops.base import Activation
 from codl.ir.region import Shape
-from codl.ir.soc import Soc
 from codl.ir.types import Storage
 from codl.kernels.base import ENDS, Arg, KernelLaunch, KernelPlan
 from codl.kernels.image import texels
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip
+from codl.records.soc import Soc
 
 #: V x V chunks of one work-item of a CPU at most.
 LONGEST_STRIP = 64

@@ -12,10 +12,10 @@ from codl.ir.onnx_node import Node
 from codl.ir.ops.base import Weights
 from codl.ir.ops.matmul import MatMul, MatMulColumns
 from codl.ir.ops.nd import Sizes
-from codl.ir.soc import Soc
 from codl.kernels.feature_columns import by_level
 from codl.kernels.ort import CpuOrt, NamedArrays, OrtPlan, node, number
 from codl.kernels.variant import ByColumns
+from codl.records.soc import Soc
 
 
 class OrtMatMul(ByColumns, CpuOrt):

@@ -14,7 +14,6 @@ from codl.ir import columns
 from codl.ir.columns import Column, FeatureColumns
 from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.matmul import MatMul, MatMulColumns
-from codl.ir.soc import GpuSide, Soc
 from codl.ir.types import ConstantArray
 from codl.kernels import registers, tiling_columns
 from codl.kernels.base import (
@@ -36,6 +35,7 @@ from codl.kernels.feature_columns import (
 from codl.kernels.matmul.problem import OUT, A, B, Problem, refusal
 from codl.kernels.tiling import ITEMS_PER_UNIT, base_defines, ceil_div
 from codl.kernels.variant import ByChoiceColumns, ForPlanar
+from codl.records.soc import GpuSide, Soc
 
 #: Share of the second-level cache that a strip's rows may take; panels and output share the rest.
 CACHE_SHARE = 0.4

@@ -13,13 +13,13 @@ import numpy as np
 from codl.ir import columns
 from codl.ir.columns import Column, FeatureColumns
 from codl.ir.ops.matmul import MatMul, MatMulColumns
-from codl.ir.soc import Soc
 from codl.kernels import tiling_columns
 from codl.kernels.base import Choice, KernelLaunch, KernelPlan
 from codl.kernels.feature_columns import ChoiceColumns, by_level, gpu_cache_bytes
 from codl.kernels.matmul.problem import OUT, A, B, Problem, refusal
 from codl.kernels.tiling import base_defines
 from codl.kernels.variant import ByChoiceColumns, ForPlanar
+from codl.records.soc import Soc
 
 #: With more rows, tiles that read b once for several rows are faster.
 MOST_ROWS = 4

@@ -9,13 +9,13 @@ import numpy as np
 
 from codl.ir.ops.base import Weights
 from codl.ir.ops.matmul import MatMul
-from codl.ir.soc import Soc
 from codl.ir.types import ConstantArray
 from codl.kernels.base import Arg, Choice, ConstantArg, KernelLaunch, KernelPlan, ScratchArg
 from codl.kernels.conv2d.gpu_gemm import MOST_CHOICES, GemmCut, Product, cuts, refuse_width
 from codl.kernels.matmul.problem import OUT, A, Problem
 from codl.kernels.tiling import GROUP, base_defines, ceil_div, round_up
 from codl.kernels.variant import ForPlanar
+from codl.records.soc import Soc
 
 
 class GpuGemm(ForPlanar):

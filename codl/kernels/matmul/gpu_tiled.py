@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from codl.ir.ops.base import Weights
-from codl.ir.soc import Soc
 from codl.ir.types import ConstantArray
 from codl.kernels.base import Arg, Choice, ConstantArg, KernelLaunch, KernelPlan, no_constants
 from codl.kernels.matmul.problem import OUT, A, B, Problem, refusal
 from codl.kernels.tiling import base_defines, ceil_div, round_up, waves
 from codl.kernels.variant import ForPlanar
+from codl.records.soc import Soc
 
 #: Rows and columns of the output that a work-item has.
 PER_ITEM = 4

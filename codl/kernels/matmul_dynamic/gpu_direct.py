@@ -12,7 +12,6 @@ from codl.ir.columns import Column, FeatureColumns
 from codl.ir.ops.base import Weights
 from codl.ir.ops.matmul import merged
 from codl.ir.ops.matmul_dynamic import PER_WORD, MatMulDynamic, MatMulDynamicColumns
-from codl.ir.soc import Soc
 from codl.ir.types import ConstantArray
 from codl.kernels import tiling_columns
 from codl.kernels.base import Choice, KernelLaunch, KernelPlan
@@ -22,6 +21,7 @@ from codl.kernels.matmul.problem import OUT, A, B
 from codl.kernels.matmul_dynamic.rounding import MATRIX, ROUNDED, Rounding, refusal
 from codl.kernels.tiling import base_defines
 from codl.kernels.variant import ByChoiceColumns, ForPlanar
+from codl.records.soc import Soc
 
 #: Bytes of a rounded number: two of them are multiplied in each lane.
 NUMBER_BYTES = 2

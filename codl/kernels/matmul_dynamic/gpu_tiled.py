@@ -12,13 +12,13 @@ import numpy as np
 
 from codl.ir.ops.base import Weights
 from codl.ir.ops.matmul_dynamic import PER_WORD, MatMulDynamic
-from codl.ir.soc import Soc
 from codl.ir.types import ConstantArray
 from codl.kernels.base import Choice, ConstantArg, KernelLaunch, KernelPlan
 from codl.kernels.matmul.gpu_tiled import PER_ITEM, GpuTiled
 from codl.kernels.matmul.problem import OUT, A, B
 from codl.kernels.matmul_dynamic.rounding import MATRIX, ROUNDED, Rounding, refusal
 from codl.kernels.tiling import base_defines, ceil_div
+from codl.records.soc import Soc
 
 
 class GpuTiledDynamic(GpuTiled):

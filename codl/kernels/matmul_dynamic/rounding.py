@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from codl.ir.ops.matmul import merged
 from codl.ir.ops.matmul_dynamic import MOST, PER_WORD, MatMulDynamic
-from codl.ir.soc import Soc
 from codl.kernels.base import ConstantArg, KernelLaunch, ScratchArg
 from codl.kernels.matmul.problem import A, B
 from codl.kernels.rows import RowGrid, sharer_choices
 from codl.kernels.tiling import round_up
+from codl.records.soc import Soc
 
 #: Bytes of what is known of a row (see round_rows.cl).
 FACTS = 16

@@ -17,10 +17,10 @@ from codl.ir.columns import FeatureColumns
 from codl.ir.onnx_node import Node
 from codl.ir.ops.base import Weights
 from codl.ir.ops.matmul_nbits import MatMulNBits, MatMulNBitsColumns
-from codl.ir.soc import Soc
 from codl.kernels.feature_columns import by_level
 from codl.kernels.ort import CpuOrt, NamedArrays, OrtPlan, node
 from codl.kernels.variant import ByColumns
+from codl.records.soc import Soc
 
 #: What ONNX Runtime calls rows that it may round to 8 bits, and those that it may not.
 ACCURACY = {True: 4, False: 0}

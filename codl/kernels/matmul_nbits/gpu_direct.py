@@ -13,13 +13,13 @@ from codl.ir.columns import Column
 from codl.ir.ops.base import Weights
 from codl.ir.ops.matmul import merged
 from codl.ir.ops.matmul_nbits import MatMulNBitsColumns
-from codl.ir.soc import Soc
 from codl.ir.types import ConstantArray
 from codl.kernels.base import Arg
 from codl.kernels.feature_columns import ChoiceColumns
 from codl.kernels.matmul.gpu_direct import INSIDE, GpuDirect
 from codl.kernels.matmul_nbits.gpu_vector import MOST_ROWS
 from codl.kernels.matmul_nbits.packing import matrix_args, matrix_defines, pack_matrix
+from codl.records.soc import Soc
 
 
 class GpuDirectNBits(GpuDirect):

@@ -11,13 +11,13 @@ from codl.ir import columns
 from codl.ir.columns import FeatureColumns
 from codl.ir.ops.matmul import merged
 from codl.ir.ops.matmul_nbits import MatMulNBits, MatMulNBitsColumns
-from codl.ir.soc import Soc
 from codl.kernels.base import ENDS, Choice, KernelLaunch, KernelPlan
 from codl.kernels.feature_columns import ChoiceColumns
 from codl.kernels.matmul_nbits.gpu_vector import MOST_ROWS
 from codl.kernels.matmul_nbits.packing import matrix_args, matrix_defines, pack_matrix
 from codl.kernels.tiling import base_defines, ceil_div
 from codl.kernels.variant import ByChoiceColumns, ForPlanar
+from codl.records.soc import Soc
 
 #: Work-items of a work-group, and vectors of columns that it has; the default first.
 SHAPES = ((64, 1), (64, 2), (128, 1), (128, 2), (256, 1), (32, 2), (32, 1))

@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from codl.ir.ops.base import Weights
-from codl.ir.soc import Soc
 from codl.ir.types import ConstantArray
 from codl.kernels.base import Arg
 from codl.kernels.matmul.gpu_tiled import GpuTiled
 from codl.kernels.matmul_nbits.packing import matrix_args, matrix_defines, pack_matrix
+from codl.records.soc import Soc
 
 
 class GpuTiledNBits(GpuTiled):

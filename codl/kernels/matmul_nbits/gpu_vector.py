@@ -17,7 +17,6 @@ from codl.ir import columns
 from codl.ir.columns import Column, FeatureColumns
 from codl.ir.ops.matmul import merged
 from codl.ir.ops.matmul_nbits import MatMulNBits, MatMulNBitsColumns
-from codl.ir.soc import Soc
 from codl.kernels import tiling_columns
 from codl.kernels.base import ENDS, Choice, KernelLaunch, KernelPlan
 from codl.kernels.feature_columns import (
@@ -30,6 +29,7 @@ from codl.kernels.feature_columns import (
 from codl.kernels.matmul_nbits.packing import matrix_args, matrix_defines, pack_matrix
 from codl.kernels.tiling import base_defines
 from codl.kernels.variant import ByChoiceColumns, ForPlanar
+from codl.records.soc import Soc
 
 #: With more rows, tiles that are unpacked once for many rows are faster.
 MOST_ROWS = 4

@@ -6,10 +6,10 @@ from math import ceil, sqrt
 from typing import ClassVar, NamedTuple
 
 from codl.ir.ops.norm import Norm
-from codl.ir.soc import Soc
 from codl.kernels.base import Arg, Choice, KernelLaunch, KernelPlan, ScratchArg, TensorArg
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip, waves
 from codl.kernels.variant import ForStorage
+from codl.records.soc import Soc
 
 #: Pixels of a block that one work-item of a CPU takes at most: some microseconds.
 LONGEST_STRIP = 4096

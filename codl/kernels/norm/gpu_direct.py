@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 from codl.ir.ops.norm import Channels, Norm
-from codl.ir.soc import Soc
 from codl.kernels.base import Choice, KernelLaunch, KernelPlan, TensorArg
 from codl.kernels.norm.gpu_blocked import is_by_channel
 from codl.kernels.rows import RowGrid, sharer_choices
 from codl.kernels.tiling import base_defines, waves
 from codl.kernels.variant import ForPlanar
+from codl.records.soc import Soc
 
 
 class GpuDirect(ForPlanar):

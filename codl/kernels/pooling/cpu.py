@@ -12,13 +12,13 @@ from codl.ir.ops.pool2d import (
     Pool2d,
     PoolColumns,
 )
-from codl.ir.soc import Soc
 from codl.kernels.feature_columns import (
     by_level,
     packed_vectors,
 )
 from codl.kernels.ncnn import NcnnLayer
 from codl.kernels.variant import ByColumns
+from codl.records.soc import Soc
 
 
 class CpuDirect(ByColumns):

@@ -16,7 +16,6 @@ from codl.ir.ops.pool2d import (
     Pool2d,
     PoolColumns,
 )
-from codl.ir.soc import Soc
 from codl.kernels import tiling_columns
 from codl.kernels.base import ENDS, Choice, KernelLaunch, KernelPlan
 from codl.kernels.feature_columns import (
@@ -26,6 +25,7 @@ from codl.kernels.feature_columns import (
 )
 from codl.kernels.tiling import base_defines, ceil_div, item_grid
 from codl.kernels.variant import ByChoiceColumns, ForStorage
+from codl.records.soc import Soc
 
 #: Input columns that are collected at once at most, by vector width: as many as registers hold.
 MOST_COLUMNS = {16: 24, 8: 12, 4: 16}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from codl.ir.ops.pool2d import Pool2d
-from codl.ir.soc import Soc
 from codl.kernels.base import ENDS, Choice, KernelLaunch, KernelPlan
 from codl.kernels.tiling import base_defines, ceil_div, round_up
 from codl.kernels.variant import ForStorage
+from codl.records.soc import Soc
 
 #: Work-items of a work-group, the default first.
 ITEMS = (64, 32, 128)

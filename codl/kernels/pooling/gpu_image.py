@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 from codl.ir.ops.pool2d import Pool2d
-from codl.ir.soc import Soc
 from codl.kernels.base import ENDS, Choice, KernelLaunch, KernelPlan
 from codl.kernels.image import TEXEL, image_defines, image_refusal, texels
 from codl.kernels.tiling import ceil_div, item_grid, strip, waves
 from codl.kernels.variant import ForStorage
+from codl.records.soc import Soc
 
 #: Taps that one work-item of a CPU takes at most.
 LONGEST_STRIP = 4096

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 from codl.ir.ops.max_indices import MaxIndices
-from codl.ir.soc import Soc
 from codl.ir.types import PLANAR, Storage
 from codl.kernels.base import ENDS, Choice, KernelLaunch, KernelPlan
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip, waves
 from codl.kernels.variant import OnGpu
+from codl.records.soc import Soc
 
 #: Taps that one work-item of a CPU takes at most: a few us.
 LONGEST_STRIP = 4096

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 from codl.ir.ops.reduce import REDUCTIONS, Reduce
-from codl.ir.soc import Soc
 from codl.kernels.base import ENDS, Choice, KernelPlan
 from codl.kernels.rows import row_choices, row_launch
 from codl.kernels.tiling import base_defines, waves
 from codl.kernels.variant import ForPlanar
+from codl.records.soc import Soc
 
 CODES = {mode: code for code, mode in enumerate(REDUCTIONS)}
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from codl.ir.ops.reshape import Reshape
-from codl.ir.soc import Soc
 from codl.kernels.ncnn import NcnnLayer
 from codl.kernels.variant import OnCpu
+from codl.records.soc import Soc
 
 
 class CpuCopy(OnCpu):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 from codl.ir.ops.reshape import Reshape
-from codl.ir.soc import Soc
 from codl.ir.types import PLANAR_HALF
 from codl.kernels.base import ENDS, Choice, KernelLaunch, KernelPlan
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip, waves
 from codl.kernels.variant import ForPlanar
+from codl.records.soc import Soc
 
 #: Chunks of V elements of one work-item of a CPU at most.
 LONGEST_STRIP = 1024

@@ -8,9 +8,9 @@ import numpy as np
 
 from codl.ir.ops.resize import AxisTable, Resize
 from codl.ir.ops.window import Size2
-from codl.ir.soc import Soc
 from codl.kernels.ncnn import NcnnLayer, round_up
 from codl.kernels.variant import OnCpu
+from codl.records.soc import Soc
 
 #: ncnn's codes of Interp, and the coordinates that it has.
 CODES = {"nearest": 1, "linear": 2}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from codl.ir.ops.rotary import Rotary
-from codl.ir.soc import Soc
 from codl.kernels.base import Arg, Choice, KernelLaunch, KernelPlan, TensorArg
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip, waves
 from codl.kernels.variant import ForPlanar
+from codl.records.soc import Soc
 
 #: Features that a work-item of a CPU has at most, in rows: some microseconds.
 LONGEST_STRIP = 1 << 13

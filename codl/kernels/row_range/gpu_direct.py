@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 from codl.ir.ops.row_range import RowRange
-from codl.ir.soc import Soc
 from codl.kernels.base import ENDS, Choice, KernelLaunch, KernelPlan
 from codl.kernels.rows import RowGrid, sharer_choices
 from codl.kernels.tiling import base_defines, waves
 from codl.kernels.variant import ForPlanar
+from codl.records.soc import Soc
 
 
 class GpuDirect(ForPlanar):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 from codl.ir.ops.softmax import Softmax
-from codl.ir.soc import Soc
 from codl.kernels.base import ENDS, Choice, KernelPlan
 from codl.kernels.rows import row_choices, row_launch
 from codl.kernels.tiling import base_defines, waves
 from codl.kernels.variant import ForPlanar
+from codl.records.soc import Soc
 
 
 class GpuDirect(ForPlanar):

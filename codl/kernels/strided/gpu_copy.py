@@ -9,11 +9,11 @@ import numpy as np
 
 from codl.ir.ops.base import Array
 from codl.ir.ops.movement import Movement, Offsets, SliceNd
-from codl.ir.soc import Soc
 from codl.kernels.base import ENDS, Arg, Choice, ConstantArg, KernelLaunch, KernelPlan, TensorArg
 from codl.kernels.strided.order import RUN, CopiedRows, Tiles, as_rows, as_tiles, collapse
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip, waves
 from codl.kernels.variant import ForPlanar
+from codl.records.soc import Soc
 
 #: Elements of a piece of a row, and about as many of a work-item, on a CPU at most: a few us.
 LONGEST_PIECE = 4096

@@ -12,9 +12,7 @@ import numpy as np
 from codl import files
 from codl.errors import CodlError, DeviceError, MismatchError
 from codl.ir import Op, to_text
-from codl.ir import soc as socs
 from codl.ir.ops.conv2d import Conv2d
-from codl.ir.soc import Soc
 from codl.ir.types import Processor
 from codl.kernels import mace
 from codl.measure.budget import Budget, Progress, nobody
@@ -28,6 +26,8 @@ from codl.measure.dataset_writer import RowWriter
 from codl.measure.importers.importer import describe
 from codl.measure.tasks import SEED, SHARES, OpTask, op_tasks
 from codl.provenance import now, provenance
+from codl.records import soc as socs
+from codl.records.soc import Soc
 
 #: What rows and manifests say of these latencies.
 SOURCE = "codl_op_run"

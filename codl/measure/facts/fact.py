@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from codl.ir.results import Latency
+from codl.records.results import Latency
 from codl.registry import Registry
 from codl.runtime.bare_device import BareDevice
 

@@ -15,8 +15,8 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.ir.statistic import level
 from codl.measure.facts.fact import Fact, points
+from codl.records.statistic import level
 from codl.runtime.bare_device import BareDevice
 from codl.runtime.cl_import import cl_module
 

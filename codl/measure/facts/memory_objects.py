@@ -13,12 +13,12 @@ from statistics import mean
 from typing import cast
 
 from codl.ir import Op, parse
-from codl.ir.results import Latency
 from codl.ir.types import LAYOUTS
 from codl.kernels import registry
 from codl.kernels.base import GpuVariant
 from codl.measure.bench_rows import BenchRow
 from codl.measure.facts.fact import Fact, Point
+from codl.records.results import Latency
 
 KEY = "gpu.preferred_memory"
 BUFFER, IMAGE = "buffer", "image2d"

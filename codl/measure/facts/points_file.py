@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from codl import files
-from codl.ir.results import Latency
 from codl.measure.facts.fact import Fact, Point
+from codl.records.results import Latency
 
 SUFFIX = ".measured.csv"
 COLUMNS = ("key", "case", "size", "latency_ms", "p20_ms", "p80_ms", "runs")

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Sequence
 from math import exp, inf, log
 from statistics import mean
 
-from codl.ir.results import Latency
-from codl.ir.soc import Soc
 from codl.measure.batch import Measurement
 from codl.measure.dataset import SignalRow
 from codl.measure.facts.fact import Fact, Point
 from codl.measure.sampling import signal_tasks
 from codl.measure.tasks import SignalTask
+from codl.records.results import Latency
+from codl.records.soc import Soc
 
 KEY = "gpu.signal"
 EVENT, FLAG = "event", "flag"

@@ -30,10 +30,10 @@ from typing import Any
 import numpy as np
 
 from codl.errors import DeviceError
-from codl.ir.results import Latency
 from codl.measure.budget import Budget
 from codl.measure.facts.fact import Fact, Point
 from codl.measure.facts.staircase import Staircase, find_wave
+from codl.records.results import Latency
 from codl.runtime.bare_device import BareDevice
 from codl.runtime.cl_import import cl_module
 

@@ -10,15 +10,15 @@ from typing import Any
 
 from codl import files
 from codl.errors import CodlError, InvalidFileError, MismatchError
-from codl.ir import soc as socs
-from codl.ir.published_soc import PublishedSoc
-from codl.ir.soc import CpuSide, GpuSide, Soc
 from codl.kernels import registry
 from codl.measure.dataset import Dataset, Table
 from codl.measure.importers.codl_tables import read_original
 from codl.measure.importers.mapping import TableMapping, load_mapping
 from codl.measure.importers.rows import DATA_SHARING, Found, read_mapped
 from codl.provenance import now, provenance
+from codl.records import soc as socs
+from codl.records.published_soc import PublishedSoc
+from codl.records.soc import CpuSide, GpuSide, Soc
 
 #: What a SoC is taken to be where its mapping does not say: 0 and "unknown" where nobody knows,
 #: else what phones usually have.

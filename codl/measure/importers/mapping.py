@@ -31,8 +31,8 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from codl import yaml_file
 from codl.errors import CodlError, InvalidFileError, UnknownNameError
-from codl.ir import yaml_file
 from codl.ir.types import Processor
 from codl.kernels.replayed import THREADS
 from codl.measure.importers.cells import UNITS

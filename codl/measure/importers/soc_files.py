@@ -6,12 +6,12 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from codl import yaml_file
 from codl.errors import CodlError, InvalidFileError
-from codl.ir import soc as socs
-from codl.ir import yaml_file
-from codl.ir.published_soc import PublishedCpu, PublishedGpu, PublishedSoc
-from codl.ir.soc import Soc
-from codl.ir.yaml_file import NotNegative, Positive
+from codl.records import soc as socs
+from codl.records.published_soc import PublishedCpu, PublishedGpu, PublishedSoc
+from codl.records.soc import Soc
+from codl.yaml_file import NotNegative, Positive
 
 #: Our keys of a GPU by the original's.
 KEYS = {

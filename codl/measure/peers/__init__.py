@@ -12,6 +12,6 @@ PEERS.add_lazy("ort", "codl.measure.peers.ort:OnnxRuntime")
 PEERS.add_lazy("ncnn", "codl.measure.peers.ncnn:Ncnn")
 PEERS.add_lazy("openvino", "codl.measure.peers.openvino:OpenVino")
 PEERS.add_lazy("mnn", "codl.measure.peers.mnn:Mnn")
-PEERS.add_lazy("opencl-all", "codl.measure.peers.opencl_all:OpenClAll")
+PEERS.add_lazy("opencl-all", "codl.engine.opencl_peer:OpenClAll")
 
 __all__ = ["PEERS", "Job", "Peer"]

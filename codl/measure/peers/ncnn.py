@@ -23,11 +23,11 @@ from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.simplify_pipeline import simplify
 from codl.ir import Layer
 from codl.ir.plan import Chain, Plan
-from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.measure.peers.base import Job, Tensors
+from codl.records.soc import Soc
 from codl.runtime.host_handles import HostSession
 from codl.runtime.placement import LocalSoc, at_hand
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from codl.ir.soc import Soc
+from codl.records.soc import Soc
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.program_cache import Offer
 from codl.targets.connect import Transport, register

@@ -1,0 +1,442 @@
+"""The co-executor: a network and a plan in, a running engine out."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, cached_property, partial
+from typing import Any, NoReturn, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codl.engine.cpu_fallback import Standby
+from codl.errors import CodlError, CodlWarning, DeviceError, UnsupportedError
+from codl.ir import Array, Layer, Network
+from codl.ir.executable import Executable, GpuOp, NcnnNet, OnnxNet, Refusal
+from codl.ir.numbers import as_float32
+from codl.ir.plan import Plan
+from codl.ir.region import as_nchw
+from codl.ir.types import Storage
+from codl.kernels.tuning import Tuning
+from codl.lower import lower
+from codl.lower.alternatives import alternatives, gpu_weights
+from codl.records.gpu_limits import LimitedGpu
+from codl.records.results import Adaptation, Checked, Fallback, TimeSpan
+from codl.runtime.loaded import (
+    Adapting,
+    Adapts,
+    Footprint,
+    Loaded,
+    Loads,
+    RefusedError,
+    StandsIn,
+)
+from codl.runtime.placement import LocalSoc, at_hand, splittable
+
+#: Ops that masks of infinities may pass on their way to attention.
+PASSING = ("eltwise", "reshape", "transpose", "slice", "tile", "concat", "concat_nd")
+#: A plan and what it may become take at most so many times the memory of the plan alone.
+MOST_MEMORY = 1.5
+#: What the alternatives share is known when they are loaded: where that is too much, they are made
+#: again for these parts of the memory that they may take.
+PARTS = (1.0, 0.6, 0.3, 0.0)
+
+
+class Engine:
+    """A network on the CPU and the OpenCL device of a target, as its plan says.
+
+    Everything is compiled, allocated and arranged here, and every kernel has run once; a run only
+    copies, enqueues and waits. The thread that runs it is one of the CPU side meanwhile, on the
+    SoC's CPU cores, and afterwards where it was.
+
+    Any thread may call an engine, and any number of engines of a target: one runs at a time, since
+    each uses both processors. Those of two targets, as two calls of `codl.compile` make, take no
+    turns: they share the cores. In a process forked from this one an engine raises `DeviceError`.
+
+    `tuning` has the tuned choices of kernels. With `fuse` off, for comparisons, every layer has
+    kernels of its own. What the device does not run is lowered again without: `fallbacks` lists it,
+    with what runs instead; each is also a `CodlWarning`.
+
+    An `adaptive` engine keeps the shares balanced where one processor becomes slower or faster: it
+    has some alternatives of the plan ready and changes between them (`adaptation`). Raises
+    `UnsupportedError` for a target in another process.
+
+    An engine that `recovers` survives its GPU: where that fails in an inference, the CPU does the
+    inference again whole, and all that follow, with a `CodlWarning`; `gpu_failure` says why. Others
+    raise a `DeviceError`: who measures a GPU must not be given the times of a CPU.
+
+    >>> engine = Engine(network, plan, connect("local", soc))
+    >>> y = engine(x)
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        plan: Plan,
+        target: Loads,
+        tuning: Tuning = Tuning(),
+        *,
+        fuse: bool = True,
+        adaptive: bool = False,
+        recovers: bool = False,
+    ) -> None:
+        soc = at_hand(target.soc)
+        refusals: list[Refusal] = []
+        finer = splittable(soc)
+        while True:
+            executable = lower(network, plan, finer, tuning, without=refusals, fuse=fuse)
+            try:
+                loaded = target.load(executable)
+                break
+            except RefusedError as error:
+                refusals += error.refusals
+        fallbacks = fallbacks_of(executable, refusals, plan)
+        how = partial(lower, network, soc=finer, tuning=tuning, without=refusals, fuse=fuse)
+        self._begin(loaded, network, plan, soc, fallbacks)
+        if isinstance(target, StandsIn):
+            self._stand_by(Standby(network, soc, target, how), recovers=recovers)
+        if adaptive:
+            self._adapt(target, how)
+        for fallback in self.fallbacks:
+            warnings.warn(str(fallback), CodlWarning, stacklevel=2)
+
+    @classmethod
+    def of(cls, loaded: Loaded, network: Network, plan: Plan, soc: LocalSoc) -> Engine:
+        """An engine of an executable that is loaded already, of `network` as `plan` says."""
+        engine = object.__new__(cls)
+        engine._begin(loaded, network, plan, soc, ())
+        return engine
+
+    @property
+    def loaded(self) -> Loaded:
+        """The executable where it runs; targets time and profile several of these together."""
+        return self._loaded
+
+    def _begin(
+        self,
+        loaded: Loaded,
+        network: Network,
+        plan: Plan,
+        soc: LocalSoc,
+        fallbacks: tuple[Fallback, ...],
+    ) -> None:
+        self.network, self.soc = network, soc
+        self.fallbacks, self._loaded = fallbacks, loaded
+        self._plans: Mapping[float, Plan] = {1.0: plan}
+        self._adapting: Adapting | None = None
+        self._standby: Standby | None = None
+        #: What has values that are no numbers, and what runs that without ncnn.
+        self._strays: Sequence[str] = ()
+        self._stand_in: Standby | None = None
+        self._without_ncnn: Loaded | None = None
+        #: Why the GPU has no part any more; "" as long as it has.
+        self.gpu_failure = ""
+        #: What came of comparing it with its model's reference; None where nobody did.
+        self.checked: Checked | None = None
+
+    def _adapt(self, target: Loads, how: Callable[[Plan], Executable]) -> None:
+        """Load the plan once more, together with what it may become."""
+        if not isinstance(target, Adapts):
+            raise UnsupportedError(
+                "Plans adapt in the process that runs them, and this target is in another one: it "
+                "runs one plan as it is. Leave adapting off."
+            )
+        own, plan, base = self._loaded.footprint, self.plan, self.executable
+        factor = own.gpu_weight_bytes / max(1, gpu_weights(base))
+        for part in PARTS:
+            self._loaded.close()
+            budget = part * (MOST_MEMORY - 1) * own.total
+            found = alternatives(self.network, plan, how, budget=budget, gpu_factor=factor)
+            self._plans = {scale: other for scale, (other, _) in found.items()}
+            executables = {scale: executable for scale, (_, executable) in found.items()}
+            self._loaded = self._adapting = target.load_alternatives(executables)
+            if self.memory.total <= MOST_MEMORY * own.total:
+                return
+        self._loaded.close()
+        self._loaded = self._adapting = target.load_alternatives({1.0: base})
+
+    @property
+    def plan(self) -> Plan:
+        """By what it runs now."""
+        return self._plans[1.0 if self._adapting is None else self._adapting.scale]
+
+    def each_plan(self) -> Iterator[Plan]:
+        """All that it may run by, each of which is active in turn; then its own is again."""
+        if self._adapting is None:
+            yield self.plan
+            return
+        for scale in (*(own for own in self._adapting.scales if own != 1.0), 1.0):
+            if self._adapting is not None:
+                self._adapting.use(scale)
+                yield self._plans[scale]
+        if self._adapting is not None:
+            self._adapting.use(1.0)
+
+    @property
+    def adaptation(self) -> Adaptation | None:
+        """How shares have moved so far; None where they never do."""
+        if self._adapting is None:
+            return None
+        return Adaptation(
+            gpu_ratios={
+                scale: tuple(chain.gpu_ratio for chain in self._plans[scale].chains)
+                for scale in self._adapting.scales
+            },
+            scale=self._adapting.scale,
+            runs=self._adapting.runs,
+            moves=self._adapting.moves,
+        )
+
+    @property
+    def executable(self) -> Executable:
+        """What runs, as data."""
+        return self._loaded.executable
+
+    @overload
+    def __call__(self, inputs: NDArray[Any]) -> NDArray[Any]: ...
+
+    @overload
+    def __call__(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]: ...
+
+    def __call__(
+        self, inputs: NDArray[Any] | Mapping[str, NDArray[Any]]
+    ) -> NDArray[Any] | dict[str, NDArray[Any]]:
+        """Run one inference and copy its outputs out.
+
+        The arrays of all inputs by name give all outputs by name; the one array of a model with one
+        input and one output gives an array. Raises `CodlError` for a missing or unknown input, or
+        one of another shape.
+        """
+        ports = self.executable.outputs
+        if isinstance(inputs, Mapping):
+            with self._loaded.lock:
+                self.feed(inputs)
+                self.run()
+                return {n: a.astype(ports[n].type) for n, a in self.outputs.items()}
+        if len(self._loaded.inputs) != 1 or len(ports) != 1:
+            raise CodlError(
+                f"{self.network.name!r} has the inputs {', '.join(self._loaded.inputs)} and the "
+                f"outputs {', '.join(ports)}: give a dict of arrays by name."
+            )
+        return self(dict.fromkeys(self._loaded.inputs, inputs))[next(iter(ports))]
+
+    def feed(self, inputs: Mapping[str, NDArray[Any]]) -> None:
+        """Copy inputs to where `run` reads them."""
+        arrays = self._loaded.inputs
+        if set(inputs) != set(arrays):
+            raise CodlError(
+                f"The inputs must be {', '.join(arrays)}, got {', '.join(inputs) or 'none'}."
+            )
+        for name, array in arrays.items():
+            value, shape = _as_float32(name, inputs[name]), self.network.inputs[name]
+            if as_nchw(value.shape) != shape:
+                raise CodlError(f"The input {name!r} must be {shape}, got {value.shape}.")
+            np.copyto(array, value.reshape(array.shape))
+        self._strays = (*self._stray_constants, *self._strays_of(arrays))
+
+    def _strays_of(self, tensors: Mapping[str, Array]) -> list[str]:
+        return [name for name, own in tensors.items() if self._is_stray(own, name in self._masks)]
+
+    def _is_stray(self, array: Array, is_mask: bool) -> bool:
+        """Whether a tensor has what ncnn's activations would make numbers of.
+
+        Minus infinity is what masks of attention are made of, and harmless there.
+        """
+        with np.errstate(all="ignore"):
+            if np.isfinite(array.sum()) or not self._hides_strays:
+                return False
+        strays = ~np.isfinite(array)
+        return bool((strays & (array != -np.inf) if is_mask else strays).any())
+
+    @cached_property
+    def _stray_constants(self) -> tuple[str, ...]:
+        """Constants with such values, and layers whose weights have some."""
+        network = self.network
+        layers = [
+            layer.name
+            for layer in network.layers
+            if any(self._is_stray(own, is_mask=True) for own in layer.weights.values())
+        ]
+        return (*self._strays_of(network.constants), *layers)
+
+    @cached_property
+    def _hides_strays(self) -> bool:
+        """Whether ncnn computes anything, and nothing is kept from run to run."""
+        nets, states = self.executable.nets, self.network.states
+        return any(isinstance(net, NcnnNet) for net in nets) and not states
+
+    @cached_property
+    def _masks(self) -> frozenset[str]:
+        """Tensors that nothing reads but what makes probabilities of scores, or adds to those."""
+        network = self.network
+        results = {holder for holder, _ in network.outputs.values()}
+
+        @cache
+        def masks(tensor: str) -> bool:
+            layers = network.readers(tensor)
+            return bool(layers) and tensor not in results and all(covers(x, tensor) for x in layers)
+
+        def covers(layer: Layer, tensor: str) -> bool:
+            if layer.op.kind in ("attention", "softmax"):
+                return layer.op.kind == "softmax" or tensor not in layer.inputs[:3]
+            passes = layer.op.kind in PASSING and layer.op.activation.kind == "none"
+            return passes and masks(layer.output)
+
+        return frozenset(filter(masks, (*network.inputs, *network.constants)))
+
+    def _stray_run(self) -> None:
+        """Run without ncnn, loaded once more, what it would make numbers of."""
+        strays = ", ".join(map(repr, self._strays))
+        told = f"{strays} of {self.network.name!r} has values that are no numbers."
+        try:
+            if self._stand_in is None:
+                raise CodlError("there is nothing but what is loaded.")
+            instead = self._without_ncnn or self._stand_in.without_ncnn(self.plan)
+            self._without_ncnn = instead
+            for name, array in self._loaded.inputs.items():
+                np.copyto(instead.inputs[name], array)
+            instead.run()
+            for name, array in self._loaded.outputs.items():
+                np.copyto(array, instead.outputs[name])
+        except CodlError as error:
+            told += f" ncnn may make numbers of them: {error}"
+            self._loaded.run()
+        warnings.warn(told, CodlWarning, stacklevel=4)
+
+    def run(self) -> None:
+        """Run on what was fed; the outputs then lie in `outputs`. Allocates no tensor."""
+        if self._strays:
+            self._stray_run()
+            return
+        loaded = self._loaded
+        try:
+            loaded.run()
+        except DeviceError as error:
+            self._recover(loaded, error)
+            self._loaded.run()
+
+    def recover(self, why: DeviceError) -> None:
+        """Go on without the GPU, which has failed; raises `why` where nothing stands by."""
+        self._recover(self._loaded, why)
+
+    def _stand_by(self, standby: Standby, *, recovers: bool) -> None:
+        self._stand_in = standby
+        self._standby = standby if recovers else None
+
+    def _recover(self, failed: Loaded, why: DeviceError) -> None:
+        """Leave it to the CPU from now on; raises `why` where nothing stands by.
+
+        Another thread may have done so already.
+        """
+        with failed.lock:
+            if self._loaded is not failed:
+                return
+            if self._standby is None:
+                raise why
+            plan, self._loaded = self._standby.take_over(failed, self.plan, why)
+            self._plans, self._adapting, self._standby = {1.0: plan}, None, None
+            self.gpu_failure = str(why)
+        warnings.warn(
+            f"{self.gpu_failure} The CPU does this inference again, and all that follow.",
+            CodlWarning,
+            stacklevel=4,
+        )
+
+    @property
+    def nets(self) -> dict[str, tuple[str, ...]]:
+        """The layers of every net of the CPU, by the label that its spans have."""
+        nets: Sequence[NcnnNet | OnnxNet] = self.executable.nets
+        return {net.label: tuple(layer.name for layer in net.layers) for net in nets}
+
+    @property
+    def fused(self) -> dict[str, tuple[str, ...]]:
+        """The layers that the GPU computes together, by the label that their spans have."""
+        return self.executable.fused
+
+    @property
+    def storages(self) -> tuple[Storage, ...]:
+        """How the tensors lie that the GPU computes."""
+        tensors = self.executable.tensors
+        ops = (step for step in self.executable.steps if isinstance(step, GpuOp))
+        return tuple(sorted({tensors[op.writes.tensor].storage for op in ops}, key=str))
+
+    @property
+    def precision(self) -> dict[str, str]:
+        """The narrowest type that the GPU stores tensors as, and what everything is computed in."""
+        is_half = any(storage.element == "float16" for storage in self.storages)
+        stored = "float16" if is_half else "float32"
+        return {"stored": stored, "computed": "float32", "accumulated": "float32"}
+
+    @property
+    def limited(self) -> LimitedGpu | None:
+        """How the limits are kept that the SoC's placement sets the GPU; None without any."""
+        return self._loaded.limited
+
+    @property
+    def memory(self) -> Footprint:
+        """What tensors and weights take on either side; what libraries keep is not in it."""
+        return self._loaded.footprint
+
+    @property
+    def outputs(self) -> Mapping[str, Array]:
+        """The output arrays, overwritten by the next run."""
+        return self._loaded.outputs
+
+    def profile(self, runs: int = 5) -> list[TimeSpan]:
+        """What each processor did when, in the middle one of some runs on what was fed."""
+        loaded = self._loaded
+        try:
+            profiles = [loaded.profile() for _ in range(runs)]
+        except DeviceError as error:
+            self._recover(loaded, error)
+            profiles = [self._loaded.profile() for _ in range(runs)]
+        profiles.sort(key=lambda spans: max((span.end_ms for span in spans), default=0.0))
+        return profiles[runs // 2]
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsupportedError(
+            f"The engine of {self.network.name!r} holds memory of its device, so it is neither "
+            "copied nor pickled: make another one where it is needed, by codl.compile or, of a "
+            "bundle of `codl package`, codl.load."
+        )
+
+    def close(self) -> None:
+        """Release buffers and nets; the engine cannot run afterwards."""
+        self._standby = self._stand_in = None
+        if self._without_ncnn is not None:
+            self._without_ncnn.close()
+        self._loaded.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
+
+def fallbacks_of(
+    executable: Executable, refusals: Sequence[Refusal], plan: Plan
+) -> tuple[Fallback, ...]:
+    """What stands in for each of the refused kernels in an executable that was lowered without."""
+    ops = {step.label: step for step in executable.steps if isinstance(step, GpuOp)}
+    planned = {n: own["gpu"] for chain in plan.chains for n, own in chain.variants.items()
+               if "gpu" in own}  # fmt: skip
+    fallen = [
+        Fallback(one.label, one.variant, one.reason, ops[one.label].variant)
+        for one in refusals
+        if one.label in ops
+    ]
+    for label in dict.fromkeys(one.label for one in refusals if one.label not in ops):
+        reasons = "; ".join(str(one) for one in refusals if one.label == label)
+        variant = planned[label.split(" + ")[0]]
+        fallen.append(Fallback(label, f"one of {variant}", reasons, "two kernels"))
+    return tuple(fallen)
+
+
+def _as_float32(name: str, value: NDArray[Any]) -> Array:
+    """An input as tensors hold it; raises `CodlError` for integers that float32 cannot."""
+    given = np.asarray(value)
+    if given.dtype.kind not in "biuf":
+        raise CodlError(f"The input {name!r} must hold numbers, got {given.dtype}.")
+    return as_float32(name, given)

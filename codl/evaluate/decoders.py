@@ -1,0 +1,204 @@
+"""Plans of a decoder's two steps, which keep the same part of each cache on each processor."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
+
+from codl.errors import CodlError
+from codl.ir import Network
+from codl.ir.plan import Chain, Plan
+from codl.ir.region import Span
+from codl.ir.sums import with_sums
+from codl.lower.partition import partition_plan
+from codl.plan.build_plan import make_plan
+from codl.plan.cost_model import WeightPlaces
+from codl.plan.coverage import covered
+from codl.predict.names import DEFAULT
+from codl.records.soc import Soc
+from codl.strategies.base import Context, Strategy
+
+if TYPE_CHECKING:  # other strategies need no ONNX
+    from codl.frontend.decoders import Step
+
+
+class Kept(NamedTuple):
+    """The groups of heads whose cache each processor keeps, of all that an op has."""
+
+    cpu: Span
+    gpu: Span
+    groups: int
+
+    @property
+    def split(self) -> Kept:
+        """The nearest in which no group is kept twice: the GPU has the first ones."""
+        cut = min(self.gpu.size, self.groups - self.cpu.size + self._shared)
+        return Kept(Span(cut, self.groups), Span(0, cut), self.groups)
+
+    @property
+    def _shared(self) -> int:
+        """Groups that both keep, less half of them."""
+        return (self.cpu.size + self.gpu.size - self.groups + 1) // 2
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        return self.cpu.size, self.gpu.size
+
+
+#: Where weights may be: wherever each step is fastest, or each on one processor, the same in both.
+Weights: TypeAlias = Literal["anywhere", "once"]
+WEIGHTS: tuple[str, ...] = get_args(Weights)
+#: Tokens of a prompt, and new ones, whose time is to be least where one step follows the other.
+TOKENS = (512, 128)
+
+
+def plan_steps(
+    prefill: Step,
+    decode: Step,
+    strategy: Strategy,
+    context: Context,
+    *,
+    weights: Weights = "anywhere",
+    tokens: tuple[int, int] = TOKENS,
+) -> tuple[Plan, Plan]:
+    """A strategy's plans of both steps: decoding's has its way with caches, and the other follows.
+
+    Where weights are to be there `once`, one step has its way with them: the one with which so many
+    tokens of a prompt, and new ones, are predicted to take least. Raises `CodlError` where the
+    strategy has no such plans.
+    """
+    networks = prefill.network, decode.network
+    if weights == "once":
+        runs = -(-tokens[0] // prefill.tokens), tokens[1]
+        plans: Sequence[Plan] = _with_weights_once(networks, strategy, context, runs)
+    else:
+        plans = [strategy.plan(network, context) for network in networks]
+    kept = {name: own.split for name, own in kept_of(networks[1], plans[1], context.soc)}
+    first, second = (
+        _keeping(network, plan, kept, context)
+        for network, plan in zip(networks, plans, strict=True)
+    )
+    return first, second
+
+
+def _with_weights_once(
+    networks: tuple[Network, Network], strategy: Strategy, context: Context, runs: tuple[int, int]
+) -> list[Plan]:
+    """Plans with the same weights on each processor; both run so many times."""
+    found: list[list[Plan]] = []
+    problem: CodlError | None = None
+    for first in (1, 0):
+        try:
+            found.append(_following(networks, first, strategy, context))
+        except CodlError as error:
+            problem = error
+    if not found:
+        assert problem is not None
+        raise problem
+
+    def taken_ms(plans: Sequence[Plan]) -> float:
+        return sum(n * (plan.predicted_ms or 0.0) for n, plan in zip(runs, plans, strict=True))
+
+    return min(found, key=taken_ms)
+
+
+def _following(
+    networks: tuple[Network, Network], first: int, strategy: Strategy, context: Context
+) -> list[Plan]:
+    """The plan of one network with weights once, and that of the other with them there."""
+    own = strategy.plan(networks[first], replace(context, places=WeightPlaces(once=True)))
+    places = WeightPlaces.of(networks[first], own, context.soc)
+    second = networks[1 - first]
+    written = with_sums(second, own.sums)
+    other = strategy.plan(written, replace(context, places=places)).restored(second, own.sums)
+    return [other, own] if first else [own, other]
+
+
+def kept_of(network: Network, plan: Plan, soc: Soc) -> Iterator[tuple[str, Kept]]:
+    """What each processor keeps of the cache of every layer that has one."""
+    nothing = Span(0, 0)
+    for segment in partition_plan(network, plan, soc).segments:
+        sides = [
+            {part.layer.name: part for part in own.parts} for own in (segment.cpu, segment.gpu)
+        ]
+        for name in {**sides[0], **sides[1]}:
+            parts = [own.get(name) for own in sides]
+            op = next(part for part in parts if part is not None).layer.op
+            if op.states:
+                cpu, gpu = (nothing if part is None else part.region.rows for part in parts)
+                yield name, Kept(cpu, gpu, op.output.h)
+
+
+def _keeping(network: Network, plan: Plan, kept: Mapping[str, Kept], context: Context) -> Plan:
+    """The plan with layers that would keep something else cut otherwise.
+
+    Those before partial sums are, with these, by the groups that are to be kept, if both have any;
+    all others are in chains of their own.
+    """
+    others = _others(network, plan, kept, context.soc)
+    if not others:
+        return plan
+    plan = replace(plan, sums=dict(_sums(network, plan, others, kept)))
+    others = _others(network, plan, kept, context.soc)
+    written, _ = plan.applied(network)
+    chains = [part for chain in plan.chains for part in _apart(chain, others, kept, plan.sums)]
+    made = make_plan(
+        written,
+        covered(context.cost(DEFAULT), written),
+        chains,
+        strategy=plan.strategy,
+        sharing=plan.sharing,
+        method=plan.method,
+    )
+    return made.restored(network, plan.sums)
+
+
+def _others(network: Network, plan: Plan, kept: Mapping[str, Kept], soc: Soc) -> set[str]:
+    """The layers of which a plan keeps something else."""
+    own = dict(kept_of(network, plan, soc))
+    return {name for name, wanted in kept.items() if own[name].sizes != wanted.sizes}
+
+
+def _sums(
+    network: Network, plan: Plan, others: set[str], kept: Mapping[str, Kept]
+) -> Iterator[tuple[str, int]]:
+    """A plan's partial sums, cut behind attention as that is to be."""
+    behind = {
+        chain.ops[-1]: name for chain in plan.chains for name in others.intersection(chain.ops)
+    }
+    for layer in network.layers:
+        if layer.name in plan.sums:
+            wanted = kept[behind[layer.name]] if layer.name in behind else None
+            both = wanted is not None and 0 < wanted.gpu.size < wanted.groups
+            product: Any = layer.op
+            yield (
+                layer.name,
+                (
+                    product.k * wanted.gpu.size // wanted.groups
+                    if wanted is not None and both
+                    else plan.sums[layer.name]
+                ),
+            )
+
+
+def _apart(
+    chain: Chain, others: set[str], kept: Mapping[str, Kept], sums: Collection[str]
+) -> Iterator[Chain]:
+    """A chain without some layers, and those, in order.
+
+    What partial sums at its end decided the cut of has that of the layer behind it.
+    """
+    run: list[str] = []
+    for name in chain.ops:
+        if name not in others:
+            run.append(name)
+            continue
+        ratio = kept[name].gpu.size / kept[name].groups
+        if run:
+            own = replace(chain, dim="H", gpu_ratio=ratio) if chain.ops[-1] in sums else chain
+            yield replace(own, ops=tuple(run), variants={})
+        run = []
+        yield Chain((name,), "H", ratio, {})
+    if run:
+        yield Chain(tuple(run), chain.dim, chain.gpu_ratio, {})

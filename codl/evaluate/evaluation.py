@@ -1,0 +1,344 @@
+"""Evaluation: strategies and peers on one model, interleaved in one run, outputs checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codl.engine.engine import Engine
+from codl.errors import CodlError, DeviceError
+from codl.evaluate.peers import started
+from codl.frontend import models
+from codl.ir import Network
+from codl.ir.plan import Plan
+from codl.measure import drift
+from codl.measure.budget import Budget
+from codl.measure.inputs import random_inputs
+from codl.measure.interleave import Effort, TimedTogether
+from codl.measure.together import slowdown
+from codl.plan.cost_model import CostModel
+from codl.plan.price import price, stage_times, walk
+from codl.plan.profile_feedback import paced
+from codl.records import statistic
+from codl.records.results import EvalRow, Latency, PeerRun, TimeSpan, doubts
+from codl.strategies import ideal
+from codl.strategies.base import Context, Strategy
+from codl.targets.base import Started
+
+if TYPE_CHECKING:  # strategies, which are imported all together, need no ONNX
+    import onnx
+
+#: One processor alone, in its best or a given storage.
+SINGLES = ("cpu", "gpu", "gpu-buffer", "gpu-image")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A row for every strategy, the ideal and every peer, and what they rest on.
+
+    `timelines` are the spans of a profile for each strategy that ran, `plans` what ran, by
+    fingerprint; `digest` is that of the `model`.
+    """
+
+    model: str
+    digest: str
+    rows: Sequence[EvalRow]
+    timelines: Mapping[str, Sequence[TimeSpan]]
+    plans: Mapping[str, Plan]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A model, inputs for it, made from a seed, and what ONNX Runtime makes of them."""
+
+    model: onnx.ModelProto
+    inputs: Mapping[str, NDArray[Any]]
+    outputs: Mapping[str, NDArray[Any]]
+
+
+def load(model: str, batch: int | None = None) -> tuple[Network, Reference]:
+    """Import a model for `batch` images at a time; run it in ONNX Runtime on seeded inputs."""
+    from codl.frontend.convert import network_of
+    from codl.frontend.graph.integer_products import session_options
+    from codl.frontend.graph.onnx_import import import_onnx
+    from codl.frontend.graph.shapes import fix_batch
+
+    source = models.load(model, batch)
+    imported = import_onnx(source.model, source.name)
+    network = network_of(imported)
+    inputs = {name: x.reshape(imported.shapes[name]) for name, x in random_inputs(network).items()}
+    options = session_options()
+    session = source.model.session(options)
+    names = list(network.outputs)
+    outputs = dict(zip(names, session.run(names, inputs), strict=True))
+    return network, Reference(fix_batch(source.proto), inputs, outputs)
+
+
+def evaluate(
+    model: str,
+    strategies: Sequence[Strategy],
+    context: Context,
+    *,
+    with_ideal: bool = False,
+    peers: Sequence[str] = (),
+    effort: Effort | None = None,
+    batch: int | None = None,
+    budget: Budget | None = None,
+) -> Evaluation:
+    """Measure strategies, and other libraries on all cores, on one model.
+
+    `batch` is the number of images at a time, by default the model's own. Strategies that lead
+    to the same executable are timed as one: they can differ by noise alone. Everybody has turns of
+    several runs, since that is how a model is used; the first run of a turn is kept apart. In a
+    budget there may be fewer rounds than the effort says, and there is one at least.
+    """
+    running = sum(strategy.runs_plans for strategy in strategies)
+    context = context.within(budget or Budget(), plans=running)
+    context.note(f"{model}: importing, reference by ONNX Runtime")
+    network, reference = load(model, batch)
+    target, effort = context.device, effort or Effort()
+    plans: dict[str, Plan] = {}
+    with ExitStack() as opened:
+        engines, rows = _engines(model, strategies, network, reference, context, plans, opened)
+        models: dict[str, Any] = {name: engine.loaded for name, engine in engines.items()}
+        usual_ms = drift.first_ms(context.dataset) if engines else {}
+        older = set(context.dataset.statistics().values()) - {statistic.NAME}
+        if usual_ms and older:
+            context.note(f"{model}: slowdowns are over latencies by the {', '.join(older)}")
+        with started(peers, reference.model, network, reference.inputs, context, target) as others:
+            for name, peer in others.items():
+                rows[name] = _of_peer(model, name, peer, reference)
+                if rows[name].status == "ok":
+                    models[name] = peer
+            context.note(f"{model}: measuring {', '.join(models)} interleaved")
+            anchors = context.tuning if usual_ms else None
+            effort = replace(effort, max_seconds=budget.share().seconds if budget else None)
+            times = target.time(models, effort, with_energy=True, anchors=anchors)
+        if times.sensors:
+            context.note(f"energy by {', '.join(times.sensors)}")
+        for name, row in rows.items():
+            if reason := times.failed.get(_timed_as(row)):
+                rows[name] = failed_row(model, name, reason)
+        slower = slowdown(times.anchors, usual_ms)
+        drifts = {} if slower is None else _drifts(engines, slower, context.default_cost(network))
+        limit = _ideal(network, context) if with_ideal else None
+        rows = {name: _completed(row, times, limit, slower, drifts) for name, row in rows.items()}
+        results = [rows.pop(strategy.name) for strategy in strategies]
+        results += [*([limit] if limit else []), *rows.values()]
+        profiles = {}
+        for name in times.latency_ms.keys() & engines.keys():
+            with suppress(CodlError):  # its latency is kept
+                profiles[name] = engines[name].profile()
+        timelines = {
+            r.strategy: profiles[_timed_as(r)] for r in results if _timed_as(r) in profiles
+        }
+    return Evaluation(model, network.content_digest, results, timelines, plans)
+
+
+def _engines(
+    model: str,
+    strategies: Sequence[Strategy],
+    network: Network,
+    reference: Reference,
+    context: Context,
+    plans: dict[str, Plan],
+    opened: ExitStack,
+) -> tuple[dict[str, Engine], dict[str, EvalRow]]:
+    """The engine of every strategy that has a plan that runs, and what is known of each so far.
+
+    One that would be the same as another's is not kept; its row says so. What runs is added to
+    `plans`, and what is `opened` is closed there.
+    """
+    engines: dict[str, Engine] = {}
+    by_digest: dict[str, str] = {}
+    rows: dict[str, EvalRow] = {}
+    cost = context.default_cost(network)
+    for strategy in strategies:
+        context.note(f"{model}: building {strategy.name}")
+        try:
+            plan = strategy.plan(network, context)
+            engine = Engine(network, plan, context.device, context.tuning)
+            opened.callback(engine.close)
+            row = _of_engine(model, engine, reference, cost)
+            plans[plan.fingerprint] = plan
+            first = by_digest.setdefault(engine.executable.digest(), strategy.name)
+            if first == strategy.name:
+                engines[first] = engine
+            else:
+                engine.close()
+                row = replace(row, same_as=first)
+            rows[strategy.name] = row
+        except CodlError as error:
+            rows[strategy.name] = failed_row(model, strategy.name, str(error))
+    return engines, rows
+
+
+def compare(outputs: Mapping[str, NDArray[Any]], reference: Reference) -> tuple[float, float]:
+    """The worst cosine and max_rel_err over all outputs, against the reference.
+
+    Raises `DeviceError` where an output is missing, of another size, or finite elsewhere than the
+    reference is.
+    """
+    pairs = []
+    for name, expected in reference.outputs.items():
+        if name not in outputs or outputs[name].size != expected.size:
+            shapes = ", ".join(f"{n} {v.shape}" for n, v in outputs.items()) or "none"
+            raise DeviceError(f"The output {name!r} must be {expected.shape}, got {shapes}.")
+        pairs.append(_finite(name, outputs[name].reshape(expected.shape), expected))
+    return min(cosine(a, b) for a, b in pairs), max(max_rel_err(a, b) for a, b in pairs)
+
+
+def _finite(name: str, got: NDArray[Any], expected: NDArray[Any]) -> tuple[NDArray[Any], ...]:
+    """The finite elements of both, which must be the same; others must be equal, or NaN in both."""
+    finite = np.isfinite(expected)
+    if finite.all() and np.isfinite(got).all():
+        return got, expected
+    off = np.count_nonzero((np.isfinite(got) != finite) | np.where(
+        finite | np.isnan(expected) & np.isnan(got), False, got != expected))  # fmt: skip
+    if off:
+        raise DeviceError(
+            f"The output {name!r} is NaN or infinite elsewhere than in ONNX Runtime: "
+            f"{off} of {expected.size} elements."
+        )
+    return np.where(finite, got, 0), np.where(finite, expected, 0)
+
+
+def cosine(a: NDArray[Any], b: NDArray[Any]) -> float:
+    """Cosine of the angle between two flattened outputs; 1 for zeros alone in both."""
+    x, y = (v.astype(np.float64).ravel() for v in (a, b))
+    if not (x.any() or y.any()):
+        return 1.0
+    return float(x @ y / max(float(np.linalg.norm(x) * np.linalg.norm(y)), 1e-300))
+
+
+def max_rel_err(a: NDArray[Any], reference: NDArray[Any]) -> float:
+    """The largest absolute difference over the largest absolute value of the reference."""
+    largest = max(float(np.abs(reference).max()), 1e-300)
+    return float(np.abs(a.astype(np.float64) - reference).max()) / largest
+
+
+def _ideal(network: Network, context: Context) -> EvalRow:
+    try:
+        limit = ideal.bound(network, context.soc, context.dataset)
+    except CodlError as error:
+        reason = str(error)
+        return EvalRow(
+            network.name, ideal.NAME, None, None, "computed", status="failed", reason=reason
+        )
+    ms = limit.latency_ms
+    return EvalRow(network.name, ideal.NAME, Latency(ms, ms, ms, 0), None, "computed")
+
+
+def _predicted_ms(engine: Engine, cost: CostModel | None) -> float | None:
+    """By the default predictor, whatever the plan was made with, where that is trained.
+
+    A plan made without any is in variants that may have none.
+    """
+    if cost is None or engine.plan.predicted_ms is None:
+        return engine.plan.predicted_ms
+    return price(engine.executable, cost).latency_ms
+
+
+def _drifts(
+    engines: Mapping[str, Engine], slower: Mapping[str, float], cost: CostModel | None
+) -> dict[str, float]:
+    """How many times longer each plan is predicted to take where processors are slower."""
+    drifts: dict[str, float] = {}
+    for name, engine in engines.items():
+        if cost is not None and engine.plan.predicted_ms is not None:
+            times = stage_times(engine.executable, cost)
+            usual_ms = walk(engine.executable, times).latency_ms
+            if usual_ms > 0:
+                drifts[name] = walk(engine.executable, paced(times, slower)).latency_ms / usual_ms
+    return drifts
+
+
+def _of_engine(model: str, engine: Engine, reference: Reference, cost: CostModel | None) -> EvalRow:
+    """What is known of a strategy before it is measured."""
+    nearness, error = compare(engine(reference.inputs), reference)
+    return EvalRow(
+        model=model,
+        strategy=engine.plan.strategy,
+        latency_ms=None,
+        predicted_ms=_predicted_ms(engine, cost),
+        source="measured",
+        cosine=nearness,
+        max_rel_err=error,
+        fallbacks=engine.fallbacks,
+        gpu_storage=tuple(map(str, engine.storages)),
+        precision=engine.precision,
+        memory_bytes=asdict(engine.memory),
+        plan=engine.plan.fingerprint,
+        limited=engine.limited,
+    )
+
+
+def _of_peer(model: str, name: str, peer: Started | CodlError, reference: Reference) -> EvalRow:
+    """What is known of a peer, or why it cannot run, before it is measured."""
+    if isinstance(peer, CodlError):
+        return failed_row(model, name, str(peer))
+    try:
+        nearness, error = compare(peer.outputs(), reference)
+    except CodlError as reason:
+        return failed_row(model, name, str(reason))
+    return EvalRow(
+        model=model,
+        strategy=name,
+        latency_ms=None,
+        predicted_ms=None,
+        source="measured",
+        cosine=nearness,
+        max_rel_err=error,
+        peer=PeerRun(peer.version, peer.threads, peer.observed_cores, peer.busy_cores),
+    )
+
+
+def failed_row(model: str, name: str, reason: str) -> EvalRow:
+    """The row of a strategy or a peer that has no latency, and why."""
+    return EvalRow(model, name, None, None, "measured", status="failed", reason=reason)
+
+
+def _timed_as(row: EvalRow) -> str:
+    """The name of what is timed for a row."""
+    return row.same_as or row.strategy
+
+
+def _completed(
+    row: EvalRow,
+    times: TimedTogether,
+    limit: EvalRow | None,
+    slower: Mapping[str, float] | None,
+    drifts: Mapping[str, float],
+) -> EvalRow:
+    """The row with its latency and energy, and how that compares to others of the same run.
+
+    And to its prediction, as far as the drift of its plan is known.
+    """
+    latencies = times.latency_ms
+    latency = latencies.get(_timed_as(row))
+    if latency is None:
+        return row
+    singles = [latencies[name].level for name in SINGLES if name in latencies]
+    expected_ms = (row.predicted_ms or 0.0) * drifts.get(_timed_as(row), 0.0)
+    bound = limit.latency_ms if limit else None
+    return replace(
+        row,
+        latency_ms=latency,
+        cold_ms=times.cold_ms.get(_timed_as(row)),
+        speedup=min(singles) / latency.level if singles else None,
+        of_ideal=bound.level / latency.level if bound else None,
+        slowdown=None if row.peer else slower,
+        predicted_over_measured=expected_ms / latency.level if expected_ms else None,
+        energy_mj=times.energy_mj.get(_timed_as(row)),
+        conditions=times.conditions,
+        doubts=doubts(latency, times.cold_ms.get(_timed_as(row))),
+    )
+
+
+def to_json(results: Sequence[EvalRow]) -> list[dict[str, Any]]:
+    return [asdict(result) for result in results]

@@ -1,0 +1,76 @@
+"""One measured run of a plan: outputs, latency, energy, and a profile by op."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from codl.engine.engine import Engine
+from codl.errors import DeviceError
+from codl.measure.interleave import Effort, TimedTogether
+from codl.plan import op_placement
+from codl.plan.cost_model import CostModel
+from codl.plan.op_placement import OpPlacement
+from codl.records.results import Latency, TimeSpan
+from codl.runtime.profiler import totals_ms
+from codl.targets.base import Target
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """What an engine did.
+
+    `energy_mj` is that of one inference, by `energy_sensors`; None where there are none. `spans`
+    are those of one inference, and `placed` says where every op ran and what it took in that.
+    """
+
+    outputs: Mapping[str, NDArray[Any]]
+    latency_ms: Latency
+    energy_mj: float | None
+    energy_sensors: tuple[str, ...]
+    spans: list[TimeSpan]
+    placed: list[OpPlacement]
+
+
+def measure(
+    engine: Engine,
+    target: Target,
+    inputs: Mapping[str, NDArray[Any]],
+    cost: CostModel | None,
+    *,
+    rounds: int,
+) -> RunReport:
+    """Run an engine of a target on inputs by name, with `rounds` timed runs behind an untimed one.
+
+    By the predictions of `cost` ops share what they took together; without, alike.
+    """
+    outputs = engine(inputs)
+    effort = Effort(min_rounds=1, min_seconds=0, warm=rounds)
+    try:
+        times = _timed(engine, target, effort)
+    except DeviceError as error:
+        engine.recover(error)
+        times = _timed(engine, target, effort)
+    spans = engine.profile()
+    planned = op_placement.predicted(engine.network, engine.plan, engine.soc, cost)
+    placed = op_placement.standing_in(planned, engine.fallbacks)
+    return RunReport(
+        outputs=outputs,
+        latency_ms=times.latency_ms["run"],
+        energy_mj=times.energy_mj.get("run"),
+        energy_sensors=times.sensors,
+        spans=spans,
+        placed=op_placement.measured(
+            placed, totals_ms(spans), {"cpu": engine.nets, "gpu": engine.fused}
+        ),
+    )
+
+
+def _timed(engine: Engine, target: Target, effort: Effort) -> TimedTogether:
+    times = target.time({"run": engine.loaded}, effort, with_energy=True)
+    if times.failed:
+        raise DeviceError(times.failed["run"])
+    return times

@@ -1,0 +1,1 @@
+"""Records: what files of results, SoCs and limits hold, as typed data."""

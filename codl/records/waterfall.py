@@ -1,0 +1,92 @@
+"""Waterfalls: where the time goes between the lossless bound of a model and its run.
+
+Totals stand in a row: each is the milliseconds of one inference with one cause of loss more than
+the total before, and each is computed by itself. A term is the difference of two neighbours,
+negative where the second is smaller. So the bound and all terms add up to the last total, for the
+model and for each of its chains. `codl.plan.predicted_totals`, `codl.evaluate.explain` and
+docs/explain.md define the totals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import fsum
+
+from codl.ir.ops.base import Dim
+from codl.ir.types import Processor
+
+#: What the total of the lossless bound is called.
+BOUND = "bound"
+#: The terms whose totals need no run, in order: what each one is of.
+PREDICTED_TERMS: Mapping[str, str] = {
+    "cuts": "ops are cut between whole rows, blocks of channels or images, some not at all, and "
+    "two parts take more than their shares of the whole",
+    "steps": "a search tries ratios in steps",
+    "chains": "the ops of a chain on both processors have one dimension and one ratio",
+    "choices": "the plan's dimensions, ratios and kernel variants are not those that compute "
+    "fastest: sharing would cost more, or the plan is not the best",
+    "halo": "what both processors compute of a chain",
+    "fusion": "ops that run together: calls of nets that they share, residual adds inside a "
+    "convolution's kernels",
+    "layouts": "ncnn packs and unpacks, the GPU copies tensors from one storage to another",
+    "overlap": "a processor begins a chain while the other one is still at the chain before",
+    "sharing": "data sharing: transform, map, copy, sync and unmap",
+    "launches": "the CPU enqueues kernels, which are on their way to a GPU without work",
+    "contention": "both processors work on the same memory",
+}
+#: The terms whose totals are measured, in order.
+MEASURED_TERMS: Mapping[str, str] = {
+    "pace": "the machine is slower than when its dataset was measured, by the anchors",
+    "cpu": "the CPU's nets take more than predicted",
+    "gpu": "the GPU's kernels take more than predicted",
+    "exchange": "data sharing takes more than predicted",
+    "engine": "all else that a profiled run takes: threads wake up, kernels have gaps between them",
+    "profiling": "plain runs take more than profiled ones, or less",
+}
+TERMS: Mapping[str, str] = {**PREDICTED_TERMS, **MEASURED_TERMS}
+
+
+@dataclass(frozen=True)
+class Total:
+    """Milliseconds of one inference by chain, with every cause of loss up to the term `name`."""
+
+    name: str
+    chains_ms: tuple[float, ...]
+
+    @property
+    def ms(self) -> float:
+        return fsum(self.chains_ms)
+
+
+@dataclass(frozen=True)
+class Term:
+    """What a total is more than the one before, in milliseconds; negative where it is less."""
+
+    name: str
+    ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainTerms:
+    """A chain's part of a waterfall; what the CPU gets of the results at the end is one of no ops.
+
+    `predicted_ms` and `measured_ms` are the chain's parts of those totals. `work_ms` is what each
+    processor's nets or kernels take in it, as predicted, and `measured_work_ms` as profiled.
+    """
+
+    ops: tuple[str, ...]
+    dim: Dim
+    gpu_ratio: float
+    bound_ms: float
+    terms: tuple[Term, ...]
+    predicted_ms: float
+    measured_ms: float | None
+    work_ms: Mapping[Processor, float]
+    measured_work_ms: Mapping[Processor, float] | None = None
+
+
+def terms_of(totals_ms: Sequence[tuple[str, float]]) -> tuple[Term, ...]:
+    """The terms between totals by name, the first of which is the bound."""
+    return tuple(Term(name, ms - before) for (_, before), (name, ms) in pairwise(totals_ms))
