@@ -1,12 +1,12 @@
-"""What stands by for a GPU that fails: the network on the CPU alone, made when it is needed.
-
-So does ONNX Runtime for ncnn, whose activations make numbers of what is none.
+"""The network on the CPU alone, loaded when it is needed: where the GPU fails, and where ncnn's
+activations would make numbers of what is none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,17 +15,20 @@ from codl.ir import Network
 from codl.ir.executable import Executable
 from codl.ir.plan import Plan
 from codl.lower.alternatives import on_cpu
-from codl.runtime.loaded import Loaded, StandsIn
+from codl.runtime.loaded import Loaded
 from codl.runtime.placement import LocalSoc
+
+if TYPE_CHECKING:  # what a target measures is not loaded to run
+    from codl.targets.base import Target
 
 
 @dataclass(frozen=True)
-class Standby:
+class CpuFallback:
     """Loads a network on the CPU of a target; `how` lowers plans of it."""
 
     network: Network
     soc: LocalSoc
-    target: StandsIn
+    target: Target
     how: Callable[[Plan], Executable]
 
     def take_over(self, failed: Loaded, plan: Plan, why: DeviceError) -> tuple[Plan, Loaded]:

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from codl.engine.shared_sessions import JoinedSessions
 from codl.errors import CodlError
 from codl.frontend.decoders import LAST_ROW, PAST_LENGTH, POSITIONS, Step
-from codl.ir.executable import Executable, Refusal
+from codl.ir.executable import Refusal
 from codl.ir.ops.base import Array
 from codl.ir.plan import Plan
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.records.results import Checked
-from codl.runtime.joined import JoinedSessions
-from codl.runtime.loaded import Footprint, Loads, RefusedError
+from codl.runtime.loaded import Footprint, RefusedError
 from codl.runtime.memory import give_back_freed
-from codl.runtime.placement import at_hand
 from codl.runtime.session import Session
+from codl.targets.local import LocalTarget
 
 #: What the two steps of a decoder are called.
 PREFILL, DECODE = "prefill", "decode"
-
-
-class LoadsJoined(Loads, Protocol):
-    """A device that loads executables which share weights and states: one of this process."""
-
-    def load_joined(self, executables: Mapping[str, Executable]) -> JoinedSessions: ...
 
 
 @dataclass(frozen=True)
@@ -56,13 +49,13 @@ class Decoder:
         self,
         prefill: PlannedStep,
         decode: PlannedStep,
-        target: LoadsJoined,
+        target: LocalTarget,
         tuning: Tuning = Tuning(),
         *,
         without: Sequence[Refusal] = (),
     ) -> None:
         self.capacity, self.length = decode.step.capacity, 0
-        steps, soc = {PREFILL: prefill, DECODE: decode}, at_hand(target.soc)
+        steps, soc = {PREFILL: prefill, DECODE: decode}, target.soc
         refusals = [*without]
         while True:
             executables = {
@@ -70,7 +63,7 @@ class Decoder:
                 for name, own in steps.items()
             }
             try:
-                self._loaded = target.load_joined(executables)
+                self._loaded = JoinedSessions(executables, target.device, soc.placement.limits)
                 break
             except RefusedError as error:
                 refusals += error.refusals

@@ -5,12 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, cached_property, partial
-from typing import Any, NoReturn, overload
+from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.engine.cpu_fallback import Standby
+from codl.engine.cpu_fallback import CpuFallback
+from codl.engine.shared_sessions import AdaptiveSession
 from codl.errors import CodlError, CodlWarning, DeviceError, UnsupportedError
 from codl.ir import Array, Layer, Network
 from codl.ir.executable import Executable, GpuOp, NcnnNet, OnnxNet, Refusal
@@ -23,16 +24,12 @@ from codl.lower import lower
 from codl.lower.alternatives import alternatives, gpu_weights
 from codl.records.gpu_limits import LimitedGpu
 from codl.records.results import Adaptation, Checked, Fallback, TimeSpan
-from codl.runtime.loaded import (
-    Adapting,
-    Adapts,
-    Footprint,
-    Loaded,
-    Loads,
-    RefusedError,
-    StandsIn,
-)
+from codl.runtime.loaded import Footprint, Loaded, RefusedError
 from codl.runtime.placement import LocalSoc, at_hand, splittable
+from codl.targets.local import LocalTarget
+
+if TYPE_CHECKING:  # what a target measures is not loaded to run
+    from codl.targets.base import Target
 
 #: Ops that masks of infinities may pass on their way to attention.
 PASSING = ("eltwise", "reshape", "transpose", "slice", "tile", "concat", "concat_nd")
@@ -74,7 +71,7 @@ class Engine:
         self,
         network: Network,
         plan: Plan,
-        target: Loads,
+        target: Target,
         tuning: Tuning = Tuning(),
         *,
         fuse: bool = True,
@@ -94,12 +91,16 @@ class Engine:
         fallbacks = fallbacks_of(executable, refusals, plan)
         how = partial(lower, network, soc=finer, tuning=tuning, without=refusals, fuse=fuse)
         self._begin(loaded, network, plan, soc, fallbacks)
-        if isinstance(target, StandsIn):
-            self._stand_by(Standby(network, soc, target, how), recovers=recovers)
+        self._cpu_fallback, self._recovers = CpuFallback(network, soc, target, how), recovers
         if adaptive:
             self._adapt(target, how)
         for fallback in self.fallbacks:
             warnings.warn(str(fallback), CodlWarning, stacklevel=2)
+
+    #: What runs where the GPU fails, or ncnn may not; None of what was loaded by others.
+    _cpu_fallback: CpuFallback | None = None
+    #: Whether the CPU goes on where the GPU fails.
+    _recovers = False
 
     @classmethod
     def of(cls, loaded: Loaded, network: Network, plan: Plan, soc: LocalSoc) -> Engine:
@@ -124,68 +125,67 @@ class Engine:
         self.network, self.soc = network, soc
         self.fallbacks, self._loaded = fallbacks, loaded
         self._plans: Mapping[float, Plan] = {1.0: plan}
-        self._adapting: Adapting | None = None
-        self._standby: Standby | None = None
+        self._adaptive: AdaptiveSession | None = None
         #: What has values that are no numbers, and what runs that without ncnn.
         self._strays: Sequence[str] = ()
-        self._stand_in: Standby | None = None
         self._without_ncnn: Loaded | None = None
         #: Why the GPU has no part any more; "" as long as it has.
         self.gpu_failure = ""
         #: What came of comparing it with its model's reference; None where nobody did.
         self.checked: Checked | None = None
 
-    def _adapt(self, target: Loads, how: Callable[[Plan], Executable]) -> None:
+    def _adapt(self, target: Target, how: Callable[[Plan], Executable]) -> None:
         """Load the plan once more, together with what it may become."""
-        if not isinstance(target, Adapts):
+        if not isinstance(target, LocalTarget):
             raise UnsupportedError(
                 "Plans adapt in the process that runs them, and this target is in another one: it "
                 "runs one plan as it is. Leave adapting off."
             )
-        own, plan, base = self._loaded.footprint, self.plan, self.executable
-        factor = own.gpu_weight_bytes / max(1, gpu_weights(base))
+        alone, plan, base = self._loaded.footprint, self.plan, self.executable
+        factor = alone.gpu_weight_bytes / max(1, gpu_weights(base))
+        limits = target.soc.placement.limits
         for part in PARTS:
             self._loaded.close()
-            budget = part * (MOST_MEMORY - 1) * own.total
-            found = alternatives(self.network, plan, how, budget=budget, gpu_factor=factor)
-            self._plans = {scale: other for scale, (other, _) in found.items()}
-            executables = {scale: executable for scale, (_, executable) in found.items()}
-            self._loaded = self._adapting = target.load_alternatives(executables)
-            if self.memory.total <= MOST_MEMORY * own.total:
+            budget = part * (MOST_MEMORY - 1) * alone.total
+            by_scale = alternatives(self.network, plan, how, budget=budget, gpu_factor=factor)
+            self._plans = {scale: other for scale, (other, _) in by_scale.items()}
+            executables = {scale: executable for scale, (_, executable) in by_scale.items()}
+            self._loaded = self._adaptive = AdaptiveSession(executables, target.device, limits)
+            if self.memory.total <= MOST_MEMORY * alone.total:
                 return
         self._loaded.close()
-        self._loaded = self._adapting = target.load_alternatives({1.0: base})
+        self._loaded = self._adaptive = AdaptiveSession({1.0: base}, target.device, limits)
 
     @property
     def plan(self) -> Plan:
         """By what it runs now."""
-        return self._plans[1.0 if self._adapting is None else self._adapting.scale]
+        return self._plans[1.0 if self._adaptive is None else self._adaptive.scale]
 
     def each_plan(self) -> Iterator[Plan]:
         """All that it may run by, each of which is active in turn; then its own is again."""
-        if self._adapting is None:
+        if self._adaptive is None:
             yield self.plan
             return
-        for scale in (*(own for own in self._adapting.scales if own != 1.0), 1.0):
-            if self._adapting is not None:
-                self._adapting.use(scale)
+        for scale in (*(own for own in self._adaptive.scales if own != 1.0), 1.0):
+            if self._adaptive is not None:
+                self._adaptive.use(scale)
                 yield self._plans[scale]
-        if self._adapting is not None:
-            self._adapting.use(1.0)
+        if self._adaptive is not None:
+            self._adaptive.use(1.0)
 
     @property
     def adaptation(self) -> Adaptation | None:
         """How shares have moved so far; None where they never do."""
-        if self._adapting is None:
+        if self._adaptive is None:
             return None
         return Adaptation(
             gpu_ratios={
                 scale: tuple(chain.gpu_ratio for chain in self._plans[scale].chains)
-                for scale in self._adapting.scales
+                for scale in self._adaptive.scales
             },
-            scale=self._adapting.scale,
-            runs=self._adapting.runs,
-            moves=self._adapting.moves,
+            scale=self._adaptive.scale,
+            runs=self._adaptive.runs,
+            moves=self._adaptive.moves,
         )
 
     @property
@@ -290,9 +290,9 @@ class Engine:
         strays = ", ".join(map(repr, self._strays))
         told = f"{strays} of {self.network.name!r} has values that are no numbers."
         try:
-            if self._stand_in is None:
+            if self._cpu_fallback is None:
                 raise CodlError("there is nothing but what is loaded.")
-            instead = self._without_ncnn or self._stand_in.without_ncnn(self.plan)
+            instead = self._without_ncnn or self._cpu_fallback.without_ncnn(self.plan)
             self._without_ncnn = instead
             for name, array in self._loaded.inputs.items():
                 np.copyto(instead.inputs[name], array)
@@ -320,10 +320,6 @@ class Engine:
         """Go on without the GPU, which has failed; raises `why` where nothing stands by."""
         self._recover(self._loaded, why)
 
-    def _stand_by(self, standby: Standby, *, recovers: bool) -> None:
-        self._stand_in = standby
-        self._standby = standby if recovers else None
-
     def _recover(self, failed: Loaded, why: DeviceError) -> None:
         """Leave it to the CPU from now on; raises `why` where nothing stands by.
 
@@ -332,10 +328,10 @@ class Engine:
         with failed.lock:
             if self._loaded is not failed:
                 return
-            if self._standby is None:
+            if self._cpu_fallback is None or not self._recovers:
                 raise why
-            plan, self._loaded = self._standby.take_over(failed, self.plan, why)
-            self._plans, self._adapting, self._standby = {1.0: plan}, None, None
+            plan, self._loaded = self._cpu_fallback.take_over(failed, self.plan, why)
+            self._plans, self._adaptive, self._recovers = {1.0: plan}, None, False
             self.gpu_failure = str(why)
         warnings.warn(
             f"{self.gpu_failure} The CPU does this inference again, and all that follow.",
@@ -403,7 +399,7 @@ class Engine:
 
     def close(self) -> None:
         """Release buffers and nets; the engine cannot run afterwards."""
-        self._standby = self._stand_in = None
+        self._cpu_fallback = None
         if self._without_ncnn is not None:
             self._without_ncnn.close()
         self._loaded.close()

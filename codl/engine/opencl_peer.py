@@ -10,21 +10,10 @@ from typing import ClassVar
 
 from codl.engine.engine import Engine
 from codl.errors import CodlError
-from codl.ir.executable import Executable
 from codl.measure.peers.base import Job, Tensors
-from codl.runtime.opencl import OpenClDevice
-from codl.runtime.placement import LocalSoc, at_hand
-from codl.runtime.session import Session
-
-
-class _EveryCore:
-    """Loads executables on a device of its own."""
-
-    def __init__(self, soc: LocalSoc) -> None:
-        self.soc, self._device = soc, OpenClDevice(soc)
-
-    def load(self, executable: Executable) -> Session:
-        return Session(executable, self._device)
+from codl.records.gpu_limits import UNLIMITED
+from codl.runtime.placement import at_hand
+from codl.targets.local import LocalTarget
 
 
 class OpenClAll:
@@ -32,15 +21,15 @@ class OpenClAll:
     packages: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, job: Job) -> None:
-        own = at_hand(job.soc)
+        soc = at_hand(job.soc)
         if job.plan is None:
             raise CodlError(f"The peer {self.name!r} needs a plan to run by.")
-        place = replace(own.placement, cpu_cores=job.cores, gpu_cores=job.cores)
-        soc = replace(own, gpu=replace(own.gpu, compute_units=job.threads), placement=place)
+        place = replace(soc.placement, cpu_cores=job.cores, gpu_cores=job.cores, limits=UNLIMITED)
+        soc = replace(soc, gpu=replace(soc.gpu, compute_units=job.threads), placement=place)
         from codl.frontend.convert import load_network  # only its name is needed elsewhere
 
         network = load_network(str(job.model))
-        self._engine = Engine(network, job.plan, _EveryCore(soc))
+        self._engine = Engine(network, job.plan, LocalTarget(soc))
         self.version = soc.gpu.driver
 
     def feed(self, inputs: Tensors) -> None:

@@ -1,18 +1,17 @@
-"""What an engine needs of the place where its executable is loaded, here or behind an agent."""
+"""A loaded executable as whoever runs it sees it, here or behind an agent."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from codl.errors import DeviceError
 from codl.ir import Array
 from codl.ir.executable import Executable, Refusal
 from codl.records.gpu_limits import LimitedGpu
-from codl.records.results import Move, TimeSpan
-from codl.records.soc import Soc
+from codl.records.results import TimeSpan
 
 
 @dataclass(frozen=True)
@@ -72,44 +71,3 @@ class Loaded(Protocol):
     def run(self) -> None: ...
     def profile(self) -> list[TimeSpan]: ...
     def close(self) -> None: ...
-
-
-class Loads(Protocol):
-    """A device with `soc` that loads executables.
-
-    Raises `RefusedError` for kernels that others may stand in for.
-    """
-
-    @property
-    def soc(self) -> Soc: ...
-    def load(self, executable: Executable) -> Loaded: ...
-
-
-@runtime_checkable
-class StandsIn(Loads, Protocol):
-    """A device whose CPU goes on where its GPU has failed."""
-
-    def load_on_cpu(self, executable: Executable) -> Loaded:
-        """Load an executable that needs no GPU; nothing is asked of one."""
-        ...
-
-
-class Adapting(Loaded, Protocol):
-    """Several executables, of which the active one runs; by `scale`, the plan's own is 1."""
-
-    @property
-    def scales(self) -> tuple[float, ...]: ...
-    @property
-    def scale(self) -> float: ...
-    @property
-    def runs(self) -> int: ...
-    @property
-    def moves(self) -> tuple[Move, ...]: ...
-    def use(self, scale: float) -> None: ...
-
-
-@runtime_checkable
-class Adapts(Loads, Protocol):
-    """A device whose plans adapt: it is in this process."""
-
-    def load_alternatives(self, executables: Mapping[float, Executable]) -> Adapting: ...

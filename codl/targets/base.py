@@ -172,6 +172,10 @@ class Target(Protocol):
         """
         ...
 
+    def load_on_cpu(self, executable: Executable) -> Loaded:
+        """Load an executable that needs no GPU; nothing is asked of one."""
+        ...
+
     def binaries(self, model: Any) -> Sequence[Binary]:
         """The compiled programs of what `load` gave, and those that opening the device takes."""
         ...

@@ -15,10 +15,9 @@ from codl.errors import CodlError, CodlWarning, DeviceError, ForkError
 from codl.ir.executable import Executable
 from codl.optional import MissingPackageError
 from codl.records.soc import Soc
-from codl.runtime.adaptation import AdaptiveSession
 from codl.runtime.handles import Trying, untold
 from codl.runtime.host_handles import HostSession
-from codl.runtime.joined import JoinedSessions
+from codl.runtime.loaded import Loaded
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc, at_hand
 from codl.runtime.program_cache import Binary, Offer
@@ -234,14 +233,6 @@ class LocalTarget:
         lock = None if self._device is None else self._device.lock
         return HostSession(executable, self.soc, lock=lock)
 
-    def load_alternatives(self, executables: Mapping[float, Executable]) -> AdaptiveSession:
-        """Load what a plan may become, by scale; see `codl.runtime.adaptation`."""
-        return AdaptiveSession(executables, self.device, self.soc.placement.limits)
-
-    def load_joined(self, executables: Mapping[str, Executable]) -> JoinedSessions:
-        """Load what runs by turns over the same weights and states; see `codl.runtime.joined`."""
-        return JoinedSessions(executables, self.device, self.soc.placement.limits)
-
     def binaries(self, model: Session) -> tuple[Binary, ...]:
         """The compiled programs of a loaded model, and those that opening the device takes."""
         device = self.device
@@ -319,7 +310,7 @@ class LocalTarget:
 
     def time(
         self,
-        models: Mapping[str, Session | AdaptiveSession | PeerProcess],
+        models: Mapping[str, Loaded | PeerProcess],
         effort: Effort,
         *,
         with_energy: bool = False,

@@ -22,11 +22,10 @@ from codl.measure.tuner import TuneRun, TuneTask, tune
 from codl.records.soc import PowerW
 from codl.records.tuned import Tuned
 from codl.runtime import threads
-from codl.runtime.adaptation import AdaptiveSession
 from codl.runtime.conditions import ConditionReader
 from codl.runtime.energy import find_sensors
+from codl.runtime.loaded import Loaded
 from codl.runtime.opencl import OpenClDevice
-from codl.runtime.session import Session
 from codl.targets.compile_workers import CompileWorkers, worker_count
 from codl.targets.peer_process import PeerProcess
 
@@ -90,7 +89,7 @@ class LocalMeasuring:
 
     def time(
         self,
-        models: Mapping[str, Session | AdaptiveSession | PeerProcess],
+        models: Mapping[str, Loaded | PeerProcess],
         effort: Effort,
         *,
         with_energy: bool,

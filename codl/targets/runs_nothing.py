@@ -62,6 +62,9 @@ class RunsNothing:
     def load(self, *_: Any, **__: Any) -> NoReturn:
         raise refusal(self.serial, "load a model")
 
+    def load_on_cpu(self, *_: Any) -> NoReturn:
+        raise refusal(self.serial, "load a model")
+
     def binaries(self, *_: Any) -> NoReturn:
         raise refusal(self.serial, "compile kernels")
 

@@ -213,9 +213,9 @@ def test_what_a_network_keeps_from_run_to_run_cannot_be_made_up_for(
 ) -> None:
     plan = make_plan(NETWORK, first_soc, CUTS)
     with Engine(NETWORK, plan, here(first_soc), recovers=True) as engine:
-        assert engine._standby is not None
+        assert engine._cpu_fallback is not None
         keeps = replace(NETWORK, states={"past": Shape(1, 1, 1, 1)})
-        engine._standby = replace(engine._standby, network=keeps)
+        engine._cpu_fallback = replace(engine._cpu_fallback, network=keeps)
         calls.plan(1, LOST)
         with pytest.raises(DeviceError, match=r"keeps from run to run was lost"):
             engine(INPUT)

@@ -28,7 +28,7 @@ from codl.ir.network import Network
 from codl.ir.plan import Plan
 from codl.plan.build_plan import preferring
 from codl.records.soc import Soc
-from codl.runtime.loaded import Loads
+from codl.targets.base import Target
 from support.random_graphs import (
     FLOATS,
     Dropped,
@@ -226,7 +226,7 @@ def plan_of(network: Network, soc: Soc, kind: str, dice: Random) -> Plan:
 
 
 def outcome_of(
-    graph: RandomGraph, plan: str, soc: Soc, target: Loads, seed: str,
+    graph: RandomGraph, plan: str, soc: Soc, target: Target, seed: str,
     referred: Callable[[], object] = lambda: None,
 ) -> Outcome:  # fmt: skip
     """Run a graph under a plan of this kind, drawn by a seed; twice, with the same values.
@@ -248,7 +248,7 @@ def outcome_of(
 
 def _checked(
     graph: RandomGraph, model: onnx.ModelProto, reference: Reference,
-    plan: str, soc: Soc, target: Loads, seed: str,
+    plan: str, soc: Soc, target: Target, seed: str,
 ) -> Outcome:  # fmt: skip
     layers = enclosed = 0
     try:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from codl.engine.adaptation import WINDOW, Controller, Sample
 from codl.lower.alternatives import SCALES, shifted
-from codl.runtime.adaptation import WINDOW, Controller, Sample
 
 PLAN = SCALES.index(1.0)
 #: What is lost at most where the truth lies between two alternatives, and a little more.

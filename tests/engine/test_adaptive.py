@@ -11,7 +11,9 @@ import pytest
 from support.devices import here
 from support.plans import branching_case, image, legal, make_plan, row
 
+from codl.engine.adaptation import OverlapMonitor, OverlapSpan, overlap_spans
 from codl.engine.engine import MOST_MEMORY, Engine
+from codl.engine.shared_sessions import AdaptiveSession
 from codl.errors import DeviceError, UnsupportedError
 from codl.evaluate.evaluation import max_rel_err
 from codl.ir import Array, Network
@@ -19,7 +21,6 @@ from codl.lower.alternatives import SCALES, shifted
 from codl.plan.build_plan import default_plan
 from codl.records.results import Move
 from codl.records.soc import Soc
-from codl.runtime.adaptation import AdaptiveSession, Stretch, Watch, stretches
 from codl.targets.connect import connect
 
 #: Rows, channels, one processor alone, and a branch around them.
@@ -101,14 +102,14 @@ def test_an_engine_moves_when_its_waits_say_so(
     engine: Engine, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A GPU that every shared stage waits for, as long as the CPU works."""
-    reading = Watch.sample
+    reading = OverlapMonitor.sample
 
-    def late(self: Watch, start: int, marks: Any, end: int) -> Any:
+    def late(self: OverlapMonitor, start: int, marks: Any, end: int) -> Any:
         seen = reading(self, start, marks, end)
         assert 0 <= seen.own <= seen.total
         return replace(seen, total=int(1e9 * loaded(engine).scale), own=1000, wait=1000)
 
-    monkeypatch.setattr(Watch, "sample", late)
+    monkeypatch.setattr(OverlapMonitor, "sample", late)
     for _ in range(8):
         found = engine(case[1])
         for name, reference in case[2].items():
@@ -184,18 +185,18 @@ def test_only_what_lies_between_shared_stages_is_watched(case: Case, first_soc: 
     cuts = [(1, "H", 0.5), (1, "H", 0.5), (1, "H", 1.0), (1, "H", 0.5)]
     plan = make_plan(network, first_soc, cuts, "missing")
     with Engine(network, plan, here(first_soc)) as engine:
-        found = stretches(engine.executable)
+        found = overlap_spans(engine.executable)
     # The second stage and the last exchange wait; the third is the GPU's alone.
-    assert found[0] == Stretch(1, True)
-    assert [stretch.is_shared for stretch in found].count(True) == len(found) - 1
+    assert found[0] == OverlapSpan(1, True)
+    assert [span.is_shared for span in found].count(True) == len(found) - 1
 
 
 def test_exchanges_are_no_waiting(case: Case, first_soc: Soc) -> None:
     network = row(3)
     plan = make_plan(network, first_soc, [(1, "H", 0.5)] * 3, "missing")
     with Engine(network, plan, here(first_soc)) as engine:
-        watch = Watch(engine.executable)
-    assert watch.stretches == (Stretch(1, True),) * 3
+        watch = OverlapMonitor(engine.executable)
+    assert watch.spans == (OverlapSpan(1, True),) * 3
     watch.calibrate([(0, 7, 50, 52, 90, 93), (0, 5, 50, 53, 90, 94)])
     seen = watch.sample(0, (100, 104, 200, 232, 300, 303), 310)
     assert (seen.total, seen.own, seen.wait) == (310, 303 - 30, 30)

@@ -15,22 +15,14 @@ until something has changed, or a while has passed that doubles each time.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import log
-from time import perf_counter_ns
 from typing import Literal
 
-from codl.errors import CodlError
-from codl.ir import Array
 from codl.ir.executable import Executable, GpuOp, Launch, RunNet, Stage, Transfer, Wait
-from codl.records.gpu_limits import UNLIMITED, GpuLimits, LimitedGpu
-from codl.records.results import Move, TimeSpan
-from codl.runtime.loaded import Footprint
-from codl.runtime.opencl import OpenClDevice
-from codl.runtime.session import Session
-from codl.runtime.shared import Common, Share
+from codl.records.results import Move
 
 #: Inferences whose median is looked at: two of them may be disturbed.
 WINDOW = 5
@@ -238,7 +230,7 @@ class Controller:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class OverlapSpan:
     """What lies between two stages in which the CPU waits for the GPU: `waits` of the later one.
 
     `is_shared` where both processors have work in every stage between. Only then does the wait say
@@ -249,7 +241,7 @@ class Stretch:
     is_shared: bool
 
 
-class Watch:
+class OverlapMonitor:
     """Reads the marks of one executable's runs.
 
     A wait takes some time even where the GPU has long been idle: what is shared must still be
@@ -257,14 +249,14 @@ class Watch:
     """
 
     def __init__(self, executable: Executable) -> None:
-        self.stretches = stretches(executable)
+        self.spans = overlap_spans(executable)
         #: The same, and what each exchange alone takes.
-        self._plain = [(stretch.waits, stretch.is_shared, 0) for stretch in self.stretches]
+        self._plain = [(span.waits, span.is_shared, 0) for span in self.spans]
 
     @property
     def sees(self) -> bool:
         """Whether there is a stage that says anything."""
-        return any(stretch.is_shared for stretch in self.stretches)
+        return any(span.is_shared for span in self.spans)
 
     def calibrate(self, drained: Sequence[Sequence[int]]) -> None:
         """Take the marks of runs in which the GPU was idle whenever the CPU came to a stage."""
@@ -291,21 +283,21 @@ class Watch:
     def _waits(self, marks: Sequence[int]) -> list[int]:
         """What the waits of every stretch took."""
         found, at = [], 0
-        for stretch in self.stretches:
-            stop = at + 2 * stretch.waits
+        for span in self.spans:
+            stop = at + 2 * span.waits
             found.append(sum(marks[at + 1 : stop : 2]) - sum(marks[at:stop:2]))
             at = stop
         return found
 
 
-def stretches(executable: Executable) -> tuple[Stretch, ...]:
+def overlap_spans(executable: Executable) -> tuple[OverlapSpan, ...]:
     """Those of one inference, in order."""
-    found: list[Stretch] = []
+    found: list[OverlapSpan] = []
     between: list[tuple[bool, bool]] = []
     for stage in executable.stages:
         waits = sum(is_for_gpu(executable, one) for one in stage.commands if isinstance(one, Wait))
         if waits:
-            found.append(Stretch(waits, bool(between) and all(map(all, between))))
+            found.append(OverlapSpan(waits, bool(between) and all(map(all, between))))
             between = []
         works = _works(executable, stage)
         if any(works):
@@ -326,131 +318,3 @@ def _works(executable: Executable, stage: Stage) -> tuple[bool, bool]:
         for one in stage.commands
     )
     return any(isinstance(one, RunNet) for one in stage.commands), on_gpu
-
-
-#: Runs of each alternative when it is loaded: until all is warm, and to learn what sharing takes.
-WARM_UP, DRAINED = 1, 5
-
-
-class AdaptiveSession:
-    """Runs one of several executables, and changes between inferences to the one that fits.
-
-    `executables` are by the scale that `codl.lower.alternatives` has them by; that of 1 is the plan
-    itself. Others are left out where the device refuses them. Inputs and outputs are the same
-    arrays whichever is active.
-    """
-
-    def __init__(
-        self,
-        executables: Mapping[float, Executable],
-        device: OpenClDevice,
-        limits: GpuLimits = UNLIMITED,
-    ) -> None:
-        self.lock, self._device, self._limits = device.lock, device, limits
-        usual = executables[1.0]
-        if not Watch(usual).sees:
-            executables = {1.0: usual}
-        self._common = Common([usual, *(own for own in executables.values() if own is not usual)])
-        with self.lock:
-            loaded = self._load(executables)
-            self._common.complete()
-            scales = sorted(loaded)
-            self._sessions = [loaded[scale][0] for scale in scales]
-            self._marks = [loaded[scale][1].marks for scale in scales]
-            self._watches = [Watch(session.executable) for session in self._sessions]
-            for number in range(len(scales)):
-                self._calibrate(number)
-        self._controller = Controller(scales, scales.index(1.0))
-        self.inputs: Mapping[str, Array] = loaded[1.0][0].inputs
-        self.outputs: Mapping[str, Array] = loaded[1.0][0].outputs
-
-    def _load(self, executables: Mapping[float, Executable]) -> dict[float, tuple[Session, Share]]:
-        """The largest share of the GPU first: the others' weights are among its own."""
-        loaded: dict[float, tuple[Session, Share]] = {}
-        for user, scale in enumerate(sorted(executables, reverse=True)):
-            share = Share(self._common, user, executables[scale])
-            try:
-                session = Session(
-                    executables[scale], self._device, share=share, limits=self._limits
-                )
-            except CodlError:
-                self._common.release(user)
-                if scale == 1.0:
-                    raise
-                continue
-            loaded[scale] = session, share
-        return loaded
-
-    def _calibrate(self, number: int) -> None:
-        session, marks, drained = self._sessions[number], self._marks[number], []
-        for turn in range(WARM_UP + DRAINED):
-            marks.clear()
-            session.run_drained()
-            if turn >= WARM_UP:
-                drained.append(tuple(marks))
-        self._watches[number].calibrate(drained)
-
-    @property
-    def scales(self) -> tuple[float, ...]:
-        return self._controller.scales
-
-    @property
-    def scale(self) -> float:
-        """That of the active executable."""
-        return self._controller.scales[self._controller.active]
-
-    @property
-    def runs(self) -> int:
-        """The runs that were watched."""
-        return self._controller.runs
-
-    @property
-    def moves(self) -> tuple[Move, ...]:
-        """The last changes."""
-        return tuple(self._controller.moves)
-
-    @property
-    def _session(self) -> Session:
-        return self._sessions[self._controller.active]
-
-    @property
-    def executable(self) -> Executable:
-        """The active one."""
-        return self._session.executable
-
-    @property
-    def footprint(self) -> Footprint:
-        """That of all alternatives together, what they share counted once."""
-        return self._common.footprint
-
-    @property
-    def limited(self) -> LimitedGpu | None:
-        """How the active one keeps the GPU's limits."""
-        return self._session.limited
-
-    def run(self) -> None:
-        """One inference from what `inputs` hold; what it takes decides on the next one's shares."""
-        with self.lock:
-            active = self._controller.active
-            marks = self._marks[active]
-            marks.clear()
-            start = perf_counter_ns()
-            self._sessions[active].run()
-            end = perf_counter_ns()
-            self._controller.observe(self._watches[active].sample(start, marks, end))
-
-    def profile(self) -> list[TimeSpan]:
-        """What each processor did when in one inference by the active alternative."""
-        with self.lock:
-            return self._session.profile()
-
-    def use(self, scale: float) -> None:
-        """Make an alternative the active one; runs may change it again."""
-        self._controller.use(scale)
-
-    def close(self) -> None:
-        """Release all of them; nothing can run afterwards."""
-        with self.lock:
-            for session in self._sessions:
-                session.close()
-            self._common.close()
