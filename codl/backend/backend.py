@@ -29,9 +29,9 @@ from codl.frontend.converters.base import CONVERTERS
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.simplify_pipeline import simplify
 from codl.ir import Array
-from codl.ir.numbers import as_float32, check_exact
+from codl.ir.network import as_float32, check_exact
 from codl.ir.onnx_node import type_of
-from codl.ir.ops.reshape import Reshape
+from codl.ir.ops.movement import Reshape
 from codl.ir.types import Processor
 from codl.plan.build_plan import default_plan
 from codl.records.soc import Soc

@@ -21,7 +21,7 @@ from codl.bundle.archive import CONSTANTS, EXECUTABLE, FIX, REFERENCE, Archive
 from codl.engine.engine import Engine
 from codl.errors import CodlError, CodlWarning, DeviceError, MismatchError, WrongResultError
 from codl.ir import Network
-from codl.ir.digest import digest
+from codl.ir.constants import digest
 from codl.ir.executable import Executable
 from codl.ir.executable_json import decode
 from codl.ir.plan import read_plan

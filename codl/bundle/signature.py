@@ -17,7 +17,7 @@ from typing import Any
 
 from codl import files
 from codl.errors import CodlError, CodlWarning
-from codl.ir.digest import digest
+from codl.ir.constants import digest
 from codl.runtime.settings_note import folder
 
 #: The key of a manifest that holds its signature, which is of all others.

@@ -17,7 +17,7 @@ from codl.errors import CodlError
 from codl.frontend import models
 from codl.frontend.decoders import DECODERS, exported
 from codl.frontend.quantize import check_format, quantize, quantize_dynamic
-from codl.ir.ops.matmul_nbits import BITS, BLOCKS
+from codl.ir.ops.matmul_quantized import BITS, BLOCKS
 from codl.report.terminal import Table
 
 FileOption = Annotated[

@@ -38,8 +38,7 @@ from codl.errors import CodlError
 from codl.frontend.models.deployment import Deployment
 from codl.frontend.models.preprocessing import SUFFIXES, Preprocessing
 from codl.ir import Network
-from codl.ir.fallbacks import OpFallback
-from codl.ir.plan import Plan
+from codl.ir.plan import OpFallback, Plan
 from codl.ir.types import PROCESSORS, Processor
 from codl.lower import lower
 from codl.measure import dataset as datasets

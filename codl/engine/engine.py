@@ -15,7 +15,7 @@ from codl.engine.shared_sessions import AdaptiveSession
 from codl.errors import CodlError, CodlWarning, DeviceError, UnsupportedError
 from codl.ir import Array, Layer, Network
 from codl.ir.executable import Executable, GpuOp, NcnnNet, OnnxNet, Refusal
-from codl.ir.numbers import as_float32
+from codl.ir.network import as_float32
 from codl.ir.plan import Plan
 from codl.ir.region import as_nchw
 from codl.ir.types import Storage

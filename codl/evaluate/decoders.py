@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from codl.errors import CodlError
 from codl.ir import Network
+from codl.ir.network import with_sums
 from codl.ir.plan import Chain, Plan
 from codl.ir.region import Span
-from codl.ir.sums import with_sums
 from codl.lower.partition import partition_plan
 from codl.plan.build_plan import make_plan
 from codl.plan.cost_model import WeightPlaces

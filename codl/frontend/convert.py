@@ -17,11 +17,10 @@ from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.simplify_pipeline import simplify
 from codl.frontend.subgraph import ENCLOSED, enclosed
 from codl.frontend.unsupported import enclose
-from codl.ir.network import Layer, Network
-from codl.ir.numbers import as_float32
+from codl.ir.network import Layer, Network, as_float32
 from codl.ir.onnx_node import Node
 from codl.ir.ops.base import Array
-from codl.ir.ops.reshape import Reshape
+from codl.ir.ops.movement import Reshape
 from codl.ir.region import Shape, as_nchw
 
 

@@ -14,7 +14,7 @@ from onnx import helper, numpy_helper
 
 from codl.errors import CodlError, UnsupportedError
 from codl.frontend.graph.packed_check import DOMAIN, INT8, KIND
-from codl.ir.ops.matmul_nbits import BITS, BLOCKS
+from codl.ir.ops.matmul_quantized import BITS, BLOCKS
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ def quantize(
 ) -> tuple[onnx.ModelProto, list[QuantizedOp]]:
     """Pack the matrix of every MatMul and Gemm by a constant one; `proto` itself may be changed.
 
-    `bits` and `block` are those of `codl.ir.ops.matmul_nbits`; `symmetric` leaves zero points out,
-    `int8` lets kernels round the other operand to 8 bits. Raises `UnsupportedError` for a model
-    without such a product.
+    `bits` and `block` are those of `MatMulNBits`; `symmetric` leaves zero points out, `int8` lets
+    kernels round the other operand to 8 bits. Raises `UnsupportedError` for a model without such a
+    product.
     """
     check_format(bits, block)
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer

@@ -1,11 +1,13 @@
-"""Arrays that never change: an op's weights as its kernels, or its net, want them.
+"""Names for contents (SHA-256), and arrays that never change, known by theirs.
 
-They are known by what they are made of and how (the recipe), which is the same on every machine;
-linear algebra may give other last bits on another CPU. They are packed when they are asked for.
+Constants are an op's weights as its kernels, or its net, want them. They are known by what they are
+made of and how (the recipe), which is the same on every machine; linear algebra may give other last
+bits on another CPU. They are packed when they are asked for.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from hashlib import sha256
@@ -15,6 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.errors import CodlError
+
+
+def digest(content: str | bytes | Mapping[str, Any]) -> str:
+    """A name for some content that no other content has; the order of a mapping does not matter."""
+    if isinstance(content, Mapping):
+        content = json.dumps(content, sort_keys=True)
+    return sha256(content if isinstance(content, bytes) else content.encode()).hexdigest()
+
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 

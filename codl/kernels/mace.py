@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from codl.ir.ops.base import Op
-from codl.ir.ops.conv2d import Conv2d
+from codl.ir.ops.convolution import Conv2d
 from codl.ir.ops.fully_connected import FullyConnected
-from codl.ir.ops.pool2d import Pool2d
+from codl.ir.ops.pooling import Pool2d
 from codl.ir.types import Processor
 
 #: What the GPU's tensors lie in, by the kernel's name; the program is told which it is to be.

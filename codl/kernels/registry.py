@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from codl.errors import UnknownNameError
-from codl.ir.fallbacks import those_of
 from codl.ir.ops.base import Op
+from codl.ir.plan import those_of
 from codl.ir.types import LAYOUTS, PLANAR, Processor, Storage
 from codl.kernels.base import Variant
 from codl.kernels.replayed import replayed_variants

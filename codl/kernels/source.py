@@ -16,7 +16,7 @@ from functools import cache
 from importlib import resources
 
 from codl.errors import InvalidFileError
-from codl.ir.digest import digest
+from codl.ir.constants import digest
 from codl.kernels.base import KernelPlan
 
 PACKAGE, COMMON = "codl.kernels", "common.cl"

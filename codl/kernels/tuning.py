@@ -23,9 +23,8 @@ from typing import Any
 import numpy as np
 
 from codl.errors import CodlError
-from codl.ir.columns import FeatureColumns
-from codl.ir.digest import digest
-from codl.ir.op_columns import columns_of
+from codl.ir.columns import FeatureColumns, columns_of
+from codl.ir.constants import digest
 from codl.ir.op_text import parse, to_text
 from codl.ir.ops.base import Op
 from codl.ir.region import Shape

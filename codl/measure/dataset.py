@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args, get_type_
 from codl import files
 from codl.errors import InvalidFileError, UnwritableFileError
 from codl.file_names import inside
-from codl.ir.digest import digest
+from codl.ir.constants import digest
 from codl.ir.ops.base import Dim
 from codl.records import shipped, statistic
 from codl.records.results import Conditions

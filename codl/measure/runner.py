@@ -13,7 +13,7 @@ import numpy as np
 
 from codl.errors import DeviceError
 from codl.ir import Op, Shape, to_text
-from codl.ir.ops.pool2d import Pool2d
+from codl.ir.ops.pooling import Pool2d
 from codl.ir.ops.window import Size2
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning

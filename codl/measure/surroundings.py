@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from codl.ir import Op, Shape
-from codl.ir.ops.pool2d import Pool2d
+from codl.ir.ops.pooling import Pool2d
 from codl.ir.ops.window import Size2
 from codl.ir.types import PLANAR, Processor
 from codl.kernels import registry

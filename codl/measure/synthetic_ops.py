@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from codl.errors import CodlError
 from codl.ir import Op, split
+from codl.ir.ops.base import STEP, SyntheticGroup
 from codl.ir.region import Region
-from codl.ir.synthesis import STEP, SyntheticGroup
 
 SEED = 20220627
 #: An op is that one of so many whose sizes are farthest from all others': they fill the range.

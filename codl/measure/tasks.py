@@ -11,9 +11,9 @@ from typing import ClassVar, Literal, TypeAlias, get_args
 
 from codl.errors import CodlError, InvalidFileError
 from codl.ir import Dim, Network, Op, Pad, Region, Shape, parse, split, to_text
-from codl.ir.ops.conv2d import Conv2d
+from codl.ir.ops.convolution import Conv2d
 from codl.ir.ops.fully_connected import FullyConnected
-from codl.ir.ops.pool2d import Pool2d
+from codl.ir.ops.pooling import Pool2d
 from codl.ir.ops.window import Size2
 from codl.ir.types import BLOCKED, Direction, Processor, Signalling, Storage
 from codl.kernels import registry

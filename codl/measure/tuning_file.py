@@ -16,7 +16,7 @@ import msgspec
 
 from codl import files
 from codl.errors import InvalidFileError, MismatchError
-from codl.ir.digest import digest
+from codl.ir.constants import digest
 from codl.kernels.tuning import Tuning
 from codl.measure.dataset import Dataset
 from codl.records.soc import Soc

@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.ir import Dim, Network, Op, Region, Shape
-from codl.ir.op_columns import ColumnsByType
+from codl.ir.columns import ColumnsByType
 from codl.ir.plan import Plan
 from codl.ir.types import PROCESSORS, Direction, Processor, Storage
 from codl.kernels import registry

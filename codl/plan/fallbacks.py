@@ -7,8 +7,7 @@ from dataclasses import replace
 from itertools import groupby
 
 from codl.ir import Layer, Network, to_text
-from codl.ir.fallbacks import OpFallback
-from codl.ir.plan import Chain, Plan
+from codl.ir.plan import Chain, OpFallback, Plan
 from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry
 

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping
 from math import inf, lcm
 
 from codl.ir import Layer, Network, Region
+from codl.ir.network import terms_at, terms_of, views_of
 from codl.ir.ops.matmul_terms import TERMS, Terms
 from codl.ir.ops.norm import Norm
 from codl.ir.plan import Plan
 from codl.ir.region import Span
-from codl.ir.sums import terms_at, terms_of, views_of
 from codl.ir.types import PROCESSORS
 from codl.lower.partition import partition_plan
 from codl.plan.candidates import STEPS

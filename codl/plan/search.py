@@ -11,8 +11,8 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from codl.errors import CodlError, UnknownNameError
 from codl.ir import Network
+from codl.ir.network import with_sums
 from codl.ir.plan import Chain, Plan
-from codl.ir.sums import with_sums
 from codl.ir.types import PROCESSORS
 from codl.plan.beam_search import every_plan, fastest
 from codl.plan.build_plan import chain_of, make_plan, unless_alone

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.ir import Dim, Layer, Network, Op, split
-from codl.ir.fallbacks import those_of
 from codl.ir.ops.onnx_model import OnnxModel
+from codl.ir.plan import those_of
 from codl.ir.types import STORAGES
 from codl.kernels import registry
 from codl.kernels.ort import CpuOrt

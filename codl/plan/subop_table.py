@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.ir import Dim, Layer, Op, Region
-from codl.ir.op_columns import amounts
+from codl.ir.columns import amounts
 from codl.ir.ops.base import AXES, cuts
 from codl.ir.types import PLANAR, PROCESSORS, STORAGES, Storage
 from codl.kernels import registry

@@ -16,8 +16,7 @@ import numpy as np
 
 from codl.errors import CodlError, InvalidFileError
 from codl.ir import Op, parse, to_text
-from codl.ir.columns import FeatureColumns
-from codl.ir.op_columns import elements
+from codl.ir.columns import FeatureColumns, elements
 from codl.ir.types import Processor
 from codl.measure.dataset import (
     BatchRow,

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from codl.errors import CodlError, InvalidFileError, UnknownNameError
 from codl.ir import Op, Shape, parse
-from codl.ir.op_columns import elements
+from codl.ir.columns import elements
 from codl.ir.types import PROCESSORS, Direction, Processor
 from codl.kernels import registry
 from codl.kernels.feature_columns import beyond, gpu_cache_bytes

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, TypeAlias
 import numpy as np
 from msgspec import Meta
 
-from codl.ir.fallbacks import OpFallback
+from codl.ir.plan import OpFallback
 from codl.ir.types import PROCESSORS, Processor
 from codl.records.gpu_limits import UNLIMITED, GpuLimits, LimitedGpu
 from codl.records.statistic import level

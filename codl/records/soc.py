@@ -18,9 +18,9 @@ import yaml
 from codl import yaml_file
 from codl.errors import CodlError, InvalidFileError, UnknownNameError, UnsupportedError
 from codl.file_names import inside
-from codl.ir.fallbacks import OpFallback
 from codl.ir.op_text import parse
 from codl.ir.ops.base import OP_TYPES
+from codl.ir.plan import OpFallback
 from codl.ir.types import ELEMENTS, LAYOUTS
 from codl.records import published_soc
 from codl.records.published_soc import PublishedSoc

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from codl.ir.fallbacks import OpFallback
+from codl.ir.plan import OpFallback
 from codl.ir.types import Processor
 from codl.records.results import Amount, Count
 from codl.report.result_file import ResultFile, SocSummary

@@ -24,7 +24,7 @@ from platformdirs import user_cache_dir
 
 from codl import files
 from codl.errors import CodlWarning, UnwritableFileError
-from codl.ir.digest import digest
+from codl.ir.constants import digest
 
 VARIABLE = "CODL_CACHE"
 #: Of all formats below; files of another version lie in another folder.

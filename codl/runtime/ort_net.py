@@ -16,8 +16,7 @@ from codl.ir.onnx_wire import external_tensors
 from codl.ir.op_text import parse
 from codl.ir.ops.base import Array, Op
 from codl.ir.ops.matmul import MatMul
-from codl.ir.ops.matmul_dynamic import MatMulDynamic
-from codl.ir.ops.matmul_nbits import MatMulNBits
+from codl.ir.ops.matmul_quantized import MatMulDynamic, MatMulNBits
 from codl.ir.ops.onnx_model import EXACT
 from codl.records.soc import Soc
 from codl.runtime.arranged_weights import ArrangedWeights, values_of

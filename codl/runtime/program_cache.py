@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from codl.errors import DeviceError
-from codl.ir.digest import digest
+from codl.ir.constants import digest
 from codl.ir.executable import Executable
 from codl.kernels.base import KernelPlan
 from codl.kernels.source import STANDARD, compile_options, source_digest, source_text

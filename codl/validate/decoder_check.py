@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from codl.engine.decoder import Decoder, PlannedStep
 from codl.errors import CodlError
 from codl.frontend.decoders import DecoderSource
-from codl.ir.digest import digest
+from codl.ir.constants import digest
 from codl.ir.executable import Executable, GpuOp, Refusal
-from codl.ir.fallbacks import OpFallback
+from codl.ir.plan import OpFallback
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.measure.check_variants import OF_HALVES, OF_WINOGRAD

@@ -23,8 +23,7 @@ from codl.engine.engine import Engine
 from codl.errors import CodlWarning, WrongResultError
 from codl.ir import Network
 from codl.ir.executable import Executable, GpuOp
-from codl.ir.fallbacks import OpFallback
-from codl.ir.plan import Plan
+from codl.ir.plan import OpFallback, Plan
 from codl.kernels.tuning import Tuning
 from codl.measure.budget import Budget
 from codl.measure.check_variants import OF_HALVES, OF_OTHERS, OF_WINOGRAD

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from codl.errors import CodlError
-from codl.ir.fallbacks import OpFallback
-from codl.ir.plan import Plan
+from codl.ir.plan import OpFallback, Plan
 from codl.ir.types import Processor
 from codl.measure.budget import Budget
 from codl.measure.check_variants import tolerance

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from codl.ir.digest import digest
+from codl.ir.constants import digest
 from codl.ir.executable import Executable
 from codl.records.results import Checked
 from codl.runtime.cache import Slot

@@ -28,7 +28,7 @@ from codl.engine.engine import Engine
 from codl.frontend.convert import load_network
 from codl.ir import Network, to_text
 from codl.ir.executable import Executable, Launch
-from codl.ir.ops.conv2d import Conv2d
+from codl.ir.ops.convolution import Conv2d
 from codl.ir.plan import Chain, Plan
 from codl.kernels import registry
 from codl.measure.op_runner import GpuWork

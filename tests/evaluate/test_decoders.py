@@ -18,9 +18,9 @@ from codl.frontend.decoders.build import TOKENS
 from codl.frontend.decoders.source import DecoderSource, built
 from codl.frontend.graph.graph import PAST_LENGTH
 from codl.ir import Network
+from codl.ir.network import terms_of, with_sums
 from codl.ir.plan import Chain, Plan
 from codl.ir.region import Span
-from codl.ir.sums import terms_of, with_sums
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.lower.partition import partition_plan

@@ -18,7 +18,7 @@ from codl.frontend.convert import network_of
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.quantize import quantize
 from codl.ir import Network
-from codl.ir.ops.matmul_nbits import MatMulNBits
+from codl.ir.ops.matmul_quantized import MatMulNBits
 from codl.records.soc import Soc
 
 K, N = 64, 40

@@ -10,7 +10,7 @@ from support.nd_ops import CUT, DIMS, parts
 from support.random_ops import movements, norms, products, reductions, rotaries, softmaxes
 
 from codl.ir import Op, Region, Span, parse, split, to_text
-from codl.ir.ops.regrouping import origins
+from codl.ir.ops.movement import origins
 
 
 @pytest.mark.parametrize(("text", "dims"), DIMS.items())

@@ -17,8 +17,8 @@ from codl.frontend.graph.integer_products import session_options
 from codl.ir import Op, Region, Shape, Span, parse, split, to_text
 from codl.ir.columns import GenericColumns
 from codl.ir.network import Layer
-from codl.ir.ops.conv2d import Conv2d
-from codl.ir.ops.pool2d import Pool2d
+from codl.ir.ops.convolution import Conv2d
+from codl.ir.ops.pooling import Pool2d
 from codl.lower.partition import cut
 
 DIMS = st.sampled_from(["H", "OC", "N"])

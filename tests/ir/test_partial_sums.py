@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from codl.errors import CodlError, MismatchError
 from codl.ir import Network, Shape, parse, to_text
-from codl.ir.network import Layer
+from codl.ir.network import SUM, Layer, with_sums
 from codl.ir.ops.base import Activation
-from codl.ir.sums import SUM, with_sums
 
 PACKED = "bits={bits} block={block} zero_points={zero}"
 

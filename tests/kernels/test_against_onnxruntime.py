@@ -19,7 +19,7 @@ from support.some import some
 
 from codl.frontend.graph.integer_products import session_options
 from codl.ir import Activation, Array, Op, Weights, parse, split, to_text
-from codl.ir.ops.conv2d import Conv2d
+from codl.ir.ops.convolution import Conv2d
 from codl.kernels import registry
 from codl.runtime.opencl import OpenClDevice
 

@@ -12,8 +12,7 @@ from support.simulated import SOC as SIMULATED
 from support.some import some
 
 from codl.ir import parse
-from codl.ir.ops.attention import Attention
-from codl.ir.ops.cached_attention import CachedAttention
+from codl.ir.ops.attention import Attention, CachedAttention
 from codl.kernels import registry
 from codl.kernels.attention.gpu_direct import GpuDirect
 from codl.kernels.attention.gpu_tiled import GpuTiled

@@ -23,9 +23,13 @@ from support.random_ops import (
 from support.some import some
 
 from codl.ir import Array, Op, Region, columns, parse, to_text
-from codl.ir.ops.attention import Attention, AttentionColumns
-from codl.ir.ops.cached_attention import CachedAttention, CachedAttentionColumns
-from codl.ir.ops.conv2d import (
+from codl.ir.ops.attention import (
+    Attention,
+    AttentionColumns,
+    CachedAttention,
+    CachedAttentionColumns,
+)
+from codl.ir.ops.convolution import (
     Conv2d,
     ConvColumns,
 )
@@ -34,7 +38,7 @@ from codl.ir.ops.fully_connected import (
     FullyConnected,
 )
 from codl.ir.ops.matmul import MatMul, MatMulColumns
-from codl.ir.ops.pool2d import (
+from codl.ir.ops.pooling import (
     Pool2d,
     PoolColumns,
 )

@@ -11,7 +11,7 @@ from support.some import some
 
 from codl.errors import CodlError
 from codl.ir import Region, parse
-from codl.ir.ops.matmul_nbits import packed
+from codl.ir.ops.matmul_quantized import packed
 from codl.kernels import registry
 from codl.runtime.opencl import OpenClDevice
 

@@ -12,7 +12,7 @@ from codl.errors import CodlError, DeviceError
 from codl.ir import Op, Region, parse, split
 from codl.ir.executable import GpuOp, Refusal
 from codl.ir.network import Layer, Network
-from codl.ir.ops.matmul_nbits import packed, unpacked
+from codl.ir.ops.matmul_quantized import packed, unpacked
 from codl.kernels import registry
 from codl.kernels.base import Variant
 from codl.kernels.tuning import Tuning

@@ -16,12 +16,11 @@ from support.onnx_models import model
 from support.random_ops import norms, products, reductions, rotaries, softmaxes
 
 from codl.ir import Activation, Array, Op, Region, Shape, Span, parse, to_text
+from codl.ir.ops.attention import Rotary
 from codl.ir.ops.eltwise import UNARY, Eltwise
 from codl.ir.ops.matmul import MatMul, merged
 from codl.ir.ops.norm import Norm
-from codl.ir.ops.reduce import Reduce
-from codl.ir.ops.rotary import Rotary
-from codl.ir.ops.softmax import Softmax
+from codl.ir.ops.reductions import Reduce, Softmax
 from codl.kernels import registry
 from codl.records.soc import Soc
 from codl.runtime.opencl import OpenClDevice

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from codl.errors import InvalidFileError
-from codl.ir.digest import digest
+from codl.ir.constants import digest
 from codl.kernels.base import KernelPlan
 from codl.kernels.source import source_digest, source_text
 

@@ -26,7 +26,7 @@ from codl.frontend.graph.simplify_pipeline import simplify
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Network, parse, to_text
 from codl.ir.executable import Executable, GpuOp, Relayout
-from codl.ir.fallbacks import OpFallback
+from codl.ir.plan import OpFallback
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.lower import lower

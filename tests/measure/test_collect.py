@@ -23,7 +23,7 @@ from codl.cli.options import read_seconds, read_shares
 from codl.errors import CodlError, InvalidFileError, MismatchError, UnknownNameError
 from codl.files import BusyError
 from codl.ir import Shape, parse, to_text
-from codl.ir.ops.conv2d import Conv2d
+from codl.ir.ops.convolution import Conv2d
 from codl.measure import protocol
 from codl.measure.collector import collect
 from codl.measure.dataset import Dataset, OpRow, Table

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from codl.cli.app import app
 from codl.errors import CodlError, InvalidFileError, MismatchError
 from codl.ir import Shape, parse
-from codl.ir.ops.conv2d import Conv2d
+from codl.ir.ops.convolution import Conv2d
 from codl.ir.ops.window import Size2
 from codl.measure.dataset import Dataset
 from codl.measure.importers.importer import Imported, import_tables

@@ -8,8 +8,7 @@ from support.op_examples import OF_MODELS
 from support.simulated import SOC, conv_tasks, noisy_dataset
 
 from codl.ir import Op, Shape, parse, to_text
-from codl.ir.ops.attention import Attention
-from codl.ir.ops.cached_attention import CachedAttention
+from codl.ir.ops.attention import Attention, CachedAttention
 from codl.ir.ops.matmul import MatMul, merged
 from codl.ir.types import PROCESSORS
 from codl.kernels import registry

@@ -16,7 +16,7 @@ from support.variants import with_variants
 from codl.errors import CodlWarning, DeviceError, MismatchError
 from codl.ir import Op, parse, to_text
 from codl.ir.columns import FeatureColumns
-from codl.ir.ops.conv2d import Conv2d, ConvColumns
+from codl.ir.ops.convolution import Conv2d, ConvColumns
 from codl.kernels import registry
 from codl.kernels.base import Choice, KernelPlan
 from codl.kernels.conv2d.gpu_direct import GpuDirect

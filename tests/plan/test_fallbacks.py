@@ -13,8 +13,7 @@ from support.synthetic_predictors import SyntheticPredictors
 
 from codl.errors import InvalidFileError, MismatchError
 from codl.ir import parse, split, to_text
-from codl.ir.fallbacks import OpFallback, those_of
-from codl.ir.plan import load_plan
+from codl.ir.plan import OpFallback, load_plan, those_of
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.lower import lower

@@ -13,7 +13,7 @@ from support.synthetic_predictors import SyntheticPredictors
 
 from codl.errors import InvalidFileError
 from codl.ir import Op, parse, to_text
-from codl.ir.op_columns import elements
+from codl.ir.columns import elements
 from codl.ir.types import Processor
 from codl.measure.dataset import Dataset, StageRow
 from codl.measure.sampling import stage_tasks

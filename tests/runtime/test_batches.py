@@ -31,14 +31,12 @@ from codl.frontend.models import load
 from codl.frontend.models.batch import set_batch
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Array, Layer, Network, Region, Shape, Span, parse, split, to_text
-from codl.ir.ops.concat_gather import ConcatNd, Gather
+from codl.ir.ops.concat import ConcatNd, Gather
 from codl.ir.ops.matmul import MatMul
-from codl.ir.ops.movement import SliceNd, Transpose
+from codl.ir.ops.movement import Reshape, SliceNd, Transpose
 from codl.ir.ops.nd import NdOp
 from codl.ir.ops.norm import Norm
-from codl.ir.ops.reduce import Reduce
-from codl.ir.ops.reshape import Reshape
-from codl.ir.ops.softmax import Softmax
+from codl.ir.ops.reductions import Reduce, Softmax
 from codl.ir.types import PROCESSORS
 from codl.kernels import registry
 from codl.lower.partition import cut, partition_plan

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from codl.ir.ops.conv2d import Conv2d
+from codl.ir.ops.convolution import Conv2d
 from codl.kernels.base import Choice, KernelPlan
 from codl.kernels.conv2d.gpu_direct import GpuDirect
 from codl.records.soc import Soc

@@ -16,15 +16,14 @@ from numpy.typing import NDArray
 from codl.ir.network import Layer, Network
 from codl.ir.ops.base import Activation, Array, Op, Pad
 from codl.ir.ops.concat import Concat
-from codl.ir.ops.conv2d import Conv2d
+from codl.ir.ops.convolution import Conv2d
 from codl.ir.ops.eltwise import Eltwise
 from codl.ir.ops.fully_connected import FullyConnected
 from codl.ir.ops.matmul import MatMul
-from codl.ir.ops.movement import Transpose
+from codl.ir.ops.movement import Reshape, Transpose
 from codl.ir.ops.norm import Norm
-from codl.ir.ops.pool2d import Pool2d
-from codl.ir.ops.reshape import Reshape
-from codl.ir.ops.softmax import Softmax
+from codl.ir.ops.pooling import Pool2d
+from codl.ir.ops.reductions import Softmax
 from codl.ir.ops.window import Size2
 from codl.ir.plan import Plan, Sharing
 from codl.ir.region import Shape

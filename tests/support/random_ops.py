@@ -10,22 +10,17 @@ from hypothesis import strategies as st
 
 from codl.ir import Activation, Op, Pad, Shape
 from codl.ir.ops import base, resize
-from codl.ir.ops.attention import Attention
-from codl.ir.ops.cached_attention import CachedAttention
-from codl.ir.ops.concat import Concat
-from codl.ir.ops.concat_gather import ConcatNd
-from codl.ir.ops.conv2d import Conv2d
-from codl.ir.ops.conv_transpose2d import ConvTranspose2d
+from codl.ir.ops.attention import Attention, CachedAttention, Rotary
+from codl.ir.ops.concat import Concat, ConcatNd
+from codl.ir.ops.convolution import Conv2d, ConvTranspose2d
 from codl.ir.ops.eltwise import Eltwise
 from codl.ir.ops.fully_connected import FullyConnected
 from codl.ir.ops.matmul import MatMul
 from codl.ir.ops.movement import PadNd, SliceNd, TileNd, Transpose
 from codl.ir.ops.norm import Norm
-from codl.ir.ops.pool2d import Pool2d
-from codl.ir.ops.reduce import REDUCTIONS, Reduce
+from codl.ir.ops.pooling import Pool2d
+from codl.ir.ops.reductions import REDUCTIONS, Reduce, Softmax
 from codl.ir.ops.resize import Resize
-from codl.ir.ops.rotary import Rotary
-from codl.ir.ops.softmax import Softmax
 from codl.ir.ops.window import Size2
 
 

@@ -19,8 +19,7 @@ from codl.engine.engine import Engine
 from codl.errors import CodlWarning
 from codl.ir import Network
 from codl.ir.executable import GpuOp
-from codl.ir.fallbacks import OpFallback
-from codl.ir.plan import Plan, load_plan
+from codl.ir.plan import OpFallback, Plan, load_plan
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.measure.check_variants import OPS

@@ -32,7 +32,7 @@ from codl.frontend.converters.rotary import table_rows, turn
 from codl.frontend.converters.steps import Steps, seen
 from codl.frontend.graph.graph import PAST_LENGTH, Graph
 from codl.ir.onnx_node import Node
-from codl.ir.ops.cached_attention import CachedAttention
+from codl.ir.ops.attention import CachedAttention
 
 #: What attention to a cache that stays in place must not have, by attribute.
 UNCACHED = {"softcap": 0.0, "local_window_size": -1, "qk_output": 0, "sliding_window_cache": 0}

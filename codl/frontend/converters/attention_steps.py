@@ -14,7 +14,7 @@ from codl.frontend.converters.steps import Steps, seen
 from codl.ir.ops.attention import Attention
 from codl.ir.ops.base import Activation, Array
 from codl.ir.ops.nd import Sizes
-from codl.ir.ops.reduce import Reduce
+from codl.ir.ops.reductions import Reduce
 
 #: What is added to scores that do not count: no sum of it and a score is infinite.
 LOW = -1e38

@@ -18,9 +18,8 @@ from codl.frontend.graph.dynamic_products import (
 )
 from codl.frontend.graph.graph import Graph
 from codl.ir.onnx_node import Node
-from codl.ir.ops.matmul_dynamic import MIDDLE, MatMulDynamic
-from codl.ir.ops.matmul_nbits import packed
-from codl.ir.ops.row_range import RowRange
+from codl.ir.ops.matmul_quantized import MIDDLE, MatMulDynamic, packed
+from codl.ir.ops.reductions import RowRange
 
 
 @converts(KIND, parameters=(MATRIX, SCALES, ZERO_POINTS, BIAS))

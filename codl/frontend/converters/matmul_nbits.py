@@ -25,7 +25,7 @@ from codl.frontend.graph.packed_check import (
     ZERO_POINTS,
 )
 from codl.ir.onnx_node import Node
-from codl.ir.ops.matmul_nbits import WORD, MatMulNBits
+from codl.ir.ops.matmul_quantized import WORD, MatMulNBits
 
 
 @converts(f"{DOMAIN}.{KIND}", parameters=(WEIGHT, SCALES, ZERO_POINTS, BIAS))

@@ -17,11 +17,9 @@ from codl.frontend.converters.base import (
 from codl.frontend.graph.graph import Graph
 from codl.ir.onnx_node import Node
 from codl.ir.ops.base import Op
-from codl.ir.ops.concat import Concat
-from codl.ir.ops.concat_gather import ConcatNd, Gather
-from codl.ir.ops.movement import PadNd, SliceNd, TileNd, Transpose
+from codl.ir.ops.concat import Concat, ConcatNd, Gather
+from codl.ir.ops.movement import PadNd, Reshape, SliceNd, TileNd, Transpose
 from codl.ir.ops.nd import Sizes
-from codl.ir.ops.reshape import Reshape
 from codl.ir.region import as_nchw
 
 

@@ -16,7 +16,7 @@ from codl.frontend.converters.operands import Operand, combine, function
 from codl.frontend.converters.reductions import reduced
 from codl.frontend.graph.graph import Graph
 from codl.ir.onnx_node import Node
-from codl.ir.ops.conv2d import Conv2d
+from codl.ir.ops.convolution import Conv2d
 from codl.ir.ops.nd import Sizes
 from codl.ir.ops.norm import Channels, Norm
 from codl.ir.ops.window import Size2

@@ -17,9 +17,8 @@ from codl.frontend.converters.operands import Operand, combine, function
 from codl.frontend.graph.graph import Graph
 from codl.ir.onnx_node import Node
 from codl.ir.ops.nd import Sizes
-from codl.ir.ops.pool2d import Pool2d
-from codl.ir.ops.reduce import Reduce
-from codl.ir.ops.softmax import Softmax
+from codl.ir.ops.pooling import Pool2d
+from codl.ir.ops.reductions import Reduce, Softmax
 from codl.ir.ops.window import Size2
 from codl.ir.region import as_nchw
 

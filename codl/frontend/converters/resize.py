@@ -19,8 +19,8 @@ from codl.frontend.converters.base import (
 )
 from codl.frontend.graph.graph import Graph
 from codl.ir.onnx_node import Node
+from codl.ir.ops.movement import Reshape
 from codl.ir.ops.nd import Numbers, Sizes
-from codl.ir.ops.reshape import Reshape
 from codl.ir.ops.resize import Resize
 from codl.ir.ops.window import Size2
 from codl.ir.region import Shape, as_nchw

@@ -9,8 +9,8 @@ from codl.frontend.converters.operands import Operand
 from codl.frontend.converters.steps import Steps, seen
 from codl.frontend.graph.graph import Graph
 from codl.ir.onnx_node import Node
+from codl.ir.ops.attention import Rotary
 from codl.ir.ops.nd import Sizes
-from codl.ir.ops.rotary import Rotary
 
 
 @converts("RotaryEmbedding")
@@ -65,7 +65,7 @@ def table_rows(steps: Steps, table: Operand, rows: Operand) -> Operand:
 def turn(
     steps: Steps, x: Operand, cos: Operand, sin: Operand, *, axis: int, interleaved: bool
 ) -> Operand:
-    """x with the tokens along `axis` of 4; see `codl.ir.ops.rotary`."""
+    """x with the tokens along `axis` of 4; see `codl.ir.ops.attention`."""
     op = Rotary(shapes=(x.sizes, cos.sizes, sin.sizes), axis=axis, interleaved=interleaved)
     if op.problem is not None:
         raise unsupported(steps.node, op.problem)

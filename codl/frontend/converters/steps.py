@@ -14,11 +14,11 @@ from codl.frontend.converters.operands import Operand, combine, function
 from codl.frontend.graph.graph import Graph
 from codl.ir.onnx_node import Node
 from codl.ir.ops.base import Activation, Array, Weights
-from codl.ir.ops.concat_gather import ConcatNd, Gather
+from codl.ir.ops.concat import ConcatNd, Gather
 from codl.ir.ops.matmul import MatMul
 from codl.ir.ops.movement import PadNd, SliceNd, Transpose
 from codl.ir.ops.nd import NdOp, Sizes
-from codl.ir.ops.softmax import Softmax
+from codl.ir.ops.reductions import Softmax
 
 
 @dataclass

@@ -26,13 +26,11 @@ from codl.frontend.converters.base import (
 from codl.frontend.graph.graph import Graph
 from codl.ir.onnx_node import Node
 from codl.ir.ops.base import Array, Pad
-from codl.ir.ops.conv2d import Conv2d
-from codl.ir.ops.conv_transpose2d import ConvTranspose2d
+from codl.ir.ops.convolution import Conv2d, ConvTranspose2d
 from codl.ir.ops.eltwise import Eltwise
-from codl.ir.ops.max_indices import MaxIndices
 from codl.ir.ops.movement import PadNd, Transpose, Windows
 from codl.ir.ops.nd import Sizes
-from codl.ir.ops.pool2d import Pool2d
+from codl.ir.ops.pooling import MaxIndices, Pool2d
 from codl.ir.ops.window import Size2
 from codl.ir.region import Shape, as_nchw
 

@@ -18,7 +18,7 @@ from codl.frontend.graph.expansions import made_node
 from codl.frontend.graph.graph import Graph
 from codl.frontend.graph.packed_check import DOMAIN, KIND
 from codl.ir.onnx_node import Node
-from codl.ir.ops.matmul_nbits import BLOCKS, packed
+from codl.ir.ops.matmul_quantized import BLOCKS, packed
 
 #: The types of packed numbers: their bits, and what is added so that none is negative.
 TYPES: Mapping[str, tuple[int, int]] = {

@@ -9,7 +9,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from codl.errors import CodlError
-from codl.ir.ops.matmul_nbits import BITS, BLOCKS
+from codl.ir.ops.matmul_quantized import BITS, BLOCKS
 
 #: What ONNX Runtime calls its product with a packed matrix.
 KIND, DOMAIN = "MatMulNBits", "com.microsoft"

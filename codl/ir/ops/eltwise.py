@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.ir.columns import Column, Columns, FeatureColumns
-from codl.ir.ops.base import Dim, Op, Weights
+from codl.ir.ops.base import Dim, Op, SyntheticGroup, Weights, channels, map_size, width
 from codl.ir.region import Region, Shape, Span
-from codl.ir.synthesis import SyntheticGroup, channels, map_size, width
 
 
 def _softplus(x: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.ir.columns import Column, Columns, FeatureColumns
-from codl.ir.ops.base import Dim, Op, Weights
+from codl.ir.ops.base import Dim, Op, SyntheticGroup, Weights, channels
 from codl.ir.region import Region, Shape
-from codl.ir.synthesis import SyntheticGroup, channels
 
 #: What is read of ops, together, and without a call for each.
 _SIZES = attrgetter("inputs", "out_channels")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from codl.ir.ops.base import Activation, Dim, Op, Weights
 from codl.ir.ops.matmul import MatMul
-from codl.ir.ops.matmul_nbits import PACKED, WORD, MatMulNBits
+from codl.ir.ops.matmul_quantized import PACKED, WORD, MatMulNBits
 from codl.ir.ops.nd import AXIS_DIMS, Sizes, region_of
 from codl.ir.region import Region, Span
 

@@ -1,24 +1,64 @@
 """Ops that only move elements: every output element is one input element, or a constant.
 
 All are separable: along each axis of the output, an index of the input depends on that axis alone.
-So each op is one table an axis (`offsets`), and one kernel does them all.
+So each op is one table an axis (`offsets`), and one kernel does them all. A reshape moves none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from codl.ir.ops.base import Activation, Weights
 from codl.ir.ops.nd import NdOp, Sizes, resized
-from codl.ir.ops.regrouping import Origin, origins
 from codl.ir.region import Span
+
+
+class Origin(NamedTuple):
+    """The axis that a range of another one lies along, `scale` elements for each of its own."""
+
+    axis: int
+    scale: int
+
+    def of(self, span: Span) -> Span:
+        return Span(span.start * self.scale, span.stop * self.scale)
+
+
+def origins(to: Sizes, given: Sizes) -> Mapping[int, Origin]:
+    """By axis of `to`, where each range of it is a range of an axis of `given` too.
+
+    Both are sizes of the same elements. So it is of the outermost of some axes that come from
+    others, if each of its elements is whole ones of their outermost; axes of size 1 have none.
+    """
+    found = {}
+    for own, theirs in _groups(to, given):
+        inner, inner_given = (prod(s[a] for a in g[1:]) for s, g in ((to, own), (given, theirs)))
+        if not inner % inner_given:
+            found[own[0]] = Origin(theirs[0], inner // inner_given)
+    return found
+
+
+def _groups(to: Sizes, given: Sizes) -> Iterator[tuple[list[int], list[int]]]:
+    """The smallest runs of axes that hold the same elements, without those of size 1."""
+    sides = (to, given)
+    left = [[axis for axis, size in enumerate(sizes) if size > 1] for sizes in sides]
+    if prod(to) != prod(given) or not prod(to):
+        return
+    while all(left):
+        taken = [[own.pop(0)] for own in left]
+        products = [sizes[axes[0]] for sizes, axes in zip(sides, taken, strict=True)]
+        while products[0] != products[1]:
+            less = int(products[1] < products[0])
+            taken[less].append(left[less].pop(0))
+            products[less] *= sides[less][taken[less][-1]]
+        yield taken[0], taken[1]
+
 
 #: For every index along one output axis: input elements to go from the first, or -1 for none.
 Offsets = NDArray[np.int64]
@@ -295,3 +335,48 @@ class Windows(Movement):
             for w in range(self.count)
         ]
         return np.stack([tap[:, :, :: self.dilation] for tap in taps], 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reshape(NdOp):
+    """`to` has as many elements as the input."""
+
+    to: Sizes
+
+    kind: ClassVar[str] = "reshape"
+    examples: ClassVar[tuple[str, ...]] = ("reshape in=1x64x14x14 to=1x12544",)
+    is_light: ClassVar[bool] = True
+
+    @property
+    def out_sizes(self) -> Sizes:
+        return self.to
+
+    @property
+    def keeps_order(self) -> bool:
+        return self.activation == Activation()
+
+    @cached_property
+    def _origins(self) -> Mapping[int, Origin]:
+        return origins(self.to, self.shapes[0])
+
+    @property
+    def free_axes(self) -> Iterable[int]:
+        return self._origins
+
+    def source(self, axis: int, index: int) -> int:
+        return self._origins[axis].axis
+
+    def needed(self, axis: int, span: Span) -> Span:
+        return self._origins[axis].of(span)
+
+    def parted(self, cuts: Mapping[int, Span]) -> dict[str, Any]:
+        return {"to": resized(self.to, cuts)}
+
+    @property
+    def flops(self) -> int:
+        return 0
+
+    def reference(
+        self, inputs: Sequence[NDArray[np.float64]], weights: Weights
+    ) -> NDArray[np.float64]:
+        return self.activation.reference(inputs[0].reshape(self.output))

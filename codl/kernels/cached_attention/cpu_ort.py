@@ -9,7 +9,7 @@ import numpy as np
 from codl.ir import columns
 from codl.ir.columns import FeatureColumns
 from codl.ir.onnx_node import Node
-from codl.ir.ops.cached_attention import CachedAttention, CachedAttentionColumns
+from codl.ir.ops.attention import CachedAttention, CachedAttentionColumns
 from codl.kernels.feature_columns import beyond
 from codl.kernels.ort import CpuOrt, OrtPlan, node, number
 from codl.kernels.variant import ByColumns

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from codl.ir import columns
 from codl.ir.columns import FeatureColumns
-from codl.ir.ops.cached_attention import CachedAttention, CachedAttentionColumns
+from codl.ir.ops.attention import CachedAttention, CachedAttentionColumns
 from codl.ir.types import PLANAR
 from codl.kernels import tiling_columns
 from codl.kernels.base import Choice, KernelLaunch, KernelPlan, TensorArg

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from codl.ir.ops.concat import Concat
-from codl.ir.ops.concat_gather import ConcatNd
+from codl.ir.ops.concat import Concat, ConcatNd
 from codl.kernels.ort import CpuOrt, OrtPlan, nd_plan, node
 
 

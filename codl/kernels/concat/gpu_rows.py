@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from codl.ir.ops.concat_gather import ConcatNd
+from codl.ir.ops.concat import ConcatNd
 from codl.kernels.base import Choice, KernelPlan, TensorArg
 from codl.kernels.strided.gpu_copy import as_ints, row_launch, row_pieces
 from codl.kernels.strided.order import RUN, CopiedRows

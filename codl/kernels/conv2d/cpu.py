@@ -20,7 +20,7 @@ from codl.ir.columns import (
     rest,
     round_up,
 )
-from codl.ir.ops.conv2d import (
+from codl.ir.ops.convolution import (
     Conv2d,
     ConvColumns,
 )

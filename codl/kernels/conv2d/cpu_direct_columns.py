@@ -19,7 +19,7 @@ from codl.ir.columns import (
     FeatureColumns,
     rest,
 )
-from codl.ir.ops.conv2d import (
+from codl.ir.ops.convolution import (
     ConvColumns,
 )
 from codl.kernels.feature_columns import (

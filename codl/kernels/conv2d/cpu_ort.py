@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from codl.ir.ops.conv2d import Conv2d
+from codl.ir.ops.convolution import Conv2d
 from codl.kernels.ort import CpuOrt, OrtPlan, node
 
 

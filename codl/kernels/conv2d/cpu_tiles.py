@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from codl.ir.columns import (
     Column,
 )
-from codl.ir.ops.conv2d import (
+from codl.ir.ops.convolution import (
     ConvColumns,
 )
 

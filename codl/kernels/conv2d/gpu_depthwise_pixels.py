@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from codl.ir.ops.base import Array, Weights
-from codl.ir.ops.conv2d import Conv2d
+from codl.ir.ops.convolution import Conv2d
 from codl.kernels.base import ENDS, WEIGHTED, Choice, KernelLaunch, KernelPlan
 from codl.kernels.conv2d.gpu_depthwise import _pack_windows
 from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from codl.ir.ops.base import Array, Weights
-from codl.ir.ops.conv2d import Conv2d
+from codl.ir.ops.convolution import Conv2d
 from codl.kernels.base import (
     ApartArg,
     Arg,

@@ -8,7 +8,7 @@ from codl.ir import columns
 from codl.ir.columns import (
     FeatureColumns,
 )
-from codl.ir.ops.conv2d import (
+from codl.ir.ops.convolution import (
     Conv2d,
     ConvColumns,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from codl.ir.ops.conv2d import Conv2d
+from codl.ir.ops.convolution import Conv2d
 from codl.kernels.base import WEIGHTED, Choice, KernelLaunch, KernelPlan
 from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias, refuse_groups
 from codl.kernels.image import (

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from codl.ir.ops.base import Array
-from codl.ir.ops.conv2d import Conv2d
+from codl.ir.ops.convolution import Conv2d
 from codl.kernels.base import WEIGHTED, Choice, KernelLaunch, KernelPlan
 from codl.kernels.conv2d.gpu_depthwise import refuse_mixing
 from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias

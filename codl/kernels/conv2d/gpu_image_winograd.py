@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from codl.ir.ops.base import Array
-from codl.ir.ops.conv2d import Conv2d
+from codl.ir.ops.convolution import Conv2d
 from codl.ir.types import ImageSize
 from codl.kernels.base import Choice, ConstantArg, KernelLaunch, KernelPlan, ScratchArg, TensorArg
 from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias

@@ -12,7 +12,7 @@ from codl.ir.columns import (
     FeatureColumns,
 )
 from codl.ir.ops.base import Array
-from codl.ir.ops.conv2d import (
+from codl.ir.ops.convolution import (
     Conv2d,
     ConvColumns,
 )

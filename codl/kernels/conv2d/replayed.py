@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from codl.ir.ops.conv2d import Conv2d
+from codl.ir.ops.convolution import Conv2d
 from codl.kernels.base import Choice
 from codl.kernels.replayed import Replayed
 from codl.records.soc import Soc

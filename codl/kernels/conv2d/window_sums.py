@@ -20,7 +20,7 @@ from codl.ir.columns import (
     ceil_div,
 )
 from codl.ir.ops.base import Array, Pad, Weights
-from codl.ir.ops.conv2d import (
+from codl.ir.ops.convolution import (
     Conv2d,
     ConvColumns,
 )

@@ -11,7 +11,7 @@ from codl.ir import columns
 from codl.ir.columns import (
     Column,
 )
-from codl.ir.ops.conv2d import (
+from codl.ir.ops.convolution import (
     ConvColumns,
 )
 from codl.kernels import registers

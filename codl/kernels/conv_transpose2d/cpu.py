@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.ir.ops.conv_transpose2d import ConvTranspose2d
+from codl.ir.ops.convolution import ConvTranspose2d
 from codl.kernels.ncnn import NcnnLayer, NcnnValue, fused_activation, left_over, round_up
 from codl.kernels.variant import OnCpu
 from codl.records.soc import Soc

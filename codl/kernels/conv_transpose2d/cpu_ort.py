@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from codl.ir.ops.base import Weights
-from codl.ir.ops.conv_transpose2d import ConvTranspose2d
+from codl.ir.ops.convolution import ConvTranspose2d
 from codl.kernels.ort import CpuOrt, NamedArrays, OrtPlan, ints, node
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from codl.ir.ops.base import Array
-from codl.ir.ops.conv_transpose2d import ConvTranspose2d
+from codl.ir.ops.convolution import ConvTranspose2d
 from codl.kernels.base import WEIGHTED, Choice, KernelLaunch, KernelPlan
 from codl.kernels.conv2d.gpu_direct import pack_bias
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, round_up, strip, waves

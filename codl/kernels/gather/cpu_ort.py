@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from codl.ir.ops.concat_gather import Gather
+from codl.ir.ops.concat import Gather
 from codl.kernels.ort import TYPES, CpuOrt, OrtPlan, nd_plan, node
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import ClassVar
 
-from codl.ir.ops.concat_gather import Gather
+from codl.ir.ops.concat import Gather
 from codl.ir.types import PLANAR
 from codl.kernels.base import Choice, KernelLaunch, KernelPlan, TensorArg
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip, waves

@@ -8,7 +8,7 @@ import numpy as np
 
 from codl.ir.onnx_node import Node
 from codl.ir.ops.base import Weights
-from codl.ir.ops.matmul_dynamic import MIDDLE, MatMulDynamic
+from codl.ir.ops.matmul_quantized import MIDDLE, MatMulDynamic
 from codl.kernels.ort import CpuOrt, NamedArrays, OrtPlan, node
 
 

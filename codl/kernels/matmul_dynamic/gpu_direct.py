@@ -11,7 +11,7 @@ from codl.ir import columns
 from codl.ir.columns import Column, FeatureColumns
 from codl.ir.ops.base import Weights
 from codl.ir.ops.matmul import merged
-from codl.ir.ops.matmul_dynamic import PER_WORD, MatMulDynamic, MatMulDynamicColumns
+from codl.ir.ops.matmul_quantized import PER_WORD, MatMulDynamic, MatMulDynamicColumns
 from codl.ir.types import ConstantArray
 from codl.kernels import tiling_columns
 from codl.kernels.base import Choice, KernelLaunch, KernelPlan

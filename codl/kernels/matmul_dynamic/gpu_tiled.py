@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from codl.ir.ops.base import Weights
-from codl.ir.ops.matmul_dynamic import PER_WORD, MatMulDynamic
+from codl.ir.ops.matmul_quantized import PER_WORD, MatMulDynamic
 from codl.ir.types import ConstantArray
 from codl.kernels.base import Choice, ConstantArg, KernelLaunch, KernelPlan
 from codl.kernels.matmul.gpu_tiled import PER_ITEM, GpuTiled

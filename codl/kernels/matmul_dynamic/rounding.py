@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from codl.ir.ops.matmul import merged
-from codl.ir.ops.matmul_dynamic import MOST, PER_WORD, MatMulDynamic
+from codl.ir.ops.matmul_quantized import MOST, PER_WORD, MatMulDynamic
 from codl.kernels.base import ConstantArg, KernelLaunch, ScratchArg
 from codl.kernels.matmul.problem import A, B
 from codl.kernels.rows import RowGrid, sharer_choices

@@ -16,7 +16,7 @@ from codl.ir import columns
 from codl.ir.columns import FeatureColumns
 from codl.ir.onnx_node import Node
 from codl.ir.ops.base import Weights
-from codl.ir.ops.matmul_nbits import MatMulNBits, MatMulNBitsColumns
+from codl.ir.ops.matmul_quantized import MatMulNBits, MatMulNBitsColumns
 from codl.kernels.feature_columns import by_level
 from codl.kernels.ort import CpuOrt, NamedArrays, OrtPlan, node
 from codl.kernels.variant import ByColumns

@@ -12,7 +12,7 @@ import numpy as np
 from codl.ir.columns import Column
 from codl.ir.ops.base import Weights
 from codl.ir.ops.matmul import merged
-from codl.ir.ops.matmul_nbits import MatMulNBitsColumns
+from codl.ir.ops.matmul_quantized import MatMulNBitsColumns
 from codl.ir.types import ConstantArray
 from codl.kernels.base import Arg
 from codl.kernels.feature_columns import ChoiceColumns

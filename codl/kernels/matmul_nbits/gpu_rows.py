@@ -10,7 +10,7 @@ import numpy as np
 from codl.ir import columns
 from codl.ir.columns import FeatureColumns
 from codl.ir.ops.matmul import merged
-from codl.ir.ops.matmul_nbits import MatMulNBits, MatMulNBitsColumns
+from codl.ir.ops.matmul_quantized import MatMulNBits, MatMulNBitsColumns
 from codl.kernels.base import ENDS, Choice, KernelLaunch, KernelPlan
 from codl.kernels.feature_columns import ChoiceColumns
 from codl.kernels.matmul_nbits.gpu_vector import MOST_ROWS

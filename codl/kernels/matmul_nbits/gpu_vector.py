@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from codl.ir import columns
 from codl.ir.columns import Column, FeatureColumns
 from codl.ir.ops.matmul import merged
-from codl.ir.ops.matmul_nbits import MatMulNBits, MatMulNBitsColumns
+from codl.ir.ops.matmul_quantized import MatMulNBits, MatMulNBitsColumns
 from codl.kernels import tiling_columns
 from codl.kernels.base import ENDS, Choice, KernelLaunch, KernelPlan
 from codl.kernels.feature_columns import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from codl.ir.ops.base import Weights
-from codl.ir.ops.matmul_nbits import MatMulNBits
+from codl.ir.ops.matmul_quantized import MatMulNBits
 from codl.ir.types import ConstantArray
 from codl.kernels.base import Arg, ConstantArg
 

@@ -8,7 +8,7 @@ from codl.ir.columns import (
     FeatureColumns,
     rest,
 )
-from codl.ir.ops.pool2d import (
+from codl.ir.ops.pooling import (
     Pool2d,
     PoolColumns,
 )

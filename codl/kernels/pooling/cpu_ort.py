@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from codl.ir.onnx_node import Node
-from codl.ir.ops.max_indices import MaxIndices
-from codl.ir.ops.pool2d import Pool2d
+from codl.ir.ops.pooling import MaxIndices, Pool2d
 from codl.kernels.ort import TYPES, CpuOrt, OrtPlan, node
 
 

@@ -12,7 +12,7 @@ from codl.ir.columns import (
     Column,
     FeatureColumns,
 )
-from codl.ir.ops.pool2d import (
+from codl.ir.ops.pooling import (
     Pool2d,
     PoolColumns,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.ir.ops.pool2d import Pool2d
+from codl.ir.ops.pooling import Pool2d
 from codl.kernels.base import ENDS, Choice, KernelLaunch, KernelPlan
 from codl.kernels.image import TEXEL, image_defines, image_refusal, texels
 from codl.kernels.tiling import ceil_div, item_grid, strip, waves

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from codl.ir.ops.reduce import Reduce
+from codl.ir.ops.reductions import Reduce
 from codl.kernels.ort import CpuOrt, OrtPlan, ints, node
 
 _NODES: Mapping[str, str] = {

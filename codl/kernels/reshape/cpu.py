@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.ir.ops.reshape import Reshape
+from codl.ir.ops.movement import Reshape
 from codl.kernels.ncnn import NcnnLayer
 from codl.kernels.variant import OnCpu
 from codl.records.soc import Soc

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from codl.ir.ops.reshape import Reshape
+from codl.ir.ops.movement import Reshape
 from codl.kernels.ort import CpuOrt, OrtPlan, ints, node
 
 

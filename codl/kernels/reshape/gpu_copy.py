@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.ir.ops.reshape import Reshape
+from codl.ir.ops.movement import Reshape
 from codl.ir.types import PLANAR_HALF
 from codl.kernels.base import ENDS, Choice, KernelLaunch, KernelPlan
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip, waves

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from codl.ir.ops.rotary import Rotary
+from codl.ir.ops.attention import Rotary
 from codl.kernels.ort import CpuOrt, OrtPlan, ints, node
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.ir.ops.rotary import Rotary
+from codl.ir.ops.attention import Rotary
 from codl.kernels.base import Arg, Choice, KernelLaunch, KernelPlan, TensorArg
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip, waves
 from codl.kernels.variant import ForPlanar

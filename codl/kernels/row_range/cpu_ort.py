@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from codl.ir.ops.row_range import RowRange
+from codl.ir.ops.reductions import RowRange
 from codl.kernels.ort import CpuOrt, OrtPlan, ints, node
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.ir.ops.row_range import RowRange
+from codl.ir.ops.reductions import RowRange
 from codl.kernels.base import ENDS, Choice, KernelLaunch, KernelPlan
 from codl.kernels.rows import RowGrid, sharer_choices
 from codl.kernels.tiling import base_defines, waves

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from codl.ir.ops.softmax import Softmax
+from codl.ir.ops.reductions import Softmax
 from codl.kernels.ort import CpuOrt, OrtPlan, node
 
 

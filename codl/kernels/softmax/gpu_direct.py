@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.ir.ops.softmax import Softmax
+from codl.ir.ops.reductions import Softmax
 from codl.kernels.base import ENDS, Choice, KernelPlan
 from codl.kernels.rows import row_choices, row_launch
 from codl.kernels.tiling import base_defines, waves

@@ -12,7 +12,7 @@ import numpy as np
 from codl import files
 from codl.errors import CodlError, DeviceError, MismatchError
 from codl.ir import Op, to_text
-from codl.ir.ops.conv2d import Conv2d
+from codl.ir.ops.convolution import Conv2d
 from codl.ir.types import Processor
 from codl.kernels import mace
 from codl.measure.budget import Budget, Progress, nobody

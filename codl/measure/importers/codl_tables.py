@@ -17,9 +17,9 @@ from pathlib import Path
 
 from codl.errors import CodlError, InvalidFileError
 from codl.ir import Op, Shape, to_text
-from codl.ir.ops.conv2d import Conv2d
+from codl.ir.ops.convolution import Conv2d
 from codl.ir.ops.fully_connected import FullyConnected
-from codl.ir.ops.pool2d import Pool2d
+from codl.ir.ops.pooling import Pool2d
 from codl.ir.ops.window import Size2
 from codl.ir.types import Processor
 from codl.measure.dataset import SharingRow

@@ -13,10 +13,10 @@ from typing import Any
 from codl.errors import CodlError, InvalidFileError
 from codl.ir import Op, Shape, to_text
 from codl.ir.ops.base import Pad
-from codl.ir.ops.conv2d import Conv2d
+from codl.ir.ops.convolution import Conv2d
 from codl.ir.ops.eltwise import Eltwise
 from codl.ir.ops.fully_connected import FullyConnected
-from codl.ir.ops.pool2d import Pool2d
+from codl.ir.ops.pooling import Pool2d
 from codl.ir.ops.window import Size2
 from codl.ir.region import as_nchw
 from codl.kernels import registry
