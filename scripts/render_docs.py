@@ -141,7 +141,8 @@ def variants_content() -> TextTable:
         Column("variants on the CPU", numeric=False),
         Column("variants on the GPU", numeric=False),
     )
-    kinds = [kind for kind, op in OP_TYPES.items() if not op.sets_cut]  # those are parts of others
+    # Kinds that set cuts are parts of others.
+    kinds = [kind for kind, op in sorted(OP_TYPES.items()) if not op.sets_cut]
     rows = tuple(
         TextRow((f"`{kind}`", *(_variant_names(kind, side) for side in PROCESSORS)))
         for kind in kinds
