@@ -13,7 +13,8 @@ import pandas as pd
 from codl.measure import dataset as datasets
 from codl.measure import tuning_file
 from codl.measure.dataset import Dataset
-from codl.predict import features, model_set, names, training_set
+from codl.predict import DEFAULT, features, model_set, training_set
+from codl.predict import FOLDER as PREDICTORS
 from codl.predict.model_set import Predictors
 from codl.predict.training_set import Samples
 from codl.records import soc as socs
@@ -53,9 +54,9 @@ def dataset(soc: str = "host", folder: str | Path = datasets.FOLDER) -> pd.DataF
 
 def predictions(
     soc: str | Path = "host",
-    predictor: str = names.DEFAULT,
+    predictor: str = DEFAULT,
     *,
-    folder: str | Path = names.FOLDER,
+    folder: str | Path = PREDICTORS,
     data: str | Path = datasets.FOLDER,
 ) -> pd.DataFrame:
     """What stored predictors say of the dataset's ok rows, in the typical run; milliseconds.

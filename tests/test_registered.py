@@ -8,7 +8,7 @@ from support import common_checks as common
 from codl.errors import DuplicateNameError, UnknownNameError
 from codl.ir import OP_TYPES
 from codl.kernels import registry
-from codl.predict.names import DEFAULT, ESTIMATORS
+from codl.predict import DEFAULT, ESTIMATORS
 from codl.registry import Registry, rolled_back
 from codl.strategies import STRATEGIES
 

@@ -42,7 +42,7 @@ from codl.measure.decoder_speed import (
     time_decoders,
 )
 from codl.measure.interleave import Effort
-from codl.predict.names import FOLDER
+from codl.predict import FOLDER
 from codl.report.terminal import Table
 from codl.runtime.loaded import Footprint
 from codl.runtime.placement import LocalSoc

@@ -17,7 +17,7 @@ from codl.frontend.models.deployment import Deployment
 from codl.ir import Network
 from codl.ir.plan import Plan, load_plan
 from codl.measure.inputs import read_file, read_npz
-from codl.predict.names import FOLDER
+from codl.predict import FOLDER
 from codl.records.gpu_limits import GpuLimits
 from codl.records.soc import Soc
 from codl.runtime.affinity import with_cores

@@ -36,7 +36,7 @@ from codl.frontend.models import check_is_there
 from codl.measure import dataset as datasets
 from codl.measure.cool_down import HOT_C
 from codl.measure.peers import PEERS
-from codl.predict.names import FOLDER
+from codl.predict import FOLDER
 from codl.records.results import EvalRequest
 from codl.runtime.placement import limits_of
 from codl.strategies import STRATEGIES, find, ideal

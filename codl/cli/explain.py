@@ -37,7 +37,7 @@ from codl.frontend.convert import load_network
 from codl.ir import Network
 from codl.ir.plan import Plan
 from codl.measure import dataset as datasets
-from codl.predict.names import FOLDER
+from codl.predict import FOLDER
 from codl.records import soc as socs
 from codl.records.soc import Soc
 from codl.runtime.placement import LocalSoc

@@ -25,7 +25,7 @@ from codl.ir import Op, parse
 from codl.measure import dataset as datasets
 from codl.measure.budget import Budget
 from codl.measure.tasks import load_ops
-from codl.predict.names import ESTIMATORS
+from codl.predict import ESTIMATORS
 from codl.runtime.placement import HINTS
 from codl.strategies import DEFAULT, STRATEGIES
 from codl.strategies.base import BUDGET_S

@@ -35,7 +35,7 @@ from codl.frontend.models import BUNDLE
 from codl.ir import Network
 from codl.ir.plan import Plan
 from codl.measure import dataset as datasets
-from codl.predict.names import FOLDER
+from codl.predict import FOLDER
 from codl.report.terminal import Table
 from codl.targets.connect import connect
 from codl.targets.detect import load_local

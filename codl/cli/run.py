@@ -52,7 +52,7 @@ from codl.frontend.models import BUNDLE
 from codl.measure import dataset as datasets
 from codl.measure.inputs import random_inputs
 from codl.plan.cost_model import CostModel
-from codl.predict.names import FOLDER
+from codl.predict import FOLDER
 from codl.runtime.placement import LocalSoc
 from codl.runtime.profiler import sharing_ms
 from codl.strategies import Context

@@ -48,7 +48,7 @@ from codl.measure import dataset as datasets
 from codl.measure.budget import Budget
 from codl.plan.objective import GOALS, Objective
 from codl.plan.search import METHODS
-from codl.predict.names import FOLDER
+from codl.predict import FOLDER
 from codl.records import soc as socs
 from codl.report.terminal import Table
 from codl.strategies import Context, ideal

@@ -23,7 +23,7 @@ from codl.cli.output import emit, note, progress
 from codl.measure import dataset as datasets
 from codl.measure import tuning_file
 from codl.measure.dataset import Dataset, dataset_digest
-from codl.predict.names import ESTIMATORS, FOLDER
+from codl.predict import ESTIMATORS, FOLDER
 from codl.records import soc as socs
 from codl.records.results import Digests
 from codl.targets.environment import library_environment

@@ -48,7 +48,7 @@ from codl.optional import explained
 from codl.plan.build_plan import preferring
 from codl.plan.fallbacks import for_soc
 from codl.plan.price import price
-from codl.predict.names import FOLDER
+from codl.predict import FOLDER
 from codl.records import soc as socs
 from codl.report.terminal import Table
 from codl.strategies import Context

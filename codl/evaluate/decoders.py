@@ -15,7 +15,7 @@ from codl.lower.partition import partition_plan
 from codl.plan.build_plan import make_plan
 from codl.plan.cost_model import WeightPlaces
 from codl.plan.coverage import covered
-from codl.predict.names import DEFAULT
+from codl.predict import DEFAULT
 from codl.records.soc import Soc
 from codl.strategies.base import Context, Strategy
 

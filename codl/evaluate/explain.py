@@ -35,7 +35,7 @@ from codl.plan.coverage import covered
 from codl.plan.predicted_totals import ChainTotals, predicted_totals, side_by_side_ms
 from codl.plan.price import StageTimes, stage_times, walk
 from codl.plan.profile_feedback import ProfiledTimes, paced
-from codl.predict.names import DEFAULT
+from codl.predict import DEFAULT
 from codl.records.results import Latency
 from codl.records.waterfall import PREDICTED_TERMS, ChainTerms, Term, Total, terms_of
 from codl.strategies.base import Context

@@ -28,7 +28,7 @@ from codl.measure.measurement_order import Tier
 from codl.measure.tasks import Task
 from codl.plan.coverage import covered
 from codl.plan.price import price
-from codl.predict.names import DEFAULT
+from codl.predict import DEFAULT
 from codl.strategies.base import STRATEGIES, Context
 
 #: What plans; it must run nothing.

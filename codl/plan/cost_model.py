@@ -1,7 +1,7 @@
 """Predicted latencies on one SoC: of ops inside a network, of data sharing, of both sides at once.
 
 Predictors know an op that runs again and again. Inside a network it takes more (see
-`codl.predict.inside`), its batch may be computed at once, and plans that ran may have shown
+`codl.predict.in_network_cost`), its batch may be computed at once, and plans that ran may have shown
 something else.
 
 What planning takes for granted and nobody measures are `Rules`: constants, limits and shortcuts,
@@ -42,7 +42,7 @@ from codl.kernels.tuning import Tuning
 from codl.lower.partition import partition_plan
 from codl.predict.context_terms import Batch, EventWait, FirstLaunch, FlagWait, Gap, Launches
 from codl.predict.features import Item, sharing_target
-from codl.predict.inside import NOTHING, Caches, InsideByProcessor, InsideCosts
+from codl.predict.in_network_cost import NOTHING, Caches, InNetworkCost, InNetworkCosts
 from codl.records.gpu_limits import UNLIMITED, GpuLimits
 from codl.records.soc import Soc
 
@@ -189,7 +189,7 @@ class LatencyPredictors(Protocol):
         ...
 
     @property
-    def inside(self) -> InsideByProcessor:
+    def inside(self) -> InNetworkCosts:
         """What ops take more inside a network; of a processor that is not there, nothing."""
         ...
 
@@ -274,7 +274,7 @@ class CostModel:
     def _known_targets(self) -> frozenset[str]:
         return frozenset(self.predictors.targets)
 
-    def inside(self, processor: Processor) -> InsideCosts:
+    def inside(self, processor: Processor) -> InNetworkCost:
         """What ops of a processor take more inside a network."""
         return self.predictors.inside.get(processor, NOTHING)
 

@@ -28,7 +28,7 @@ from codl.ir.types import PROCESSORS, Direction, Processor
 from codl.kernels import registry
 from codl.plan.cost_model import CostModel, LatencyPredictors
 from codl.predict.features import Item, sharing_target
-from codl.predict.inside import InsideByProcessor
+from codl.predict.in_network_cost import InNetworkCosts
 from codl.records.soc import Soc
 
 #: Ops of kinds that are always measured, by which a processor is judged: two that compute and two
@@ -73,7 +73,7 @@ class Delegating:
         return self.predictors.few
 
     @property
-    def inside(self) -> InsideByProcessor:
+    def inside(self) -> InNetworkCosts:
         return self.predictors.inside
 
     def latency_ms(self, target: str, items: Sequence[Item]) -> NDArray[np.float64]:

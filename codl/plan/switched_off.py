@@ -21,7 +21,7 @@ from codl.ir import Shape
 from codl.ir.types import PROCESSORS, Direction
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import Delegating
-from codl.predict.inside import NOTHING, InsideByProcessor
+from codl.predict.in_network_cost import NOTHING, InNetworkCosts
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class SwitchedOff(Delegating):
     costs: Mapping[str, float]
 
     @cached_property
-    def inside(self) -> InsideByProcessor:
+    def inside(self) -> InNetworkCosts:
         known = self.predictors.inside
         return {side: replace(own, **self.costs) for side, own in known.items()}
 

@@ -1,5 +1,28 @@
 """Latency predictors: features, estimators, training, and predictors stored for the planner.
 
-Nothing is imported here: scikit-learn takes more than a second, which a command that predicts
-nothing must not spend.
+This file only names them: scikit-learn and LightGBM take more than a second to import, which a
+command that predicts nothing must not spend.
 """
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from codl.registry import Registry
+
+if TYPE_CHECKING:
+    from codl.predict.estimators.base import LatencyEstimator
+
+#: Where predictors are stored, a folder for each SoC.
+FOLDER = Path("predictors")
+#: What plans are timed by, and made by where a strategy is not tied to another.
+DEFAULT = "codl"
+
+#: Every predictor's estimator by name, imported when it is asked for.
+ESTIMATORS: Registry[type[LatencyEstimator]] = Registry("predictor")
+ESTIMATORS.add_lazy("flops_linear", "codl.predict.estimators.linear:FlopsLinear")
+ESTIMATORS.add_lazy("codl_linear", "codl.predict.estimators.linear:CodlLinear")
+ESTIMATORS.add_lazy("random_forest", "codl.predict.estimators.forest:RandomForest")
+ESTIMATORS.add_lazy("gbdt", "codl.predict.estimators.gbdt:Gbdt")
+ESTIMATORS.add_lazy("codl", "codl.predict.estimators.gp_ensemble:Codl")

@@ -17,7 +17,7 @@ from codl.kernels.tuning import Tuning
 from codl.measure.dataset import Dataset
 from codl.measure.measurement_order import Tier
 from codl.measure.tasks import OpTask, SharingTask, Task
-from codl.predict import features
+from codl.predict import ESTIMATORS, features
 from codl.predict import training_set as samples
 from codl.predict.acquisition import (
     CONTESTED,
@@ -33,7 +33,6 @@ from codl.predict.estimators import (
 )
 from codl.predict.features import Item
 from codl.predict.folds import shape_folds
-from codl.predict.names import ESTIMATORS
 from codl.predict.regret import Key, MeasuredPart, Regret, key_of, plain, regret
 from codl.predict.training_set import Samples
 from codl.records.soc import Soc

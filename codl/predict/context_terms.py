@@ -2,7 +2,7 @@
 
 Each is asked for with an item of its own, beside ops and shapes: how many launches, how long a
 queue was empty or the CPU waited, and an op with its latency for one image. What the rest of a
-network adds to an op is in `codl.predict.inside`.
+network adds to an op is in `codl.predict.in_network_cost`.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from codl.errors import MismatchError
 from codl.kernels.tuning import Tuning
+from codl.predict import ESTIMATORS, features
 from codl.predict import cross_validation as held_out
-from codl.predict import features
 from codl.predict.cross_validation import TrainingRows
 from codl.predict.estimators import (
     LatencyEstimator,
@@ -27,7 +27,6 @@ from codl.predict.estimators import run_effects as run_terms
 from codl.predict.estimators.json_arrays import rounded
 from codl.predict.features import FeatureTable, Item
 from codl.predict.folds import shape_folds
-from codl.predict.names import ESTIMATORS
 from codl.predict.training_set import Samples
 from codl.records.soc import Soc
 

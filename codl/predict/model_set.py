@@ -14,10 +14,10 @@ from codl.ir import Shape
 from codl.ir.types import BLOCKED, Direction
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
+from codl.predict import ESTIMATORS, FOLDER
 from codl.predict import serialization as store
 from codl.predict.features import SHARING_PARTS, Item, sharing_target
-from codl.predict.inside import InsideByProcessor
-from codl.predict.names import ESTIMATORS, FOLDER
+from codl.predict.in_network_cost import InNetworkCosts
 from codl.predict.serialization import FEW_ITEMS, StoredPredictor
 from codl.records import shipped
 from codl.records.soc import Soc
@@ -33,7 +33,7 @@ class Predictors:
     stored: Mapping[str, StoredPredictor]
     tuning: Tuning = Tuning()
     #: What ops take more inside a network; of a processor without stages there is nothing.
-    inside: InsideByProcessor = field(default_factory=dict)
+    inside: InNetworkCosts = field(default_factory=dict)
 
     @property
     def targets(self) -> tuple[str, ...]:

@@ -19,15 +19,14 @@ from codl import files, provenance
 from codl.errors import CodlError, InvalidFileError, MismatchError, UnknownNameError
 from codl.ir.types import PROCESSORS, Processor
 from codl.kernels.tuning import Tuning
+from codl.predict import ESTIMATORS, FOLDER, features
 from codl.predict import domain_adaptation as transfer
-from codl.predict import features
 from codl.predict.domain_adaptation import Known
 from codl.predict.estimators import (
     LatencyEstimator,
 )
 from codl.predict.features import FeatureTable, Item
-from codl.predict.inside import InsideByProcessor, InsideCosts
-from codl.predict.names import ESTIMATORS, FOLDER
+from codl.predict.in_network_cost import InNetworkCost, InNetworkCosts
 from codl.records import soc as socs
 from codl.records.soc import Soc
 
@@ -100,7 +99,7 @@ def path_of(root: Path, soc: str, predictor: str) -> Path:
 
 
 def save(
-    stored: Sequence[StoredPredictor], root: Path = FOLDER, inside: InsideByProcessor | None = None
+    stored: Sequence[StoredPredictor], root: Path = FOLDER, inside: InNetworkCosts | None = None
 ) -> Path:
     """Write all targets of one predictor under `root`; a crash leaves the old file or the new.
 
@@ -164,7 +163,7 @@ def _in_lines(items: Sequence[str], begin: str) -> str:
 
 def read(
     path: Path, soc: Soc, tuning: Tuning = Tuning()
-) -> tuple[dict[str, StoredPredictor], dict[Processor, InsideCosts]]:
+) -> tuple[dict[str, StoredPredictor], dict[Processor, InNetworkCost]]:
     """Read and check one file: its predictors by target, and what ops take more in a network.
 
     Raises `InvalidFileError` for a file that is not of predictors or was changed,
@@ -186,13 +185,13 @@ def read(
     return stored, _inside(path, content["inside"], fix)
 
 
-def _inside(path: Path, content: Mapping[str, Any], fix: str) -> dict[Processor, InsideCosts]:
-    found: dict[Processor, InsideCosts] = {}
+def _inside(path: Path, content: Mapping[str, Any], fix: str) -> dict[Processor, InNetworkCost]:
+    found: dict[Processor, InNetworkCost] = {}
     for name, own in content.items():
         try:
             if name not in PROCESSORS:
                 raise ValueError(f"expected one of {', '.join(PROCESSORS)}.")
-            found["cpu" if name == "cpu" else "gpu"] = InsideCosts.of(own)
+            found["cpu" if name == "cpu" else "gpu"] = InNetworkCost.of(own)
         except ValueError as error:
             where = f"inside, {name}"
             raise InvalidFileError(path, str(error), where=where, fix=fix) from error

@@ -13,14 +13,14 @@ from codl.ir.types import Direction
 from codl.kernels.tuning import Tuning
 from codl.measure.budget import Budget, Ended, Progress, nobody
 from codl.measure.dataset import Dataset
-from codl.predict import features, inside
+from codl.predict import DEFAULT, ESTIMATORS, FOLDER, features
+from codl.predict import in_network_cost as inside
 from codl.predict import serialization as store
 from codl.predict import training_set as samples
 from codl.predict.cross_validation import HeldOut
 from codl.predict.estimators import LatencyEstimator
-from codl.predict.inside import InsideByProcessor
+from codl.predict.in_network_cost import InNetworkCosts
 from codl.predict.model_set import Predictors
-from codl.predict.names import DEFAULT, ESTIMATORS, FOLDER
 from codl.predict.serialization import StoredPredictor
 from codl.predict.training_set import Samples
 from codl.predict.training_steps import FOLDS_COST, Step, TrainingTask, beside, steps_of
@@ -206,7 +206,7 @@ def fitted(
 
 def _inside(
     soc: Soc, dataset: Dataset, tuning: Tuning, name: str, stored: Sequence[StoredPredictor]
-) -> InsideByProcessor:
+) -> InNetworkCosts:
     """What a predictor's ops take more inside a network; the papers' predictors know of nothing."""
     if ESTIMATORS[name].is_of_wholes:
         return {}
@@ -215,7 +215,7 @@ def _inside(
 
 
 def _save(
-    stored: Sequence[StoredPredictor], folder: Path, around: Mapping[str, InsideByProcessor]
+    stored: Sequence[StoredPredictor], folder: Path, around: Mapping[str, InNetworkCosts]
 ) -> dict[str, Path]:
     """Write the file of every predictor; the files by its name."""
     by_name: dict[str, list[StoredPredictor]] = {}

@@ -11,9 +11,9 @@ import numpy as np
 from codl.errors import MismatchError
 from codl.kernels.tuning import Tuning
 from codl.measure.dataset import Dataset
+from codl.predict import DEFAULT, ESTIMATORS, features
 from codl.predict import cross_validation as held_out
 from codl.predict import domain_adaptation as transfer
-from codl.predict import features
 from codl.predict import serialization as store
 from codl.predict import training_set as samples
 from codl.predict.cross_validation import HeldOut, TrainingRows
@@ -21,7 +21,6 @@ from codl.predict.domain_adaptation import Known
 from codl.predict.estimators import LatencyEstimator
 from codl.predict.features import FeatureTable
 from codl.predict.folds import row_folds, shape_folds
-from codl.predict.names import DEFAULT, ESTIMATORS
 from codl.predict.serialization import StoredPredictor
 from codl.predict.training_set import Samples
 from codl.records.results import Split

@@ -20,7 +20,7 @@ from codl.measure.dataset import Dataset, dataset_digest
 from codl.plan.cost_model import ANYWHERE, CostModel, LatencyPredictors, WeightPlaces
 from codl.plan.coverage import WithoutWinograd, covered
 from codl.plan.objective import LATENCY, Objective
-from codl.predict.names import DEFAULT, FOLDER
+from codl.predict import DEFAULT, FOLDER
 from codl.provenance import VERSION, commit
 from codl.records.gpu_limits import UNLIMITED, GpuLimits
 from codl.records.soc import Soc

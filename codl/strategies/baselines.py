@@ -9,7 +9,7 @@ from codl.ir import Layer, Network
 from codl.ir.plan import Plan
 from codl.plan.build_plan import default_plan, one_processor
 from codl.plan.greedy import ChainSearch, IsolatedChain, greedy_chains
-from codl.predict.names import DEFAULT
+from codl.predict import DEFAULT
 from codl.strategies.base import Context, strategy
 
 #: The GPU's shares that muLayer chooses from.

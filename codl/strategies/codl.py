@@ -10,7 +10,7 @@ from __future__ import annotations
 from codl.ir import Network
 from codl.ir.plan import Plan
 from codl.plan.search import search
-from codl.predict.names import DEFAULT
+from codl.predict import DEFAULT
 from codl.strategies.base import Context, strategy
 
 

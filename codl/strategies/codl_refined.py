@@ -28,7 +28,7 @@ from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
 from codl.plan.profile_feedback import OpRatio, ProfileCorrections, op_ratios
 from codl.plan.search import search
-from codl.predict.names import DEFAULT
+from codl.predict import DEFAULT
 from codl.runtime.placement import check_measured
 from codl.runtime.profiler import totals_ms
 from codl.strategies.base import Context, strategy

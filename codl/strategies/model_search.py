@@ -15,7 +15,7 @@ from codl.ir.plan import Plan
 from codl.measure.budget import Budget, Progress, nobody
 from codl.plan import op_placement
 from codl.plan.op_placement import OpPlacement
-from codl.predict.names import DEFAULT
+from codl.predict import DEFAULT
 from codl.records.gpu_limits import UNLIMITED, GpuLimits
 from codl.strategies import ideal
 from codl.strategies.base import STRATEGIES, Context, Strategy

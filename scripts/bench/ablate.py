@@ -53,7 +53,7 @@ from codl.plan.price import stage_times, walk
 from codl.plan.profile_feedback import paced
 from codl.plan.search import search
 from codl.plan.switched_off import TERMS, without
-from codl.predict.names import DEFAULT, FOLDER
+from codl.predict import DEFAULT, FOLDER
 from codl.provenance import provenance
 from codl.records import soc as socs
 from codl.records.results import Latency

@@ -36,7 +36,7 @@ from codl.ir.types import PROCESSORS, Processor
 from codl.measure import dataset as datasets
 from codl.measure.inputs import random_inputs
 from codl.plan.search import search
-from codl.predict.names import DEFAULT, FOLDER
+from codl.predict import DEFAULT, FOLDER
 from codl.provenance import provenance
 from codl.records.results import Move
 from codl.strategies import Context

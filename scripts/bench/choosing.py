@@ -25,11 +25,10 @@ from codl.ir import Op, Shape, parse
 from codl.kernels import registry
 from codl.measure.dataset import Dataset, OpRow, Row, SharingRow
 from codl.measure.tasks import OpTask, SharingTask, Task
-from codl.predict import features
+from codl.predict import ESTIMATORS, features
 from codl.predict import training_set as samples
 from codl.predict.active_learning import ESTIMATOR, ActiveLearner
 from codl.predict.folds import connected_groups
-from codl.predict.names import ESTIMATORS
 from codl.predict.regret import MeasuredPart, plain, regret
 from codl.predict.training_set import Samples
 from codl.records import soc as socs

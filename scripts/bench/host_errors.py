@@ -23,11 +23,10 @@ from codl.frontend.models import BUILT_IN
 from codl.ir import Activation, Op
 from codl.measure.dataset import FOLDER, Dataset
 from codl.measure.tasks import load_ops
-from codl.predict import features
+from codl.predict import DEFAULT, ESTIMATORS, features
 from codl.predict import training_set as samples
 from codl.predict.cross_validation import TrainingRows
 from codl.predict.folds import shape_folds
-from codl.predict.names import DEFAULT, ESTIMATORS
 from codl.predict.training import SEEDS
 from codl.predict.training_set import Samples
 from codl.records import soc as socs

@@ -22,7 +22,7 @@ from codl.engine.engine import Engine
 from codl.frontend.convert import load_network
 from codl.measure import dataset as datasets
 from codl.measure.inputs import random_inputs
-from codl.predict.names import FOLDER
+from codl.predict import FOLDER
 from codl.provenance import provenance
 from codl.strategies import Context, find
 from codl.targets.detect import load_local

@@ -35,11 +35,10 @@ from numpy.typing import NDArray
 
 from codl.measure.dataset import Dataset
 from codl.measure.importers.importer import import_tables
+from codl.predict import ESTIMATORS, features
 from codl.predict import domain_adaptation as transfer
-from codl.predict import features
 from codl.predict import training_set as samples
 from codl.predict.domain_adaptation import Known
-from codl.predict.names import ESTIMATORS
 from codl.predict.training_set import Samples
 from codl.records import soc as socs
 from codl.records.soc import Soc

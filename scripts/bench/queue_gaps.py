@@ -22,7 +22,7 @@ from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
 from codl.plan.price import price
 from codl.plan.search import search
-from codl.predict.names import DEFAULT
+from codl.predict import DEFAULT
 from codl.records import soc as socs
 from codl.records.soc import Soc
 from codl.strategies import Context

@@ -24,7 +24,7 @@ from codl.ir import Dim, Layer, Network, Op, to_text
 from codl.measure.tasks import load_ops
 from codl.plan.cost_model import CostModel
 from codl.plan.greedy import ChainSearch
-from codl.predict.names import DEFAULT, FOLDER
+from codl.predict import DEFAULT, FOLDER
 from codl.provenance import provenance
 from codl.records.statistic import level
 from codl.strategies import Context

@@ -23,7 +23,7 @@ from typing import Any
 from codl.frontend.convert import load_structure
 from codl.frontend.models import BUILT_IN
 from codl.plan.search import METHODS, search
-from codl.predict.names import DEFAULT, FOLDER
+from codl.predict import DEFAULT, FOLDER
 from codl.provenance import provenance
 from codl.records import soc as socs
 from codl.records.statistic import level

@@ -29,7 +29,7 @@ from codl.measure.budget import Budget
 from codl.measure.dataset import Dataset
 from codl.measure.interleave import Effort
 from codl.plugins import load_installed
-from codl.predict.names import DEFAULT
+from codl.predict import DEFAULT
 from codl.predict.training import train
 from codl.records.results import Digests
 from codl.report.load import eval_result

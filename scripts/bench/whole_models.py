@@ -23,7 +23,7 @@ from codl.evaluate.evaluation import evaluate
 from codl.frontend.models import MEASURED
 from codl.measure import dataset as datasets
 from codl.measure.interleave import Effort
-from codl.predict.names import FOLDER
+from codl.predict import FOLDER
 from codl.provenance import provenance
 from codl.records.results import EvalRow
 from codl.strategies import find

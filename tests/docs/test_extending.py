@@ -29,7 +29,7 @@ from codl.ir.executable_check import check
 from codl.kernels import registry
 from codl.measure.facts import memory_objects
 from codl.plugins import VARIABLE, PluginError, load_installed
-from codl.predict.names import ESTIMATORS
+from codl.predict import ESTIMATORS
 from codl.records.soc import Soc
 from codl.registry import rolled_back
 from codl.strategies import STRATEGIES

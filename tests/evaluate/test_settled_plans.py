@@ -22,8 +22,7 @@ from codl.measure.measurement_order import Tier
 from codl.measure.tasks import Task
 from codl.plan.build_plan import make_plan
 from codl.plan.cost_model import CostModel
-from codl.predict import training
-from codl.predict.names import DEFAULT
+from codl.predict import DEFAULT, training
 from codl.strategies import find
 from codl.strategies.base import Context
 

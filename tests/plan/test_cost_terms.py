@@ -25,13 +25,13 @@ from codl.plan.build_plan import chain_of
 from codl.plan.build_plan import make_plan as planned
 from codl.plan.cost_model import RULES, CostModel, Rules
 from codl.plan.switched_off import TERMS, without
-from codl.predict.inside import InsideByProcessor, InsideCosts
+from codl.predict.in_network_cost import InNetworkCost, InNetworkCosts
 
 IMAGES = {"memory_types": ("buffer", "image2d"), "max_image_width": 9999, "max_image_height": 9999}
 WITH_IMAGES = replace(SOC, gpu=replace(SOC.gpu, **IMAGES))  # type: ignore[arg-type]
 
 
-def costs_without(*names: str) -> InsideByProcessor:
+def costs_without(*names: str) -> InNetworkCosts:
     """All costs inside a network but for some."""
     off = dict.fromkeys(names, 0.0)
     every = SyntheticPredictors.with_all_terms().inside
@@ -130,7 +130,7 @@ def test_a_rule_that_is_off_has_its_other_value() -> None:
 
 
 @pytest.mark.parametrize(
-    "cost", [field.name for field in fields(InsideCosts) if field.name != "far_weight_ms"]
+    "cost", [field.name for field in fields(InNetworkCost) if field.name != "far_weight_ms"]
 )
 @pytest.mark.parametrize("side", PROCESSORS)
 def test_each_cost_inside_a_network_makes_a_plan_dearer(
@@ -155,7 +155,7 @@ def test_launches_cost_the_cpu_and_nets_of_many_ops_save_calls(network: Network)
     launches = replace(every, asked=[], dispatch={"gpu": Line(0.0, 5e4)})
     assert plain_ms < price(network, launches)
     # Nets are called once, however many ops they have.
-    calls = replace(every, asked=[], inside={"cpu": InsideCosts(call_ms=1.0)})
+    calls = replace(every, asked=[], inside={"cpu": InNetworkCost(call_ms=1.0)})
     assert price(network, calls) == pytest.approx(plain_ms + 3)
 
 

@@ -33,7 +33,7 @@ from codl.plan.cost_model import RULES, CostModel
 from codl.plan.greedy import ChainSearch, greedy_chains, single_ops
 from codl.plan.search import search as best_plan
 from codl.plan.transitions import TransferCost, after_stage
-from codl.predict.inside import InsideCosts
+from codl.predict.in_network_cost import InNetworkCost
 from codl.records.soc import Soc
 from codl.strategies import STRATEGIES, Context, find, ideal
 
@@ -264,7 +264,7 @@ def test_unknown_strategy() -> None:
 
 
 def test_ops_take_more_inside_a_network_for_calls_and_bytes() -> None:
-    costs = InsideCosts(1.5, 0.25, 1e-6, 2e-6, 4e-6, 8e-6)
+    costs = InNetworkCost(1.5, 0.25, 1e-6, 2e-6, 4e-6, 8e-6)
     inside = CostModel(SOC, SyntheticPredictors(inside={"cpu": costs}))
     op = parse("conv2d in=1x8x6x5 oc=4 kernel=1x1")
     (alone_ms,) = CostModel(SOC, SyntheticPredictors()).fastest_ms([op], "cpu")
@@ -279,7 +279,7 @@ def test_ops_take_more_inside_a_network_for_calls_and_bytes() -> None:
 
 def test_images_one_after_another_are_a_call_each() -> None:
     """So several ops in a net never save more calls than they had."""
-    predictors = SyntheticPredictors(inside=dict.fromkeys(PROCESSORS, InsideCosts(call_ms=1.0)))
+    predictors = SyntheticPredictors(inside=dict.fromkeys(PROCESSORS, InNetworkCost(call_ms=1.0)))
     soc = replace(SOC, cpu=replace(SOC.cpu, threads=2))
     cost = CostModel(soc, predictors)
     op = parse("conv2d in=8x8x6x5 oc=4 kernel=1x1")

@@ -23,7 +23,7 @@ from codl.plan.cost_model import CostModel
 from codl.plan.predicted_totals import lossless, predicted_totals, side_by_side_ms
 from codl.plan.price import price
 from codl.plan.search import search
-from codl.predict.inside import InsideByProcessor
+from codl.predict.in_network_cost import InNetworkCosts
 from codl.records.waterfall import BOUND, PREDICTED_TERMS, Total
 
 #: Both processors alike, nothing but computing and exchanges, and a copy takes 0.01 ms.
@@ -152,7 +152,7 @@ def test_finer_steps_than_the_search_tries() -> None:
 ALL = SyntheticPredictors.with_all_terms()
 
 
-def without(cost: str) -> InsideByProcessor:
+def without(cost: str) -> InNetworkCosts:
     """The costs inside a network but for one."""
     return {side: replace(own, **{cost: 0.0}) for side, own in ALL.inside.items()}
 

@@ -14,6 +14,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern
 
 from codl.errors import CodlError
+from codl.predict import ESTIMATORS
 from codl.predict.estimators import (
     Codl,
     Gbdt,
@@ -29,7 +30,6 @@ from codl.predict.estimators.least_squares import RIDGE_PULL, costs, ridge
 from codl.predict.estimators.sparse_gp import Kernel, Projection, spread_points
 from codl.predict.estimators.trees import TreeNode, Trees
 from codl.predict.folds import inner_folds
-from codl.predict.names import ESTIMATORS
 
 ALL = pytest.mark.parametrize("cls", ESTIMATORS.values(), ids=list(ESTIMATORS))
 NAMES = ["macs", "bytes", "items", "loop"]

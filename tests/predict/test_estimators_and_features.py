@@ -15,7 +15,7 @@ from support.simulated import GEMM, LAW, OVERHEAD_MS, SOC, conv_parts, law_ms
 from codl.errors import MismatchError, UnknownNameError
 from codl.ir import Shape, parse
 from codl.kernels import registry
-from codl.predict import features
+from codl.predict import ESTIMATORS, features
 from codl.predict.cross_validation import TrainingRows, accuracy
 from codl.predict.estimators import (
     CodlLinear,
@@ -24,7 +24,6 @@ from codl.predict.estimators import (
     LatencyEstimator,
 )
 from codl.predict.folds import shape_folds
-from codl.predict.names import ESTIMATORS
 
 ALL = pytest.mark.parametrize("cls", ESTIMATORS.values(), ids=list(ESTIMATORS))
 NAMES = ["a", "b", "c"]

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
+from codl.predict import ESTIMATORS
 from codl.predict.estimators import (
     Codl,
     LatencyEstimator,
     gp_ensemble,
 )
 from codl.predict.estimators.rowwise import rowwise_dot, rowwise_matmul
-from codl.predict.names import ESTIMATORS
 
 #: CPUs whose BLAS and NumPy take other paths than one with AVX-512 does.
 NARROW = {

@@ -15,9 +15,8 @@ from support.simulated import GEMM, SOC, conv_parts, law_ms
 from codl.errors import CodlError, InvalidFileError, MismatchError, UnknownNameError
 from codl.ir import Shape, parse
 from codl.measure.dataset import Dataset
-from codl.predict import features
+from codl.predict import ESTIMATORS, features
 from codl.predict.model_set import load
-from codl.predict.names import ESTIMATORS
 from codl.predict.training import TrainReport
 
 # Stored predictors

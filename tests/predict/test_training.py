@@ -21,7 +21,7 @@ from codl.errors import CodlError, InvalidFileError, UnknownNameError
 from codl.ir import parse, split, to_text
 from codl.measure.budget import Budget
 from codl.measure.dataset import Dataset, SharingRow, StageRow
-from codl.predict import features, training
+from codl.predict import ESTIMATORS, features, training
 from codl.predict.cross_validation import HeldOut, TrainingRows, accuracy, over_seeds
 from codl.predict.estimators import (
     Codl,
@@ -30,7 +30,6 @@ from codl.predict.estimators import (
 )
 from codl.predict.folds import connected_groups, row_folds, shape_folds
 from codl.predict.model_set import load
-from codl.predict.names import ESTIMATORS
 from codl.predict.training import TrainReport, fitted, train
 from codl.records import statistic
 from codl.records.results import PredictorRow

@@ -19,7 +19,7 @@ from codl.ir.types import Direction
 from codl.kernels import registry
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import WithoutWinograd
-from codl.predict.inside import InsideByProcessor
+from codl.predict.in_network_cost import InNetworkCosts
 from codl.runtime import opencl, placement
 from codl.runtime.affinity import cores_of, speeds, with_cores
 from codl.runtime.cl_import import cl_module
@@ -113,7 +113,7 @@ class Table:
     targets: tuple[str, ...]
     name: str = "table"
     few: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    inside: InsideByProcessor = field(default_factory=dict)
+    inside: InNetworkCosts = field(default_factory=dict)
 
     def latency_ms(self, target: str, items: Sequence[Any]) -> NDArray[np.float64]:
         return np.full(len(items), float(self.targets.index(target) + 1))

@@ -34,8 +34,7 @@ from codl.measure.dataset import Dataset
 from codl.measure.importers.mapping import load_mapping
 from codl.measure.inputs import read_npz
 from codl.measure.recording import Recording
-from codl.predict import features, serialization
-from codl.predict.names import DEFAULT, FOLDER
+from codl.predict import DEFAULT, FOLDER, features, serialization
 from codl.records import shipped
 from codl.records import soc as socs
 from codl.report.load import load_result

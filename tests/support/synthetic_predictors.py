@@ -19,7 +19,7 @@ from codl.kernels import registry
 from codl.plan.cost_model import CostModel, VariantCost
 from codl.predict.context_terms import SIGNALS
 from codl.predict.features import STORAGES, Item, mulayer_target, sharing_target
-from codl.predict.inside import InsideByProcessor, InsideCosts
+from codl.predict.in_network_cost import InNetworkCost, InNetworkCosts
 
 Milliseconds = NDArray[np.float64]
 
@@ -38,9 +38,9 @@ class Line(NamedTuple):
 EXCHANGE = Line(0.01, 0.1)
 
 
-def inside(call_ms: float, beside_ms: float = 3e-8) -> InsideCosts:
+def inside(call_ms: float, beside_ms: float = 3e-8) -> InNetworkCost:
     """Every cost that there is, of a memory of about 20 GB/s."""
-    return InsideCosts(1.1, call_ms, 5e-8, 3e-8, 2e-8, 2e-8, 4e-8, beside_ms)
+    return InNetworkCost(1.1, call_ms, 5e-8, 3e-8, 2e-8, 2e-8, 4e-8, beside_ms)
 
 
 def alike(target: str) -> float:
@@ -79,7 +79,7 @@ class SyntheticPredictors:
     #: Between the storages of a GPU.
     relayout: Line | None = None
     #: What ops take more inside a network.
-    inside: InsideByProcessor = field(default_factory=dict)
+    inside: InNetworkCosts = field(default_factory=dict)
     #: So many launches that compute nothing.
     dispatch: Mapping[Processor, Line] = field(default_factory=dict)
     #: Milliseconds of a signal from one processor to the other, by what is measured.

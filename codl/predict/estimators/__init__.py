@@ -2,7 +2,7 @@
 
 All of them take features shaped (items, features) and positive latencies, predict positive
 latencies, and can write their learned state as plain JSON values and read it back. Their names are
-in `codl.predict.names`; each passes one common test.
+in `codl.predict`; each passes one common test.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ MEDIANS = 1.4826
 
 
 @dataclass(frozen=True)
-class InsideCosts:
+class InNetworkCost:
     """Milliseconds of a processor's shard in a network, for each of what it does.
 
     `alone` is a factor of its ops' latencies alone. A call is of a net on the CPU, and of a kernel
@@ -55,7 +55,7 @@ class InsideCosts:
     beside_ms: float = 0.0
 
     @classmethod
-    def of(cls, content: Any) -> InsideCosts:
+    def of(cls, content: Any) -> InNetworkCost:
         """From JSON; raises `ValueError` with what is wrong."""
         names = [field.name for field in fields(cls)]
         if not isinstance(content, dict) or list(content) != names:
@@ -98,8 +98,8 @@ class Caches:
 
 
 #: Ops take what they take alone.
-NOTHING = InsideCosts()
-InsideByProcessor: TypeAlias = Mapping[Processor, InsideCosts]
+NOTHING = InNetworkCost()
+InNetworkCosts: TypeAlias = Mapping[Processor, InNetworkCost]
 
 
 class OpPredictors(Protocol):
@@ -115,16 +115,16 @@ class OpPredictors(Protocol):
     ) -> Mapping[str, NDArray[np.float64]]: ...
 
 
-def fitted(soc: Soc, dataset: Dataset, predictors: OpPredictors) -> dict[Processor, InsideCosts]:
+def fitted(soc: Soc, dataset: Dataset, predictors: OpPredictors) -> dict[Processor, InNetworkCost]:
     """The costs of either processor by a dataset's stages; of one with few of them there are none.
 
     Raises `InvalidFileError` for a row whose text is no op or no shape.
     """
-    found: dict[Processor, InsideCosts] = {}
+    found: dict[Processor, InNetworkCost] = {}
     for side in PROCESSORS:
         amounts, taken_ms = shards(soc, dataset, predictors, side)
         if len(amounts) >= FEWEST:
-            found[side] = InsideCosts(*fit(amounts, taken_ms))
+            found[side] = InNetworkCost(*fit(amounts, taken_ms))
     return found
 
 
@@ -143,7 +143,7 @@ def shards(
     except CodlError as error:
         raise InvalidFileError(table.path, str(error)) from error
     known = [shard for shard in own if shard is not None]
-    amounts = np.array([each for each, _ in known]).reshape(-1, len(fields(InsideCosts)))
+    amounts = np.array([each for each, _ in known]).reshape(-1, len(fields(InNetworkCost)))
     return amounts, np.array([taken_ms for _, taken_ms in known])
 
 

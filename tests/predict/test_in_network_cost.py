@@ -17,13 +17,13 @@ from codl.ir.columns import elements
 from codl.ir.types import Processor
 from codl.measure.dataset import Dataset, StageRow
 from codl.measure.sampling import stage_tasks
-from codl.predict.inside import FEWEST, Caches, InsideCosts, fitted
+from codl.predict.in_network_cost import FEWEST, Caches, InNetworkCost, fitted
 from codl.predict.serialization import VERSION
 from codl.records.soc import CpuCache
 
-COSTS: dict[Processor, InsideCosts] = {
-    "cpu": InsideCosts(1.1, 0.02, 5e-8, 4e-8, 3e-8, 2e-8, 9e-8, 1e-8),
-    "gpu": InsideCosts(0.95, 0.004, 6e-8, 2e-8, 5e-8, 0.0, 0.0, 2e-8),
+COSTS: dict[Processor, InNetworkCost] = {
+    "cpu": InNetworkCost(1.1, 0.02, 5e-8, 4e-8, 3e-8, 2e-8, 9e-8, 1e-8),
+    "gpu": InNetworkCost(0.95, 0.004, 6e-8, 2e-8, 5e-8, 0.0, 0.0, 2e-8),
 }
 PREDICTORS = SyntheticPredictors(flops=3e7, gpu=1.3)
 CACHES = (CpuCache(2, "unified", 1 << 18, 1, 2), CpuCache(3, "unified", 1 << 20, 2, 1))
@@ -75,7 +75,7 @@ def dataset_of(tmp_path: Path, made: list[StageRow]) -> Dataset:
     return dataset
 
 
-def costs_of(dataset: Dataset) -> dict[str, InsideCosts]:
+def costs_of(dataset: Dataset) -> dict[str, InNetworkCost]:
     return dict(fitted(HOST, dataset, PREDICTORS))  # type: ignore[arg-type]
 
 
@@ -124,13 +124,13 @@ def test_a_row_that_is_wrong_is_named(tmp_path: Path, changes: dict[str, str], r
 
 def test_costs_are_written_and_read() -> None:
     for costs in COSTS.values():
-        assert InsideCosts.of(costs.state()) == costs
+        assert InNetworkCost.of(costs.state()) == costs
     state = COSTS["cpu"].state()
     for wrong in ([], {**state, "more": 1.0}, {**state, "call_ms": -1.0}, {**state, "alone": "1"}):
         with pytest.raises(ValueError, match=r"expected the keys|must be a number of at least 0"):
-            InsideCosts.of(wrong)
+            InNetworkCost.of(wrong)
     assert VERSION > 8  # files of before have no such costs
-    assert len(state) == len(fields(InsideCosts))
+    assert len(state) == len(fields(InNetworkCost))
 
 
 def test_stages_are_walks_that_both_processors_can_run() -> None:
