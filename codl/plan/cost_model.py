@@ -1,8 +1,8 @@
 """Predicted latencies on one SoC: of ops inside a network, of data sharing, of both sides at once.
 
 Predictors know an op that runs again and again. Inside a network it takes more (see
-`codl.predict.in_network_cost`), its batch may be computed at once, and plans that ran may have shown
-something else.
+`codl.predict.in_network_cost`), its batch may be computed at once, and plans that ran may have
+shown something else.
 
 What planning takes for granted and nobody measures are `Rules`: constants, limits and shortcuts,
 each there while an ablation shows that it pays (docs/decisions.md). `codl.plan.switched_off` has
