@@ -46,7 +46,7 @@ from codl.files import check_folder
 from codl.ir.plan import Plan, PlanOrigin
 from codl.measure import dataset as datasets
 from codl.measure.budget import Budget
-from codl.plan.objective import GOALS, Objective
+from codl.plan.beam_search import GOALS, Objective
 from codl.plan.search import METHODS
 from codl.predict import FOLDER
 from codl.records import soc as socs

@@ -45,8 +45,7 @@ from codl.measure import dataset as datasets
 from codl.measure.budget import Budget
 from codl.measure.inputs import SEED, random_inputs
 from codl.optional import explained
-from codl.plan.build_plan import preferring
-from codl.plan.fallbacks import for_soc
+from codl.plan.build_plan import for_soc, preferring
 from codl.plan.price import price
 from codl.predict import FOLDER
 from codl.records import soc as socs

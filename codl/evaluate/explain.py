@@ -1,6 +1,6 @@
 """The waterfall of one model by one plan: predicted without a device, measured on one.
 
-What needs no run is defined and computed in `codl.plan.predicted_totals`. The rest rests on two
+What needs no run is defined and computed in `codl.plan.waterfall`. The rest rests on two
 kinds of runs of one engine: plain ones, which are timed as a whole, and profiled ones, which tell
 what each net, kernel and copy took. The totals, by the names of the terms that end with them:
 
@@ -32,9 +32,9 @@ from codl.measure.interleave import Effort
 from codl.measure.together import slowdown
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
-from codl.plan.predicted_totals import ChainTotals, predicted_totals, side_by_side_ms
 from codl.plan.price import StageTimes, stage_times, walk
 from codl.plan.profile_feedback import ProfiledTimes, paced
+from codl.plan.waterfall import ChainTotals, predicted_totals, side_by_side_ms
 from codl.predict import DEFAULT
 from codl.records.results import Latency
 from codl.records.waterfall import PREDICTED_TERMS, ChainTerms, Term, Total, terms_of

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 
 from codl.ir import Dim, Network
 from codl.ir.ops.base import AXES
-from codl.plan.candidate_chain import CandidateChain
-from codl.plan.chain_costs import ChainCosts
+from codl.plan.chain_costs import CandidateChain, ChainCosts
 from codl.plan.cost_model import CostModel, Milliseconds
-from codl.plan.halo_propagation import Walk
+from codl.plan.sub_ops import Walk
 
 #: Ratios are tried in steps of one twentieth, or one image where a batch has more images; the ends
 #: are one processor alone.

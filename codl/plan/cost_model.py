@@ -5,7 +5,7 @@ Predictors know an op that runs again and again. Inside a network it takes more 
 shown something else.
 
 What planning takes for granted and nobody measures are `Rules`: constants, limits and shortcuts,
-each there while an ablation shows that it pays (docs/decisions.md). `codl.plan.switched_off` has
+each there while an ablation shows that it pays (docs/decisions.md). `codl.plan.coverage` has
 the value of each with which it does nothing.
 
 Weights may be anywhere, or each of them on one processor alone. Cut by rows, a product has all of

@@ -10,12 +10,11 @@ from codl.ir import Dim, Layer, Network, Region
 from codl.ir.plan import Chain, Plan, Sharing
 from codl.plan import region_array as boxes
 from codl.plan.build_plan import chain_of, make_plan
-from codl.plan.candidate_chain import CandidateChain
-from codl.plan.chain_costs import ChainCosts
+from codl.plan.chain_costs import CandidateChain, ChainCosts
 from codl.plan.cost_model import CostModel, Pair
 from codl.plan.coverage import covered
-from codl.plan.halo_propagation import Walk
 from codl.plan.region_array import NONE
+from codl.plan.sub_ops import Walk
 from codl.plan.transitions import START, Transitions
 
 #: Ratios that a search tries; the ends are one processor alone.

@@ -21,6 +21,7 @@ from codl.ir.region import Span
 Boxes = NDArray[np.int64]
 #: Shaped like boxes without their last axis.
 Numbers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 #: What stands in every place of a box of nothing.
 NOTHING = -(1 << 31)
 #: The number of nothing.

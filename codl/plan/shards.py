@@ -24,11 +24,9 @@ from codl.ir.plan import those_of
 from codl.ir.types import STORAGES
 from codl.kernels import registry
 from codl.kernels.ort import CpuOrt
-from codl.plan.candidate_chain import Flags
 from codl.plan.cost_model import CostModel, Milliseconds, Move, WeightPlaces
-from codl.plan.halo_propagation import LayerPass
-from codl.plan.region_array import NONE, Numbers, box, is_something
-from codl.plan.subop_table import PLACES, StorageOrders, SubOps, finite
+from codl.plan.region_array import NONE, Flags, Numbers, box, is_something
+from codl.plan.sub_ops import PLACES, LayerPass, StorageOrders, SubOps, finite
 
 
 class Planned(NamedTuple):

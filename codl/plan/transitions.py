@@ -20,8 +20,7 @@ from codl.ir.plan import Sharing
 from codl.ir.types import PROCESSORS, Direction
 from codl.lower.partition import WAYS, Residency
 from codl.plan import region_array as boxes
-from codl.plan.candidate_chain import CandidateChain, CandidateTable
-from codl.plan.chain_costs import ChainCosts
+from codl.plan.chain_costs import CandidateChain, CandidateTable, ChainCosts
 from codl.plan.cost_model import Move, Pair
 from codl.plan.region_array import NONE, Boxes
 

@@ -17,9 +17,9 @@ from codl.kernels.tuning import Tuning
 from codl.measure import dataset, tuning_file
 from codl.measure.budget import Budget
 from codl.measure.dataset import Dataset, dataset_digest
+from codl.plan.beam_search import LATENCY, Objective
 from codl.plan.cost_model import ANYWHERE, CostModel, LatencyPredictors, WeightPlaces
 from codl.plan.coverage import WithoutWinograd, covered
-from codl.plan.objective import LATENCY, Objective
 from codl.predict import DEFAULT, FOLDER
 from codl.provenance import VERSION, commit
 from codl.records.gpu_limits import UNLIMITED, GpuLimits

@@ -28,7 +28,7 @@ from codl.kernels.tuning import Tuning
 from codl.measure.budget import Budget
 from codl.measure.check_variants import OF_HALVES, OF_OTHERS, OF_WINOGRAD
 from codl.measure.inputs import SEED, random_inputs
-from codl.plan.fallbacks import with_fallbacks
+from codl.plan.build_plan import with_fallbacks
 from codl.records.results import Checked
 from codl.runtime.examination import memory_of
 from codl.runtime.numpy_interpreter import check_order

@@ -17,7 +17,7 @@ from codl.ir.plan import OpFallback, Plan
 from codl.ir.types import Processor
 from codl.measure.budget import Budget
 from codl.measure.check_variants import tolerance
-from codl.plan.fallbacks import with_fallbacks
+from codl.plan.build_plan import with_fallbacks
 from codl.validate.closeness import Closeness, is_right
 from codl.validate.op_checks import OpCheck
 from codl.validate.plan_check import Bench, check_in_turn, check_parts, check_whole

@@ -4,7 +4,7 @@
     python scripts/bench/ablate.py --soc host --budget 1h --resume -o ablation.json
 
 Variants of the planner that plans by default (`full`: the search `dp`, the predictor `codl`, with
-every term of `codl.plan.switched_off`): one term off, or another search or predictor; with
+every term of `codl.plan.coverage`): one term off, or another search or predictor; with
 `--cross` every term off in every search with every predictor. `--other NAME=FOLDER` is a variant by
 predictors that were trained otherwise: beside another SoC (`codl train --like`), or on rows that
 were chosen in another order.
@@ -48,11 +48,10 @@ from codl.measure.interleave import Effort
 from codl.measure.together import slowdown
 from codl.plan.build_plan import one_processor, unless_alone
 from codl.plan.cost_model import CostModel
-from codl.plan.coverage import covered
+from codl.plan.coverage import TERMS, covered, without
 from codl.plan.price import stage_times, walk
 from codl.plan.profile_feedback import paced
 from codl.plan.search import search
-from codl.plan.switched_off import TERMS, without
 from codl.predict import DEFAULT, FOLDER
 from codl.provenance import provenance
 from codl.records import soc as socs

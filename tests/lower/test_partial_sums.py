@@ -31,7 +31,7 @@ from codl.lower import lower
 from codl.lower.alternatives import alternatives, on_cpu
 from codl.lower.partition import partition_plan
 from codl.plan import op_placement
-from codl.plan.fallbacks import with_fallbacks
+from codl.plan.build_plan import with_fallbacks
 from codl.records.soc import Soc
 from codl.runtime.numpy_interpreter import Interpreter
 from codl.runtime.placement import LocalSoc

@@ -20,10 +20,9 @@ from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Network
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
-from codl.plan.beam_search import LowerBound, every_plan, fastest
+from codl.plan.beam_search import GOALS, LowerBound, Objective, every_plan, fastest
 from codl.plan.candidates import Candidates
 from codl.plan.cost_model import CostModel
-from codl.plan.objective import GOALS, Objective
 from codl.plan.price import price
 from codl.plan.search import search
 from codl.records.soc import PowerW

@@ -24,7 +24,7 @@ from codl.plan import price as prices
 from codl.plan.build_plan import chain_of
 from codl.plan.build_plan import make_plan as planned
 from codl.plan.cost_model import RULES, CostModel, Rules
-from codl.plan.switched_off import TERMS, without
+from codl.plan.coverage import TERMS, without
 from codl.predict.in_network_cost import InNetworkCost, InNetworkCosts
 
 IMAGES = {"memory_types": ("buffer", "image2d"), "max_image_width": 9999, "max_image_height": 9999}

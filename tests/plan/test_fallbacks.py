@@ -17,8 +17,8 @@ from codl.ir.plan import OpFallback, load_plan, those_of
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
+from codl.plan.build_plan import for_soc, with_fallbacks
 from codl.plan.cost_model import CostModel
-from codl.plan.fallbacks import for_soc, with_fallbacks
 from codl.plan.op_placement import predicted
 from codl.plan.search import search
 from codl.records import soc as socs

@@ -13,11 +13,10 @@ from codl.ir.ops.base import Weights
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.plan.cost_model import CostModel
-from codl.plan.coverage import covered
-from codl.plan.predicted_totals import predicted_totals
+from codl.plan.coverage import covered, without
 from codl.plan.price import price
 from codl.plan.search import search
-from codl.plan.switched_off import without
+from codl.plan.waterfall import predicted_totals
 
 
 @pytest.fixture(scope="module")

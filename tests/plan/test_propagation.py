@@ -17,7 +17,7 @@ from codl.lower.partition import chain_outputs, cut, lacking
 from codl.plan import region_array as boxes
 from codl.plan.chain_costs import ChainCosts
 from codl.plan.cost_model import CostModel
-from codl.plan.halo_propagation import Walk
+from codl.plan.sub_ops import Walk
 
 SHAPE = Shape(3, 12, 9, 5)
 

@@ -20,9 +20,9 @@ from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.plan.build_plan import chain_of, make_plan
 from codl.plan.cost_model import CostModel
-from codl.plan.predicted_totals import lossless, predicted_totals, side_by_side_ms
 from codl.plan.price import price
 from codl.plan.search import search
+from codl.plan.waterfall import lossless, predicted_totals, side_by_side_ms
 from codl.predict.in_network_cost import InNetworkCosts
 from codl.records.waterfall import BOUND, PREDICTED_TERMS, Total
 

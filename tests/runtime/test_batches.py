@@ -44,7 +44,7 @@ from codl.measure.dataset import Dataset, OpRow
 from codl.plan.chain_costs import ChainCosts
 from codl.plan.cost_model import CostModel
 from codl.plan.greedy import ChainSearch, greedy_chains, image_ratios
-from codl.plan.halo_propagation import Walk
+from codl.plan.sub_ops import Walk
 from codl.records.soc import Soc
 from codl.runtime.opencl import OpenClDevice
 from codl.strategies import ideal

@@ -21,9 +21,9 @@ from codl.ir import Network
 from codl.ir.plan import Plan
 from codl.measure.budget import Budget
 from codl.measure.interleave import Effort, TimedTogether
+from codl.plan.beam_search import Objective
 from codl.plan.build_plan import default_plan
 from codl.plan.cost_model import CostModel
-from codl.plan.objective import Objective
 from codl.records.results import Latency
 from codl.records.soc import Soc
 from codl.strategies import codl_refined, find

@@ -23,8 +23,7 @@ from codl.ir.plan import OpFallback, Plan, load_plan
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.measure.check_variants import OPS
-from codl.plan.build_plan import preferring
-from codl.plan.fallbacks import for_soc
+from codl.plan.build_plan import for_soc, preferring
 from codl.runtime.placement import LocalSoc
 from codl.validate.halves import halved
 from codl.validate.plan_check import Bench

@@ -35,8 +35,8 @@ from codl.ir.types import PROCESSORS
 from codl.lower.partition import Part, Segment, Shard, cut, partition_plan
 from codl.plan.candidates import STEPS
 from codl.plan.cost_model import CostModel
+from codl.plan.coverage import without
 from codl.plan.price import Price, StageTimes, stage_times, walk
-from codl.plan.switched_off import without
 from codl.records.waterfall import BOUND, Total
 
 #: What the CPU and the GPU compute of an op; None of nothing.
