@@ -8,6 +8,9 @@ in one of three ways:
 - the environment variable CODL_PLUGINS lists its folder;
 - it is loaded by its folder: `codl.load_plugin(folder)`, or `codl --plugin FOLDER ...`.
 
+Those in `codl.contrib` ship with codl and are always there. They add what they have by where it
+lies, so that a command imports none of it unless it is asked for.
+
 Plugins are code that the user chose. Nothing else is imported because a file (a model, a plan, a
 bundle, predictors) names it.
 """
@@ -16,11 +19,11 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib import invalidate_caches
+from importlib import import_module, invalidate_caches
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from codl.errors import CodlError, InvalidFileError
 from codl.registry import Registry, rolled_back
@@ -29,6 +32,11 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP = "codl.plugins"
+SHIPPED = ("codl.contrib.conformance", "codl.contrib.importers", "codl.contrib.original")
+#: Functions or `Typer`s by command; one of a group of codl's by both words: "dataset import".
+COMMANDS: Registry[Any] = Registry("command")
+#: Other programs that measure a dataset, see `codl.cli.collect.Runner`.
+RUNNERS: Registry[Any] = Registry("runner")
 #: Folders of plugins, separated as those of PATH are; child processes load them too.
 VARIABLE = "CODL_PLUGINS"
 #: Those that were loaded.
@@ -73,11 +81,18 @@ def load_installed() -> None:
     """
     from importlib.metadata import entry_points
 
+    load_shipped()
     for entry in entry_points(group=GROUP):
         if entry.module not in sys.modules:
             _load(entry)
     for path in listed():
         load_plugin(path)
+
+
+def load_shipped() -> None:
+    """Import the plugins that ship with codl."""
+    for name in SHIPPED:
+        import_module(name)
 
 
 def listed() -> list[Path]:

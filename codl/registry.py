@@ -68,6 +68,11 @@ class Registry(Mapping[str, T], Generic[T]):
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
 
+    @property
+    def places(self) -> Mapping[str, str]:
+        """Where every entry is defined, as "module:attribute"."""
+        return dict(self._places)
+
     def __len__(self) -> int:
         return len(self._places)
 

@@ -8,6 +8,7 @@ import signal
 import sys
 import traceback
 import warnings
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, TextIO
@@ -16,12 +17,12 @@ import typer
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from codl import __version__
+from codl import __version__, plugins
 from codl.boundary import boundary
 from codl.cli.output import STAGE, fail, heartbeat, warn
 from codl.errors import CodlError, CodlWarning, InterruptedCommandError
 from codl.optional import MissingPackageError, explained
-from codl.plugins import load_installed, load_plugin
+from codl.plugins import load_installed, load_plugin, load_shipped
 
 PluginOption = Annotated[
     list[Path] | None,
@@ -59,57 +60,56 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-#: Every command, and the modules and functions that they are; groups are a `Typer` of their own.
+#: Commands by where they are, as those of plugins; groups are a `Typer` of their own.
 COMMANDS = {
-    "soc": ("devices", "soc_app"),
-    "devices": ("devices", "list_devices"),
-    "doctor": ("doctor", "check_device"),
-    "collect": ("collect", "collect_data"),
-    "dataset": ("dataset", "dataset_app"),
-    "tune": ("tune", "tune_kernels"),
-    "bench": ("bench", "bench_kernels"),
-    "bench-llm": ("bench_llm", "bench_llm"),
-    "train": ("train", "train_predictors"),
-    "models": ("models", "list_models"),
-    "search": ("search", "search_plan"),
-    "show": ("show", "show_file"),
-    "quantize": ("quantize", "quantize_model"),
-    "package": ("package", "package_model"),
-    "run": ("run", "run_model"),
-    "eval": ("evaluate", "evaluate_strategies"),
-    "validate": ("validate", "validate_plan"),
-    "explain": ("explain", "explain_model"),
-    "conformance": ("conformance", "run_conformance"),
-    "report": ("report", "write_report"),
-    "agent": ("agent", "agent_app"),
+    "soc": "codl.cli.devices:soc_app",
+    "devices": "codl.cli.devices:list_devices",
+    "doctor": "codl.cli.doctor:check_device",
+    "collect": "codl.cli.collect:collect_data",
+    "dataset": "codl.cli.dataset:dataset_app",
+    "tune": "codl.cli.tune:tune_kernels",
+    "bench": "codl.cli.bench:bench_kernels",
+    "bench-llm": "codl.cli.bench_llm:bench_llm",
+    "train": "codl.cli.train:train_predictors",
+    "models": "codl.cli.models:list_models",
+    "search": "codl.cli.search:search_plan",
+    "show": "codl.cli.show:show_file",
+    "quantize": "codl.cli.quantize:quantize_model",
+    "package": "codl.cli.package:package_model",
+    "run": "codl.cli.run:run_model",
+    "eval": "codl.cli.evaluate:evaluate_strategies",
+    "validate": "codl.cli.validate:validate_plan",
+    "explain": "codl.cli.explain:explain_model",
+    "report": "codl.cli.report:write_report",
+    "agent": "codl.cli.agent:agent_app",
 }
 #: Of a command that cannot run here: whatever is asked of it, it says what is missing.
 ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
 
-def _add(name: str, module: str, function: str) -> None:
+def _add(name: str, place: str) -> None:
     """Add a command; where a package that it needs is missing, one that says which."""
+    *group, word = name.split()
+    parent = next((own.typer_instance for own in app.registered_groups if [own.name] == group), app)
+    assert parent is not None
+    module, _, attribute = place.partition(":")
     try:
         with explained():
-            command = getattr(import_module(f"codl.cli.{module}"), function)
+            command = getattr(import_module(module), attribute)
     except MissingPackageError as error:
-        _add_missing(name, error)
+        _add_missing(parent, word, error)
         return
     if isinstance(command, typer.Typer):
-        app.add_typer(command, name=name)
+        parent.add_typer(command, name=word)
     else:
-        app.command(name)(command)
+        parent.command(word)(command)
 
 
-def _add_missing(name: str, error: MissingPackageError) -> None:
+def _add_missing(parent: typer.Typer, name: str, error: MissingPackageError) -> None:
     def missing() -> None:
         raise error
 
-    app.command(name, help=escape(str(error)), context_settings=ANYTHING)(missing)
-
-
-for command, place in COMMANDS.items():
-    _add(command, *place)
+    parent.command(name, help=escape(str(error)), context_settings=ANYTHING)(missing)
 
 
 def _unwrap(some: typer.Typer) -> None:
@@ -124,7 +124,20 @@ def _unwrap(some: typer.Typer) -> None:
             _unwrap(group.typer_instance)
 
 
-_unwrap(app)
+def _add_of_plugins() -> None:
+    """Add the commands of the plugins that are loaded, each once."""
+    new = {name: own for name, own in plugins.COMMANDS.places.items() if name not in COMMANDS}
+    for name, place in new.items():
+        COMMANDS[name] = place
+        _add(name, place)
+    if new:
+        _unwrap(app)
+
+
+for command, place in COMMANDS.items():
+    _add(command, place)
+load_shipped()
+_add_of_plugins()
 
 
 @app.callback(invoke_without_command=True)
@@ -159,6 +172,9 @@ def main() -> None:
         signal.signal(signal.SIGTERM, end)
     try:
         with heartbeat():
+            with suppress(CodlError):  # a command that needs plugins raises it, and help does not
+                load_installed()
+            _add_of_plugins()
             app()
     except InterruptedCommandError as error:
         fail(str(error))

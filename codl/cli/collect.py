@@ -11,7 +11,7 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from codl.cli.base_options import MOST_IMAGES
+from codl.cli.base_options import MOST_IMAGES, MOST_ROUNDS
 from codl.cli.collect_course import (
     AllOption,
     Course,
@@ -19,16 +19,6 @@ from codl.cli.collect_course import (
     ToleranceOption,
     collected_table,
     course_of,
-)
-from codl.cli.collect_original import (
-    DEFAULTS,
-    RUNNERS,
-    MemoryTypeOption,
-    ProgramOption,
-    RoundsOption,
-    RunnerOption,
-    collect_original,
-    options_of,
 )
 from codl.cli.conditions import COOL_DOWN, CoolDownOption, GovernorOption, HotOption, control
 from codl.cli.options import (
@@ -41,7 +31,7 @@ from codl.cli.options import (
     read_shares,
 )
 from codl.cli.output import emit, note, progress
-from codl.errors import CodlError, DeviceError, InterruptedCommandError
+from codl.errors import CodlError, DeviceError, InterruptedCommandError, UnknownNameError
 from codl.evaluate.settled_plans import SettledPlans
 from codl.frontend.models import MEASURED
 from codl.ir import Op
@@ -58,6 +48,7 @@ from codl.measure.devices_at_work import DeviceNews
 from codl.measure.measurement_order import MOST_SIMILAR, Scope
 from codl.measure.recording import Recording
 from codl.measure.tasks import FEW_SHARES, SHARES, Task, check_sources, load_sources
+from codl.plugins import RUNNERS
 from codl.records.soc import Soc
 from codl.report.terminal import Table
 from codl.targets.connect import connect
@@ -68,6 +59,9 @@ from codl.targets.replay import folder_of
 #: At most this part of what a budget has left is tuned in, and so long is measured in any case.
 TUNING, LEAST_S = 0.15, 1.0
 ALL_SHARES, SOME_SHARES = (",".join(map(str, shares)) for shares in (SHARES, FEW_SHARES))
+
+#: What measures unless --runner names a plugin's, which is called as `collect_original` is.
+CODL = "codl"
 
 OpsOption = Annotated[
     list[str] | None,
@@ -126,6 +120,50 @@ ResumeOption = Annotated[
 ]
 
 
+def _runner(name: str) -> str:
+    if name not in (known := (CODL, *RUNNERS)):
+        raise UnknownNameError("runner", name, known)
+    return name
+
+
+RunnerOption = Annotated[
+    str,
+    typer.Option(
+        "--runner",
+        callback=_runner,
+        help="What measures: codl, or codl_op_run, the original CoDL's program on the device, "
+        "which has kernels of its own.",
+    ),
+]
+ProgramOption = Annotated[
+    str | None,
+    typer.Option(
+        "--program",
+        help="Where codl_op_run lies on the device; by default where the original's scripts put "
+        "it, /data/local/tmp/codl/codl_op_run.",
+        show_default=False,
+    ),
+]
+MemoryTypeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--gpu-memory-type",
+        help="What codl_op_run keeps the GPU's tensors in: buffer or, by default, image.",
+        show_default=False,
+    ),
+]
+RoundsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--rounds",
+        min=1,
+        max=MOST_ROUNDS,
+        help="How often codl_op_run runs an op, by default 21 times; the first 10 do not count.",
+        show_default=False,
+    ),
+]
+
+
 def collect_data(
     soc: SocOption,
     serial: SerialsOption = None,
@@ -142,10 +180,10 @@ def collect_data(
     governor: GovernorOption = None,
     cool_down: CoolDownOption = COOL_DOWN,
     hot: HotOption = HOT_C,
-    runner: RunnerOption = RUNNERS[0],
-    program: ProgramOption = DEFAULTS.program,
-    gpu_memory_type: MemoryTypeOption = DEFAULTS.memory_type,
-    rounds: RoundsOption = DEFAULTS.rounds,
+    runner: RunnerOption = CODL,
+    program: ProgramOption = None,
+    gpu_memory_type: MemoryTypeOption = None,
+    rounds: RoundsOption = None,
     output: ToDatasetsOption = datasets.FOLDER,
     json: JsonOption = False,
 ) -> None:
@@ -200,12 +238,17 @@ def collect_data(
     limit_s = read_seconds(budget)
     command = Budget(limit_s)
     asked_shares = _shares(shares, few=limit_s is not None)
-    if runner != RUNNERS[0]:
+    if runner != CODL:
         _refuse_runner(runner, serials, similar=similar, batch=batch, tolerance=tolerance)
-        dataset, done = collect_original(
+        given_options = {
+            "program": program,
+            "memory_type": gpu_memory_type,
+            "rounds": rounds,
+        }
+        dataset, done = RUNNERS[runner](
             soc,
             serials[0],
-            options_of(program, gpu_memory_type, rounds),
+            {name: value for name, value in given_options.items() if value is not None},
             ops=sources,
             shares=asked_shares,
             root=output,

@@ -26,7 +26,6 @@ from codl.errors import DeviceError
 from codl.file_names import inside
 from codl.files import check_writable, set_aside
 from codl.measure.facts.points_file import save_points
-from codl.measure.importers.soc_files import import_soc
 from codl.records import soc as socs
 from codl.records.published_soc import PublishedSoc
 from codl.records.soc import ELEMENT_NAMES, MEMORY_TYPES, Soc
@@ -176,7 +175,7 @@ def show_soc(
     soc = socs.read(name)
     if isinstance(soc, Soc):
         soc = read_placement(soc, socs.path_of(name)) or soc
-    emit("soc show", _content(soc), lambda: _yaml(soc), as_json=json, output=output)
+    emit("soc show", _content(soc), lambda: soc_yaml(soc), as_json=json, output=output)
 
 
 @soc_app.command("detect")
@@ -243,27 +242,7 @@ def detect_soc(
     for fact in found.unknown:
         note(f"{fact.key} could not be measured: {fact.reason}")
     note(f"Wrote {path}, and {beside(path)}: where its parts are on this machine")
-    emit("soc detect", {**_content(soc), "file": str(path)}, lambda: _yaml(soc), as_json=json)
-
-
-@soc_app.command("import")
-def import_soc_file(
-    file: Annotated[Path, typer.Argument(help="A SoC file of the original CoDL.")],
-    name: Annotated[str, typer.Option(help="The name of the SoC.")],
-    json: JsonOption = False,
-    output: OutputOption = None,
-) -> None:
-    """Read a SoC file of the original CoDL, and write socs/NAME.yaml with its facts.
-
-    Its four keys are global_mem_cache_size, compute_units, max_work_group_size and
-    kernel_wave_size. What else was published of a SoC that comes with codl stays as it is.
-
-    [dim]Example:[/dim] codl soc import utils/soc/mychip.yaml --name mychip
-    """
-    soc, path = import_soc(file, name)
-    note(f"Wrote {path}")
-    content = {**soc.to_dict(), "file": str(path)}
-    emit("soc import", content, lambda: _yaml(soc), as_json=json, output=output)
+    emit("soc detect", {**_content(soc), "file": str(path)}, lambda: soc_yaml(soc), as_json=json)
 
 
 @soc_app.command("power")
@@ -284,14 +263,14 @@ def measure_soc_power(
     with closing(connect(serial, soc)) as target:
         measured = replace(soc, power_w=target.power(seconds))
     note(f"Wrote {measured.save(socs.own_path_of(name))}")
-    emit("soc power", _content(measured), lambda: _yaml(measured), as_json=json, output=output)
+    emit("soc power", _content(measured), lambda: soc_yaml(measured), as_json=json, output=output)
 
 
 def _content(soc: Soc | PublishedSoc) -> dict[str, Any]:
     return soc.to_json() if isinstance(soc, LocalSoc) else soc.to_dict()
 
 
-def _yaml(soc: Soc | PublishedSoc) -> Syntax:
+def soc_yaml(soc: Soc | PublishedSoc) -> Syntax:
     text = soc.to_yaml()
     if isinstance(soc, LocalSoc):
         text += yaml.safe_dump({"placement": soc.placement.to_dict()}, sort_keys=False)

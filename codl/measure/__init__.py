@@ -1,1 +1,1 @@
-"""Measuring: what to measure, timing, drift, the collector, datasets and their importers."""
+"""Measuring: what to measure, timing, drift, the collector."""

@@ -33,8 +33,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from codl.contrib.importers.importer import import_tables
 from codl.measure.dataset import Dataset
-from codl.measure.importers.importer import import_tables
 from codl.predict import ESTIMATORS, features
 from codl.predict import domain_adaptation as transfer
 from codl.predict import training_set as samples

@@ -13,10 +13,11 @@ from support import command_line
 from support.clocks import Hands
 from typer.testing import CliRunner
 
-from codl.backend import conformance as suite
-from codl.cli import bench, conformance, eval_course, evaluate
+from codl.cli import bench, eval_course, evaluate
 from codl.cli.app import app
 from codl.cli.base_options import result_file
+from codl.contrib.conformance import command as conformance
+from codl.contrib.conformance import suite
 from codl.errors import CodlError
 from codl.evaluate.evaluation import Evaluation
 from codl.measure.budget import Budget

@@ -21,6 +21,7 @@ from codl.boundary import boundary
 from codl.bundle import network as networks
 from codl.bundle import tensors
 from codl.bundle.archive import CONSTANTS, MANIFEST, Archive, to_json, write_archive
+from codl.contrib.importers.mapped_tables import load_mapping
 from codl.errors import CodlError
 from codl.frontend import models
 from codl.frontend.convert import load_network
@@ -31,7 +32,6 @@ from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.measure import tuning_file
 from codl.measure.dataset import Dataset
-from codl.measure.importers.mapping import load_mapping
 from codl.measure.inputs import read_npz
 from codl.measure.recording import Recording
 from codl.predict import DEFAULT, FOLDER, features, serialization

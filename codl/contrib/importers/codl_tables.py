@@ -14,7 +14,18 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Literal
 
+from codl.contrib.importers.tables import (
+    DATA_SHARING,
+    CellRecord,
+    ImportedRows,
+    check_columns,
+    checked,
+    common_fields,
+    op_row,
+    read_table,
+)
 from codl.errors import CodlError, InvalidFileError
 from codl.ir import Op, Shape, to_text
 from codl.ir.ops.convolution import Conv2d
@@ -23,15 +34,6 @@ from codl.ir.ops.pooling import Pool2d
 from codl.ir.ops.window import Size2
 from codl.ir.types import Processor
 from codl.measure.dataset import SharingRow
-from codl.measure.importers.cells import CellRecord, check_columns, read_table
-from codl.measure.importers.rows import (
-    DATA_SHARING,
-    Found,
-    blank,
-    checked,
-    op_row,
-    table_of,
-)
 
 UNIT = "ms"
 #: Output columns that one work-item of the original's GPU kernels computes, by kernel size.
@@ -66,23 +68,24 @@ class Original:
     times: Callable[[CellRecord, str], int] = lambda record, column: 1
 
 
-def _conv(record: CellRecord) -> Op:
+def _input(record: CellRecord) -> Shape:
+    return Shape(1, record.size("IC"), record.size("IH"), record.size("IW"))
+
+
+def _window(record: CellRecord) -> dict[str, Any]:
     size = record.size
-    return checked(
-        Conv2d(
-            inputs=(Shape(1, size("IC"), size("IH"), size("IW")),),
-            out_channels=size("OC"),
-            kernel=Size2(size("KH"), size("KW")),
-            stride=Size2(size("SH"), size("SW")),
-        )
-    )
+    kernel, stride = Size2(size("KH"), size("KW")), Size2(size("SH"), size("SW"))
+    return {"inputs": (_input(record),), "kernel": kernel, "stride": stride}
+
+
+def _conv(record: CellRecord) -> Op:
+    return checked(Conv2d(**_window(record), out_channels=record.size("OC")))
 
 
 def _conv_of_winograd(record: CellRecord) -> Op:
     """Winograd is for 3x3 windows of stride 1 alone there."""
-    size = record.size
-    shape = Shape(1, size("IC"), size("IH"), size("IW"))
-    return checked(Conv2d(inputs=(shape,), out_channels=size("OC"), kernel=Size2(3, 3)))
+    channels = record.size("OC")
+    return checked(Conv2d(inputs=(_input(record),), out_channels=channels, kernel=Size2(3, 3)))
 
 
 def _winograd_times(record: CellRecord, column: str) -> int:
@@ -110,24 +113,12 @@ def _conv_of_gemm(record: CellRecord) -> Op:
     return Conv2d(inputs=(shape,), out_channels=record.size("M"), kernel=Size2(1, 1))
 
 
-def _pooling(mode: str) -> Callable[[CellRecord], Op]:
-    def make(record: CellRecord) -> Op:
-        size = record.size
-        return checked(
-            Pool2d(
-                inputs=(Shape(1, size("IC"), size("IH"), size("IW")),),
-                kernel=Size2(size("KH"), size("KW")),
-                stride=Size2(size("SH"), size("SW")),
-                mode="avg" if mode == "avg" else "max",
-            )
-        )
-
-    return make
+def _pooling(mode: Literal["avg", "max"]) -> Callable[[CellRecord], Op]:
+    return lambda record: checked(Pool2d(**_window(record), mode=mode))
 
 
 def _fc(record: CellRecord) -> Op:
-    shape = Shape(1, record.size("IC"), record.size("IH"), record.size("IW"))
-    return FullyConnected(inputs=(shape,), out_channels=record.size("OC"))
+    return FullyConnected(inputs=(_input(record),), out_channels=record.size("OC"))
 
 
 def _fc_of_gemv(record: CellRecord) -> Op:
@@ -170,7 +161,7 @@ TABLES: dict[str, Original] = {
 }
 
 
-def read_original(path: Path, found: Found, *, run: str, layout: str) -> None:
+def read_original(path: Path, found: ImportedRows, *, run: str, layout: str) -> None:
     """Add the rows of one table; raises `InvalidFileError` with the line and what is wrong."""
     name = name_of(path)
     if name == DATA_SHARING:
@@ -195,7 +186,7 @@ def read_original(path: Path, found: Found, *, run: str, layout: str) -> None:
         whole = next((p.op for p in parts if p.is_whole and part.may_be_of(p)), part.op)
         row = op_row(part.op, part.latency_ms, part.run)
         row = replace(row, op=to_text(whole), dim=part.dim, share=part.share)
-        found.add(table_of(part.op, f"{table.processor}_replayed"), row)
+        found.add_op(f"{table.processor}_replayed", row, part.op)
 
 
 def name_of(path: Path) -> str:
@@ -278,7 +269,7 @@ def _is_zero(text: str) -> bool:
         return False
 
 
-def _read_sharing(path: Path, found: Found, run: str, layout: str) -> None:
+def _read_sharing(path: Path, found: ImportedRows, run: str, layout: str) -> None:
     columns, records = read_table(path, SHARING_WRITTEN)
     check_columns(path, columns, [*SHARING, "IH", "IW", "IC", "OH", "OW", "OC"], "")
     for record in records:
@@ -306,5 +297,5 @@ def _sharing(record: CellRecord, run: str, layout: str) -> Iterator[SharingRow]:
             map_ms=mapping,
             sync_ms=sync,
             unmap_ms=unmap,
-            **blank(sum(terms) or None, run),
+            **common_fields(sum(terms) or None, run),
         )

@@ -1,19 +1,28 @@
-"""Reading the cells of somebody's table; errors name the column, the value and what is wanted."""
+"""Somebody's table: cells by column, and the rows that are made of them.
+
+Errors name the line, the column, the value and what is wanted.
+"""
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from codl.errors import CodlError, InvalidFileError
+from codl.ir import Op, to_text
+from codl.ir.ops.convolution import Conv2d
+from codl.ir.ops.pooling import Pool2d
+from codl.kernels import registry
+from codl.measure.dataset import OpRow, Row
 
 #: Milliseconds in a unit.
 UNITS: Mapping[str, float] = {"us": 1e-3, "ms": 1.0, "s": 1e3}
 #: What a table says where a measurement failed; numbers that are not positive say it too.
 NOTHING = frozenset({"", "-", "na", "n/a", "nan", "none", "null", "inf"})
+DATA_SHARING = "data_sharing"
 
 
 @dataclass(frozen=True)
@@ -94,3 +103,42 @@ def check_columns(path: Path, columns: Sequence[str], wanted: Sequence[str], fix
                 where="line 1",
                 fix=fix,
             )
+
+
+@dataclass(frozen=True)
+class ImportedRows:
+    """Rows by the name of the dataset's table, and how many lines were `skipped`, by the reason."""
+
+    rows: dict[str, list[Row]] = field(default_factory=dict)
+    skipped: dict[str, int] = field(default_factory=dict)
+
+    def add(self, table: str, row: Row) -> None:
+        self.rows.setdefault(table, []).append(row)
+
+    def add_op(self, variant: str, row: OpRow, part: Op) -> None:
+        """A row of a part that ran in a variant."""
+        self.add(registry.target(registry.find(part, variant), part), row)
+
+    def skip(self, reason: str) -> None:
+        self.skipped[reason] = self.skipped.get(reason, 0) + 1
+
+
+def common_fields(latency_ms: float | None, run: str) -> dict[str, Any]:
+    """The fields that all rows have; p20 and p80 are unknown, and stand at the latency itself."""
+    common = {"source": "replayed", "run": run}
+    if latency_ms is None:
+        return {**common, "status": "failed", "reason": "the table has no latency here"}
+    return {**common, "latency_ms": latency_ms, "p20_ms": latency_ms, "p80_ms": latency_ms}
+
+
+def op_row(op: Op, latency_ms: float | None, run: str) -> OpRow:
+    """A row of a whole op."""
+    text, dim = to_text(op), (op.dims or ("H",))[0]
+    return OpRow(op=text, part=text, dim=dim, share=1.0, **common_fields(latency_ms, run))
+
+
+def checked(op: Conv2d | Pool2d) -> Conv2d | Pool2d:
+    """The op; raises `CodlError` where it has no output."""
+    if min(op.output) < 1:
+        raise CodlError(f"the op {to_text(op)!r} has an empty output ({op.output}).")
+    return op

@@ -1,4 +1,12 @@
-"""ONNX's backend interface over codl's pipeline.
+"""codl behind ONNX's own backend interface, with everything on one side.
+
+>>> from codl.contrib.conformance import backend
+>>> rep = backend.prepare(model)
+>>> (y,) = rep.run([x])
+
+What is run is the usual pipeline: import, simplification, conversion, plan and engine. The plan
+puts every op on the GPU side, so that ONNX's conformance suite (`codl conformance`) tests the
+OpenCL kernels alone.
 
 Where ONNX's types meet codl's one type, everything is float32 in between. Floats are rounded, to
 float32 on the way in and to their own type on the way out. Integers and booleans are exact up to
@@ -277,3 +285,11 @@ def _info(name: str, dtype: Any, shape: tuple[int, ...]) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(
         name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shape
     )
+
+
+#: What ONNX's test runner wants of a backend's module.
+is_compatible = CodlBackend.is_compatible
+prepare = CodlBackend.prepare
+run_model = CodlBackend.run_model
+run_node = CodlBackend.run_node
+supports_device = CodlBackend.supports_device

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from codl.cli.app import app
+from codl.contrib.importers.importer import Imported, import_tables
+from codl.contrib.importers.mapped_tables import fitted
 from codl.errors import CodlError, InvalidFileError, MismatchError
 from codl.ir import Shape, parse
 from codl.ir.ops.convolution import Conv2d
 from codl.ir.ops.window import Size2
 from codl.measure.dataset import Dataset
-from codl.measure.importers.importer import Imported, import_tables
-from codl.measure.importers.rows import fitted
 from codl.records import soc as socs
 
 MAPPINGS = Path(__file__).parents[2] / "docs" / "mappings"
@@ -236,16 +236,16 @@ CONV = {"kind": "conv2d", "in": ["c", "h", "w"], "out": ["c", "h", "w"], "kernel
 GPU = {"column": "t", "processor": "gpu"}
 GOOD = {"unit": "s", "ops": [CONV], "latencies": [GPU]}
 BAD_MAPPINGS = [
-    ({**GOOD, "unit": "ns"}, "unit must be one of us, ms, s, got 'ns'"),
+    ({**GOOD, "unit": "ns"}, "unit: must be one of us, ms, s, got 'ns'"),
     ({**GOOD, "units": "s"}, "Unknown key 'units'. Did you mean 'unit'"),
     ({"unit": "s"}, "it maps nothing"),
     ({"unit": "s", "ops": [CONV]}, "ops and latencies belong together"),
-    ({**GOOD, "latencies": [{**GPU, "processor": "npu"}]}, "must be cpu or gpu, got 'npu'"),
-    ({**GOOD, "latencies": [{**GPU, "threads": 2}]}, "threads must be of .* got 2 on the gpu"),
-    ({**GOOD, "latencies": [{"processor": "gpu"}]}, "column must be a column's name, got None"),
-    ({**GOOD, "ops": [{**CONV, "kind": "conv3d"}]}, r"ops\[1\]: kind must be one of conv2d"),
-    ({**GOOD, "ops": [{**CONV, "kind": "pooling"}]}, "mode must be avg or max, got None"),
-    ({**GOOD, "ops": [{**CONV, "in": ["c"]}]}, "in must be a list of 3 columns or numbers"),
+    ({**GOOD, "latencies": [{**GPU, "processor": "npu"}]}, "one of cpu, gpu, got 'npu'"),
+    ({**GOOD, "latencies": [{**GPU, "threads": 2}]}, "threads must be of .* on the cpu"),
+    ({**GOOD, "latencies": [{"processor": "gpu"}]}, r"latencies\[0\].column: the key is missing"),
+    ({**GOOD, "ops": [{**CONV, "kind": "conv3d"}]}, r"ops\[0\].kind: must be one of conv2d"),
+    ({**GOOD, "ops": [{**CONV, "kind": "pooling"}]}, "mode must be avg or max"),
+    ({**GOOD, "ops": [{**CONV, "in": ["c"]}]}, "expected array of length 3"),
     ({**GOOD, "ops": [{k: v for k, v in CONV.items() if k != "out"}]}, "give out"),
     ({**GOOD, "socs": {"phone": {"gpu": {"names": "x"}}}}, "Unknown key 'names'.*'name'"),
 ]

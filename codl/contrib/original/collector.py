@@ -10,20 +10,18 @@ from typing import Any, get_args
 import numpy as np
 
 from codl import files
+from codl.contrib.importers.importer import describe
+from codl.contrib.original.program import Options, Shell, Stat, as_run, op_command, read_stat
 from codl.errors import CodlError, DeviceError, MismatchError
 from codl.ir import Op, to_text
 from codl.ir.ops.convolution import Conv2d
 from codl.ir.types import Processor
 from codl.kernels import mace
 from codl.measure.budget import Budget, Progress, nobody
-from codl.measure.codl_op_run.command import Options, as_run, op_command
-from codl.measure.codl_op_run.shell import Shell
-from codl.measure.codl_op_run.stat import Stat, read_stat
 from codl.measure.collection import Stopped
 from codl.measure.collector import Collected
 from codl.measure.dataset import Dataset, OpRow
 from codl.measure.dataset_writer import RowWriter
-from codl.measure.importers.importer import describe
 from codl.measure.tasks import SEED, SHARES, OpTask, op_tasks
 from codl.provenance import now, provenance
 from codl.records import soc as socs

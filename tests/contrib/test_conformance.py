@@ -15,9 +15,9 @@ from onnx import TensorProto, helper
 from support.devices import here
 from typer.testing import CliRunner
 
-from codl.backend import CodlBackend, conformance
-from codl.backend.backend import from_float32, parameter_inputs
 from codl.cli.app import app
+from codl.contrib.conformance import suite as conformance
+from codl.contrib.conformance.backend import CodlBackend, from_float32, parameter_inputs
 from codl.errors import CodlError, UnsupportedError
 from codl.records.soc import Soc
 

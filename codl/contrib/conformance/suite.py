@@ -16,7 +16,7 @@ import onnx
 from onnx import numpy_helper
 from onnx.backend.test.case.test_case import TestCase
 
-from codl.backend.backend import CodlRep
+from codl.contrib.conformance.backend import CodlRep
 from codl.errors import UnsupportedError
 from codl.frontend.converters.base import CONVERTERS
 from codl.frontend.graph.passes import ALIASES, RESHAPES

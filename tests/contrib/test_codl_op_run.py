@@ -14,13 +14,11 @@ from support import codl_op_run_double, sshd
 from typer.testing import CliRunner
 
 from codl.cli.app import app
-from codl.cli.collect_original import shell_of
+from codl.contrib.original import collector
+from codl.contrib.original.command import shell_of
+from codl.contrib.original.program import LocalShell, Options, as_run, op_command, read_stat
 from codl.errors import CodlError, DeviceError, MismatchError
 from codl.ir import parse
-from codl.measure.codl_op_run import collector
-from codl.measure.codl_op_run.command import Options, as_run, op_command
-from codl.measure.codl_op_run.shell import LocalShell
-from codl.measure.codl_op_run.stat import read_stat
 from codl.measure.collector import Collected
 from codl.measure.dataset import Dataset, OpRow
 from codl.records import soc as socs

@@ -24,7 +24,7 @@ from codl.targets.connect import connect
 from codl.targets.detect import detect, load_local
 
 if TYPE_CHECKING:
-    from codl.backend.conformance import ConformanceSummary, Outcome
+    from codl.contrib.conformance.suite import ConformanceSummary, Outcome
 
 
 def run_conformance(
@@ -52,7 +52,7 @@ def run_conformance(
     codl conformance --budget 2m
     codl conformance --device pocl-binary-distribution --only 'resize|pad' --json
     """
-    from codl.backend import conformance
+    from codl.contrib.conformance import suite as conformance
 
     limit = budget_of(budget)
     described = load_local(soc, serial) if soc else _detected(serial, device)

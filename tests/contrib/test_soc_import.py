@@ -9,9 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from codl.cli.app import app
+from codl.contrib.importers.importer import import_soc, import_tables
 from codl.errors import CodlError, InvalidFileError
-from codl.measure.importers.importer import import_tables
-from codl.measure.importers.soc_files import import_soc
 from codl.records import soc as socs
 from codl.records.published_soc import PublishedSoc
 

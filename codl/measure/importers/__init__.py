@@ -1,1 +1,0 @@
-"""Other people's measurements: from their tables to datasets of replayed latencies."""
