@@ -32,8 +32,8 @@ from codl.kernels import registry
 from codl.kernels.base import GpuVariant
 from codl.measure import check_variants
 from codl.measure.op_runner import GpuWork
-from codl.runtime.cl_import import cl_module
 from codl.runtime.detect import describe
+from codl.runtime.drivers import cl_module
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc
 from codl.targets.probing import look_at

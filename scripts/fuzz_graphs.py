@@ -201,10 +201,10 @@ class Worker:
 def _serve(pipe: Connection, device: str | None) -> None:
     """The worker: graphs in, outcomes out; compiled kernels are kept for this process alone."""
     from codl.errors import CodlError
-    from codl.runtime import cache, settings_note
+    from codl.runtime import cache
 
     with tempfile.TemporaryDirectory(prefix="codl-graphs-") as folder:
-        os.environ[cache.VARIABLE] = os.environ[settings_note.VARIABLE] = folder
+        os.environ[cache.VARIABLE] = os.environ[cache.STATE_VARIABLE] = folder
         try:
             soc, target = opened(device)
         except CodlError as error:

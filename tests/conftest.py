@@ -26,7 +26,7 @@ from support.simulated import SOC, write_dataset
 
 from codl.errors import DeviceError
 from codl.measure.dataset import Dataset
-from codl.runtime import cache, settings_note
+from codl.runtime import cache
 
 if TYPE_CHECKING:
     from codl.predict.training import TrainReport
@@ -50,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     assert config.cache is not None
     os.environ[cache.VARIABLE] = str(config.cache.mkdir("codl"))
-    os.environ[settings_note.VARIABLE] = str(config.cache.mkdir("codl-state"))
+    os.environ[cache.STATE_VARIABLE] = str(config.cache.mkdir("codl-state"))
     os.environ.setdefault("CL_CONFIG_CPU_VECTORIZER_MODE", "4")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell's background ignores Ctrl-C, and so would all commands that tests start.

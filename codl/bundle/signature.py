@@ -18,7 +18,7 @@ from typing import Any
 from codl import files
 from codl.errors import CodlError, CodlWarning
 from codl.ir.constants import digest
-from codl.runtime.settings_note import folder
+from codl.runtime.cache import state_folder
 
 #: The key of a manifest that holds its signature, which is of all others.
 SIGNATURE = "signature"
@@ -27,7 +27,7 @@ NAME, KEY_BYTES = "bundles.key", 32
 
 def signed(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """The manifest with a signature; where no key can be kept a `CodlWarning`, and none."""
-    path = folder() / NAME
+    path = state_folder() / NAME
     try:
         if not path.exists():
             _make_key(path)
@@ -45,7 +45,7 @@ def is_own(manifest: Mapping[str, Any]) -> bool:
     """Whether this user signed it here; it names the sums of all parts of the bundle."""
     with suppress(CodlError):
         signature = manifest.get(SIGNATURE)
-        own = _signature(manifest, folder() / NAME)
+        own = _signature(manifest, state_folder() / NAME)
         return isinstance(signature, str) and hmac.compare_digest(signature.encode(), own.encode())
     return False
 

@@ -20,8 +20,7 @@ from codl.measure.inputs import read_file, read_npz
 from codl.predict import FOLDER
 from codl.records.gpu_limits import GpuLimits
 from codl.records.soc import Soc
-from codl.runtime.affinity import with_cores
-from codl.runtime.placement import HINTS, LocalSoc, limits_of
+from codl.runtime.placement import HINTS, LocalSoc, limits_of, with_cores
 from codl.strategies import DEFAULT, Context, find
 
 

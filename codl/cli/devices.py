@@ -30,8 +30,8 @@ from codl.records import soc as socs
 from codl.records.published_soc import PublishedSoc
 from codl.records.soc import ELEMENT_NAMES, MEMORY_TYPES, Soc
 from codl.report.terminal import Table
-from codl.runtime.cpu_facts import CpuFacts
 from codl.runtime.detect import choose, describe
+from codl.runtime.hardware import CpuFacts
 from codl.runtime.placement import LocalSoc, beside
 from codl.runtime.placement import read as read_placement
 from codl.runtime.probe import ProbeResult

@@ -53,8 +53,8 @@ from codl.measure import dataset as datasets
 from codl.measure.inputs import random_inputs
 from codl.plan.cost_model import CostModel
 from codl.predict import FOLDER
+from codl.runtime.loaded import sharing_ms
 from codl.runtime.placement import LocalSoc
-from codl.runtime.profiler import sharing_ms
 from codl.strategies import Context
 from codl.targets.base import Target
 from codl.targets.connect import connect

@@ -18,7 +18,7 @@ from codl.records.results import Move, TimeSpan
 from codl.runtime.loaded import Footprint
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.session import Session
-from codl.runtime.shared import Common, Share, check_states
+from codl.runtime.shared_weights import Share, SharedResources, check_states
 
 #: Runs of each alternative when it is loaded: until all is warm, and to learn what sharing takes.
 WARM_UP, DRAINED = 1, 5
@@ -38,16 +38,16 @@ class JoinedSessions:
     ) -> None:
         check_states([*executables.values()])
         self._device = device
-        self._common = Common([*executables.values()])
+        self._shared = SharedResources([*executables.values()])
         self._sessions: dict[str, Session] = {}
         try:
             for user, (name, own) in enumerate(executables.items()):
-                share = Share(self._common, user, own)
+                share = Share(self._shared, user, own)
                 self._sessions[name] = Session(own, device, share=share, limits=limits)
         except BaseException:
             self.close()
             raise
-        self._common.complete()
+        self._shared.complete()
 
     def __getitem__(self, name: str) -> Session:
         return self._sessions[name]
@@ -55,14 +55,14 @@ class JoinedSessions:
     @property
     def footprint(self) -> Footprint:
         """That of all together, what they share counted once."""
-        return self._common.footprint
+        return self._shared.footprint
 
     def close(self) -> None:
         """Release all of them; nothing can run afterwards."""
         with self._device.lock:
             for session in self._sessions.values():
                 session.close()
-            self._common.close()
+            self._shared.close()
 
 
 class AdaptiveSession:
@@ -83,10 +83,12 @@ class AdaptiveSession:
         usual = executables[1.0]
         if not OverlapMonitor(usual).sees:
             executables = {1.0: usual}
-        self._common = Common([usual, *(own for own in executables.values() if own is not usual)])
+        self._shared = SharedResources(
+            [usual, *(own for own in executables.values() if own is not usual)]
+        )
         with self.lock:
             loaded = self._load(executables)
-            self._common.complete()
+            self._shared.complete()
             scales = sorted(loaded)
             self._sessions = [loaded[scale][0] for scale in scales]
             self._marks = [loaded[scale][1].marks for scale in scales]
@@ -101,13 +103,13 @@ class AdaptiveSession:
         """The largest share of the GPU first: the others' weights are among its own."""
         loaded: dict[float, tuple[Session, Share]] = {}
         for user, scale in enumerate(sorted(executables, reverse=True)):
-            share = Share(self._common, user, executables[scale])
+            share = Share(self._shared, user, executables[scale])
             try:
                 session = Session(
                     executables[scale], self._device, share=share, limits=self._limits
                 )
             except CodlError:
-                self._common.release(user)
+                self._shared.release(user)
                 if scale == 1.0:
                     raise
                 continue
@@ -154,7 +156,7 @@ class AdaptiveSession:
     @property
     def footprint(self) -> Footprint:
         """That of all alternatives together, what they share counted once."""
-        return self._common.footprint
+        return self._shared.footprint
 
     @property
     def limited(self) -> LimitedGpu | None:
@@ -186,4 +188,4 @@ class AdaptiveSession:
         with self.lock:
             for session in self._sessions:
                 session.close()
-            self._common.close()
+            self._shared.close()

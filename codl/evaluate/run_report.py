@@ -15,7 +15,7 @@ from codl.plan import op_placement
 from codl.plan.cost_model import CostModel
 from codl.plan.op_placement import OpPlacement
 from codl.records.results import Latency, TimeSpan
-from codl.runtime.profiler import totals_ms
+from codl.runtime.loaded import totals_ms
 from codl.targets.base import Target
 
 

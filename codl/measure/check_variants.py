@@ -23,7 +23,7 @@ from codl.lower import pieces
 from codl.measure.budget import Budget, Progress, nobody
 from codl.measure.op_runner import operands
 from codl.records.soc import Soc
-from codl.runtime.distrust import Distrust
+from codl.runtime.cache import VariantBlocklist
 from codl.runtime.host_handles import HostSession
 from codl.runtime.numpy_interpreter import Interpreter
 from codl.runtime.opencl import OpenClDevice
@@ -267,7 +267,7 @@ def _remember(gpu: OpenClDevice, result: Checked) -> None:
     """Let engines on this driver know which of its variants are wrong."""
     ran = not result.problem or result.problem.startswith((WRONG, IMPRECISE))
     if result.task.variant.processor == "gpu" and ran:
-        known = Distrust(gpu.programs.identity)
+        known = VariantBlocklist(gpu.programs.identity)
         known.note(result.task.name, to_text(result.task.op), is_wrong=result.is_wrong)
 
 

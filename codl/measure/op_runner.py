@@ -12,11 +12,11 @@ from codl.ir import Array, Op, Weights
 from codl.ir.executable import NcnnNet
 from codl.kernels.base import KernelPlan
 from codl.lower import pieces
-from codl.runtime.bound_kernel import BoundKernel
 from codl.runtime.host_handles import HostSession
+from codl.runtime.launch import BoundKernel
+from codl.runtime.loaded import Timeline
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc
-from codl.runtime.profiler import Timeline
 from codl.runtime.session import Session
 
 if TYPE_CHECKING:

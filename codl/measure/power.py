@@ -7,10 +7,10 @@ from time import perf_counter, sleep
 
 from codl.errors import DeviceError
 from codl.records.soc import PowerW
-from codl.runtime.cl_import import cl_module
 from codl.runtime.detect import busy_net
-from codl.runtime.energy import Sensor, SensorScan, metered
+from codl.runtime.drivers import cl_module
 from codl.runtime.opencl import OpenClDevice
+from codl.runtime.sensors import Sensor, SensorScan, metered
 
 #: The kernel that keeps the device busy is enqueued so often before somebody waits for it.
 AHEAD = 16

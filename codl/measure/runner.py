@@ -37,8 +37,8 @@ from codl.measure.timing import WHOLE, Rounds, Samples, Seconds, Timed
 from codl.records.results import Latency
 from codl.records.statistic import level
 from codl.runtime.host_handles import HostSession
+from codl.runtime.loaded import Timeline
 from codl.runtime.opencl import OpenClDevice
-from codl.runtime.profiler import Timeline
 from codl.runtime.session import (
     Action,
     HostAction,

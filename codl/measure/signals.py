@@ -19,11 +19,9 @@ from codl.errors import DeviceError
 from codl.kernels.flag import KERNEL, SOURCE, flag_options, flag_text
 from codl.measure.tasks import SignalTask
 from codl.measure.timing import WHOLE, Seconds
-from codl.runtime.bound_kernel import BoundKernel
-from codl.runtime.cl_errors import explained
-from codl.runtime.cl_import import cl_module, make_kernel
-from codl.runtime.flags import Flag
-from codl.runtime.memory import flag_words
+from codl.runtime.drivers import cl_module, explained, make_kernel
+from codl.runtime.launch import BoundKernel
+from codl.runtime.memory import Flag, flag_words
 from codl.runtime.opencl import OpenClDevice
 
 if TYPE_CHECKING:

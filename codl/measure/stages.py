@@ -26,8 +26,8 @@ from codl.measure.tasks import StageTask, cuts_of
 from codl.measure.timing import Samples, Seconds
 from codl.records.results import Latency
 from codl.records.soc import Soc
+from codl.runtime.loaded import totals_ms
 from codl.runtime.opencl import OpenClDevice
-from codl.runtime.profiler import totals_ms
 from codl.runtime.session import Session
 
 NAME = "stage"

@@ -14,7 +14,7 @@ from codl.measure.runner import Prepared
 from codl.measure.timing import WHOLE
 from codl.records.results import Conditions, Latency
 from codl.records.statistic import level
-from codl.runtime.energy import Sensor, energy_mj
+from codl.runtime.sensors import Sensor, energy_mj
 
 
 def time_together(

@@ -9,8 +9,8 @@ import numpy as np
 
 from codl.measure.ui_frames import Drawn, draw
 from codl.runtime import threads
-from codl.runtime.bound_kernel import BoundKernel
-from codl.runtime.cl_import import cl_module, make_kernel
+from codl.runtime.drivers import cl_module, make_kernel
+from codl.runtime.launch import BoundKernel
 from codl.runtime.opencl import OpenClDevice
 
 #: What a frame takes a GPU that does nothing else.

@@ -5,6 +5,8 @@ their format. Nothing there is believed without a look: a file that is cut short
 another version or of another key counts as missing, and whoever makes its content anew overwrites
 it. Files are written beside their place and moved there, so that a kill, or another process that
 writes the same file, leaves a whole one.
+
+Kernel variants that computed something wrong on a driver of this machine are blocked here, too.
 """
 
 from __future__ import annotations
@@ -20,13 +22,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from platformdirs import user_cache_dir
+from platformdirs import user_cache_dir, user_state_dir
 
-from codl import files
+from codl import files, provenance
 from codl.errors import CodlWarning, UnwritableFileError
 from codl.ir.constants import digest
 
-VARIABLE = "CODL_CACHE"
+VARIABLE, STATE_VARIABLE = "CODL_CACHE", "CODL_STATE"
 #: Of all formats below; files of another version lie in another folder.
 VERSION = 1
 LIMIT_BYTES = 256 << 20
@@ -51,6 +53,11 @@ class Usage:
 def folder() -> Path:
     """Where the files lie; they may not exist yet."""
     return Path(os.environ.get(VARIABLE) or user_cache_dir("codl")) / f"codl-v{VERSION}"
+
+
+def state_folder() -> Path:
+    """Where what must last lies, such as keys and notes of settings; it may not exist yet."""
+    return Path(os.environ.get(STATE_VARIABLE) or user_state_dir("codl"))
 
 
 @dataclass(frozen=True)
@@ -145,3 +152,48 @@ def _files() -> Iterator[tuple[Path, os.stat_result]]:
             status = path.stat()
             if path.is_file():
                 yield path, status
+
+
+#: The kind of slot that blocked variants lie in.
+BLOCKED = "distrusted"
+#: Ops that are kept of a blocked variant, at most.
+MOST_OPS = 8
+
+
+@dataclass(frozen=True)
+class VariantBlocklist:
+    """What is known of the variants of one driver; `identity` is that of its compiled programs."""
+
+    identity: Mapping[str, str]
+
+    def ops(self, variant: str) -> tuple[str, ...]:
+        """The ops that a variant was wrong on, by its name such as `conv2d gpu_gemm`."""
+        blob = self._slot(variant).load()
+        try:
+            known = [] if blob is None else json.loads(blob)
+        except ValueError:
+            return ()
+        return tuple(map(str, known)) if isinstance(known, list) else ()
+
+    def reason(self, variant: str) -> str:
+        """Why a variant must not be run; "" where nothing is known against it."""
+        wrong = self.ops(variant)
+        if not wrong:
+            return ""
+        return f"`codl doctor` found it wrong on this driver, as with {wrong[0]}"
+
+    def note(self, variant: str, op: str, *, is_wrong: bool) -> None:
+        """Keep what was found of a variant on an op; what is right again is forgotten."""
+        known = self.ops(variant)
+        if is_wrong == (op in known):
+            return
+        others = [own for own in known if own != op]
+        wrong = [op, *others][:MOST_OPS] if is_wrong else others
+        slot = self._slot(variant)
+        if wrong:
+            slot.store(json.dumps(wrong).encode())
+        else:
+            slot.drop()
+
+    def _slot(self, variant: str) -> Slot:
+        return Slot(BLOCKED, {**self.identity, "codl": provenance.VERSION, "variant": variant})

@@ -1,20 +1,23 @@
 """A child process with which this one exchanges frames over its standard input and output.
 
 What it writes to standard error becomes lines of the log `codl.agent`. Every wait has a limit: a
-child that hangs is killed.
+child that hangs is killed. A child whose input has ended ends too, even while it works: nobody
+waits for what it does any more, and it would be in the way of the next one on that device.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import select
+import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from select import POLLERR, POLLHUP, POLLIN, POLLOUT, poll
-from threading import Thread
+from threading import Event, Thread
 from time import monotonic
 from typing import IO, BinaryIO
 
@@ -168,3 +171,39 @@ def own_streams() -> tuple[BinaryIO, BinaryIO]:
     os.dup2(2, 1)
     sys.stdout = sys.stderr
     return reader, writer
+
+
+#: So long may what is under way last when the input is gone, and then its end.
+GRACE_S = 5.0
+#: The other side has closed its end; a pipe's hang-up is always told. Not every system has this.
+CLOSED = getattr(select, "POLLRDHUP", 0)
+
+
+@contextmanager
+def ending_with(descriptor: int) -> Iterator[None]:
+    """Inside, this process ends soon after the input `descriptor` has: by SIGTERM, then by force.
+
+    What is still to be read does not count: without the other side nobody would take the answer.
+    """
+    is_over = Event()
+    wake, waker = os.pipe()
+    watcher = Thread(target=_watch_parent, args=(descriptor, wake, is_over), daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        os.close(waker)
+        watcher.join()
+        os.close(wake)
+
+
+def _watch_parent(descriptor: int, wake: int, is_over: Event) -> None:
+    waiting = select.poll()
+    waiting.register(descriptor, CLOSED)
+    waiting.register(wake, 0)  # closed when there is nothing more to watch
+    waiting.poll()
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if is_over.wait(GRACE_S):
+            return
+        os.kill(os.getpid(), number)

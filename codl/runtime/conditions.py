@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from codl.ir.types import PROCESSORS, Processor
 from codl.records.results import Conditions
-from codl.runtime import nvml
 from codl.runtime.placement import LocalSoc
+from codl.runtime.sensors import NvidiaGpu, nvidia_gpus
 from codl.runtime.system_files import SYSTEM, SystemFiles
 
 CPU = "sys/devices/system/cpu"
@@ -99,7 +99,7 @@ class ConditionReader:
         soc: LocalSoc | None = None,
         files: SystemFiles = SYSTEM,
         *,
-        gpus: Callable[[], list[nvml.Gpu]] = nvml.gpus,
+        gpus: Callable[[], list[NvidiaGpu]] = nvidia_gpus,
     ) -> None:
         self._files, self._clusters = files, clusters(files)
         self._cpu_cores: Collection[int] = soc.placement.cpu_cores if soc else ()
@@ -200,7 +200,7 @@ def thermometers(files: SystemFiles = SYSTEM) -> tuple[str, ...]:
     return tuple(name[:MOST_NAME] for name in dict.fromkeys(names))
 
 
-def _card(soc: LocalSoc | None, gpus: Callable[[], list[nvml.Gpu]]) -> nvml.Gpu | None:
+def _card(soc: LocalSoc | None, gpus: Callable[[], list[NvidiaGpu]]) -> NvidiaGpu | None:
     """The SoC's GPU where it is NVIDIA's; None where several have its name, of which any may be."""
     if soc is None or soc.gpu.is_cpu:
         return None

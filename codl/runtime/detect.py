@@ -15,7 +15,7 @@ from codl.kernels import registry
 from codl.lower import pieces
 from codl.records.soc import ELEMENT_NAMES, MEMORY_TYPES, CpuSide, GpuSide, Soc
 from codl.runtime import drivers, threads
-from codl.runtime.cpu_facts import CpuFacts, cpu_facts
+from codl.runtime.hardware import CpuFacts, cpu_facts
 from codl.runtime.host_handles import HostSession
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc, Placement

@@ -1,21 +1,26 @@
-"""Finds OpenCL drivers and makes them loadable: from wheels, from the system, and by their library.
+"""OpenCL drivers and pyopencl: drivers are found and made loadable, pyopencl is imported once that
+is done, and what a driver raises is explained.
 
-An OpenCL driver is found by the loader through `.icd` files. Those of wheels hold placeholder paths
-and need libraries of other wheels, so codl writes an ICD folder of its own, preloads those
-libraries and sets the loader's environment. All of that must happen before pyopencl is imported.
+The loader finds a driver through `.icd` files. Those of wheels hold placeholder paths and need
+libraries of other wheels, so codl writes an ICD folder of its own, preloads those libraries and
+sets the loader's environment. All of that must happen before pyopencl is imported.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Lock
+from typing import Any
 
+from codl import optional
 from codl.errors import DeviceError, UnknownNameError
 
 SYSTEM_ICDS = Path("/etc/OpenCL/vendors")
@@ -169,3 +174,130 @@ def _nvidia() -> list[Driver]:
         for path in sorted(Path(folder).glob("libnvidia-opencl.so*")):
             return [Driver("nvidia", str(path))]
     return []
+
+
+_NO_CACHE = "PYOPENCL_NO_CACHE"
+
+
+@cache
+def cl_module() -> Any:
+    """pyopencl; call it first inside `loaded`. Raises `MissingPackageError`."""
+    process_of_drivers()
+    before = os.environ.get(_NO_CACHE)
+    # It would keep binaries of its own; `device.programs` has the only ones. It looks just once.
+    os.environ[_NO_CACHE] = "1"
+    try:
+        with optional.explained():
+            import pyopencl
+            import pyopencl.invoker
+    finally:
+        if before is None:
+            del os.environ[_NO_CACHE]
+        else:
+            os.environ[_NO_CACHE] = before
+
+    return pyopencl
+
+
+@cache
+def process_of_drivers() -> int:
+    """The process that loads OpenCL: one forked from it has the drivers without their threads."""
+    return os.getpid()
+
+
+def build_program(program: Any, options: str | Sequence[str]) -> None:
+    """Build without a warning: drivers chat on success too.
+
+    What they say about a failure is in its exception.
+    """
+    with _quiet():
+        program.build(options=options)
+
+
+def make_kernel(program: Any, name: str) -> Any:
+    """A kernel; those with as many arguments and the same name share functions that set them.
+
+    Without its cache pyopencl writes and compiles them for every kernel object: that is a
+    millisecond each, and Python keeps the texts for ever. Where a version does it in another way it
+    is left alone.
+    """
+    with _written_once():
+        return cl_module().Kernel(program, name)
+
+
+class _Replaced:
+    """A function of a module is another as long as somebody is inside.
+
+    The rest of the process, which may use the module too, has its usual one again afterwards.
+    """
+
+    def __init__(self, module: Any, name: str, other: Callable[[Any], Any]) -> None:
+        self._module, self._name = module, name
+        self._usual = getattr(module, name, None)
+        self._other = other(self._usual)
+        self._lock, self._inside = Lock(), 0
+
+    def __enter__(self) -> None:
+        self._change(1)
+
+    def __exit__(self, *error: object) -> None:
+        self._change(-1)
+
+    def _change(self, by: int) -> None:
+        if self._usual is None:
+            return
+        with self._lock:
+            self._inside += by
+            setattr(self._module, self._name, self._other if self._inside else self._usual)
+
+
+@cache
+def _quiet() -> _Replaced:
+    return _Replaced(cl_module(), "compiler_output", lambda usual: lambda text: None)
+
+
+@cache
+def _written_once() -> _Replaced:
+    return _Replaced(cl_module().invoker, "_generate_enqueue_and_set_args_module", cache)
+
+
+#: What OpenCL's codes say to somebody who does not know them by heart.
+_MEANINGS = {
+    "OUT_OF_RESOURCES": "a work-group needs more registers or local memory than the device has, "
+    "or another process took them",
+    "OUT_OF_HOST_MEMORY": "the host has too little memory left",
+    "MEM_OBJECT_ALLOCATION_FAILURE": "the device has too little memory left",
+    "INVALID_BUFFER_SIZE": "a buffer is larger than the device allows",
+    "INVALID_IMAGE_SIZE": "an image is larger than the device allows",
+    "INVALID_WORK_GROUP_SIZE": "a work-group is larger than the kernel allows, or does not divide "
+    "the global size",
+    "INVALID_WORK_ITEM_SIZE": "a work-group is longer in one dimension than the device allows",
+    "INVALID_KERNEL_NAME": "the built program has no such kernel: its source defines none, or the "
+    "driver's compiler lost it",
+    "INVALID_KERNEL_ARGS": "an argument is missing or is not what the kernel declares",
+    "DEVICE_NOT_AVAILABLE": "the device is gone, or its driver was reset",
+    "INVALID_COMMAND_QUEUE": "the device is gone, or its driver was reset",
+}
+
+
+@contextmanager
+def explained(action: str) -> Iterator[None]:
+    """Turn what a driver raises inside into a `DeviceError`: what failed, the code, its meaning."""
+    try:
+        yield
+    except Exception as error:
+        if not any(kind.__module__.startswith("pyopencl") for kind in type(error).__mro__):
+            raise
+        code = getattr(error, "code", None)
+        reason = str(error) if code is None else describe(code)
+        raise DeviceError(f"{action} failed ({reason}).") from error
+
+
+def describe(code: int) -> str:
+    """OpenCL's name of an error's code, such as OUT_OF_RESOURCES, and what it means."""
+    name = code_name(code)
+    return f"{name}: {_MEANINGS[name]}" if name in _MEANINGS else name
+
+
+def code_name(code: int) -> str:
+    return str(cl_module().status_code.to_string(code, "code %d"))

@@ -19,7 +19,7 @@ from codl.provenance import VERSION
 from codl.records.results import Conditions
 from codl.runtime import cache, threads
 from codl.runtime.conditions import THERMAL, Cluster, ConditionReader, clusters
-from codl.runtime.cpu_facts import physical_cores
+from codl.runtime.hardware import physical_cores
 from codl.runtime.system_files import SYSTEM, SystemFiles
 
 MEMINFO = "proc/meminfo"

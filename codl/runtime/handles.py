@@ -23,16 +23,13 @@ from codl.ir.executable import (
 from codl.ir.executable_check import UnfitError, check_weight
 from codl.ir.ops.base import Array
 from codl.records.span_names import span_of
-from codl.runtime import bound_kernel
-from codl.runtime.bound_kernel import BoundKernel
-from codl.runtime.cl_errors import explained
-from codl.runtime.cl_import import make_kernel
-from codl.runtime.distrust import Distrust
-from codl.runtime.flags import Flag
+from codl.runtime.cache import VariantBlocklist
+from codl.runtime.drivers import explained, make_kernel
 from codl.runtime.host_handles import HostHandles
-from codl.runtime.memory import DeviceMemory, Staging, allocate, upload
+from codl.runtime.launch import BoundKernel, for_pieces, refusal
+from codl.runtime.memory import DeviceMemory, Flag, Staging, allocate, upload
 from codl.runtime.opencl import OpenClDevice
-from codl.runtime.shared import Share
+from codl.runtime.shared_weights import Share
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -183,13 +180,13 @@ class Handles:
     def unsplittable(self, launch: Launch) -> str | None:
         """Why a launch cannot be split; None where it can."""
         program = self._executable.programs[launch.program]
-        return bound_kernel.refusal(self._executable.texts[program.text], launch.local_size)
+        return refusal(self._executable.texts[program.text], launch.local_size)
 
     def in_pieces(self, launch: Launch, count: int) -> list[BoundKernel]:
         """A launch as about so many; raises `DeviceError` where its program does not build so."""
         program = self._executable.programs[launch.program]
         text = self._executable.texts[program.text]
-        whole = bound_kernel.for_pieces(text, launch.global_size, launch.local_size)
+        whole = for_pieces(text, launch.global_size, launch.local_size)
         built = self._device.programs.build_text(program.name, whole, program.options)
         return self._bound(launch, built).pieces(count)
 
@@ -230,9 +227,9 @@ class Handles:
         assert span is not None
         return span.label
 
-    def refuse_distrusted(self) -> None:
+    def refuse_blocked(self) -> None:
         """Leave steps to other variants whose own is known to compute something wrong here."""
-        known = Distrust(self._device.programs.identity)
+        known = VariantBlocklist(self._device.programs.identity)
         variants: dict[str, list[int]] = {}
         for number, step in enumerate(self._executable.steps):
             if isinstance(step, GpuOp) and step.variant:

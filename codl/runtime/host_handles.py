@@ -18,11 +18,10 @@ from codl.optional import explained
 from codl.records.results import TimeSpan
 from codl.records.span_names import span_of
 from codl.runtime import threads
-from codl.runtime.loaded import Footprint
+from codl.runtime.loaded import Footprint, Timeline
 from codl.runtime.memory import aligned_zeros
 from codl.runtime.placement import LocalSoc
-from codl.runtime.profiler import Timeline
-from codl.runtime.shared import Share
+from codl.runtime.shared_weights import Share
 
 #: A buffer as the CPU sees it, as flat floats, by its number.
 Flat: TypeAlias = Callable[[int], Array]

@@ -1,17 +1,23 @@
-"""A loaded executable as whoever runs it sees it, here or behind an agent."""
+"""A loaded executable as whoever runs it sees it, here or behind an agent, and the spans of a
+profile: what each processor did when, of one inference.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import TYPE_CHECKING, Protocol
 
 from codl.errors import DeviceError
 from codl.ir import Array
 from codl.ir.executable import Executable, Refusal
 from codl.records.gpu_limits import LimitedGpu
-from codl.records.results import TimeSpan
+from codl.records.results import SpanKind, TimeSpan
+
+if TYPE_CHECKING:
+    import pyopencl as cl
 
 
 @dataclass(frozen=True)
@@ -71,3 +77,62 @@ class Loaded(Protocol):
     def run(self) -> None: ...
     def profile(self) -> list[TimeSpan]: ...
     def close(self) -> None: ...
+
+
+@dataclass
+class Timeline:
+    """Collects spans while a profiled inference runs."""
+
+    _origin: float = field(default_factory=perf_counter)
+    _cpu: list[TimeSpan] = field(default_factory=list)
+    _gpu: list[tuple[SpanKind, str, float, cl.Event, cl.Event]] = field(default_factory=list)
+
+    def cpu(self, kind: SpanKind, label: str, start: float, end: float) -> None:
+        """A span on the CPU, in seconds of `perf_counter`."""
+        self._cpu.append(TimeSpan("cpu", kind, label, self._ms(start), self._ms(end)))
+
+    def gpu(
+        self, kind: SpanKind, label: str, event: cl.Event, last: cl.Event | None = None
+    ) -> None:
+        """A kernel that was just enqueued on a queue that profiles; in pieces up to the `last`."""
+        self._gpu.append((kind, label, perf_counter(), event, event if last is None else last))
+
+    def spans(self) -> list[TimeSpan]:
+        """All spans by start; waits for nothing, so the queue must be finished.
+
+        The device's clock is laid over the host's at the first enqueue.
+        """
+        found = list(self._cpu)
+        if self._gpu:
+            _, _, host, first, _ = self._gpu[0]
+            shift = host - first.profile.queued * 1e-9
+            for kind, label, _, event, last in self._gpu:
+                start, end = (1e-9 * t + shift for t in (event.profile.start, last.profile.end))
+                found.append(TimeSpan("gpu", kind, label, self._ms(start), self._ms(end)))
+        return sorted(found, key=lambda span: span.start_ms)
+
+    def gpu_s(self) -> float:
+        """Seconds from the first kernel's start to the last one's end, by the device's clock."""
+        spans = [span for span in self.spans() if span.processor == "gpu"]
+        return 1e-3 * (max(s.end_ms for s in spans) - min(s.start_ms for s in spans))
+
+    def _ms(self, seconds: float) -> float:
+        return 1e3 * (seconds - self._origin)
+
+
+def totals_ms(spans: Iterable[TimeSpan]) -> dict[tuple[str, str], float]:
+    """Milliseconds in a profile by kind and label: of a net, or of all kernels of an op."""
+    totals: dict[tuple[str, str], float] = {}
+    for span in spans:
+        key = (span.kind, span.label)
+        totals[key] = totals.get(key, 0.0) + span.end_ms - span.start_ms
+    return totals
+
+
+def sharing_ms(spans: list[TimeSpan]) -> float:
+    """Milliseconds of data sharing in a profile: copies, maps, unmaps and transform kernels.
+
+    Waiting (sync) is left out: it is mostly the imbalance of the two processors.
+    """
+    kinds = ("copy", "map", "unmap", "transform")
+    return sum(span.end_ms - span.start_ms for span in spans if span.kind in kinds)

@@ -16,9 +16,9 @@ from codl.errors import DeviceError
 from codl.ir.constants import Arrays
 from codl.ir.executable import NcnnNet, NcnnPart, NetValue
 from codl.ir.ops.base import Array
-from codl.runtime.image_parallel import Lanes
 from codl.runtime.placement import LocalSoc
-from codl.runtime.shared import Share
+from codl.runtime.shared_weights import Share
+from codl.runtime.threads import ImageParallel
 
 #: The images of every value, each in a matrix of its own.
 Mats: TypeAlias = Mapping[int, list[ncnn.Mat]]
@@ -98,7 +98,8 @@ class NcnnSession:
         self._copied = tuple(dict.fromkeys((*net.copied, *misread)))
         self._simd = soc.cpu.simd_floats
         images = max(part.images.size for part in net.parts)
-        self._lanes = Lanes.of(soc, images)
+        place = soc.placement
+        self._lanes = ImageParallel.of(place.cpu_cores, place.threads, images)
         self._pools = Pools.lent(self) if own_memory else Pools.shared()
         # With an allocator of its own ncnn would not write to memory that is there already.
         self._unpacking = ncnn.Option()
@@ -183,7 +184,7 @@ class _LoadedPart:
         values: Sequence[NetValue],
         net: ncnn.Net,
         *,
-        lanes: Lanes,
+        lanes: ImageParallel,
     ) -> None:
         self._images, self._lanes = part.images, lanes
         self._inputs = [

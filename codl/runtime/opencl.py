@@ -14,14 +14,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import get_native_id
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn, cast
 
-from codl.errors import CodlWarning, DeviceError
+from codl.errors import CodlError, CodlWarning, DeviceError
 from codl.records.gpu_limits import UNLIMITED
 from codl.runtime import drivers, threads
-from codl.runtime.bound_kernel import BoundKernel, enqueue_function, pointer
-from codl.runtime.cl_errors import describe, explained
-from codl.runtime.cl_import import cl_module, make_kernel, process_of_drivers
+from codl.runtime.drivers import cl_module, describe, explained, make_kernel, process_of_drivers
+from codl.runtime.launch import BoundKernel, enqueue_function, pointer
 from codl.runtime.placement import LocalSoc, Placement, check_cores
 from codl.runtime.program_cache import Binary, Offer, Programs
 
@@ -336,3 +335,19 @@ def _platforms() -> list[cl.Platform]:
         return list(cl_module().get_platforms())
     except cl_module().LogicError as error:
         raise DeviceError(f"The OpenCL driver does not load: {error}") from error
+
+
+class AbsentDevice:
+    """Knows its SoC; whatever else is asked of it raises `why`."""
+
+    def __init__(self, soc: LocalSoc, why: CodlError) -> None:
+        self.soc = soc
+        self._why = why
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise self._why
+
+
+def absent_device(soc: LocalSoc, why: CodlError) -> OpenClDevice:
+    """A device of which everything raises `why`."""
+    return cast(OpenClDevice, AbsentDevice(soc, why))

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from codl.errors import CodlError, DeviceError
 from codl.records.gpu_limits import GpuLimits
 from codl.runtime import threads
-from codl.runtime.cl_errors import describe
-from codl.runtime.cl_import import cl_module
+from codl.runtime.drivers import cl_module, describe
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.split_launches import Timed
 

@@ -24,9 +24,7 @@ from codl.ir.executable import Executable
 from codl.kernels.base import KernelPlan
 from codl.kernels.source import STANDARD, compile_options, source_digest, source_text
 from codl.runtime.cache import Slot
-from codl.runtime.cl_errors import explained
-from codl.runtime.cl_import import build_program, cl_module
-from codl.runtime.drivers import TARGET
+from codl.runtime.drivers import TARGET, build_program, cl_module, explained
 
 if TYPE_CHECKING:
     import pyopencl as cl

@@ -36,18 +36,16 @@ from codl.records.gpu_limits import UNLIMITED, GpuLimits, LimitedGpu
 from codl.records.results import SpanKind, TimeSpan
 from codl.records.span_names import SpanName, span_of
 from codl.runtime import threads
-from codl.runtime.bound_kernel import BoundKernel
-from codl.runtime.cl_errors import explained
-from codl.runtime.flags import Flag
+from codl.runtime.drivers import explained
 from codl.runtime.handles import Handles, Trying, untold
-from codl.runtime.image_parallel import Lanes
-from codl.runtime.loaded import Footprint, RefusedError
-from codl.runtime.memory import Staging
+from codl.runtime.launch import BoundKernel
+from codl.runtime.loaded import Footprint, RefusedError, Timeline
+from codl.runtime.memory import Flag, Staging
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.pacing import PacedQueue
-from codl.runtime.profiler import Timeline
-from codl.runtime.shared import Share
+from codl.runtime.shared_weights import Share
 from codl.runtime.split_launches import SplitLaunches, Timed
+from codl.runtime.threads import ImageParallel
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -259,7 +257,8 @@ class Binder:
 
     def _copy(self, command: Copy) -> Callable[[], object]:
         images = command.target.region.images.size
-        lanes = Lanes.of(self._device.soc, images).narrow(MOST_COPYING)
+        place = self._device.soc.placement
+        lanes = ImageParallel.of(place.cpu_cores, place.threads, images).narrow(MOST_COPYING)
         source, target = self._seen(command.source), self._seen(command.target)
 
         def copy() -> None:
@@ -283,7 +282,7 @@ class Binder:
         return mapped
 
 
-def copy_images(lanes: Lanes, target: Array, source: Array) -> None:
+def copy_images(lanes: ImageParallel, target: Array, source: Array) -> None:
     """Copy arrays of images, several at once where that is worth the trouble of telling others.
 
     One core alone does not reach the speed of the memory.
@@ -448,7 +447,7 @@ class Session:
             executable, device, own_memory=own_memory, share=share, trying=trying
         )
         if tries:
-            handles.refuse_distrusted()
+            handles.refuse_blocked()
             handles.try_kernels()
         if handles.refusals:
             raise RefusedError(handles.refused)

@@ -11,9 +11,9 @@ from codl.errors import DeviceError
 from codl.ir.executable import Command, Launch
 from codl.records.gpu_limits import GpuLimits, LimitedGpu, TooLong
 from codl.runtime import opencl
-from codl.runtime.bound_kernel import BoundKernel, most
-from codl.runtime.cl_errors import explained
+from codl.runtime.drivers import explained
 from codl.runtime.handles import Handles
+from codl.runtime.launch import BoundKernel, most
 from codl.runtime.opencl import OpenClDevice
 
 #: Each kernel runs so often, in turns with the others, and the median counts.

@@ -1,4 +1,6 @@
-"""Cores and threads: pinning them, and observing where they really ran (Linux's /proc)."""
+"""Cores and threads: pinning them, observing where they really ran (Linux's /proc), and running
+images of a batch side by side on them.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +8,15 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from threading import RLock, Thread
+from threading import Lock, RLock, Thread
 from time import perf_counter, process_time, sleep
+from typing import TypeVar
 
 from threadpoolctl import ThreadpoolController
 
@@ -206,3 +211,65 @@ def one_blas_thread() -> AbstractContextManager[object]:
 @cache
 def _blas() -> ThreadpoolController:
     return ThreadpoolController()
+
+
+Item = TypeVar("Item")
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class ImageParallel:
+    """So many lanes on these cores, with so many `threads` each.
+
+    Most layers share a core's time better with another image than with another thread: these wait
+    for each other after every layer. One image has all the threads in one lane.
+    """
+
+    cores: tuple[int, ...]
+    count: int
+    threads: int
+
+    @classmethod
+    def of(cls, cores: tuple[int, ...], threads: int, images: int) -> ImageParallel:
+        """As many lanes as there are images, as long as each has a thread."""
+        count = max(1, min(images, threads))
+        return cls(cores, count, threads // count)
+
+    def narrow(self, most: int) -> ImageParallel:
+        """So many of these lanes at most."""
+        return replace(self, count=min(self.count, most))
+
+    def each(self, work: Callable[[Item], Made], items: Sequence[Item]) -> list[Made]:
+        """`work` of every item, in order; the calling thread is the first lane.
+
+        Whoever is done with an item takes the next.
+        """
+        count = min(self.count, len(items))
+        if count < 2:
+            return [work(item) for item in items]
+        left, lock, made = iter(range(len(items))), Lock(), dict[int, Made]()
+
+        def lane() -> None:
+            while True:
+                with lock:
+                    index = next(left, None)
+                if index is None:
+                    return
+                made[index] = work(items[index])
+
+        others = [_pool(self.cores).submit(lane) for _ in range(count - 1)]
+        try:
+            lane()
+        finally:  # nobody works on the same arrays when this returns, not even after an error
+            # Whoever has not begun yet would find nothing left.
+            errors = [other.exception() for other in others if not other.cancel()]
+        for error in filter(None, errors):
+            raise error
+        return [made[index] for index in range(len(items))]
+
+
+@cache
+def _pool(cores: tuple[int, ...]) -> ThreadPoolExecutor:
+    """Threads that stay on these cores, made as they are first needed."""
+    most = max(1, len(cores) - 1)
+    return ThreadPoolExecutor(most, "lane", pin, ([0], cores))

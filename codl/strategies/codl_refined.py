@@ -29,8 +29,8 @@ from codl.plan.coverage import covered
 from codl.plan.profile_feedback import OpRatio, ProfileCorrections, op_ratios
 from codl.plan.search import search
 from codl.predict import DEFAULT
+from codl.runtime.loaded import totals_ms
 from codl.runtime.placement import check_measured
-from codl.runtime.profiler import totals_ms
 from codl.strategies.base import Context, strategy
 from codl.targets.base import Target
 

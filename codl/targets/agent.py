@@ -21,10 +21,9 @@ from codl.errors import CodlError, CodlWarning
 from codl.optional import explained
 from codl.plugins import load_installed
 from codl.provenance import VERSION as CODL
-from codl.runtime import settings_note
-from codl.runtime.child import own_streams
-from codl.runtime.frames import Blob, Connection, ConnectionEnded, FrameError, Reader, Writer
-from codl.runtime.orphan import ending_with
+from codl.runtime import clock_settings
+from codl.runtime.child import ending_with, own_streams
+from codl.runtime.connection import Blob, Connection, ConnectionEnded, FrameError, Reader, Writer
 from codl.targets.arrays import from_wire, headed, one_each, to_wire
 from codl.targets.measure_messages import (
     Benched,
@@ -116,7 +115,7 @@ def main(begin: float, build: str = "") -> int:
 
     `begin` is when this process began, and `build` that of the file which it was started from.
     """
-    if settings_note.is_left():
+    if clock_settings.is_left():
         from codl.runtime.clock_settings import put_back_left
 
         put_back_left()
@@ -214,7 +213,7 @@ class Agent:
 
     def measure_fact(self, request: MeasureFact, blobs: list[Blob]) -> Answer:
         from codl.measure.facts.fact import FACTS
-        from codl.runtime.bare_device import BareDevice
+        from codl.runtime.probe import BareDevice
 
         measuring = FACTS.find(request.key)
         return FactMeasured(measuring(BareDevice.open(request.driver, request.device))), ()

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.errors import CodlError
-from codl.runtime.frames import Blob
+from codl.runtime.connection import Blob
 
 T = TypeVar("T")
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]

@@ -20,7 +20,7 @@ from codl.measure.batch import MeasureBatch, Measurement
 from codl.measure.dataset import AnchorRow, Row
 from codl.measure.runner import blank_row
 from codl.measure.tasks import Task
-from codl.runtime.frames import FrameError
+from codl.runtime.connection import FrameError
 from codl.targets.measure_messages import MeasuredRow
 from codl.targets.message_base import Building, Reply, Timing
 

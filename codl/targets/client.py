@@ -14,7 +14,7 @@ from codl import errors
 from codl.errors import CodlError, CodlWarning, DeviceError
 from codl.provenance import VERSION as CODL
 from codl.runtime.child import Child, TimedOutError
-from codl.runtime.frames import Blob, Connection, ConnectionCut, ConnectionEnded, FrameError
+from codl.runtime.connection import Blob, Connection, ConnectionCut, ConnectionEnded, FrameError
 from codl.runtime.threads import ProcessLock
 from codl.targets.device_shell import Fix, explained
 from codl.targets.message_base import VERSION, Failed, Hello, Reply, Request, Warned

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from codl.records.soc_facts import Chip
-from codl.runtime.cpu_facts import CpuFacts
-from codl.runtime.energy import SensorInfo
+from codl.runtime.hardware import CpuFacts
+from codl.runtime.sensors import SensorInfo
 
 
 @dataclass(frozen=True)

@@ -82,10 +82,9 @@ class LocalTarget:
         return at_hand(self._soc)
 
     def describe(self) -> TargetInfo:
-        from codl.runtime.chip import read_chip
         from codl.runtime.conditions import thermometers
-        from codl.runtime.cpu_facts import cpu_facts
-        from codl.runtime.energy import SensorInfo, find_sensors
+        from codl.runtime.hardware import cpu_facts, read_chip
+        from codl.runtime.sensors import SensorInfo, find_sensors
         from codl.targets.info import TargetInfo
 
         sensors = find_sensors(self._files)
@@ -117,7 +116,7 @@ class LocalTarget:
         return observe_cores(self.device)
 
     def clocks_mhz(self) -> dict[str, float]:
-        from codl.runtime.cpu_facts import clocks_mhz
+        from codl.runtime.hardware import clocks_mhz
 
         return clocks_mhz(self.soc.placement.cores)
 
@@ -248,7 +247,7 @@ class LocalTarget:
         try:
             device, workers = self.device, self._workers
         except (DeviceError, MissingPackageError) as error:
-            from codl.runtime.absent_device import absent_device
+            from codl.runtime.opencl import absent_device
             from codl.targets.compile_workers import CompileWorkers
 
             device, workers = absent_device(self.soc, error), CompileWorkers(self.soc, 0)

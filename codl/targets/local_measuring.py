@@ -23,9 +23,9 @@ from codl.records.soc import PowerW
 from codl.records.tuned import Tuned
 from codl.runtime import threads
 from codl.runtime.conditions import ConditionReader
-from codl.runtime.energy import find_sensors
 from codl.runtime.loaded import Loaded
 from codl.runtime.opencl import OpenClDevice
+from codl.runtime.sensors import find_sensors
 from codl.targets.compile_workers import CompileWorkers, worker_count
 from codl.targets.peer_process import PeerProcess
 

@@ -28,8 +28,8 @@ from codl.records.results import Conditions
 from codl.records.soc import PowerW, Soc
 from codl.records.tuned import Tuned
 from codl.runtime.clock_settings import Governed
+from codl.runtime.connection import FrameError
 from codl.runtime.examination import Examination
-from codl.runtime.frames import FrameError
 from codl.runtime.placement import LocalSoc, at_hand
 from codl.runtime.probe import ProbeResult
 from codl.runtime.program_cache import Binary, Offer

@@ -15,7 +15,7 @@ from codl.ir.constants import array_digest
 from codl.ir.executable import Executable, GpuOp, Refusal
 from codl.ir.executable_json import encode
 from codl.records.results import TimeSpan
-from codl.runtime.frames import Blob, FrameError
+from codl.runtime.connection import Blob, FrameError
 from codl.runtime.loaded import RefusedError
 from codl.targets.arrays import ArrayRecord, Arrays, from_wire, to_wire
 from codl.targets.client import AgentClient, AgentLostError

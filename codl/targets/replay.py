@@ -20,9 +20,9 @@ from codl.measure.tasks import Task
 from codl.records.results import Conditions
 from codl.records.soc import MEMORY_TYPES, Soc
 from codl.records.soc_facts import Chip
-from codl.runtime.cpu_facts import CpuFacts
-from codl.runtime.energy import SensorInfo
+from codl.runtime.hardware import CpuFacts
 from codl.runtime.probe import ProbedDevice, ProbeResult
+from codl.runtime.sensors import SensorInfo
 from codl.targets.info import TargetInfo
 from codl.targets.runs_nothing import RunsNothing
 

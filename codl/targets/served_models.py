@@ -17,7 +17,7 @@ from codl.ir.constants import array_digest
 from codl.ir.executable import Executable
 from codl.ir.executable_json import decode
 from codl.ir.plan import read_plan
-from codl.runtime.frames import Blob
+from codl.runtime.connection import Blob
 from codl.runtime.loaded import Loaded, RefusedError
 from codl.runtime.program_cache import Binary, Offer
 from codl.targets.arrays import from_wire, headed, one_each, to_wire

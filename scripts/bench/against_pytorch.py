@@ -34,8 +34,8 @@ from codl.kernels import registry
 from codl.measure.op_runner import GpuWork
 from codl.records.results import Latency
 from codl.records.soc import Soc
-from codl.runtime.bound_kernel import BoundKernel
-from codl.runtime.cl_import import cl_module
+from codl.runtime.drivers import cl_module
+from codl.runtime.launch import BoundKernel
 from codl.runtime.opencl import OpenClDevice
 from codl.targets.connect import connect
 from codl.targets.detect import detect

@@ -24,7 +24,7 @@ from codl.kernels.tiling import ceil_div
 from codl.lower import pieces
 from codl.measure.op_runner import filler
 from codl.provenance import provenance
-from codl.runtime.bound_kernel import BoundKernel
+from codl.runtime.launch import BoundKernel
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.session import Session
 

@@ -27,8 +27,8 @@ from codl.ir import Op, Weights, to_text
 from codl.kernels import registry
 from codl.lower import pieces
 from codl.measure.op_runner import repeated
-from codl.runtime.bound_kernel import BoundKernel
 from codl.runtime.host_handles import HostSession
+from codl.runtime.launch import BoundKernel
 from codl.runtime.ncnn_net import NcnnSession
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc

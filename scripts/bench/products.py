@@ -29,8 +29,8 @@ from codl.ir.ops.matmul import MatMul
 from codl.kernels import registry
 from codl.kernels.tiling import ceil_div
 from codl.lower import pieces
-from codl.runtime.bound_kernel import BoundKernel
 from codl.runtime.host_handles import HostSession
+from codl.runtime.launch import BoundKernel
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc
 from codl.runtime.session import Session

@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from codl.errors import CodlError, UnsupportedError
-from codl.runtime.affinity import with_cores
-from codl.runtime.placement import LocalSoc, Placement
+from codl.runtime.placement import LocalSoc, Placement, with_cores
 
 
 @dataclass(frozen=True)

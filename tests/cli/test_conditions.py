@@ -18,7 +18,7 @@ from codl.measure.timing import Rounds
 from codl.records.results import Conditions, EvalRow, Latency
 from codl.report.load import eval_result
 from codl.report.tables import machine_notes
-from codl.runtime import settings_note
+from codl.runtime import cache
 from codl.runtime.placement import LocalSoc
 from codl.runtime.system_files import SystemFiles
 from codl.targets.local import LocalTarget
@@ -34,7 +34,7 @@ def phone(first_soc: LocalSoc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     first_soc.save(tmp_path / "socs" / "test.yaml")
     (tmp_path / "ops.csv").write_text('op\n"fc in=1x32x5x5 oc=40"\n')
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(settings_note.VARIABLE, str(tmp_path / "state"))
+    monkeypatch.setenv(cache.STATE_VARIABLE, str(tmp_path / "state"))
     monkeypatch.setattr("codl.measure.collector.Rounds", lambda: QUICK)
     for command in (collect, evaluate):
         monkeypatch.setattr(command, "connect", lambda serial, soc: LocalTarget(soc, files=files))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from codl.runtime.cl_import import cl_module
+from codl.runtime.drivers import cl_module
 from codl.runtime.opencl import OpenClDevice
 
 BENCH = Path(__file__).resolve().parents[2] / "scripts" / "bench"

@@ -18,8 +18,8 @@ from codl.measure.check_variants import check_tasks
 from codl.plugins import VARIABLE
 from codl.registry import rolled_back
 from codl.runtime import cache
+from codl.runtime.cache import VariantBlocklist
 from codl.runtime.detect import describe
-from codl.runtime.distrust import Distrust
 from codl.runtime.placement import LocalSoc
 from codl.runtime.probe import ProbedDevice, ProbeResult
 from codl.targets.checks import Finding
@@ -111,7 +111,7 @@ def test_variants_that_fail_are_named_with_what_codl_does(
     assert all(own.startswith(driver) for name, own in details.items() if "gpu" in name)
     assert "the result is wrong: off by" in details["kernels conv2d gpu_rubbish"]
     assert "From now on" in details["kernels conv2d gpu_rubbish"]
-    known = Distrust(here(describe("test", devices[0])).device.programs.identity)
+    known = VariantBlocklist(here(describe("test", devices[0])).device.programs.identity)
     assert {name for name in OWN if known.reason(name)} == {"conv2d gpu_rubbish"}
     assert "no_such_function" in details["kernels conv2d gpu_unbuildable"]
     assert "stands in" in details["kernels conv2d gpu_unbuildable"]

@@ -25,9 +25,9 @@ from codl.measure.tasks import SignalTask
 from codl.measure.timing import Rounds
 from codl.records import soc as socs
 from codl.records.results import Latency
-from codl.runtime.bare_device import BareDevice
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc
+from codl.runtime.probe import BareDevice
 from codl.targets.base import Target
 from codl.targets.facts_apart import measure_apart
 from codl.targets.find_facts import find_facts, with_facts

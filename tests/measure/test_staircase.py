@@ -8,8 +8,8 @@ import pytest
 from codl.errors import DeviceError
 from codl.measure.facts import wave_size
 from codl.measure.facts.staircase import Staircase, find_wave
-from codl.runtime.bare_device import BareDevice
 from codl.runtime.opencl import OpenClDevice
+from codl.runtime.probe import BareDevice
 
 TURN_MS = 0.03
 

@@ -24,7 +24,7 @@ from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
 from codl.plan.op_placement import measured, predicted
 from codl.records.results import TimeSpan
-from codl.runtime.profiler import totals_ms
+from codl.runtime.loaded import totals_ms
 
 
 @pytest.fixture(scope="module")

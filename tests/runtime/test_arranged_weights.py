@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from codl.ir.onnx_wire import stand_in
-from codl.runtime.arranged_weights import ArrangedWeights
+from codl.runtime.ort_net import ArrangedWeights
 
 K, N, BLOCK = 64, 320, 32
 

@@ -50,7 +50,7 @@ from codl.kernels import registry
 from codl.measure.inputs import random_inputs
 from codl.measure.op_runner import operands
 from codl.records.soc import Soc
-from codl.runtime import cache, settings_note
+from codl.runtime import cache
 from codl.targets.base import Target
 
 #: Ops whose variants have weights to arrange; other tests compile the same kernels.
@@ -375,10 +375,10 @@ def test_a_bundle_of_a_stranger_runs_none_of_its_code(
     """Another user's, or one that somebody has written anew, with the right sums of all parts."""
     inputs = random_inputs(load(made).network)
     expected = outputs(load(made), inputs)
-    monkeypatch.setenv(settings_note.VARIABLE, str(tmp_path / "stranger"))
+    monkeypatch.setenv(cache.STATE_VARIABLE, str(tmp_path / "stranger"))
     theirs = [changed(made, tmp_path / f"{one.__name__}.codl", one)
               for one in (refused, foreign_source)]  # fmt: skip
-    monkeypatch.setenv(settings_note.VARIABLE, str(tmp_path / "me"))
+    monkeypatch.setenv(cache.STATE_VARIABLE, str(tmp_path / "me"))
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "empty"))
     with pytest.warns(CodlWarning, match="not written by this user on this machine: its kernels"):
         engine = load(theirs[0])

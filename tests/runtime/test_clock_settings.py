@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from support.phone import BIG, KGSL, LITTLE, MALI, contents, devfreq, make_phone, put
 
 from codl.errors import CodlError, CodlWarning
-from codl.runtime import clock_settings, settings_note
-from codl.runtime.clock_settings import ClockSettings
-from codl.runtime.settings_note import Notes, Setting
+from codl.runtime import cache, clock_settings
+from codl.runtime.clock_settings import ClockSettings, Notes, Setting
 from codl.runtime.system_files import SystemFiles
 
 GOVERNORS = (
@@ -54,7 +53,7 @@ if how != "end":
 
 @pytest.fixture(autouse=True)
 def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(settings_note.VARIABLE, str(tmp_path / "state"))
+    monkeypatch.setenv(cache.STATE_VARIABLE, str(tmp_path / "state"))
 
 
 @pytest.fixture
@@ -73,11 +72,11 @@ def test_governors_are_set_and_put_back(files: SystemFiles) -> None:
     assert state(files) == ["performance"] * 3
     assert done.changed == dict.fromkeys(GOVERNORS, "performance")
     assert done.refused == {}
-    assert settings_note.is_left()
+    assert clock_settings.is_left()
     clocks.put_back()
     clocks.put_back()
     assert contents(files.root) == before
-    assert not settings_note.is_left()
+    assert not clock_settings.is_left()
     assert [signal.getsignal(number) for number in clock_settings.ENDING] == handlers
 
 
@@ -109,7 +108,7 @@ def test_unknown_governors_are_named_with_those_that_there_are(files: SystemFile
         ClockSettings(files).hold("fast")
     with pytest.raises(CodlError, match="a name such as performance"):
         ClockSettings(files).hold("a b")
-    assert not settings_note.is_left()
+    assert not clock_settings.is_left()
     assert ClockSettings(files).hold("performance").changed  # the lock is free again
     ClockSettings(files).put_back()
 
@@ -174,7 +173,7 @@ def test_clusters_that_are_gone_are_passed_over(files: SystemFiles) -> None:
     for path in (files.root / BIG).iterdir():
         path.unlink()
     clocks.put_back()
-    assert not settings_note.is_left()
+    assert not clock_settings.is_left()
 
 
 def test_after_a_reboot_only_codls_own_values_go(files: SystemFiles, tmp_path: Path) -> None:
@@ -183,13 +182,13 @@ def test_after_a_reboot_only_codls_own_values_go(files: SystemFiles, tmp_path: P
     notes.lock()
     notes.write([Setting(path, "schedutil", "performance") for path in GOVERNORS[:2]])
     notes.unlock()
-    note = tmp_path / "state" / settings_note.NAME
+    note = tmp_path / "state" / clock_settings.NAME
     note.write_text(json.dumps({**json.loads(note.read_text()), "boot": "of before"}))
     put(files.root, LITTLE, scaling_governor="performance")
     put(files.root, BIG, scaling_governor="interactive")
     assert ClockSettings(files).put_back_left()
     assert state(files)[:2] == ["schedutil", "interactive"]
-    assert not settings_note.is_left()
+    assert not clock_settings.is_left()
 
 
 @pytest.mark.parametrize(
@@ -204,14 +203,14 @@ def test_after_a_reboot_only_codls_own_values_go(files: SystemFiles, tmp_path: P
         json.dumps(
             {
                 "version": 1,
-                "boot": settings_note.this_boot(),
+                "boot": clock_settings.this_boot(),
                 "settings": [{"path": "secret", "former": "x", "wanted": "mine"}],
             }
         ).encode(),
         json.dumps(
             {
                 "version": 1,
-                "boot": settings_note.this_boot(),
+                "boot": clock_settings.this_boot(),
                 "settings": [
                     {
                         "path": "sys/class/devfreq/../../../secret/governor",
@@ -229,10 +228,10 @@ def test_notes_that_are_not_codls_write_nothing(
     put(files.root, "", secret="mine")
     before = contents(files.root)
     (tmp_path / "state").mkdir()
-    (tmp_path / "state" / settings_note.NAME).write_bytes(content)
+    (tmp_path / "state" / clock_settings.NAME).write_bytes(content)
     assert not ClockSettings(files).put_back_left()
     assert contents(files.root) == before
-    assert not settings_note.is_left()
+    assert not clock_settings.is_left()
 
 
 class Killed(BaseException):
@@ -316,7 +315,7 @@ def test_settings_are_put_back_after_an_error_or_an_end_at_any_point(
     clocks._notes.unlock()  # as the system does for a process that ends
     ClockSettings(files, place).put_back_left()
     assert contents(files.root) == before
-    assert not settings_note.is_left(place)
+    assert not clock_settings.is_left(place)
     assert ClockSettings(files, place)._notes.lock()
 
 
@@ -329,7 +328,7 @@ def test_a_process_puts_back_what_it_set_when_it_ends(files: SystemFiles, how: s
             child.send_signal(signal.Signals[how])
         child.wait(60)
     assert contents(files.root) == before
-    assert not settings_note.is_left()
+    assert not clock_settings.is_left()
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "_exit"])

@@ -29,8 +29,8 @@ from codl.lower.partition import partition_plan
 from codl.measure.op_runner import operands
 from codl.records.soc import Soc
 from codl.runtime.host_handles import HostSession
+from codl.runtime.loaded import sharing_ms
 from codl.runtime.memory import ALIGNMENT, aligned_zeros
-from codl.runtime.profiler import sharing_ms
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from support.simulated import SOC
 
 from codl.records.results import Conditions
 from codl.runtime.conditions import ConditionReader
-from codl.runtime.nvml import Gpu
 from codl.runtime.placement import LocalSoc, Placement
+from codl.runtime.sensors import NvidiaGpu
 from codl.runtime.system_files import SystemFiles
 
 #: A GPU beside four big cores.
@@ -129,7 +129,7 @@ def test_the_battery_of_a_mouse_is_none_of_the_device(tmp_path: Path) -> None:
     assert ConditionReader(PHONE, files).read().battery_percent is None
 
 
-def card(model: str, refuses: bool = False) -> Gpu:
+def card(model: str, refuses: bool = False) -> NvidiaGpu:
     """What NVML tells of a card, made up."""
 
     def refuse() -> float:
@@ -137,13 +137,13 @@ def card(model: str, refuses: bool = False) -> Gpu:
 
     values = (lambda: 66, lambda: 1755, lambda: True)
     celsius, mhz, held = (refuse,) * 3 if refuses else values
-    return Gpu(f"0 {model}", refuse, True, model, celsius, mhz, held)  # type: ignore[arg-type]
+    return NvidiaGpu(f"0 {model}", refuse, True, model, celsius, mhz, held)  # type: ignore[arg-type]
 
 
 def test_a_card_tells_by_its_driver(tmp_path: Path) -> None:
     files = SystemFiles(tmp_path)
 
-    def read(*cards: Gpu) -> Conditions:
+    def read(*cards: NvidiaGpu) -> Conditions:
         return ConditionReader(PHONE, files, gpus=lambda: list(cards)).read()
 
     name = PHONE.gpu.name

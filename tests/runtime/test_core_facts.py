@@ -8,10 +8,9 @@ import pytest
 from support.phone import KGSL, make_phone, put
 
 from codl.records.soc_facts import Chip, CoreCluster, CpuCache
-from codl.runtime import chip
-from codl.runtime.chip import read_chip
+from codl.runtime import hardware
 from codl.runtime.conditions import thermometers
-from codl.runtime.cpu_facts import big_cores, core_clusters, cpu_caches
+from codl.runtime.hardware import big_cores, core_clusters, cpu_caches, read_chip
 from codl.runtime.system_files import SystemFiles
 
 CPU = "sys/devices/system/cpu"
@@ -129,7 +128,7 @@ def test_a_name_is_one_line_that_can_be_printed(tmp_path: Path) -> None:
     put(tmp_path, "proc/device-tree", model="\x1b[31mevil\nsecond line" + "x" * 1000)
     assert read_chip(SystemFiles(tmp_path), no_property).board == "[31mevil"
     put(tmp_path, "proc/device-tree", model="x" * 1000)
-    assert len(read_chip(SystemFiles(tmp_path), no_property).board) == chip.MOST_CHARACTERS
+    assert len(read_chip(SystemFiles(tmp_path), no_property).board) == hardware.MOST_CHARACTERS
 
 
 def test_getprop_is_asked_by_a_fixed_command(
@@ -139,11 +138,11 @@ def test_getprop_is_asked_by_a_fixed_command(
     program.write_text('#!/bin/sh\necho "asked $# $1"\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert chip.read_property("ro.soc.model; reboot").strip() == "asked 1 ro.soc.model; reboot"
+    assert hardware.read_property("ro.soc.model; reboot").strip() == "asked 1 ro.soc.model; reboot"
     program.write_text("#!/bin/sh\nexit 1\n")
-    assert chip.read_property("ro.soc.model") == ""
+    assert hardware.read_property("ro.soc.model") == ""
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    assert chip.read_property("ro.soc.model") == ""
+    assert hardware.read_property("ro.soc.model") == ""
 
 
 def test_thermometers_that_tell_a_temperature_are_named(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from codl.kernels.base import KernelLaunch, KernelPlan
 from codl.records import soc as socs
 from codl.records.soc import Soc
 from codl.runtime import detect, drivers, placement
-from codl.runtime.cpu_facts import CpuFacts, cpu_facts
 from codl.runtime.drivers import Driver
+from codl.runtime.hardware import CpuFacts, cpu_facts
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc
 from codl.runtime.probe import ProbedDevice, ProbeResult

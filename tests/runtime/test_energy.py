@@ -16,8 +16,8 @@ from codl.errors import DeviceError, InvalidFileError
 from codl.measure.power import measure_power
 from codl.records import soc as socs
 from codl.records.soc import PowerW, Soc
-from codl.runtime import energy, nvml
-from codl.runtime.energy import Sensor, SensorScan, energy_mj, find_sensors, metered
+from codl.runtime import sensors as energy
+from codl.runtime.sensors import Sensor, SensorScan, energy_mj, find_sensors, metered
 from codl.runtime.system_files import SystemFiles
 
 
@@ -44,7 +44,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def no_gpus() -> list[nvml.Gpu]:
+def no_gpus() -> list[energy.NvidiaGpu]:
     return []
 
 
@@ -129,7 +129,7 @@ def test_energy_is_that_of_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nvml_tells_energy() -> None:
-    gpus = nvml.gpus()
+    gpus = energy.nvidia_gpus()
     if not gpus:
         pytest.skip("there is no NVIDIA GPU here")
     for gpu in some(gpus):

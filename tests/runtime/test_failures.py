@@ -42,8 +42,7 @@ from codl.lower.lowering import VALUE
 from codl.plan.build_plan import default_plan
 from codl.records.soc import Soc
 from codl.runtime import cache
-from codl.runtime.cl_errors import describe, explained
-from codl.runtime.cl_import import cl_module
+from codl.runtime.drivers import cl_module, describe, explained
 from codl.runtime.handles import Handles
 from codl.runtime.loaded import RefusedError
 from codl.runtime.opencl import OpenClDevice
@@ -218,7 +217,7 @@ CRASH = """
 import os, signal, sys
 from codl.kernels.base import KernelPlan
 from codl.runtime import placement
-from codl.runtime.cl_import import cl_module
+from codl.runtime.drivers import cl_module
 from codl.runtime.opencl import OpenClDevice
 gpu = OpenClDevice(placement.load(sys.argv[1]))
 cl_module().Program.build = lambda *args, **named: os.kill(os.getpid(), signal.SIGKILL)

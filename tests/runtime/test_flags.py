@@ -18,14 +18,13 @@ from codl.evaluate.evaluation import max_rel_err
 from codl.ir.executable import Raise
 from codl.measure.facts import svm_flag
 from codl.measure.signals import make_flag
-from codl.runtime import flags
-from codl.runtime.bare_device import BareDevice
-from codl.runtime.bound_kernel import BoundKernel
-from codl.runtime.cl_import import cl_module
-from codl.runtime.flags import LEAST_S, Flag, Pace
-from codl.runtime.memory import flag_words
+from codl.runtime import memory
+from codl.runtime.drivers import cl_module
+from codl.runtime.launch import BoundKernel
+from codl.runtime.memory import LEAST_S, Flag, Pace, flag_words
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc
+from codl.runtime.probe import BareDevice
 
 #: Of a small network, with two flags or more each; thousands were run by hand.
 RUNS = 300
@@ -92,8 +91,8 @@ def test_no_flag_is_lost_in_many_runs(flagged: LocalSoc) -> None:
 
 
 def test_a_flag_counts_on_beyond_its_last_word(flag: Flag, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flags, "WORDS", 4)
-    monkeypatch.setattr(flags, "HALF", 2)
+    monkeypatch.setattr(memory, "WORDS", 4)
+    monkeypatch.setattr(memory, "HALF", 2)
     for _ in range(9):
         flag.enqueue()
         flag.wait()
@@ -107,7 +106,7 @@ def test_a_flag_that_never_comes_is_an_error(
     program = device.programs.build_text("idle", "kernel void idle(global uint *flag) {}")
     words, seen = flag_words(device)
     idle = BoundKernel("idle", cl_module().Kernel(program, "idle"), (1,), (1,), [seen])
-    monkeypatch.setattr(flags, "ASK_S", 0.0)
+    monkeypatch.setattr(memory, "ASK_S", 0.0)
     flag = Flag(device, words, idle)
     flag.enqueue()
     with device.lock, pytest.raises(DeviceError, match="does not see the flag"):
@@ -115,8 +114,8 @@ def test_a_flag_that_never_comes_is_an_error(
 
 
 def test_a_command_that_failed_is_told(flag: Flag, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flags, "ASK_S", 0.0)
-    monkeypatch.setattr(flags, "_status_of", lambda event: lambda: -36)
+    monkeypatch.setattr(memory, "ASK_S", 0.0)
+    monkeypatch.setattr(memory, "_status_of", lambda event: lambda: -36)
     monkeypatch.setattr(Flag, "is_up", property(lambda self: False))
     flag.enqueue()
     with pytest.raises(DeviceError, match=r"A command failed on .* \(INVALID_COMMAND_QUEUE"):

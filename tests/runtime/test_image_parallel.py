@@ -13,9 +13,13 @@ from support.some import some
 
 from codl.ir import Region, Span, parse
 from codl.kernels import registry
-from codl.runtime.image_parallel import Lanes
 from codl.runtime.placement import LocalSoc
 from codl.runtime.session import WORTH_SHARING, copy_images
+from codl.runtime.threads import ImageParallel
+
+
+def lanes_of(soc: LocalSoc, images: int) -> ImageParallel:
+    return ImageParallel.of(soc.placement.cpu_cores, soc.placement.threads, images)
 
 
 @pytest.fixture
@@ -31,7 +35,7 @@ def wide(first_soc: LocalSoc) -> LocalSoc:
     ("images", "lanes", "threads"), [(1, 1, 4), (2, 2, 2), (3, 3, 1), (4, 4, 1), (9, 4, 1)]
 )
 def test_lanes_share_the_threads(images: int, lanes: int, threads: int, wide: LocalSoc) -> None:
-    found = Lanes.of(wide, images)
+    found = lanes_of(wide, images)
     assert (found.count, found.threads) == (lanes, threads)
 
 
@@ -44,7 +48,7 @@ def test_items_come_back_in_order_from_lanes_that_run_at_once(wide: LocalSoc) ->
             seen.add(get_ident())
         return item * item
 
-    assert Lanes.of(wide, 3).each(work, range(7)) == [n * n for n in range(7)]
+    assert lanes_of(wide, 3).each(work, range(7)) == [n * n for n in range(7)]
     assert len(seen) == 3
     assert get_ident() in seen, "the calling thread is a lane"
 
@@ -56,8 +60,8 @@ def test_an_error_ends_all_lanes_and_is_raised(wrong: int, wide: LocalSoc) -> No
             raise ValueError(f"item {item}")
 
     with pytest.raises(ValueError, match=f"item {wrong}"):
-        Lanes.of(wide, 6).each(work, range(6))
-    assert Lanes.of(wide, 6).each(str, range(2)) == ["0", "1"]
+        lanes_of(wide, 6).each(work, range(6))
+    assert lanes_of(wide, 6).each(str, range(2)) == ["0", "1"]
 
 
 @pytest.mark.parametrize(
@@ -85,6 +89,6 @@ def test_images_are_copied_to_where_they_belong(elements: int, wide: LocalSoc) -
     """Between parts of larger arrays, as homes are, by one thread and by several."""
     source = np.arange(5 * 2 * elements, dtype=np.float32).reshape(5, 2, elements)
     target = np.zeros((5, 3, elements), np.float32)
-    copy_images(Lanes.of(wide, 5).narrow(3), target[:, 1:], source)
+    copy_images(lanes_of(wide, 5).narrow(3), target[:, 1:], source)
     np.testing.assert_array_equal(target[:, 1:], source)
     assert not target[:, 0].any()

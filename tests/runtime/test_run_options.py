@@ -21,10 +21,9 @@ from codl.plan.cost_model import CostModel
 from codl.plan.coverage import WithoutWinograd
 from codl.predict.in_network_cost import InNetworkCosts
 from codl.runtime import opencl, placement
-from codl.runtime.affinity import cores_of, speeds, with_cores
-from codl.runtime.cl_import import cl_module
+from codl.runtime.drivers import cl_module
 from codl.runtime.opencl import OpenClDevice
-from codl.runtime.placement import LocalSoc, beside
+from codl.runtime.placement import LocalSoc, beside, cores_of, speeds, with_cores
 from codl.runtime.system_files import SystemFiles
 from codl.strategies import Context
 

@@ -17,7 +17,7 @@ from codl.kernels import registry
 from codl.plan.build_plan import default_plan
 from codl.records.gpu_limits import GpuLimits
 from codl.runtime import split_launches
-from codl.runtime.bound_kernel import BoundKernel
+from codl.runtime.launch import BoundKernel
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.pacing import PacedQueue
 from codl.runtime.placement import LocalSoc, splittable

@@ -9,8 +9,8 @@ from dataclasses import replace
 from functools import cache
 
 from codl.runtime import drivers, threads
-from codl.runtime.cl_import import cl_module
 from codl.runtime.detect import describe
+from codl.runtime.drivers import cl_module
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc
 from codl.runtime.probe import ProbedDevice

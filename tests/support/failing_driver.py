@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from codl.runtime import opencl
-from codl.runtime.cl_import import cl_module
+from codl.runtime.drivers import cl_module
 
 #: What codl calls of pyopencl: functions and classes of the module, and methods of classes.
 FUNCTIONS = (

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from codl.runtime.frames import HEAD, MAGIC, Connection, Limits
+from codl.runtime.connection import HEAD, MAGIC, Connection, Limits
 from codl.targets.messages import AnyReply, AnyRequest
 from support.fuzzing import Subject
 from support.message_seeds import REPLIES, REQUESTS

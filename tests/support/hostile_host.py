@@ -12,8 +12,8 @@ from typing import Any
 from unittest.mock import patch
 
 from codl.errors import DeviceError
-from codl.runtime import bare_device, probe
-from codl.runtime.frames import Connection, ConnectionEnded
+from codl.runtime import probe
+from codl.runtime.connection import Connection, ConnectionEnded
 from codl.targets import agent, local, peer_host
 from codl.targets.agent import Agent
 from codl.targets.message_base import Failed, Hello
@@ -49,7 +49,7 @@ def _without_devices() -> Iterator[None]:
     with ExitStack() as stack:
         for owner, name in ((local, "LocalTarget"), (peer_host, "PeerHost")):
             stack.enter_context(patch.object(owner, name, Nothing))
-        for owner, name in ((bare_device.BareDevice, "open"), (probe, "look")):
+        for owner, name in ((probe.BareDevice, "open"), (probe, "look")):
             stack.enter_context(patch.object(owner, name, getattr(nothing, name)))
         stack.enter_context(patch.object(agent, "load_installed", lambda: None))
         with open(os.devnull, "w") as silence:

@@ -10,8 +10,8 @@ from codl.doctor.examine import no_progress
 from codl.errors import DeviceError
 from codl.optional import BASE, PACKAGES
 from codl.records.results import Conditions
-from codl.runtime.cpu_facts import CpuFacts
 from codl.runtime.examination import Examination, Room
+from codl.runtime.hardware import CpuFacts
 from codl.runtime.probe import ProbedDevice, ProbeResult
 from codl.targets.checks import Check, Finding, Patient
 from codl.targets.info import TargetInfo

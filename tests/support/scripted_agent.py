@@ -17,8 +17,8 @@ from typing import Any
 
 from codl.measure.batch import BatchResult, MeasureBatch, Measurement, Watcher
 from codl.records.soc import Soc
-from codl.runtime import orphan
-from codl.runtime.cpu_facts import CpuFacts
+from codl.runtime import child
+from codl.runtime.hardware import CpuFacts
 from codl.targets import agent, agent_file, local
 from codl.targets.info import TargetInfo
 from support.device_doubles import DeviceDouble, measured
@@ -96,6 +96,6 @@ class _Faulty:
 if __name__ == "__main__":
     FOLDER, FAULT = sys.argv[1:]
     MARK = Path(FOLDER) / FAULT
-    orphan.GRACE_S = 0.1
+    child.GRACE_S = 0.1
     local.LocalTarget = Scripted  # type: ignore[assignment, misc]
     sys.exit(agent.main(time.perf_counter(), agent_file.build()))

@@ -14,7 +14,7 @@ from codl.kernels.tuning import Tuning
 from codl.measure.batch import MeasureBatch
 from codl.measure.runner import blank_row
 from codl.measure.timing import Rounds
-from codl.runtime.frames import FrameError
+from codl.runtime.connection import FrameError
 from codl.targets.arriving_rows import MOST_LETTERS, Arriving, check_anchors, checked_row
 from codl.targets.measure_messages import MeasuredRow
 from codl.targets.message_base import Building, Timing

@@ -15,7 +15,7 @@ from support.simulated import SOC
 
 from codl.errors import CodlError
 from codl.records.results import Conditions
-from codl.runtime import settings_note
+from codl.runtime import cache, clock_settings
 from codl.runtime.placement import LocalSoc, Placement
 from codl.runtime.system_files import SystemFiles
 from codl.targets.local import LocalTarget
@@ -42,7 +42,7 @@ raise SystemExit(main(0.0))
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SystemFiles:
-    monkeypatch.setenv(settings_note.VARIABLE, str(tmp_path / "state"))
+    monkeypatch.setenv(cache.STATE_VARIABLE, str(tmp_path / "state"))
     return make_phone(tmp_path / "phone")
 
 
@@ -85,7 +85,7 @@ def test_an_agent_puts_governors_back_when_it_is_closed(
 def test_an_unknown_governor_is_named(agent: RemoteTarget, files: SystemFiles) -> None:
     with pytest.raises(CodlError, match="no governor 'fast'"):
         agent.set_governor("fast")
-    assert not settings_note.is_left()
+    assert not clock_settings.is_left()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

@@ -29,7 +29,7 @@ INPUT = numbers((1, 8, 6, 5))
 #: A driver that crashes or hangs at a kernel's first launch, or in an inference.
 PLUGIN = """
 import os, signal, threading
-from codl.runtime.bound_kernel import BoundKernel
+from codl.runtime.launch import BoundKernel
 from codl.runtime.session import Session
 
 def fail():

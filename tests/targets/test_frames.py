@@ -11,7 +11,7 @@ import pytest
 from support.frame_fuzz import Ping, Pong, frames, frames_of, replies, requests
 from support.fuzzing import Subject, fuzz
 
-from codl.runtime.frames import HEAD, MAGIC, Connection, ConnectionEnded, FrameError, Limits
+from codl.runtime.connection import HEAD, MAGIC, Connection, ConnectionEnded, FrameError, Limits
 
 SMALL = Limits(json_bytes=1000, blobs=3, blob_bytes=1000)
 

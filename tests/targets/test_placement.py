@@ -13,7 +13,7 @@ from support.simulated import SOC
 from codl.errors import CodlWarning, DeviceError, InvalidFileError, MismatchError, UnsupportedError
 from codl.records.soc import Soc
 from codl.runtime import placement, threads
-from codl.runtime.cpu_facts import cpu_facts
+from codl.runtime.hardware import cpu_facts
 from codl.runtime.placement import LocalSoc, Placement, at_hand
 from codl.runtime.probe import ProbedDevice, ProbeResult
 from codl.runtime.threads import placed

@@ -28,7 +28,7 @@ from codl.measure.tuner import tune_tasks
 from codl.records.soc import Soc
 from codl.registry import rolled_back
 from codl.runtime.child import Child
-from codl.runtime.frames import Connection, FrameError
+from codl.runtime.connection import Connection, FrameError
 from codl.runtime.probe import ProbeResult
 from codl.targets.agent import HANDLERS, Agent
 from codl.targets.arriving_rows import Arriving

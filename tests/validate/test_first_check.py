@@ -37,7 +37,7 @@ from codl.ir.plan import Plan
 from codl.kernels import registry
 from codl.measure.inputs import random_inputs
 from codl.plan.build_plan import default_plan, preferring
-from codl.runtime import cache, settings_note
+from codl.runtime import cache
 from codl.runtime.examination import Memory
 from codl.runtime.placement import LocalSoc
 from codl.runtime.session import Session
@@ -328,7 +328,7 @@ def test_a_strangers_bundle_that_brings_no_outputs_says_so(
     with warnings.catch_warnings():
         warnings.simplefilter("error", CodlWarning)
         codl.load("m.codl").close()
-    monkeypatch.setenv(settings_note.VARIABLE, str(folder / "another user"))
+    monkeypatch.setenv(cache.STATE_VARIABLE, str(folder / "another user"))
     with pytest.warns(CodlWarning, match="nothing was compared"):
         codl.load("m.codl").close()
 

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from codl.records.results import Latency
 from codl.registry import Registry
-from codl.runtime.bare_device import BareDevice
+from codl.runtime.probe import BareDevice
 
 
 @dataclass(frozen=True)

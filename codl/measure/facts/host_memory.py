@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from codl.measure.facts.fact import Fact, points
 from codl.records.statistic import level
-from codl.runtime.bare_device import BareDevice
-from codl.runtime.cl_import import cl_module
+from codl.runtime.drivers import cl_module
+from codl.runtime.probe import BareDevice
 
 KEY = "gpu.zero_copy"
 SOURCE = "kernel void fill(global int *out, int value) { out[get_global_id(0)] = value; }"

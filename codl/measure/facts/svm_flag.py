@@ -16,8 +16,8 @@ import numpy as np
 
 from codl.kernels.flag import flag_options
 from codl.measure.facts.fact import Fact
-from codl.runtime.bare_device import BareDevice
-from codl.runtime.cl_import import cl_module
+from codl.runtime.drivers import cl_module
+from codl.runtime.probe import BareDevice
 
 KEY = "gpu.svm_atomics"
 SOURCE = """

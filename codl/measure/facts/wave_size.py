@@ -34,8 +34,8 @@ from codl.measure.budget import Budget
 from codl.measure.facts.fact import Fact, Point
 from codl.measure.facts.staircase import Staircase, find_wave
 from codl.records.results import Latency
-from codl.runtime.bare_device import BareDevice
-from codl.runtime.cl_import import cl_module
+from codl.runtime.drivers import cl_module
+from codl.runtime.probe import BareDevice
 
 KEY = "gpu.wave_size"
 SOURCE = """

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.errors import DeviceError, UnsupportedError
-from codl.runtime.cl_import import cl_module
+from codl.runtime.drivers import cl_module
 
 if TYPE_CHECKING:
     import pyopencl as cl

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from codl.runtime.bound_kernel import BoundKernel
-from codl.runtime.cl_import import cl_module
+from codl.runtime.drivers import cl_module
+from codl.runtime.launch import BoundKernel
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc
 from codl.runtime.program_cache import Offer

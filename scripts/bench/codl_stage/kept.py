@@ -8,7 +8,7 @@ from __future__ import annotations
 from sys import getrefcount
 from typing import Any
 
-from codl.runtime.cl_import import cl_module
+from codl.runtime.drivers import cl_module
 
 #: References to something that is only kept: the list's, a variable's and an argument's.
 ALONE = 3

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -32,9 +33,11 @@ from codl.ir.executable_check import state_tensors
 from codl.ir.ops.base import Array
 from codl.ir.types import ImageSize, Processor, Storage
 from codl.lower.nets import without_hints
-from codl.runtime.arranged_weights import ArrangedWeights
 from codl.runtime.loaded import Footprint
 from codl.runtime.memory import DeviceMemory
+
+if TYPE_CHECKING:
+    from codl.runtime.ort_net import ArrangedWeights
 
 #: Buffers of one kind: their place, and the size where they are images.
 Kind: TypeAlias = tuple[Place, ImageSize | None]
@@ -57,12 +60,11 @@ class Item:
     users: set[int] = field(default_factory=set)
 
 
-class Common:
+class SharedResources:
     """All that is held for some executables of one network, the first of which is the usual one."""
 
     def __init__(self, executables: Sequence[Executable]) -> None:
         self._items: list[Item] = []
-        self.arranged = ArrangedWeights()
         self.ports = _ports(executables)
         self.sizes = _sizes(executables)
         #: ncnn is told the usual shapes: by these it picks how to compute.
@@ -94,16 +96,25 @@ class Common:
             item.users.discard(user)
         self._items = [item for item in self._items if item.users]
 
+    @cached_property
+    def arranged(self) -> ArrangedWeights:
+        """Weights that ONNX Runtime arranges; the library is loaded where a net needs it."""
+        from codl.runtime.ort_net import ArrangedWeights
+
+        return ArrangedWeights()
+
     def complete(self) -> None:
         """Nothing more is loaded: weights are with kernels and libraries alone."""
         for item in self._items:
             item.made_of = []
-        self.arranged.close()
+        if "arranged" in vars(self):
+            self.arranged.close()
 
     def close(self) -> None:
         """Let everything go, when all sessions are closed."""
         self._items = []
-        self.arranged.close()
+        if "arranged" in vars(self):
+            self.arranged.close()
 
     @property
     def footprint(self) -> Footprint:
@@ -161,10 +172,8 @@ class Share:
     `marks` are the nanoseconds at which its last run began and ended each wait for the GPU.
     """
 
-    def __init__(self, common: Common, user: int, executable: Executable) -> None:
-        #: Weights that ONNX Runtime arranges.
-        self.arranged = common.arranged
-        self._common, self.user, self._executable = common, user, executable
+    def __init__(self, common: SharedResources, user: int, executable: Executable) -> None:
+        self._shared, self.user, self._executable = common, user, executable
         self._ports, self._states = _port_names(executable), _states(executable)
         self._filled = _filled(executable)
         self._ranks = {
@@ -174,6 +183,10 @@ class Share:
         }
         self.marks: list[int] = []
 
+    @property
+    def arranged(self) -> ArrangedWeights:
+        return self._shared.arranged
+
     def memory(
         self, number: int, buffer: Buffer, make: Callable[[Buffer], DeviceMemory]
     ) -> DeviceMemory:
@@ -181,21 +194,21 @@ class Share:
         key: Any = (self.user, number)
         if number in self._ports:
             key = self._ports[number]
-            buffer = self._common.ports[key]
+            buffer = self._shared.ports[key]
         elif number in self._states:
             key = self._states[number]
         elif number in self._filled:
             key = (self._filled[number], buffer)
         elif number in self._ranks:
             key = self._ranks[number]
-            buffer = Buffer(buffer.place, self._common.sizes[key], buffer.image)
-        item = self._common.find(("memory", key), self.user)
+            buffer = Buffer(buffer.place, self._shared.sizes[key], buffer.image)
+        item = self._shared.find(("memory", key), self.user)
         if item is not None:
             found: DeviceMemory = item.thing
             return found
         made = make(buffer)
         own = Item(("memory", key), made, buffer.bytes, ACCOUNTS.get(buffer.place, ""))
-        self._common.keep(self.user, own)
+        self._shared.keep(self.user, own)
         return made
 
     def constant(
@@ -215,11 +228,11 @@ class Share:
                 return False
             return np.array_equal(other.reshape(-1)[: flat.size], flat)
 
-        item = self._common.find((*key, shape), self.user, fits)
+        item = self._shared.find((*key, shape), self.user, fits)
         if item is not None:
             return item.thing
         made = make()
-        return self._common.keep(
+        return self._shared.keep(
             self.user, Item((*key, shape), made, made.size, "gpu_weights", [values])
         )
 
@@ -227,7 +240,7 @@ class Share:
         """An ncnn net: another's that differs in the shapes alone that ncnn is told in advance."""
         text = without_hints(part.param)
         key = ("net", text, tuple(sorted(part.options.items())))
-        item = self._common.find(
+        item = self._shared.find(
             key,
             self.user,
             lambda one: (
@@ -236,23 +249,23 @@ class Share:
         )
         if item is not None:
             return item.thing
-        made = make(self._common.params.get(text, part.param))
+        made = make(self._shared.params.get(text, part.param))
         size = sum(array.nbytes for array in arrays if array.size > 1)
-        return self._common.keep(self.user, Item(key, made, size, "cpu_weights", arrays))
+        return self._shared.keep(self.user, Item(key, made, size, "cpu_weights", arrays))
 
     def array(self, values: Array) -> Array:
         """Weights that a net reads where they lie: another's that are equal."""
         key = ("array", values.shape, values.dtype)
-        item = self._common.find(key, self.user, lambda one: np.array_equal(one.thing, values))
+        item = self._shared.find(key, self.user, lambda one: np.array_equal(one.thing, values))
         if item is None:
             item = Item(key, values, values.nbytes, "cpu_weights")
-            self._common.keep(self.user, item)
+            self._shared.keep(self.user, item)
         found: Array = item.thing
         return found
 
     def count(self, weight_bytes: int) -> None:
         """Weights of a net of another library, which are nobody else's."""
-        self._common.keep(self.user, Item(None, None, weight_bytes, "cpu_weights"))
+        self._shared.keep(self.user, Item(None, None, weight_bytes, "cpu_weights"))
 
 
 def _states(executable: Executable) -> dict[int, tuple[str, Processor]]:

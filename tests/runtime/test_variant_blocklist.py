@@ -17,7 +17,7 @@ from codl.frontend.models.builder import ModelBuilder
 from codl.ir.plan import Chain, Plan
 from codl.kernels import registry
 from codl.runtime import cache
-from codl.runtime.distrust import MOST, Distrust
+from codl.runtime.cache import MOST_OPS, VariantBlocklist
 from codl.runtime.placement import LocalSoc
 
 NAME, OP = "conv2d gpu_direct", "conv2d in=1x5x7x9 oc=6 kernel=3x3 pad=1"
@@ -29,7 +29,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_wrong_is_kept_until_it_is_right() -> None:
-    known = Distrust({"device": "a", "driver": "1"})
+    known = VariantBlocklist({"device": "a", "driver": "1"})
     assert known.reason(NAME) == ""
     known.note(NAME, OP, is_wrong=True)
     known.note(NAME, "another op", is_wrong=True)
@@ -43,21 +43,21 @@ def test_what_is_wrong_is_kept_until_it_is_right() -> None:
 
 
 def test_another_driver_and_another_variant_begin_with_a_clean_slate() -> None:
-    Distrust({"driver": "1"}).note(NAME, OP, is_wrong=True)
-    assert Distrust({"driver": "2"}).reason(NAME) == ""
-    assert Distrust({"driver": "1"}).reason("conv2d gpu_gemm") == ""
+    VariantBlocklist({"driver": "1"}).note(NAME, OP, is_wrong=True)
+    assert VariantBlocklist({"driver": "2"}).reason(NAME) == ""
+    assert VariantBlocklist({"driver": "1"}).reason("conv2d gpu_gemm") == ""
 
 
 def test_a_few_ops_are_enough() -> None:
-    known = Distrust({"driver": "1"})
-    for number in range(2 * MOST):
+    known = VariantBlocklist({"driver": "1"})
+    for number in range(2 * MOST_OPS):
         known.note(NAME, f"op {number}", is_wrong=True)
-    assert len(known.ops(NAME)) == MOST
+    assert len(known.ops(NAME)) == MOST_OPS
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"3", b"\xff"])
 def test_a_damaged_note_is_none(content: bytes) -> None:
-    known = Distrust({"driver": "1"})
+    known = VariantBlocklist({"driver": "1"})
     known._slot(NAME).store(content)
     assert known.reason(NAME) == ""
 
@@ -71,7 +71,7 @@ def test_an_engine_runs_another_variant_in_its_place(first_soc: LocalSoc) -> Non
     chains = (Chain((layer.name,), "H", 1.0, {layer.name: {"gpu": names[0]}}),)
     plan = Plan(network.name, network.digest, first_soc.name, "t", "none", "gather", None, chains)
     target = here(first_soc)
-    Distrust(target.device.programs.identity).note(f"conv2d {names[0]}", OP, is_wrong=True)
+    VariantBlocklist(target.device.programs.identity).note(f"conv2d {names[0]}", OP, is_wrong=True)
     with pytest.warns(CodlWarning, match="found it wrong on this driver"):
         engine = Engine(network, plan, target)
     with engine:

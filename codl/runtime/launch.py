@@ -22,7 +22,7 @@ from math import ceil, prod
 from typing import TYPE_CHECKING, Any
 
 from codl.errors import DeviceError
-from codl.runtime.cl_import import cl_module
+from codl.runtime.drivers import cl_module
 
 if TYPE_CHECKING:
     import pyopencl as cl

@@ -14,9 +14,9 @@ from codl.targets.measure_messages import Describe
 #: An agent that never comes back from describing; it says when it is there.
 HANGING = """
 import os, signal, sys, threading
-from codl.runtime import orphan
+from codl.runtime import child
 from codl.targets import agent, local
-orphan.GRACE_S = 0.05
+child.GRACE_S = 0.05
 ignores = sys.argv[1] == "ignores"
 def hang(self):
     if ignores:
