@@ -18,9 +18,8 @@ import onnx
 import onnxruntime as ort
 
 from codl.engine.engine import Engine
-from codl.frontend.convert import convert
+from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.onnx_import import import_onnx
-from codl.frontend.graph.simplify_pipeline import simplify
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Layer, Network
 from codl.ir.plan import Chain, Plan

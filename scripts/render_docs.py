@@ -24,7 +24,6 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -32,8 +31,8 @@ from typing import Any
 import typer
 
 from codl.cli.app import app
-from codl.frontend.models import BUILT_IN, described
-from codl.frontend.models.summary import summary
+from codl.frontend.models import BUILT_IN, described, description
+from codl.frontend.models.builder import summary
 from codl.ir import OP_TYPES
 from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry
@@ -121,7 +120,7 @@ def models_content() -> TextTable:
                 ", ".join("x".join(map(str, shape)) for shape in one.inputs.values()),
                 f"{one.parameters / 1e6:.2f}",
                 f"{one.gflops:.2f}",
-                _first_sentence(import_module(f"codl.frontend.models.{one.name}")),
+                _first_sentence(description(one.name)),
             )
         )
         for one in summaries
@@ -129,9 +128,9 @@ def models_content() -> TextTable:
     return TextTable("Built-in models", columns, (TextSection("", rows),))
 
 
-def _first_sentence(module: Any) -> str:
-    """The first line of a module's docstring, without its full stop."""
-    return str(module.__doc__).strip().splitlines()[0].rstrip(".")
+def _first_sentence(documented: Any) -> str:
+    """The first line of a docstring, without its full stop."""
+    return str(documented.__doc__).strip().splitlines()[0].rstrip(".")
 
 
 def variants_content() -> TextTable:

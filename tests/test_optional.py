@@ -16,9 +16,8 @@ from support.plans import make_plan
 
 from codl import optional
 from codl.bundle.packaging import write
-from codl.frontend.convert import convert
+from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.onnx_import import import_onnx
-from codl.frontend.graph.simplify_pipeline import simplify
 from codl.frontend.models.builder import ModelBuilder
 from codl.measure.inputs import random_inputs
 from codl.optional import PACKAGES, MissingPackageError, explained

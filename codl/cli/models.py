@@ -12,7 +12,7 @@ from codl.cli.options import JsonOption
 from codl.cli.output import emit
 from codl.errors import UnknownNameError
 from codl.frontend.models import BUILT_IN, described
-from codl.frontend.models.summary import summary
+from codl.frontend.models.builder import summary
 from codl.report.terminal import Table
 
 

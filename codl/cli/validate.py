@@ -35,8 +35,7 @@ from codl.cli.options import (
 from codl.cli.output import emit, note, progress, stage
 from codl.cli.recorded import digests_of, recorded
 from codl.errors import CodlError
-from codl.frontend.models.deployment import Deployment
-from codl.frontend.models.preprocessing import SUFFIXES, Preprocessing
+from codl.frontend.models.deployment import SUFFIXES, Deployment, Preprocessing
 from codl.ir import Network
 from codl.ir.plan import OpFallback, Plan
 from codl.ir.types import PROCESSORS, Processor

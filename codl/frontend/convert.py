@@ -12,11 +12,13 @@ from onnx import TensorProto, helper
 from codl.errors import UnsupportedError
 from codl.frontend import models
 from codl.frontend.converters.base import CONVERTERS, Convert, ConvertedOp, unsupported
+from codl.frontend.graph.attention_patterns import fuse_attention, fuse_rotaries, share_heads
+from codl.frontend.graph.folding import fold_affines
 from codl.frontend.graph.graph import Graph
 from codl.frontend.graph.onnx_import import import_onnx
-from codl.frontend.graph.simplify_pipeline import simplify
-from codl.frontend.subgraph import ENCLOSED, enclosed
-from codl.frontend.unsupported import enclose
+from codl.frontend.graph.passes import drop_aliases, drop_reshapes, merge_reshapes, widen_products
+from codl.frontend.graph.patterns import fuse_activations, fuse_group_norms, fuse_norms
+from codl.frontend.unsupported import ENCLOSED, enclose, enclosed
 from codl.ir.network import Layer, Network, as_float32
 from codl.ir.onnx_node import Node
 from codl.ir.ops.base import Array
@@ -55,6 +57,17 @@ def network_of(graph: Graph) -> Network:
         for name in (*graph.inputs, *graph.outputs)
     }
     return replace(network, types={k: v for k, v in types.items() if v != "float32"})
+
+
+def simplify(graph: Graph) -> Graph:
+    """Drop what computes nothing, and copies that a transpose can do with; fuse and fold.
+
+    Each pass finds what those before it leave.
+    """
+    plain = drop_aliases(graph)
+    fused = fuse_group_norms(fuse_rotaries(fuse_norms(fuse_activations(plain))))
+    folded = share_heads(fuse_attention(fold_affines(widen_products(fused))))
+    return merge_reshapes(drop_reshapes(folded))
 
 
 def convert(graph: Graph) -> Network:

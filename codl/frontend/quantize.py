@@ -13,7 +13,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from codl.errors import CodlError, UnsupportedError
-from codl.frontend.graph.packed_check import DOMAIN, INT8, KIND
+from codl.frontend.graph.packed_matrices import DOMAIN, INT8, KIND
 from codl.ir.ops.matmul_quantized import BITS, BLOCKS
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from codl.errors import InvalidFileError, UnsupportedError
-from codl.frontend.models.preprocessing import COLORS, Preprocessing
+from codl.frontend.models.deployment import COLORS, Preprocessing
 from codl.ir import Array, Network
 
 #: Formats without scripts or programs in them.

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from codl.frontend.models import bert, smollm2_135m, vit_base
-from codl.frontend.models.transformer import Transformer
+from codl.frontend.models.transformers import Transformer
 
 
 class Attention(nn.Module):

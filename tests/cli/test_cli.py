@@ -25,8 +25,7 @@ from codl.cli import app as cli
 from codl.cli import collect as collect_command
 from codl.cli.app import app
 from codl.errors import CodlError
-from codl.frontend.decoders.export import with_weights
-from codl.frontend.decoders.source import built
+from codl.frontend.decoders.build import built, with_weights
 from codl.frontend.models.builder import ModelBuilder
 from codl.measure.facts import memory_objects
 from codl.measure.facts.points_file import load_points

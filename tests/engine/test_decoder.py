@@ -18,8 +18,7 @@ from codl.engine.decoder import DECODE, PREFILL, Decoder, PlannedStep
 from codl.errors import CodlError, MismatchError
 from codl.evaluate.decoders import plan_steps
 from codl.frontend.decoders import Step, read_decoder, step_of
-from codl.frontend.decoders.export import with_weights
-from codl.frontend.decoders.source import DecoderSource, built
+from codl.frontend.decoders.build import DecoderSource, built, with_weights
 from codl.frontend.quantize import quantize
 from codl.ir.executable_check import state_tensors
 from codl.ir.network import Network

@@ -22,9 +22,8 @@ from support.some import some
 from codl.engine.engine import Engine
 from codl.errors import CodlError, DeviceError
 from codl.evaluate.evaluation import max_rel_err
-from codl.frontend.convert import convert
+from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.onnx_import import import_onnx
-from codl.frontend.graph.simplify_pipeline import simplify
 from codl.ir.plan import Plan
 from codl.ir.region import Shape
 from codl.ir.types import BLOCKED, PLANAR, Processor

@@ -14,8 +14,7 @@ from support.synthetic_predictors import Line, SyntheticPredictors
 
 from codl.evaluate.decoders import Kept, kept_of, plan_steps
 from codl.frontend.decoders import Step, step_of
-from codl.frontend.decoders.build import TOKENS
-from codl.frontend.decoders.source import DecoderSource, built
+from codl.frontend.decoders.build import TOKENS, DecoderSource, built
 from codl.frontend.graph.graph import PAST_LENGTH
 from codl.ir import Network
 from codl.ir.network import terms_of, with_sums

@@ -17,10 +17,9 @@ from support.plans import branching
 from codl.errors import CodlError, DeviceError, UnknownNameError
 from codl.evaluate.evaluation import max_rel_err
 from codl.evaluate.peers import check, with_opencl_all
-from codl.frontend.convert import convert
+from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.integer_products import session_options
 from codl.frontend.graph.onnx_import import import_onnx
-from codl.frontend.graph.simplify_pipeline import simplify
 from codl.measure.interleave import Effort, Timed, Turns, interleave
 from codl.measure.peers import PEERS
 from codl.plan.build_plan import default_plan

@@ -12,11 +12,10 @@ from onnx import numpy_helper
 
 from codl.errors import InvalidFileError
 from codl.frontend import models
-from codl.frontend.convert import convert
+from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.integer_products import session_options
 from codl.frontend.graph.onnx_import import import_onnx
-from codl.frontend.graph.simplify_pipeline import simplify
-from codl.frontend.models.layers import ACTIVATIONS, LAYERS
+from codl.frontend.models.custom import ACTIVATIONS, LAYERS
 from codl.ir import parse
 
 SMALL = """

@@ -14,9 +14,7 @@ from support.some import some
 
 from codl.errors import CodlError, UnknownNameError, UnsupportedError
 from codl.frontend.decoders import DECODERS, PAST_LENGTH, read_decoder, step_of
-from codl.frontend.decoders.build import TOKENS, describe
-from codl.frontend.decoders.export import with_weights
-from codl.frontend.decoders.source import DecoderSource, built
+from codl.frontend.decoders.build import TOKENS, DecoderSource, built, describe, with_weights
 from codl.frontend.graph.weights import Model
 from codl.frontend.models.builder import ModelBuilder
 from codl.kernels.tuning import Tuning

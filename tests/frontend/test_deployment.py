@@ -15,13 +15,11 @@ from support.some import some
 from codl.cli.deployed import RunOptions, adapted, deployment_of, read_inputs, strategy_of
 from codl.errors import CodlError, InvalidFileError, UnknownNameError, UnsupportedError
 from codl.frontend import models
-from codl.frontend.convert import convert
+from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.onnx_import import import_onnx
-from codl.frontend.graph.simplify_pipeline import simplify
-from codl.frontend.models.builder import ModelBuilder
-from codl.frontend.models.layers import ACTIVATIONS, LAYERS
-from codl.frontend.models.preprocessing import Preprocessing
-from codl.frontend.models.summary import summary
+from codl.frontend.models.builder import ModelBuilder, summary
+from codl.frontend.models.custom import ACTIVATIONS, LAYERS
+from codl.frontend.models.deployment import Preprocessing
 from codl.ir import Network
 from codl.records.gpu_limits import GpuLimits
 from codl.runtime.placement import LocalSoc, Placement

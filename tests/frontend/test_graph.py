@@ -12,10 +12,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from codl.errors import InvalidFileError, UnknownNameError, UnsupportedError
 from codl.frontend import models
-from codl.frontend.convert import convert
+from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.integer_products import session_options
 from codl.frontend.graph.onnx_import import import_onnx
-from codl.frontend.graph.simplify_pipeline import simplify
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Network, to_text
 

@@ -10,10 +10,9 @@ import pytest
 from onnx import shape_inference
 
 from codl.frontend import models
-from codl.frontend.convert import convert
+from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.onnx_import import import_onnx
-from codl.frontend.graph.simplify_pipeline import simplify
-from codl.frontend.models.summary import summary
+from codl.frontend.models.builder import summary
 
 #: The convolutions that the original CoDL profiles, by "kernel/stride": input and output channels,
 #: rows of the output, and how many there are of the same shape.

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from support.references import Values, check, evaluate
 
-from codl.frontend.convert import convert
+from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.graph import Graph
 from codl.frontend.graph.onnx_import import import_onnx
-from codl.frontend.graph.simplify_pipeline import simplify
 from codl.ir import Network
 from codl.ir.onnx_node import Node
 

@@ -10,10 +10,9 @@ import pytest
 from onnx import helper
 from support.onnx_models import model
 
-from codl.frontend.convert import convert
+from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.integer_products import session_options
 from codl.frontend.graph.onnx_import import import_onnx
-from codl.frontend.graph.simplify_pipeline import simplify
 from codl.ir.ops.resize import COORDS, ROUNDING
 
 RESIZES: list[dict[str, Any]] = [

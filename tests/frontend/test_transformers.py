@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from support.references import check
 
-from codl.frontend.models import bert, sd_unet_block, smollm2_135m, vit_base, whisper_tiny_encoder
+from codl.frontend.models import transformers
 from codl.frontend.models.builder import ModelBuilder
-from codl.frontend.models.transformer import Transformer
+from codl.frontend.models.transformers import Transformer
 from codl.ir import Network
 
 SMALL = Transformer(layers=2, features=24, heads=3, widened=40)
@@ -37,7 +37,7 @@ def functions(network: Network) -> Counter[str]:
 
 
 def test_bert() -> None:
-    network = network_of(lambda b: bert.describe(b, SMALL, tokens=6))
+    network = network_of(lambda b: transformers.bert(b, SMALL, tokens=6))
     kinds = counted(network)
     assert (kinds["norm"], kinds["attention"], kinds["matmul"]) == (5, 2, 12)
     assert not kinds["reshape"]
@@ -55,7 +55,7 @@ def test_scores_of_any_scale(scale: float) -> None:
 
 
 def test_vit() -> None:
-    network = network_of(lambda b: vit_base.describe(b, SMALL, side=48))
+    network = network_of(lambda b: transformers.vit_base(b, SMALL, side=48))
     kinds = counted(network)
     assert kinds["norm"] == 5
     assert not kinds["reshape"]
@@ -63,12 +63,12 @@ def test_vit() -> None:
 
 
 def test_whisper() -> None:
-    network = network_of(lambda b: whisper_tiny_encoder.describe(b, SMALL, frames=14))
+    network = network_of(lambda b: transformers.whisper_tiny_encoder(b, SMALL, frames=14))
     assert functions(network)["gelu"] == 4
 
 
 def test_a_block_of_a_unet() -> None:
-    network = network_of(lambda b: sd_unet_block.describe(b, channels=64, side=4))
+    network = network_of(lambda b: transformers.sd_unet_block(b, channels=64, side=4))
     kinds = counted(network)
     assert (kinds["norm"], kinds["attention"]) == (6, 2)
     assert functions(network)["silu"] >= 3
@@ -76,7 +76,7 @@ def test_a_block_of_a_unet() -> None:
 
 @pytest.mark.parametrize("tokens", [1, 7])
 def test_a_llama(tokens: int) -> None:
-    network = network_of(lambda b: smollm2_135m.describe(b, LLAMA, tokens=tokens, words=50))
+    network = network_of(lambda b: transformers.smollm2_135m(b, LLAMA, tokens=tokens, words=50))
     kinds = counted(network)
     assert (kinds["norm"], kinds["rotary"], kinds["attention"]) == (5, 4, 2)
     assert not kinds["reduce"] + kinds["tile"]

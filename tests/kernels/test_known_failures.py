@@ -15,10 +15,9 @@ from support.some import some
 
 import codl.kernels
 from codl.engine.engine import Engine
-from codl.frontend.convert import convert
+from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.integer_products import session_options
 from codl.frontend.graph.onnx_import import import_onnx
-from codl.frontend.graph.simplify_pipeline import simplify
 from codl.ir import Array
 from codl.plan.build_plan import default_plan
 from codl.records.soc import Soc

@@ -18,11 +18,10 @@ from support.simulated import SOC
 from support.some import some
 from support.synthetic_predictors import SyntheticPredictors
 
-from codl.frontend.convert import convert
+from codl.frontend.convert import convert, simplify
 from codl.frontend.decoders import step_of
-from codl.frontend.decoders.source import built
+from codl.frontend.decoders.build import built
 from codl.frontend.graph.onnx_import import import_onnx
-from codl.frontend.graph.simplify_pipeline import simplify
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Network, parse, to_text
 from codl.ir.executable import Executable, GpuOp, Relayout

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from codl.errors import InvalidFileError, UnsupportedError
-from codl.frontend.models.preprocessing import Preprocessing
+from codl.frontend.models.deployment import Preprocessing
 from codl.ir import Network, Shape
 from codl.measure.images import ImageReader
 

@@ -11,9 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 from support.simulated import REPLAYED, SOC
 from support.synthetic_predictors import Line, SyntheticPredictors, of_few_kinds
 
-from codl.frontend.convert import convert, load_network
+from codl.frontend.convert import convert, load_network, simplify
 from codl.frontend.graph.onnx_import import import_onnx
-from codl.frontend.graph.simplify_pipeline import simplify
 from codl.ir import Layer, Network, Op, parse
 from codl.ir.plan import load_plan
 from codl.kernels import registry

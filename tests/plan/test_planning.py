@@ -16,9 +16,8 @@ from support.synthetic_predictors import Line, SyntheticPredictors
 
 from codl.errors import CodlError, InvalidFileError, MismatchError, UnknownNameError
 from codl.evaluate.evaluation import SINGLES
-from codl.frontend.convert import convert
+from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.onnx_import import import_onnx
-from codl.frontend.graph.simplify_pipeline import simplify
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Network, parse, to_text
 from codl.ir.plan import Plan, load_plan

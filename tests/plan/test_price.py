@@ -14,9 +14,8 @@ from support.random_networks import random_networks, random_plans
 from support.simulated import SOC
 from support.synthetic_predictors import SyntheticPredictors, synthetic_predictors
 
-from codl.frontend.convert import convert
+from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.onnx_import import import_onnx
-from codl.frontend.graph.simplify_pipeline import simplify
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Layer, Network
 from codl.ir.plan import Chain, Plan

@@ -23,12 +23,11 @@ from support.synthetic_predictors import Line, SyntheticPredictors, fastest
 from codl.engine.engine import Engine
 from codl.errors import CodlError
 from codl.evaluate.evaluation import max_rel_err
-from codl.frontend.convert import convert
+from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.integer_products import session_options
 from codl.frontend.graph.onnx_import import import_onnx
-from codl.frontend.graph.simplify_pipeline import simplify
+from codl.frontend.graph.shapes import set_batch
 from codl.frontend.models import load
-from codl.frontend.models.batch import set_batch
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Array, Layer, Network, Region, Shape, Span, parse, split, to_text
 from codl.ir.ops.concat import ConcatNd, Gather

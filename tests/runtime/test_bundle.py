@@ -39,9 +39,8 @@ from codl.errors import (
     MismatchError,
     UnsupportedError,
 )
-from codl.frontend.convert import convert, network_of
+from codl.frontend.convert import convert, network_of, simplify
 from codl.frontend.graph.onnx_import import import_onnx
-from codl.frontend.graph.simplify_pipeline import simplify
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Layer, Network, parse, to_text
 from codl.ir.constants import array_digest

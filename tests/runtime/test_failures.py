@@ -24,9 +24,8 @@ from support.variants import with_variants
 
 from codl.engine.engine import Engine
 from codl.errors import CodlError, CodlWarning, DeviceError
-from codl.frontend.convert import convert
+from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.onnx_import import import_onnx
-from codl.frontend.graph.simplify_pipeline import simplify
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Array, Network, Shape, parse
 from codl.ir.constants import Constants

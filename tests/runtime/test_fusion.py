@@ -22,10 +22,9 @@ from support.variants import with_variants
 from codl.engine.engine import Engine
 from codl.errors import CodlWarning
 from codl.evaluate.evaluation import max_rel_err
-from codl.frontend.convert import convert
+from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.integer_products import session_options
 from codl.frontend.graph.onnx_import import import_onnx
-from codl.frontend.graph.simplify_pipeline import simplify
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Array, Network, Op, Region, parse, split
 from codl.ir.ops.base import Activation

@@ -12,13 +12,12 @@ from support.devices import here
 
 from codl.engine.engine import Engine
 from codl.evaluate.evaluation import compare, load
-from codl.frontend.convert import convert
+from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.integer_products import session_options
 from codl.frontend.graph.onnx_import import import_onnx
-from codl.frontend.graph.simplify_pipeline import simplify
-from codl.frontend.models import bert, smollm2_135m
+from codl.frontend.models import transformers
 from codl.frontend.models.builder import ModelBuilder
-from codl.frontend.models.transformer import Transformer
+from codl.frontend.models.transformers import Transformer
 from codl.ir import Layer, Network, split
 from codl.ir.plan import Chain, Plan
 from codl.ir.types import PROCESSORS
@@ -46,10 +45,10 @@ def save_small(name: str, folder: Path) -> str:
     """A model of a built-in kind with few layers, and few features, as a file."""
     b = ModelBuilder(name)
     if name == "small_bert":
-        bert.describe(b, Transformer(layers=2, features=128, heads=4, widened=512), tokens=64)
+        transformers.bert(b, Transformer(layers=2, features=128, heads=4, widened=512), tokens=64)
     else:
         sizes = Transformer(layers=2, features=144, heads=9, widened=256)
-        smollm2_135m.describe(b, sizes, tokens=32, words=500)
+        transformers.smollm2_135m(b, sizes, tokens=32, words=500)
     onnx.save(b.build(), folder / f"{name}.onnx")
     return str(folder / f"{name}.onnx")
 

@@ -10,9 +10,8 @@ from support.devices import here
 
 from codl.engine.engine import Engine
 from codl.errors import CodlWarning
-from codl.frontend.convert import convert
+from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.onnx_import import import_onnx
-from codl.frontend.graph.simplify_pipeline import simplify
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir.plan import Chain, Plan
 from codl.kernels import registry

@@ -9,8 +9,14 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from codl.frontend.decoders.build import ALL_KEYS, LAST_KEYS, LOGITS, TOKENS, DecoderSizes
-from codl.frontend.decoders.source import DecoderSource
+from codl.frontend.decoders.build import (
+    ALL_KEYS,
+    LAST_KEYS,
+    LOGITS,
+    TOKENS,
+    DecoderSizes,
+    DecoderSource,
+)
 from codl.ir.network import Network
 from codl.ir.plan import Chain, Plan
 from codl.ir.types import PROCESSORS

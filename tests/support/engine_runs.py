@@ -7,10 +7,9 @@ import onnx
 import onnxruntime as ort
 
 from codl.engine.engine import Engine
-from codl.frontend.convert import convert
+from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.integer_products import session_options
 from codl.frontend.graph.onnx_import import import_onnx
-from codl.frontend.graph.simplify_pipeline import simplify
 from codl.ir.network import Network
 from codl.plan.build_plan import default_plan
 from codl.records.soc import Soc

@@ -9,10 +9,9 @@ import numpy as np
 import onnxruntime as ort
 from hypothesis import strategies as st
 
-from codl.frontend.convert import convert
+from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.integer_products import session_options
 from codl.frontend.graph.onnx_import import import_onnx
-from codl.frontend.graph.simplify_pipeline import simplify
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Array, Layer, Network
 from codl.ir.plan import Chain, Plan

@@ -10,10 +10,9 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from codl.frontend.convert import convert, network_of
+from codl.frontend.convert import convert, network_of, simplify
 from codl.frontend.graph.integer_products import session_options
 from codl.frontend.graph.onnx_import import import_onnx
-from codl.frontend.graph.simplify_pipeline import simplify
 from codl.ir import Network, parse, to_text
 
 Values = dict[str, NDArray[Any]]

@@ -29,7 +29,7 @@ from codl.engine.engine import Engine
 from codl.errors import CodlWarning, WrongResultError
 from codl.frontend.convert import load_network
 from codl.frontend.decoders import step_of
-from codl.frontend.decoders.source import built
+from codl.frontend.decoders.build import built
 from codl.frontend.graph.integer_products import session_options
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir.executable import GpuOp, NcnnNet

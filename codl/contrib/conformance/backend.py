@@ -32,10 +32,9 @@ from onnx.backend.base import Backend, BackendRep, namedtupledict
 
 from codl.engine.engine import Engine
 from codl.errors import CodlError, UnsupportedError
-from codl.frontend.convert import convert
+from codl.frontend.convert import convert, simplify
 from codl.frontend.converters.base import CONVERTERS
 from codl.frontend.graph.onnx_import import import_onnx
-from codl.frontend.graph.simplify_pipeline import simplify
 from codl.ir import Array
 from codl.ir.network import as_float32, check_exact
 from codl.ir.onnx_node import type_of

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from math import prod
 
 from codl.frontend.converters.base import ConvertedOp, attribute, converts, unsupported
-from codl.frontend.converters.operands import Operand
 from codl.frontend.converters.reductions import reduced
-from codl.frontend.converters.steps import Steps, seen
+from codl.frontend.converters.steps import Operand, Steps, seen
 from codl.frontend.graph.graph import Graph
 from codl.ir.onnx_node import Node
 from codl.ir.ops.nd import Sizes

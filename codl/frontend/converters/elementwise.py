@@ -18,7 +18,7 @@ from codl.frontend.converters.base import (
     converts,
     number,
 )
-from codl.frontend.converters.operands import Operand, combine, function
+from codl.frontend.converters.steps import Operand, combine, function
 from codl.frontend.graph.graph import Graph
 from codl.ir.onnx_node import Node
 from codl.ir.ops.base import Activation

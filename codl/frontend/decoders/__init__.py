@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from codl.frontend.decoders.build import DECODERS
-from codl.frontend.decoders.export import exported
-from codl.frontend.decoders.source import DecoderSource, read_decoder
+from codl.frontend.decoders.build import DECODERS, DecoderSource, exported, read_decoder
 from codl.frontend.decoders.step import LAST_ROW, PAST_LENGTH, POSITIONS, Step, step_of
 
 __all__ = [

@@ -1,20 +1,27 @@
-"""Built-in decoders in their published shapes, with weights from a seed.
+"""Decoders by name or from a file, with their large constants beside them.
 
-They are written as the exporters of onnxruntime-genai and Optimum write them: attention is one
-node, which gets the cache and hands it out again.
+So a model of any size is optimised as fast as a small one, its constants are there once, and a
+model of more than 2 GB, which no ONNX model can have inside, needs no file. Built-in ones are in
+their published shapes, with weights from a seed, written as the exporters of onnxruntime-genai and
+Optimum write them: attention is one node, which gets the cache and hands it out again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import pi
+from pathlib import Path
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from codl.errors import UnknownNameError
+from codl.frontend.graph.weights import Model
 from codl.frontend.models.builder import ModelBuilder
+from codl.frontend.models.deployment import load_onnx
 
 #: What inputs and outputs are called, of layer {0} where that is one of them.
 TOKENS, LOGITS = "input_ids", "logits"
@@ -150,3 +157,59 @@ def _tables(b: ModelBuilder, sizes: DecoderSizes, capacity: int) -> tuple[str, s
     tables = {"cos_cache": np.cos(angles), "sin_cache": np.sin(angles)}
     cos, sin = (b.constant(name, v.astype(np.float32)) for name, v in tables.items())
     return cos, sin
+
+
+@dataclass(frozen=True)
+class DecoderSource:
+    """`model` gives the ONNX model for so many new tokens and a capacity of the cache."""
+
+    name: str
+    model: Callable[[int, int], Model]
+
+
+def read_decoder(model: str) -> DecoderSource:
+    """A built-in decoder by name, or one in an `.onnx` file; raises as `codl.frontend.models`."""
+    if model in DECODERS:
+        return built(model, DECODERS[model])
+    path = Path(model)
+    if not path.is_file():
+        raise UnknownNameError("language model", model, DECODERS, fix="An ONNX file is a path.")
+    read = Model.of(load_onnx(path))
+    return DecoderSource(path.stem, lambda tokens, capacity: read)
+
+
+def built(name: str, sizes: DecoderSizes, *, seed: int = 0) -> DecoderSource:
+    """A decoder of any sizes with weights from a seed."""
+    whole = ModelBuilder(name, seed=seed, apart=True)
+    describe(whole, sizes, tokens=1, capacity=1)
+
+    def model(tokens: int, capacity: int) -> Model:
+        builder = ModelBuilder(name, weights=False)
+        describe(builder, sizes, tokens=tokens, capacity=capacity)
+        return builder.model().with_weights(whole.arrays)
+
+    return DecoderSource(name, model)
+
+
+def exported(name: str, capacity: int) -> onnx.ModelProto:
+    """A built-in decoder with rotary angles of at most `capacity` tokens.
+
+    Raises `UnknownNameError` for a name that is none's.
+    """
+    if name not in DECODERS:
+        raise UnknownNameError("language model", name, DECODERS)
+    return with_weights(built(name, DECODERS[name]), capacity)
+
+
+def with_weights(source: DecoderSource, capacity: int) -> onnx.ModelProto:
+    """The model with weights, and without fixed numbers of tokens; may have more than 2 GB."""
+    proto = source.model(2, capacity).whole()
+    for info in proto.graph.input:
+        dims = info.type.tensor_type.shape.dim
+        if info.name == TOKENS:
+            dims[0].dim_param, dims[1].dim_param = "batch_size", "sequence_length"
+        elif info.name.startswith("past"):
+            dims[0].dim_param, dims[2].dim_param = "batch_size", "past_sequence_length"
+    for info in proto.graph.output:
+        info.type.tensor_type.ClearField("shape")
+    return proto

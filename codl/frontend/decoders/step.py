@@ -12,13 +12,50 @@ from onnx import TensorProto, helper, numpy_helper
 
 from codl.errors import CodlError, UnsupportedError
 from codl.frontend.convert import network_of
-from codl.frontend.decoders.merging import merge_equal
-from codl.frontend.decoders.source import DecoderSource
+from codl.frontend.decoders.build import DecoderSource
 from codl.frontend.graph.graph import PAST_LENGTH as PAST_LENGTH
 from codl.frontend.graph.graph import Graph
 from codl.frontend.graph.onnx_import import import_onnx
-from codl.ir.network import Network
+from codl.ir.constants import array_digest
+from codl.ir.network import Layer, Network
+from codl.ir.ops.base import Array, Op
 from codl.ir.ops.nd import Sizes
+
+
+def merge_equal(network: Network) -> Network:
+    """The network without layers that compute what another does, nor equal constants.
+
+    Every layer of a decoder turns queries and keys by the same angles, for one.
+    """
+    same = _equal_constants(network.constants)
+    layers: list[Layer] = []
+    known: dict[tuple[Op, tuple[str, ...]], str] = {}
+    for layer in network.layers:
+        inputs = tuple(same.get(name, name) for name in layer.inputs)
+        if not layer.weights and not layer.op.states:
+            first = known.setdefault((layer.op, inputs), layer.output)
+            if first != layer.output:
+                same[layer.output] = first
+                continue
+        layers.append(replace(layer, inputs=inputs))
+    return replace(
+        network,
+        layers=tuple(layers),
+        outputs={n: (same.get(held, held), sizes) for n, (held, sizes) in network.outputs.items()},
+        constants={n: value for n, value in network.constants.items() if n not in same},
+    )
+
+
+def _equal_constants(constants: Mapping[str, Array]) -> dict[str, str]:
+    """By the name of a constant that is there before, the first name of it."""
+    first: dict[str, str] = {}
+    same: dict[str, str] = {}
+    for name, value in constants.items():
+        known = first.setdefault(array_digest(value), name)
+        if known != name:
+            same[name] = known
+    return same
+
 
 #: The node whose cache is known, and where it has its past, its present and its counts of keys.
 CACHED, PAST, PRESENT, COUNTS = "GroupQueryAttention", (3, 4), (1, 2), (5, 6)

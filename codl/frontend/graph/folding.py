@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from codl.frontend.graph import dynamic_products
 from codl.frontend.graph.graph import Graph
-from codl.frontend.graph.packed_check import BIAS, DOMAIN, KIND
+from codl.frontend.graph.packed_matrices import BIAS, DOMAIN, KIND
 from codl.frontend.graph.passes import RESHAPES, rename
 from codl.ir.onnx_node import Node
 

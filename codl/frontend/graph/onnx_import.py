@@ -10,12 +10,11 @@ import onnxruntime as ort
 from onnx import TensorProto, helper
 
 from codl.errors import UnsupportedError
-from codl.frontend.graph.dequantized import keep_packed
 from codl.frontend.graph.dynamic_products import fuse_dynamic_products
 from codl.frontend.graph.expansions import expand
 from codl.frontend.graph.graph import Graph, in_order
 from codl.frontend.graph.integer_products import session_options
-from codl.frontend.graph.packed_check import check_packed_matrices
+from codl.frontend.graph.packed_matrices import check_packed_matrices, keep_packed
 from codl.frontend.graph.shapes import fix_shapes, fold_shapes, infer_shapes, sizes_of, text_of
 from codl.frontend.graph.weights import Model, constant_of
 from codl.ir.onnx_node import Node, type_of

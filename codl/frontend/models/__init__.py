@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ YAML = (".yaml", ".yml")
 #: What bundles end in, which are no models any more.
 BUNDLE = ".codl"
 
-#: The built-in models, each described layer by layer in a module of its name. The first five are
+#: The built-in models, each described layer by layer in a function of its name. The first five are
 #: the paper's.
 BUILT_IN = (
     "retinaface",
@@ -64,12 +64,21 @@ class ModelSource:
         return self.model.whole()
 
 
+def description(name: str) -> Callable[[ModelBuilder], None]:
+    """What describes a built-in model to a builder."""
+    from codl.frontend.models import convolutional, transformers
+
+    where = convolutional if hasattr(convolutional, name) else transformers
+    describe: Callable[[ModelBuilder], None] = getattr(where, name)
+    return describe
+
+
 def described(name: str, *, weights: bool = True, drawn: bool = True) -> ModelBuilder:
     """The builder of a built-in model; see `ModelBuilder` for one without weights."""
     from codl.frontend.models.builder import ModelBuilder
 
     builder = ModelBuilder(name, weights=weights, drawn=drawn)
-    import_module(f"{__name__}.{name}").describe(builder)
+    description(name)(builder)
     return builder
 
 
@@ -83,7 +92,7 @@ def load(model: str | Path, batch: int | None = None, *, drawn: bool = True) -> 
     """
     source = _load(model, drawn=drawn)
     if batch is not None:
-        from codl.frontend.models.batch import set_batch
+        from codl.frontend.graph.shapes import set_batch
 
         set_batch(source.model.proto, batch)
     return source

@@ -7,7 +7,8 @@ spread from the first layer to the last, and outputs can be compared.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeAlias
 from zlib import crc32
@@ -35,6 +36,17 @@ Pads: TypeAlias = int | tuple[int, int, int, int]
 #: Variances of a product's weights, times its inputs: with half of the outputs made 0 behind it,
 #: and with all of them kept.
 HALF_KEPT, ALL_KEPT = 2.0, 1.0
+#: What nodes are called, with their number behind; others as their kind.
+WORDS: Mapping[str, str] = {
+    "AveragePool": "avgpool",
+    "BatchNormalization": "bn",
+    "ConvTranspose": "deconv",
+    "Gemm": "fc",
+    "GlobalAveragePool": "mean",
+    "LayerNormalization": "layer",
+    "LeakyRelu": "leaky",
+    "MaxPool": "pool",
+}
 
 
 class ModelBuilder:
@@ -75,75 +87,79 @@ class ModelBuilder:
     def conv(self, x: str, oc: int, kernel: IntPair, *, pad: Pads, stride: IntPair = 1,
              dilation: IntPair = 1, bias: bool = True, groups: int = 1,
              gain: float = HALF_KEPT) -> str:  # fmt: skip
-        name = self._numbered("conv", "Conv")
         shape = (oc, self.shapes[x][1] // groups, *_pair(kernel))
-        inputs = [x, self._products(f"{name}.weight", shape, gain / prod(shape[1:]))]
-        if bias:
-            inputs.append(self._uniform(f"{name}.bias", oc, -0.1, 0.1))
-        attributes = {**_window(kernel, stride, pad), "group": groups}
+        given: dict[str, Any] = {**_window(kernel, stride, pad), "group": groups}
         if _pair(dilation) != (1, 1):
-            attributes["dilations"] = _pair(dilation)
-        return self.node("Conv", inputs, name=name, **attributes)
+            given["dilations"] = _pair(dilation)
+        return self._product("Conv", x, shape, oc, gain / prod(shape[1:]), bias=bias, **given)
 
     def conv1d(self, x: str, oc: int, kernel: int, *, pad: int, stride: int = 1) -> str:
         """Along the last of three axes."""
-        name = self._numbered("conv", "Conv")
         shape = (oc, self.shapes[x][1], kernel)
-        weight = self._products(f"{name}.weight", shape, ALL_KEPT / prod(shape[1:]))
-        inputs = [x, weight, self._uniform(f"{name}.bias", oc, -0.1, 0.1)]
-        attributes = {"kernel_shape": [kernel], "strides": [stride], "pads": [pad, pad]}
-        return self.node("Conv", inputs, name=name, **attributes)
+        given: dict[str, Any] = {"kernel_shape": [kernel], "strides": [stride], "pads": [pad, pad]}
+        return self._product("Conv", x, shape, oc, ALL_KEPT / prod(shape[1:]), **given)
 
     def conv_transpose(self, x: str, oc: int, kernel: IntPair, *, stride: IntPair, pad: Pads,
                        bias: bool = True) -> str:  # fmt: skip
         """`pad` is what is cut off the whole result."""
-        name = self._numbered("deconv", "ConvTranspose")
         shape = (self.shapes[x][1], oc, *_pair(kernel))
-        reached = shape[0] * prod(_pair(kernel)) / prod(_pair(stride))
-        inputs = [x, self._products(f"{name}.weight", shape, HALF_KEPT / reached)]
+        variance = HALF_KEPT / (shape[0] * prod(_pair(kernel)) / prod(_pair(stride)))
+        window = _window(kernel, stride, pad)
+        return self._product("ConvTranspose", x, shape, oc, variance, bias=bias, **window)
+
+    def _product(self, kind: str, x: str, shape: tuple[int, ...], oc: int, variance: float, *,
+                 bias: bool = True, **attributes: Any) -> str:  # fmt: skip
+        """A node with a weight of a shape and a variance, and a bias for each of `oc` channels."""
+        name = self._numbered(kind)
+        inputs = [x, self._normal(f"{name}.weight", shape, variance)]
         if bias:
             inputs.append(self._uniform(f"{name}.bias", oc, -0.1, 0.1))
-        return self.node("ConvTranspose", inputs, name=name, **_window(kernel, stride, pad))
+        return self.node(kind, inputs, name=name, **attributes)
 
     def batch_norm(self, x: str, *, scale: float = 1.0) -> str:
         """`scale` is the mean one; below 1 at the end of a residual branch, so that sums of many
         branches do not grow.
         """
-        name, c = self._numbered("bn", "BatchNormalization"), self.shapes[x][1]
-        values = {
-            "scale": (scale * 0.9, scale * 1.1),
-            "shift": (-0.1, 0.1),
-            "mean": (-0.1, 0.1),
-            "var": (0.8, 1.2),
-        }
-        inputs = [self._uniform(f"{name}.{key}", c, *ends) for key, ends in values.items()]
+        spread, name = (-0.1, 0.1), self._numbered("BatchNormalization")
+        ends = {"scale": (scale * 0.9, scale * 1.1), "shift": spread, "mean": spread,
+                "var": (0.8, 1.2)}  # fmt: skip
+        c = self.shapes[x][1]
+        inputs = [self._uniform(f"{name}.{key}", c, *own) for key, own in ends.items()]
         return self.node("BatchNormalization", [x, *inputs], name=name)
 
     def instance_norm(self, x: str) -> str:
-        name, c = self._numbered("instance", "InstanceNormalization"), self.shapes[x][1]
-        scale = self._uniform(f"{name}.scale", c, 0.9, 1.1)
-        shift = self._uniform(f"{name}.shift", c, -0.1, 0.1)
-        return self.node("InstanceNormalization", [x, scale, shift], name=name)
+        name = self._numbered("InstanceNormalization", "instance")
+        return self._scaled_norm("InstanceNormalization", name, x, self.shapes[x][1])
 
     def layer_norm(self, x: str, *, epsilon: float | None = None) -> str:
         """Over the last axis; ONNX's own epsilon where none is given."""
-        name, size = self._numbered("layer", "LayerNormalization"), self.shapes[x][-1]
+        kind, given = "LayerNormalization", {} if epsilon is None else {"epsilon": epsilon}
+        return self._scaled_norm(
+            kind, self._numbered(kind), x, self.shapes[x][-1], axis=-1, **given
+        )
+
+    def _scaled_norm(self, kind: str, name: str, x: str, size: int, **attributes: Any) -> str:
         scale = self._uniform(f"{name}.scale", size, 0.9, 1.1)
         shift = self._uniform(f"{name}.shift", size, -0.1, 0.1)
-        given = {} if epsilon is None else {"epsilon": epsilon}
-        return self.node("LayerNormalization", [x, scale, shift], name=name, axis=-1, **given)
+        return self.node(kind, [x, scale, shift], name=name, **attributes)
 
     def relu(self, x: str) -> str:
         return self.node("Relu", [x])
 
     def leaky_relu(self, x: str, alpha: float) -> str:
-        return self.node("LeakyRelu", [x], name=self._numbered("leaky", "LeakyRelu"), alpha=alpha)
+        return self.node("LeakyRelu", [x], alpha=alpha)
 
     def clip(self, x: str, low: float, high: float) -> str:
-        name = self._numbered("clip", "Clip")
-        bounds = [self.constant(f"{name}.{k}", np.float32(v)) for k, v in
-                  (("low", low), ("high", high))]  # fmt: skip
-        return self.node("Clip", [x, *bounds], name=name)
+        bounds = {"low": np.float32(low), "high": np.float32(high)}
+        return self._with_constants("Clip", [x], bounds)
+
+    def _with_constants(
+        self, kind: str, inputs: list[str], values: Mapping[str, Any], **attributes: Any
+    ) -> str:
+        """A node that reads constants of its own behind other inputs."""
+        name = self._numbered(kind)
+        own = [self.constant(f"{name}.{key}", value) for key, value in values.items()]
+        return self.node(kind, [*inputs, *own], name=name, **attributes)
 
     def add(self, x: str, y: str) -> str:
         return self.node("Add", [x, y])
@@ -153,13 +169,15 @@ class ModelBuilder:
 
     def scaled(self, x: str, factor: float) -> str:
         """x * factor."""
-        name = self._numbered("mul", "Mul")
-        return self.mul(x, self.constant(f"{name}.factor", np.float32(factor)))
+        return self._with_constants("Mul", [x], {"factor": np.float32(factor)})
 
     def shifted(self, x: str, offset: float) -> str:
         """x + offset."""
-        name = self._numbered("add", "Add")
-        return self.add(x, self.constant(f"{name}.offset", np.float32(offset)))
+        return self._with_constants("Add", [x], {"offset": np.float32(offset)})
+
+    def silu(self, x: str) -> str:
+        """As exporters spell it out."""
+        return self.mul(x, self.node("Sigmoid", [x]))
 
     def gelu(self, x: str) -> str:
         """As exporters spell it out: x / 2 * (1 + erf(x / sqrt(2)))."""
@@ -167,46 +185,36 @@ class ModelBuilder:
         return self.scaled(self.mul(x, inner), 0.5)
 
     def global_average_pool(self, x: str) -> str:
-        name = self._numbered("mean", "GlobalAveragePool")
-        return self.node("GlobalAveragePool", [x], name=name)
+        return self.node("GlobalAveragePool", [x])
 
     def max_pool(self, x: str, kernel: IntPair, stride: IntPair, *, pad: Pads = 0) -> str:
-        name = self._numbered("pool", "MaxPool")
-        return self.node("MaxPool", [x], name=name, **_window(kernel, stride, pad))
+        return self.node("MaxPool", [x], **_window(kernel, stride, pad))
 
     def average_pool(self, x: str, kernel: IntPair, stride: IntPair, *, pad: Pads = 0) -> str:
         """Padding is not counted."""
-        name = self._numbered("avgpool", "AveragePool")
-        return self.node("AveragePool", [x], name=name, **_window(kernel, stride, pad))
+        return self.node("AveragePool", [x], **_window(kernel, stride, pad))
 
     def upsample(self, x: str, factor: IntPair) -> str:
         """Every pixel as many rows and columns as `factor` says."""
-        name = self._numbered("resize", "Resize")
-        scales = self.constant(f"{name}.scales", np.array([1, 1, *_pair(factor)], np.float32))
+        scales = {"scales": np.array([1, 1, *_pair(factor)], np.float32)}
         attributes = {"mode": "nearest", "nearest_mode": "floor"}
         attributes["coordinate_transformation_mode"] = "asymmetric"
-        return self.node("Resize", [x, "", scales], name=name, **attributes)
+        return self._with_constants("Resize", [x, ""], scales, **attributes)
 
     def concat(self, xs: Sequence[str], axis: int = 1) -> str:
         return self.node("Concat", list(xs), axis=axis)
 
     def part(self, x: str, axis: int, start: int, stop: int) -> str:
         """Elements `start` to `stop` along an axis."""
-        name = self._numbered("slice", "Slice")
-        places = {"starts": start, "ends": stop, "axes": axis}
-        bounds = [
-            self.constant(f"{name}.{key}", np.array([value], np.int64))
-            for key, value in places.items()
-        ]
-        return self.node("Slice", [x, *bounds], name=name)
+        places = {"starts": [start], "ends": [stop], "axes": [axis]}
+        bounds = {key: np.array(value, np.int64) for key, value in places.items()}
+        return self._with_constants("Slice", [x], bounds)
 
     def flatten(self, x: str) -> str:
         return self.node("Flatten", [x], axis=1)
 
     def reshape(self, x: str, shape: Sequence[int]) -> str:
-        name = self._numbered("reshape", "Reshape")
-        to = self.constant(f"{name}.shape", np.array(shape, np.int64))
-        return self.node("Reshape", [x, to], name=name)
+        return self._with_constants("Reshape", [x], {"shape": np.array(shape, np.int64)})
 
     def transpose(self, x: str, perm: Sequence[int]) -> str:
         return self.node("Transpose", [x], perm=list(perm))
@@ -220,9 +228,8 @@ class ModelBuilder:
 
     def linear(self, x: str, features: int, *, gain: float = ALL_KEPT, bias: bool = True) -> str:
         """A product of the last axis with a constant matrix, and a bias."""
-        name = self._numbered("matmul", "MatMul")
-        shape = (self.shapes[x][-1], features)
-        weight = self._products(f"{name}.weight", shape, gain / shape[0])
+        name, shape = self._numbered("MatMul"), (self.shapes[x][-1], features)
+        weight = self._normal(f"{name}.weight", shape, gain / shape[0])
         x = self.node("MatMul", [x, weight], name=name)
         return self.add(x, self._uniform(f"{name}.bias", features, -0.1, 0.1)) if bias else x
 
@@ -230,13 +237,11 @@ class ModelBuilder:
         self, name: str, shape: tuple[int, ...], *, spread: float, mean: float = 0.0
     ) -> str:
         """Weights that are no layer's own, such as the places of tokens; normally distributed."""
-        return self._products(name, shape, spread**2, mean)
+        return self._normal(name, shape, spread**2, mean)
 
     def fully_connected(self, x: str, oc: int) -> str:
-        name, features = self._numbered("fc", "Gemm"), self.shapes[x][1]
-        weight = self._products(f"{name}.weight", (oc, features), HALF_KEPT / features)
-        bias = self._uniform(f"{name}.bias", oc, -0.1, 0.1)
-        return self.node("Gemm", [x, weight, bias], name=name, transB=1)
+        features = self.shapes[x][1]
+        return self._product("Gemm", x, (oc, features), oc, HALF_KEPT / features, transB=1)
 
     def output(self, x: str) -> None:
         """Make a tensor an output of the model."""
@@ -244,32 +249,22 @@ class ModelBuilder:
 
     def node(self, kind: str, inputs: list[str], *, name: str = "", **attributes: object) -> str:
         """Any node with one output, which is called as the node."""
-        name = name or self._numbered(kind.lower(), kind)
+        name = name or self._numbered(kind)
         node = helper.make_node(kind, inputs, [name], name=name, **attributes)
-        self.shapes[name] = self._inferred(node)
-        self._append(node)
-        return name
+        return self._append(node, {name: self._inferred(node)})
 
-    def foreign(
-        self,
-        kind: str,
-        inputs: list[str],
-        outputs: dict[str, tuple[int, ...]],
-        *,
-        domain: str = MICROSOFT,
-        **attributes: object,
-    ) -> str:
+    def foreign(self, kind: str, inputs: list[str], outputs: dict[str, tuple[int, ...]], *,
+                domain: str = MICROSOFT, **attributes: object) -> str:  # fmt: skip
         """A node of ONNX Runtime's with these outputs; the first is how it is called."""
         first, *_ = outputs
-        self._append(
-            helper.make_node(kind, inputs, [*outputs], name=first, domain=domain, **attributes)
-        )
-        self.shapes |= outputs
-        return first
+        node = helper.make_node(kind, inputs, [*outputs], first, domain=domain, **attributes)
+        return self._append(node, outputs)
 
-    def _append(self, node: onnx.NodeProto) -> None:
+    def _append(self, node: onnx.NodeProto, outputs: Mapping[str, tuple[int, ...]]) -> str:
+        self.shapes |= outputs
         self._nodes.append(node)
         self._kinds[node.op_type] += 1
+        return str(node.name)
 
     def constant(self, name: str, value: NDArray[np.generic] | np.generic) -> str:
         """Kept in every build: a size, a bound or a factor rather than a weight."""
@@ -322,9 +317,9 @@ class ModelBuilder:
             return int(self._types.get(name, TensorProto.FLOAT))
         return int(helper.np_dtype_to_tensor_dtype(value.dtype))
 
-    def _numbered(self, word: str, kind: str) -> str:
+    def _numbered(self, kind: str, word: str = "") -> str:
         """A name for the next node of a kind."""
-        number = self._kinds[kind] + 1
+        number, word = self._kinds[kind] + 1, word or WORDS.get(kind, kind.lower())
         if not self.scope:
             return f"{word}{number}"
         first = f"{self.scope}/{word}"
@@ -334,9 +329,7 @@ class ModelBuilder:
         """A generator that depends on the seed and the tensor's name, not on the order."""
         return np.random.default_rng([self.seed, crc32(f"{self.name}/{name}".encode())])
 
-    def _products(
-        self, name: str, shape: tuple[int, ...], variance: float, mean: float = 0.0
-    ) -> str:
+    def _normal(self, name: str, shape: tuple[int, ...], variance: float, mean: float = 0.0) -> str:
         """Normally distributed weights of a product."""
         self._count(prod(shape))
         if not self._weights:
@@ -378,10 +371,49 @@ def _pair(value: IntPair) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else value
 
 
-def _window(kernel: IntPair, stride: IntPair, pad: Pads) -> dict[str, Sequence[int]]:
+def _window(kernel: IntPair, stride: IntPair, pad: Pads) -> dict[str, Any]:
     pads = (pad,) * 4 if isinstance(pad, int) else pad
     return {"kernel_shape": _pair(kernel), "strides": _pair(stride), "pads": pads}
 
 
 def _info(name: str, shape: Sequence[int], element: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, element, shape)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Inputs and outputs by name, the numbers of weights and of nodes by type, and the work.
+
+    `gflops` counts two for every multiply-add of convolutions and matrix products.
+    """
+
+    name: str
+    inputs: Mapping[str, tuple[int, ...]]
+    outputs: Mapping[str, tuple[int, ...]]
+    parameters: int
+    gflops: float
+    nodes: Mapping[str, int]
+
+
+def summary(builder: ModelBuilder) -> Summary:
+    graph, shapes = builder.build().graph, builder.shapes
+    return Summary(
+        name=builder.name,
+        inputs={name: shapes[name] for name in builder.inputs},
+        outputs={info.name: shapes[info.name] for info in graph.output},
+        parameters=builder.parameters,
+        gflops=sum(_flops(node, shapes) for node in graph.node) / 1e9,
+        nodes=dict(Counter(node.op_type for node in graph.node).most_common()),
+    )
+
+
+def _flops(node: onnx.NodeProto, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Two for every multiply-add; 0 for what is neither a convolution nor a product."""
+    out = prod(shapes[node.output[0]])
+    if node.op_type == "Conv":  # (out, in / groups, rows, columns): what each output sums up
+        return 2 * out * prod(shapes[node.input[1]][1:])
+    if node.op_type == "ConvTranspose":  # each input goes to (out, rows, columns)
+        return 2 * prod(shapes[node.input[0]]) * prod(shapes[node.input[1]][1:])
+    if node.op_type in ("Gemm", "MatMul"):
+        return 2 * out * shapes[node.input[0]][-1]
+    return 0

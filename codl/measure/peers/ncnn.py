@@ -18,9 +18,8 @@ import numpy as np
 import onnx
 
 from codl.errors import DeviceError, UnsupportedError
-from codl.frontend.convert import convert
+from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.onnx_import import import_onnx
-from codl.frontend.graph.simplify_pipeline import simplify
 from codl.ir import Layer
 from codl.ir.plan import Chain, Plan
 from codl.kernels import registry

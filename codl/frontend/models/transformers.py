@@ -1,0 +1,249 @@
+"""The built-in transformers, as exporters write them; their inputs are tokens' embeddings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from codl.frontend.models.builder import ALL_KEPT, ModelBuilder
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """`layers` of `features` with as many `heads`; `widened` features between the two products."""
+
+    layers: int
+    features: int
+    heads: int
+    widened: int
+
+
+BASE = Transformer(layers=12, features=768, heads=12, widened=3072)
+DEIT_TINY = Transformer(layers=12, features=192, heads=3, widened=768)
+WHISPER_TINY = Transformer(layers=4, features=384, heads=6, widened=1536)
+SMOLLM2_135M = Transformer(layers=30, features=576, heads=9, widened=1536)
+
+
+def bert(b: ModelBuilder, sizes: Transformer = BASE, tokens: int = 128) -> None:
+    """BERT base (Devlin et al. 2019): 12 layers, 768 features and 12 heads, on 128 tokens."""
+    epsilon = 1e-12
+    x = b.layer_norm(b.input("embeddings", (1, tokens, sizes.features)), epsilon=epsilon)
+    for _ in range(sizes.layers):
+        x = b.layer_norm(b.add(attention(b, x, sizes.heads), x), epsilon=epsilon)
+        y = b.gelu(b.linear(x, sizes.widened))
+        x = b.layer_norm(b.add(b.linear(y, sizes.features, gain=2), x), epsilon=epsilon)
+    b.output(x)
+
+
+def vit_base(b: ModelBuilder, sizes: Transformer = BASE, side: int = 224) -> None:
+    """ViT-B/16 at 224x224 (Dosovitskiy et al. 2021), to the logits of 1000 classes.
+
+    A token for the class stands in front of those of the patches.
+    """
+    patch, features = 16, sizes.features
+    image = b.input("image", (1, 3, side, side))
+    patches = b.conv(image, features, patch, pad=0, stride=patch, gain=ALL_KEPT)
+    count = (side // patch) ** 2
+    tokens = b.transpose(b.reshape(patches, (1, features, count)), (0, 2, 1))
+    x = b.concat([b.learned("class", (1, 1, features), spread=1.0), tokens])
+    x = b.add(x, b.learned("places", (1, count + 1, features), spread=0.5))
+    x = _encode(b, x, sizes, epsilon=1e-6)
+    b.output(b.linear(b.reshape(b.part(x, 1, 0, 1), (1, features)), 1000))
+
+
+def deit_tiny(b: ModelBuilder) -> None:
+    """DeiT-Ti at 224x224 (Touvron et al. 2021) without distillation, to logits of 1000 classes."""
+    vit_base(b, DEIT_TINY)
+
+
+def whisper_tiny_encoder(
+    b: ModelBuilder, sizes: Transformer = WHISPER_TINY, frames: int = 3000
+) -> None:
+    """The encoder of Whisper tiny (Radford et al. 2022): 30 seconds of 80 mel bands to 1500 tokens.
+
+    Two convolutions in time, of which the second halves it; keys have no bias.
+    """
+    x = b.input("mel", (1, 80, frames))
+    x = b.gelu(b.conv1d(x, sizes.features, 3, pad=1))
+    x = b.gelu(b.conv1d(x, sizes.features, 3, pad=1, stride=2))
+    x = b.transpose(x, (0, 2, 1))
+    # Sines, then cosines, of a token's place at as many wavelengths, the longest 10000 * 2 pi.
+    _, tokens, features = b.shapes[x]
+    half = features // 2
+    angles = np.arange(tokens)[:, None] * 10000 ** -(np.arange(half) / (half - 1))
+    places = np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
+    x = b.add(x, b.constant("places", places))
+    b.output(_encode(b, x, sizes, epsilon=1e-5, key_bias=False))
+
+
+def sd_unet_block(b: ModelBuilder, channels: int = 640, side: int = 32) -> None:
+    """A block of Stable Diffusion 1.x's UNet (Rombach et al. 2022), of its second level: 640x32x32.
+
+    A residual block that knows the time, and a transformer that attends to the image and to a text.
+    """
+    image = b.input("image", (1, channels, side, side))
+    time = b.input("time", (1, 1280))
+    text = b.input("text", (1, 77, 768))
+    b.output(_image_transformer(b, _residual(b, image, time), text))
+
+
+def _residual(b: ModelBuilder, x: str, time: str) -> str:
+    """Two convolutions, between which the time is added to every channel."""
+    channels = b.shapes[x][1]
+    y = b.conv(b.silu(_group_norm(b, x, 1e-5)), channels, 3, pad=1)
+    shift = b.linear(b.silu(time), channels)
+    y = b.add(y, b.reshape(shift, (1, channels, 1, 1)))
+    return b.add(x, b.conv(b.silu(_group_norm(b, y, 1e-5)), channels, 3, pad=1))
+
+
+def _image_transformer(b: ModelBuilder, x: str, text: str, heads: int = 8) -> str:
+    """Pixels as tokens; attention to themselves, to the text, and a gated pair of products."""
+    n, channels, height, width = b.shapes[x]
+    y = b.conv(_group_norm(b, x, 1e-6), channels, 1, pad=0, gain=1)
+    y = b.transpose(b.reshape(y, (n, channels, height * width)), (0, 2, 1))
+    y = b.add(attention(b, b.layer_norm(y), heads, bias=False), y)
+    y = b.add(attention(b, b.layer_norm(y), heads, source=text, bias=False), y)
+    half = 4 * channels
+    wide = b.linear(b.layer_norm(y), 2 * half)
+    gated = b.mul(b.part(wide, 2, 0, half), b.gelu(b.part(wide, 2, half, 2 * half)))
+    y = b.add(b.linear(gated, channels, gain=2), y)
+    y = b.reshape(b.transpose(y, (0, 2, 1)), (n, channels, height, width))
+    return b.add(b.conv(y, channels, 1, pad=0, gain=1), x)
+
+
+def _group_norm(b: ModelBuilder, x: str, epsilon: float, groups: int = 32) -> str:
+    """As exporters spell it out below opset 18: an instance norm of groups, and an affine."""
+    name, shape = f"{x}.norm", b.shapes[x]
+    ones = b.constant(f"{name}.ones", np.ones(groups, np.float32))
+    zeros = b.constant(f"{name}.zeros", np.zeros(groups, np.float32))
+    rows = b.reshape(x, (1, groups, -1))
+    y = b.node("InstanceNormalization", [rows, ones, zeros], epsilon=epsilon)
+    affine = (shape[1], 1, 1)
+    y = b.mul(b.reshape(y, shape), b.learned(f"{name}.scale", affine, spread=0.1, mean=1.0))
+    return b.add(y, b.learned(f"{name}.shift", affine, spread=0.1))
+
+
+#: Heads of keys and values of SmolLM2, which groups of queries' heads share.
+GROUPS = 3
+
+
+def smollm2_135m(
+    b: ModelBuilder, sizes: Transformer = SMOLLM2_135M, tokens: int = 128, words: int = 49152
+) -> None:
+    """SmolLM2-135M (Ben Allal et al. 2025): 128 tokens without a cache, to logits of the next one.
+
+    A Llama: angles of tokens' places turn queries and keys, and no token sees those behind it.
+    """
+    x = b.input("embeddings", (1, tokens, sizes.features))
+    each = sizes.features // sizes.heads
+    frequencies = 100000.0 ** -(np.arange(0, each, 2) / each)
+    angles = np.tile(np.arange(tokens)[:, None] * frequencies, 2)[None, None]
+    cos, sin = (
+        b.constant(name, table.astype(np.float32))
+        for name, table in (("cos", np.cos(angles)), ("sin", np.sin(angles)))
+    )
+    unseen = np.triu(np.full((tokens, tokens), np.finfo(np.float32).min), 1)[None, None]
+    mask = b.constant("mask", unseen)
+    for _ in range(sizes.layers):
+        x = b.add(x, _grouped_attention(b, _rms_norm(b, x), sizes, (cos, sin, mask)))
+        y = _rms_norm(b, x)
+        gate = b.silu(b.linear(y, sizes.widened, bias=False))
+        y = b.mul(gate, b.linear(y, sizes.widened, bias=False))
+        x = b.add(x, b.linear(y, sizes.features, bias=False, gain=2))
+    last = b.part(_rms_norm(b, x), 1, tokens - 1, tokens)
+    b.output(b.linear(last, words, bias=False))
+
+
+def _grouped_attention(
+    b: ModelBuilder, x: str, sizes: Transformer, tables: tuple[str, str, str]
+) -> str:
+    cos, sin, mask = tables
+    narrow = sizes.features // sizes.heads * GROUPS
+    queries, keys, values = (
+        _split_heads(b, b.linear(x, width, bias=False), heads)
+        for width, heads in ((sizes.features, sizes.heads), (narrow, GROUPS), (narrow, GROUPS))
+    )
+    queries, keys = _turned(b, queries, cos, sin), _turned(b, keys, cos, sin)
+    keys, values = (_repeated(b, part, sizes.heads // GROUPS) for part in (keys, values))
+    joined = _attend(b, queries, b.transpose(keys, (0, 1, 3, 2)), values, mask)
+    return b.linear(joined, sizes.features, bias=False)
+
+
+def _repeated(b: ModelBuilder, x: str, times: int) -> str:
+    """Every head as often as queries share it."""
+    n, heads, tokens, each = b.shapes[x]
+    apart = b.reshape(x, (n, heads, 1, tokens, each))
+    sizes = b.constant(f"{apart}.sizes", np.array((n, heads, times, tokens, each), np.int64))
+    return b.reshape(b.node("Expand", [apart, sizes]), (n, heads * times, tokens, each))
+
+
+def _turned(b: ModelBuilder, x: str, cos: str, sin: str) -> str:
+    """x * cos + (its halves exchanged, one of them negated) * sin."""
+    each = b.shapes[x][3]
+    first, second = b.part(x, 3, 0, each // 2), b.part(x, 3, each // 2, each)
+    exchanged = b.concat([b.node("Neg", [second]), first], axis=3)
+    return b.add(b.mul(x, cos), b.mul(exchanged, sin))
+
+
+def _rms_norm(b: ModelBuilder, x: str) -> str:
+    """x over its root mean square, times a scale for every feature, spelt out."""
+    name = f"{x}.rms"
+    two = b.constant(f"{name}.two", np.float32(2))
+    square = b.node("ReduceMean", [b.node("Pow", [x, two])], axes=[-1])
+    epsilon = b.constant(f"{name}.epsilon", np.float32(1e-5))
+    root = b.node("Reciprocal", [b.node("Sqrt", [b.add(square, epsilon)])])
+    scale = b.learned(f"{name}.scale", (b.shapes[x][-1],), spread=0.1, mean=1.0)
+    return b.mul(scale, b.mul(x, root))
+
+
+def matmul(b: ModelBuilder, size: int = 512, batch: int = 4) -> None:
+    """Matrix products in a row: of two inputs, of several matrices at once, and with constants."""
+    x = b.matmul(b.input("a", (1, size, size)), b.input("b", (1, size, size)))
+    x = b.scaled(x, 4 / size)
+    x = b.relu(b.linear(x, 2 * size))
+    x = b.relu(b.linear(x, size, gain=2))
+    parts = b.reshape(x, (batch, size // batch, size))
+    products = b.matmul(parts, b.transpose(parts, (0, 2, 1)))
+    b.output(b.scaled(products, 1 / size))
+
+
+def _encode(
+    b: ModelBuilder, x: str, sizes: Transformer, *, epsilon: float, key_bias: bool = True
+) -> str:
+    """Layers with a norm in front of every branch, and one behind all."""
+    for _ in range(sizes.layers):
+        y = b.layer_norm(x, epsilon=epsilon)
+        x = b.add(x, attention(b, y, sizes.heads, key_bias=key_bias))
+        y = b.gelu(b.linear(b.layer_norm(x, epsilon=epsilon), sizes.widened))
+        x = b.add(x, b.linear(y, sizes.features, gain=2))
+    return b.layer_norm(x, epsilon=epsilon)
+
+
+def attention(
+    b: ModelBuilder, x: str, heads: int, *, source: str = "", bias: bool = True,
+    key_bias: bool = True,
+) -> str:  # fmt: skip
+    """Of x to itself, or to the tokens of a `source`; `bias` is that of q, k and v."""
+    source, features = source or x, b.shapes[x][-1]
+    queries = _split_heads(b, b.linear(x, features, bias=bias), heads)
+    keys = b.linear(source, features, bias=bias and key_bias)
+    values = _split_heads(b, b.linear(source, features, bias=bias), heads)
+    turned = _split_heads(b, keys, heads, turned=True)
+    return b.linear(_attend(b, queries, turned, values), features)
+
+
+def _split_heads(b: ModelBuilder, x: str, heads: int, *, turned: bool = False) -> str:
+    """(1, tokens, features) as (1, heads, tokens, each), or `turned` (1, heads, each, tokens)."""
+    n, tokens, features = b.shapes[x]
+    apart = b.reshape(x, (n, tokens, heads, features // heads))
+    return b.transpose(apart, (0, 2, 3, 1) if turned else (0, 2, 1, 3))
+
+
+def _attend(b: ModelBuilder, queries: str, keys: str, values: str, mask: str = "") -> str:
+    """Attention of heads, with turned keys; joined to (1, tokens, features) again."""
+    n, heads, tokens, each = b.shapes[queries]
+    scores = b.scaled(b.matmul(queries, keys), each**-0.5)
+    scores = b.add(scores, mask) if mask else scores
+    mixed = b.matmul(b.softmax(scores), values)
+    return b.reshape(b.transpose(mixed, (0, 2, 1, 3)), (n, tokens, heads * each))
