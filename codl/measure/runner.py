@@ -36,17 +36,11 @@ from codl.measure.tasks import (
 from codl.measure.timing import WHOLE, Rounds, Samples, Seconds, Timed
 from codl.records.results import Latency
 from codl.records.statistic import level
+from codl.runtime.actions import Action
 from codl.runtime.host_handles import HostSession
 from codl.runtime.loaded import Timeline
 from codl.runtime.opencl import OpenClDevice
-from codl.runtime.session import (
-    Action,
-    HostAction,
-    KernelLaunches,
-    MapStaging,
-    Session,
-    SignallingLaunch,
-)
+from codl.runtime.session import Session
 
 if TYPE_CHECKING:  # a device may have the GPU's package alone
     from codl.runtime.ncnn_net import NcnnSession
@@ -190,12 +184,9 @@ class Bench:
     @staticmethod
     def _part(action: Action) -> str:
         """The part of an exchange that an action is; "" of one that takes no time of its own."""
-        if isinstance(action, KernelLaunches | SignallingLaunch):
+        if action.kind in ("kernel", "transform"):
             return "transform"
-        if isinstance(action, MapStaging):
-            return "map"
-        kind = action.kind if isinstance(action, HostAction) else None
-        return "" if kind in (None, "sync") else str(kind)
+        return "" if action.kind == "sync" else action.kind
 
     def _step(self, part: str, action: Action) -> Step:
         """One part of an exchange, to its end; kernels by the device's clock."""

@@ -15,6 +15,7 @@ from codl.ir.executable import (
     Executable,
     GpuOp,
     Launch,
+    Program,
     Raise,
     Refusal,
     Scratch,
@@ -26,7 +27,7 @@ from codl.records.span_names import span_of
 from codl.runtime.cache import VariantBlocklist
 from codl.runtime.drivers import explained, make_kernel
 from codl.runtime.host_handles import HostHandles
-from codl.runtime.launch import BoundKernel, for_pieces, refusal
+from codl.runtime.launch import BoundKernel
 from codl.runtime.memory import DeviceMemory, Flag, Staging, allocate, upload
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.shared_weights import Share
@@ -160,13 +161,13 @@ class Handles:
     def _bind(self, launch: Launch) -> None:
         self._trying(launch.step)
         try:
-            bound = self._bound(launch, self._program(launch.program))
+            bound = self.bound(launch, self._program(launch.program))
         except DeviceError as error:
             self._refuse([launch.step], str(error))
         else:
             self._kernels[launch] = bound
 
-    def _bound(self, launch: Launch, program: cl.Program) -> BoundKernel:
+    def bound(self, launch: Launch, program: cl.Program) -> BoundKernel:
         name = self._executable.programs[launch.program].name
         with explained(f"Binding the kernels of {name}"):
             kernel = make_kernel(program, launch.kernel)
@@ -177,18 +178,10 @@ class Handles:
             bound.check(self._device.device)
             return bound
 
-    def unsplittable(self, launch: Launch) -> str | None:
-        """Why a launch cannot be split; None where it can."""
+    def source(self, launch: Launch) -> tuple[Program, str]:
+        """The program of a launch, and its text."""
         program = self._executable.programs[launch.program]
-        return refusal(self._executable.texts[program.text], launch.local_size)
-
-    def in_pieces(self, launch: Launch, count: int) -> list[BoundKernel]:
-        """A launch as about so many; raises `DeviceError` where its program does not build so."""
-        program = self._executable.programs[launch.program]
-        text = self._executable.texts[program.text]
-        whole = for_pieces(text, launch.global_size, launch.local_size)
-        built = self._device.programs.build_text(program.name, whole, program.options)
-        return self._bound(launch, built).pieces(count)
+        return program, self._executable.texts[program.text]
 
     def flag(self, command: Raise) -> Flag:
         """The flag that a command raises, however often that is bound."""

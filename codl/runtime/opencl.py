@@ -20,7 +20,7 @@ from codl.errors import CodlError, CodlWarning, DeviceError
 from codl.records.gpu_limits import UNLIMITED
 from codl.runtime import drivers, threads
 from codl.runtime.drivers import cl_module, describe, explained, make_kernel, process_of_drivers
-from codl.runtime.launch import BoundKernel, enqueue_function, pointer
+from codl.runtime.launch import BoundKernel, enqueue_function
 from codl.runtime.placement import LocalSoc, Placement, check_cores
 from codl.runtime.program_cache import Binary, Offer, Programs
 
@@ -245,7 +245,7 @@ class OpenClDevice:
 
     def submit(self, kernels: Sequence[BoundKernel]) -> None:
         """Enqueue kernels without events, which is cheaper; does not flush."""
-        function, queue = enqueue_function(), pointer(self.queue)
+        function, queue = enqueue_function(), ctypes.c_void_p(self.queue.int_ptr)
         for kernel in kernels:
             if function is None:
                 kernel.enqueue(self.queue)

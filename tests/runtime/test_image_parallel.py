@@ -13,8 +13,8 @@ from support.some import some
 
 from codl.ir import Region, Span, parse
 from codl.kernels import registry
+from codl.runtime.actions import WORTH_SHARING, copy_images
 from codl.runtime.placement import LocalSoc
-from codl.runtime.session import WORTH_SHARING, copy_images
 from codl.runtime.threads import ImageParallel
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from codl.runtime.launch import cut, for_pieces, most, refusal
+from codl.runtime.limited import cut, for_pieces, most, refusal
 
 DIMENSION = st.tuples(st.integers(1, 7), st.integers(1, 4))
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codl.records.gpu_limits import GpuLimits
-from codl.runtime.pacing import IN_FLIGHT_MS, Pacer
+from codl.runtime.limited import IN_FLIGHT_MS, Pacer
 
 
 @dataclass

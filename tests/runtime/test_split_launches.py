@@ -16,10 +16,10 @@ from codl.ir import parse
 from codl.kernels import registry
 from codl.plan.build_plan import default_plan
 from codl.records.gpu_limits import GpuLimits
-from codl.runtime import split_launches
+from codl.runtime import limited as limits_module
 from codl.runtime.launch import BoundKernel
+from codl.runtime.limited import PacedQueue
 from codl.runtime.opencl import OpenClDevice
-from codl.runtime.pacing import PacedQueue
 from codl.runtime.placement import LocalSoc, splittable
 from codl.targets.local import LocalTarget
 
@@ -39,7 +39,7 @@ def taking(whole_ms: float, piece_ms: float) -> Times:
 @pytest.fixture
 def long_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every kernel is to be split."""
-    monkeypatch.setattr(split_launches, "measured_ms", taking(4.0, 0.5))
+    monkeypatch.setattr(limits_module, "measured_ms", taking(4.0, 0.5))
 
 
 def limited(soc: LocalSoc, limits: GpuLimits = LIMITS) -> LocalSoc:
@@ -106,7 +106,7 @@ def test_without_limits_nothing_is_reported(first_soc: LocalSoc) -> None:
 
 
 def test_what_stays_too_long_is_said(first_soc: LocalSoc, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(split_launches, "measured_ms", taking(4.0, 3.0))
+    monkeypatch.setattr(limits_module, "measured_ms", taking(4.0, 3.0))
     network, x, _ = branching_case()
     soc = limited(first_soc, GpuLimits(max_kernel_ms=1.0))
     with Engine(network, default_plan(network, soc, "gpu"), LocalTarget(soc)) as engine:
