@@ -25,7 +25,6 @@ from codl.cli.output import emit, note
 from codl.errors import DeviceError
 from codl.file_names import inside
 from codl.files import check_writable, set_aside
-from codl.measure.facts.points_file import save_points
 from codl.records import soc as socs
 from codl.records.published_soc import PublishedSoc
 from codl.records.soc import ELEMENT_NAMES, MEMORY_TYPES, Soc
@@ -197,7 +196,7 @@ def detect_soc(
         bool,
         typer.Option(
             "--measure/--no-measure",
-            help="Measure what no driver tells: wave size, memory objects, how the sides meet.",
+            help="Measure what no driver tells truly: how the two sides meet.",
         ),
     ] = True,
     output: Annotated[
@@ -220,9 +219,8 @@ def detect_soc(
     takes the faster one for every op. float16 is a storage type: the GPU still computes and
     accumulates in float32.
 
-    What is measured takes some seconds, on a phone a minute, in processes that a driver may take
-    down. Its latencies, such as the staircase that tells the wave size, are kept in
-    NAME.measured.csv beside the SoC file. docs/soc.md explains every key.
+    What is measured takes some seconds, in processes that a driver may take down. docs/soc.md
+    explains every key.
 
     [dim]Example:[/dim] codl soc detect --serial local --name host
     codl soc detect --serial process --name quick --no-measure
@@ -237,8 +235,6 @@ def detect_soc(
     if kept := set_aside(path):
         note(f"What {path} held before is kept as {kept}")
     soc.save(path)
-    if data := save_points(path, found.facts):
-        note(f"Wrote {data}: the latencies that facts were read from")
     for fact in found.unknown:
         note(f"{fact.key} could not be measured: {fact.reason}")
     note(f"Wrote {path}, and {beside(path)}: where its parts are on this machine")

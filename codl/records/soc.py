@@ -40,12 +40,14 @@ SOURCES = ("measured", "replayed")
 TYPES = ("cpu", "gpu")
 #: An optional key of such a value is not known, and is left out of files.
 UNKNOWN: tuple[Any, ...] = (None, "", [], {})
+#: Keys of a GPU that earlier versions measured and wrote, and nothing reads: they are left out.
+FORMER = ("zero_copy", "preferred_memory")
 #: Keys that describe a SoC and on which no latency depends: of the whole, and of either side.
 ABOUT = {"description", "power_w", "chip", "sensors", "sources", "fallbacks"}
 ASIDE = {
     "cpu": {"clusters", "big_cores", "caches"},
     "gpu": {"wave_size", "opencl_version", "half", "svm", "max_read_images", "svm_atomics",
-            "zero_copy", "preferred_memory", "signal"},
+            "signal", *FORMER},
 }  # fmt: skip
 
 
@@ -98,11 +100,8 @@ class GpuSide:
     half: bool | None = None
     svm: str = ""
     max_read_images: NotNegative | None = None
-    #: Measured: whether a kernel and the host meet at a flag in fine-grained memory, whether memory
-    #: of the host is mapped without a copy, and where an op's tensors are faster.
+    #: Measured: whether a kernel and the host meet at a flag in fine-grained memory.
     svm_atomics: bool | None = None
-    zero_copy: bool | None = None
-    preferred_memory: dict[str, str] = field(default_factory=dict, hash=False)
     #: Measured: by which of both the CPU knows sooner that the GPU is done; empty is an event.
     signal: Literal["", "event", "flag"] = ""
     #: Of a device that is a CPU, the vector registers that its kernels have; tiles fit in them.
@@ -284,6 +283,9 @@ def load(name: str | Path) -> Soc:
 
 def from_dict(content: Any, path: Path) -> Soc:
     """A SoC from what a file holds; raises `InvalidFileError` as `load` does."""
+    if isinstance(content, dict) and isinstance(content.get("gpu"), dict):
+        gpu = {key: value for key, value in content["gpu"].items() if key not in FORMER}
+        content = {**content, "gpu": gpu}
     return _checked(yaml_file.convert(content, Soc, path), path)
 
 
@@ -296,7 +298,6 @@ def _checked(soc: Soc, path: Path) -> Soc:
         ("gpu.type", (soc.gpu.type,), TYPES),
         ("gpu.memory_types", soc.gpu.memory_types, MEMORY_TYPES),
         ("gpu.svm", (soc.gpu.svm,), ("", *SVM_LEVELS)),
-        ("gpu.preferred_memory", soc.gpu.preferred_memory.values(), MEMORY_TYPES),
         ("gpu.element", (soc.gpu.element,), ELEMENT_NAMES),
         ("source", (soc.source,), SOURCES),
     ):

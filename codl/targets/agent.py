@@ -212,7 +212,7 @@ class Agent:
         return Probed(tuple(self.target.probe())), ()
 
     def measure_fact(self, request: MeasureFact, blobs: list[Blob]) -> Answer:
-        from codl.measure.facts.fact import FACTS
+        from codl.measure.facts import FACTS
         from codl.runtime.probe import BareDevice
 
         measuring = FACTS.find(request.key)

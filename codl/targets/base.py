@@ -13,7 +13,7 @@ from codl.measure.batch import BatchResult, MeasureBatch
 from codl.measure.bench_rows import BenchRow, Refused
 from codl.measure.budget import Progress
 from codl.measure.check_variants import CheckRun, CheckTask
-from codl.measure.facts.fact import Fact
+from codl.measure.facts import Fact
 from codl.measure.interleave import Effort, TimedTogether
 from codl.measure.tuner import TuneRun, TuneTask
 from codl.measure.ui_frames import Drawn

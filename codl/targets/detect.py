@@ -46,7 +46,9 @@ def detect(
         chip=info.chip if info.chip != Chip() else None,
         sensors=sensors_of(info),
         sources={
-            "gpu.wave_size": "driver: the multiple of a work-group's size that it prefers",
+            "gpu.wave_size": "driver: on a CPU work-items run one after another"
+            if soc.gpu.is_cpu
+            else "driver: the multiple of a work-group's size that it prefers",
             **_registers_source(soc.gpu),
         },
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from codl.errors import CodlError
-from codl.measure.facts.fact import FACTS, Fact
+from codl.measure.facts import FACTS, Fact
 from codl.targets.client import AgentClient
 from codl.targets.measure_messages import FactMeasured, MeasureFact
 

@@ -1,25 +1,38 @@
-"""Completes a SoC by what is measured on a target: wave size, memory, how the two sides meet."""
+"""Completes a SoC by what is measured on a target: how the two sides meet.
+
+By which the CPU knows sooner that the GPU is done, an event of OpenCL's or a flag: both waits are
+measured as `codl collect` measures them, behind kernels of several lengths, as some drivers poll
+for a short kernel and sleep for a long one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from math import exp, inf, log
+from statistics import mean
 from typing import Any, get_type_hints
 
 import msgspec
 
 from codl.errors import CodlError
 from codl.kernels.tuning import Tuning
-from codl.measure.batch import MeasureBatch
-from codl.measure.facts import memory_objects, signal
-from codl.measure.facts.fact import FACTS, Fact
+from codl.measure.batch import MeasureBatch, Measurement
+from codl.measure.dataset import SignalRow
+from codl.measure.facts import FACTS, Fact
+from codl.measure.sampling import signal_tasks
+from codl.measure.tasks import SignalTask
 from codl.measure.timing import Rounds
-from codl.records.soc import MEMORY_TYPES, GpuSide
+from codl.records.soc import GpuSide
 from codl.runtime.placement import LocalSoc
 from codl.targets.base import Target
 from codl.targets.connect import connect
 
+SIGNAL = "gpu.signal"
+EVENT, FLAG = "event", "flag"
+#: A flag takes the CPU one more launch: its waits take at most this share of an event's.
+MOST_SHARE = 0.9
 #: A wait may take any time on a machine that others use: it is measured more often than an op.
 WAITS = Rounds(visits=12, least=12, long_s=0.05, span_s=5.0)
 #: And for so many seconds at most.
@@ -52,10 +65,8 @@ def find_facts(
         note(f"Measuring {key}")
         answered = target.measure_facts(soc.placement.icd, soc.gpu.name, [key])
         facts += [_checked(key, answered)]
-    note(f"Measuring {signal.KEY}")
+    note(f"Measuring {SIGNAL}")
     facts += _signal_facts(target.serial, with_facts(soc, facts))
-    note(f"Measuring {memory_objects.KEY}")
-    facts += _memory_facts(target.serial, soc)
     return FoundFacts(with_facts(soc, facts), tuple(facts))
 
 
@@ -73,34 +84,26 @@ def _checked(key: str, answered: Sequence[Fact]) -> Fact:
 
 def with_facts(soc: LocalSoc, facts: Sequence[Fact]) -> LocalSoc:
     """The SoC with the values of the facts that have one, and where each is from."""
-    gpu, sources = soc.gpu, dict(soc.sources)
+    values: dict[str, Any] = {}
+    sources = dict(soc.sources)
     for fact in facts:
         if fact.value is not None:
-            gpu = _with(gpu, fact.key, fact.value)
+            values[fact.key.removeprefix("gpu.")] = fact.value
             sources[fact.key] = f"{fact.origin}: {fact.reason}"
         elif fact.key in sources:
             sources[fact.key] += f" (measuring it failed: {fact.reason})"
-    return replace(soc, gpu=gpu, sources=sources)
-
-
-def _with(gpu: GpuSide, key: str, value: Any) -> GpuSide:
-    """`key` is that of a field, or of one of its entries: `gpu.preferred_memory.conv2d`."""
-    name, _, entry = key.removeprefix("gpu.").partition(".")
-    if entry:
-        value = {**getattr(gpu, name), entry: value}
-    return replace(gpu, **{name: value})
+    return replace(soc, gpu=replace(soc.gpu, **values), sources=sources)
 
 
 def _signal_facts(serial: str, soc: LocalSoc) -> Sequence[Fact]:
     """How the GPU tells the CPU that it is done; by events where nothing else was seen to work."""
     if soc.gpu.svm_atomics is None:
         return []
-    tasks = signal.waits_to_compare(soc)
-    if not tasks:
+    if not soc.gpu.has_flags:
         reason = "there is no memory for a flag that both sides see"
-        return [Fact(signal.KEY, signal.EVENT, reason, origin="driver")]
+        return [Fact(SIGNAL, EVENT, reason, origin="driver")]
     batch = MeasureBatch(
-        tasks=tasks,
+        tasks=tuple(task for task in signal_tasks(soc) if task.kind != "first_launch"),
         run="",
         rounds=WAITS,
         tuning=Tuning(),
@@ -110,25 +113,28 @@ def _signal_facts(serial: str, soc: LocalSoc) -> Sequence[Fact]:
     )
     with closing(connect(serial, soc)) as target, closing(target.fresh()) as fresh:
         try:
-            return [signal.choose_signal(fresh.measure(batch).measurements)]
+            return [choose_signal(fresh.measure(batch).measurements)]
         except CodlError as error:
-            return [Fact(signal.KEY, None, str(error))]
+            return [Fact(SIGNAL, None, str(error))]
 
 
-def _memory_facts(serial: str, soc: LocalSoc) -> Sequence[Fact]:
-    """Which memory object is faster for which ops; buffers where the device has no images."""
-    if not soc.gpu.max_image_width:
-        return [
-            Fact(key, memory_objects.BUFFER, "there are no images", origin="driver")
-            for key in memory_objects.preferred_keys()
-        ]
-    able = replace(soc, gpu=replace(soc.gpu, memory_types=MEMORY_TYPES, element="float32"))
-    found = []
-    with closing(connect(serial, able)) as target, closing(target.fresh()) as fresh:
-        for op in memory_objects.ops_to_compare():
-            try:
-                rows, _ = fresh.bench(op, Tuning())
-            except CodlError:
-                continue  # a driver that fails on one op may do others
-            found.append((op, memory_objects.best_by_memory(op, rows)))
-    return memory_objects.prefer(found)
+def choose_signal(measured: Iterable[Measurement]) -> Fact:
+    """A flag where it is never later than an event, and clearly sooner in the geometric mean.
+
+    None where no length was measured both ways.
+    """
+    waits_ms: dict[str, dict[float, float]] = {"event_wait": {}, "flag_wait": {}}
+    for one in measured:
+        task, row = one.task, one.row
+        if not isinstance(task, SignalTask) or not isinstance(row, SignalRow):
+            continue
+        if row.status == "ok" and 0 < row.latency_ms < inf:
+            waits_ms[task.kind][task.gap_ms] = row.latency_ms
+    events, flags = waits_ms.values()
+    ratios = [flags[gap] / events[gap] for gap in sorted({*events} & {*flags})]
+    if not ratios:
+        return Fact(SIGNAL, None, "no wait could be measured both ways")
+    share = exp(mean(map(log, ratios)))
+    value = FLAG if max(ratios) <= 1 and share <= MOST_SHARE else EVENT
+    reason = f"a wait for a flag takes {share:.2f} of the time that one for an event does"
+    return Fact(SIGNAL, value, reason)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from codl.measure.bench_rows import BenchRow, Refused
     from codl.measure.budget import Progress
     from codl.measure.check_variants import Checked, CheckRun, CheckTask
-    from codl.measure.facts.fact import Fact
+    from codl.measure.facts import Fact
     from codl.measure.interleave import Effort, TimedTogether
     from codl.measure.tasks import Task
     from codl.measure.tuner import TuneRun, TuneTask

@@ -12,7 +12,7 @@ import msgspec
 
 from codl.measure.bench_rows import BenchRow, Refused
 from codl.measure.dataset import AnchorRow
-from codl.measure.facts.fact import Fact
+from codl.measure.facts import Fact
 from codl.measure.sent_tasks import TaskRecord
 from codl.measure.timing import Rounds
 from codl.measure.ui_frames import Drawn

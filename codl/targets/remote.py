@@ -19,7 +19,7 @@ from codl.measure.batch import BatchResult, MeasureBatch
 from codl.measure.bench_rows import BenchRow, Refused
 from codl.measure.budget import Budget, Progress
 from codl.measure.check_variants import Checked, CheckRun, CheckTask
-from codl.measure.facts.fact import Fact
+from codl.measure.facts import Fact
 from codl.measure.interleave import Effort, TimedTogether
 from codl.measure.task_records import models_of, models_of_ops, to_record
 from codl.measure.tuner import Failure, TuneRun, TuneTask, done_before

@@ -27,8 +27,6 @@ from codl.cli.app import app
 from codl.errors import CodlError
 from codl.frontend.decoders.build import built, with_weights
 from codl.frontend.models.builder import ModelBuilder
-from codl.measure.facts import memory_objects
-from codl.measure.facts.points_file import load_points
 from codl.measure.interleave import Effort
 from codl.records import soc as socs
 from codl.records.soc import Soc
@@ -110,17 +108,13 @@ def test_detect_writes_a_soc_that_show_reads(workplace: Path) -> None:
 def test_detect_measures_what_no_driver_tells(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In few rounds, and of one op which memory object suits it."""
     monkeypatch.setattr(find_facts, "WAITS", QUICK)
-    monkeypatch.setattr(memory_objects, "OPS", memory_objects.OPS[3:4])
     made = answer(workplace, "soc", "detect", "--serial", "process", "--name", "measured")
     shown = answer(workplace, "soc", "show", "measured")
-    told = {"wave_size", "zero_copy", "preferred_memory", "opencl_version", "svm", "half"}
+    told = {"wave_size", "svm_atomics", "opencl_version", "svm", "half"}
     assert told <= shown["gpu"].keys() <= made["gpu"].keys()
-    assert {"gpu.wave_size", "gpu.zero_copy"} <= made["sources"].keys()
+    assert {"gpu.wave_size", "gpu.svm_atomics"} <= made["sources"].keys()
     assert shown["cpu"]["caches"] == made["cpu"]["caches"] != []
-    points = load_points(workplace / "socs" / "measured.yaml")
-    assert [point.case for point in points["gpu.zero_copy"]][:2] == ["map and unmap"] * 2
 
 
 def test_the_dataset_and_the_predictors_say_what_they_are(workplace: Path) -> None:

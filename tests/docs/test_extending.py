@@ -27,7 +27,6 @@ from codl.frontend.convert import load_network
 from codl.ir import OP_TYPES, parse
 from codl.ir.executable_check import check
 from codl.kernels import registry
-from codl.measure.facts import memory_objects
 from codl.plugins import VARIABLE, PluginError, load_installed
 from codl.predict import ESTIMATORS
 from codl.records.soc import Soc
@@ -151,13 +150,9 @@ def test_one_that_fails_adds_nothing(folder: Path) -> None:
 
 @pytest.mark.usefixtures("_unloaded", "devices")
 def test_its_commands_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Collected, trained, planned and run on this machine; the output is ONNX Runtime's.
-
-    What is measured is measured once, and which memory suits which op is left out.
-    """
+    """Collected, trained, planned and run on this machine; the output is ONNX Runtime's."""
     monkeypatch.setattr("codl.measure.collector.Rounds", lambda: QUICK)
     monkeypatch.setattr(find_facts, "WAITS", QUICK)
-    monkeypatch.setattr(memory_objects, "OPS", ())
     (commands,) = COMMANDS.findall(PAGE.read_text())
     for line in commands.splitlines():
         word, *rest = shlex.split(line)

@@ -8,10 +8,10 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from codl.measure.facts.fact import FACTS
-from codl.measure.facts.memory_objects import KEY
+from codl.measure.facts import FACTS
 from codl.records.soc import Soc
 from codl.runtime.placement import Placement
+from codl.targets.find_facts import SIGNAL
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "soc.md").read_text()
 ROW = re.compile(r"^\| `([\w.]+)` \|", re.MULTILINE)
@@ -42,4 +42,4 @@ def test_every_key_of_a_placement_has_its_line() -> None:
 
 
 def test_what_is_measured_is_a_key_of_a_soc_file() -> None:
-    assert {*FACTS, KEY} <= {*keys(Soc)}
+    assert {*FACTS, SIGNAL} <= {*keys(Soc)}

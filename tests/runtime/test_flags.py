@@ -16,7 +16,7 @@ from codl.engine.engine import Engine
 from codl.errors import DeviceError
 from codl.evaluate.evaluation import max_rel_err
 from codl.ir.executable import Raise
-from codl.measure.facts import svm_flag
+from codl.measure.facts import measure_svm_atomics
 from codl.measure.signals import make_flag
 from codl.runtime import memory
 from codl.runtime.drivers import cl_module
@@ -34,7 +34,7 @@ RUNS = 300
 def flagged(gpu: OpenClDevice) -> LocalSoc:
     """The SoC around a device whose kernels and the host meet at a flag."""
     soc = gpu.soc
-    meets = svm_flag.measure_svm_atomics(BareDevice(gpu.device)).value
+    meets = measure_svm_atomics(BareDevice(gpu.device)).value
     if not (meets and soc.gpu.sees_host_memory):
         pytest.skip(f"{soc.gpu.name} has no flags")
     return replace(soc, gpu=replace(soc.gpu, svm_atomics=True, signal="flag"))

@@ -20,7 +20,7 @@ from codl.ir import parse
 from codl.kernels.tuning import Tuning
 from codl.measure.batch import MeasureBatch
 from codl.measure.check_variants import task_of as check_task
-from codl.measure.facts.fact import FACTS
+from codl.measure.facts import FACTS
 from codl.measure.interleave import Effort
 from codl.measure.timing import Rounds
 from codl.measure.tuner import task_of as tune_task

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from codl.measure.facts.fact import Fact, Point
+from codl.measure.facts import Fact
 from codl.measure.interleave import Effort
 from codl.measure.sent_tasks import DispatchRecord, OpRecord, SignalRecord, StageRecord
 from codl.measure.timing import Rounds
-from codl.records.results import Conditions, Latency
+from codl.records.results import Conditions
 from codl.records.tuned import Choices, Trial, Tuned, UsualBlocks
 from codl.targets.arrays import to_wire
 from codl.targets.measure_messages import (
@@ -67,5 +67,5 @@ REPLIES: Seeds = [
     (Measured((), Conditions()), []),
     (KernelChecked(0, ""), []),
     (Ran(RECORDS), list(map(bytes, BLOBS))),
-    (FactMeasured(Fact("gpu.wave_size", 32, "a step", (Point("", 1, Latency(1, 1, 2, 9)),))), []),
+    (FactMeasured(Fact("gpu.svm_atomics", True, "they met")), []),
 ]

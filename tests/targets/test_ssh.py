@@ -80,9 +80,9 @@ def test_from_an_empty_board_to_a_table(board: Board) -> None:
 def test_facts_are_measured_there(board: Board, first_soc: LocalSoc) -> None:
     with closing(connect(board.serial)) as target:
         (fact,) = target.measure_facts(
-            first_soc.placement.icd, first_soc.gpu.name, ["gpu.zero_copy"]
+            first_soc.placement.icd, first_soc.gpu.name, ["gpu.svm_atomics"]
         )
-    assert (fact.key, type(fact.value)) == ("gpu.zero_copy", bool)
+    assert (fact.key, type(fact.value)) == ("gpu.svm_atomics", bool)
 
 
 def test_what_the_doctor_asks_is_answered_there(board: Board, first_soc: LocalSoc) -> None:

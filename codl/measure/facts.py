@@ -1,25 +1,46 @@
-"""Whether a kernel and the host really meet at a flag in fine-grained shared memory.
+"""Facts of an OpenCL device that its driver does not tell truly, measured.
 
-Drivers say that they have it (`CL_DEVICE_SVM_FINE_GRAIN_BUFFER` and `CL_DEVICE_SVM_ATOMICS`), and
-not with all of them does a kernel see what the host wrote while it runs. So both are let meet: the
-kernel raises a flag and looks for an answer; the host waits for the flag and writes the answer; the
-kernel hands back what it saw. The kernel looks a limited number of times, more from try to try, so
-that no driver ever hangs by it.
+Whether a kernel and the host really meet at a flag in fine-grained shared memory: drivers say that
+they have it (`CL_DEVICE_SVM_FINE_GRAIN_BUFFER` and `CL_DEVICE_SVM_ATOMICS`), and not with all of
+them does a kernel see what the host wrote while it runs. So both are let meet: the kernel raises a
+flag and looks for an answer; the host waits for the flag and writes the answer; the kernel hands
+back what it saw. The kernel looks a limited number of times, more from try to try, so that no
+driver ever hangs by it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from codl.kernels.flag import flag_options
-from codl.measure.facts.fact import Fact
+from codl.registry import Registry
 from codl.runtime.drivers import cl_module
 from codl.runtime.probe import BareDevice
 
-KEY = "gpu.svm_atomics"
+
+@dataclass(frozen=True)
+class Fact:
+    """A fact by its key in a SoC file; `value` is None where it could not be told.
+
+    `reason` says how it was decided, or why it was not; `origin` who says so.
+    """
+
+    key: str
+    value: bool | int | float | str | None
+    reason: str
+    origin: Literal["measured", "driver"] = "measured"
+
+
+Measuring: TypeAlias = Callable[[BareDevice], Fact]
+#: Those that are measured on a device by itself, by the key of the SoC file that each fills.
+FACTS: Registry[Measuring] = Registry("fact")
+
+SVM_ATOMICS = "gpu.svm_atomics"
 SOURCE = """
 kernel void meet(global atomic_int *flags, int looks) {
     atomic_store_explicit(flags, 1, memory_order_release, memory_scope_all_svm_devices);
@@ -46,24 +67,26 @@ def measure_svm_atomics(device: BareDevice) -> Fact:
     try:
         told = device.device.svm_capabilities
     except cl.Error:
-        return Fact(KEY, False, "no shared virtual memory", origin="driver")
+        return Fact(SVM_ATOMICS, False, "no shared virtual memory", origin="driver")
     wanted = cl.device_svm_capabilities
     if not (told & wanted.FINE_GRAIN_BUFFER and told & wanted.ATOMICS):
-        return Fact(KEY, False, "no fine-grained memory with atomics", origin="driver")
+        return Fact(SVM_ATOMICS, False, "no fine-grained memory with atomics", origin="driver")
     memory = cl.svm_mem_flags
     access = memory.READ_WRITE | memory.SVM_FINE_GRAIN_BUFFER | memory.SVM_ATOMICS
     words = cl.svm_empty(device.context, access, (LENGTH,), np.int32, alignment=64)
     try:
         kernel = device.kernel(SOURCE, "meet", (flag_options(device.device.version),))
     except cl.RuntimeError:  # PoCL 3.1 claims them, and its compiler has no such scope
-        return Fact(KEY, False, "the driver's compiler has no atomics that the host sees")
+        return Fact(SVM_ATOMICS, False, "the driver's compiler has no atomics that the host sees")
     looks = LOOKS
     while True:
         met, seconds = _try(device, kernel, words, looks)
         if met:
-            return Fact(KEY, True, "a kernel saw what the host wrote while it ran")
+            return Fact(SVM_ATOMICS, True, "a kernel saw what the host wrote while it ran")
         if seconds > LONG_S or looks > (1 << 30) // MORE:
-            return Fact(KEY, False, f"a kernel of {1e3 * seconds:.0f} ms saw nothing of the host's")
+            return Fact(
+                SVM_ATOMICS, False, f"a kernel of {1e3 * seconds:.0f} ms saw nothing of the host's"
+            )
         looks *= MORE
 
 
@@ -82,3 +105,6 @@ def _try(device: BareDevice, kernel: Any, words: Any, looks: int) -> tuple[bool,
     if event.command_execution_status > complete:
         raise TimeoutError(f"a kernel that looks {looks} times does not end")
     return met and int(words[SEEN]) == WORD, perf_counter() - begin
+
+
+FACTS.add(SVM_ATOMICS, measure_svm_atomics)

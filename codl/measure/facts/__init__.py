@@ -1,1 +1,0 @@
-"""Facts of an OpenCL device that no API tells truly, measured: one file each."""
