@@ -57,23 +57,11 @@ class BareDevice:
                 return cls(device)
         raise UnknownNameError("OpenCL device", name, [d.name.strip() for d in found])
 
-    @property
-    def is_cpu(self) -> bool:
-        return bool(self.device.type & cl_module().device_type.CPU)
-
     def kernel(self, source: str, name: str, options: tuple[str, ...] = ()) -> Any:
         """A kernel of a source text."""
         program = cl_module().Program(self.context, source)
         build_program(program, options)
         return make_kernel(program, name)
-
-    def run(self, kernel: Any, items: int, group: int | None = None) -> float:
-        """Run a kernel whose arguments are set, and wait; milliseconds by the device's clock."""
-        cl = cl_module()
-        local = None if group is None else (group,)
-        event = cl.enqueue_nd_range_kernel(self.queue, kernel, (items,), local)
-        event.wait()
-        return 1e-6 * float(event.profile.end - event.profile.start)
 
 
 #: What a CPU's vectors may hold, in floats.
