@@ -1,17 +1,17 @@
-"""The fastest plan under the predictor: a beam search over where chains end.
+"""The fastest plan under the predictor: a beam search over where chains end; and what is fastest.
 
 A label says how the network can have come to a point between two layers: which region of every
 tensor that is still read each processor then holds, and when each is free. Of two labels that hold
 the same, one that is later on both processors is of no use. Of the others those that promise most
-go on: two in a first search; in a second one, where a network has few chains, enough that the
-search is exact over its chains unless it says otherwise.
+go on: two where there are many chains, of which more hardly change a plan, and elsewhere as many as
+make most searches exact over their chains.
 """
 
 from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
@@ -27,6 +27,8 @@ from codl.records.soc import PowerW, Soc
 
 Goal: TypeAlias = Literal["latency", "energy", "energy-delay"]
 GOALS: tuple[str, ...] = get_args(Goal)
+#: Labels that go on from a point: where networks have at most `FEW` candidate chains, and else.
+WIDEST, NARROW, FEW = 64, 2, 200
 
 
 class Spent(NamedTuple):
@@ -101,12 +103,6 @@ class Objective:
 LATENCY = Objective()
 
 
-#: Labels that go on from one point; in the first, narrow search.
-WIDEST, NARROW = 64, 2
-#: Weights of the CPU's clock that a lower bound is tried with.
-SHARES = tuple(i / 20 for i in range(1, 20))
-
-
 class Label(NamedTuple):
     """One way to come to a point, and the best one that holds what it does."""
 
@@ -153,37 +149,10 @@ class Best:
     exact: bool
     energy_mj: float | None = None
 
-
-@dataclass(frozen=True)
-class LowerBound:
-    """Admissible lower bound on the remaining latency, for pruning.
-
-    The later of two clocks is never before a weighted mean of both, and every chain adds to that
-    mean at least what its shards take, data sharing left out. `share` is the CPU's weight, and
-    `left_ms` what is left from each point on.
-    """
-
-    share: float
-    left_ms: tuple[float, ...]
-
-    @classmethod
-    def of(cls, candidates: Candidates) -> LowerBound:
-        """With the weight that makes the bound tightest."""
-        shares = np.array(SHARES)
-        left = np.full((len(candidates.starting) + 1, len(shares)), inf)
-        left[-1] = 0.0
-        for at in reversed(range(len(candidates.starting))):
-            own = candidates.starting[at]
-            if own:
-                cpu, gpu = np.array([candidate.work_ms for candidate in own]).T
-                means = np.outer(cpu, shares) + np.outer(gpu, 1 - shares)
-                left[at] = (means + left[[candidate.stop for candidate in own]]).min(axis=0)
-        best = int(np.argmax(left[0]))
-        return cls(SHARES[best], tuple(left[:, best].tolist()))
-
-    def least_ms(self, clocks: Pair, at: int) -> float:
-        """The least that a plan ends at which is at layer `at` now."""
-        return self.share * clocks[0] + (1 - self.share) * clocks[1] + self.left_ms[at]
+    @property
+    def how(self) -> str:
+        """In a plan's words."""
+        return "exact" if self.exact else "widest labels only"
 
 
 def fastest(
@@ -193,21 +162,30 @@ def fastest(
     objective: Objective = LATENCY,
     widest: int | None = None,
 ) -> Best:
-    """Search all ways to put candidate chains one after another.
-
-    A narrow search first: what cannot become faster than its result need not be followed. Then one
-    with `widest` labels at a point, by default where there are few chains.
-    """
-    search = _LabelSearch(candidates, sharing, objective)
-    bound = LowerBound.of(candidates)
-    narrow = _sweep(search, bound, inf, NARROW)
-    few = candidates.costs.cost.rules.few_chains
-    if narrow.exact or (widest is None and sum(map(len, candidates.starting)) > few):
-        return narrow
-    limit_ms = narrow.latency_ms if objective.is_latency else inf
-    wide = _sweep(search, bound, limit_ms, widest or WIDEST)
-    # Where the narrow search had the best, the wide one has nothing better, but knows.
-    return wide if wide.value <= narrow.value else replace(narrow, exact=wide.exact)
+    """Search the ways to put candidate chains one after another, `widest` labels at a point."""
+    search, starting = _LabelSearch(candidates, sharing, objective), candidates.starting
+    widest = widest or (WIDEST if sum(map(len, starting)) <= FEW else NARROW)
+    #: Whether the network's end can be reached from each point.
+    leads_on = [False] * len(starting) + [True]
+    for at in reversed(range(len(starting))):
+        leads_on[at] = any(leads_on[candidate.stop] for candidate in starting[at])
+    points = [_Point(widest, is_latency=objective.is_latency) for _ in leads_on]
+    points[0].keep(search.start)
+    exact = True
+    for at, nexts in enumerate(starting):
+        labels = [label for own in points[at].labels.values() for label in own]
+        exact = exact and len(labels) <= widest
+        ahead = _Ahead(search, [own for own in nexts if leads_on[own.stop]])
+        for label in sorted(labels, key=search.promise)[:widest]:
+            for end_ms, candidate in ahead.within(label):
+                point = points[candidate.stop]
+                new = search.after(label, candidate) if end_ms <= point.latest_ms else None
+                if new is None or new.end_ms > point.latest_ms:
+                    exact = False
+                elif objective.allows(new.spent):
+                    point.keep(new)
+        points[at].labels.clear()
+    return search.best([x for own in points[-1].labels.values() for x in own], exact=exact)
 
 
 def every_plan(
@@ -245,74 +223,36 @@ class _Point:
 
     def keep(self, new: Label) -> None:
         """Add a label unless one that is there is as good in everything; drop what it beats."""
-        own = self.labels.setdefault(new.holdings, [])
-        for label in own:
-            if label.beats(new):
-                return
-        for label in [label for label in own if new.beats(label)]:
-            own.remove(label)
+        labels = self.labels.setdefault(new.holdings, [])
+        if any(label.beats(new) for label in labels):
+            return
+        for label in [label for label in labels if new.beats(label)]:
+            labels.remove(label)
             self._ends.remove(label.end_ms)
-        own.append(new)
+        labels.append(new)
         insort(self._ends, new.end_ms)
-
-
-def _sweep(search: _LabelSearch, bound: LowerBound, limit_ms: float, widest: int) -> Best:
-    """From the first layer to the last, with `widest` labels at a point and below a limit."""
-    starting = search.candidates.starting
-    is_latency = search.objective.is_latency
-    points = [_Point(widest, is_latency=is_latency) for _ in range(len(starting) + 1)]
-    points[0].keep(search.start)
-    exact = True
-    for at, nexts in enumerate(starting):
-        open_ = [
-            label
-            for own in points[at].labels.values()
-            for label in own
-            if bound.least_ms(label.clocks, at) < limit_ms
-        ]
-        exact = exact and len(open_) <= widest
-        ahead = _Ahead(search, bound, nexts)
-        for label in sorted(open_, key=search.promise)[:widest]:
-            for end_ms, candidate in ahead.within(label, limit_ms):
-                point = points[candidate.stop]
-                new = None
-                if end_ms <= point.latest_ms:
-                    new = search.after(label, candidate)
-                if new is None or new.end_ms > point.latest_ms:
-                    exact = False
-                elif search.objective.allows(new.spent):
-                    point.keep(new)
-        points[at].labels.clear()
-    ends = [label for own in points[-1].labels.values() for label in own]
-    return search.best(ends, exact=exact)
 
 
 class _Ahead:
     """The chains that begin at a point, as columns: what each adds to a label at the least."""
 
-    def __init__(
-        self, search: _LabelSearch, bound: LowerBound, candidates: Sequence[CandidateChain]
-    ) -> None:
-        self._candidates, self._share = candidates, bound.share
-        works = np.array([one.work_ms for one in candidates], np.float64).reshape(-1, 2)
-        self._cpu, self._gpu = works.T
+    def __init__(self, search: _LabelSearch, candidates: Sequence[CandidateChain]) -> None:
+        self._candidates = candidates
+        works = np.array([own.work_ms for own in candidates], np.float64).reshape(-1, 2)
         launches_ms = search.transitions.launches_ms
-        self._launches = np.array([launches_ms(one.launches) for one in candidates])
-        left = np.array([bound.left_ms[one.stop] for one in candidates])
-        cpu = self._cpu + self._launches
-        self._least = self._share * cpu + (1 - self._share) * self._gpu + left
+        launches = np.array([launches_ms(own.launches) for own in candidates])
+        self._cpu, self._gpu = works[:, 0] + launches, works[:, 1]
 
-    def within(self, label: Label, limit_ms: float) -> Iterable[tuple[float, CandidateChain]]:
-        """Chains by which a plan may still end before a limit, each with the earliest it ends."""
+    def within(self, label: Label) -> Iterable[tuple[float, CandidateChain]]:
+        """Each chain with the earliest that it ends, in that order.
+
+        What comes behind the first ones need often not be looked at.
+        """
         cpu, gpu = label.clocks
-        least = self._share * cpu + (1 - self._share) * gpu + self._least
-        works_on = (np.maximum(gpu, cpu) + self._gpu) * (self._gpu > 0)
-        ends = np.maximum(cpu + self._cpu + self._launches, np.maximum(works_on, gpu))
-        # The earliest first: what comes behind it need often not be looked at.
+        works_on = (max(gpu, cpu) + self._gpu) * (self._gpu > 0)
+        ends = np.maximum(cpu + self._cpu, np.maximum(works_on, gpu))
         order = np.argsort(ends, kind="stable")
-        order = order[least[order] < limit_ms]
-        candidates = [self._candidates[at] for at in order.tolist()]
-        return zip(ends[order].tolist(), candidates, strict=True)
+        return zip(ends[order].tolist(), map(self._candidates.__getitem__, order), strict=True)
 
 
 class _LabelSearch:

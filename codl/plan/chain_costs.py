@@ -284,7 +284,7 @@ class ChainCosts:
     @cached_property
     def in_onnx(self) -> frozenset[int]:
         """The layers that ONNX Runtime computes on the CPU for the sake of their neighbours."""
-        joins = self.cost.rules.joins_onnx
+        joins = "joins-onnx" not in self.cost.off
         return onnx_layers(self.network, self.cost) if joins else frozenset()
 
     @cached_property

@@ -4,10 +4,6 @@ Predictors know an op that runs again and again. Inside a network it takes more 
 `codl.predict.in_network_cost`), its batch may be computed at once, and plans that ran may have
 shown something else.
 
-What planning takes for granted and nobody measures are `Rules`: constants, limits and shortcuts,
-each there while an ablation shows that it pays (docs/decisions.md). `codl.plan.coverage` has
-the value of each with which it does nothing.
-
 Weights may be anywhere, or each of them on one processor alone. Cut by rows, a product has all of
 its weights on both processors; cut by columns each has its own. Two plans of the same layers have
 weights in common only where both have them in the same places: so one of them follows the other.
@@ -23,7 +19,7 @@ flags, `flag_wait` rows have the wait, with the kernel that raises one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
@@ -46,32 +42,9 @@ from codl.predict.in_network_cost import NOTHING, Caches, InNetworkCost, InNetwo
 from codl.records.gpu_limits import UNLIMITED, GpuLimits
 from codl.records.soc import Soc
 
-
-@dataclass(frozen=True)
-class Rules:
-    """Of predictions the first, of the search the others."""
-
-    #: Of what a residual add takes on the GPU, the part that is left where a convolution does it:
-    #: it reads one tensor, instead of two, and writes none. 0.2 was measured (docs/decisions.md).
-    added_inside: float = 1 / 3
-    #: Light layers are ONNX Runtime's where it does most of their neighbours.
-    joins_onnx: bool = True
-    #: Neighbouring chains that may as well be one are also tried as one.
-    merges: bool = True
-    #: Ways to split the images of the whole network that are compared in full.
-    image_splits: int = 3
-    #: Products may run as partial sums.
-    adds_terms: bool = True
-    #: Networks of at most so many chains are searched a second time, with many labels at a point.
-    few_chains: int = 200
-    #: A plan that moves work between processors must be predicted to take less than this part of
-    #: what one of them takes alone. What one takes is predicted within 10 % for most networks, and
-    #: plans of many chains come out slower than predicted more often than faster
-    #: (docs/decisions.md).
-    worth: float = 0.9
-
-
-RULES = Rules()
+#: Of what a residual add takes on the GPU, the part that is left where a convolution does it: it
+#: reads one tensor, instead of two, and writes none. 0.2 was measured (docs/decisions.md).
+ADDED_INSIDE = 1 / 3
 
 
 #: What the CPU and the GPU compute of a layer.
@@ -112,15 +85,6 @@ GAP_MS = 1.0
 QUEUED = ("map", "unmap")
 
 
-class SignalPredictors(Protocol):
-    """Of `codl.plan.cost_model.LatencyPredictors` what is asked for here."""
-
-    @property
-    def targets(self) -> tuple[str, ...]: ...
-
-    def latency_ms(self, target: str, items: Sequence[Any]) -> Any: ...
-
-
 @dataclass(frozen=True)
 class SignalCosts:
     """Milliseconds from enqueueing on an empty queue to a kernel's beginning, 0 where that was not
@@ -135,7 +99,7 @@ class SignalCosts:
     launches: int = 1
 
     @classmethod
-    def of(cls, predictors: SignalPredictors, *, raises_flags: bool = False) -> SignalCosts:
+    def of(cls, predictors: LatencyPredictors, *, raises_flags: bool = False) -> SignalCosts:
         known = frozenset(predictors.targets)
 
         def predicted_ms(signal: Gap) -> float | None:
@@ -168,6 +132,8 @@ class SignalCosts:
 #: A region of a tensor on its way from one place to another.
 Move: TypeAlias = tuple[Direction, Shape]
 Milliseconds: TypeAlias = NDArray[np.float64]
+#: What to multiply predictions of a target for some ops with, (ops).
+Factors: TypeAlias = Callable[[str, Sequence[Op]], Milliseconds]
 #: One of the CPU, one of the GPU.
 Pair: TypeAlias = tuple[float, float]
 #: Numbers of launches up to about this are predicted in one batch.
@@ -202,14 +168,6 @@ class LatencyPredictors(Protocol):
         ...
 
 
-class Corrections(Protocol):
-    """What plans that ran say about predictions."""
-
-    def factors(self, target: str, ops: Sequence[Op]) -> NDArray[np.float64]:
-        """What to multiply predictions with, shaped (ops)."""
-        ...
-
-
 class VariantCost(NamedTuple):
     """A kernel variant of an op and its latency in milliseconds.
 
@@ -240,10 +198,11 @@ class CostModel:
     #: Predict an op's latency by muLayer's targets, which do not tell variants apart.
     by_op: bool = False
     #: What plans that ran say about these predictions.
-    corrections: Corrections | None = None
+    corrections: Factors | None = None
     #: How the kernels were tuned that the predictions are of.
     tuning: Tuning = Tuning()
-    rules: Rules = RULES
+    #: Rules of planning that are switched off, by the names that `codl.plan.coverage.TERMS` has.
+    off: frozenset[str] = frozenset()
     #: What the GPU is limited to: what it computes takes so much longer.
     limits: GpuLimits = UNLIMITED
     #: Where plans may have weights.
@@ -258,17 +217,13 @@ class CostModel:
     _parts: dict[Move, Mapping[str, float]] = field(default_factory=dict, init=False)
     _dispatched: Milliseconds = field(default_factory=lambda: np.empty(0), init=False)
 
-    def corrected(self, corrections: Corrections) -> CostModel:
+    def corrected(self, corrections: Factors) -> CostModel:
         """The same predictors, with what measured plans say about them."""
         return replace(self, corrections=corrections)
 
     def with_predictors(self, predictors: LatencyPredictors) -> CostModel:
         """Other predictors, of which nothing is known yet."""
         return replace(self, predictors=predictors)
-
-    def with_rules(self, **rules: Any) -> CostModel:
-        """The same predictors, with other values of some rules."""
-        return replace(self, rules=replace(self.rules, **rules))
 
     @cached_property
     def _known_targets(self) -> frozenset[str]:
@@ -377,7 +332,7 @@ class CostModel:
             part = taken_ms[first : first + len(own.places)]
             first += len(own.places)
             if self.corrections is not None:
-                part = part * self.corrections.factors(target, [ops[at] for at in own.places])
+                part = part * self.corrections(target, [ops[at] for at in own.places])
             by_target[target] = part.tolist()
         return by_target
 

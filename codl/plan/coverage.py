@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from math import inf
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,43 +57,74 @@ MOVES: tuple[Direction, ...] = ("to_gpu", "to_cpu")
 
 
 @dataclass(frozen=True)
-class Delegating:
-    """Wrapper around predictors that answers as they do; subclasses say where they differ."""
+class Overlay:
+    """Predictors that answer as others do, but for what is changed.
+
+    They know nothing of the targets `without`; those in `zero` and tensors on the ways in `free`
+    take 0, and `costs` inside a network are other ones.
+    """
 
     predictors: LatencyPredictors
+    without: frozenset[str] = frozenset()
+    zero: frozenset[str] = frozenset()
+    free: frozenset[Direction] = frozenset()
+    costs: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         return self.predictors.name
 
-    @property
+    @cached_property
     def targets(self) -> tuple[str, ...]:
-        return self.predictors.targets
+        known = (target for target in self.predictors.targets if target not in self.without)
+        return (*known, *sorted(self.zero))
 
     @property
     def few(self) -> Mapping[str, frozenset[str]]:
         return self.predictors.few
 
-    @property
+    @cached_property
     def inside(self) -> InNetworkCosts:
-        return self.predictors.inside
+        known = self.predictors.inside
+        return {side: replace(own, **self.costs) for side, own in known.items()}
 
     def latency_ms(self, target: str, items: Sequence[Item]) -> NDArray[np.float64]:
+        if target in self.zero:
+            return np.zeros(len(items))
         return self.predictors.latency_ms(target, items)
 
     def sharing_ms(
         self, direction: Direction, shapes: Sequence[Shape]
     ) -> Mapping[str, NDArray[np.float64]]:
+        if direction in self.free:
+            return {"copy": np.zeros(len(shapes))}
         return self.predictors.sharing_ms(direction, shapes)
 
 
+class PartlyMeasured(Overlay):
+    """Of a replayed SoC: what was not measured takes 0."""
+
+    @property
+    def few(self) -> Mapping[str, frozenset[str]]:
+        return {}
+
+
+def without_winograd(predictors: LatencyPredictors) -> Overlay:
+    """Predictors that know nothing of Winograd variants.
+
+    Nor of muLayer's targets, which do not tell variants apart.
+    """
+    unknown = (x for x in predictors.targets if "_winograd" in x or x.startswith("mulayer_"))
+    return Overlay(predictors, without=frozenset(unknown))
+
+
 @dataclass(frozen=True)
-class Estimated(Delegating):
+class Estimated(Overlay):
     """Predictors that estimate targets that they lack, or know too little of, by rates."""
 
     #: The rates for every target that is estimated.
-    rates: dict[str, Rates]
-    soc: Soc
+    rates: Mapping[str, Rates] = field(kw_only=True)
+    soc: Soc = field(kw_only=True)
 
     @cached_property
     def targets(self) -> tuple[str, ...]:
@@ -146,49 +177,6 @@ class Estimated(Delegating):
         return np.where(np.isfinite(fastest), fastest, by_rates)
 
 
-@dataclass(frozen=True)
-class PartlyMeasured(Delegating):
-    """Predictors that answer 0 for targets and directions that were not measured."""
-
-    missing: frozenset[str]
-    free: frozenset[str]
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        return (*self.predictors.targets, *sorted(self.missing))
-
-    @property
-    def few(self) -> Mapping[str, frozenset[str]]:
-        return {}
-
-    def latency_ms(self, target: str, items: Sequence[Item]) -> NDArray[np.float64]:
-        if target in self.missing:
-            return np.zeros(len(items))
-        return super().latency_ms(target, items)
-
-    def sharing_ms(
-        self, direction: Direction, shapes: Sequence[Shape]
-    ) -> Mapping[str, NDArray[np.float64]]:
-        if direction in self.free:
-            return {"copy": np.zeros(len(shapes))}
-        return super().sharing_ms(direction, shapes)
-
-
-class WithoutWinograd(Delegating):
-    """Predictors that know nothing of Winograd variants.
-
-    Nor of muLayer's targets, which do not tell variants apart.
-    """
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        return tuple(
-            name
-            for name in self.predictors.targets
-            if "_winograd" not in name and not name.startswith("mulayer_")
-        )
-
-
 def covered(cost: CostModel, network: Network) -> CostModel:
     """The cost model with an answer for every op: an estimate, or on a replayed SoC nothing."""
     if not cost.soc.is_replayed:
@@ -203,7 +191,9 @@ def covered(cost: CostModel, network: Network) -> CostModel:
             missing |= own
     usual = registry.storages(cost.soc)[0]
     free = {way for way in MOVES if sharing_target(way, usual) not in known}
-    partly = PartlyMeasured(cost.predictors, frozenset(missing), frozenset((*free, *INCLUDED)))
+    partly = PartlyMeasured(
+        cost.predictors, zero=frozenset(missing), free=frozenset((*free, *INCLUDED))
+    )
     return cost.with_predictors(partly)
 
 
@@ -230,7 +220,7 @@ def _with_estimates(cost: CostModel, network: Network) -> CostModel:
             rates |= dict.fromkeys(missing, own)
     if not rates:
         return cost
-    return cost.with_predictors(Estimated(cost.predictors, rates, cost.soc))
+    return cost.with_predictors(Estimated(cost.predictors, rates=rates, soc=cost.soc))
 
 
 def estimated(cost: CostModel, network: Network) -> tuple[str, ...]:
@@ -286,7 +276,7 @@ def not_counted(cost: CostModel, network: Network) -> tuple[str, ...]:
     if not isinstance(predictors, PartlyMeasured):
         return ()
     layers = [
-        layer.name for layer in network.layers if _targets(layer.op, cost.soc) <= predictors.missing
+        layer.name for layer in network.layers if _targets(layer.op, cost.soc) <= predictors.zero
     ]
     ways = [f"data sharing, {way}" for way in MOVES if way in predictors.free]
     return (*layers, *ways)
@@ -346,32 +336,26 @@ def _targets(op: Op, soc: Soc, *processors: Processor) -> set[str]:
     }
 
 
-@dataclass(frozen=True)
-class Term:
+class Term(NamedTuple):
     """What is counted, or done, and what makes that nothing.
 
-    That is predictors without some `targets`, `ways` in which tensors change their layout and which
-    then take 0, other values of some costs `inside` a network, and of some `rules`.
+    Predictors without some `targets`; `ways` on which tensors then take 0; other costs `inside` a
+    network. A term without any of these is a rule of planning (`CostModel.off`).
     """
 
     what: str
-    targets: tuple[str, ...] = ()
-    ways: tuple[Direction, ...] = ()
-    inside: Mapping[str, float] = field(default_factory=dict)
-    rules: Mapping[str, Any] = field(default_factory=dict)
-
-
-def _both(kind: str) -> tuple[str, ...]:
-    return tuple(f"{kind}_{side}" for side in PROCESSORS)
+    targets: Sequence[str] = ()
+    ways: Sequence[Direction] = ()
+    inside: Mapping[str, float] = {}
 
 
 CACHES = dict.fromkeys(("weight_ms", "read_ms", "written_ms", "far_weight_ms"), 0.0)
 SIGNALS = ("event_wait_cpu", "flag_wait_cpu")
-#: Every term by its name.
+#: Every term of predictions, and rule of planning, that can be switched off, by its name.
 TERMS: Mapping[str, Term] = {
     "inside": Term("ops take more inside a network than alone", inside=asdict(NOTHING)),
     "caches": Term("ops inside a network find weights and inputs farther away", inside=CACHES),
-    "batch": Term("several images at once take less than one after another", _both("batch")),
+    "batch": Term("several images take less than one by one", ("batch_cpu", "batch_gpu")),
     "contention": Term("each processor slows the other down", inside={"beside_ms": 0.0}),
     "net-calls": Term("nets and kernels are called", inside={"call_ms": 0.0}),
     "launches": Term("the CPU enqueues kernels", ("dispatch_gpu",)),
@@ -382,50 +366,18 @@ TERMS: Mapping[str, Term] = {
         "ncnn packs and unpacks tensors", ways=("load", "store"), inside={"packed_ms": 0.0}
     ),
     "relayouts": Term("the GPU copies tensors from one storage to another", ways=("relayout",)),
-    "added-inside": Term(
-        "residual adds cost less inside a convolution's kernels", rules={"added_inside": 1.0}
-    ),
-    "joins-onnx": Term(
-        "light layers are ONNX Runtime's where their neighbours are", rules={"joins_onnx": False}
-    ),
-    "merges": Term("neighbouring chains are tried as one", rules={"merges": False}),
-    "image-splits": Term("whole images are tried on either processor", rules={"image_splits": 0}),
-    "partial-sums": Term("products run as partial sums", rules={"adds_terms": False}),
-    "wide-search": Term("networks of few chains are searched twice", rules={"few_chains": -1}),
-    "worth": Term("one processor alone, unless two gain more than the error", rules={"worth": inf}),
+    "joins-onnx": Term("light layers are ONNX Runtime's where their neighbours are"),
+    "image-splits": Term("whole images are tried on either processor"),
+    "partial-sums": Term("products run as partial sums"),
+    "worth": Term("one processor alone, unless two gain more than the error"),
 }
 
 
-@dataclass(frozen=True)
-class SwitchedOff(Delegating):
-    """Predictors that know nothing of some targets, and for which some ways take 0.
-
-    `costs` inside a network are other ones.
-    """
-
-    without: frozenset[str]
-    free: frozenset[Direction]
-    costs: Mapping[str, float]
-
-    @cached_property
-    def inside(self) -> InNetworkCosts:
-        known = self.predictors.inside
-        return {side: replace(own, **self.costs) for side, own in known.items()}
-
-    @cached_property
-    def targets(self) -> tuple[str, ...]:
-        return tuple(target for target in self.predictors.targets if target not in self.without)
-
-    def sharing_ms(
-        self, direction: Direction, shapes: Sequence[Shape]
-    ) -> Mapping[str, NDArray[np.float64]]:
-        if direction in self.free:
-            return {"copy": np.zeros(len(shapes))}
-        return super().sharing_ms(direction, shapes)
-
-
 def without(cost: CostModel, *names: str) -> CostModel:
-    """The same cost model without some terms; raises `UnknownNameError` for what is none."""
+    """A cost model that plans and prices as if some terms counted as nothing.
+
+    Without a rule as if nobody had thought of it. Raises `UnknownNameError` for what is no term.
+    """
     for name in names:
         if name not in TERMS:
             raise UnknownNameError("term", name, TERMS)
@@ -434,6 +386,7 @@ def without(cost: CostModel, *names: str) -> CostModel:
     ways = frozenset(way for term in terms for way in term.ways)
     costs = {name: value for term in terms for name, value in term.inside.items()}
     if targets or ways or costs:
-        cost = cost.with_predictors(SwitchedOff(cost.predictors, targets, ways, costs))
-    rules = {name: value for term in terms for name, value in term.rules.items()}
-    return cost.with_rules(**rules) if rules else cost
+        overlay = Overlay(cost.predictors, without=targets, free=ways, costs=costs)
+        cost = cost.with_predictors(overlay)
+    rules = {name for name in names if not any(TERMS[name][1:])}
+    return replace(cost, off=cost.off | rules)

@@ -30,7 +30,7 @@ from codl.ir.executable import (
     Transfer,
     Wait,
 )
-from codl.plan.cost_model import CostModel, Move, Pair
+from codl.plan.cost_model import ADDED_INSIDE, CostModel, Move, Pair
 
 
 @dataclass(frozen=True)
@@ -256,7 +256,7 @@ class _Works:
         for add in ops[1:]:
             storage = self._executable.tensors[step.writes.tensor].storage
             added_ms = cost.fastest_by_storage(add, "gpu")[storage].latency_ms
-            own_ms += cost.rules.added_inside * added_ms
+            own_ms += ADDED_INSIDE * added_ms
         self._kernels_ms[number] = own_ms
         load += [sum(op.bytes for op in ops), own_ms]
         return True

@@ -1,9 +1,14 @@
-"""Search methods by name, and the plan that each finds."""
+"""Search methods by name, and the plan that each finds; and which products may be partial sums.
+
+A product needs all features of its input. Where these come by columns from a chain on both
+processors, each has a part of them, and can add up that part alone: then what is shared is one term
+of the output, and not the features before it and a part of the output behind it.
+"""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from math import inf, lcm, prod
 from threading import Lock
@@ -26,13 +31,13 @@ from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered, uncovered
 from codl.plan.greedy import ChainSearch, greedy_chains, image_ratios, single_ops
 
-#: `serial`: every op a chain of its own. `greedy`: the paper's Algorithm 1. `dp`: a beam search,
-#: exact where a network has few chains. `exhaustive`: every chain at every ratio; for a few ops.
+#: `serial`: every op a chain of its own. `greedy`: the paper's Algorithm 1. `dp`: a beam search.
+#: `exhaustive`: every chain at every ratio; for a few ops.
 Method: TypeAlias = Literal["serial", "greedy", "dp", "exhaustive"]
 #: More layers than this have too many plans to look at each.
 FEW = 5
-#: Latencies that differ by less than this part are equal, but for rounding.
-CLOSE = 1e-5
+#: Of the ways to split the images of a whole network, those that are planned in full.
+IMAGE_SPLITS = 3
 
 
 def search(
@@ -53,55 +58,22 @@ def search(
     """
     if method not in METHODS:
         raise UnknownNameError("search method", method, METHODS)
+    if not objective.is_latency and method != "dp":
+        raise CodlError(
+            f"The search {method!r} looks at latency alone; energy and memory limits want `dp`."
+        )
     with NO_COLLECTION:
         cost = covered(cost, network)
         if not objective.is_latency:
-            return _for_objective(network, cost, strategy, method, objective)
-        best, costs = _fastest_option(network, cost, strategy, method)
+            return _for_objective(network, cost, strategy, objective)
+        plan, costs = _fastest_option(network, cost, strategy, method)
         if cost.places.cuts:  # those of another plan, and its partial sums, are followed
-            return best
-        if method == "dp" and cost.rules.adds_terms:
-            best = _with_partial_sums(best, network, cost)
+            return plan
+        if method == "dp" and "partial-sums" not in cost.off:
+            plan = _with_partial_sums(plan, network, cost)
         # What one processor gains in one step, it may lose in those that have weights with it.
         may_be_alone = may_be_alone and not cost.places.once
-        return unless_alone(best, network, cost, costs) if may_be_alone else best
-
-
-def _with_partial_sums(plan: Plan, network: Network, cost: CostModel) -> Plan:
-    """The plan, or one with some of its products as partial sums where that is faster."""
-    sums = sums_of(network, plan, cost)
-    written = with_sums(network, sums)
-    cost = covered(uncovered(cost), written) if sums else cost
-    if not sums or not _does_sums(written, cost):
-        return plan
-    found, _ = _fastest_option(written, cost, plan.strategy, "dp")
-    if (found.predicted_ms or 0.0) >= (plan.predicted_ms or 0.0):
-        return plan
-    method = f"{found.method}, partial sums"
-    return replace(found.restored(network, sums), method=method)
-
-
-def _fastest_option(
-    network: Network, cost: CostModel, strategy: str, method: str
-) -> tuple[Plan, ChainCosts]:
-    """The fastest plan of a method's options, and the costs of its chains."""
-    best, best_ms, costs = None, inf, None
-    for option in METHODS[method](network, cost):
-        if best is not None and best_ms <= option.least_ms * (1 + CLOSE):
-            continue
-        plan = option.plan(network, cost, strategy)
-        if best is None or (plan.predicted_ms or 0.0) < best_ms:
-            best, best_ms, costs = plan, plan.predicted_ms or 0.0, option.costs
-    assert best is not None
-    assert costs is not None
-    return best, costs
-
-
-def _does_sums(network: Network, cost: CostModel) -> bool:
-    """Whether some processor is known to add the terms of a network's partial sums."""
-    terms = {layer.output for layer in network.layers if layer.op.sets_cut}
-    adds = {layer.op for layer in network.layers if not terms.isdisjoint(layer.inputs)}
-    return all(min(cost.fastest_ms([op], side)[0] for side in PROCESSORS) < inf for op in adds)
+        return unless_alone(plan, network, cost, costs) if may_be_alone else plan
 
 
 class _NoCollection:
@@ -132,41 +104,27 @@ class _NoCollection:
 NO_COLLECTION = _NoCollection()
 
 
-def _for_objective(
-    network: Network, cost: CostModel, strategy: str, method: str, objective: Objective
-) -> Plan:
-    if method != "dp":
-        raise CodlError(
-            f"The search {method!r} looks at latency alone; energy and memory limits want `dp`."
-        )
-    candidates = Candidates(network, cost)
-    best = fastest(candidates, objective=objective)
-    if not best.chains:
-        raise CodlError(
-            f"No plan of {network.name!r} keeps its weights within {objective.memory_limit} bytes "
-            f"(the model's own are {_weights(network)})."
-        )
-    how = f"dp for {objective.goal}, {'exact' if best.exact else 'widest labels only'}"
-    option = _Option(_joined(network, _merged(network, best.chains)), how, candidates.costs)
-    return replace(option.plan(network, cost, strategy), predicted_mj=best.energy_mj)
-
-
-def _weights(network: Network) -> int:
-    """Bytes of all weights, which need not be there."""
-    shapes = [shape for layer in network.layers for shape in layer.op.weight_shapes.values()]
-    return sum(4 * prod(shape) for shape in shapes)
-
-
 class _Option(NamedTuple):
-    """Chains to make a plan of, how they were found, and what such chains cost.
-
-    `least_ms` is what the plan takes at least, as far as that is known before it is made.
-    """
+    """Chains to make a plan of, how they were found, and what such chains cost."""
 
     chains: list[Chain]
     method: str
     costs: ChainCosts
-    least_ms: float = 0.0
+
+    @classmethod
+    def of(
+        cls,
+        network: Network,
+        groups: Iterable[Sequence[CandidateChain]],
+        method: str,
+        costs: ChainCosts,
+    ) -> _Option:
+        """With a chain of every group of candidates, which are cut alike."""
+        chains = [
+            chain_of(network.layers[own[0].start : own[-1].stop], own[0].dim, own[0].gpu_ratio)
+            for own in groups
+        ]
+        return cls(chains, method, costs)
 
     def plan(self, network: Network, cost: CostModel, strategy: str) -> Plan:
         return make_plan(
@@ -180,14 +138,26 @@ class _Option(NamedTuple):
         )
 
 
+def _fastest_option(
+    network: Network, cost: CostModel, strategy: str, method: str
+) -> tuple[Plan, ChainCosts]:
+    """The fastest plan of a method's options, and the costs of its chains."""
+    plans = [
+        (option.plan(network, cost, strategy), option.costs)
+        for option in METHODS[method](network, cost)
+    ]
+    # The first of those that differ by no more than rounding.
+    return min(plans, key=lambda pair: float(f"{pair[0].predicted_ms:.6g}"))
+
+
 def _serial(network: Network, cost: CostModel) -> Iterable[_Option]:
     search = ChainSearch(network, cost, "missing")
-    yield _Option([one.chain for one in single_ops(search)], "serial", search.costs)
+    yield _Option([own.chain for own in single_ops(search)], "serial", search.costs)
 
 
 def _greedy(network: Network, cost: CostModel) -> Iterable[_Option]:
     search = ChainSearch(network, cost, "missing")
-    yield _Option([one.chain for one in greedy_chains(search)], "greedy", search.costs)
+    yield _Option([own.chain for own in greedy_chains(search)], "greedy", search.costs)
     yield from _whole_images(network, cost)
 
 
@@ -199,26 +169,47 @@ def _dp(network: Network, cost: CostModel) -> Iterable[_Option]:
             f"No plan of {network.name!r} has its weights on one processor each, where another "
             "plan has them: let it have them anywhere."
         )
-    how = "dp, exact" if best.exact else "dp, widest labels only"
-    if cost.rules.merges:
-        yield _Option(_joined(network, _merged(network, best.chains)), how, candidates.costs)
-    apart = _joined(network, [[chain] for chain in best.chains])
-    yield _Option(apart, how, candidates.costs, best.latency_ms)
+    how, merged = f"dp, {best.how}", _merged(network, best.chains)
+    yield _Option.of(network, merged, how, candidates.costs)
+    if len(merged) < len(best.chains):
+        yield _Option.of(network, zip(best.chains), how, candidates.costs)
     yield from _whole_images(network, cost)
+
+
+def _merged(network: Network, chains: Iterable[CandidateChain]) -> list[list[CandidateChain]]:
+    """Neighbours that may as well be one chain: on the same processor, or of the same images.
+
+    They are predicted to take the same, and plans have up to a third fewer chains. Partial sums end
+    a chain: behind them the terms are shared.
+    """
+    groups: list[list[CandidateChain]] = []
+    cut: tuple[str, float] | None = None
+    for chain in chains:
+        is_split = 0 < chain.gpu_ratio < 1
+        # On one processor a dimension means nothing.
+        own = chain.dim if is_split else "", chain.gpu_ratio
+        if own == cut:
+            groups[-1].append(chain)
+        else:
+            groups.append([chain])
+        is_end = network.layers[chain.stop - 1].op.sets_cut or (is_split and chain.dim != "N")
+        cut = None if is_end else own
+    return groups
 
 
 def _whole_images(network: Network, cost: CostModel) -> Iterable[_Option]:
     """The whole network as one chain, with some images on either processor, in the best ways.
 
     Whole images share nothing on their way through a network, which no search that looks at one
-    chain after another, or at the best cuts of single ops, need find.
+    chain after another, or at the best cuts of single ops, need find: MobileNetV2 takes 1.16 times
+    as long without, four images at a time (predicted, docs/decisions.md).
     """
     ratios = image_ratios(network.layers)
-    if not ratios:
+    if not ratios or "image-splits" in cost.off:
         return
     search = ChainSearch(network, cost, "missing")
     chains = [search.at(network.layers, "N", ratio) for ratio in ratios]
-    for chain in sorted(chains, key=lambda chain: chain.latency_ms)[: cost.rules.image_splits]:
+    for chain in sorted(chains, key=lambda chain: chain.latency_ms)[:IMAGE_SPLITS]:
         if chain.latency_ms < inf:
             yield _Option([chain.chain], "whole images", search.costs)
 
@@ -230,9 +221,7 @@ def _exhaustive(network: Network, cost: CostModel) -> Iterable[_Option]:
             f"{len(network.layers)}. `--search dp` finds the same where it says `exact`."
         )
     candidates = Candidates(network, cost, complete=True)
-    best = every_plan(candidates)
-    chains = _joined(network, [[chain] for chain in best.chains])
-    yield _Option(chains, "exhaustive", candidates.costs)
+    yield _Option.of(network, zip(every_plan(candidates).chains), "exhaustive", candidates.costs)
 
 
 METHODS: Mapping[str, Callable[[Network, CostModel], Iterable[_Option]]] = dict(
@@ -240,46 +229,56 @@ METHODS: Mapping[str, Callable[[Network, CostModel], Iterable[_Option]]] = dict(
 )
 
 
-def _joined(network: Network, groups: Sequence[Sequence[CandidateChain]]) -> list[Chain]:
-    return [
-        chain_of(network.layers[own[0].start : own[-1].stop], own[0].dim, own[0].gpu_ratio)
-        for own in groups
-    ]
+def _for_objective(network: Network, cost: CostModel, strategy: str, objective: Objective) -> Plan:
+    candidates = Candidates(network, cost)
+    best = fastest(candidates, objective=objective)
+    if not best.chains:
+        shapes = [shape for layer in network.layers for shape in layer.op.weight_shapes.values()]
+        raise CodlError(
+            f"No plan of {network.name!r} keeps its weights within {objective.memory_limit} bytes "
+            f"(the model's own are {sum(4 * prod(shape) for shape in shapes)})."
+        )
+    method = f"dp for {objective.goal}, {best.how}"
+    option = _Option.of(network, _merged(network, best.chains), method, candidates.costs)
+    return replace(option.plan(network, cost, strategy), predicted_mj=best.energy_mj)
 
 
-def _merged(network: Network, chains: Sequence[CandidateChain]) -> list[list[CandidateChain]]:
-    """Neighbours that may as well be one chain: on the same processor, or of the same images.
-
-    Partial sums end a chain: behind them the terms are shared.
-    """
-    groups: list[list[CandidateChain]] = []
-    for chain in chains:
-        alike = chain.gpu_ratio in (0.0, 1.0) or chain.dim == "N"
-        last = groups[-1][-1] if groups else None
-        ends = last is not None and network.layers[last.stop - 1].op.sets_cut
-        if last and alike and not ends and _cut(last) == _cut(chain):
-            groups[-1].append(chain)
-        else:
-            groups.append([chain])
-    return groups
+# Partial sums.
 
 
-def _cut(chain: CandidateChain) -> tuple[str, float]:
-    """Where a chain is cut; on one processor its dimension means nothing."""
-    both = 0 < chain.gpu_ratio < 1
-    return (chain.dim if both else "", chain.gpu_ratio)
+def _with_partial_sums(plan: Plan, network: Network, cost: CostModel) -> Plan:
+    """The plan, or one with some of its products as partial sums where that is faster."""
+    sums = _sums_of(network, plan, cost)
+    if not sums:
+        return plan
+    written = with_sums(network, sums)
+    cost = covered(uncovered(cost), written)
+    terms = {layer.output for layer in written.layers if layer.op.sets_cut}
+    adds = {layer.op for layer in written.layers if not terms.isdisjoint(layer.inputs)}
+    if any(min(cost.fastest_ms([op], side)[0] for side in PROCESSORS) == inf for op in adds):
+        return plan
+    other, _ = _fastest_option(written, cost, plan.strategy, "dp")
+    if (other.predicted_ms or 0.0) >= (plan.predicted_ms or 0.0):
+        return plan
+    return replace(other.restored(network, sums), method=f"{other.method}, partial sums")
 
 
-def sums_of(network: Network, plan: Plan, cost: CostModel) -> dict[str, int]:
+def _sums_of(network: Network, plan: Plan, cost: CostModel) -> dict[str, int]:
     """The products whose features a plan has by columns on both, and how many are the GPU's.
 
     That is as the plan has it, to a step of a search, where both terms take the same time. There
     are none of products that one processor does faster alone, and of those that make such features.
     """
-    shares = _shares(network, plan, cost)
+    #: What the CPU and the GPU compute of every tensor that both compute a part of.
+    shares = {
+        name: (segment.cpu.outputs[name], region)
+        for segment in partition_plan(network, plan, cost.soc).segments
+        for name, region in segment.gpu.outputs.items()
+        if name in segment.cpu.outputs
+    }
     makers = {layer.output: layer for layer in network.layers}
     cuts: dict[Terms, int | None] = {}
-    found: dict[str, int] = {}
+    sums: dict[str, int] = {}
     by_columns: set[str] = set()
     for layer in reversed(network.layers):
         if layer.name in by_columns:
@@ -290,32 +289,22 @@ def sums_of(network: Network, plan: Plan, cost: CostModel) -> dict[str, int]:
                 cuts[terms] = _balanced(terms, cost)
             cut = cuts[terms]
             if cut is not None and terms_of(layer, makers, cut) is not None:
-                found[layer.name] = cut
+                sums[layer.name] = cut
                 by_columns.update(_makers_of(layer, makers))
-    return found
+    return sums
 
 
 def _makers_of(layer: Layer, makers: Mapping[str, Layer]) -> set[str]:
     """The products that make the features of one, with nothing between that mixes them."""
-    found, left, seen = set(), [*layer.inputs], set(layer.inputs)
+    products, left, seen = set(), [*layer.inputs], set(layer.inputs)
     while left:
         maker = makers.get(left.pop())
         if maker is not None and maker.op.kind in TERMS:
-            found.add(maker.name)
+            products.add(maker.name)
         elif maker is not None and maker.op.kind != Norm.kind:
             left += [name for name in maker.inputs if name not in seen]
             seen.update(maker.inputs)
-    return found
-
-
-def _shares(network: Network, plan: Plan, cost: CostModel) -> Mapping[str, tuple[Region, Region]]:
-    """What the CPU and the GPU compute of every tensor that both compute a part of."""
-    return {
-        name: (segment.cpu.outputs[name], region)
-        for segment in partition_plan(network, plan, cost.soc).segments
-        for name, region in segment.gpu.outputs.items()
-        if name in segment.cpu.outputs
-    }
+    return products
 
 
 def _terms_cut(

@@ -24,7 +24,7 @@ from codl.ir.plan import those_of
 from codl.ir.types import STORAGES
 from codl.kernels import registry
 from codl.kernels.ort import CpuOrt
-from codl.plan.cost_model import CostModel, Milliseconds, Move, WeightPlaces
+from codl.plan.cost_model import ADDED_INSIDE, CostModel, Milliseconds, Move, WeightPlaces
 from codl.plan.region_array import NONE, Flags, Numbers, box, is_something
 from codl.plan.sub_ops import PLACES, LayerPass, StorageOrders, SubOps, finite
 
@@ -480,7 +480,7 @@ class GpuShards:
         at = np.flatnonzero(fused)
         adds = pairs[at, 2]
         added_ms = self._sub_ops.stored_ms(adds)[np.arange(len(at)), pairs[at, 3]]
-        self.ms[rows][at] -= (1 - self._cost.rules.added_inside) * added_ms
+        self.ms[rows][at] -= (1 - ADDED_INSIDE) * added_ms
         self.launches[rows][at] -= self._part_launches[adds]
 
     @property

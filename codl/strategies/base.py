@@ -19,7 +19,7 @@ from codl.measure.budget import Budget
 from codl.measure.dataset import Dataset, dataset_digest
 from codl.plan.beam_search import LATENCY, Objective
 from codl.plan.cost_model import ANYWHERE, CostModel, LatencyPredictors, WeightPlaces
-from codl.plan.coverage import WithoutWinograd, covered
+from codl.plan.coverage import covered, without_winograd
 from codl.predict import DEFAULT, FOLDER
 from codl.provenance import VERSION, commit
 from codl.records.gpu_limits import UNLIMITED, GpuLimits
@@ -95,7 +95,7 @@ class Context:
         if key not in self._loaded:
             self._loaded[key] = load(self.soc, name, self.predictors_folder, self.tuning)
         loaded = self._loaded[key]
-        predictors = loaded if self.winograd else WithoutWinograd(loaded)
+        predictors = loaded if self.winograd else without_winograd(loaded)
         limits = self.limits or limits_of(self.soc)
         own = CostModel(self.soc, predictors, by_op, tuning=self.tuning, limits=limits)
         return replace(own, places=self.places)

@@ -94,7 +94,7 @@ def _refine(
     for _ in range(ROUNDS):
         if not budget.has_time(keep=FINAL_PART):
             break
-        corrected = cost.corrected(ProfileCorrections(trials.samples))
+        corrected = cost.corrected(ProfileCorrections(trials.samples).factors)
         plan = search(network, corrected, NAME, method=method)
         if trials.has_run(plan):
             break

@@ -143,7 +143,7 @@ def plan_of(network: Network, context: Context, *, slower: Processor | None = No
     """The best plan found, for a machine as it was measured, or with one side half as fast."""
     cost = context.cost(DEFAULT)
     if slower is not None:
-        cost = replace(cost, corrections=Slower(slower))  # type: ignore[arg-type]
+        cost = replace(cost, corrections=Slower(slower).factors)
     return search(network, cost, "codl")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from math import inf
 from typing import Any
 
@@ -22,8 +22,8 @@ from codl.lower import lower
 from codl.plan import price as prices
 from codl.plan.build_plan import chain_of
 from codl.plan.build_plan import make_plan as planned
-from codl.plan.cost_model import RULES, CostModel, Rules
-from codl.plan.coverage import TERMS, without
+from codl.plan.cost_model import CostModel
+from codl.plan.coverage import without
 from codl.predict.in_network_cost import InNetworkCost, InNetworkCosts
 
 IMAGES = {"memory_types": ("buffer", "image2d"), "max_image_width": 9999, "max_image_height": 9999}
@@ -115,15 +115,11 @@ def test_a_term_that_is_off_counts_as_if_nobody_had_measured_it(
     assert price(network, every, term) == pytest.approx(price(network, rest), rel=1e-12)
 
 
-def test_a_rule_that_is_off_has_its_other_value() -> None:
-    cost = CostModel(WITH_IMAGES, SyntheticPredictors.with_all_terms())
-    for name, term in TERMS.items():
-        rules = without(cost, name).rules
-        changed = {
-            key: value for key, value in asdict(rules).items() if asdict(RULES)[key] != value
-        }
-        assert changed == dict(term.rules)
-    assert without(cost, "merges", "worth").rules == Rules(merges=False, worth=inf)
+def test_a_rule_is_off_and_changes_no_prediction(network: Network) -> None:
+    every = SyntheticPredictors.with_all_terms()
+    cost = without(CostModel(WITH_IMAGES, every), "image-splits", "contention", "worth")
+    assert cost.off == {"image-splits", "worth"}
+    assert price(network, every, "worth") == price(network, every)
     with pytest.raises(UnknownNameError, match="Did you mean 'contention'"):
         without(cost, "contentions")
 

@@ -27,8 +27,8 @@ from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.lower.partition import partition_plan
 from codl.measure.dataset import Dataset, OpRow
-from codl.plan.build_plan import chain_of, make_plan, unless_alone
-from codl.plan.cost_model import RULES, CostModel
+from codl.plan.build_plan import WORTH, chain_of, make_plan, unless_alone
+from codl.plan.cost_model import CostModel
 from codl.plan.greedy import ChainSearch, greedy_chains, single_ops
 from codl.plan.search import search as best_plan
 from codl.plan.transitions import TransferCost, after_stage
@@ -298,7 +298,7 @@ def test_two_processors_must_be_worth_it(network: Network) -> None:
         for r in (0.0, 1.0)
     ]
     least_ms = min(ms for ms in alone_ms if ms is not None)
-    for gain, taken in ((1.01 / RULES.worth, True), (0.99 / RULES.worth, False)):
+    for gain, taken in ((1.01 / WORTH, True), (0.99 / WORTH, False)):
         found = unless_alone(replace(plan, predicted_ms=least_ms / gain), network, cost)
         assert (len({chain.gpu_ratio for chain in found.chains} - {0.0, 1.0}) > 0) == taken
         assert found.strategy == plan.strategy

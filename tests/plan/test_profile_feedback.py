@@ -51,7 +51,7 @@ def test_corrected_costs_are_those_times_the_factors() -> None:
     cost = CostModel(SOC, SyntheticPredictors(gpu=2.0))
     before = cost.prefetch([op], "gpu")[0]
     corrections = ProfileCorrections([OpRatio("conv2d_gpu_direct", op, 3.0)])
-    after = cost.corrected(corrections).prefetch([op], "gpu")[0]
+    after = cost.corrected(corrections.factors).prefetch([op], "gpu")[0]
     for name, choice in before.items():
         expected = factor(corrections, to_text(op), f"conv2d_{name}") * choice.latency_ms
         assert after[name].latency_ms == pytest.approx(expected)

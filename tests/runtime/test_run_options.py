@@ -18,7 +18,7 @@ from codl.ir import Shape, parse
 from codl.ir.types import Direction
 from codl.kernels import registry
 from codl.plan.cost_model import CostModel
-from codl.plan.coverage import WithoutWinograd
+from codl.plan.coverage import without_winograd
 from codl.predict.in_network_cost import InNetworkCosts
 from codl.runtime import opencl, placement
 from codl.runtime.drivers import cl_module
@@ -126,7 +126,7 @@ def test_planning_without_winograd(first_soc: LocalSoc) -> None:
     names = [registry.target(v, op) for v in registry.variants(op, "cpu", first_soc)]
     names.sort(key=lambda name: "winograd" not in name)
     predictors = Table((*names, "mulayer_conv2d_cpu"))
-    usual, without = CostModel(first_soc, predictors), WithoutWinograd(predictors)
+    usual, without = CostModel(first_soc, predictors), without_winograd(predictors)
     assert "winograd" in fastest(usual, op, "cpu").variant
     for by_op in (False, True):
         other = CostModel(first_soc, without, by_op)
