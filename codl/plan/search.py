@@ -8,7 +8,7 @@ of the output, and not the features before it and a part of the output behind it
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf, lcm, prod
 from threading import Lock
