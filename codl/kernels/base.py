@@ -98,6 +98,8 @@ class KernelLaunch:
     local_size: tuple[int, ...] | None = None
     #: The first image that it computes, of a plan for a whole batch.
     image: int = 0
+    #: The kernel's parameters that numbers are for, as far as they are told; "" of other arguments.
+    names: tuple[str, ...] = ()
 
     def of_images(self, count: int, tensors: Iterable[TensorArg]) -> KernelLaunch:
         """The same for `count` images: the third dimension, and how far apart they lie."""
@@ -148,7 +150,7 @@ class KernelPlan:
         plan = replace(self, storages=dict.fromkeys(tensors, storage))
         if storage.element == "float32":
             return plan
-        return replace(plan, pack=lambda weights: _halved(self.pack(weights)))
+        return replace(plan, pack=lambda weights: halved(self.pack(weights)))
 
     def adding(self) -> KernelPlan:
         """The same plan with a second input, a residual: added before the activation.
@@ -170,7 +172,7 @@ class KernelPlan:
         )
 
 
-def _halved(constants: Mapping[str, ConstantArray]) -> Mapping[str, ConstantArray]:
+def halved(constants: Mapping[str, ConstantArray]) -> Mapping[str, ConstantArray]:
     return {k: v if k == "bias" else v.astype(np.float16) for k, v in constants.items()}
 
 

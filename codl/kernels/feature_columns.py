@@ -84,4 +84,4 @@ def unique(choices: Iterable[Choice | None]) -> tuple[Choice, ...]:
 
 def first_choice(choice: ChoiceColumns) -> dict[str, int]:
     """The choice of the first op of columns."""
-    return {name: int(values[0]) for name, values in choice.items()}
+    return {name: int(np.ravel(values)[0]) for name, values in choice.items()}

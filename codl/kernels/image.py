@@ -9,11 +9,9 @@ import numpy as np
 from codl.ir.ops.base import Activation, Array
 from codl.ir.region import Shape
 from codl.ir.types import Storage
+from codl.kernels.tiling import TEXEL as TEXEL
 from codl.kernels.tiling import base_defines, ceil_div, round_up
 from codl.records.soc import Soc
-
-#: Channels of a texel.
-TEXEL = 4
 
 
 def texels(channels: int) -> int:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 from codl.ir.ops.base import Activation, Array, Weights
-from codl.kernels.base import Variant
-from codl.records.soc import Soc
 
 #: ncnn's own parameter 31 switches an algorithm off for one layer.
 NO_GEMM, NO_WINOGRAD = 1 << 5, 1 << 6
@@ -47,12 +44,6 @@ class NcnnLayer:
     options: Mapping[str, bool] = field(default_factory=dict)
     shifts: Shifts | None = None
     arrange: Callable[[Weights], Mapping[str, Array]] = dict
-
-
-class CpuVariant(Variant, Protocol):
-    """A variant that is a layer of an ncnn net."""
-
-    def plan(self, op: Any, soc: Soc) -> NcnnLayer: ...
 
 
 #: ncnn's layer for every activation, and its parameters by ncnn's numbers.
@@ -99,7 +90,3 @@ def activation_layer(activation: Activation) -> NcnnLayer | None:
         return None
     name, parameters = _LAYERS[activation.kind]
     return NcnnLayer(name, parameters(activation))
-
-
-def round_up(value: int, step: int) -> int:
-    return -(-value // step) * step

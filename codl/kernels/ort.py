@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,8 @@ from codl.ir.onnx_node import Node
 from codl.ir.ops.base import Activation, Weights
 from codl.ir.ops.nd import Sizes
 from codl.kernels.base import Backend
+from codl.kernels.kernel import CpuKernel
 from codl.kernels.replayed import work
-from codl.kernels.variant import OnCpu
 from codl.records.soc import Soc
 
 #: The version of ONNX's operators that plans are written in, but for those that need a later one.
@@ -56,24 +56,12 @@ class OrtPlan:
 
 
 @dataclass(frozen=True)
-class CpuOrt(OnCpu):
-    """One kind of op in ONNX Runtime; `describe` writes its nodes, `refuse` says why it cannot."""
+class CpuOrt(CpuKernel):
+    """One kind of op in ONNX Runtime; `describe` writes its nodes."""
 
-    op_kind: str
-    describe: Callable[[Any], OrtPlan]
-    refuse: Callable[[Any], str | None] = lambda op: None
-
-    name: ClassVar[str] = "cpu_ort"
-    backend: ClassVar[Backend] = "ort"
-
-    def refusal(self, op: Any, soc: Soc) -> str | None:
-        return self.refuse(op)
-
-    def plan(self, op: Any, soc: Soc) -> OrtPlan:
-        return self.describe(op)
-
-    def features(self, op: Any, soc: Soc) -> dict[str, float]:
-        return work(op)
+    count: Callable[[Any, Soc], Mapping[str, Any]] = lambda op, soc: work(op)
+    name: str = "cpu_ort"
+    backend: Backend = "ort"
 
 
 def node(

@@ -1,12 +1,17 @@
-"""What kernels along rows have in common: who shares a row, and how many a work-item takes."""
+"""Kernels along rows: who shares a row, and how many a work-item takes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from codl.ir.ops.nd import AxisBlock
-from codl.kernels.base import ENDS, Arg, Choice, KernelLaunch
-from codl.kernels.tiling import GROUP, ceil_div, round_up, strip
+from codl.ir.ops.reductions import REDUCTIONS, Reduce, RowRange, Softmax
+from codl.kernels.base import ENDS, Choice, KernelPlan
+from codl.kernels.kernel import Kernel, Sizes, launch, of_every_storage
+from codl.kernels.registry import register
+from codl.kernels.tiling import GROUP, ceil_div, item_grid, strip, waves
 from codl.records.soc import Soc
 
 #: Elements that one work-item of a CPU takes at most, in rows: some microseconds.
@@ -42,50 +47,11 @@ class RowGrid:
         return ceil_div(self.rows, self.strip * self.together) * self.together * self.sharers
 
     @property
-    def global_size(self) -> tuple[int, int]:
-        return self.sharers, self.items // self.sharers
+    def sizes(self) -> Sizes:
+        return (self.sharers, self.items // self.sharers), (self.sharers, self.together)
 
-    @property
-    def local_size(self) -> tuple[int, int]:
-        return self.sharers, self.together
-
-
-def column_grid(rows: AxisBlock, wide: int, soc: Soc) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Global and local size where a work-item has `wide` vectors of the inner axis."""
-    vectors = ceil_div(rows.inner, wide * soc.gpu.vector_width)
-    if soc.gpu.is_cpu:
-        return (vectors, rows.outer), (1, 1)
-    size = min(GROUP, soc.gpu.max_work_group_size)
-    return (round_up(vectors, size), rows.outer), (size, 1)
-
-
-def row_launch(
-    name: str,
-    rows: AxisBlock,
-    choice: Choice,
-    soc: Soc,
-    *more: Arg,
-) -> tuple[KernelLaunch, dict[str, int | float | str]]:
-    """`NAME_rows` along the innermost axis, or `NAME_columns`, with its macros.
-
-    From `TensorArg("input")` to `TensorArg("output")`; `more` are arguments of either, at the end.
-    """
-    if rows.inner == 1:
-        grid = RowGrid.of(rows.outer, rows.size, choice, soc)
-        args = (*ENDS, grid.strip, rows.outer, rows.size, *more)
-        launch = KernelLaunch(f"{name}_rows", grid.global_size, args, grid.local_size)
-        return launch, {"WIDE": 1, **grid.defines}
-    size, local = column_grid(rows, choice["wide"], soc)
-    args = (*ENDS, rows.size, rows.inner, *more)
-    return KernelLaunch(f"{name}_columns", size, args, local), {"WIDE": choice["wide"]}
-
-
-def row_choices(rows: AxisBlock, soc: Soc) -> tuple[Choice, ...]:
-    """The `sharers` of a row; for columns, how many vectors `wide` a work-item takes of a row."""
-    if rows.inner == 1:
-        return sharer_choices(rows.size, soc)
-    wide = 4 if soc.gpu.is_cpu and rows.inner >= 4 * soc.gpu.vector_width else 1
-    return tuple({"wide": w} for w in dict.fromkeys((wide, 1)))
+    def features(self, soc: Soc) -> dict[str, float]:
+        return {"work_items": self.items, "waves": waves(self.items, soc)}
 
 
 def sharer_choices(size: int, soc: Soc) -> tuple[Choice, ...]:
@@ -106,3 +72,118 @@ def sharer_choices(size: int, soc: Soc) -> tuple[Choice, ...]:
 def power_of_two(value: int) -> int:
     """The largest that is at most `value`, 1 for less than that."""
     return 1 << max(value.bit_length() - 1, 0)
+
+
+class _AlongAxes(Kernel):
+    """Any adjacent axes: rows, or some vectors of columns at a time where the axes are not last."""
+
+    #: What its two kernels begin with.
+    prefix: ClassVar[str]
+
+    def choices(self, op: Any, soc: Soc) -> tuple[Choice, ...]:
+        """The `sharers` of a row; for columns, the vectors of a row that a work-item takes."""
+        if op.rows.inner == 1:
+            return sharer_choices(op.rows.size, soc)
+        wide = 4 if soc.gpu.is_cpu and op.rows.inner >= 4 * soc.gpu.vector_width else 1
+        return tuple({"wide": w} for w in dict.fromkeys((wide, 1)))
+
+    def counts(self, op: Any, soc: Soc, choice: Choice) -> dict[str, float]:
+        rows: AxisBlock = op.rows
+        if rows.inner == 1:
+            items = RowGrid.of(rows.outer, rows.size, choice, soc).items
+        else:
+            x, y = self._columns(rows, choice, soc)[0]
+            items = x * y
+        return {
+            "rows": rows.outer * rows.inner,
+            "loop_length": rows.size,
+            "in_columns": rows.inner > 1,
+            "work_items": items,
+            "waves": waves(items, soc),
+        }
+
+    def build(self, op: Any, soc: Soc, choice: Choice) -> KernelPlan:
+        rows: AxisBlock = op.rows
+        macros: dict[str, Any] = {"WIDE": choice.get("wide", 1), **self.macros(op)}
+        if rows.inner == 1:
+            grid = RowGrid.of(rows.outer, rows.size, choice, soc)
+            sizes, macros = grid.sizes, {**macros, **grid.defines}
+            numbers = {"strip": grid.strip, "rows": rows.outer, "size": rows.size}
+        else:
+            sizes = self._columns(rows, choice, soc)
+            numbers = {"size": rows.size, "inner": rows.inner}
+        kernel = f"{self.prefix}_{'rows' if rows.inner == 1 else 'columns'}"
+        along = launch(kernel, sizes, *ENDS, **numbers, **self.numbers(op))
+        return self.assemble(op, soc, along, macros=macros)
+
+    def macros(self, op: Any) -> Mapping[str, int | bool]:
+        return {}
+
+    def numbers(self, op: Any) -> Mapping[str, float]:
+        """Arguments of either kernel, at the end."""
+        return {}
+
+    def _columns(self, rows: AxisBlock, choice: Choice, soc: Soc) -> Sizes:
+        vectors = ceil_div(rows.inner, choice["wide"] * soc.gpu.vector_width)
+        return (
+            ((vectors, rows.outer), (1, 1))
+            if soc.gpu.is_cpu
+            else item_grid(vectors, rows.outer, soc)
+        )
+
+
+class GpuReduce(_AlongAxes):
+    op_kind = "reduce"
+    source = "reduce/gpu_direct.cl"
+    prefix = "reduce"
+
+    def counts(self, op: Reduce, soc: Soc, choice: Choice) -> dict[str, float]:
+        read, written = self.stored(op.input.elements), self.stored(op.output.elements)
+        moved = {"input_bytes": read, "output_bytes": written}
+        return {**super().counts(op, soc, choice), **moved}
+
+    def macros(self, op: Reduce) -> dict[str, int]:
+        return {"MODE": list(REDUCTIONS).index(op.mode)}
+
+    def numbers(self, op: Reduce) -> dict[str, float]:
+        return {"per_element": 1.0 / op.rows.size}
+
+
+class GpuSoftmax(_AlongAxes):
+    op_kind = "softmax"
+    source = "softmax/gpu_direct.cl"
+    prefix = "softmax"
+
+    def counts(self, op: Softmax, soc: Soc, choice: Choice) -> dict[str, float]:
+        written = self.stored(op.output.elements)
+        return {**super().counts(op, soc, choice), "output_bytes": written}
+
+    def macros(self, op: Softmax) -> dict[str, bool]:
+        return {"LOG": op.log}
+
+
+class GpuRowRange(Kernel):
+    """The least and the largest of rows of any size."""
+
+    op_kind = "row_range"
+    source = "row_range/gpu_direct.cl"
+
+    def choices(self, op: RowRange, soc: Soc) -> tuple[Choice, ...]:
+        return sharer_choices(op.size, soc)
+
+    def counts(self, op: RowRange, soc: Soc, choice: Choice) -> dict[str, float]:
+        return {
+            "rows": op.rows,
+            "loop_length": op.size,
+            **RowGrid.of(op.rows, op.size, choice, soc).features(soc),
+            "input_bytes": self.stored(op.input.elements),
+        }
+
+    def build(self, op: RowRange, soc: Soc, choice: Choice) -> KernelPlan:
+        grid = RowGrid.of(op.rows, op.size, choice, soc)
+        numbers = {"strip": grid.strip, "rows": op.rows, "size": op.size}
+        row_range = launch("row_range", grid.sizes, *ENDS, **numbers)
+        return self.assemble(op, soc, row_range, macros=grid.defines)
+
+
+register(*of_every_storage(GpuReduce, GpuSoftmax, GpuRowRange))

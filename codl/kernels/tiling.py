@@ -1,7 +1,16 @@
-"""The arithmetic of cutting work into tiles and work-items that all GPU variants share."""
+"""The arithmetic of cutting work into tiles and work-items that all GPU variants share.
+
+Written for whole numbers, and for columns of them as `codl.ir.columns` has them.
+"""
 
 from __future__ import annotations
 
+from typing import overload
+
+import numpy as np
+
+from codl.ir import columns
+from codl.ir.columns import Column
 from codl.ir.ops.base import Activation
 from codl.ir.types import BLOCKED, Storage
 from codl.kernels.activation import activation_defines
@@ -11,44 +20,68 @@ from codl.records.soc import Soc
 GROUP = 64
 #: Work-items that every compute unit should get, so that none idles for long at the end.
 ITEMS_PER_UNIT = 8
+#: Channels of a texel.
+TEXEL = 4
 
 
-def ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
+@overload
+def ceil_div(a: int, b: int) -> int: ...
+@overload
+def ceil_div(a: Column | float, b: Column | float) -> Column: ...
+def ceil_div(a: Column | float, b: Column | float) -> Column | int:
+    return -(-a // b) if isinstance(a, int) and isinstance(b, int) else columns.ceil_div(a, b)
 
 
-def round_up(a: int, b: int) -> int:
+@overload
+def round_up(a: int, b: int) -> int: ...
+@overload
+def round_up(a: Column | float, b: Column | float) -> Column: ...
+def round_up(a: Column | float, b: Column | float) -> Column | int:
     return ceil_div(a, b) * b
 
 
 def base_defines(
     activation: Activation, soc: Soc, storage: Storage = BLOCKED
 ) -> dict[str, int | float | str]:
-    """The macros of `common.cl`."""
-    defines = {"V": soc.gpu.vector_width, **activation_defines(activation)}
+    """The macros of `common.cl`; in images a block of channels is a texel."""
+    width = TEXEL if storage.layout == "image" else soc.gpu.vector_width
+    defines = {"V": width, **activation_defines(activation)}
     if storage.element == "float16":
         defines["HALF"] = 1
     return {**defines, "ONE_ITEM": 1} if soc.gpu.is_cpu else defines
 
 
-def waves(items: int, soc: Soc) -> float:
+@overload
+def waves(items: int, soc: Soc) -> float: ...
+@overload
+def waves(items: Column, soc: Soc) -> Column: ...
+def waves(items: Column | int, soc: Soc) -> Column | float:
     """Rounds in which the compute units get through `items` work-items."""
-    per_unit = 1 if soc.gpu.is_cpu else GROUP
-    return float(ceil_div(ceil_div(items, per_unit), soc.gpu.compute_units))
+    groups = ceil_div(items, 1 if soc.gpu.is_cpu else GROUP)
+    return 1.0 * ceil_div(groups, soc.gpu.compute_units)
 
 
-def strip(tiles: int, others: int, most: int, soc: Soc) -> int:
+@overload
+def strip(tiles: int, others: int, most: int, soc: Soc) -> int: ...
+@overload
+def strip(tiles: Column, others: Column, most: Column | float, soc: Soc) -> Column: ...
+def strip(
+    tiles: Column | int, others: Column | int, most: Column | float, soc: Soc
+) -> Column | int:
     """Consecutive tiles for one work-item, at most `most`, where `others` items share each strip.
 
     On a CPU a long strip saves work-groups (10 ns each) and keeps its input in the cache, but there
     must be enough strips for all compute units. A GPU wants as many work-items as there are.
     """
     if not soc.gpu.is_cpu:
-        return 1
-    wanted = ceil_div(ITEMS_PER_UNIT * soc.gpu.compute_units, others)
-    if soc.gpu.compute_units == 1:
-        wanted = 1
-    return max(1, min(most, ceil_div(tiles, wanted)))
+        return 1 + 0 * tiles
+    units = soc.gpu.compute_units
+    wanted = 1 if units == 1 else ceil_div(ITEMS_PER_UNIT * units, others)
+    fitting = ceil_div(tiles, wanted)
+    if isinstance(fitting, int):
+        return max(1, min(int(most), fitting))
+    result: Column = np.maximum(1, np.minimum(most, fitting))
+    return result
 
 
 def item_grid(strips: int, others: int, soc: Soc) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -6,28 +6,12 @@ import numpy as np
 
 from codl.ir.columns import (
     Column,
-    ceil_div,
     round_up,
 )
 from codl.kernels import registers
-from codl.kernels.tiling import GROUP, ITEMS_PER_UNIT
+from codl.kernels.tiling import strip as strip
+from codl.kernels.tiling import waves as waves
 from codl.records.soc import Soc
-
-
-def waves(items: Column, soc: Soc) -> Column:
-    """As `tiling.waves`."""
-    per_unit = 1 if soc.gpu.is_cpu else GROUP
-    return ceil_div(ceil_div(items, per_unit), soc.gpu.compute_units)
-
-
-def strip(tiles: Column, others: Column, most: Column | float, soc: Soc) -> Column:
-    """As `tiling.strip`."""
-    if not soc.gpu.is_cpu:
-        return np.ones_like(tiles)
-    units = soc.gpu.compute_units
-    wanted = 1.0 if units == 1 else ceil_div(ITEMS_PER_UNIT * units, others)
-    result: Column = np.maximum(1, np.minimum(most, ceil_div(tiles, wanted)))
-    return result
 
 
 def pixel_tile(width: Column, soc: Soc) -> Column:

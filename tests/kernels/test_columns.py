@@ -22,7 +22,7 @@ from support.random_ops import (
 )
 from support.some import some
 
-from codl.ir import Array, Op, Region, columns, parse, to_text
+from codl.ir import Array, Op, Region, parse, to_text
 from codl.ir.ops.attention import (
     Attention,
     AttentionColumns,
@@ -46,7 +46,7 @@ from codl.ir.ops.window import (
     WindowColumns,
 )
 from codl.kernels import feature_columns as caches
-from codl.kernels import registry, tiling, tiling_columns
+from codl.kernels import registry, tiling_columns
 from codl.kernels.conv2d.cpu import TILES, CpuDirect, CpuWinograd
 from codl.kernels.conv2d.cpu_tiles import usual_tile
 from codl.kernels.source import source_digest
@@ -98,7 +98,7 @@ OWN_CHOICE = (CpuWinograd(), CpuWinograd(packed=False))
 
 
 def by_columns(op: Op) -> list[Any]:
-    return [v for v in registry.known_to(op) if hasattr(v, "feature_columns")]
+    return [v for v in registry.known_to(op) if v.op_columns is not None]
 
 
 def values_of(found: Any, name: str) -> np.ndarray[Any, Any]:
@@ -154,21 +154,6 @@ def check_alone(variant: Any, ops: Sequence[Op], soc: Soc) -> None:
         assert list(row) == list(table), variant.name
         assert row == {name: values[at] for name, values in table.items()}, variant.name
         assert all(np.isfinite(v) and v >= 0 for v in row.values()), row
-
-
-@given(
-    tiles=st.integers(1, 10**6),
-    others=st.integers(1, 4096),
-    most=st.integers(1, 5000),
-    soc=st.sampled_from(SOCS),
-)
-def test_strips_and_waves_are_those_of_whole_numbers(
-    tiles: int, others: int, most: int, soc: Soc
-) -> None:
-    a, b, c = (np.array([float(size)]) for size in (tiles, others, most))
-    assert tiling_columns.strip(a, b, c, soc)[0] == tiling.strip(tiles, others, most, soc)
-    assert tiling_columns.waves(a, soc)[0] == tiling.waves(tiles, soc)
-    assert columns.ceil_div(a, b)[0] == -(-tiles // others)
 
 
 @given(width=st.integers(1, 500))

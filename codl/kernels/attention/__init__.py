@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codl.ir.types import PLANAR_HALF
-from codl.kernels.attention import cpu_ort, gpu_direct, gpu_tiled
+from codl.kernels.attention import gpu_direct, gpu_tiled
 from codl.kernels.registry import register
 
 register(
@@ -11,5 +11,4 @@ register(
     gpu_tiled.GpuTiled(),
     gpu_direct.GpuDirect(PLANAR_HALF),
     gpu_tiled.GpuTiled(PLANAR_HALF),
-    cpu_ort.VARIANT,
 )

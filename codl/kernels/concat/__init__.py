@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from codl.ir.types import BLOCKED_HALF, IMAGE, IMAGE_HALF, PLANAR_HALF
-from codl.kernels.concat import cpu, cpu_ort, gpu_copy, gpu_image, gpu_rows
+from codl.kernels.concat import gpu_copy, gpu_image, gpu_rows
 from codl.kernels.registry import register
 
 register(
-    cpu.CpuCopy(),
     gpu_copy.GpuCopy(),
     gpu_copy.GpuCopy(BLOCKED_HALF),
     gpu_image.GpuImage(IMAGE),
     gpu_image.GpuImage(IMAGE_HALF),
     gpu_rows.GpuRows(),
     gpu_rows.GpuRows(PLANAR_HALF),
-    *cpu_ort.VARIANTS,
 )

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from codl.ir.types import PLANAR_HALF
-from codl.kernels.gather import cpu_ort, gpu_rows
+from codl.kernels.gather import gpu_rows
 from codl.kernels.registry import register
 
 register(
     gpu_rows.GpuRows(),
     gpu_rows.GpuRows(PLANAR_HALF),
-    cpu_ort.VARIANT,
 )

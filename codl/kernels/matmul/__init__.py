@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codl.ir.types import PLANAR_HALF
-from codl.kernels.matmul import cpu_ort, gpu_direct, gpu_dots, gpu_gemm, gpu_tiled
+from codl.kernels.matmul import gpu_direct, gpu_dots, gpu_gemm, gpu_tiled
 from codl.kernels.registry import register
 
 register(
@@ -15,5 +15,4 @@ register(
     gpu_dots.GpuDots(PLANAR_HALF),
     gpu_gemm.GpuGemm(PLANAR_HALF),
     gpu_tiled.GpuTiled(PLANAR_HALF),
-    cpu_ort.VARIANT,
 )

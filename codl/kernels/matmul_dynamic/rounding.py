@@ -47,9 +47,7 @@ class Rounding:
     def launch(self) -> KernelLaunch:
         grid, ends = self.grid, self.op.inputs[1].elements
         sizes = (grid.strip, self.rows, ends, self.op.k, self.depth)
-        return KernelLaunch(
-            "round_rows", grid.global_size, (A, B, *ROUNDED, *sizes), grid.local_size
-        )
+        return KernelLaunch("round_rows", grid.sizes[0], (A, B, *ROUNDED, *sizes), grid.sizes[1])
 
     @property
     def scratch(self) -> dict[str, int]:

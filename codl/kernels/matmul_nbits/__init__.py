@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codl.ir.types import PLANAR_HALF
-from codl.kernels.matmul_nbits import cpu_ort, gpu_direct, gpu_rows, gpu_tiled, gpu_vector
+from codl.kernels.matmul_nbits import gpu_direct, gpu_rows, gpu_tiled, gpu_vector
 from codl.kernels.registry import register
 
 register(
@@ -15,5 +15,4 @@ register(
     gpu_direct.GpuDirectNBits(PLANAR_HALF),
     gpu_rows.GpuRows(PLANAR_HALF),
     gpu_tiled.GpuTiledNBits(PLANAR_HALF),
-    cpu_ort.VARIANT,
 )

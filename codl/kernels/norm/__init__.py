@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codl.ir.types import BLOCKED_HALF, PLANAR_HALF
-from codl.kernels.norm import cpu_ort, gpu_blocked, gpu_direct
+from codl.kernels.norm import gpu_blocked, gpu_direct
 from codl.kernels.registry import register
 
 register(
@@ -11,5 +11,4 @@ register(
     gpu_direct.GpuDirect(PLANAR_HALF),
     gpu_blocked.GpuBlocked(),
     gpu_blocked.GpuBlocked(BLOCKED_HALF),
-    cpu_ort.VARIANT,
 )

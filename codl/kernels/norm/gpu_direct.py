@@ -61,9 +61,7 @@ class GpuDirect(ForPlanar):
         defined = {"CENTER": op.center, "AFFINE": op.affine, "IN_RUNS": channels.run > 1}
         return KernelPlan(
             source="norm/gpu_direct.cl",
-            launches=(
-                KernelLaunch("norm_runs", grid.global_size, (*tensors, *sizes), grid.local_size),
-            ),
+            launches=(KernelLaunch("norm_runs", grid.sizes[0], (*tensors, *sizes), grid.sizes[1]),),
             defines={
                 **base_defines(op.activation, soc, self.storage),
                 **grid.defines,

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from codl.ir.types import PLANAR_HALF
 from codl.kernels.registry import register
-from codl.kernels.reshape import cpu, cpu_ort, gpu_copy
+from codl.kernels.reshape import gpu_copy
 
 register(
-    cpu.CpuCopy(),
     gpu_copy.GpuCopy(),
     gpu_copy.GpuCopy(PLANAR_HALF),
-    cpu_ort.VARIANT,
 )

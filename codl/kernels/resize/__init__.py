@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from codl.ir.types import BLOCKED_HALF
 from codl.kernels.registry import register
-from codl.kernels.resize import cpu, cpu_ort, gpu_direct
+from codl.kernels.resize import gpu_direct
 
 register(
-    cpu.CpuDirect(),
     gpu_direct.GpuDirect(),
     gpu_direct.GpuDirect(BLOCKED_HALF),
-    cpu_ort.VARIANT,
 )

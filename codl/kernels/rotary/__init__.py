@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from codl.ir.types import PLANAR_HALF
 from codl.kernels.registry import register
-from codl.kernels.rotary import cpu_ort, gpu_rows
+from codl.kernels.rotary import gpu_rows
 
 register(
     gpu_rows.GpuRows(),
     gpu_rows.GpuRows(PLANAR_HALF),
-    cpu_ort.VARIANT,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from codl.ir.types import PLANAR_HALF
 from codl.kernels.registry import register
-from codl.kernels.strided import cpu_ort, gpu_copy
+from codl.kernels.strided import gpu_copy
 
 register(
     gpu_copy.TransposeCopy(),
@@ -17,5 +17,4 @@ register(
     gpu_copy.TileCopy(PLANAR_HALF),
     gpu_copy.PadCopy(PLANAR_HALF),
     gpu_copy.WindowsCopy(PLANAR_HALF),
-    *cpu_ort.VARIANTS,
 )

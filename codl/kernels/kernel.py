@@ -1,0 +1,329 @@
+"""Kernels as entries of tables.
+
+On the CPU an entry is a `CpuKernel`: functions that describe an op and count what it costs. On the
+GPU it is a subclass of `Kernel`, and a variant for each of its storages: it names its op and its
+source, and gives launches, macros and counts. This module makes the `KernelPlan` of them, in every
+storage, and the defaults of all else that a variant says. Counts and tilings are written once, for
+whole numbers or for columns of them: an op alone is a column of one, and `launch` takes the one
+number out of such a column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from codl.ir.columns import Column, Columns, FeatureColumns
+from codl.ir.ops.base import Weights
+from codl.ir.types import (
+    BLOCKED,
+    BLOCKED_HALF,
+    IMAGE,
+    IMAGE_HALF,
+    PLANAR,
+    PLANAR_HALF,
+    ConstantArray,
+    ImageSize,
+    Processor,
+    Storage,
+)
+from codl.kernels.base import (
+    Arg,
+    Backend,
+    Choice,
+    KernelLaunch,
+    KernelPlan,
+    TensorArg,
+    halved,
+    no_constants,
+)
+from codl.kernels.feature_columns import ChoiceColumns, first_choice, single, unique
+from codl.kernels.image import TEXEL, image_refusal
+from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip, waves
+from codl.records.soc import Soc
+
+#: The storages of most entries: buffers in blocks of channels, buffers of any rank, and images.
+BLOCKS, PLANES, IMAGES = (BLOCKED, BLOCKED_HALF), (PLANAR, PLANAR_HALF), (IMAGE, IMAGE_HALF)
+ANY_DEVICE, REAL_GPU, CPU_DEVICE = frozenset({"cpu", "gpu"}), frozenset({"gpu"}), frozenset({"cpu"})
+
+#: Global and local size.
+Sizes = tuple[tuple[int, ...], "tuple[int, ...] | None"]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Work-items with `strip` tiles each: `strips` of them for each of `others`, such as blocks."""
+
+    soc: Soc
+    strip: Any
+    strips: Any
+    others: Any
+
+    @classmethod
+    def of(cls, tiles: Any, others: Any, most: Any, soc: Soc) -> Grid:
+        """At most `most` of `tiles` consecutive tiles for a work-item, as the device wants it."""
+        length = strip(tiles, others, most, soc)
+        return cls(soc, length, ceil_div(tiles, length), others)
+
+    @property
+    def items(self) -> Any:
+        return self.strips * self.others
+
+    @property
+    def features(self) -> dict[str, Any]:
+        return {"work_items": self.items, "waves": waves(self.items, self.soc)}
+
+    @property
+    def sizes(self) -> Sizes:
+        return item_grid(_number(self.strips), _number(self.others), self.soc)
+
+
+def launch(kernel: str, sizes: Sizes, *args: Arg, **named: Any) -> KernelLaunch:
+    """A launch over `sizes`, of tensors and constants and then of numbers by their names.
+
+    The names are those of the kernel's parameters, in their order; a column is of one op.
+    """
+    numbers = (_number(value) for value in named.values())
+    names = (*("" for _ in args), *named)
+    global_size, local_size = sizes
+    return KernelLaunch(kernel, global_size, (*args, *numbers), local_size, names=names)
+
+
+def _number(value: Any) -> Any:
+    """An argument, of which a column of one is its whole number."""
+    return int(value.item()) if isinstance(value, np.ndarray | np.generic) else value
+
+
+def window(op: Any) -> dict[str, int]:
+    """The arguments of a kernel that has a window of any size."""
+    height, width = op.kernel
+    return {
+        "kernel_h": height,
+        "kernel_w": width,
+        "stride_h": op.stride.h,
+        "stride_w": op.stride.w,
+        "pad_top": op.pad.top,
+        "pad_left": op.pad.left,
+        "dilation_h": op.dilation.h,
+        "dilation_w": op.dilation.w,
+    }
+
+
+@dataclass(frozen=True)
+class CpuKernel:
+    """A library's implementation of an op: takes all images of a batch at once.
+
+    `describe` says it in the library's terms; `count` gives the features over `op_columns`, or of
+    an op where there are none.
+    """
+
+    op_kind: str
+    describe: Callable[[Any], Any]
+    count: Callable[[Any, Soc], Mapping[str, Any]]
+    op_columns: type[Columns] | None = None
+    refuse: Callable[[Any], str | None] = lambda op: None
+    name: str = "cpu_direct"
+    backend: Backend = "ncnn"
+    is_plannable: bool = True
+    processor: ClassVar[Processor] = "cpu"
+    takes_batch: ClassVar[bool] = True
+
+    def refusal(self, op: Any, soc: Soc) -> str | None:
+        return self.refuse(op)
+
+    def plan(self, op: Any, soc: Soc) -> Any:
+        return self.describe(op)
+
+    def features(self, op: Any, soc: Soc) -> dict[str, float]:
+        if self.op_columns is not None:
+            return single(self.feature_columns(self.op_columns.of([op]), soc))
+        return {name: float(value) for name, value in self.count(op, soc).items()}
+
+    def feature_columns(self, ops: Any, soc: Soc) -> FeatureColumns:
+        """Features by name, each shaped (ops)."""
+        return dict(self.count(ops, soc))
+
+
+class Kernel:
+    """A GPU kernel whose features are counted op by op."""
+
+    op_kind: ClassVar[str]
+    #: Its name over floats in the usual storage.
+    base_name: ClassVar[str] = "gpu_direct"
+    source: ClassVar[str]
+    storages: ClassVar[tuple[Storage, ...]] = PLANES
+    meant_for: ClassVar[frozenset[str]] = ANY_DEVICE
+    #: Whether the images of a batch in buffers are computed at once where an op's are apart.
+    batches: ClassVar[bool] = False
+    adds_slowly_on: ClassVar[frozenset[str]] = frozenset()
+    processor: ClassVar[Processor] = "gpu"
+    backend: ClassVar[Backend] = "opencl"
+    is_plannable: ClassVar[bool] = True
+    op_columns: ClassVar[type[Columns] | None] = None
+
+    def __init__(self, storage: Storage | None = None) -> None:
+        self.storage = self.storages[0] if storage is None else storage
+        self.name = f"{self.base_name}{self.storage.suffix}"
+        self.takes_batch = self.batches and not self.in_images
+
+    @property
+    def in_images(self) -> bool:
+        return self.storage.layout == "image"
+
+    @property
+    def among_planar(self) -> str | None:
+        """The variant, by name, that is planned in its place among planar tensors, if any is."""
+        return None
+
+    def refusal(self, op: Any, soc: Soc) -> str | None:
+        reason = self.refuse(op, soc)
+        if reason is None and self.in_images:
+            return image_refusal(soc, (*op.inputs, op.output))
+        return reason
+
+    def refuse(self, op: Any, soc: Soc) -> str | None:
+        """Why it cannot take an op, whatever fits in images."""
+        return None
+
+    def choices(self, op: Any, soc: Soc) -> tuple[Choice, ...]:
+        return ({},)
+
+    def block_counts(self, soc: Soc) -> tuple[int, ...]:
+        return ()
+
+    def block_choice(self, op: Any, soc: Soc, blocks: int) -> Choice | None:
+        return None
+
+    def features(self, op: Any, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
+        counts = self.counts(op, soc, self._chosen(op, soc, choice))
+        return {name: float(value) for name, value in counts.items()}
+
+    def counts(self, op: Any, soc: Soc, choice: Any) -> Mapping[str, Any]:
+        """The features, of an op in a choice."""
+        raise NotImplementedError
+
+    def plan(self, op: Any, soc: Soc, choice: Choice | None = None) -> KernelPlan:
+        return self.build(op, soc, self._chosen(op, soc, choice))
+
+    def build(self, op: Any, soc: Soc, choice: Choice) -> KernelPlan:
+        """The plan of an op in a choice, most often by `assemble`."""
+        raise NotImplementedError
+
+    def _chosen(self, op: Any, soc: Soc, choice: Choice | None) -> Choice:
+        return self.choices(op, soc)[0] if choice is None else choice
+
+    def assemble(
+        self,
+        op: Any,
+        soc: Soc,
+        *launches: KernelLaunch,
+        macros: Mapping[str, int | float | str | bool] | None = None,
+        pack: Callable[[Weights], Mapping[str, ConstantArray]] = no_constants,
+        scratch: Mapping[str, int | ImageSize] | None = None,
+        images: Iterable[str] = (),
+        floats: Iterable[TensorArg] = (),
+        source: str | None = None,
+    ) -> KernelPlan:
+        """A plan of launches, in the variant's storage.
+
+        Macros that are False are not defined. `floats` are tensors that are planar floats whatever
+        the storage. Constants beside blocks and images are packed to its type of element, but for
+        the bias, which costs next to nothing; those beside planar tensors are packed as they are.
+        """
+        arguments = dict.fromkeys(arg for each in launches for arg in each.args)
+        is_planar = self.storage.layout == "planar"
+        in_halves = self.storage.element == "float16" and not is_planar
+        return KernelPlan(
+            source=source or self.source,
+            launches=launches,
+            defines={**base_defines(op.activation, soc, self.storage), **defined(macros or {})},
+            pack=(lambda weights: halved(pack(weights))) if in_halves else pack,
+            scratch=scratch or {},
+            images=frozenset(images),
+            storages={
+                arg: PLANAR if arg in floats else self.storage
+                for arg in arguments
+                if isinstance(arg, TensorArg)
+            },
+            whole_batch=is_planar or self.takes_batch,
+        )
+
+    def width(self, soc: Soc) -> int:
+        """Channels of a block, or of a texel."""
+        return TEXEL if self.in_images else soc.gpu.vector_width
+
+    def stored(self, elements: Any) -> Any:
+        """Bytes of so many elements, as they are stored."""
+        return float(self.storage.element_bytes) * elements
+
+
+class ColumnKernel(Kernel):
+    """A GPU kernel whose features are counted over columns of many ops.
+
+    `default_columns` gives the choice that holds untuned, `alternatives` the others. `counts` is
+    given columns and, for every parameter of a choice, a column.
+    """
+
+    op_columns: ClassVar[type[Columns]]
+
+    def default_columns(self, ops: Any, soc: Soc) -> ChoiceColumns:
+        """The choice that holds for each op untuned; without any parameters by default."""
+        return {}
+
+    def block_columns(self, ops: Any, soc: Soc, blocks: int) -> ChoiceColumns:
+        """The same on a device that is best with so many blocks, of `block_counts`."""
+        return self.default_columns(ops, soc)
+
+    def block_choice(self, op: Any, soc: Soc, blocks: int) -> Choice | None:
+        return first_choice(self.block_columns(self.op_columns.of([op]), soc, blocks))
+
+    def alternatives(self, op: Any, soc: Soc, first: Choice) -> Iterable[Choice]:
+        """Choices worth trying beside the first."""
+        return ()
+
+    def choices(self, op: Any, soc: Soc) -> tuple[Choice, ...]:
+        first = self._chosen(op, soc, None)
+        return unique([first, *self.alternatives(op, soc, first)])
+
+    def _chosen(self, op: Any, soc: Soc, choice: Choice | None) -> Choice:
+        if choice is not None:
+            return choice
+        return first_choice(self.default_columns(self.op_columns.of([op]), soc))
+
+    def features(self, op: Any, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
+        return single(self.feature_columns(self.op_columns.of([op]), soc, choice))
+
+    def feature_columns(
+        self, ops: Any, soc: Soc, choice: ChoiceColumns | None = None
+    ) -> FeatureColumns:
+        """Features by name, each shaped (ops), in the default choices where none are given."""
+        if choice is None:
+            choice = self.default_columns(ops, soc)
+        return dict(self.counts(ops, soc, _columns(choice, len(ops))))
+
+    def alone(self, op: Any, soc: Soc, choice: Choice) -> tuple[Any, Soc, dict[str, Column]]:
+        """An op and its choice as columns of one."""
+        return self.op_columns.of([op]), soc, _columns(choice, 1)
+
+
+def _columns(choice: ChoiceColumns, count: int) -> dict[str, Column]:
+    return {
+        name: np.broadcast_to(np.asarray(value, np.float64), (count,))
+        for name, value in choice.items()
+    }
+
+
+def defined(macros: Mapping[str, int | float | str | bool]) -> dict[str, int | float | str]:
+    """Macros without those that are False; what is True is 1."""
+    return {
+        name: 1 if value is True else value for name, value in macros.items() if value is not False
+    }
+
+
+def of_every_storage(*entries: type[Kernel]) -> list[Kernel]:
+    """The variants of entries that are in order of preference, of one storage after the other."""
+    storages = dict.fromkeys(storage for entry in entries for storage in entry.storages)
+    return [entry(s) for s in storages for entry in entries if s in entry.storages]

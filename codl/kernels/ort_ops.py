@@ -1,0 +1,397 @@
+"""The ops that ONNX Runtime runs on the CPU, each as its nodes; products are in `ort_products`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from codl.errors import UnsupportedError
+from codl.ir.onnx_node import Node
+from codl.ir.ops.attention import Rotary
+from codl.ir.ops.base import Weights
+from codl.ir.ops.concat import Concat, ConcatNd, Gather
+from codl.ir.ops.convolution import ConvTranspose2d
+from codl.ir.ops.eltwise import UNARY, Eltwise
+from codl.ir.ops.fully_connected import FullyConnected
+from codl.ir.ops.movement import PadNd, Reshape, SliceNd, TileNd, Transpose, Windows
+from codl.ir.ops.norm import Norm
+from codl.ir.ops.onnx_model import OnnxModel
+from codl.ir.ops.pooling import MaxIndices, Pool2d
+from codl.ir.ops.reductions import Reduce, RowRange, Softmax
+from codl.ir.ops.resize import Resize
+from codl.kernels.ort import TYPES, CpuOrt, NamedArrays, OrtPlan, ints, nd_plan, node, number
+from codl.kernels.registry import register
+
+Describe = Callable[[Any], OrtPlan]
+
+
+def _ort(
+    op_kind: str, refuse: Callable[[Any], str | None] = lambda op: None
+) -> Callable[[Describe], Describe]:
+    """Registers a function as what writes the nodes of a kind of op."""
+
+    def registered(describe: Describe) -> Describe:
+        register(CpuOrt(op_kind, describe, refuse=refuse))
+        return describe
+
+    return registered
+
+
+@_ort("fc")
+def _fc(op: FullyConnected) -> OrtPlan:
+    gemm = node("Gemm", ("x0", "weight", "bias"), transB=1)
+    flat = (op.input.n, op.in_features)
+    return OrtPlan((gemm,), (flat,), (op.input.n, op.out_channels))
+
+
+@_ort("conv_transpose2d")
+def _conv_transpose2d(op: ConvTranspose2d) -> OrtPlan:
+    """The bias comes last: rows and columns that are added around the result have it too."""
+    axes = list(zip((op.input.h, op.input.w), op.stride, op.extent, op.crop, op.size, strict=True))
+    behind = [(n - 1) * stride + extent - crop - size for n, stride, extent, crop, size in axes]
+    conv = node(
+        "ConvTranspose",
+        ("x0", "weight"),
+        "whole",
+        kernel_shape=list(op.kernel),
+        strides=list(op.stride),
+        dilations=list(op.dilation),
+        group=op.groups,
+    )
+    pads = ints(0, 0, *(-crop for crop in op.crop), 0, 0, *(-rest for rest in behind))
+    nodes = (conv, node("Pad", ("whole", "pads"), "cut"), node("Add", ("cut", "bias")))
+
+    def pack(weights: Weights) -> NamedArrays:
+        """ONNX's weights have the input channels first, and its bias is stretched here."""
+        per_group = op.out_channels // op.groups
+        grouped = weights["weight"].reshape(op.groups, per_group, -1, *op.kernel).swapaxes(1, 2)
+        weight = np.ascontiguousarray(grouped).reshape(-1, per_group, *op.kernel)
+        return {"weight": weight, "bias": weights["bias"].reshape(-1, 1, 1)}
+
+    return OrtPlan(nodes, op.inputs, op.output, {"pads": pads}, pack)
+
+
+def _window(op: Any) -> dict[str, Any]:
+    return {
+        "kernel_shape": list(op.kernel),
+        "strides": list(op.stride),
+        "dilations": list(op.dilation),
+        "pads": [op.pad.top, op.pad.left, op.pad.bottom, op.pad.right],
+    }
+
+
+def _refuse_pads(op: Any) -> str | None:
+    pads = zip((op.pad.top, op.pad.left, op.pad.bottom, op.pad.right), op.kernel * 2, strict=True)
+    if any(pad >= size for pad, size in pads):
+        return f"ONNX Runtime pads by less than the window {op.kernel}, got pad={op.pad}"
+    return None
+
+
+@_ort("pooling", _refuse_pads)
+def _pooling(op: Pool2d) -> OrtPlan:
+    more: dict[str, Any] = {"count_include_pad": int(op.count_pad)} if op.mode == "avg" else {}
+    kind = "MaxPool" if op.mode == "max" else "AveragePool"
+    if op.kernel == (op.input.h, op.input.w) and not any(op.pad):
+        return OrtPlan((node(f"Global{kind}"),), op.inputs, op.output)
+    return OrtPlan((node(kind, **_window(op), **more),), op.inputs, op.output)
+
+
+@_ort("max_indices", _refuse_pads)
+def _max_indices(op: MaxIndices) -> OrtPlan:
+    pool = Node(
+        "pool",
+        "MaxPool",
+        ("x0",),
+        ("maxima", "indices"),
+        {**_window(op), "storage_order": int(op.by_columns)},
+    )
+    nodes = (pool, node("Cast", ("indices",), to=TYPES["float32"]))
+    return OrtPlan(nodes, op.inputs, op.out_sizes)
+
+
+#: ONNX's nodes by mode, with the attributes that take `alpha` and `beta`.
+_ELEMENTWISE: Mapping[str, tuple[str, ...]] = {
+    "add": ("Add",),
+    "sub": ("Sub",),
+    "mul": ("Mul",),
+    "div": ("Div",),
+    "max": ("Max",),
+    "min": ("Min",),
+    "pow": ("Pow",),
+    "identity": ("Identity",),
+    "selu": ("Selu", "alpha", "gamma"),
+    "celu": ("Celu", "alpha"),
+    "thresholded_relu": ("ThresholdedRelu", "alpha"),
+    "shrink": ("Shrink", "bias", "lambd"),
+}
+
+
+@_ort("eltwise")
+def _eltwise(op: Eltwise) -> OrtPlan:
+    constants: NamedArrays = {}
+    if op.mode == "prelu":  # ONNX's own stretches the slope alone
+        constants = {"zero": number(0)}
+        nodes = [
+            node("Less", ("x0", "zero"), "below"),
+            node("Mul", ("x0", "x1"), "scaled"),
+            node("Where", ("below", "scaled", "x0")),
+        ]
+    else:
+        kind, *named = _ELEMENTWISE.get(op.mode, (op.mode.capitalize(),))
+        inputs = ("x0",) if op.mode in UNARY else ("x0", "x1")
+        attributes: dict[str, Any] = dict(zip(named, op.parameters, strict=True))
+        nodes = [node(kind, inputs, **attributes)]
+    return OrtPlan(tuple(nodes), op.inputs, op.output, constants)
+
+
+@_ort("norm")
+def _norm(op: Norm) -> OrtPlan:
+    if op.center and op.affine and _is_layer_norm(op):
+        own = op.shapes[0][op.axis :]
+        norm = node("LayerNormalization", ("x0", "x1", "x2"), axis=op.axis, epsilon=op.epsilon)
+        return OrtPlan((norm,), (op.shapes[0], own, own), op.shapes[0])
+    if op.affine and _is_layer_norm(op):
+        own = op.shapes[0][op.axis :]
+        given = {"axis": op.axis, "epsilon": op.epsilon}
+        # ONNX Runtime's own node; ONNX has it from opset 23 on, as RMSNormalization.
+        norm = node("SimplifiedLayerNormalization", ("x0", "x1"), "scaled", **given)
+        sum_ = node("Add", ("scaled", "x2"))
+        return OrtPlan((norm, sum_), (op.shapes[0], own, own), op.shapes[0])
+    nodes, constants = _instance_norm(op) if op.center else _root_mean_square(op)
+    shapes = (op.shapes[0], *(op.shapes[1] for _ in op.shapes[1:]))
+    if op.affine:
+        nodes += [node("Mul", ("normal", "x1"), "scaled"), node("Add", ("scaled", "x2"))]
+    else:
+        nodes.append(node("Identity", ("normal",)))
+    return OrtPlan(tuple(nodes), shapes, op.shapes[0], constants)
+
+
+def _is_layer_norm(op: Norm) -> bool:
+    """Whether scale and bias have an element for every one of a run."""
+    first, last = op.shapes[1][: op.axis], op.shapes[1][op.axis :]
+    return op.groups == 1 and set(first) <= {1} and last == op.shapes[0][op.axis :]
+
+
+def _instance_norm(op: Norm) -> tuple[list[Node], NamedArrays]:
+    """Runs are the channels of one image."""
+    nodes = [
+        node("Reshape", ("x0", "runs"), "rows"),
+        node("InstanceNormalization", ("rows", "ones", "zeros"), "even", epsilon=op.epsilon),
+        node("Reshape", ("even", "back"), "normal"),
+    ]
+    return nodes, {
+        "runs": ints(1, op.runs, op.run),
+        "ones": np.ones(op.runs, np.float32),
+        "zeros": np.zeros(op.runs, np.float32),
+        "back": ints(*op.shapes[0]),
+    }
+
+
+def _root_mean_square(op: Norm) -> tuple[list[Node], NamedArrays]:
+    nodes = [
+        node("Reshape", ("x0", "runs"), "rows"),
+        node("Mul", ("rows", "rows"), "squares"),
+        node("ReduceMean", ("squares", "axis"), "mean", keepdims=1),
+        node("Add", ("mean", "epsilon"), "above"),
+        node("Sqrt", ("above",), "root"),
+        node("Div", ("rows", "root"), "even"),
+        node("Reshape", ("even", "back"), "normal"),
+    ]
+    return nodes, {
+        "runs": ints(op.runs, op.run),
+        "axis": ints(1),
+        "epsilon": number(op.epsilon),
+        "back": ints(*op.shapes[0]),
+    }
+
+
+@_ort("softmax")
+def _softmax(op: Softmax) -> OrtPlan:
+    outer, size, inner = op.rows
+    seen = (outer, size) if inner == 1 else (outer, size, inner)
+    softmax = node("LogSoftmax" if op.log else "Softmax", axis=1)
+    return OrtPlan((softmax,), (seen,), seen)
+
+
+_REDUCTIONS: Mapping[str, str] = {
+    "sum": "ReduceSum",
+    "mean": "ReduceMean",
+    "max": "ReduceMax",
+    "min": "ReduceMin",
+    "prod": "ReduceProd",
+    "l1": "ReduceL1",
+    "l2": "ReduceL2",
+    "sum_square": "ReduceSumSquare",
+    "log_sum": "ReduceLogSum",
+    "log_sum_exp": "ReduceLogSumExp",
+}
+
+
+@_ort("reduce")
+def _reduce(op: Reduce) -> OrtPlan:
+    reduce = node(_REDUCTIONS[op.mode], ("x0", "axis"), keepdims=0)
+    outer, _, inner = op.rows
+    return OrtPlan((reduce,), (tuple(op.rows),), (outer, inner), {"axis": ints(1)})
+
+
+@_ort("row_range")
+def _row_range(op: RowRange) -> OrtPlan:
+    nodes = (
+        node("ReduceMin", ("x0", "axis"), "low", keepdims=1),
+        node("ReduceMax", ("x0", "axis"), "high", keepdims=1),
+        node("Concat", ("low", "high"), axis=1),
+    )
+    return OrtPlan(nodes, ((op.rows, op.size),), (op.rows, 2), {"axis": ints(1)})
+
+
+@_ort("rotary")
+def _rotary(op: Rotary) -> OrtPlan:
+    """Every token takes the row of its own; those of all images are one table."""
+    n, _, _, features = op.shapes[0]
+    images, tokens, pairs = op.shapes[1]
+    heads = op.shapes[0][3 - op.axis]
+    rotary = node(
+        "com.microsoft.RotaryEmbedding",
+        ("x0", "rows", "x1", "x2"),
+        interleaved=int(op.interleaved),
+        num_heads=heads,
+        rotary_embedding_dim=0 if 2 * pairs == features else 2 * pairs,
+    )
+    sizes = op.shapes[0] if op.axis == 2 else (n, tokens, heads * features)
+    rows = ints(0)
+    if images > 1:
+        rows = np.arange(images * tokens, dtype=np.int64).reshape(images, tokens)
+    table = (images * tokens, pairs)
+    return OrtPlan((rotary,), (sizes, table, table), sizes, {"rows": rows})
+
+
+def _inputs(count: int) -> list[str]:
+    return [f"x{index}" for index in range(count)]
+
+
+@_ort("concat")
+def _concat(op: Concat) -> OrtPlan:
+    return OrtPlan((node("Concat", _inputs(len(op.inputs)), axis=1),), op.inputs, op.output)
+
+
+@_ort("concat_nd")
+def _concat_nd(op: ConcatNd) -> OrtPlan:
+    return nd_plan(op, [node("Concat", _inputs(len(op.shapes)), axis=op.axis)])
+
+
+@_ort("gather")
+def _gather(op: Gather) -> OrtPlan:
+    """Indices are floats outside; those out of range take the first or the last slice."""
+    size = op.shapes[0][op.axis]
+    nodes = [
+        node("Cast", ("x1",), "whole", to=TYPES["int64"]),
+        node("Clip", ("whole", "first", "last"), "inside"),
+        node("Gather", ("x0", "inside"), axis=op.axis),
+    ]
+    ends = {"first": np.array(-size, np.int64), "last": np.array(size - 1, np.int64)}
+    return nd_plan(op, nodes, ends)
+
+
+#: An end of a slice that is beyond any first element.
+BEFORE_ALL = -(1 << 31)
+
+
+@_ort("transpose")
+def _transpose(op: Transpose) -> OrtPlan:
+    transpose = node("Transpose", perm=list(op.perm))
+    out = tuple(op.seen[axis] for axis in op.perm)
+    return OrtPlan((transpose,), (op.seen,), out)
+
+
+@_ort("slice")
+def _slice(op: SliceNd) -> OrtPlan:
+    ends = [
+        start + step * count if start + step * count >= 0 else BEFORE_ALL
+        for start, step, count in zip(op.starts, op.steps, op.to, strict=True)
+    ]
+    constants = {
+        "starts": ints(*op.starts),
+        "ends": ints(*ends),
+        "axes": ints(*range(len(op.to))),
+        "steps": ints(*op.steps),
+    }
+    return nd_plan(op, [node("Slice", ("x0", *constants))], constants)
+
+
+@_ort("tile")
+def _tile(op: TileNd) -> OrtPlan:
+    return nd_plan(op, [node("Tile", ("x0", "repeats"))], {"repeats": ints(*op.repeats)})
+
+
+@_ort("pad")
+def _pad(op: PadNd) -> OrtPlan:
+    """What is cut off goes first: ONNX Runtime mirrors and repeats what is then left."""
+    sizes, nodes, source = op.shapes[0], [], "x0"
+    constants: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]] = {}
+    if min(*op.before, *op.after) < 0:
+        sides = zip(sizes, op.before, op.after, strict=True)
+        constants["starts"] = ints(*(max(-before, 0) for before in op.before))
+        constants["ends"] = ints(*(size - max(-after, 0) for size, _, after in sides))
+        nodes.append(node("Slice", ("x0", "starts", "ends"), "kept"))
+        source = "kept"
+    constants["pads"] = ints(*(max(pad, 0) for pad in (*op.before, *op.after)))
+    inputs = [source, "pads"]
+    if op.mode == "constant":
+        constants["value"] = number(op.value)
+        inputs.append("value")
+    nodes.append(node("Pad", inputs, mode=op.mode))
+    return nd_plan(op, nodes, constants)
+
+
+@_ort("windows")
+def _windows(op: Windows) -> OrtPlan:
+    """Rows gathered for every window and tap."""
+    n, c, _, inner = op.shapes[0]
+    first = np.arange(op.count) * op.stride
+    rows = first[:, None] + np.arange(op.kernel) * op.dilation
+    nodes: list[Node] = [
+        node("Gather", ("x0", "rows"), "taken", axis=2),
+        node("Transpose", ("taken",), perm=[0, 2, 1, 3, 4]),
+    ]
+    constants: NamedArrays = {"rows": rows.astype(np.int64)}
+    return OrtPlan(tuple(nodes), op.shapes, (n, op.count, c, op.kernel, inner), constants)
+
+
+@_ort("reshape")
+def _reshape(op: Reshape) -> OrtPlan:
+    to = ints(*op.to)
+    return OrtPlan((node("Reshape", ("x0", "to")),), op.shapes, op.to, {"to": to})
+
+
+@_ort("resize")
+def _resize(op: Resize) -> OrtPlan:
+    beside = (op.rows.indices[:, :1] < 0) | (op.columns.indices[:, 0] < 0)
+    if op.mode == "nearest":
+        nodes = [node("Gather", ("x0", "rows"), "tall", axis=2)]
+        nodes.append(node("Gather", ("tall", "columns"), "wide", axis=3))
+        constants: NamedArrays = {
+            "rows": np.maximum(op.rows.indices[:, 0], 0),
+            "columns": np.maximum(op.columns.indices[:, 0], 0),
+        }
+    else:
+        nodes = [
+            node("MatMul", ("x0", "columns"), "thin"),
+            node("MatMul", ("rows", "thin"), "wide"),
+        ]
+        constants = {
+            "rows": op.rows.matrix(op.input.h).astype(np.float32),
+            "columns": op.columns.matrix(op.input.w).T.astype(np.float32),
+        }
+    nodes.append(node("Where", ("beside", "outside", "wide")) if beside.any()
+                 else node("Identity", ("wide",)))  # fmt: skip
+    outside = {"beside": beside, "outside": number(op.outside)} if beside.any() else {}
+    return OrtPlan(tuple(nodes), op.inputs, op.output, {**constants, **outside})
+
+
+@_ort("onnx")
+def _onnx(op: OnnxModel) -> OrtPlan:
+    if not op.model:  # predicted from its text, which has no model
+        raise UnsupportedError(f"The ONNX model {op.digest} ({op.nodes}) is not here to be run.")
+    return OrtPlan((), op.shapes, op.to, model=op.model)
