@@ -10,9 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from codl.cli.bench_sustained import sustained_result, sustained_table
-from codl.cli.bench_ui import ui_result, ui_table
-from codl.cli.deployed import RunOptions
+from codl.api.job import Job, RunOptions, recorded
+from codl.cli.bench_models import sustained_result, sustained_table, ui_result, ui_table
 from codl.cli.options import (
     BudgetOption,
     DatasetsOption,
@@ -27,8 +26,7 @@ from codl.cli.options import (
     positive,
     read_ops,
 )
-from codl.cli.output import emit, note, progress
-from codl.cli.recorded import recorded
+from codl.cli.output import TERMINAL, emit, note, progress
 from codl.errors import CodlError
 from codl.ir import Op, to_text
 from codl.measure import dataset as datasets
@@ -117,25 +115,27 @@ def bench_kernels(
         raise CodlError("--minutes and --ui are two benchmarks: name one of them.")
     if budget is not None and (ui or minutes is not None):
         raise CodlError("--budget is for ops: --minutes and --seconds say how long a model runs.")
-    if minutes is not None:
+    if ui or minutes is not None:
         if model is None or op:
-            raise CodlError("--minutes runs one model: name it, and no --op.")
-        ran = sustained_result(
-            model, described, serial,
-            strategy=strategy, dataset=dataset, minutes=minutes, budget=limit,
-        )  # fmt: skip
-        emit("bench", ran, lambda: sustained_table(ran), as_json=json, output=output)
-        limit.check(KEPT)
-        return
-    if ui:
-        if model is None or op:
-            raise CodlError("--ui runs one model: name it, and no --op.")
-        wanted = RunOptions(max_kernel_ms=max_kernel_ms, gpu_duty=gpu_duty)
-        drawn = ui_result(
-            model, described, serial,
-            strategy=strategy, wanted=wanted, dataset=dataset, seconds=seconds, budget=limit,
-        )  # fmt: skip
-        emit("bench", drawn, lambda: ui_table(drawn), as_json=json, output=output)
+            raise CodlError(
+                f"{'--ui' if ui else '--minutes'} runs one model: name it, and no --op."
+            )
+        limits = RunOptions(max_kernel_ms=max_kernel_ms, gpu_duty=gpu_duty) if ui else RunOptions()
+        job = Job(
+            model=model,
+            soc=soc,
+            serial=serial,
+            strategy=strategy,
+            dataset=dataset,
+            options=limits,
+            reporter=TERMINAL,
+        )
+        if minutes is None:
+            drawn = ui_result(job, seconds=seconds, budget=limit)
+            emit("bench", drawn, lambda: ui_table(drawn), as_json=json, output=output)
+        else:
+            ran = sustained_result(job, minutes=minutes, budget=limit)
+            emit("bench", ran, lambda: sustained_table(ran), as_json=json, output=output)
         limit.check(KEPT)
         return
     ops = read_ops(given)

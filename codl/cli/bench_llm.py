@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from codl.cli.deployed import context_of
+from codl.api.job import context_of, digests_of, recorded
 from codl.cli.options import (
     REFINE,
     CheckOption,
@@ -23,9 +23,9 @@ from codl.cli.options import (
     WithinOption,
     budget_of,
     positive,
+    read_budget,
 )
-from codl.cli.output import emit, stage
-from codl.cli.recorded import digests_of, recorded
+from codl.cli.output import TERMINAL, emit, stage
 from codl.engine.decoder import Decoder, PlannedStep
 from codl.errors import CodlError, UnknownNameError
 from codl.evaluate.decoders import WEIGHTS, plan_steps
@@ -152,7 +152,13 @@ def bench_llm(
     with ExitStack() as stack:
         target = stack.enter_context(closing(LocalTarget(described)))
         context = context_of(
-            described, dataset, predictors, predictor, budget=budget, target=target
+            described,
+            dataset,
+            predictors,
+            predictor,
+            budget_s=read_budget(budget),
+            reporter=TERMINAL,
+            target=target,
         )
         running_plans = sum(find(name).runs_plans for name in names)
         context = context.within(limit, plans=running_plans * len(steps))

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack, closing, suppress
-from dataclasses import asdict, dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from codl.cli.base_options import MOST_IMAGES, MOST_ROUNDS
-from codl.cli.collect_course import (
-    AllOption,
-    Course,
-    Limits,
-    ToleranceOption,
-    collected_table,
-    course_of,
-)
-from codl.cli.conditions import COOL_DOWN, CoolDownOption, GovernorOption, HotOption, control
+from codl.api.collect import CollectRun, Standing, collect
+from codl.cli.base_options import MOST_IMAGES, MOST_ROUNDS, finite
 from codl.cli.options import (
+    COOL_DOWN,
     BudgetOption,
+    CoolDownOption,
+    GovernorOption,
+    HotOption,
     JsonOption,
     SerialsOption,
     SocOption,
@@ -30,38 +24,28 @@ from codl.cli.options import (
     read_seconds,
     read_shares,
 )
-from codl.cli.output import emit, note, progress
-from codl.errors import CodlError, DeviceError, InterruptedCommandError, UnknownNameError
-from codl.evaluate.settled_plans import SettledPlans
+from codl.cli.output import TERMINAL, emit
+from codl.errors import CodlError, UnknownNameError
+from codl.evaluate.settled_plans import TOLERANCE
 from codl.frontend.models import MEASURED
-from codl.ir import Op
-from codl.kernels.tuning import Tuning
 from codl.measure import dataset as datasets
-from codl.measure import tuning_file
-from codl.measure.brief_tuning import BUDGET_S, tasks_before, tune_briefly
-from codl.measure.budget import Budget
-from codl.measure.collector import Collected, collect
 from codl.measure.cool_down import HOT_C
-from codl.measure.dataset import Dataset
-from codl.measure.dataset_writer import check_is_new
 from codl.measure.devices_at_work import DeviceNews
-from codl.measure.measurement_order import MOST_SIMILAR, Scope
-from codl.measure.recording import Recording
-from codl.measure.tasks import FEW_SHARES, SHARES, Task, check_sources, load_sources
+from codl.measure.measurement_order import MOST_SIMILAR
+from codl.measure.tasks import FEW_SHARES, SHARES
 from codl.plugins import RUNNERS
-from codl.records.soc import Soc
 from codl.report.terminal import Table
-from codl.targets.connect import connect
-from codl.targets.detect import load_measured
-from codl.targets.environment import environment_of
-from codl.targets.replay import folder_of
-
-#: At most this part of what a budget has left is tuned in, and so long is measured in any case.
-TUNING, LEAST_S = 0.15, 1.0
-ALL_SHARES, SOME_SHARES = (",".join(map(str, shares)) for shares in (SHARES, FEW_SHARES))
 
 #: What measures unless --runner names a plugin's, which is called as `collect_original` is.
 CODL = "codl"
+#: Why a collection ended.
+STOPPED = {
+    "done": "all is measured",
+    "budget": "the budget is over",
+    "samples": "as many as wanted",
+    "battery": "the battery is low",
+}
+ALL_SHARES, SOME_SHARES = (",".join(map(str, shares)) for shares in (SHARES, FEW_SHARES))
 
 OpsOption = Annotated[
     list[str] | None,
@@ -162,6 +146,21 @@ RoundsOption = Annotated[
         show_default=False,
     ),
 ]
+AllOption = Annotated[
+    bool, typer.Option("--all", help="Measure everything, however little plans change by it.")
+]
+ToleranceOption = Annotated[
+    float | None,
+    typer.Option(
+        "--tolerance",
+        min=0,
+        max=100,
+        callback=finite,
+        help="Percent by which a plan may take longer than a newer one and still count as "
+        f"unchanged; {100 * TOLERANCE:g} by default.",
+        show_default=False,
+    ),
+]
 
 
 def collect_data(
@@ -235,65 +234,46 @@ def collect_data(
     """
     serials = serial or []
     sources = [part for text in ops or MEASURED for part in text.split(",")]
-    limit_s = read_seconds(budget)
-    command = Budget(limit_s)
-    asked_shares = _shares(shares, few=limit_s is not None)
+    budget_s = read_seconds(budget)
+    asked_shares = read_shares(shares) if shares else None
     if runner != CODL:
         _refuse_runner(runner, serials, similar=similar, batch=batch, tolerance=tolerance)
-        given_options = {
-            "program": program,
-            "memory_type": gpu_memory_type,
-            "rounds": rounds,
-        }
+        options = {"program": program, "memory_type": gpu_memory_type, "rounds": rounds}
         dataset, done = RUNNERS[runner](
             soc,
             serials[0],
-            {name: value for name, value in given_options.items() if value is not None},
+            {name: value for name, value in options.items() if value is not None},
             ops=sources,
-            shares=asked_shares,
+            shares=asked_shares or (SHARES if budget_s is None else FEW_SHARES),
             root=output,
             resume=resume,
-            budget_s=limit_s,
+            budget_s=budget_s,
             samples=samples,
         )
-        result = {**asdict(done), "expected": None, "plans": None}
-        emit("collect", result, lambda: collected_table(dataset, done, None, None), as_json=json)
-        return
-    limits = Limits(limit_s, samples, everything, tolerance)
-    limits.check()
-    described = _described(soc, serials)
-    dataset = Dataset.of(described.name, output)
-    check_sources(sources)
-    if not resume:
-        check_is_new(dataset)  # before models are read, which takes longer
-    given, networks = load_sources(sources)
-    scope = Scope(
-        ops=given,
-        similar=similar,
-        batches=tuple(dict.fromkeys(batch or [])),
-        shares=asked_shares,
-        attention=ops is None,
-    )
-    recorded = _recorded(serials)
-    tuning = tuning_file.read(recorded or dataset, described)
-    if tune and recorded is None:
-        time_s = min(BUDGET_S, TUNING * command.left_s)
-        tuning = _tuned_briefly(serials[0], dataset, described, scope.ops, tuning, time_s)
-    if limit_s is not None and recorded is None:  # the time of a replay is that of its rows
-        limits = replace(limits, budget_s=max(LEAST_S, command.left_s))
-    course = course_of(limits, scope, networks, soc=described, dataset=dataset, tuning=tuning)
-    if recorded is not None:
-        course = course.of(_answered(course.tasks, recorded))
-    devices = _Devices(described, serials, governor, cool_down, hot)
-    done = _collected(devices, dataset, course, tuning, resume=resume, samples=samples)
-    if recorded is not None and tuning.results:
-        tuning_file.add(dataset, described, tuning.results.values())
-    expected = course.learner.expected() if course.learner else None
-    result = {**asdict(done), "expected": expected}
-    result["plans"] = course.plans.to_json() if course.plans else None
-    emit("collect", result, lambda: collected_table(dataset, done, expected, course), as_json=json)
-    if done.reason:
-        raise CodlError(f"{done.reason} All rows so far are kept, and --resume goes on.")
+        run = CollectRun(dataset, done)
+    else:
+        run = collect(
+            soc,
+            serial=serials,
+            ops=sources if ops else None,
+            shares=asked_shares,
+            similar=similar,
+            batches=batch or (),
+            budget_s=budget_s,
+            samples=samples,
+            everything=everything,
+            tolerance=tolerance,
+            resume=resume,
+            tune=tune,
+            governor=governor,
+            cool_down_s=read_seconds(cool_down) or 0.0,
+            hot_c=hot,
+            output=output,
+            reporter=TERMINAL,
+            shown=_lines,
+        )
+    emit("collect", run.to_json(), lambda: _table(run), as_json=json)
+    run.check()
 
 
 def _refuse_runner(
@@ -313,124 +293,55 @@ def _refuse_runner(
         raise CodlError(f"--runner {runner} works on one device, got {', '.join(serials)}.")
 
 
-@dataclass(frozen=True)
-class _Devices:
-    """Where a SoC is measured, and under which conditions."""
-
-    soc: Soc
-    serials: Sequence[str]
-    governor: str | None
-    cool_down: str
-    hot_c: float
+def _lines(standing: Standing) -> RenderableType:
+    """A line for plans, where they end the collection, and one for each of several devices."""
+    grid = Table.grid(padding=(0, 2))
+    for device in standing.devices if len(standing.devices) > 1 else ():
+        again = f"tried again in {device.retry_s:.0f} s" if device.state == "away" else ""
+        grid.add_row(Text(device.serial), device.state, f"{device.measured} measurements", again)
+    return Group(Text(standing.plans.describe()), grid) if standing.plans else grid
 
 
-def _collected(
-    devices: _Devices,
-    dataset: Dataset,
-    course: Course,
-    tuning: Tuning,
-    *,
-    resume: bool,
-    samples: int | None,
-) -> Collected:
-    """Measure the tasks of a course; shows how far it is."""
-    shown = _Shown(course.plans)
-    with ExitStack() as opened:
-        targets = [
-            opened.enter_context(closing(connect(serial, devices.soc)))
-            for serial in devices.serials
-        ]
-        by_serial = {target.serial: target for target in targets}
-        title = f"Collecting on {devices.soc.name}"
-        update = opened.enter_context(progress(title, shown.lines))
-        try:
-            return collect(
-                targets,
-                dataset,
-                course.tasks,
-                tuning,
-                resume=resume,
-                budget_s=course.time_s,
-                samples=samples,
-                chooser=course.chooser,
-                progress=update,
-                cooling=lambda own: control(
-                    by_serial[own.serial], devices.governor, devices.cool_down, devices.hot_c
-                ),
-                tells=lambda own: environment_of(by_serial[own.serial], {}),
-                watch=shown.watch,
+def _table(run: CollectRun) -> RenderableType:
+    """What was written, by table, and what it is good for where that is known."""
+    dataset, done, expected = run.dataset, run.done, run.expected
+    title = f"Dataset of {dataset.folder.name}"
+    names = ("file", "rows") + (("within 10 %", "within 5 %", "MAPE") if expected else ())
+    table = Table(*names, title=title, title_justify="left")
+    looks = {look["target"]: look for look in (expected or {"targets": []})["targets"]}
+    for name, rows in dataset.tables().items():
+        look = looks.pop(name, {})
+        table.add_row(f"t_{name}.csv", str(len(rows.read())), *_accuracy(look))
+    for name, look in looks.items():  # the directions of data sharing
+        table.add_row(name, str(look["rows"]), *_accuracy(look))
+    stopped = STOPPED[done.stopped]
+    if done.stopped == "settled":
+        stopped = "more would change no plan" if run.plans else "accuracy has settled"
+    table.caption = (
+        f"{done.rows} rows written in {done.seconds:.0f} s ({stopped}), "
+        f"{done.failed} failed, {done.skipped} there before, {done.left} measurements left, "
+        f"{done.again} measured twice"
+    )
+    if done.paused_s:
+        table.caption += f", {done.paused_s:.0f} s of pauses to cool down"
+    if len(done.devices) > 1:
+        table.caption += "".join(map(_line, done.devices))
+    if expected:
+        table.caption += f". Accuracy: what {expected['predictor']} reaches on shapes held out"
+        if expected["regret"]:
+            table.caption += ", regret {mean} % in the mean, {p95} % at p95, ops: {ops}".format(
+                **expected["regret"]
             )
-        except KeyboardInterrupt as error:
-            kept = f"All rows so far are kept in {dataset.folder}, and --resume goes on."
-            raise InterruptedCommandError(kept) from error
+    return table
 
 
-def _tuned_briefly(
-    serial: str, dataset: Dataset, soc: Soc, ops: Sequence[Op], tuning: Tuning, time_s: float
-) -> Tuning:
-    """The tuning to measure with: of a SoC's first collection, what a few seconds find."""
-    tasks = tasks_before(dataset, soc, ops, tuning)
-    if not tasks:
-        return tuning
-    try:
-        with closing(connect(serial, soc)) as target, progress(f"Tuning on {soc.name}") as update:
-            found, problem = tune_briefly(
-                target, dataset, soc, tasks, progress=update, budget_s=time_s
-            )
-    except DeviceError as error:  # others may be there, and this one come back
-        found, problem = tuning, str(error)
-    path = tuning_file.path_of(dataset)
-    note(f"Tuning left out: {problem}" if problem else f"Tiles were tuned, see {path}")
-    return found
+def _line(own: DeviceNews) -> str:
+    """What became of one of several devices."""
+    lost = f", lost {own.lost} times" if own.lost else ""
+    problem = f", {own.state}: {own.problem.rstrip('.')}" if own.problem else ""
+    return f". {own.serial}: {own.measured} measurements{lost}{problem}"
 
 
-@dataclass
-class _Shown:
-    """How it stands with the plans and with each device, for lines below the progress."""
-
-    plans: SettledPlans | None
-    news: Sequence[DeviceNews] = ()
-
-    def watch(self, news: Sequence[DeviceNews]) -> None:
-        self.news = news
-
-    def lines(self) -> RenderableType:
-        """A line for plans, where they end the collection, and one for each of several devices."""
-        grid = Table.grid(padding=(0, 2))
-        for own in self.news if len(self.news) > 1 else ():
-            again = f"tried again in {own.retry_s:.0f} s" if own.state == "away" else ""
-            grid.add_row(Text(own.serial), own.state, f"{own.measured} measurements", again)
-        return Group(Text(self.plans.describe()), grid) if self.plans else grid
-
-
-def _described(name: str, serials: Sequence[str]) -> Soc:
-    """The SoC, and where it is on the first device that tells."""
-    *others, last = serials
-    for serial in others:
-        with suppress(DeviceError):
-            return load_measured(name, serial)
-    return load_measured(name, last)
-
-
-def _recorded(serials: Sequence[str]) -> Dataset | None:
-    """The dataset that is replayed: its kernels were tuned as it says; None of devices."""
-    folders = [folder for folder in map(folder_of, serials) if folder is not None]
-    if folders and len(serials) > 1:
-        raise CodlError(f"A replay is collected from alone, got {', '.join(serials)}.")
-    return Dataset.at(folders[0]) if folders else None
-
-
-def _answered(tasks: Sequence[Task], recorded: Dataset) -> list[Task]:
-    """The tasks that a replay has rows of; of the others it is said how many there are."""
-    recording = Recording.read(recorded.folder)
-    found = [task for task in tasks if recording.has(task)]
-    if len(found) < len(tasks):
-        others = len(tasks) - len(found)
-        note(f"{others} of {len(tasks)} measurements are left out: the replay has no row of them")
-    return found
-
-
-def _shares(given: str | None, *, few: bool) -> Sequence[float]:
-    if given:
-        return read_shares(given)
-    return FEW_SHARES if few else SHARES
+def _accuracy(look: dict[str, Any]) -> list[str]:
+    values = [look.get(name) for name in ("acc10", "acc5", "mape")]
+    return ["" if value is None else f"{value:.1f} %" for value in values]

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-from dataclasses import astuple, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.console import Group, RenderableType
 
+from codl.api.evaluate import USUAL, Earlier, EvalRun, evaluate, evaluate_again
 from codl.cli.base_options import positive
-from codl.cli.conditions import COOL_DOWN, CoolDownOption, GovernorOption, HotOption, control
-from codl.cli.deployed import RunOptions, context_of
-from codl.cli.eval_course import Course, Earlier
 from codl.cli.options import (
+    COOL_DOWN,
     REFINE,
     SOCS,
     BatchOption,
+    CoolDownOption,
     DatasetsOption,
     DutyOption,
+    GovernorOption,
+    HotOption,
     JsonOption,
     LongestOption,
     OutputOption,
@@ -28,21 +29,18 @@ from codl.cli.options import (
     SerialOption,
     WithinOption,
     budget_of,
+    read_budget,
     read_models,
+    read_seconds,
 )
-from codl.cli.output import emit, note
-from codl.errors import CodlError
-from codl.frontend.models import check_is_there
+from codl.cli.output import TERMINAL, emit, note
 from codl.measure import dataset as datasets
 from codl.measure.cool_down import HOT_C
 from codl.measure.peers import PEERS
 from codl.predict import FOLDER
-from codl.records.results import EvalRequest
-from codl.runtime.placement import limits_of
-from codl.strategies import STRATEGIES, find, ideal
-from codl.targets.connect import connect
-from codl.targets.detect import load_local
+from codl.strategies import STRATEGIES, ideal
 
+USUAL_NAMES = ",".join(USUAL)
 #: Options that are not given with --repro.
 OF_THE_FILE = ("models", "strategies", "peers", "seconds", "batch", "predictor", "max_kernel_ms",
                "gpu_duty")  # fmt: skip
@@ -89,7 +87,7 @@ def evaluate_strategies(
     soc: SocOrReproOption = None,
     serial: SerialOption = "local",
     models: ModelsOption = "yolov2",
-    strategies: StrategiesOption = "cpu,gpu,mulayer,codl-paper,codl,ideal",
+    strategies: StrategiesOption = USUAL_NAMES,
     peers: PeersOption = "",
     seconds: SecondsOption = 20,
     predictor: PredictorOption = None,
@@ -136,26 +134,57 @@ def evaluate_strategies(
     codl eval --soc host --models yolov2 --max-kernel-ms 1 --gpu-duty 0.7
     codl eval --repro eval.json
     """
-    earlier = None if repro is None else _earlier(context, repro)
-    wanted = RunOptions(max_kernel_ms=max_kernel_ms, gpu_duty=gpu_duty)
-    asked = earlier.asked if earlier else _asked(models, strategies, peers, batch, seconds)
-    at = earlier.result.serial if earlier and _is_default(context, "serial") else serial
-    described, limit = load_local(_soc_of(soc, earlier), at), budget_of(within, "--within")
-    if earlier:
-        wanted = RunOptions(None, None, None, None, *astuple(asked.limits))
-    described = wanted.applied(described)
-    asked = replace(asked, limits=limits_of(described))
-    planning = context_of(described, dataset, predictors, predictor, budget=budget)
-    with closing(connect(at, described)) as target:
-        course = Course.of(
-            asked, replace(planning, target=target), earlier, despite=other_environment
+    limit = budget_of(within, "--within")
+    how: dict[str, Any] = {
+        "budget_s": read_budget(budget),
+        "within": limit,
+        "governor": governor,
+        "cool_down_s": read_seconds(cool_down),
+        "hot_c": hot,
+        "dataset": dataset,
+        "predictors": predictors,
+        "reporter": TERMINAL,
+    }
+    if repro is not None:
+        run = evaluate_again(
+            _earlier(context, repro),
+            soc=soc,
+            serial=None if _is_default(context, "serial") else serial,
+            other_environment=other_environment,
+            **how,
         )
-        course.run(control(target, governor, cool_down, hot), limit)
-    result = course.result(with_timelines=with_timelines)
-    emit("eval", result, lambda: course.tables(result), as_json=json, output=output)
+    elif soc is None:
+        raise typer.BadParameter("an evaluation wants a SoC.", param_hint="--soc")
+    else:
+        run = evaluate(
+            read_models(models),
+            soc=soc,
+            serial=serial,
+            strategies=_names(strategies),
+            peers=_names(peers),
+            seconds=seconds,
+            batch=batch,
+            predictor=predictor,
+            max_kernel_ms=max_kernel_ms,
+            gpu_duty=gpu_duty,
+            **how,
+        )
+    result = run.to_json(with_timelines=with_timelines)
+    emit("eval", result, lambda: _tables(run, result), as_json=json, output=output)
     if text := limit.left_out(result["left"], "models"):
         note(text)
-    course.check()
+    run.check()
+
+
+def _tables(run: EvalRun, result: dict[str, Any]) -> RenderableType:
+    from codl.report.agreement import agreement_content
+    from codl.report.load import eval_result
+    from codl.report.tables import eval_table
+
+    table = eval_table(eval_result(result))
+    if run.earlier is None:
+        return table
+    return Group(table, agreement_content(run.figures, run.earlier.result.file).to_rich())
 
 
 def _earlier(context: typer.Context, path: Path) -> Earlier:
@@ -172,33 +201,6 @@ def _earlier(context: typer.Context, path: Path) -> Earlier:
 def _is_default(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is None or source.name.startswith("DEFAULT")
-
-
-def _soc_of(soc: str | None, earlier: Earlier | None) -> str:
-    if soc is None and earlier is None:
-        raise typer.BadParameter("an evaluation wants a SoC.", param_hint="--soc")
-    return soc or (earlier.result.soc.name if earlier else "")
-
-
-def _asked(
-    models: str, strategies: str, peers: str, batch: int | None, seconds: float
-) -> EvalRequest:
-    """What is asked for; raises where a model, a strategy or a peer is not there."""
-    asked_models, asked_strategies = read_models(models), _names(strategies)
-    for model in asked_models:
-        check_is_there(model)
-    if not any(name != ideal.NAME for name in asked_strategies):
-        raise CodlError(f"Name at least one of {', '.join(STRATEGIES)}; got {strategies!r}.")
-    for name in asked_strategies:
-        if name != ideal.NAME:
-            find(name)
-    return EvalRequest(
-        models=tuple(asked_models),
-        strategies=asked_strategies,
-        peers=_names(peers),
-        batch=batch,
-        seconds=seconds,
-    )
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 from rich.console import Group
 
-from codl.cli.deployed import adapted, context_of, deployment_of, plan_of, strategy_of
+from codl.api.job import Job, digests_of, recorded
 from codl.cli.options import (
     MOST_ROUNDS,
     REFINE,
@@ -26,24 +25,20 @@ from codl.cli.options import (
     ShapeOption,
     SocOption,
     StrategyOption,
+    read_budget,
     read_shapes,
 )
-from codl.cli.output import emit, stage
-from codl.cli.recorded import digests_of, recorded
+from codl.cli.output import TERMINAL, emit, stage
 from codl.engine.engine import Engine
 from codl.errors import UnsupportedError
 from codl.evaluate.explain import Explanation, explain_measured, explain_predicted
-from codl.frontend.convert import load_network
 from codl.ir import Network
 from codl.ir.plan import Plan
 from codl.measure import dataset as datasets
 from codl.predict import FOLDER
-from codl.records import soc as socs
 from codl.records.soc import Soc
 from codl.runtime.placement import LocalSoc
 from codl.strategies import find
-from codl.targets.connect import connect
-from codl.targets.detect import load_local
 
 #: More columns do not fit into a terminal; --json and a report have them all.
 MOST_TERMS = 7
@@ -81,31 +76,40 @@ def explain_model(
     codl explain yolov2 --soc host --plan plan.json -o explain.json
     codl explain vgg16 --soc host --strategy codl-paper --json
     """
-    deployed = deployment_of(model)
-    name = None if plan else strategy_of(strategy, deployed)
-    if predicted and name and find(name).runs_plans:
+    job = Job(
+        model=model,
+        soc=soc,
+        serial=serial,
+        device=not predicted,
+        plan=plan,
+        strategy=strategy,
+        predictor=predictor,
+        budget_s=read_budget(budget),
+        batch=batch,
+        shapes=read_shapes(shape),
+        dataset=dataset,
+        predictors=predictors,
+        reporter=TERMINAL,
+    )
+    if predicted and plan is None and find(job.strategy_name).runs_plans:
         raise UnsupportedError(
-            f"{name} runs plans on the device to find the best: leave out --predicted, or give a "
-            "plan that it has found by --plan."
+            f"{job.strategy_name} runs plans on the device to find the best: leave out "
+            "--predicted, or give a plan that it has found by --plan."
         )
-    described: Soc = socs.load(soc) if predicted else load_local(soc, serial)
-    asked = context_of(described, dataset, predictors, predictor, budget=budget)
-    context = adapted(asked, deployed)
-    network = load_network(model, batch, read_shapes(shape))
+    network = job.read_network()
     origin: dict[str, Any] = {}
     if predicted:
-        chosen = plan_of(plan, strategy, deployed, network=network, context=context)
-        explained = explain_predicted(network, chosen, context)
+        chosen = job.plan_of(network, job.context)
+        explained = explain_predicted(network, chosen, job.context)
     else:
-        with closing(connect(serial, described)) as target:
-            context = replace(context, target=target)
-            chosen = plan_of(plan, strategy, deployed, network=network, context=context)
+        with job.connected() as context:
+            chosen = job.plan_of(network, context)
             stage(f"Loading {network.name}, and measuring it {rounds} times")
-            with Engine(network, chosen, target, context.tuning) as engine:
+            with Engine(network, chosen, context.device, context.tuning) as engine:
                 explained = explain_measured(engine, context, rounds=rounds)
             of = digests_of(context, network, plans={network.name: chosen})
-            origin = recorded(target, of, rounds=rounds)
-    result = {**_result(network, chosen, described, explained, batch), **origin}
+            origin = recorded(context.device, of, rounds=rounds)
+    result = {**_result(network, chosen, job.described, explained, batch), **origin}
 
     def render() -> Group:
         from codl.report.load import explain_result

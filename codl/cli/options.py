@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from codl.cli.base_options import MOST_IMAGES, writable_folder
+from codl.cli.base_options import MOST_IMAGES, duration, writable_folder
 from codl.cli.base_options import MOST_ROUNDS as MOST_ROUNDS
 from codl.cli.base_options import JsonOption as JsonOption
 from codl.cli.base_options import OutputOption as OutputOption
@@ -24,6 +24,7 @@ from codl.frontend.models import BUILT_IN, choices
 from codl.ir import Op, parse
 from codl.measure import dataset as datasets
 from codl.measure.budget import Budget
+from codl.measure.cool_down import LONGEST_S
 from codl.measure.tasks import load_ops
 from codl.predict import ESTIMATORS
 from codl.runtime.placement import HINTS
@@ -173,6 +174,35 @@ WithinOption = Annotated[
     ),
 ]
 REFINE = f"{BUDGET_S:g}s"
+
+GovernorOption = Annotated[
+    str | None,
+    typer.Option(
+        "--governor",
+        help="Let this governor choose the clocks, such as performance, where the device permits "
+        "that; the former one is put back afterwards. By default it is left alone.",
+        show_default=False,
+    ),
+]
+CoolDownOption = Annotated[
+    str,
+    typer.Option(
+        "--cool-down",
+        callback=duration,
+        help="How long to pause at most, each time that the device is hot or throttled; 0 for no "
+        "pauses.",
+    ),
+]
+HotOption = Annotated[
+    float,
+    typer.Option(
+        "--hot",
+        callback=positive,
+        help="From how many degrees Celsius on its processors are hot.",
+    ),
+]
+#: As it is given.
+COOL_DOWN = f"{LONGEST_S:.0f}s"
 
 CheckOption = Annotated[
     bool,

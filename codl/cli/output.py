@@ -17,15 +17,16 @@ from rich.console import Console, Group, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
-    Progress,
     ProgressColumn,
     SpinnerColumn,
     TextColumn,
 )
+from rich.progress import Progress as RichProgress
 from rich.text import Text
 
 from codl import files
-from codl.measure.budget import Budget
+from codl.api.reporter import Reporter
+from codl.measure.budget import Budget, Progress
 from codl.printable import printable
 from codl.provenance import provenance
 from codl.records.results import Checked
@@ -158,7 +159,7 @@ def _say(text: Text) -> None:
         STDERR.print(text, highlight=False, soft_wrap=True)
 
 
-class _Bar(Progress):
+class _Bar(RichProgress):
     """Progress with something below it."""
 
     def __init__(self, *columns: ProgressColumn, below: Callable[[], RenderableType]) -> None:
@@ -171,15 +172,14 @@ class _Bar(Progress):
 
 
 @contextmanager
-def progress(
-    label: str, below: Callable[[], RenderableType] = Group
-) -> Iterator[Callable[[int, int, float], None]]:
+def progress(label: str, below: Callable[[], RenderableType] | None = None) -> Iterator[Progress]:
     """A progress bar on stderr; yields a function of done, total and seconds left.
 
     `below` gives what stands below it, whenever it is drawn anew. Where no terminal is, there are
     lines instead: one at once, then one every `QUIET_S` seconds at most, and at the end what stands
     below.
     """
+    below = below or Group
     if not STDERR.is_terminal:
         try:
             yield _lines(label)
@@ -224,3 +224,15 @@ def _lines(label: str) -> Callable[[int, int, float], None]:
 def _left(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}:{rest:02d} left"
+
+
+class Terminal(Reporter):
+    """Shows what functions of `codl.api` tell, on stderr."""
+
+    note = staticmethod(note)
+    stage = staticmethod(stage)
+    warn = staticmethod(warn)
+    progress = staticmethod(progress)
+
+
+TERMINAL = Terminal()

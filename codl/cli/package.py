@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from codl.api.job import Job
 from codl.bundle.packaging import Packaged, package
-from codl.cli.deployed import adapted, context_of, deployment_of, plan_of
 from codl.cli.options import (
     REFINE,
     BatchOption,
@@ -27,18 +25,17 @@ from codl.cli.options import (
     ShapeOption,
     SocOption,
     StrategyOption,
+    read_budget,
     read_shapes,
     writable,
 )
-from codl.cli.output import emit, note, stage, told_of
+from codl.cli.output import TERMINAL, emit, note, stage, told_of
 from codl.frontend.models import BUNDLE
 from codl.ir import Network
 from codl.ir.plan import Plan
 from codl.measure import dataset as datasets
 from codl.predict import FOLDER
 from codl.report.terminal import Table
-from codl.targets.connect import connect
-from codl.targets.detect import load_local
 from codl.validate.references import read_network
 
 BundleOption = Annotated[
@@ -78,16 +75,25 @@ def package_model(
     """
     if output.suffix != BUNDLE:
         raise typer.BadParameter(f"must end in {BUNDLE}, got {output}", param_hint="--output")
-    deployed, described = deployment_of(model), load_local(soc, serial)
-    asked = context_of(described, dataset, predictors, predictor, budget=budget)
-    context = adapted(asked, deployed)
+    job = Job(
+        model=model,
+        soc=soc,
+        serial=serial,
+        plan=plan,
+        strategy=strategy,
+        predictor=predictor,
+        budget_s=read_budget(budget),
+        dataset=dataset,
+        predictors=predictors,
+        reporter=TERMINAL,
+    )
+    assert job.context  # before the model is read, which takes longer
     stage(f"Reading {model}")
     network, source = read_network(model, batch, read_shapes(shape), check=check)
-    with closing(connect(serial, context.soc)) as target:
-        context = replace(context, target=target)
-        chosen = plan_of(plan, strategy, deployed, network=network, context=context)
+    with job.connected() as context:
+        chosen = job.plan_of(network, context)
         stage(f"Compiling {network.name}, and trying it in a process of its own")
-        made = package(network, chosen, target, output, context.tuning, source=source)
+        made = package(network, chosen, context.device, output, context.tuning, source=source)
     note(f"Wrote {output}")
     result = _result(network, chosen, made, serial)
     emit("package", result, lambda: _table(result), as_json=json)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,10 +13,9 @@ import typer
 from rich.console import Group
 
 from codl import bundle, files
+from codl.api.job import Job, RunOptions, digests_of, read_inputs, recorded
 from codl.bundle.archive import Archive
 from codl.cli.base_options import result_file
-from codl.cli.deployed import RunOptions, adapted, context_of, deployment_of, plan_of, read_inputs
-from codl.cli.op_placement import op_placement_table
 from codl.cli.options import (
     MODELS,
     MOST_ROUNDS,
@@ -40,11 +39,12 @@ from codl.cli.options import (
     ShapeOption,
     StrategyOption,
     ThreadsOption,
+    read_budget,
     read_shapes,
     writable,
 )
-from codl.cli.output import emit, note, stage, told_of, warn
-from codl.cli.recorded import digests_of, recorded
+from codl.cli.output import TERMINAL, emit, note, stage, told_of, warn
+from codl.cli.plan_tables import op_placement_table
 from codl.engine.engine import MOST_MEMORY, Engine
 from codl.errors import CodlError, UnsupportedError
 from codl.evaluate.run_report import RunReport, measure
@@ -54,7 +54,6 @@ from codl.measure.inputs import random_inputs
 from codl.plan.cost_model import CostModel
 from codl.predict import FOLDER
 from codl.runtime.loaded import sharing_ms
-from codl.runtime.placement import LocalSoc
 from codl.strategies import Context
 from codl.targets.base import Target
 from codl.targets.connect import connect
@@ -187,37 +186,44 @@ def run_model(
     codl run deploy.yaml#detector --soc host --threads 2 --cpu-affinity big --gpu-priority low
     codl run yolov2 --soc host --max-kernel-ms 1 --gpu-duty 0.7
     """
-    deployed = deployment_of(model)
-    wanted = RunOptions(
-        threads, cpu_affinity, gpu_performance, gpu_priority, max_kernel_ms, gpu_duty
-    ).deployed(deployed)
+    job = Job(
+        model=model,
+        soc=soc or "",
+        serial=serial,
+        plan=plan,
+        strategy=strategy,
+        predictor=predictor,
+        budget_s=read_budget(budget),
+        dataset=dataset,
+        predictors=predictors,
+        options=RunOptions(
+            threads, cpu_affinity, gpu_performance, gpu_priority, max_kernel_ms, gpu_duty
+        ),
+        reporter=TERMINAL,
+    )
     cost: CostModel | None = None
     context: Context | None = None
     with ExitStack() as stack:
-
-        def connected(soc: LocalSoc) -> Target:
-            return stack.enter_context(closing(connect(serial, soc)))
-
         if Path(model).suffix == BUNDLE:
             fixed = {"plan": plan, "strategy": strategy, "batch": batch, "shape": shape}
             fixed |= {"predictor": predictor, "adapt": adapt}
-            engine, target = _open_bundle(
-                model, soc, wanted, fixed, serial, connected, trusted=trust, check=check
-            )
-            given = read_inputs(engine.network, inputs, deployed, random_inputs)
+            engine, target = _open_bundle(job, fixed, stack, trusted=trust, check=check)
+            arrays = read_inputs(engine.network, inputs, job.deployment, random_inputs)
         else:
             from codl.validate.first_check import checked_engine  # a bundle needs no ONNX
             from codl.validate.references import read_network
 
-            placed = wanted.applied(_load_soc(soc, serial))
-            asked = context_of(placed, dataset, predictors, predictor, budget=budget)
-            context = adapted(asked, deployed)
+            if soc is None:
+                raise typer.BadParameter(
+                    "a model wants a SoC; only a bundle has its own.", param_hint="--soc"
+                )
+            assert job.context  # before the model is read, which takes longer
             stage(f"Reading {model}")
             network, source = read_network(model, batch, read_shapes(shape), check=check)
-            given = read_inputs(network, inputs, deployed, random_inputs)
-            target = connected(placed)
-            context = replace(context, target=target)
-            chosen = plan_of(plan, strategy, deployed, network=network, context=context)
+            arrays = read_inputs(network, inputs, job.deployment, random_inputs)
+            context = stack.enter_context(job.connected())
+            target = context.device
+            chosen = job.plan_of(network, context)
             stage(f"Loading {network.name}: building its kernels and packing its weights")
             engine = checked_engine(
                 network,
@@ -234,14 +240,14 @@ def run_model(
             if strict and engine.fallbacks:
                 raise CodlError(f"--strict: {'; '.join(map(str, engine.fallbacks))}")
             stage(f"Running {engine.network.name}, {rounds} times")
-            done = measure(engine, target, given, cost, rounds=rounds)
+            done = measure(engine, target, arrays, cost, rounds=rounds)
         of = digests_of(context, engine.network, plans={engine.network.name: engine.plan})
         origin = recorded(target, of, rounds=rounds)
     if outputs is not None:
         with files.writing(outputs) as partial, partial.open("wb") as file:
             np.savez(file, **done.outputs)  # type: ignore[arg-type]
         note(f"Wrote {outputs}")
-    result = {"serial": serial, **_result(engine, done, batch, wanted), **origin}
+    result = {"serial": serial, **_result(engine, done, batch, job.wanted), **origin}
 
     def render() -> Group:
         return Group(op_placement_table(done.placed, "measured", every=every), _summary(result))
@@ -337,40 +343,24 @@ def _moved(adaptation: Mapping[str, Any] | None) -> str:
     )
 
 
-def _load_soc(name: str | None, serial: str) -> LocalSoc:
-    """The SoC that a model is to run on; only a bundle brings one."""
-    if name is None:
-        raise typer.BadParameter(
-            "a model wants a SoC; only a bundle has its own.", param_hint="--soc"
-        )
-    return load_local(name, serial)
-
-
 def _open_bundle(
-    path: str,
-    soc: str | None,
-    wanted: RunOptions,
-    fixed: Mapping[str, Any],
-    serial: str,
-    connected: Callable[[LocalSoc], Target],
-    *,
-    trusted: bool,
-    check: bool,
+    job: Job, fixed: Mapping[str, Any], stack: ExitStack, *, trusted: bool, check: bool
 ) -> tuple[Engine, Target]:
-    """The engine of a bundle and its target, which a serial leads to.
+    """The engine of a bundle and its target.
 
-    Raises `UnsupportedError` for what is `fixed` and yet given.
+    Raises `UnsupportedError` for an option that is given though the bundle has it `fixed`.
     """
-    given = [f"--{key}" for key, value in fixed.items() if value]
-    if given:
+    options = [f"--{key}" for key, value in fixed.items() if value]
+    if options:
         raise UnsupportedError(
-            f"{', '.join(given)} cannot change {path}: a bundle's plan and shapes are fixed. "
-            "`codl package` with these options makes another."
+            f"{', '.join(options)} cannot change {job.model}: a bundle's plan and shapes are "
+            "fixed. `codl package` with these options makes another."
         )
-    own = bundle.soc_of(Archive(Path(path))) if soc is None else load_local(soc, serial)
-    chosen = wanted.applied(own)
-    target = connected(chosen)
+    archive = Archive(Path(job.model))
+    described = load_local(job.soc, job.serial) if job.soc else bundle.soc_of(archive)
+    placed = job.wanted.applied(described, TERMINAL)
+    target = stack.enter_context(closing(connect(job.serial, placed)))
     engine = bundle.load(
-        path, soc=chosen, connected=lambda soc: target, trusted=trusted, check=check
+        job.model, soc=placed, connected=lambda soc: target, trusted=trusted, check=check
     )
     return engine, target

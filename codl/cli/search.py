@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,9 +11,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Group, RenderableType
 
+from codl.api.job import Job, RunOptions
+from codl.api.search import search_all
 from codl.cli.base_options import result_file
-from codl.cli.deployed import RunOptions, adapted, context_of, deployment_of, strategy_of
-from codl.cli.op_placement import op_placement_table
 from codl.cli.options import (
     REFINE,
     BatchOption,
@@ -35,34 +34,25 @@ from codl.cli.options import (
     StrategyOption,
     WithinOption,
     budget_of,
+    read_budget,
     read_models,
     read_shapes,
     read_workers,
 )
-from codl.cli.output import emit, note, progress, stage, warn
+from codl.cli.output import TERMINAL, emit, note, warn
+from codl.cli.plan_tables import op_placement_table, plan_table
 from codl.errors import CodlError
 from codl.file_names import inside
 from codl.files import check_folder
-from codl.ir.plan import Plan, PlanOrigin
 from codl.measure import dataset as datasets
 from codl.measure.budget import Budget
-from codl.plan.beam_search import GOALS, Objective
+from codl.plan.beam_search import GOALS
 from codl.plan.search import METHODS
 from codl.predict import FOLDER
 from codl.records import soc as socs
 from codl.report.terminal import Table
-from codl.strategies import Context, ideal
-from codl.strategies.model_search import (
-    FoundBound,
-    FoundPlan,
-    Outcome,
-    Search,
-    search_models,
-)
-from codl.targets.connect import connect
-from codl.targets.detect import load_local
-from codl.targets.environment import environment_of
-from codl.workers import Workers
+from codl.strategies import ideal
+from codl.strategies.model_search import FoundBound, FoundPlan, Outcome
 
 MethodOption = Annotated[
     str, typer.Option("--search", help=f"How `codl` searches: {', '.join(METHODS)}.")
@@ -130,56 +120,36 @@ def search_plan(
     codl search zoo/*.onnx --soc host --dask tcp://10.0.0.7:8786 -o plans
     """
     names, limit = read_models(*models), budget_of(within, "--within")
-    files, workers = _files(names, output), read_workers(jobs, dask)
-    deployed = {name: deployment_of(name) for name in names}
-    shapes = read_shapes(shape)
-    searches = [
-        Search(model=name, strategy=strategy_of(strategy, own), batch=batch, shapes=shapes)
-        for name, own in deployed.items()
-    ]
-    _check(searches, workers)
-    runs = any(search.runs_plans for search in searches)
-    wanted = RunOptions(max_kernel_ms=max_kernel_ms, gpu_duty=gpu_duty)
-    described = wanted.applied(load_local(soc, serial)) if runs else socs.load(soc)
-    context = context_of(
-        described,
-        dataset,
-        predictors,
-        predictor,
-        budget=budget,
-        method=method,
-        objective=Objective.of(objective, described, _bytes(memory_limit)),
+    files = _files(names, output)
+    job = Job(
+        model=names[0],
+        soc=soc,
+        serial=serial,
+        strategy=strategy,
+        predictor=predictor,
+        budget_s=read_budget(budget),
+        batch=batch,
+        shapes=read_shapes(shape),
+        dataset=dataset,
+        predictors=predictors,
+        options=RunOptions(max_kernel_ms=max_kernel_ms, gpu_duty=gpu_duty),
+        reporter=TERMINAL,
     )
-    searches = [
-        replace(
-            search,
-            winograd=adapted(context, own).winograd,
-            limits=wanted.deployed(own).limits(described),
-        )
-        for search, own in zip(searches, deployed.values(), strict=True)
-    ]
-    with closing(connect(serial, described if runs else None)) as target:
-        outcomes = _searched(searches, replace(context, target=target), workers, limit)
-        origin = context.origin(environment_of(target, {}) if runs else None)
-    outcomes = [_made_with(one, origin) for one in outcomes]
-    for file, found in zip(files, outcomes, strict=True):
-        if file is not None and isinstance(found, FoundPlan):
-            note(f"Wrote {found.plan.save(file)}")
+    outcomes = search_all(
+        [replace(job, model=name) for name in names],
+        method=method,
+        objective=objective,
+        memory_limit=None if memory_limit is None else memory_limit << 20,
+        workers=read_workers(jobs, dask),
+        budget=limit,
+    )
+    for file, outcome in zip(files, outcomes, strict=True):
+        if file is not None and isinstance(outcome, FoundPlan):
+            note(f"Wrote {outcome.plan.save(file)}")
     if len(names) == 1:
         _show(outcomes[0], every=every, as_json=json)
     else:
-        _show_all(described.name, dict(zip(names, outcomes, strict=True)), limit, as_json=json)
-
-
-def _made_with(outcome: Outcome, origin: PlanOrigin) -> Outcome:
-    """A plan says what it was made with."""
-    if not isinstance(outcome, FoundPlan):
-        return outcome
-    return replace(outcome, plan=replace(outcome.plan, origin=origin))
-
-
-def _bytes(mebibytes: int | None) -> int | None:
-    return None if mebibytes is None else mebibytes << 20
+        _show_all(soc, dict(zip(names, outcomes, strict=True)), limit, as_json=json)
 
 
 def _files(names: Sequence[str], output: Path | None) -> list[Path | None]:
@@ -202,33 +172,6 @@ def _files(names: Sequence[str], output: Path | None) -> list[Path | None]:
     return [result_file(inside(output, f"{stem}.json")) for stem in stems]
 
 
-def _check(searches: Sequence[Search], workers: Workers) -> None:
-    """Raise `CodlError` for what the workers cannot do."""
-    running = next((one.strategy for one in searches if one.runs_plans), None)
-    if running is not None and not workers.are_here:
-        raise CodlError(
-            f"{running} runs plans on the device to find the best, one after the other: leave out "
-            "--jobs and --dask."
-        )
-    if ideal.NAME in (one.strategy for one in searches) and not workers.have_files:
-        raise CodlError(
-            f"{ideal.NAME} is computed from the dataset's files, which a Dask cluster does not "
-            "have: leave out --dask."
-        )
-
-
-def _searched(
-    searches: Sequence[Search], context: Context, workers: Workers, budget: Budget
-) -> list[Outcome]:
-    """What the searches come to; several with a progress bar."""
-    workers = workers.at_most(len(searches))
-    if len(searches) == 1:
-        stage(f"Searching {searches[0].model} by {searches[0].strategy} on {context.soc.name}")
-        return search_models(searches, context, workers)
-    with progress(f"Searching on {context.soc.name}") as update:
-        return search_models(searches, context, workers, budget=budget, progress=update)
-
-
 def _show(outcome: Outcome, *, every: bool, as_json: bool) -> None:
     """What the search of one model found; raises the `CodlError` that it ended with."""
     if isinstance(outcome, CodlError):
@@ -243,18 +186,19 @@ def _show(outcome: Outcome, *, every: bool, as_json: bool) -> None:
     emit("search", _result(outcome), render, as_json=as_json)
 
 
-def _show_all(soc: str, outcomes: Mapping[str, Outcome], limit: Budget, *, as_json: bool) -> None:
+def _show_all(name: str, outcomes: Mapping[str, Outcome], limit: Budget, *, as_json: bool) -> None:
     """What the searches of several models found; raises `CodlError` where one found nothing."""
-    failed = {name: str(one) for name, one in outcomes.items() if isinstance(one, CodlError)}
+    soc = socs.load(name).name
+    failed = {model: str(one) for model, one in outcomes.items() if isinstance(one, CodlError)}
     result = {
         "soc": soc,
         "plans": [_result(one) for one in outcomes.values() if not isinstance(one, CodlError)],
-        "failed": [{"model": name, "reason": reason} for name, reason in failed.items()],
+        "failed": [{"model": model, "reason": reason} for model, reason in failed.items()],
         "stopped": limit.ended,
     }
     emit("search", result, lambda: _models_table(soc, outcomes), as_json=as_json)
-    for name, reason in failed.items():
-        warn(f"{name}: {reason}")
+    for model, reason in failed.items():
+        warn(f"{model}: {reason}")
     limit.check("The plans before are kept.")
     if failed:
         raise CodlError(
@@ -300,37 +244,3 @@ def _models_table(soc: str, outcomes: Mapping[str, Outcome]) -> Table:
         else:
             table.add_row(name, "no plan", *(["-"] * 4))
     return table
-
-
-def plan_table(plan: Plan, search_ms: float | None = None) -> Table:
-    """Every chain of a plan, and what is predicted of the whole."""
-    title = f"{plan.strategy} plan of {plan.model} on {plan.soc}"
-    table = Table("ops", "dim", "GPU ratio", "CPU variants", "GPU variants", title=title)
-    for chain in plan.chains:
-        used = [
-            ", ".join(dict.fromkeys(v[p] for v in chain.variants.values() if p in v))
-            for p in ("cpu", "gpu")
-        ]
-        table.add_row(
-            f"{chain.label} ({len(chain.ops)})", chain.dim, f"{chain.gpu_ratio:.2f}", *used
-        )
-    table.caption = _prediction(plan)
-    if search_ms is not None:
-        table.caption += f", found in {search_ms:.0f} ms"
-    if plan.method:
-        table.caption += f" by {plan.method}"
-    if plan.predicted_mj is not None:
-        table.caption += f", {plan.predicted_mj:.1f} mJ"
-    if plan.fallbacks:
-        table.caption += f"\nin other variants than planned: {', '.join(map(str, plan.fallbacks))}"
-    if plan.not_counted:
-        table.caption += f"\nnot counted, for want of latencies: {', '.join(plan.not_counted)}"
-    if plan.estimated:
-        table.caption += f"\nestimated, for want of predictors: {', '.join(plan.estimated)}"
-    return table
-
-
-def _prediction(plan: Plan) -> str:
-    if plan.predicted_ms is None:
-        return "in default variants, of which nothing is predicted"
-    return f"predicted {plan.predicted_ms:.1f} ms by {plan.predictor} from {plan.source} latencies"

@@ -13,7 +13,7 @@ from codl.bundle.archive import EXECUTABLE, Archive
 from codl.cli.listing import content, render
 from codl.cli.options import BatchOption, DatasetsOption, JsonOption, OutputOption
 from codl.cli.output import emit, note
-from codl.cli.search import plan_table
+from codl.cli.plan_tables import plan_table
 from codl.errors import CodlError, InvalidFileError
 from codl.frontend.models import BUNDLE
 from codl.ir.constants import array_digest

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
 from rich.console import RenderableType
 
+from codl.api.train import train
 from codl.cli.options import (
     DaskOption,
     DatasetsOption,
@@ -19,15 +19,9 @@ from codl.cli.options import (
     budget_of,
     read_workers,
 )
-from codl.cli.output import emit, note, progress
+from codl.cli.output import TERMINAL, emit, note
 from codl.measure import dataset as datasets
-from codl.measure import tuning_file
-from codl.measure.dataset import Dataset, dataset_digest
 from codl.predict import ESTIMATORS, FOLDER
-from codl.records import soc as socs
-from codl.records.results import Digests
-from codl.targets.environment import library_environment
-from codl.targets.local import LocalTarget
 
 PredictorsOption = Annotated[
     list[str] | None,
@@ -96,33 +90,20 @@ def train_predictors(
     codl train --soc redmi --like lenovo_k5,vivo_z3
     codl train --soc host --dask tcp://10.0.0.7:8786
     """
-    from codl.predict.training import train
-
-    described, limit = socs.load(soc), budget_of(budget)
-    known = [socs.load(name.strip()) for text in like or () for name in text.split(",")]
-    data = Dataset.found(described.name, dataset)
-    tuning = tuning_file.read(data, described)
-    workers = read_workers(jobs, dask, usual=len(os.sched_getaffinity(0)))
-    doing = "Training and holding out" if evaluate else "Training"
-    with progress(f"{doing} on {described.name}") as update:
-        report = train(
-            described,
-            data,
-            tuning,
-            predictors=predictor or tuple(ESTIMATORS),
-            folder=output,
-            like=[(other, Dataset.found(other.name, dataset)) for other in known],
-            evaluate=evaluate,
-            seeds=seeds,
-            workers=workers,
-            budget=limit,
-            progress=update,
-        )
-    protocol = {"evaluate": evaluate, "seeds": seeds, "dask": dask or ""}
-    here = library_environment(LocalTarget(None), protocol, threads=workers.jobs)
-    of = Digests(dataset=dataset_digest(data), tuning=tuning.fingerprint)
-    result = {"soc": described.name, **report.to_json()}
-    result |= {"environment": asdict(here), "digests": asdict(of)}
+    limit = budget_of(budget)
+    trained = train(
+        soc,
+        predictors=predictor,
+        like=[name.strip() for text in like or () for name in text.split(",")],
+        evaluate=evaluate,
+        seeds=seeds,
+        budget=limit,
+        workers=read_workers(jobs, dask, usual=len(os.sched_getaffinity(0))),
+        dataset=dataset,
+        output=output,
+        reporter=TERMINAL,
+    )
+    result = trained.to_json()
 
     def render() -> RenderableType:
         from codl.report.load import train_result
@@ -131,6 +112,6 @@ def train_predictors(
         return train_table(train_result(result), every=every)
 
     emit("train", result, render, as_json=json)
-    if text := limit.left_out(report.left, "predictors"):
+    if text := limit.left_out(trained.report.left, "predictors"):
         note(f"{text} Their accuracy is not known; all are stored.")
     limit.check("All predictors are stored.")

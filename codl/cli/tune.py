@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from codl.api.job import recorded
 from codl.cli.options import (
     SOCS,
     BudgetOption,
@@ -21,7 +22,6 @@ from codl.cli.options import (
     read_shares,
 )
 from codl.cli.output import emit, note, progress
-from codl.cli.recorded import recorded
 from codl.errors import CodlError, UnknownNameError
 from codl.frontend.models import MEASURED
 from codl.measure import dataset as datasets

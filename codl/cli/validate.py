@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from rich.console import Group
 from rich.text import Text
 
-from codl.cli.deployed import adapted, context_of, deployment_of, plan_of, read_inputs
+from codl.api.job import Job, digests_of, read_inputs, recorded
 from codl.cli.options import (
     BatchOption,
     BudgetOption,
@@ -28,12 +27,11 @@ from codl.cli.options import (
     ShapeOption,
     SocOption,
     StrategyOption,
-    read_budget,
+    budget_of,
     read_shapes,
     writable,
 )
-from codl.cli.output import emit, note, progress, stage
-from codl.cli.recorded import digests_of, recorded
+from codl.cli.output import TERMINAL, emit, note, progress, stage
 from codl.errors import CodlError
 from codl.frontend.models.deployment import SUFFIXES, Deployment, Preprocessing
 from codl.ir import Network
@@ -41,7 +39,6 @@ from codl.ir.plan import OpFallback, Plan
 from codl.ir.types import PROCESSORS, Processor
 from codl.lower import lower
 from codl.measure import dataset as datasets
-from codl.measure.budget import Budget
 from codl.measure.inputs import SEED, random_inputs
 from codl.optional import explained
 from codl.plan.build_plan import for_soc, preferring
@@ -50,8 +47,6 @@ from codl.predict import FOLDER
 from codl.records import soc as socs
 from codl.report.terminal import Table
 from codl.strategies import Context
-from codl.targets.connect import connect
-from codl.targets.detect import load_local
 from codl.validate.closeness import Agreement, agreement, read_labels
 from codl.validate.halves import halved
 from codl.validate.plan_check import Bench
@@ -359,21 +354,30 @@ def validate_plan(
     codl validate model.onnx --soc host --plan plan.json --input in.npz --json
     codl validate mobilenet_v2 --soc host --strategy gpu --serial process --seed 3
     """
-    time = Budget(None if budget is None else read_budget(budget))
-    deployed = deployment_of(model)
-    described = load_local(soc, serial)
-    asked = context_of(described, dataset, predictors, predictor)
-    context = adapted(asked, deployed)
+    time = budget_of(budget)
+    job = Job(
+        model=model,
+        soc=soc,
+        serial=serial,
+        plan=plan,
+        strategy=strategy,
+        predictor=predictor,
+        dataset=dataset,
+        predictors=predictors,
+        reporter=TERMINAL,
+    )
+    assert job.context  # before the model is read, which takes longer
     loaded = Model.load(model, batch, read_shapes(shape))
     files = files_of(inputs)
     classes = None if labels is None else read_labels(labels, [file.name for file in files])
-    samples = samples_of(loaded, files, deployed, seed)
-    with closing(connect(serial, described)) as target:
+    samples = samples_of(loaded, files, job.deployment, seed)
+    with job.connected() as context:
         # A strategy that runs plans has no more time than the command.
-        context = replace(context, target=target, budget_s=min(context.budget_s, time.left_s))
-        chosen = _plan(plan, strategy, deployed, loaded.network, context)
+        context = replace(context, budget_s=min(context.budget_s, time.left_s))
+        target = context.device
+        chosen = _plan(job, loaded.network, context)
         if half:
-            chosen = halved(loaded.network, chosen, described)
+            chosen = halved(loaded.network, chosen, job.described)
         written, applied = chosen.applied(loaded.network)
         bench = Bench(replace(loaded, network=written), target, context.tuning, samples)
         with progress(f"Ops of {loaded.network.name}") as update:
@@ -394,7 +398,7 @@ def validate_plan(
         note(f"Wrote {_add_to_soc(soc, for_soc(written, remedy.fallbacks))}")
     result = {
         "serial": serial,
-        "soc": described.name,
+        "soc": job.described.name,
         "batch": batch,
         "input": None if inputs is None else str(inputs),
         "seed": None if inputs is not None else seed,
@@ -425,23 +429,17 @@ def _agreement(bench: Bench, found: Validation, labels: Sequence[int] | None) ->
     return agreement(got, right, None if labels is None else labels[: len(got)])
 
 
-def _plan(
-    file: Path | None,
-    strategy: str | None,
-    deployed: Deployment | None,
-    network: Network,
-    context: Context,
-) -> Plan:
+def _plan(job: Job, network: Network, context: Context) -> Plan:
     """The plan that is asked for.
 
     Where nothing was trained one processor is preferred, in default variants: that of the strategy
     `cpu` or `gpu`, and the GPU where nothing is asked for.
     """
-    wanted = "" if file is not None else strategy or (deployed.strategy if deployed else "")
-    is_asked = file is not None or wanted not in ("", *PROCESSORS)
-    if is_asked or context.default_cost(network) is not None:
-        return plan_of(file, strategy, deployed, network=network, context=context)
-    processor: Processor = "cpu" if wanted == "cpu" else "gpu"
+    asked = job.strategy or (job.deployment.strategy if job.deployment else "")
+    is_named = job.plan is not None or asked not in ("", *PROCESSORS)
+    if is_named or context.default_cost(network) is not None:
+        return job.plan_of(network, context)
+    processor: Processor = "cpu" if asked == "cpu" else "gpu"
     note(
         f"No predictors are trained for {context.soc.name!r}: all ops are checked on the "
         f"{processor.upper()} that it has kernels for, in their default variants."

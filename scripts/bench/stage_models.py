@@ -21,7 +21,7 @@ from typing import Any
 
 from curve_file import STRATEGIES, CurveFile, failed
 
-from codl.cli.recorded import digests_of, recorded
+from codl.api.job import digests_of, recorded
 from codl.errors import CodlError
 from codl.evaluate.evaluation import evaluate, to_json
 from codl.measure import tuning_file

@@ -13,7 +13,8 @@ from support import command_line
 from support.clocks import Hands
 from typer.testing import CliRunner
 
-from codl.cli import bench, eval_course, evaluate
+from codl.api import evaluate as api
+from codl.cli import bench, evaluate
 from codl.cli.app import app
 from codl.cli.base_options import result_file
 from codl.contrib.conformance import command as conformance
@@ -156,7 +157,7 @@ def test_models_of_an_evaluation_share_its_time(
 ) -> None:
     clock = Hands()
     monkeypatch.setattr(evaluate, "budget_of", lambda text, option: Budget(float(text), clock))
-    monkeypatch.setattr(eval_course, "evaluate", Steps(clock).after(evaluated))
+    monkeypatch.setattr(api, "evaluate_model", Steps(clock).after(evaluated))
     words = ["eval", "--soc", soc_file, "--models", ",".join(MODELS), "--strategies", "cpu"]
     found, _ = ended(tmp_path, *words, "--within", "24", code=0)
     levels = [row["latency_ms"]["p20"] for row in found["rows"]]
@@ -170,7 +171,7 @@ def test_models_of_an_evaluation_share_its_time(
 def test_an_evaluation_keeps_the_models_before_ctrl_c(
     tmp_path: Path, soc_file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(eval_course, "evaluate", Steps(Hands(), calls=2).after(evaluated))
+    monkeypatch.setattr(api, "evaluate_model", Steps(Hands(), calls=2).after(evaluated))
     words = ["eval", "--soc", soc_file, "--models", ",".join(MODELS), "--strategies", "cpu"]
     found, said = ended(tmp_path, *words, code=128 + signal.SIGINT)
     assert (found["stopped"], found["left"], len(found["rows"])) == ("interrupted", 1, 2)

@@ -12,9 +12,9 @@ from support.plans import row
 from support.simulated import SOC
 from typer.testing import CliRunner
 
-from codl.cli import collect as command
+from codl.api import collect as command
+from codl.api.collect import Agenda, StopRule
 from codl.cli.app import app
-from codl.cli.collect_course import Course, Limits, course_of
 from codl.errors import CodlError
 from codl.evaluate.settled_plans import LOOKS, TOLERANCE, Look
 from codl.ir import parse, to_text
@@ -28,46 +28,46 @@ NETWORK = row(2)
 SCOPE = Scope([layer.op for layer in NETWORK.layers], [0.5, 1.0])
 
 
-def course(limits: Limits, folder: Path = Path("none")) -> Course:
-    return course_of(limits, SCOPE, [NETWORK], soc=SOC, dataset=Dataset(folder), tuning=Tuning())
+def agenda(rule: StopRule, folder: Path = Path("none")) -> Agenda:
+    return Agenda.of(rule, SCOPE, [NETWORK], soc=SOC, dataset=Dataset(folder), tuning=Tuning())
 
 
 def test_plans_end_it_where_nothing_else_is_said() -> None:
-    found = course(Limits())
+    found = agenda(StopRule())
     assert list(found.tasks) == list(wholes_first(SCOPE, SOC).tasks)
     plans = found.plans
     assert plans is not None
     assert (found.chooser, found.time_s, found.learner) == (plans, None, None)
     assert (plans.tolerance, plans.total) == (TOLERANCE, len(found.tasks))
     assert plans.models() == [NETWORK]
-    some = found.of(found.tasks[:3])  # as where a replay has no more
-    assert (len(some.tasks), some.plans and some.plans.total) == (3, 3)
-    assert course(Limits(tolerance=5)).plans.tolerance == 0.05  # type: ignore[union-attr]
+    assert agenda(StopRule(tolerance=5)).plans.tolerance == 0.05  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("limits", [Limits(everything=True), Limits(samples=3)])
-def test_everything_and_so_many_samples_are_not_ended_by_plans(limits: Limits) -> None:
-    found = course(limits)
+@pytest.mark.parametrize("limits", [StopRule(everything=True), StopRule(samples=3)])
+def test_everything_and_so_many_samples_are_not_ended_by_plans(limits: StopRule) -> None:
+    found = agenda(limits)
     assert list(found.tasks) == list(everything(SCOPE, SOC))
     assert found.chooser is None
 
 
 def test_a_budget_has_an_active_learner() -> None:
-    found = course(Limits(budget_s=100.0))
+    found = agenda(StopRule(budget_s=100.0))
     assert isinstance(found.chooser, ActiveLearner)
     assert (found.time_s, found.plans) == (80.0, None)
 
 
 @pytest.mark.parametrize(("budget_s", "measured_s"), [(20, 10), (60, 40), (3600, 0.97 * 3600)])
 def test_a_part_of_a_budget_is_left_for_the_last_look(budget_s: float, measured_s: float) -> None:
-    assert course(Limits(budget_s=budget_s)).time_s == pytest.approx(measured_s)
+    assert agenda(StopRule(budget_s=budget_s)).time_s == pytest.approx(measured_s)
 
 
 def test_built_in_models_are_planned_where_no_model_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("codl.cli.collect_course.MEASURED", ("op_chain",))
-    found = course_of(Limits(), SCOPE, [], soc=SOC, dataset=Dataset(Path("none")), tuning=Tuning())
+    monkeypatch.setattr("codl.api.collect.MEASURED", ("op_chain",))
+    found = Agenda.of(
+        StopRule(), SCOPE, [], soc=SOC, dataset=Dataset(Path("none")), tuning=Tuning()
+    )
     assert found.plans is not None
     assert [network.name for network in found.plans.models()] == ["op_chain"]
 
@@ -75,13 +75,13 @@ def test_built_in_models_are_planned_where_no_model_is_named(
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
-        (Limits(budget_s=9.0, everything=True), "--all measures everything: leave out --budget"),
-        (Limits(samples=9, everything=True), "leave out --samples"),
-        (Limits(samples=9, tolerance=1.0), "which --samples does instead"),
-        (Limits(everything=True, tolerance=1.0), "which --all does instead"),
+        (StopRule(budget_s=9.0, everything=True), "--all measures everything: leave out --budget"),
+        (StopRule(samples=9, everything=True), "leave out --samples"),
+        (StopRule(samples=9, tolerance=1.0), "which --samples does instead"),
+        (StopRule(everything=True, tolerance=1.0), "which --all does instead"),
     ],
 )
-def test_limits_that_contradict_each_other_are_refused(limits: Limits, message: str) -> None:
+def test_limits_that_contradict_each_other_are_refused(limits: StopRule, message: str) -> None:
     with pytest.raises(CodlError, match=message):
         limits.check()
 
@@ -93,7 +93,7 @@ def test_the_command_says_why_it_ended(
     """The collector is stood in for by looks that find all plans unchanged."""
     (tmp_path / "ops.csv").write_text("op\n" + f'"{to_text(parse("fc in=1x32x5x5 oc=40"))}"\n')
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("codl.cli.collect_course.MEASURED", ("op_chain",))
+    monkeypatch.setattr("codl.api.collect.MEASURED", ("op_chain",))
 
     def collected(targets: Any, dataset: Dataset, tasks: Any, *how: Any, **more: Any) -> Collected:
         plans = more["chooser"]
@@ -103,7 +103,7 @@ def test_the_command_says_why_it_ended(
             plans.looks.append(Look(50 + unchanged, {"m": 1.0}, {"m": 0.0}, unchanged))
         return Collected(9, 0, 0, 3, 0, 1.0, stopped, ())
 
-    monkeypatch.setattr(command, "collect", collected)
+    monkeypatch.setattr(command, "collect_tasks", collected)
     monkeypatch.setattr(command, "_described", lambda name, serials: SOC)
     target = SimpleNamespace(serial="local", close=lambda: None)
     monkeypatch.setattr(command, "connect", lambda serial, soc: target)

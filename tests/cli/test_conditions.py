@@ -10,7 +10,7 @@ import pytest
 from support.phone import BATTERY, BIG, contents, make_phone, put
 from typer.testing import CliRunner
 
-from codl.cli import collect, eval_course, evaluate
+from codl.api import evaluate as api
 from codl.cli.app import app
 from codl.errors import CodlError
 from codl.evaluate.evaluation import Evaluation
@@ -90,7 +90,7 @@ def test_an_evaluation_keeps_its_rows_when_the_battery_runs_out(
         latency = Latency(1.0, 1.0, 1.0, 3)
         return Evaluation(model, "", [EvalRow(model, "cpu", latency, None, "measured")], {}, {})
 
-    monkeypatch.setattr(eval_course, "evaluate", measured)
+    monkeypatch.setattr(api, "evaluate_model", measured)
     command = ["eval", "--soc", "test", "--models", "yolov2,vgg16", "--strategies", "cpu"]
     done = CliRunner().invoke(app, [*command, "-o", "eval.json", "--cool-down", "0"])
     assert isinstance(done.exception, CodlError)

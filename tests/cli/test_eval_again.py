@@ -12,9 +12,9 @@ import pytest
 from support.simulated import SOC
 from typer.testing import CliRunner
 
-from codl.cli import eval_course
+from codl.api import evaluate as api
+from codl.api.evaluate import Earlier
 from codl.cli.app import app
-from codl.cli.eval_course import Earlier
 from codl.errors import InvalidFileError, MismatchError
 from codl.evaluate.evaluation import Evaluation, load
 from codl.frontend.convert import load_network
@@ -49,7 +49,7 @@ def measured(
             ]
             return Evaluation(MODEL, digest, rows, {}, {PLAN.fingerprint: PLAN})
 
-        monkeypatch.setattr(eval_course, "evaluate", evaluate)
+        monkeypatch.setattr(api, "evaluate_model", evaluate)
         return CliRunner().invoke(app, [*command, "--json"])
 
     return run
@@ -185,7 +185,7 @@ def test_what_was_measured_before_a_model_that_fails_is_written(
         rows = [EvalRow(model, "cpu", latency(10.0), None, "measured", plan=PLAN.fingerprint)]
         return Evaluation(model, "abc", rows, {}, {PLAN.fingerprint: PLAN})
 
-    monkeypatch.setattr(eval_course, "evaluate", evaluate)
+    monkeypatch.setattr(api, "evaluate_model", evaluate)
     models = f"{MODEL},broken.onnx,vgg16,yolov2"
     command = ["eval", "--soc", "test", "--models", models, "--strategies", "cpu,cpu,ideal"]
     done = CliRunner().invoke(app, [*command, "-o", "eval.json"])
@@ -217,7 +217,7 @@ def test_what_is_not_there_is_told_before_anything_is_measured(
 ) -> None:
     replace(first_soc, name="test").save(tmp_path / "socs" / "test.yaml")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(eval_course, "evaluate", None)
+    monkeypatch.setattr(api, "evaluate_model", None)
     done = CliRunner().invoke(app, ["eval", "--soc", "test", "--models", MODEL, *options])
     assert done.exit_code != 0
     assert message in f"{done.output} {done.exception}"

@@ -12,7 +12,7 @@ import pytest
 from support.simulated import SOC
 from support.some import some
 
-from codl.cli.deployed import RunOptions, adapted, deployment_of, read_inputs, strategy_of
+from codl.api.job import RunOptions, adapted, deployment_of, read_inputs, strategy_of
 from codl.errors import CodlError, InvalidFileError, UnknownNameError, UnsupportedError
 from codl.frontend import models
 from codl.frontend.convert import convert, simplify

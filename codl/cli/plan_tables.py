@@ -1,10 +1,11 @@
-"""The table of `codl search` and `codl run` that says where every op runs."""
+"""Tables of plans: every chain, and where every op runs; for `codl search`, `run` and `show`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from codl.ir.ops.onnx_model import OnnxModel
+from codl.ir.plan import Plan
 from codl.kernels.ort import CpuOrt
 from codl.plan.op_placement import OpPlacement
 from codl.report.terminal import Table
@@ -47,3 +48,36 @@ def _by_engine(placed: Sequence[OpPlacement]) -> dict[tuple[str, str], list[OpPl
         engine = own if one.processor == "cpu" else "OpenCL kernels"
         groups.setdefault((one.processor, engine), []).append(one)
     return groups
+
+
+def plan_table(plan: Plan, search_ms: float | None = None) -> Table:
+    """Every chain of a plan, and what is predicted of the whole."""
+    title = f"{plan.strategy} plan of {plan.model} on {plan.soc}"
+    table = Table("ops", "dim", "GPU ratio", "CPU variants", "GPU variants", title=title)
+    for chain in plan.chains:
+        used = [
+            ", ".join(dict.fromkeys(v[p] for v in chain.variants.values() if p in v))
+            for p in ("cpu", "gpu")
+        ]
+        table.add_row(
+            f"{chain.label} ({len(chain.ops)})", chain.dim, f"{chain.gpu_ratio:.2f}", *used
+        )
+    table.caption = (
+        "in default variants, of which nothing is predicted"
+        if plan.predicted_ms is None
+        else f"predicted {plan.predicted_ms:.1f} ms by {plan.predictor} from {plan.source} "
+        "latencies"
+    )
+    if search_ms is not None:
+        table.caption += f", found in {search_ms:.0f} ms"
+    if plan.method:
+        table.caption += f" by {plan.method}"
+    if plan.predicted_mj is not None:
+        table.caption += f", {plan.predicted_mj:.1f} mJ"
+    if plan.fallbacks:
+        table.caption += f"\nin other variants than planned: {', '.join(map(str, plan.fallbacks))}"
+    if plan.not_counted:
+        table.caption += f"\nnot counted, for want of latencies: {', '.join(plan.not_counted)}"
+    if plan.estimated:
+        table.caption += f"\nestimated, for want of predictors: {', '.join(plan.estimated)}"
+    return table

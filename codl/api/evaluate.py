@@ -1,39 +1,45 @@
-"""The course of an evaluation: model after model, and what there is of it when it ends early.
-
-`codl eval --repro` runs again what a file has.
-"""
+"""`codl.evaluate`: strategies against each other on models, and what an earlier file says of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import closing
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Group, RenderableType
-
-from codl.cli.output import warn
+from codl.api.job import RunOptions, context_of, controlled
+from codl.api.reporter import SILENT, Reporter
 from codl.errors import CodlError, InvalidFileError, MismatchError
-from codl.evaluate.evaluation import Evaluation, evaluate, failed_row, to_json
+from codl.evaluate.evaluation import Evaluation, failed_row, to_json
+from codl.evaluate.evaluation import evaluate as evaluate_model
 from codl.evaluate.peers import check as check_peers
 from codl.evaluate.peers import with_opencl_all
+from codl.frontend.models import check_is_there
 from codl.ir import Network
 from codl.ir.environment import ALL, Difference, Environment, check_alike, differences
 from codl.ir.plan import Plan, read_plan
+from codl.measure import dataset as datasets
 from codl.measure.budget import Budget
-from codl.measure.cool_down import CoolDown, low_battery
+from codl.measure.cool_down import HOT_C, LONGEST_S, CoolDown, low_battery
 from codl.measure.dataset import dataset_digest
 from codl.measure.inputs import SEED
 from codl.measure.interleave import Effort
+from codl.predict import FOLDER
 from codl.records import statistic
 from codl.records.results import Conditions, Digests, EvalRequest
 from codl.report.agreement import Figure, compare
 from codl.report.load import eval_result, load_result
 from codl.report.results import SINGLES, EvalResult
-from codl.runtime.placement import at_hand
-from codl.strategies import Context, Strategy, find, ideal
+from codl.runtime.placement import at_hand, limits_of
+from codl.strategies import STRATEGIES, Context, Strategy, find, ideal
+from codl.strategies.base import BUDGET_S
+from codl.targets.connect import connect
+from codl.targets.detect import load_local
 from codl.targets.environment import environment_of, under
 
+#: What is compared where nobody says what.
+USUAL = ("cpu", "gpu", "mulayer", "codl-paper", "codl", ideal.NAME)
 WRITTEN = "`codl eval -o FILE` of this version writes one that has it."
 DESPITE = "--other-environment runs it again all the same."
 NOW = "this machine now"
@@ -89,35 +95,40 @@ class Earlier:
         return Strategy(name, plan)
 
     def check_before(
-        self, environment: Environment | None, digests: Digests, *, despite: bool
+        self, environment: Environment | None, digests: Digests, *, despite: Reporter | None
     ) -> tuple[Difference, ...]:
         """What is other than it was before anything is measured.
 
-        Raises `MismatchError` with it, unless somebody wants to go on `despite` it.
+        Raises `MismatchError` with it, unless it goes on `despite` it and somebody hears of it.
         """
         if environment is None:
             raise MismatchError("An evaluation is run again on a machine, and this is a replay.")
-        found = differences(self.environment, environment, SETTINGS)
-        found += tuple(
+        changes = differences(self.environment, environment, SETTINGS)
+        changes += tuple(
             Difference(f"digest of the {key}", was, now)
             for key in ("dataset", "tuning")
             if (was := getattr(self.digests, key)) != (now := getattr(digests, key))
         )
-        return self._told(found, despite=despite)
+        return self._check_alike(changes, despite)
 
-    def check_clocks(self, environment: Environment, *, despite: bool) -> tuple[Difference, ...]:
+    def check_clocks(
+        self, environment: Environment, *, despite: Reporter | None
+    ) -> tuple[Difference, ...]:
         """Clocks that were others meanwhile; raises as `check_before`."""
-        found = differences(self.environment, environment, ("clocks_mhz",))
-        return self._told(found, despite=despite)
+        return self._check_alike(
+            differences(self.environment, environment, ("clocks_mhz",)), despite
+        )
 
-    def _told(self, found: tuple[Difference, ...], *, despite: bool) -> tuple[Difference, ...]:
+    def _check_alike(
+        self, changes: tuple[Difference, ...], despite: Reporter | None
+    ) -> tuple[Difference, ...]:
         try:
-            check_alike(found, self.path, NOW, fix=DESPITE)
+            check_alike(changes, self.path, NOW, fix=DESPITE)
         except MismatchError as error:
-            if not despite:
+            if despite is None:
                 raise
-            warn(str(error).removesuffix(f" {DESPITE}"))
-        return found
+            despite.warn(str(error).removesuffix(f" {DESPITE}"))
+        return changes
 
     def check_model(self, model: str, digest: str) -> None:
         """Raise `MismatchError` for a model that is another one now."""
@@ -140,13 +151,15 @@ class Earlier:
     def figures(self, now: EvalResult) -> tuple[Figure, ...]:
         return compare(self.result, now)
 
-    def to_json(self, figures: tuple[Figure, ...], found: tuple[Difference, ...]) -> dict[str, Any]:
+    def to_json(
+        self, figures: tuple[Figure, ...], changes: tuple[Difference, ...]
+    ) -> dict[str, Any]:
         """What --json holds of it."""
         return {
             "file": str(self.path),
             "agrees": all(own.agrees for own in figures),
             "figures": [asdict(own) for own in figures],
-            "differences": [asdict(own) for own in found],
+            "differences": [asdict(change) for change in changes],
         }
 
 
@@ -163,10 +176,11 @@ def _plan(path: Path, result: EvalResult, fingerprint: str) -> Plan:
 
 
 @dataclass
-class Course:
+class EvalRun:
     """An evaluation on the target of a context, and its rows so far.
 
-    `differences` are between the environment and that of the evaluation that is run again.
+    `differences` are between the environment and that of the evaluation that is run again;
+    `despite` hears of them where it goes on all the same.
     """
 
     asked: EvalRequest
@@ -176,7 +190,7 @@ class Course:
     digests: Digests
     sensors: tuple[str, ...]
     earlier: Earlier | None = None
-    despite: bool = False
+    despite: Reporter | None = None
     differences: tuple[Difference, ...] = ()
     done: list[Evaluation] = field(default_factory=list)
     #: Why models could not be evaluated, by model: they have failed rows, and no digest.
@@ -188,14 +202,18 @@ class Course:
 
     @classmethod
     def of(
-        cls, asked: EvalRequest, context: Context, earlier: Earlier | None, *, despite: bool
-    ) -> Course:
+        cls,
+        asked: EvalRequest,
+        context: Context,
+        earlier: Earlier | None = None,
+        despite: Reporter | None = None,
+    ) -> EvalRun:
         """Looks at the target; raises `MismatchError` where an earlier evaluation was elsewhere."""
         target = context.device
         peers = with_opencl_all(asked.peers, context.soc)
         check_peers(peers, context.soc)
         names = [name for name in asked.strategies if name != ideal.NAME]
-        effort = _effort(asked)
+        effort = Effort(min_seconds=asked.seconds)
         protocol = {
             "min_rounds": effort.min_rounds,
             "min_seconds": effort.min_seconds,
@@ -204,7 +222,7 @@ class Course:
             "seed": SEED,
             **(asdict(asked.limits) if asked.limits else {}),
         }
-        course = cls(
+        run = cls(
             asked=replace(asked, peers=tuple(peers)),
             strategies=earlier.strategies() if earlier else [find(name) for name in names],
             context=context,
@@ -217,14 +235,14 @@ class Course:
             despite=despite,
         )
         if earlier:
-            before = earlier.check_before(course.environment, course.digests, despite=despite)
-            course.differences = before
-        return course
+            run.differences = earlier.check_before(run.environment, run.digests, despite=despite)
+        return run
 
     def run(self, cooling: CoolDown, budget: Budget | None = None) -> None:
         """Until all models are measured, the battery is low, the time is over, or Ctrl-C ends it.
 
-        Each model has its share of the budget.
+        Each model has its share of the budget. What was measured before an error is kept, whatever
+        that is: a model that fails has a row with the reason for each that was asked for.
         """
         self.budget = budget or Budget()
         with self.budget.keeping(self.done):
@@ -236,36 +254,37 @@ class Course:
                         return
                     cooling.wait(now, share.left_s / 2)
                     self.done.append(self._measured(model, share))
-                except Exception as error:  # what was measured before it is kept, whatever this is
-                    self._note_failure(model, error)
-
-    def _note_failure(self, model: str, error: Exception) -> None:
-        """A row with the reason for each that was asked for."""
-        is_known = isinstance(error, CodlError)
-        reason = str(error) if is_known else f"a defect of codl: {type(error).__name__}: {error}"
-        self.failed[model] = reason
-        names = [*self.asked.strategies, *self.asked.peers]
-        rows = [failed_row(model, name, reason) for name in names]
-        self.done.append(Evaluation(model, "", rows, {}, {}))
+                except Exception as error:
+                    is_known = isinstance(error, CodlError)
+                    name = "" if is_known else f"a defect of codl: {type(error).__name__}: "
+                    self.failed[model] = reason = f"{name}{error}"
+                    names = [*self.asked.strategies, *self.asked.peers]
+                    rows = [failed_row(model, name, reason) for name in names]
+                    self.done.append(Evaluation(model, "", rows, {}, {}))
 
     def _measured(self, model: str, budget: Budget) -> Evaluation:
-        found = evaluate(
+        evaluation = evaluate_model(
             model,
             self.strategies,
             self.context,
             with_ideal=ideal.NAME in self.asked.strategies,
             peers=self.asked.peers,
-            effort=_effort(self.asked),
+            effort=Effort(min_seconds=self.asked.seconds),
             batch=self.asked.batch,
             budget=budget,
         )
         if self.earlier:
-            self.earlier.check_model(model, found.digest)
-        return found
+            self.earlier.check_model(model, evaluation.digest)
+        return evaluation
 
-    def result(self, *, with_timelines: bool) -> dict[str, Any]:
-        """What --json holds."""
-        rows = [row for own in self.done for row in own.rows]
+    @property
+    def result(self) -> EvalResult:
+        """What was measured so far, typed; `codl.results` makes frames of its files."""
+        return eval_result(self.to_json())
+
+    def to_json(self, *, with_timelines: bool = True) -> dict[str, Any]:
+        """What `codl eval --json` holds."""
+        rows = [row for evaluation in self.done for row in evaluation.rows]
         if self.environment is not None:
             seen = Conditions.over([row.conditions for row in rows if row.conditions])
             self.environment = under(self.environment, seen)
@@ -273,6 +292,11 @@ class Course:
             self.digests, models={own.model: own.digest for own in self.done if own.digest}
         )
         plans = {name: plan for own in self.done for name, plan in own.plans.items()}
+        timelines = [
+            {"model": own.model, "strategy": name, "spans": [asdict(span) for span in spans]}
+            for own in self.done
+            for name, spans in own.timelines.items()
+        ]
         result: dict[str, Any] = {
             "soc": at_hand(self.context.soc).to_json(),
             "serial": self.context.device.serial,
@@ -284,31 +308,13 @@ class Course:
             "stopped": "battery" if self.reason else self.budget.ended,
             "left": len(self.asked.models) - len(self.done),
             "rows": to_json(rows),
-            "timelines": self._timelines() if with_timelines else [],
+            "timelines": timelines if with_timelines else [],
             "plans": {name: plan.to_json() for name, plan in plans.items()},
         }
         if self.earlier:
             self.figures = self.earlier.figures(eval_result(result))
             result["repro"] = self.earlier.to_json(self.figures, self.differences)
         return result
-
-    def _timelines(self) -> list[dict[str, Any]]:
-        return [
-            {"model": own.model, "strategy": name, "spans": [asdict(span) for span in spans]}
-            for own in self.done
-            for name, spans in own.timelines.items()
-        ]
-
-    def tables(self, result: dict[str, Any]) -> RenderableType:
-        """What is printed."""
-        from codl.report.agreement import agreement_content
-        from codl.report.tables import eval_table
-
-        table = eval_table(eval_result(result))
-        if not self.earlier:
-            return table
-        again = agreement_content(self.figures, self.earlier.result.file)
-        return Group(table, again.to_rich())
 
     def check(self) -> None:
         """Raise the `CodlError` of an end that came early, or of figures that do not agree."""
@@ -324,5 +330,93 @@ class Course:
             self.earlier.check_figures(self.figures)
 
 
-def _effort(asked: EvalRequest) -> Effort:
-    return Effort(min_seconds=asked.seconds)
+def evaluate(
+    models: Sequence[str],
+    *,
+    soc: str | Path = "host",
+    serial: str = "local",
+    strategies: Sequence[str] = USUAL,
+    peers: Sequence[str] = (),
+    seconds: float = 20.0,
+    batch: int | None = None,
+    predictor: str | None = None,
+    max_kernel_ms: float | None = None,
+    gpu_duty: float | None = None,
+    budget_s: float = BUDGET_S,
+    within: Budget | None = None,
+    governor: str | None = None,
+    cool_down_s: float = LONGEST_S,
+    hot_c: float = HOT_C,
+    dataset: Path = datasets.FOLDER,
+    predictors: Path = FOLDER,
+    reporter: Reporter = SILENT,
+) -> EvalRun:
+    """Compare strategies on models, and other libraries, in turns in one run.
+
+    The words are those of `codl eval`: `seconds` is the least time for each model, `budget_s` that
+    of each strategy which runs plans, and `within` is for all together. A model that fails has
+    rows that say why; `check` of what is returned raises `CodlError` for those, and for an end
+    that came early. Raises `CodlError` where a model, strategy, peer, SoC or device is not there.
+
+    >>> rows = codl.evaluate(["yolov2"], soc="host", strategies=["cpu", "codl"]).result.rows
+    """
+    limits = RunOptions(max_kernel_ms=max_kernel_ms, gpu_duty=gpu_duty)
+    asked = EvalRequest(
+        models=tuple(models),
+        strategies=tuple(dict.fromkeys(strategies)),
+        peers=tuple(dict.fromkeys(peers)),
+        batch=batch,
+        seconds=seconds,
+    )
+    for model in asked.models:
+        check_is_there(model)
+    if not any(name != ideal.NAME for name in asked.strategies):
+        raise CodlError(f"Name at least one of {', '.join(STRATEGIES)}; got {strategies!r}.")
+    for name in asked.strategies:
+        if name != ideal.NAME:
+            find(name)
+    described = limits.applied(load_local(soc, serial), reporter)
+    context = context_of(
+        described, dataset, predictors, predictor, budget_s=budget_s, reporter=reporter
+    )
+    asked = replace(asked, limits=limits_of(described))
+    with closing(connect(serial, described)) as target:
+        run = EvalRun.of(asked, replace(context, target=target))
+        run.run(controlled(target, governor, cool_down_s, hot_c, reporter), within)
+    return run
+
+
+def evaluate_again(
+    earlier: Earlier,
+    *,
+    soc: str | Path | None = None,
+    serial: str | None = None,
+    other_environment: bool = False,
+    budget_s: float = BUDGET_S,
+    within: Budget | None = None,
+    governor: str | None = None,
+    cool_down_s: float = LONGEST_S,
+    hot_c: float = HOT_C,
+    dataset: Path = datasets.FOLDER,
+    predictors: Path = FOLDER,
+    reporter: Reporter = SILENT,
+) -> EvalRun:
+    """Run an evaluation of a file again: its models, strategies, peers, plans and protocol.
+
+    Raises `MismatchError` where the environment or the dataset is another one, unless it goes on
+    in an `other_environment`. `check` of what is returned raises for figures that do not agree.
+    """
+    serial = earlier.result.serial if serial is None else serial
+    limits = RunOptions(None, None, None, None, *astuple(earlier.asked.limits))
+    described = limits.applied(load_local(soc or earlier.result.soc.name, serial), reporter)
+    context = context_of(described, dataset, predictors, budget_s=budget_s, reporter=reporter)
+    asked = replace(earlier.asked, limits=limits_of(described))
+    with closing(connect(serial, described)) as target:
+        run = EvalRun.of(
+            asked,
+            replace(context, target=target),
+            earlier,
+            reporter if other_environment else None,
+        )
+        run.run(controlled(target, governor, cool_down_s, hot_c, reporter), within)
+    return run

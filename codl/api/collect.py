@@ -1,0 +1,318 @@
+"""`codl.collect`: measures ops and data sharing; what it measures, and what ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from codl.api.job import controlled
+from codl.api.reporter import SILENT, Reporter
+from codl.errors import CodlError, DeviceError, InterruptedCommandError
+from codl.evaluate.settled_plans import TOLERANCE, SettledPlans
+from codl.frontend.models import MEASURED
+from codl.ir import Network, Op
+from codl.kernels.tuning import Tuning
+from codl.measure import dataset as datasets
+from codl.measure import tuning_file
+from codl.measure.brief_tuning import BUDGET_S, tasks_before, tune_briefly
+from codl.measure.budget import Budget
+from codl.measure.collection import Chooser
+from codl.measure.collector import Collected
+from codl.measure.collector import collect as collect_tasks
+from codl.measure.cool_down import HOT_C, LONGEST_S
+from codl.measure.dataset import Dataset
+from codl.measure.dataset_writer import check_is_new
+from codl.measure.devices_at_work import DeviceNews
+from codl.measure.measurement_order import Scope, wholes_first, within
+from codl.measure.measurement_order import everything as all_tasks
+from codl.measure.recording import Recording
+from codl.measure.tasks import FEW_SHARES, SHARES, Task, check_sources, load_sources
+from codl.records.soc import Soc
+from codl.strategies import Context
+from codl.targets.connect import connect
+from codl.targets.detect import load_measured
+from codl.targets.environment import environment_of
+from codl.targets.replay import folder_of
+
+if TYPE_CHECKING:
+    from codl.predict.active_learning import ActiveLearner
+
+#: At most this part of what a budget has left is tuned in, and so long is measured in any case.
+TUNING, LEAST_S = 0.15, 1.0
+#: The part of a budget that is left for a last look at what came of it; or the seconds that takes
+#: with a few hundred rows, where these are more, but not more than half of the budget.
+LAST_LOOK, LAST_LOOK_S = 0.03, 20.0
+
+
+@dataclass(frozen=True)
+class StopRule:
+    """What ends a collection; without any of these it ends when plans have settled.
+
+    `tolerance` is in percent.
+    """
+
+    budget_s: float | None = None
+    samples: int | None = None
+    everything: bool = False
+    tolerance: float | None = None
+
+    def check(self) -> None:
+        """Raise `CodlError` for rules that contradict each other, and for no time at all."""
+        if self.budget_s is not None and self.budget_s <= 0:
+            raise CodlError(f"--budget must be above 0, got {self.budget_s:g} s.")
+        options = {
+            "--budget": self.budget_s is not None,
+            "--samples": self.samples is not None,
+            "--all": self.everything,
+        }
+        names = [name for name, is_set in options.items() if is_set]
+        if self.everything and len(names) > 1:
+            raise CodlError(f"--all measures everything: leave out {names[0]}.")
+        if self.tolerance is not None and names:
+            raise CodlError(
+                f"--tolerance is of plans that end a collection, which {names[0]} does instead: "
+                "leave out one of the two."
+            )
+
+    @property
+    def are_plans(self) -> bool:
+        """Whether plans end the collection."""
+        return self.budget_s is None and self.samples is None and not self.everything
+
+
+@dataclass(frozen=True)
+class Agenda:
+    """The tasks of a collection in their order, and what chooses among them: at most one of two.
+
+    Measuring takes `time_s` seconds at most.
+    """
+
+    tasks: Sequence[Task]
+    time_s: float | None = None
+    learner: ActiveLearner | None = None
+    plans: SettledPlans | None = None
+
+    @property
+    def chooser(self) -> Chooser | None:
+        return self.learner or self.plans
+
+    @classmethod
+    def of(
+        cls,
+        rule: StopRule,
+        scope: Scope,
+        networks: Sequence[Network],
+        *,
+        soc: Soc,
+        dataset: Dataset,
+        tuning: Tuning,
+    ) -> Agenda:
+        """Where plans end it, they are of `networks`, or of built-in models where there is none."""
+        if rule.budget_s is not None:
+            from codl.predict.active_learning import ActiveLearner  # needs the extra `train`
+
+            last_s = max(LAST_LOOK * rule.budget_s, min(LAST_LOOK_S, rule.budget_s / 2))
+            tasks, tiers = within(rule.budget_s - last_s, scope, soc)
+            learner = ActiveLearner(soc, dataset, rule.budget_s, tiers, tuning=tuning)
+            return cls(tasks, rule.budget_s - last_s, learner)
+        if not rule.are_plans:
+            return cls(all_tasks(scope, soc))
+        tasks, tiers = wholes_first(scope, soc)
+        plans = SettledPlans(
+            models=lambda: networks or _built_in(),
+            context=Context(soc, tuning),
+            dataset=dataset,
+            tiers=tiers,
+            total=len(tasks),
+            tolerance=TOLERANCE if rule.tolerance is None else rule.tolerance / 100,
+        )
+        return cls(tasks, plans=plans)
+
+    def answered_by(self, recorded: Dataset, reporter: Reporter) -> Agenda:
+        """The same of the tasks that a replay has rows of; it is said how many others there are."""
+        recording = Recording.read(recorded.folder)
+        tasks = [task for task in self.tasks if recording.has(task)]
+        if left := len(self.tasks) - len(tasks):
+            reporter.note(
+                f"{left} of {len(self.tasks)} measurements are left out: the replay has no row of "
+                "them"
+            )
+        plans = replace(self.plans, total=len(tasks)) if self.plans else None
+        return replace(self, tasks=tasks, plans=plans)
+
+
+def _built_in() -> list[Network]:
+    from codl.frontend.convert import load_network  # ops of a table need no ONNX
+
+    return [load_network(name).structure for name in MEASURED]
+
+
+@dataclass(frozen=True)
+class CollectRun:
+    """What a collection wrote, why it ended, and what its dataset is good for where known."""
+
+    dataset: Dataset
+    done: Collected
+    expected: dict[str, Any] | None = None
+    plans: SettledPlans | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """What `codl collect --json` holds."""
+        plans = self.plans.to_json() if self.plans else None
+        return {**asdict(self.done), "expected": self.expected, "plans": plans}
+
+    def check(self) -> None:
+        """Raise `CodlError` where a device ended it."""
+        if self.done.reason:
+            raise CodlError(f"{self.done.reason} All rows so far are kept, and --resume goes on.")
+
+
+@dataclass
+class Standing:
+    """How it stands with the plans and with each device, while a collection goes on."""
+
+    plans: SettledPlans | None = None
+    devices: Sequence[DeviceNews] = ()
+
+
+def collect(
+    soc: str = "host",
+    *,
+    serial: str | Sequence[str] = "local",
+    ops: Sequence[str] | None = None,
+    shares: Sequence[float] | None = None,
+    similar: int | None = None,
+    batches: Sequence[int] = (),
+    budget_s: float | None = None,
+    samples: int | None = None,
+    everything: bool = False,
+    tolerance: float | None = None,
+    resume: bool = False,
+    tune: bool = True,
+    governor: str | None = None,
+    cool_down_s: float = LONGEST_S,
+    hot_c: float = HOT_C,
+    output: Path = datasets.FOLDER,
+    reporter: Reporter = SILENT,
+    shown: Callable[[Standing], Any] | None = None,
+) -> CollectRun:
+    """Measure ops in every kernel variant of both processors, and what data sharing costs.
+
+    The words are those of `codl collect`; `everything` is --all. `ops` are built-in models, `.onnx`
+    files and `.csv` files of ops; several serials are devices of the same SoC that share the work.
+    Progress is shown with what `shown` makes of how it stands. Raises `CodlError` for words that
+    contradict each other and for what is not there, `DeviceError` where no device is left, and
+    `InterruptedCommandError` at Ctrl-C; all rows so far are kept, and `resume` goes on.
+
+    >>> codl.collect("host", budget_s=600).expected
+    """
+    serials = [serial] if isinstance(serial, str) else list(serial)
+    sources = list(ops or MEASURED)
+    command = Budget(budget_s)
+    rule = StopRule(budget_s, samples, everything, tolerance)
+    rule.check()
+    described = _described(soc, serials)
+    dataset = Dataset.of(described.name, output)
+    check_sources(sources)
+    if not resume:
+        check_is_new(dataset)  # before models are read, which takes longer
+    loaded, networks = load_sources(sources)
+    scope = Scope(
+        ops=loaded,
+        similar=similar,
+        batches=tuple(dict.fromkeys(batches)),
+        shares=shares or (SHARES if budget_s is None else FEW_SHARES),
+        attention=ops is None,
+    )
+    recorded = _recorded(serials)
+    tuning = tuning_file.read(recorded or dataset, described)
+    if tune and recorded is None:
+        time_s = min(BUDGET_S, TUNING * command.left_s)
+        tuning = _tuned_briefly(serials[0], dataset, described, scope.ops, tuning, time_s, reporter)
+    if budget_s is not None and recorded is None:  # the time of a replay is that of its rows
+        rule = replace(rule, budget_s=max(LEAST_S, command.left_s))
+    agenda = Agenda.of(rule, scope, networks, soc=described, dataset=dataset, tuning=tuning)
+    if recorded is not None:
+        agenda = agenda.answered_by(recorded, reporter)
+    standing = Standing(agenda.plans)
+    with ExitStack() as opened:
+        targets = {one: opened.enter_context(closing(connect(one, described))) for one in serials}
+        below = None if shown is None else lambda: shown(standing)
+        title = f"Collecting on {described.name}"
+        update = opened.enter_context(reporter.progress(title, below))
+
+        def watch(news: Sequence[DeviceNews]) -> None:
+            standing.devices = news
+
+        try:
+            done = collect_tasks(
+                list(targets.values()),
+                dataset,
+                agenda.tasks,
+                tuning,
+                resume=resume,
+                budget_s=agenda.time_s,
+                samples=samples,
+                chooser=agenda.chooser,
+                progress=update,
+                cooling=lambda device: controlled(
+                    targets[device.serial], governor, cool_down_s, hot_c, reporter
+                ),
+                tells=lambda device: environment_of(targets[device.serial], {}),
+                watch=watch,
+            )
+        except KeyboardInterrupt as error:
+            kept = f"All rows so far are kept in {dataset.folder}, and --resume goes on."
+            raise InterruptedCommandError(kept) from error
+    if recorded is not None and tuning.results:
+        tuning_file.add(dataset, described, tuning.results.values())
+    expected = agenda.learner.expected() if agenda.learner else None
+    return CollectRun(dataset, done, expected, agenda.plans)
+
+
+def _described(name: str, serials: Sequence[str]) -> Soc:
+    """The SoC, and where it is on the first device that tells."""
+    *others, last = serials
+    for serial in others:
+        with suppress(DeviceError):
+            return load_measured(name, serial)
+    return load_measured(name, last)
+
+
+def _recorded(serials: Sequence[str]) -> Dataset | None:
+    """The dataset that is replayed: its kernels were tuned as it says; None of devices."""
+    folders = [folder for folder in map(folder_of, serials) if folder is not None]
+    if folders and len(serials) > 1:
+        raise CodlError(f"A replay is collected from alone, got {', '.join(serials)}.")
+    return Dataset.at(folders[0]) if folders else None
+
+
+def _tuned_briefly(
+    serial: str,
+    dataset: Dataset,
+    soc: Soc,
+    ops: Sequence[Op],
+    tuning: Tuning,
+    time_s: float,
+    reporter: Reporter,
+) -> Tuning:
+    """The tuning to measure with: of a SoC's first collection, what a few seconds find."""
+    tasks = tasks_before(dataset, soc, ops, tuning)
+    if not tasks:
+        return tuning
+    try:
+        with (
+            closing(connect(serial, soc)) as target,
+            reporter.progress(f"Tuning on {soc.name}") as update,
+        ):
+            tuned, problem = tune_briefly(
+                target, dataset, soc, tasks, progress=update, budget_s=time_s
+            )
+    except DeviceError as error:  # others may be there, and this one come back
+        tuned, problem = tuning, str(error)
+    path = tuning_file.path_of(dataset)
+    reporter.note(f"Tuning left out: {problem}" if problem else f"Tiles were tuned, see {path}")
+    return tuned

@@ -1,0 +1,160 @@
+"""`codl.search`: the plan of a model, or of several."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from codl.api.job import Job, RunOptions, adapted, context_of
+from codl.api.reporter import SILENT, Reporter
+from codl.errors import CodlError
+from codl.ir.plan import PlanOrigin
+from codl.measure import dataset as datasets
+from codl.measure.budget import Budget
+from codl.plan.beam_search import Objective
+from codl.predict import FOLDER
+from codl.records import soc as socs
+from codl.strategies import Context, ideal
+from codl.strategies.base import BUDGET_S
+from codl.strategies.model_search import FoundBound, FoundPlan, Outcome, Search, search_models
+from codl.targets.connect import connect
+from codl.targets.detect import load_local
+from codl.targets.environment import environment_of
+from codl.workers import Workers
+
+
+def search(
+    model: str,
+    *,
+    soc: str | Path = "host",
+    serial: str = "local",
+    strategy: str | None = None,
+    predictor: str | None = None,
+    method: str = "dp",
+    objective: str = "latency",
+    memory_limit: int | None = None,
+    budget_s: float = BUDGET_S,
+    batch: int | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    max_kernel_ms: float | None = None,
+    gpu_duty: float | None = None,
+    dataset: Path = datasets.FOLDER,
+    predictors: Path = FOLDER,
+    reporter: Reporter = SILENT,
+) -> FoundPlan | FoundBound:
+    """Search the plan of a model; the strategy `ideal` has only a bound.
+
+    The words are those of `codl search`: `method` and `objective` are for the strategy `codl`,
+    `memory_limit` is in bytes of weights on both processors, and strategies that run plans take
+    `budget_s` seconds. Raises `CodlError` where there is no plan.
+
+    >>> found = codl.search("yolov2", soc="host")
+    >>> found.plan.save("plan.json")
+    """
+    job = Job(
+        model=model,
+        soc=soc,
+        serial=serial,
+        strategy=strategy,
+        predictor=predictor,
+        budget_s=budget_s,
+        batch=batch,
+        shapes=shapes or {},
+        dataset=dataset,
+        predictors=predictors,
+        options=RunOptions(max_kernel_ms=max_kernel_ms, gpu_duty=gpu_duty),
+        reporter=reporter,
+    )
+    [outcome] = search_all([job], method=method, objective=objective, memory_limit=memory_limit)
+    if isinstance(outcome, CodlError):
+        raise outcome
+    return outcome
+
+
+def search_all(
+    jobs: Sequence[Job],
+    *,
+    method: str = "dp",
+    objective: str = "latency",
+    memory_limit: int | None = None,
+    workers: Workers = Workers(),
+    budget: Budget | None = None,
+) -> list[Outcome]:
+    """What the searches of several jobs on one SoC come to, in their order.
+
+    Each is a plan that says what it was made with, a bound, or the `CodlError` that says why there
+    is neither. Raises `CodlError` for what the workers cannot do.
+    """
+    job, *_ = jobs
+    searches = [
+        Search(model=own.model, strategy=own.strategy_name, batch=own.batch, shapes=own.shapes)
+        for own in jobs
+    ]
+    _check(searches, workers)
+    runs = any(search.runs_plans for search in searches)
+    described = (
+        job.options.applied(load_local(job.soc, job.serial), job.reporter)
+        if runs
+        else socs.load(job.soc)
+    )
+    context = context_of(
+        described,
+        job.dataset,
+        job.predictors,
+        job.predictor,
+        budget_s=job.budget_s,
+        reporter=job.reporter,
+        method=method,
+        objective=Objective.of(objective, described, memory_limit),
+    )
+    searches = [
+        replace(
+            search,
+            winograd=adapted(context, own.deployment).winograd,
+            limits=own.wanted.limits(described),
+        )
+        for search, own in zip(searches, jobs, strict=True)
+    ]
+    with closing(connect(job.serial, described if runs else None)) as target:
+        context = replace(context, target=target)
+        outcomes = _outcomes(searches, context, workers, budget or Budget(), job.reporter)
+        origin = context.origin(environment_of(target, {}) if runs else None)
+    return [_made_with(outcome, origin) for outcome in outcomes]
+
+
+def _check(searches: Sequence[Search], workers: Workers) -> None:
+    running = next((search.strategy for search in searches if search.runs_plans), None)
+    if running is not None and not workers.are_here:
+        raise CodlError(
+            f"{running} runs plans on the device to find the best, one after the other: leave out "
+            "--jobs and --dask."
+        )
+    if ideal.NAME in (search.strategy for search in searches) and not workers.have_files:
+        raise CodlError(
+            f"{ideal.NAME} is computed from the dataset's files, which a Dask cluster does not "
+            "have: leave out --dask."
+        )
+
+
+def _outcomes(
+    searches: Sequence[Search],
+    context: Context,
+    workers: Workers,
+    budget: Budget,
+    reporter: Reporter,
+) -> list[Outcome]:
+    workers = workers.at_most(len(searches))
+    if len(searches) == 1:
+        [search] = searches
+        reporter.stage(f"Searching {search.model} by {search.strategy} on {context.soc.name}")
+        return search_models(searches, context, workers)
+    with reporter.progress(f"Searching on {context.soc.name}") as update:
+        return search_models(searches, context, workers, budget=budget, progress=update)
+
+
+def _made_with(outcome: Outcome, origin: PlanOrigin) -> Outcome:
+    if not isinstance(outcome, FoundPlan):
+        return outcome
+    return replace(outcome, plan=replace(outcome.plan, origin=origin))
