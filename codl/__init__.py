@@ -3,21 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING
 
 from codl.boundary import boundary, check_argument, check_path
 from codl.errors import CodlError
+from codl.files import HOME
 from codl.plugins import load_installed, load_plugin
 from codl.provenance import VERSION
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from codl.api.collect import collect
+    from codl.api.evaluate import evaluate
+    from codl.api.search import search
+    from codl.api.train import train
     from codl.engine.engine import Engine
 
 __version__ = VERSION
+#: Where SoC files, datasets and predictors lie: CODL_HOME, or the current folder.
+home = HOME
+#: What commands do, by the module that has it: each is imported when it is first asked for.
+_FUNCTIONS = {name: f"codl.api.{name}" for name in ("collect", "train", "search", "evaluate")}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _FUNCTIONS:
+        raise AttributeError(f"module 'codl' has no attribute {name!r}")
+    with boundary():
+        load_installed()
+        return boundary()(getattr(import_module(_FUNCTIONS[name]), name))
 
 
 @boundary()
@@ -151,4 +169,17 @@ def results(*files: str | Path) -> DataFrame:
     return frames.results(*files)
 
 
-__all__ = ["__version__", "compile", "dataset", "load", "load_plugin", "predictions", "results"]
+__all__ = [
+    "__version__",
+    "collect",
+    "compile",
+    "dataset",
+    "evaluate",
+    "home",
+    "load",
+    "load_plugin",
+    "predictions",
+    "results",
+    "search",
+    "train",
+]

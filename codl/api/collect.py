@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from codl.api.job import controlled
 from codl.api.reporter import SILENT, Reporter
 from codl.errors import CodlError, DeviceError, InterruptedCommandError
-from codl.evaluate.settled_plans import TOLERANCE, SettledPlans
+from codl.evaluation.settled_plans import TOLERANCE, SettledPlans
 from codl.frontend.models import MEASURED
 from codl.ir import Network, Op
 from codl.kernels.tuning import Tuning

@@ -11,10 +11,10 @@ from typing import Any
 from codl.api.job import RunOptions, context_of, controlled
 from codl.api.reporter import SILENT, Reporter
 from codl.errors import CodlError, InvalidFileError, MismatchError
-from codl.evaluate.evaluation import Evaluation, failed_row, to_json
-from codl.evaluate.evaluation import evaluate as evaluate_model
-from codl.evaluate.peers import check as check_peers
-from codl.evaluate.peers import with_opencl_all
+from codl.evaluation.interleaved import Evaluation, failed_row, to_json
+from codl.evaluation.interleaved import evaluate as evaluate_model
+from codl.evaluation.peers import check as check_peers
+from codl.evaluation.peers import with_opencl_all
 from codl.frontend.models import check_is_there
 from codl.ir import Network
 from codl.ir.environment import ALL, Difference, Environment, check_alike, differences

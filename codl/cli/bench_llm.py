@@ -28,7 +28,7 @@ from codl.cli.options import (
 from codl.cli.output import TERMINAL, emit, stage
 from codl.engine.decoder import Decoder, PlannedStep
 from codl.errors import CodlError, UnknownNameError
-from codl.evaluate.decoders import WEIGHTS, plan_steps
+from codl.evaluation.decoders import WEIGHTS, plan_steps
 from codl.frontend.decoders import DECODERS, DecoderSource, Step, read_decoder, step_of
 from codl.ir import Network
 from codl.ir.plan import Plan

@@ -11,7 +11,7 @@ from codl.api.job import Job, digests_of, recorded
 from codl.cli.output import progress, stage
 from codl.engine.engine import Engine
 from codl.errors import CodlError
-from codl.evaluate.ui_bench import TURNS, UiRow, bench_ui
+from codl.evaluation.ui_bench import TURNS, UiRow, bench_ui
 from codl.measure.budget import Budget
 from codl.measure.inputs import random_inputs
 from codl.measure.sustained import Window, summary, sustain

@@ -26,7 +26,7 @@ from codl.cli.options import (
 )
 from codl.cli.output import TERMINAL, emit
 from codl.errors import CodlError, UnknownNameError
-from codl.evaluate.settled_plans import TOLERANCE
+from codl.evaluation.settled_plans import TOLERANCE
 from codl.frontend.models import MEASURED
 from codl.measure import dataset as datasets
 from codl.measure.cool_down import HOT_C
@@ -314,9 +314,8 @@ def _table(run: CollectRun) -> RenderableType:
         table.add_row(f"t_{name}.csv", str(len(rows.read())), *_accuracy(look))
     for name, look in looks.items():  # the directions of data sharing
         table.add_row(name, str(look["rows"]), *_accuracy(look))
-    stopped = STOPPED[done.stopped]
-    if done.stopped == "settled":
-        stopped = "more would change no plan" if run.plans else "accuracy has settled"
+    settled = "more would change no plan" if run.plans else "accuracy has settled"
+    stopped = settled if done.stopped == "settled" else STOPPED[done.stopped]
     table.caption = (
         f"{done.rows} rows written in {done.seconds:.0f} s ({stopped}), "
         f"{done.failed} failed, {done.skipped} there before, {done.left} measurements left, "

@@ -31,7 +31,7 @@ from codl.cli.options import (
 from codl.cli.output import TERMINAL, emit, stage
 from codl.engine.engine import Engine
 from codl.errors import UnsupportedError
-from codl.evaluate.explain import Explanation, explain_measured, explain_predicted
+from codl.evaluation.explain import Explanation, explain_measured, explain_predicted
 from codl.ir import Network
 from codl.ir.plan import Plan
 from codl.measure import dataset as datasets

@@ -47,7 +47,7 @@ from codl.cli.output import TERMINAL, emit, note, stage, told_of, warn
 from codl.cli.plan_tables import op_placement_table
 from codl.engine.engine import MOST_MEMORY, Engine
 from codl.errors import CodlError, UnsupportedError
-from codl.evaluate.run_report import RunReport, measure
+from codl.evaluation.run_report import RunReport, measure
 from codl.frontend.models import BUNDLE
 from codl.measure import dataset as datasets
 from codl.measure.inputs import random_inputs

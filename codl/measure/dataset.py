@@ -30,7 +30,7 @@ from codl.ir.ops.base import Dim
 from codl.records import shipped, statistic
 from codl.records.results import Conditions
 
-FOLDER = Path("lat_datasets")
+FOLDER = files.HOME / "lat_datasets"
 #: What helps where the disk takes no more rows.
 RESUMED = "What was there before is kept: make room, and go on with --resume."
 Status = Literal["ok", "failed"]

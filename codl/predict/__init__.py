@@ -6,16 +6,16 @@ command that predicts nothing must not spend.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from codl.files import HOME
 from codl.registry import Registry
 
 if TYPE_CHECKING:
     from codl.predict.estimators.base import LatencyEstimator
 
 #: Where predictors are stored, a folder for each SoC.
-FOLDER = Path("predictors")
+FOLDER = HOME / "predictors"
 #: What plans are timed by, and made by where a strategy is not tied to another.
 DEFAULT = "codl"
 

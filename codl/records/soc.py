@@ -18,6 +18,7 @@ import yaml
 from codl import yaml_file
 from codl.errors import CodlError, InvalidFileError, UnknownNameError, UnsupportedError
 from codl.file_names import inside
+from codl.files import HOME
 from codl.ir.op_text import parse
 from codl.ir.ops.base import OP_TYPES
 from codl.ir.plan import OpFallback
@@ -28,7 +29,7 @@ from codl.records.shipped import shipped
 from codl.records.soc_facts import SVM_LEVELS, Chip, CoreCluster, CpuCache, SensorFact
 from codl.yaml_file import NotNegative, Positive, Threads
 
-FOLDER = Path("socs")
+FOLDER = HOME / "socs"
 #: The end of the file beside a SoC's that says where its parts are on a machine.
 LOCAL = ".local.yaml"
 #: What a GPU side's tensors may lie in, and the types that their elements may be stored as.

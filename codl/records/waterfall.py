@@ -3,7 +3,7 @@
 Totals stand in a row: each is the milliseconds of one inference with one cause of loss more than
 the total before, and each is computed by itself. A term is the difference of two neighbours,
 negative where the second is smaller. So the bound and all terms add up to the last total, for the
-model and for each of its chains. `codl.plan.waterfall`, `codl.evaluate.explain` and
+model and for each of its chains. `codl.plan.waterfall`, `codl.evaluation.explain` and
 docs/explain.md define the totals.
 """
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from codl.errors import CodlError
-from codl.evaluate.settled_plans import SettledPlans, longer
+from codl.evaluation.settled_plans import SettledPlans, longer
 from codl.ir import Network
 from codl.measure import tuning_file
 from codl.measure.collector import collect

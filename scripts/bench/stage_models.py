@@ -23,7 +23,7 @@ from curve_file import STRATEGIES, CurveFile, failed
 
 from codl.api.job import digests_of, recorded
 from codl.errors import CodlError
-from codl.evaluate.evaluation import evaluate, to_json
+from codl.evaluation.interleaved import evaluate, to_json
 from codl.measure import tuning_file
 from codl.measure.budget import Budget
 from codl.measure.dataset import Dataset

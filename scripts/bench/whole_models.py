@@ -19,7 +19,7 @@ from pathlib import Path
 from time import sleep
 
 from codl.cli.output import note
-from codl.evaluate.evaluation import evaluate
+from codl.evaluation.interleaved import evaluate
 from codl.frontend.models import MEASURED
 from codl.measure import dataset as datasets
 from codl.measure.interleave import Effort

@@ -20,7 +20,7 @@ from codl.cli.base_options import result_file
 from codl.contrib.conformance import command as conformance
 from codl.contrib.conformance import suite
 from codl.errors import CodlError
-from codl.evaluate.evaluation import Evaluation
+from codl.evaluation.interleaved import Evaluation
 from codl.measure.budget import Budget
 from codl.records.results import EvalRow, Latency
 from codl.records.soc import Soc

@@ -10,10 +10,11 @@ import pytest
 from support.phone import BATTERY, BIG, contents, make_phone, put
 from typer.testing import CliRunner
 
+from codl.api import collect
 from codl.api import evaluate as api
 from codl.cli.app import app
 from codl.errors import CodlError
-from codl.evaluate.evaluation import Evaluation
+from codl.evaluation.interleaved import Evaluation
 from codl.measure.timing import Rounds
 from codl.records.results import Conditions, EvalRow, Latency
 from codl.report.load import eval_result
@@ -36,7 +37,7 @@ def phone(first_soc: LocalSoc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(cache.STATE_VARIABLE, str(tmp_path / "state"))
     monkeypatch.setattr("codl.measure.collector.Rounds", lambda: QUICK)
-    for command in (collect, evaluate):
+    for command in (collect, api):
         monkeypatch.setattr(command, "connect", lambda serial, soc: LocalTarget(soc, files=files))
     return files
 

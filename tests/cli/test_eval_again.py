@@ -16,7 +16,7 @@ from codl.api import evaluate as api
 from codl.api.evaluate import Earlier
 from codl.cli.app import app
 from codl.errors import InvalidFileError, MismatchError
-from codl.evaluate.evaluation import Evaluation, load
+from codl.evaluation.interleaved import Evaluation, load
 from codl.frontend.convert import load_network
 from codl.ir.plan import Chain, Plan
 from codl.records.results import EvalRow, Latency

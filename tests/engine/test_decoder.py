@@ -16,7 +16,7 @@ from support.synthetic_predictors import SyntheticPredictors
 from codl.cli.bench_llm import weight_bytes
 from codl.engine.decoder import DECODE, PREFILL, Decoder, PlannedStep
 from codl.errors import CodlError, MismatchError
-from codl.evaluate.decoders import plan_steps
+from codl.evaluation.decoders import plan_steps
 from codl.frontend.decoders import Step, read_decoder, step_of
 from codl.frontend.decoders.build import DecoderSource, built, with_weights
 from codl.frontend.quantize import quantize

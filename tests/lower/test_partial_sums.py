@@ -18,7 +18,7 @@ from support.some import some
 
 from codl.engine.engine import Engine
 from codl.errors import MismatchError
-from codl.evaluate.evaluation import max_rel_err
+from codl.evaluation.interleaved import max_rel_err
 from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.integer_products import session_options
 from codl.frontend.graph.onnx_import import import_onnx

@@ -15,7 +15,7 @@ from support.some import some
 from support.synthetic_predictors import Line, SyntheticPredictors
 
 from codl.errors import CodlError, InvalidFileError, MismatchError, UnknownNameError
-from codl.evaluate.evaluation import SINGLES
+from codl.evaluation.interleaved import SINGLES
 from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder

@@ -16,7 +16,7 @@ from support.some import some
 
 from codl.engine.engine import Engine
 from codl.errors import CodlError, MismatchError
-from codl.evaluate.evaluation import cosine, max_rel_err
+from codl.evaluation.interleaved import cosine, max_rel_err
 from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder

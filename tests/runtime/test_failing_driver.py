@@ -22,7 +22,7 @@ from support.plans import make_plan
 
 from codl.engine.engine import Engine
 from codl.errors import CodlError, CodlWarning, DeviceError
-from codl.evaluate.run_report import measure
+from codl.evaluation.run_report import measure
 from codl.ir import Array, Network, Shape
 from codl.ir.executable import Executable
 from codl.ir.plan import Plan

@@ -11,7 +11,7 @@ import pytest
 from support.devices import here
 
 from codl.engine.engine import Engine
-from codl.evaluate.evaluation import compare, load
+from codl.evaluation.interleaved import compare, load
 from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.integer_products import session_options
 from codl.frontend.graph.onnx_import import import_onnx

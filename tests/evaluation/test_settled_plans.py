@@ -14,8 +14,8 @@ from support.simulated import SOC, conv_tasks
 from support.synthetic_predictors import SyntheticPredictors
 
 from codl.errors import CodlError
-from codl.evaluate import settled_plans
-from codl.evaluate.settled_plans import FILE, LOOKS, NEWS, SettledPlans
+from codl.evaluation import settled_plans
+from codl.evaluation.settled_plans import FILE, LOOKS, NEWS, SettledPlans
 from codl.ir import Network
 from codl.measure.dataset import Dataset
 from codl.measure.measurement_order import Tier

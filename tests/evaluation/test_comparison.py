@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 from codl.errors import DeviceError
-from codl.evaluate.evaluation import Reference, compare
+from codl.evaluation.interleaved import Reference, compare
 
 EXPECTED = [1.0, np.nan, np.inf, -np.inf, 4.0]
 

@@ -8,7 +8,7 @@ import onnx
 from support.devices import here
 from support.synthetic_predictors import SyntheticPredictors
 
-from codl.evaluate.evaluation import evaluate
+from codl.evaluation.interleaved import evaluate
 from codl.frontend.models.builder import ModelBuilder
 from codl.measure.interleave import Effort
 from codl.plan.cost_model import CostModel

@@ -12,7 +12,7 @@ from support.decoders import SMALL, OrtDecoder, split_plan
 from support.plans import make_plan
 from support.synthetic_predictors import Line, SyntheticPredictors
 
-from codl.evaluate.decoders import Kept, kept_of, plan_steps
+from codl.evaluation.decoders import Kept, kept_of, plan_steps
 from codl.frontend.decoders import Step, step_of
 from codl.frontend.decoders.build import TOKENS, DecoderSource, built
 from codl.frontend.graph.graph import PAST_LENGTH

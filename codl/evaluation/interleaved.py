@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from codl.engine.engine import Engine
 from codl.errors import CodlError, DeviceError
-from codl.evaluate.peers import started
+from codl.evaluation.peers import started
 from codl.frontend import models
 from codl.ir import Network
 from codl.ir.plan import Plan

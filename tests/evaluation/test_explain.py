@@ -17,7 +17,7 @@ from support.synthetic_predictors import Line, SyntheticPredictors
 
 from codl.engine.engine import Engine
 from codl.errors import DeviceError
-from codl.evaluate.explain import Explanation, explain_measured, explain_predicted
+from codl.evaluation.explain import Explanation, explain_measured, explain_predicted
 from codl.ir import Network
 from codl.ir.executable import Copy, Executable, Launch, RunNet, Transfer, Unmap, Wait
 from codl.ir.plan import Plan
