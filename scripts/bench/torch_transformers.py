@@ -8,8 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from codl.frontend.models import bert, smollm2_135m, vit_base
-from codl.frontend.models.transformers import Transformer
+from codl.frontend.models.transformers import BASE, GROUPS, SMOLLM2_135M, Transformer
 
 
 class Attention(nn.Module):
@@ -66,7 +65,7 @@ class Layer(nn.Module):
 class Bert(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        sizes, epsilon = bert.BASE, bert.EPSILON
+        sizes, epsilon = BASE, 1e-12
         self.norm = nn.LayerNorm(sizes.features, eps=epsilon)
         layers = (Layer(sizes, epsilon, is_before=False) for _ in range(sizes.layers))
         self.layers = nn.Sequential(*layers)
@@ -78,14 +77,14 @@ class Bert(nn.Module):
 class Vit(nn.Module):
     def __init__(self, side: int = 224) -> None:
         super().__init__()
-        sizes, epsilon, patch = vit_base.BASE, vit_base.EPSILON, vit_base.PATCH
+        sizes, epsilon, patch = BASE, 1e-6, 16
         self.patches = nn.Conv2d(3, sizes.features, patch, stride=patch)
         self.kind = nn.Parameter(torch.randn(1, 1, sizes.features))
         self.places = nn.Parameter(torch.randn(1, (side // patch) ** 2 + 1, sizes.features))
         layers = (Layer(sizes, epsilon, is_before=True) for _ in range(sizes.layers))
         self.layers = nn.Sequential(*layers)
         self.norm = nn.LayerNorm(sizes.features, eps=epsilon)
-        self.head = nn.Linear(sizes.features, vit_base.CLASSES)
+        self.head = nn.Linear(sizes.features, 1000)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         tokens = self.patches(x).flatten(2).transpose(1, 2)
@@ -115,14 +114,14 @@ class Llama(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        own = smollm2_135m
-        sizes, each = own.SMALL, own.SMALL.features // own.SMALL.heads
-        layers = (LlamaLayer(sizes, own.GROUPS, own.EPSILON) for _ in range(sizes.layers))
+        sizes, each = SMOLLM2_135M, SMOLLM2_135M.features // SMOLLM2_135M.heads
+        epsilon, tokens, words = 1e-5, 128, 49152
+        layers = (LlamaLayer(sizes, GROUPS, epsilon) for _ in range(sizes.layers))
         self.layers = nn.ModuleList(layers)
-        self.norm = nn.RMSNorm(sizes.features, eps=own.EPSILON)
-        self.head = nn.Linear(sizes.features, own.WORDS, bias=False)
-        turns = own.THETA ** -(torch.arange(0, each, 2) / each)
-        angles = (torch.arange(own.TOKENS)[:, None] * turns).repeat(1, 2)
+        self.norm = nn.RMSNorm(sizes.features, eps=epsilon)
+        self.head = nn.Linear(sizes.features, words, bias=False)
+        turns = 100000.0 ** -(torch.arange(0, each, 2) / each)
+        angles = (torch.arange(tokens)[:, None] * turns).repeat(1, 2)
         self.register_buffer("angles", torch.stack([angles.cos(), angles.sin()]))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
