@@ -24,7 +24,6 @@ from codl.frontend.converters.base import CONVERTERS, ConvertedOp
 from codl.frontend.graph.graph import Graph, in_order
 from codl.frontend.graph.integer_products import with_own_constants
 from codl.frontend.graph.passes import FLOATS, is_alias
-from codl.frontend.graph.patterns import without_unread
 from codl.frontend.graph.weights import Model
 from codl.ir.onnx_node import Node
 from codl.ir.ops.movement import SliceNd
@@ -166,7 +165,7 @@ INDICES: Mapping[str, int] = {
 
 def enclose(graph: Graph) -> Graph:
     """The graph with every group of nodes that codl cannot convert as one node."""
-    graph = without_unread(graph)  # a group makes something
+    graph = graph.without_unread  # a group makes something
     parts = _Parts(graph)
     foreign = {node.name for node in graph.nodes if not _is_known(graph, node)}
     if not foreign and not parts.inner:

@@ -7,90 +7,27 @@ are rows of one product with it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from codl.frontend.graph.graph import Graph
+from codl.frontend.graph.graph import Graph, Rewrite, fuse
+from codl.frontend.graph.matching import matches, op, scalar
 from codl.frontend.graph.passes import RESHAPES
-from codl.frontend.graph.patterns import pairs, producer, scalar, without_unread
 from codl.ir.onnx_node import Node
 from codl.ir.ops.nd import Sizes
+
+RESHAPE = "|".join(RESHAPES)
+#: Columns read as rows, of four axes.
+TURN = (0, 1, 3, 2)
 
 
 class Repeated(NamedTuple):
     """A tensor (images, groups, rows, columns), and whether columns are then read as rows."""
 
     source: str
-    sizes: tuple[int, ...]
+    sizes: Sizes
     turned: bool = False
-
-
-def share_heads(graph: Graph) -> Graph:
-    """Rewrite every such product; copies that nothing else reads go."""
-    for node in [node for node in graph.nodes if node.type == "MatMul" and len(node.inputs) == 2]:
-        found = repeated(graph, node.inputs[1])
-        left = graph.shapes.get(node.inputs[0], ())
-        if found is not None and len(left) == 4 and node.outputs[0] in graph.shapes:
-            graph = _shared(graph, node, found)
-    return without_unread(graph)
-
-
-def repeated(graph: Graph, name: str) -> Repeated | None:
-    """What a tensor repeats: (n, groups, 1, ...) expanded to (n, groups, heads / groups, ...)."""
-    transpose = producer(graph, name, "Transpose")
-    if transpose is not None and tuple(transpose.attributes.get("perm", ())) == (0, 1, 3, 2):
-        found = repeated(graph, transpose.inputs[0])
-        return found._replace(turned=not found.turned) if found is not None else None
-    joined = graph.makers.get(name)
-    wide = producer(graph, joined.inputs[0], "Expand") if joined and joined.inputs else None
-    if joined is None or joined.type not in RESHAPES or wide is None:
-        return None
-    names = (wide.inputs[0], wide.outputs[0], name)
-    narrow, full, last = (_sizes(graph, each) for each in names)
-    if len(narrow) != 5 or narrow[2] != 1:
-        return None
-    n, groups, _, rows, columns = narrow
-    times = full[2]
-    fits = full == (n, groups, times, rows, columns) and last == (n, groups * times, rows, columns)
-    apart, sizes, source = graph.makers.get(names[0]), (n, groups, rows, columns), names[0]
-    if apart is not None and apart.type in RESHAPES and _sizes(graph, apart.inputs[0]) == sizes:
-        source = apart.inputs[0]
-    return Repeated(source, sizes) if fits else None
-
-
-def _sizes(graph: Graph, name: str) -> tuple[int, ...]:
-    return tuple(graph.shapes.get(name, ()))
-
-
-def _shared(graph: Graph, node: Node, found: Repeated) -> Graph:
-    """Reshape the left side, multiply, and reshape back."""
-    output = node.outputs[0]
-    n, heads, rows, inner = graph.shapes[node.inputs[0]]
-    groups, columns = found.sizes[1], graph.shapes[output][3]
-    together = heads // groups * rows
-    names = {key: f"{output}.{key}" for key in ("rows", "once", "turned", "together")}
-    nodes = [Node(f"{node.name}.rows", "Reshape", node.inputs[:1], (names["rows"],))]
-    shapes: dict[str, tuple[int, ...]] = {names["rows"]: (n, groups, together, inner)}
-    right = found.source
-    if _sizes(graph, right) != found.sizes:
-        nodes.append(Node(f"{node.name}.once", "Reshape", (right,), (names["once"],)))
-        right = names["once"]
-        shapes[right] = found.sizes
-    if found.turned:
-        perm = {"perm": (0, 1, 3, 2)}
-        nodes.append(Node(f"{node.name}.turned", "Transpose", (right,), (names["turned"],), perm))
-        right = names["turned"]
-        shapes[right] = (n, groups, inner, columns)
-    product = names["together"]
-    nodes.append(Node(node.name, "MatMul", (names["rows"], right), (product,), node.attributes))
-    shapes[product] = (n, groups, together, columns)
-    nodes.append(Node(f"{node.name}.apart", "Reshape", (product,), (output,)))
-    kept = [each for own in graph.nodes for each in (nodes if own is node else (own,))]
-    return replace(graph, nodes=tuple(kept), shapes={**graph.shapes, **shapes})
 
 
 class Tensor(NamedTuple):
@@ -98,159 +35,209 @@ class Tensor(NamedTuple):
 
     name: str
     sizes: Sizes
-    node: Node | None = None
+    nodes: tuple[Node, ...] = ()
 
 
-class Scores(NamedTuple):
-    """The product of queries and turned keys, what is added to it, and what both make."""
+def repeated(graph: Graph, name: str) -> Repeated | None:
+    """What a tensor repeats: (n, groups, 1, ...) expanded to (n, groups, heads / groups, ...)."""
+    last = graph.makers.get(name)
+    if last is None:
+        return None
+    if last.type == "Transpose" and tuple(last.attributes.get("perm", ())) == TURN:
+        whole = repeated(graph, last.inputs[0])
+        return whole and whole._replace(turned=not whole.turned)
+    bound = next(matches(graph, last, op(RESHAPE, op("Expand", "narrow", name="wide"))), None)
+    if bound is None:
+        return None
+    narrow, full, joined = (_sizes(graph, each) for each in (bound["narrow"], bound["wide"], name))
+    if len(narrow) != 5 or len(full) != 5 or narrow[2] != 1:
+        return None
+    n, groups, _, rows, columns = narrow
+    heads = groups * full[2]
+    if full != (n, groups, full[2], rows, columns) or joined != (n, heads, rows, columns):
+        return None
+    apart, sizes = graph.makers.get(bound["narrow"]), (n, groups, rows, columns)
+    if apart is not None and apart.type in RESHAPES and _sizes(graph, apart.inputs[0]) == sizes:
+        return Repeated(apart.inputs[0], sizes)
+    return Repeated(bound["narrow"], sizes)
 
-    product: Node
-    tensors: tuple[str, ...]
-    mask: str = ""
+
+def _sizes(graph: Graph, name: str) -> Sizes:
+    return tuple(graph.shapes.get(name, ()))
+
+
+def share_heads(graph: Graph) -> Graph:
+    """Multiply with each repeated matrix once; copies that nothing else reads go."""
+    return fuse(graph, _shared)
+
+
+def _shared(graph: Graph, node: Node) -> Rewrite | None:
+    """Reshape the left side, multiply, and reshape back."""
+    if node.type != "MatMul" or len(node.inputs) != 2 or node.outputs[0] not in graph.shapes:
+        return None
+    whole, left = repeated(graph, node.inputs[1]), _sizes(graph, node.inputs[0])
+    if whole is None or len(left) != 4:
+        return None
+    output, right = node.outputs[0], whole.source
+    (n, heads, rows, inner), columns = left, graph.shapes[output][3]
+    groups = whole.sizes[1]
+    nodes: list[Node] = []
+    shapes: dict[str, Sizes] = {}
+
+    def add(word: str, kind: str, source: str, sizes: Sizes) -> str:
+        name, perm = f"{output}.{word}", {"perm": TURN} if kind == "Transpose" else {}
+        nodes.append(Node(f"{node.name}.{word}", kind, (source,), (name,), perm))
+        shapes[name] = sizes
+        return name
+
+    together = heads // groups * rows
+    x = add("rows", "Reshape", node.inputs[0], (n, groups, together, inner))
+    if _sizes(graph, right) != whole.sizes:
+        right = add("once", "Reshape", right, whole.sizes)
+    if whole.turned:
+        right = add("turned", "Transpose", right, (n, groups, inner, columns))
+    product = f"{output}.together"
+    shapes[product] = (n, groups, together, columns)
+    nodes.append(Node(node.name, "MatMul", (x, right), (product,), node.attributes))
+    nodes.append(Node(f"{node.name}.apart", "Reshape", (product,), (output,)))
+    return Rewrite(node, nodes, shapes=shapes)
+
+
+def _is_plain(graph: Graph, node: Node) -> bool:
+    """Whether a product has no bias, nor a factor that is 0: of attention, 0 is the usual one."""
+    return len(node.inputs) == 2 and bool(node.attributes.get("alpha", 1.0))
+
+
+def _is_of_keys(graph: Graph, softmax: Node) -> bool:
+    usual = -1 if graph.opset >= 13 else 1
+    rank = len(_sizes(graph, softmax.outputs[0]))
+    return rank == 4 and int(softmax.attributes.get("axis", usual)) % 4 == 3
+
+
+SCORES = op("MatMul", "queries", "turned keys", where=_is_plain, name="scores", once=True)
+MASKED = op("Add", SCORES, "mask", once=True)
+ODDS = op("Softmax", (SCORES, MASKED), where=_is_of_keys, once=True)
+ATTENTION = op("MatMul", ODDS, "values", where=_is_plain)
 
 
 def fuse_attention(graph: Graph) -> Graph:
-    """Replace the last node of every such pattern; what only it read goes."""
-    for softmax in [node for node in graph.nodes if node.type == "Softmax"]:
-        graph = _fused(graph, softmax) or graph
-    return without_unread(graph)
+    """A softmax between two products, perhaps with a mask."""
+    return fuse(graph, _attention)
 
 
-def _fused(graph: Graph, softmax: Node) -> Graph | None:
-    odds = softmax.outputs[0]
-    last = next((n for n in graph.consumers(odds) if n.type == "MatMul"), None)
-    scores = _scores(graph, softmax)
-    if last is None or scores is None or last.inputs[:1] != (odds,):
+def _attention(graph: Graph, last: Node) -> Rewrite | None:
+    """The node in the place of the last product, and keys as they were before turning."""
+    if last.attributes.get("alpha", 1.0) != 1:
         return None
-    rank = len(graph.shapes.get(odds, ()))
-    usual = -1 if graph.opset >= 13 else 1
-    along = int(softmax.attributes.get("axis", usual)) % 4 == 3
-    if rank != 4 or not along or len(last.inputs) != 2 or last.attributes.get("alpha", 1.0) != 1:
-        return None
-    if not graph.is_read_once(odds, last):
-        return None
-    return _written(graph, scores, last)
-
-
-def _scores(graph: Graph, softmax: Node) -> Scores | None:
-    """What a softmax reads, where nothing else does."""
-    name = softmax.inputs[0]
-    product = producer(graph, name, "MatMul")
-    if product is not None:
-        return Scores(product, (name,)) if graph.is_read_once(name, softmax) else None
-    sum_ = producer(graph, name, "Add")
-    for scores, mask in pairs(sum_, "Add"):
-        product = producer(graph, scores, "MatMul")
-        known = graph.shapes.get(mask)
-        if sum_ is None or product is None or known is None or len(known) > 4:
+    output = last.outputs[0]
+    for bound in matches(graph, last, ATTENTION):
+        q, turned, v, mask = (bound.get(n, "") for n in
+                              ("queries", "turned keys", "values", "mask"))  # fmt: skip
+        if any(len(_sizes(graph, name)) != 4 for name in (q, turned, v, output)):
             continue
-        if graph.is_read_once(scores, sum_) and graph.is_read_once(name, softmax):
-            return Scores(product, (scores, name), mask)
+        keys, values = _keys(graph, turned, f"{output}.keys"), _values(graph, v, f"{output}.values")
+        if keys is None or q in graph.constants:
+            continue
+        sizes, k = _sizes(graph, q), keys.sizes  # as many heads of q share each of k
+        if k[:3] != values.sizes[:3] or (k[0], k[3]) != (sizes[0], sizes[3]) or sizes[1] % k[1]:
+            continue
+        # A node's mask has to have all keys; a sum may stretch one.
+        if mask and (len(_sizes(graph, mask)) > 4 or _sizes(graph, mask)[-1:] != (k[2],)):
+            continue
+        scale = float(graph.makers[bound["scores"]].attributes.get("alpha", 1.0))
+        names = (q, keys.name, values.name, *([mask] if mask else []))
+        made = Node(last.name, "Attention", names, last.outputs, {"scale": scale})
+        shapes = {tensor.name: tensor.sizes for tensor in (keys, values) if tensor.nodes}
+        return Rewrite(last, [*keys.nodes, *values.nodes, made], shapes=shapes)
     return None
-
-
-def _written(graph: Graph, scores: Scores, last: Node) -> Graph | None:
-    """With the node in the place of the last product, and keys as they were before turning."""
-    scale = float(scores.product.attributes.get("alpha", 1.0))
-    if len(scores.product.inputs) != 2 or not scale:  # of the node, 0 is the usual one
-        return None
-    (q, turned), (_, v), output = scores.product.inputs, last.inputs, last.outputs[0]
-    if any(len(graph.shapes.get(name, ())) != 4 for name in (q, turned, v, output)):
-        return None
-    keys, values = _keys(graph, turned, f"{output}.keys"), _values(graph, v, f"{output}.values")
-    if (
-        keys is None
-        or q in graph.constants
-        or not _fit(tuple(graph.shapes[q]), keys.sizes, values.sizes)
-    ):
-        return None
-    # A node's mask has to have all keys; a sum may stretch one.
-    if scores.mask and graph.shapes[scores.mask][-1:] != (keys.sizes[2],):
-        return None
-    names = (q, keys.name, values.name, *([scores.mask] if scores.mask else []))
-    made = Node(last.name, "Attention", names, last.outputs, {"scale": scale})
-    gone = {*scores.tensors, last.inputs[0]}
-    if not gone.isdisjoint(graph.handed_out):
-        return None
-    added = [tensor for tensor in (keys, values) if tensor.node is not None]
-    new = [*(tensor.node for tensor in added if tensor.node is not None), made]
-    kept = [each for own in graph.nodes for each in (new if own is last else (own,))]
-    shapes = {tensor.name: tensor.sizes for tensor in added}
-    aliases = {name: held for name, held in graph.aliases.items() if held not in gone}
-    return replace(graph, nodes=tuple(kept), shapes={**graph.shapes, **shapes}, aliases=aliases)
-
-
-def _fit(q: Sizes, k: Sizes, v: Sizes) -> bool:
-    """Whether as many heads of q as there are for each of k share it."""
-    return k[:3] == v[:3] and q[0] == k[0] and q[3] == k[3] and q[1] % k[1] == 0
 
 
 def _keys(graph: Graph, turned: str, name: str) -> Tensor | None:
     """(images, heads, keys, features) before they were turned, once for heads that share them."""
-    found = repeated(graph, turned)
-    if found is not None:
-        return _once(graph, found, name) if found.turned else None
-    transpose = producer(graph, turned, "Transpose")
-    if transpose is None:
+    whole = repeated(graph, turned)
+    if whole is not None:
+        return _once(graph, whole, name) if whole.turned else None
+    transpose = graph.makers.get(turned)
+    if transpose is None or transpose.type != "Transpose":
         return None
     (source,), perm = transpose.inputs, tuple(transpose.attributes.get("perm", ()))
     n, heads, features, keys = graph.shapes[turned]
     sizes = (n, heads, keys, features)
-    if perm == (0, 1, 3, 2):
+    if perm == TURN:
         return None if source in graph.constants else Tensor(source, sizes)
     if perm != (0, 2, 3, 1):
         return None
-    made = Node(name, "Transpose", (source,), (name,), {"perm": (0, 2, 1, 3)})
-    return Tensor(name, sizes, made)
+    return Tensor(
+        name, sizes, (Node(name, "Transpose", (source,), (name,), {"perm": (0, 2, 1, 3)}),)
+    )
 
 
 def _values(graph: Graph, v: str, name: str) -> Tensor:
-    found = repeated(graph, v)
-    if found is None or found.turned:
-        return Tensor(v, tuple(graph.shapes[v]))
-    return _once(graph, found, name)
+    whole = repeated(graph, v)
+    if whole is None or whole.turned:
+        return Tensor(v, _sizes(graph, v))
+    return _once(graph, whole, name)
 
 
-def _once(graph: Graph, found: Repeated, name: str) -> Tensor:
+def _once(graph: Graph, whole: Repeated, name: str) -> Tensor:
     """A tensor before it was repeated, with an axis of heads."""
-    if tuple(graph.shapes[found.source]) == found.sizes:
-        return Tensor(found.source, found.sizes)
-    return Tensor(name, found.sizes, Node(name, "Reshape", (found.source,), (name,)))
+    if _sizes(graph, whole.source) == whole.sizes:
+        return Tensor(whole.source, whole.sizes)
+    return Tensor(name, whole.sizes, (Node(name, "Reshape", (whole.source,), (name,)),))
 
 
+def _is_along_features(graph: Graph, node: Node) -> bool:
+    return len(node.inputs) == 2 and int(node.attributes["axis"]) % 4 == 3
+
+
+#: x * cos + (its second half negated in front of its first) * sin.
+EXCHANGED = op("Concat", op("Neg", "second"), "first", where=_is_along_features)
+ROTARY = op("Add", op("Mul", "x", "cos"), op("Mul", EXCHANGED, "sin"))
 #: Functions of every element, through which halves that are alike stay so.
 FUNCTIONS = ("Cos", "Sin")
 
 
 def fuse_rotaries(graph: Graph) -> Graph:
-    """Replace the last node of every such pattern; what only it read goes."""
-    for name in [node.name for node in graph.nodes if node.type == "Add"]:
-        node = next(node for node in graph.nodes if node.name == name)
-        graph = _rotary(graph, node) or graph
-    return without_unread(graph)
+    """Rotary embeddings whose cosines and sines repeat themselves in their second half: in a
+    constant, or because they are computed from a tensor joined to itself.
+    """
+    halved: set[str] = set()
 
+    def find(graph: Graph, node: Node) -> Rewrite | None:
+        for bound in matches(graph, node, ROTARY):
+            x, tables = bound["x"], (bound["cos"], bound["sin"])
+            axis = _axis_of_tokens(graph, x, *tables)
+            half = graph.shapes[x][3] // 2 if axis else 0
+            parts = [_part(graph, bound[word], x) for word in ("first", "second")] if axis else []
+            if parts != [(0, half), (half, 2 * half)]:
+                continue
+            # Tables are halved once for all that read them.
+            halves = [_half(graph, node, name, axis) for name in tables if name not in halved]
+            halved.update(tables)
+            names = (x, *(f"{name}.half" for name in tables))
+            made = Node(node.name, "RotaryEmbedding", names, node.outputs, {"axis": axis})
+            return Rewrite(
+                node,
+                [*(new for own in halves for new in own.nodes), made],
+                {name: value for own in halves for name, value in own.constants.items()},
+                {name: sizes for own in halves for name, sizes in own.shapes.items()},
+            )
+        return None
 
-def _rotary(graph: Graph, node: Node) -> Graph | None:
-    for left, right in pairs(node, "Add"):
-        for x, cos in pairs(producer(graph, left, "Mul"), "Mul"):
-            for exchanged, sin in pairs(producer(graph, right, "Mul"), "Mul"):
-                axis = _axis_of_tokens(graph, x, cos, sin)
-                if axis and _is_exchanged(graph, exchanged, x):
-                    return _with_node(graph, node, (x, cos, sin), axis)
-    return None
+    return fuse(graph, find)
 
 
 def _axis_of_tokens(graph: Graph, x: str, cos: str, sin: str) -> int:
     """Which axis of x the angles depend on; 0 where they are not those of tokens."""
-    sizes, own = graph.shapes.get(x, ()), graph.shapes.get(cos, ())
-    if len(sizes) != 4 or not 2 <= len(own) <= 4 or graph.shapes.get(sin) != own or sizes[3] % 2:
+    sizes, table = _sizes(graph, x), _sizes(graph, cos)
+    if len(sizes) != 4 or not 2 <= len(table) <= 4 or _sizes(graph, sin) != table or sizes[3] % 2:
         return 0
-    own = (1,) * (4 - len(own)) + own
-    if own[0] not in (1, sizes[0]) or own[3] != sizes[3]:
+    table = (1,) * (4 - len(table)) + table
+    if table[0] not in (1, sizes[0]) or table[3] != sizes[3]:
         return 0
     if not (_repeats(graph, cos) and _repeats(graph, sin)):
         return 0
-    return 2 if own[1:3] == (1, sizes[2]) else 1 if own[1:3] == (sizes[1], 1) else 0
+    return 2 if table[1:3] == (1, sizes[2]) else 1 if table[1:3] == (sizes[1], 1) else 0
 
 
 def _repeats(graph: Graph, name: str, axis: int = -1) -> bool:
@@ -268,30 +255,18 @@ def _repeats(graph: Graph, name: str, axis: int = -1) -> bool:
         order = maker.attributes.get("perm", range(rank)[::-1])
         return _repeats(graph, source, int(order[axis]) - rank)
     if maker.type in RESHAPES:
-        same = graph.shapes.get(source, ())[-1:] == graph.shapes[name][-1:]
+        same = _sizes(graph, source)[-1:] == graph.shapes[name][-1:]
         return same and axis == -1 and _repeats(graph, source)
     if maker.type == "Mul":
-        scaled = [x for x, factor in pairs(maker, "Mul") if scalar(graph, factor) is not None]
-        return bool(scaled) and _repeats(graph, scaled[0], axis)
+        x, factor = maker.inputs if scalar(graph, source) is None else maker.inputs[::-1]
+        return scalar(graph, factor) is not None and _repeats(graph, x, axis)
     return maker.type in FUNCTIONS and _repeats(graph, source, axis)
-
-
-def _is_exchanged(graph: Graph, name: str, x: str) -> bool:
-    """Whether a tensor is the second half of x, negated, in front of the first."""
-    joined, half = producer(graph, name, "Concat"), graph.shapes[x][3] // 2
-    if joined is None or len(joined.inputs) != 2 or int(joined.attributes["axis"]) % 4 != 3:
-        return False
-    negated = producer(graph, joined.inputs[0], "Neg")
-    if negated is None:
-        return False
-    second, first = (_part(graph, part, x) for part in (negated.inputs[0], joined.inputs[1]))
-    return first == (0, half) and second == (half, 2 * half)
 
 
 def _part(graph: Graph, name: str, x: str) -> tuple[int, int] | None:
     """From where to where along its last axis a tensor is a part of x."""
     size = graph.shapes[x][3]
-    node = next((n for n in graph.nodes if name in n.outputs), None)
+    node = next((n for n in graph.consumers(x) if name in n.outputs), None)
     if node is None or node.inputs[:1] != (x,):
         return None
     if node.type == "Split" and int(node.attributes.get("axis", 0)) % 4 == 3:
@@ -308,41 +283,18 @@ def _part(graph: Graph, name: str, x: str) -> tuple[int, int] | None:
     return place.start, place.stop
 
 
-def _with_node(graph: Graph, node: Node, given: tuple[str, str, str], axis: int) -> Graph:
-    """The embedding in the place of a node; the tables are halved, once for all that read them."""
-    x, *tables = given
-    for name in tables:
-        if f"{name}.half" not in graph.shapes:
-            graph = _halved(graph, node, name, axis)
-    names = (x, *(f"{name}.half" for name in tables))
-    made = Node(node.name, "RotaryEmbedding", names, node.outputs, {"axis": axis})
-    return replace(graph, nodes=tuple(made if n is node else n for n in graph.nodes))
-
-
-def _halved(graph: Graph, node: Node, name: str, axis: int) -> Graph:
-    """With the first half of a table, as (images or 1, tokens, pairs), in front of a node."""
+def _half(graph: Graph, node: Node, name: str, axis: int) -> Rewrite:
+    """What makes the first half of a table, as (images or 1, tokens, pairs), in front of a node."""
     half, full = f"{name}.half", graph.shapes[name]
-    own = (1,) * (4 - len(full)) + full
-    shape, cut = (own[0], own[axis], own[3] // 2), (*full[:-1], own[3] // 2)
+    table = (1,) * (4 - len(full)) + full
+    shape, cut = (table[0], table[axis], table[3] // 2), (*full[:-1], table[3] // 2)
     if name in graph.constants:
         value = np.ascontiguousarray(graph.constants[name][..., : shape[2]], np.float32)
-        return _with_tensors(graph, {half: value.reshape(shape)}, {half: shape})
+        return Rewrite(node, constants={half: value.reshape(shape)})
     bounds = {"starts": 0, "ends": shape[2], "axes": len(full) - 1}
     constants = {f"{half}.{key}": np.array([value]) for key, value in bounds.items()}
-    shapes: dict[str, tuple[int, ...]] = {f"{half}.cut": cut, half: shape}
-    shapes |= {key: value.shape for key, value in constants.items()}
     nodes = (
         Node(f"{half}.cut", "Slice", (name, *constants), (f"{half}.cut",)),
         Node(half, "Reshape", (f"{half}.cut",), (half,)),
     )
-    at = graph.nodes.index(node)
-    graph = replace(graph, nodes=(*graph.nodes[:at], *nodes, *graph.nodes[at:]))
-    return _with_tensors(graph, constants, shapes)
-
-
-def _with_tensors(
-    graph: Graph, constants: Mapping[str, NDArray[Any]], shapes: Mapping[str, tuple[int, ...]]
-) -> Graph:
-    return replace(
-        graph, constants={**graph.constants, **constants}, shapes={**graph.shapes, **shapes}
-    )
+    return Rewrite(node, nodes, constants, {f"{half}.cut": cut, half: shape})

@@ -18,7 +18,6 @@ from onnx import TensorProto
 from codl.errors import CodlError
 from codl.frontend.graph.expansions import MICROSOFT, made_node
 from codl.frontend.graph.graph import Graph
-from codl.frontend.graph.patterns import producer, without_unread
 from codl.ir.onnx_node import Node
 
 #: The node that all forms become: rows, a matrix, its scales, its zero points and a bias.
@@ -62,7 +61,7 @@ def fuse_dynamic_products(graph: Graph) -> Graph:
             nodes.append(node)
         shapes = {**graph.shapes, **{name: value.shape for name, value in constants.items()}}
         graph = replace(graph, nodes=tuple(nodes), constants=constants, shapes=shapes)
-        graph = without_unread(replace(graph, domains={MICROSOFT: 1, **graph.domains}))
+        graph = replace(graph, domains={MICROSOFT: 1, **graph.domains}).without_unread
     for node in graph.nodes:
         if node.type == KIND:
             _check(graph, node)
@@ -167,3 +166,9 @@ def _check(graph: Graph, node: Node) -> None:
             f"The node {node.name!r} ({node.type}): {name!r} must be {(n,)}, got {value.shape}: "
             f"{node.inputs[MATRIX]!r} is {matrix.shape}."
         )
+
+
+def producer(graph: Graph, name: str, kind: str) -> Node | None:
+    """The node of some type that makes a tensor, if it does."""
+    node = graph.makers.get(name)
+    return node if node is not None and node.type == kind else None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -44,6 +44,30 @@ class Graph:
     domains: Mapping[str, int] = field(default_factory=dict)
     unknown: Mapping[str, str] = field(default_factory=dict)
     states: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def rewritten(self, *rewrites: Rewrite) -> Graph:
+        """The graph with other nodes in the place of some."""
+        places = {rewrite.at.name: rewrite.nodes for rewrite in rewrites}
+        constants = {name: value for own in rewrites for name, value in own.constants.items()}
+        shapes = {name: value.shape for name, value in constants.items()}
+        shapes |= {name: sizes for own in rewrites for name, sizes in own.shapes.items()}
+        return replace(
+            self,
+            nodes=tuple(new for node in self.nodes for new in places.get(node.name, (node,))),
+            constants={**self.constants, **constants},
+            shapes={**self.shapes, **shapes},
+        )
+
+    @property
+    def without_unread(self) -> Graph:
+        """The graph without nodes whose outputs nobody reads; itself where there is none."""
+        kept: list[Node] = []
+        wanted = set(self.handed_out)
+        for node in reversed(self.nodes):
+            if wanted.intersection(node.outputs):
+                kept.append(node)
+                wanted.update(node.reads)
+        return self if len(kept) == len(self.nodes) else replace(self, nodes=tuple(kept[::-1]))
 
     @cached_property
     def makers(self) -> Mapping[str, Node]:
@@ -105,6 +129,22 @@ class Graph:
 
     def constant(self, tensor: str) -> NDArray[np.float32]:
         return np.asarray(self.constants[tensor], np.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class Rewrite:
+    """The nodes that come in the place of one, `at`, and the tensors that these add."""
+
+    at: Node
+    nodes: Sequence[Node] = ()
+    constants: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+def fuse(graph: Graph, find: Callable[[Graph, Node], Rewrite | None]) -> Graph:
+    """Rewrite what `find` finds to end at some node; what only that read goes."""
+    rewrites = {found.at.name: found for node in graph.nodes if (found := find(graph, node))}
+    return graph.rewritten(*rewrites.values()).without_unread
 
 
 def in_order(nodes: Iterable[Node]) -> list[Node]:
