@@ -17,7 +17,7 @@ from onnx import TensorProto
 
 from codl.errors import CodlError
 from codl.frontend.graph.expansions import MICROSOFT, made_node
-from codl.frontend.graph.graph import Graph
+from codl.frontend.graph.graph import Graph, Rewrite
 from codl.ir.onnx_node import Node
 
 #: The node that all forms become: rows, a matrix, its scales, its zero points and a bias.
@@ -48,19 +48,13 @@ def fuse_dynamic_products(graph: Graph) -> Graph:
 
     Raises `CodlError` where a constant of one is not of the shape that it must have.
     """
-    products = filter(None, (_product(graph, node) for node in graph.nodes))
-    found = {product.last.name: product for product in products}
-    if found:
-        nodes, constants = [], dict(graph.constants)
-        for node in graph.nodes:
-            product = found.get(node.name)
-            if product is not None:
-                name = f"{node.outputs[0]}.scales"
-                constants[name] = _scales(graph, product)
-                node = _fused(product, name)
-            nodes.append(node)
-        shapes = {**graph.shapes, **{name: value.shape for name, value in constants.items()}}
-        graph = replace(graph, nodes=tuple(nodes), constants=constants, shapes=shapes)
+    rewrites = []
+    for product in filter(None, (_product(graph, node) for node in graph.nodes)):
+        scales = f"{product.last.outputs[0]}.scales"
+        fused = _fused(product, scales)
+        rewrites.append(Rewrite(product.last, [fused], {scales: _scales(graph, product)}))
+    if rewrites:
+        graph = graph.rewritten(*rewrites)
         graph = replace(graph, domains={MICROSOFT: 1, **graph.domains}).without_unread
     for node in graph.nodes:
         if node.type == KIND:

@@ -8,53 +8,41 @@ read, so that each is also an ONNX node which ONNX Runtime could run.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from codl.frontend.graph.graph import Graph
+from codl.frontend.graph.graph import Graph, Rewrite
 from codl.ir.onnx_node import Node, type_of
 
-Write: TypeAlias = Callable[[Graph, Node], "Expansion | None"]
+Write: TypeAlias = Callable[[Graph, Node], "Rewrite | None"]
 
 PRODUCTS = ("Gemm", "MatMul")
 MICROSOFT = "com.microsoft"
 
 
-@dataclass(frozen=True, eq=False)
-class Expansion:
-    """The nodes that stand for one, the last in its place, and constants that they read."""
-
-    nodes: Sequence[Node]
-    constants: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-
-
 def expand(graph: Graph) -> Graph:
     """Write such nodes out; what is made in between are sums, of the type of the first output."""
-    nodes: list[Node] = []
-    shapes, types, constants = dict(graph.shapes), dict(graph.types), dict(graph.constants)
+    rewrites, shapes, types = [], dict(graph.shapes), dict(graph.types)
     for node in graph.nodes:
         write = EXPANSIONS.get(node.type)
         known = all(name in shapes for name in (*node.inputs, node.outputs[0]) if name)
         made = write(graph, node) if write and known else None
         if made is None:
-            nodes.append(node)
             continue
-        constants |= made.constants
+        rewrites.append(made)
         shapes |= {name: value.shape for name, value in made.constants.items()}
         for each in made.nodes:
             output = each.outputs[0]
             if output not in shapes:
                 shapes[output] = np.broadcast_shapes(*(shapes[name] for name in each.inputs))
                 types[output] = graph.types.get(node.outputs[0], TensorProto.FLOAT)
-        nodes += made.nodes
-    return replace(graph, nodes=tuple(nodes), shapes=shapes, types=types, constants=constants)
+    return replace(graph.rewritten(*rewrites), shapes=shapes, types=types)
 
 
-def _falling(graph: Graph, node: Node) -> Expansion | None:
+def _falling(graph: Graph, node: Node) -> Rewrite | None:
     """A HardSigmoid that falls: ncnn's compares with its bounds as if it rose."""
     slope = np.float32(node.attributes.get("alpha", 0.2))
     if slope >= 0:
@@ -67,27 +55,28 @@ def _falling(graph: Graph, node: Node) -> Expansion | None:
         Node(node.name, "Clip", (names[1], names[4], names[5]), node.outputs),
     )
     constants = dict(zip(names[2:], (slope, start, np.float32(0), np.float32(1)), strict=True))
-    return Expansion(nodes, {name: np.asarray(value) for name, value in constants.items()})
+    return Rewrite(node, nodes, {name: np.asarray(value) for name, value in constants.items()})
 
 
 def _gelu(kind: str) -> Write:
     """The activation of this kind, of a sum."""
 
-    def write(graph: Graph, node: Node) -> Expansion | None:
+    def write(graph: Graph, node: Node) -> Rewrite | None:
         if len(node.inputs) < 2 or not node.inputs[1]:
             return None
         sum_ = f"{node.outputs[0]}.sum"
-        return Expansion(
+        return Rewrite(
+            node,
             [
                 made_node(f"{node.name}.sum", "Add", node.inputs, [sum_]),
                 made_node(node.name, kind, [sum_], node.outputs, domain=MICROSOFT),
-            ]
+            ],
         )
 
     return write
 
 
-def _attention(graph: Graph, node: Node) -> Expansion | None:
+def _attention(graph: Graph, node: Node) -> Rewrite | None:
     """q, k and v with their own part of a constant bias each."""
     inputs = (*node.inputs, "", "", "", "")
     bias = graph.constants.get(inputs[3])
@@ -107,10 +96,10 @@ def _attention(graph: Graph, node: Node) -> Expansion | None:
         node.name, "MultiHeadAttention", given, node.outputs, domain=MICROSOFT, **node.attributes
     )
     constants = {f"{name}.bias": part for name, part in zip(names, parts, strict=True)}
-    return Expansion([*sums, kept], constants)
+    return Rewrite(node, [*sums, kept], constants)
 
 
-def _skip_layer_norm(graph: Graph, node: Node) -> Expansion:
+def _skip_layer_norm(graph: Graph, node: Node) -> Rewrite:
     """Inputs: x, skip, scale, shift, bias; outputs: the norm, its mean and spread, the sum."""
     x, skip, scale, shift, bias = (*node.inputs, "", "", "")[:5]
     y, mean, spread, sum_ = (*node.outputs, "", "", "")[:4]
@@ -121,10 +110,10 @@ def _skip_layer_norm(graph: Graph, node: Node) -> Expansion:
     norm = made_node(
         node.name, "LayerNormalization", [sum_, *affine], outputs, axis=-1, epsilon=epsilon
     )
-    return Expansion([*nodes, norm])
+    return Rewrite(node, [*nodes, norm])
 
 
-def _skip_rms_norm(graph: Graph, node: Node) -> Expansion | None:
+def _skip_rms_norm(graph: Graph, node: Node) -> Rewrite | None:
     """The same without a mean and a shift."""
     x, skip, scale, bias = (*node.inputs, "")[:4]
     y, mean, spread, sum_ = (*node.outputs, "", "", "")[:4]
@@ -134,7 +123,7 @@ def _skip_rms_norm(graph: Graph, node: Node) -> Expansion | None:
     epsilon = node.attributes.get("epsilon", 1e-5)
     kind = "SimplifiedLayerNormalization"
     norm = made_node(node.name, kind, [sum_, scale], [y], axis=-1, epsilon=epsilon)
-    return Expansion([*nodes, norm])
+    return Rewrite(node, [*nodes, norm])
 
 
 def _sum(

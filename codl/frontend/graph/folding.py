@@ -6,15 +6,13 @@ product of tokens, a batch norm behind a linear layer or in front of one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from codl.frontend.graph import dynamic_products
-from codl.frontend.graph.graph import Graph
+from codl.frontend.graph.graph import Graph, Rewrite
 from codl.frontend.graph.packed_matrices import BIAS, DOMAIN, KIND
 from codl.frontend.graph.passes import RESHAPES, rename
 from codl.ir.onnx_node import Node
@@ -44,26 +42,14 @@ class Affine:
         return parts[0], parts[1]
 
 
-Into: TypeAlias = Callable[[Graph, Node, Affine], "Graph | None"]
-
-
 def fold_affines(graph: Graph) -> Graph:
     """Fold such nodes into the product before them, or into all products behind them."""
-    names = [node.name for node in graph.nodes]
-    for name in names:
-        graph = _fold(graph, name, _into_before)
-    for name in reversed(names):
-        graph = _fold(graph, name, _into_after)
-    for name in reversed(names):
-        graph = _fold(graph, name, _into_factor)
+    for into, step in ((_into_before, 1), (_into_after, -1), (_into_factor, -1)):
+        for old in graph.nodes[::step]:
+            node = graph.makers.get(old.outputs[0])  # as folding has left it, if it has
+            affine = _affine(graph, node) if node else None
+            graph = (into(graph, node, affine) if node and affine else None) or graph
     return graph
-
-
-def _fold(graph: Graph, name: str, into: Into) -> Graph:
-    """Without a node by its name, where that is there and can be folded."""
-    node = next((node for node in graph.nodes if node.name == name), None)
-    affine = _affine(graph, node) if node else None
-    return (into(graph, node, affine) if node and affine else None) or graph
 
 
 def _affine(graph: Graph, node: Node) -> Affine | None:
@@ -162,8 +148,7 @@ def _into_factor(graph: Graph, node: Node, affine: Affine) -> Graph | None:
         if product.type == "MatMul" and not any(n in graph.constants for n in product.inputs):
             alpha = product.attributes.get("alpha", 1.0) * float(affine.scale.item())
             made = replace(product, attributes={"alpha": alpha}, proto=None)
-            nodes = tuple(made if n is product else n for n in graph.nodes)
-            return rename(replace(graph, nodes=nodes), {output: affine.x})
+            return rename(graph.rewritten(Rewrite(product, [made])), {output: affine.x})
     return None
 
 
@@ -200,31 +185,19 @@ def _with_bias(graph: Graph, node: Node, shift: FoldedVector) -> Graph | None:
     place = BIASES.get(node.type)
     if place is None or any(node.inputs[4:]):
         return None
-    name, bias = f"{node.outputs[0]}.bias", shift.astype(np.float32)
+    name = f"{node.outputs[0]}.bias"
     inputs = (*node.inputs, "", "", "")[:place]
     made = replace(node, inputs=(*inputs, name), proto=None)
-    return replace(
-        graph,
-        nodes=tuple(made if n is node else n for n in graph.nodes),
-        constants={**graph.constants, name: bias},
-        shapes={**graph.shapes, name: bias.shape},
-    )
+    return graph.rewritten(Rewrite(node, [made], {name: shift.astype(np.float32)}))
 
 
 def _with(
     graph: Graph, node: Node, matrix: NDArray[np.float64], bias: NDArray[np.float64]
 ) -> Graph:
     """The same product with another matrix and bias; a MatMul may have a bias here."""
-    names = (f"{node.outputs[0]}.matrix", f"{node.outputs[0]}.bias")
-    values: Mapping[str, NDArray[np.float32]] = {
-        names[0]: np.ascontiguousarray(matrix, np.float32),
-        names[1]: np.ascontiguousarray(bias, np.float32),
+    values = {
+        f"{node.outputs[0]}.matrix": np.ascontiguousarray(matrix, np.float32),
+        f"{node.outputs[0]}.bias": np.ascontiguousarray(bias, np.float32),
     }
-    made = replace(node, inputs=(node.inputs[0], *names), attributes={}, proto=None)
-    shapes = {name: value.shape for name, value in values.items()}
-    return replace(
-        graph,
-        nodes=tuple(made if n is node else n for n in graph.nodes),
-        constants={**graph.constants, **values},
-        shapes={**graph.shapes, **shapes},
-    )
+    made = replace(node, inputs=(node.inputs[0], *values), attributes={}, proto=None)
+    return graph.rewritten(Rewrite(node, [made], values))

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper
 
 from codl.errors import CodlError
 from codl.frontend.graph.expansions import made_node
-from codl.frontend.graph.graph import Graph
+from codl.frontend.graph.graph import Graph, Rewrite
 from codl.ir.onnx_node import Node
 from codl.ir.ops.matmul_quantized import BITS, BLOCKS, packed
 
@@ -187,8 +187,7 @@ def _without(graph: Graph, node: Node, quantized: Quantized) -> Graph:
     constants = dict(graph.constants)
     if graph.is_read(name):
         constants[name] = quantized.values
-    nodes = tuple(own for own in graph.nodes if own is not node)
-    return replace(graph, nodes=nodes, constants=constants)
+    return replace(graph.rewritten(Rewrite(node)), constants=constants)
 
 
 def _is_product(graph: Graph, node: Node, matrix: str) -> bool:
@@ -224,13 +223,8 @@ def _with_packed(graph: Graph, node: Node, quantized: Quantized) -> Graph:
     attributes = {"K": k, "N": n, "bits": bits, "block_size": block}
     made = made_node(node.name, KIND, inputs, node.outputs, domain=DOMAIN, **attributes)
     given = {names[key]: value for key, value in constants.items()}
-    return replace(
-        graph,
-        nodes=tuple(made if own is node else own for own in graph.nodes),
-        constants={**graph.constants, **given},
-        shapes={**graph.shapes, **{key: value.shape for key, value in given.items()}},
-        domains={DOMAIN: 1, **graph.domains},
-    )
+    graph = graph.rewritten(Rewrite(node, [made], given))
+    return replace(graph, domains={DOMAIN: 1, **graph.domains})
 
 
 def _sizes(sizes: tuple[int, ...], axis: int, block: int) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from onnx import TensorProto
 
-from codl.frontend.graph.graph import Graph
+from codl.frontend.graph.graph import Graph, Rewrite
 from codl.ir.onnx_node import Node
 
 #: Nodes that hand their first input on: Dropout at inference, Cast to a float (all is float32).
@@ -102,7 +102,7 @@ def _widened(graph: Graph, gemm: Node, x: str, sizes: tuple[int, ...]) -> Graph:
     output = gemm.outputs[0]
     made = Node(gemm.name, "MatMul", (x, *gemm.inputs[1:]), gemm.outputs)
     same = {n.outputs[0] for n in graph.consumers(output) if graph.shapes[n.outputs[0]] == sizes}
-    graph = replace(_replace(graph, {gemm.name: made}), shapes={**graph.shapes, output: sizes})
+    graph = graph.rewritten(Rewrite(gemm, [made], shapes={output: sizes}))
     return rename(graph, dict.fromkeys(same, output))
 
 
@@ -126,23 +126,17 @@ def merge_reshapes(graph: Graph) -> Graph:
         after = graph.reader_of(node.outputs[0])
         if after is not None and after.type in RESHAPES:
             merged = replace(node, outputs=after.outputs)
-            graph = _replace(graph, {node.name: None, after.name: merged})
+            graph = graph.rewritten(Rewrite(node), Rewrite(after, [merged]))
             node = merged
-        before = next((n for n in graph.nodes if n.outputs[0] == node.inputs[0]), None)
+        before = graph.makers.get(node.inputs[0])
         if before is None or before.type not in RESHAPES or before.inputs[0] in graph.constants:
             continue
         known = before.outputs[0] in graph.shapes
         if known and graph.reader_of(before.outputs[0]) is node:
             seen = {**node.attributes, "axes": graph.shapes[before.outputs[0]]}
             merged = replace(node, inputs=before.inputs[:1], attributes=seen)
-            graph = _replace(graph, {before.name: None, node.name: merged})
+            graph = graph.rewritten(Rewrite(before), Rewrite(node, [merged]))
     return graph
-
-
-def _replace(graph: Graph, changes: Mapping[str, Node | None]) -> Graph:
-    """Other nodes in the place of some, by name, or none."""
-    nodes = (changes.get(node.name, node) for node in graph.nodes)
-    return replace(graph, nodes=tuple(node for node in nodes if node is not None))
 
 
 def rename(graph: Graph, gone: Mapping[str, str]) -> Graph:
