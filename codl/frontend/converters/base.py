@@ -97,11 +97,16 @@ def number(value: Any) -> float:
     return float(f"{float(value):.7g}")
 
 
-def parameter_ints(graph: Graph, node: Node, name: str, index: int) -> tuple[int, ...] | None:
-    """Integers that are an input of newer opsets and an attribute of older ones; None for none."""
-    given = constant_input(graph, node, index) if has_input(node, index) else None
-    values = attribute(node, name, None) if given is None else given
-    return None if values is None else tuple(int(v) for v in np.asarray(values).reshape(-1))
+def parameter(graph: Graph, node: Node, name: str, index: int, default: Any = None) -> Any:
+    """What newer opsets take as an input and older ones as an attribute."""
+    if has_input(node, index):
+        return constant_input(graph, node, index)
+    return attribute(node, name, default)
+
+
+def ints(values: Any) -> tuple[int, ...]:
+    """Python's integers."""
+    return tuple(int(value) for value in np.asarray(values).reshape(-1))
 
 
 def unsupported(node: Node, reason: str) -> UnsupportedError:

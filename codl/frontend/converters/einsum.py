@@ -82,12 +82,8 @@ def _summed(steps: Steps, term: Indexed, kept: str) -> Indexed:
     axes = tuple(axis for axis, index in enumerate(term.axes) if index not in kept)
     if not axes:
         return term
-    x = term.tensor
-    name = steps.name("sum")
-    value = {x.name: x.value} if x.value is not None else {}
-    first, *others = reduced(x.name, x.sizes, "sum", axes, name, keepdims=False)
-    steps.made += [ConvertedOp(first.op, first.inputs, first.output, constants=value), *others]
-    return Indexed(Operand(name, term.sizes(kept)), kept)
+    total = reduced(steps, term.tensor, "sum", axes, "sum", keepdims=False)
+    return Indexed(Operand(total.name, term.sizes(kept)), kept)
 
 
 def _product(steps: Steps, a: Indexed, b: Indexed, target: str) -> Indexed:

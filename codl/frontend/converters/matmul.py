@@ -17,7 +17,7 @@ from codl.frontend.converters.base import (
     number,
     unsupported,
 )
-from codl.frontend.converters.steps import Operand, combine
+from codl.frontend.converters.steps import Operand, Steps
 from codl.frontend.graph import dynamic_products as dynamic
 from codl.frontend.graph import packed_matrices as nbits
 from codl.frontend.graph.graph import Graph
@@ -50,32 +50,32 @@ def _matmul(graph: Graph, node: Node) -> list[ConvertedOp]:
 @converts("Gemm")
 def _gemm(graph: Graph, node: Node) -> list[ConvertedOp]:
     """alpha * a @ b + beta * c; constants take the factors in."""
+    steps = Steps(graph, node)
     alpha, beta = (number(attribute(node, name, 1.0)) for name in ("alpha", "beta"))
     trans_a, trans_b = (bool(attribute(node, name, 0)) for name in ("transA", "transB"))
     a, b = (tuple(graph.shapes[name]) for name in node.inputs[:2])
-    n = b[0 if trans_b else 1]
-    added = Operand.of(graph, node.inputs[2]) if has_input(node, 2) and beta else None
-    product = node.outputs[0] if added is None else f"{node.outputs[0]}.product"
+    to = (a[1 if trans_a else 0], b[0 if trans_b else 1])
+    added = steps.operand(node.inputs[2]) if has_input(node, 2) and beta else None
+    product = Operand(node.outputs[0] if added is None else f"{node.outputs[0]}.product", to)
     if node.inputs[1] in graph.constants:
-        bias = np.zeros(n, np.float32)
+        bias = np.zeros(to[1], np.float32)
         if added is not None and added.value is not None and prod(added.sizes[:-1]) == 1:
-            bias = np.array(np.broadcast_to(beta * added.value.reshape(-1), n), np.float32)
-            added, product = None, node.outputs[0]
+            bias = np.array(np.broadcast_to(beta * added.value.reshape(-1), to[1]), np.float32)
+            added, product = None, Operand(node.outputs[0], to)
         matrix = graph.constant(node.inputs[1])
         matrix = matrix if alpha == 1 else np.float32(alpha) * matrix
         matrix = matrix.T if trans_b else matrix
-        steps = [_with_constant(graph, node, a, matrix, bias, product, trans_a=trans_a)]
+        steps.made.append(
+            _with_constant(graph, node, a, matrix, bias, product.name, trans_a=trans_a)
+        )
     else:
         op = MatMul(shapes=(a, b), trans_a=trans_a, trans_b=trans_b, alpha=alpha)
-        steps = [ConvertedOp(op, node.inputs[:2], product)]
-    if added is None:
-        return steps
-    to = (a[1 if trans_a else 0], n)
-    if beta != 1:
-        scaled = f"{node.outputs[0]}.scaled"
-        steps.append(combine(node, "mul", (added, Operand.number(beta)), scaled))
-        added = Operand(scaled, added.sizes)
-    return [*steps, combine(node, "add", (Operand(product, to), added), node.outputs[0])]
+        steps.made.append(ConvertedOp(op, node.inputs[:2], product.name))
+    if added is not None:
+        if beta != 1:
+            added = steps.combine("mul", added, Operand.number(beta), "scaled")
+        steps.combine("add", product, added)
+    return steps.made
 
 
 def _with_constant(

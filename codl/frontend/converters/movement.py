@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from codl.frontend.converters.base import (
@@ -12,6 +10,8 @@ from codl.frontend.converters.base import (
     constant_input,
     converts,
     has_input,
+    ints,
+    parameter,
     unsupported,
 )
 from codl.frontend.graph.graph import Graph
@@ -23,11 +23,6 @@ from codl.ir.ops.nd import Sizes
 from codl.ir.region import as_nchw
 
 
-def ints(values: Any) -> Sizes:
-    """A tuple of Python's integers."""
-    return tuple(int(value) for value in np.asarray(values).reshape(-1))
-
-
 def _sizes(graph: Graph, node: Node, index: int = 0) -> Sizes:
     return tuple(graph.shapes[node.inputs[index]])
 
@@ -35,13 +30,6 @@ def _sizes(graph: Graph, node: Node, index: int = 0) -> Sizes:
 def _step(node: Node, op: Op, output: int = 0) -> ConvertedOp:
     """A step that takes the node's first input."""
     return ConvertedOp(op, node.inputs[:1], node.outputs[output])
-
-
-def parameter(graph: Graph, node: Node, name: str, index: int, default: Any = None) -> Any:
-    """What newer opsets take as an input and older ones as an attribute."""
-    if has_input(node, index):
-        return constant_input(graph, node, index)
-    return attribute(node, name, default)
 
 
 @converts("Flatten", "Identity")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from codl.frontend.converters.base import ConvertedOp, unsupported
 from codl.frontend.graph.graph import Graph
 from codl.ir.onnx_node import Node
-from codl.ir.ops.base import Activation, Array, Weights
+from codl.ir.ops.base import Activation, Array, Op, Weights
 from codl.ir.ops.concat import ConcatNd, Gather
 from codl.ir.ops.eltwise import Eltwise
 from codl.ir.ops.matmul import MatMul
@@ -42,33 +42,6 @@ class Operand:
     @classmethod
     def number(cls, value: float, rank: int = 0) -> Operand:
         return cls(f"{value:g}", (1,) * rank, np.full((1,) * rank, value, np.float32))
-
-
-def function(mode: str, operand: Operand, output: str, *parameters: float) -> ConvertedOp:
-    """A mode of one input; a constant one becomes a tensor of the network."""
-    values = dict(zip(("alpha", "beta"), parameters, strict=False))
-    op = Eltwise(inputs=(as_nchw(operand.sizes),), mode=mode, **values)  # type: ignore[arg-type]
-    return ConvertedOp(op, (operand.name,), output)
-
-
-def combine(node: Node, mode: str, operands: tuple[Operand, Operand], output: str) -> ConvertedOp:
-    """A mode of two inputs, stretched to each other as NumPy does it."""
-    to = np.broadcast_shapes(*(operand.sizes for operand in operands))
-    padded = [(1,) * (len(to) - len(o.sizes)) + o.sizes for o in operands]
-    if len(to) > 4 and padded[0] != padded[1]:
-        padded = merge(padded)
-        if len(padded[0]) > 4:
-            given = " and ".join(str(operand.sizes) for operand in operands)
-            raise unsupported(node, f"{given} are stretched along more than 4 separate axes.")
-    constants, names = {}, []
-    for index, (operand, sizes) in enumerate(zip(operands, padded, strict=True)):
-        # A constant may be read under other sizes elsewhere, so each reader has its own.
-        name = operand.name if operand.value is None else f"{output}.{index}.{operand.name}"
-        names.append(name)
-        if operand.value is not None:
-            constants[name] = np.ascontiguousarray(operand.value, np.float32).reshape(sizes)
-    op = Eltwise(inputs=tuple(as_nchw(sizes) for sizes in padded), mode=mode)
-    return ConvertedOp(op, tuple(names), output, constants=constants)
 
 
 def merge(shapes: Sequence[Sizes]) -> list[Sizes]:
@@ -112,15 +85,30 @@ class Steps:
     def apply(
         self, op: NdOp, operands: Sequence[Operand], word: str, weights: Weights | None = None
     ) -> Operand:
-        """An op on operands under the sizes that it takes; constants are the step's own."""
-        output, names, constants = self.name(word), [], {}
-        for index, (operand, sizes) in enumerate(zip(operands, op.shapes, strict=True)):
-            own = operand.name if operand.value is None else f"{output}.{index}.{operand.name}"
-            names.append(own)
+        """An op on operands under the sizes that it takes."""
+        return self.append(op, operands, self.name(word), weights)
+
+    def append(
+        self, op: NdOp, operands: Sequence[Operand], output: str, weights: Weights | None = None
+    ) -> Operand:
+        inputs = list(zip(operands, op.shapes, strict=True))
+        return self._append(op, inputs, Operand(output, op.out_sizes), weights)
+
+    def _append(
+        self, op: Op, inputs: Sequence[tuple[Operand, Sizes]], output: Operand,
+        weights: Weights | None = None,
+    ) -> Operand:  # fmt: skip
+        """A constant may be read under other sizes elsewhere, so each reader has its own."""
+        names, constants = [], {}
+        for index, (operand, sizes) in enumerate(inputs):
+            name = operand.name
             if operand.value is not None:
-                constants[own] = np.ascontiguousarray(operand.value, np.float32).reshape(sizes)
-        self.made.append(ConvertedOp(op, tuple(names), output, weights or {}, constants))
-        return Operand(output, op.out_sizes)
+                name = f"{output.name}.{index}.{operand.name}"
+                value = np.ascontiguousarray(operand.value, np.float32)
+                constants[name] = value.reshape(sizes)
+            names.append(name)
+        self.made.append(ConvertedOp(op, tuple(names), output.name, weights or {}, constants))
+        return output
 
     def linear(self, x: Operand, matrix: Array, bias: Array, word: str) -> Operand:
         """A product of the last axis with a constant (k, n), and a bias."""
@@ -164,15 +152,26 @@ class Steps:
     def softmax(self, x: Operand, word: str) -> Operand:
         return self.apply(Softmax(shapes=(x.sizes,), axes=(len(x.sizes) - 1,)), (x,), word)
 
-    def combine(self, mode: str, a: Operand, b: Operand, word: str) -> Operand:
-        """Element by element, stretched to each other."""
-        self.made.append(combine(self.node, mode, (a, b), self.name(word)))
+    def combine(self, mode: str, a: Operand, b: Operand, word: str = "") -> Operand:
+        """Element by element, stretched to each other as NumPy does it."""
         to = np.broadcast_shapes(a.sizes, b.sizes)
-        return Operand(self.made[-1].output, to)
+        padded = [(1,) * (len(to) - len(x.sizes)) + x.sizes for x in (a, b)]
+        if len(to) > 4 and padded[0] != padded[1]:
+            padded = merge(padded)
+            if len(padded[0]) > 4:
+                given = f"{a.sizes} and {b.sizes}"
+                reason = f"{given} are stretched along more than 4 separate axes."
+                raise unsupported(self.node, reason)
+        op = Eltwise(inputs=tuple(as_nchw(sizes) for sizes in padded), mode=mode)
+        inputs = list(zip((a, b), padded, strict=True))
+        return self._append(op, inputs, Operand(self.name(word), to))
 
-    def function(self, mode: str, x: Operand, word: str) -> Operand:
-        self.made.append(function(mode, x, self.name(word)))
-        return Operand(self.made[-1].output, x.sizes)
+    def function(self, mode: str, x: Operand, word: str = "", *parameters: float) -> Operand:
+        """A mode of one input; a constant one becomes a tensor of the network."""
+        values = dict(zip(("alpha", "beta"), parameters, strict=False))
+        op = Eltwise(inputs=(as_nchw(x.sizes),), mode=mode, **values)  # type: ignore[arg-type]
+        plain = Operand(x.name, x.sizes)
+        return self._append(op, [(plain, x.sizes)], Operand(self.name(word), x.sizes))
 
     def activate(self, activation: Activation) -> None:
         """Let the last step apply an activation to what it makes."""
@@ -182,7 +181,8 @@ class Steps:
     def finish(self, x: Operand, output: str) -> Operand:
         """Give what a step made the name of an output; anything else is copied there."""
         if x.name in self.node.outputs or all(step.output != x.name for step in self.made):
-            self.made.append(function("identity", x, output))
+            op = Eltwise(inputs=(as_nchw(x.sizes),), mode="identity")
+            self.made.append(ConvertedOp(op, (x.name,), output))
             return Operand(output, x.sizes)
         self.made = [
             replace(
@@ -195,7 +195,9 @@ class Steps:
         return Operand(output, x.sizes)
 
     def name(self, word: str) -> str:
-        """A name for a tensor in between."""
+        """A name for a tensor in between; without a word, that of the first output."""
+        if not word:
+            return self.node.outputs[0]
         base = f"{self.node.outputs[0] or self.node.name}.{word}"
         taken = sum(step.output.startswith(base) for step in self.made)
         return f"{base}{taken or ''}"
