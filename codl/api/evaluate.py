@@ -24,7 +24,7 @@ from codl.measure.budget import Budget
 from codl.measure.cool_down import HOT_C, LONGEST_S, CoolDown, low_battery
 from codl.measure.dataset import dataset_digest
 from codl.measure.inputs import SEED
-from codl.measure.interleave import Effort
+from codl.measure.timing import Effort
 from codl.predict import FOLDER
 from codl.records import statistic
 from codl.records.results import Conditions, Digests, EvalRequest

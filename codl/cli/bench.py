@@ -31,12 +31,12 @@ from codl.errors import CodlError
 from codl.ir import Op, to_text
 from codl.measure import dataset as datasets
 from codl.measure import tuning_file
-from codl.measure.bench_rows import BenchRow
 from codl.measure.budget import Budget
-from codl.measure.compare_variants import ELSEWHERE
 from codl.measure.dataset import Dataset
-from codl.measure.protocol import Protocol
+from codl.measure.op_runner import ELSEWHERE
+from codl.measure.timing import Protocol
 from codl.records.results import Digests
+from codl.records.tuned import BenchRow
 from codl.report.terminal import Table
 from codl.runtime.placement import LocalSoc
 from codl.targets.connect import connect

@@ -41,7 +41,7 @@ from codl.measure.decoder_speed import (
     greedy,
     time_decoders,
 )
-from codl.measure.interleave import Effort
+from codl.measure.timing import Effort
 from codl.predict import FOLDER
 from codl.report.terminal import Table
 from codl.runtime.loaded import Footprint

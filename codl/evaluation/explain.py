@@ -27,9 +27,9 @@ from codl.ir.plan import Plan
 from codl.ir.types import PROCESSORS, Processor
 from codl.lower import lower
 from codl.measure import drift
+from codl.measure.drift import slowdown
 from codl.measure.inputs import random_inputs
-from codl.measure.interleave import Effort
-from codl.measure.together import slowdown
+from codl.measure.timing import Effort
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
 from codl.plan.price import StageTimes, stage_times, walk

@@ -18,9 +18,9 @@ from codl.ir import Network
 from codl.ir.plan import Plan
 from codl.measure import drift
 from codl.measure.budget import Budget
+from codl.measure.drift import slowdown
 from codl.measure.inputs import random_inputs
-from codl.measure.interleave import Effort, TimedTogether
-from codl.measure.together import slowdown
+from codl.measure.timing import Effort, TimedTogether
 from codl.plan.cost_model import CostModel
 from codl.plan.price import price, stage_times, walk
 from codl.plan.profile_feedback import paced

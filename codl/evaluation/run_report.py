@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from codl.engine.engine import Engine
 from codl.errors import DeviceError
-from codl.measure.interleave import Effort, TimedTogether
+from codl.measure.timing import Effort, TimedTogether
 from codl.plan import op_placement
 from codl.plan.cost_model import CostModel
 from codl.plan.op_placement import OpPlacement

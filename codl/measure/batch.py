@@ -8,20 +8,25 @@ machine was as fast as usual.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import mean
 from typing import Protocol
 
+from codl.errors import CodlError
 from codl.ir.types import PROCESSORS, Processor
 from codl.kernels.tuning import Tuning
 from codl.measure import drift, timing
 from codl.measure.dataset import AnchorRow, Row
 from codl.measure.runner import Bench, Prepared, deadly_row
-from codl.measure.tasks import OpTask, SharingTask, StageTask, Task
-from codl.measure.timing import Rounds, Timed
-from codl.records.results import Conditions
+from codl.measure.tasks import BatchTask, OpTask, SharingTask, StageTask, Task
+from codl.measure.timing import WHOLE, AnchorTime, Effort, Rounds, Timed, TimedRun, TimedTogether
+from codl.records.results import Conditions, Latency
+from codl.records.statistic import level
 from codl.runtime.examination import memory_of
+from codl.runtime.sensors import Sensor, energy_mj
 
 #: What a batch may take of the memory, and how often a task's tensors and weights lie there.
 MEMORY_SHARE, MEMORY_BYTES, COPIES = 0.25, 6 << 30, 3
@@ -135,7 +140,7 @@ class BatchRunner:
         prepared, done = self._prepare(batch, seconds, watcher)
         look()
         for anchor in self._anchors:
-            anchor.timed.found.clear()
+            anchor.timed.taken_s.clear()
         watcher.timing()
         timed: list[Timed] = [one.timed for one in (*self._anchors, *prepared)]
         rounds = replace(batch.rounds, span_s=seconds)
@@ -198,7 +203,7 @@ class BatchRunner:
 
 def processors_of(task: Task) -> tuple[Processor, ...]:
     """Those whose speed a task's latency depends on."""
-    return (task.processor,) if isinstance(task, OpTask) else PROCESSORS
+    return (task.processor,) if isinstance(task, OpTask | BatchTask) else PROCESSORS
 
 
 def _bytes(task: Task) -> int:
@@ -206,9 +211,60 @@ def _bytes(task: Task) -> int:
         return task.part.bytes
     if isinstance(task, StageTask):
         return task.bytes
+    if isinstance(task, BatchTask):
+        return (1 + task.images) * task.op.bytes
     return 2 * task.shape.bytes if isinstance(task, SharingTask) else 0
 
 
 def _memory_bytes() -> float:
     """What a batch may take: devices and hosts with little memory get small batches."""
     return min(MEMORY_SHARE * memory_of().total or MEMORY_BYTES, MEMORY_BYTES)
+
+
+def time_together(
+    runs: Mapping[str, TimedRun],
+    effort: Effort,
+    *,
+    sensors: Sequence[Sensor] = (),
+    anchors: Sequence[Prepared] = (),
+    machine: ReadsConditions | None = None,
+    before_turn: Callable[[], object] = lambda: None,
+    after_round: Callable[[], None] = lambda: None,
+) -> TimedTogether:
+    """Time all in turns; what fails leaves, with its reason.
+
+    Anchors are visited once a round, and the `machine` is looked at.
+    """
+    failed: dict[str, CodlError] = {}
+    readings: list[Conditions] = []
+
+    def beside() -> None:
+        if machine is not None:
+            readings.append(machine.read())
+        for anchor in anchors:
+            anchor.timed.visit()
+        after_round()
+
+    turns = timing.interleave(
+        runs, effort, before_turn=before_turn, after_round=beside, failed=failed
+    )
+    energy: dict[str, float | None] = {}
+    for name in turns:
+        with suppress(CodlError):  # its latency is kept
+            energy[name] = energy_mj(partial(runs[name], effort.turn), sensors)
+    return TimedTogether(
+        latency_ms={name: Latency.of(own.warm) for name, own in turns.items()},
+        cold_ms={name: Latency.of(own.cold) for name, own in turns.items()},
+        failed={name: str(error) for name, error in failed.items()},
+        energy_mj={name: mj / effort.turn for name, mj in energy.items() if mj is not None},
+        sensors=tuple(sensor.name for sensor in sensors),
+        anchors=tuple(
+            AnchorTime(*drift.key(one), 1e3 * level(one.timed.taken_s[WHOLE]))
+            for one in anchors
+            if one.timed.taken_s.get(WHOLE)
+        ),
+        conditions=Conditions.over(readings),
+        runs_ms={name: tuple(1e3 * s for s in own.every) for name, own in turns.items()}
+        if effort.keep_runs
+        else {},
+    )

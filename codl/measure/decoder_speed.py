@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.measure.budget import Budget
-from codl.measure.interleave import Effort, Timed, Turns, interleave
+from codl.measure.timing import Effort, TimedRun, Turns, interleave
 from codl.records.results import Latency
 
 
@@ -70,7 +70,7 @@ def time_decoders(
 
     Ctrl-C behind the first round ends it with what there is.
     """
-    runs: dict[str, Timed] = {}
+    runs: dict[str, TimedRun] = {}
     found: dict[str, Turns] = {}
     rounds: list[float] = []
     budget = budget or Budget()
@@ -78,7 +78,7 @@ def time_decoders(
         runs[f"{name} prefill"] = _timed(own, workload, _prefill)
         runs[f"{name} decode"] = _timed(own, workload, _decode)
     with budget.keeping(rounds):
-        interleave(runs, effort, found=found, after_round=lambda: rounds.append(budget.spent_s))
+        interleave(runs, effort, turns=found, after_round=lambda: rounds.append(budget.spent_s))
 
     def speed(name: str, tokens: int) -> Speed:
         turns = found[name]
@@ -104,7 +104,7 @@ def greedy(decoder: Decodes, prompt: Sequence[int], count: int) -> list[int]:
 
 def _timed(
     decoder: Decodes, workload: Workload, work: Callable[[Decodes, Workload], None]
-) -> Timed:
+) -> TimedRun:
     def run(runs: int) -> list[float]:
         seconds = []
         for _ in range(runs):

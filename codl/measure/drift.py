@@ -21,7 +21,7 @@ from codl.ir.types import PROCESSORS, Processor
 from codl.measure.dataset import AnchorRow, Dataset
 from codl.measure.runner import Bench, Prepared
 from codl.measure.tasks import OpTask, op_tasks
-from codl.measure.timing import ORDINARY, WHOLE
+from codl.measure.timing import ORDINARY, WHOLE, AnchorTime
 from codl.records.statistic import level
 
 #: Short ones that keep the arithmetic units busy from the cache, and one that waits for memory.
@@ -157,7 +157,7 @@ def drift_of(
     """The drift of a processor by the samples so far; none where there is no reference."""
     return Drift.of(
         [
-            1e3 * level(one.timed.found[WHOLE]) / reference_ms[key(one)]
+            1e3 * level(one.timed.taken_s[WHOLE]) / reference_ms[key(one)]
             for one in anchors
             if key(one)[1] == processor and key(one) in reference_ms
         ]
@@ -168,3 +168,20 @@ def key(one: Prepared) -> tuple[str, Processor]:
     """The op of an anchor and its processor."""
     assert isinstance(one.task, OpTask)
     return to_text(one.task.op), one.task.processor
+
+
+def slowdown(
+    anchors: Sequence[AnchorTime], usual_ms: Mapping[tuple[str, str], float]
+) -> dict[str, float] | None:
+    """By processor, how many times longer its anchors take than usual.
+
+    None where no anchor has a usual latency: a dataset was imported, or there is none. Where other
+    programs or the heat slow a processor down by a tenth, its plans take a tenth longer than
+    predicted, and no predictor is to blame.
+    """
+    ratios: dict[str, list[float]] = {}
+    for one in anchors:
+        if (one.op, one.processor) in usual_ms:
+            own = ratios.setdefault(one.processor, [])
+            own.append(one.latency_ms / usual_ms[one.op, one.processor])
+    return {processor: Drift.of(own).factor for processor, own in ratios.items()} or None

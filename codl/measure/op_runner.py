@@ -1,17 +1,23 @@
-"""One op in one kernel variant, alone on its processor, ready to be repeated."""
+"""One op in one kernel variant, alone on its processor, ready to be repeated; and all, compared."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import cycle, islice
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
 from codl.ir import Array, Op, Weights
 from codl.ir.executable import NcnnNet
+from codl.ir.types import Processor
+from codl.kernels import registry
 from codl.kernels.base import KernelPlan
+from codl.kernels.tuning import Tuning
 from codl.lower import pieces
+from codl.measure.timing import Protocol, measure_together
+from codl.records.results import Latency
+from codl.records.tuned import BenchRow, Refused
 from codl.runtime.host_handles import HostSession
 from codl.runtime.launch import BoundKernel
 from codl.runtime.loaded import Timeline
@@ -25,6 +31,9 @@ if TYPE_CHECKING:
     from codl.runtime.ncnn_net import NcnnSession
 
 SEED = 3
+ELSEWHERE = "written for another type of device, memory or element than the SoC file names"
+#: Does the same thing n times over, and returns when it is done.
+Work: TypeAlias = Callable[[int], None]
 #: So many random numbers are made, and repeated: a prime, so that no size of a tensor divides it.
 RANDOM = 65537
 
@@ -107,7 +116,24 @@ class GpuTurns:
         return [kernel for work in turns for kernel in work.kernels]
 
 
-def cpu_work(op: Op, variant: Any, soc: LocalSoc) -> Callable[[int], None]:
+def default_work(op: Op, processor: Processor, gpu: OpenClDevice, tuning: Tuning) -> Work:
+    """The op in the default variant of a processor, alone; kernels as they were tuned."""
+    variant: Any = registry.variants(op, processor, gpu.soc)[0]
+    return work_of(variant, op, gpu, tuning)
+
+
+def work_of(variant: Any, op: Op, gpu: OpenClDevice, tuning: Tuning) -> Work:
+    """The op in a variant as it runs inside a chain.
+
+    A net of its own whose tensors stay packed (see `load` and `store` of data sharing), or its
+    kernels in their tuned choice, enqueued back to back.
+    """
+    if variant.processor == "cpu":
+        return cpu_work(op, variant, gpu.soc)
+    return GpuWork(gpu, op, tuning.plan(variant, op, gpu.soc), filler(op))
+
+
+def cpu_work(op: Op, variant: Any, soc: LocalSoc) -> Work:
     """The op as a net of its own, as inside a chain: inputs packed, the result left where it is."""
     return repeated(row_of_ops([op], variant, soc))
 
@@ -160,3 +186,40 @@ def repeated(once: Callable[[], object]) -> Callable[[int], None]:
             once()
 
     return work
+
+
+def bench(
+    gpu: OpenClDevice,
+    op: Op,
+    tuning: Tuning = Tuning(),
+    *,
+    every: bool = False,
+    protocol: Protocol | None = None,
+) -> tuple[list[BenchRow], list[Refused]]:
+    """Measure every variant of both processors for an op, in turns: what `codl bench` does.
+
+    `every` includes variants that are not for this SoC.
+    """
+    soc = gpu.soc
+    works: list[tuple[Any, Work]] = []
+    refused: list[Refused] = []
+    for variant in registry.of_kind(op.kind):
+        reason = variant.refusal(op, soc)
+        able = registry.variants(op, variant.processor, soc, include_unfit=every)
+        if reason is None and variant not in able:
+            reason = ELSEWHERE
+        try:
+            if reason is None:
+                works.append((variant, work_of(variant, op, gpu, tuning)))
+        except Exception as error:  # a variant that fails is a row, not the end
+            reason = str(error)
+        if reason is not None:
+            refused.append(Refused(variant.name, variant.processor, reason))
+    rows = []
+    samples_s = measure_together([work for _, work in works], protocol)
+    for (variant, _), samples in zip(works, samples_s, strict=True):
+        latency = Latency.of(samples)
+        choice = tuning.choice(variant, op, soc) if variant.processor == "gpu" else None
+        gflops = op.flops / latency.level / 1e6
+        rows.append(BenchRow(variant.name, variant.processor, latency, gflops, choice))
+    return sorted(rows, key=lambda row: row.latency.level), refused

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from codl.errors import DeviceError
-from codl.measure.interleave import Effort, TimedTogether
+from codl.measure.timing import Effort, TimedTogether
 from codl.records.results import Conditions
 
 #: A model runs without a pause for about so long, then clocks and temperature are read.

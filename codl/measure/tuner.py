@@ -27,8 +27,8 @@ from codl.kernels.typical_ops import typical_ops
 from codl.measure.budget import Budget, Progress, nobody
 from codl.measure.check_variants import difference_of_finite, tolerance
 from codl.measure.op_runner import GpuWork, operands
-from codl.measure.protocol import Protocol, measure_together
 from codl.measure.tasks import OpTask, make_tasks
+from codl.measure.timing import Protocol, measure_together
 from codl.provenance import VERSION, now
 from codl.records.soc import Soc
 from codl.records.statistic import level

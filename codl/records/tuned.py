@@ -1,10 +1,16 @@
-"""Results of tuning, as plain data; `codl.kernels.tuning` says where they hold."""
+"""Results of comparing kernel variants and their choices, as plain data.
+
+`codl.kernels.tuning` says where tuned choices hold.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
+
+from codl.ir.types import Processor
+from codl.records.results import Latency
 
 #: Values of a variant's tuning parameters by name, such as tile sizes.
 Choice: TypeAlias = Mapping[str, int]
@@ -58,3 +64,23 @@ class Choices:
 
     results: tuple[Tuned, ...] = ()
     blocks: tuple[UsualBlocks, ...] = ()
+
+
+@dataclass(frozen=True)
+class BenchRow:
+    """One variant on one op; `choice` is the tuned one, None where the variant's first holds."""
+
+    variant: str
+    processor: Processor
+    latency: Latency
+    gflops: float
+    choice: Choice | None
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A variant that was not measured: it refuses the op, or the device failed on it."""
+
+    variant: str
+    processor: Processor
+    reason: str

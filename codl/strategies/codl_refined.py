@@ -22,7 +22,7 @@ from codl.ir.plan import Plan
 from codl.ir.types import PROCESSORS
 from codl.measure.budget import Budget
 from codl.measure.inputs import random_inputs
-from codl.measure.interleave import Effort
+from codl.measure.timing import Effort
 from codl.plan.build_plan import one_processor, unless_alone
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered

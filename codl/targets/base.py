@@ -10,16 +10,15 @@ from codl.ir.executable import Executable
 from codl.ir.plan import Plan
 from codl.kernels.tuning import Tuning
 from codl.measure.batch import BatchResult, MeasureBatch
-from codl.measure.bench_rows import BenchRow, Refused
 from codl.measure.budget import Progress
 from codl.measure.check_variants import CheckRun, CheckTask
 from codl.measure.facts import Fact
-from codl.measure.interleave import Effort, TimedTogether
+from codl.measure.timing import Effort, TimedTogether
 from codl.measure.tuner import TuneRun, TuneTask
 from codl.measure.ui_frames import Drawn
 from codl.records.results import Conditions
 from codl.records.soc import PowerW, Soc
-from codl.records.tuned import Tuned
+from codl.records.tuned import BenchRow, Refused, Tuned
 from codl.runtime.clock_settings import Governed
 from codl.runtime.examination import Examination
 from codl.runtime.loaded import Loaded

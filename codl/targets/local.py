@@ -29,18 +29,17 @@ if TYPE_CHECKING:
     from codl.ir.plan import Plan
     from codl.kernels.tuning import Tuning
     from codl.measure.batch import BatchResult, MeasureBatch, Watcher
-    from codl.measure.bench_rows import BenchRow, Refused
     from codl.measure.budget import Progress
     from codl.measure.check_variants import Checked, CheckRun, CheckTask
     from codl.measure.facts import Fact
-    from codl.measure.interleave import Effort, TimedTogether
     from codl.measure.tasks import Task
+    from codl.measure.timing import Effort, TimedTogether
     from codl.measure.tuner import TuneRun, TuneTask
     from codl.measure.ui_frames import Drawn
     from codl.measure.ui_probe import UiProbe
     from codl.records.results import Conditions
     from codl.records.soc import PowerW
-    from codl.records.tuned import Tuned
+    from codl.records.tuned import BenchRow, Refused, Tuned
     from codl.runtime.clock_settings import ClockSettings, Governed
     from codl.runtime.conditions import ConditionReader
     from codl.runtime.examination import Examination

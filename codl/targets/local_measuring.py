@@ -8,19 +8,16 @@ from contextlib import AbstractContextManager
 from codl.ir import Op
 from codl.kernels.tuning import Tuning
 from codl.measure import drift
-from codl.measure.batch import BatchResult, BatchRunner, MeasureBatch, Watcher
-from codl.measure.bench_rows import BenchRow, Refused
+from codl.measure.batch import BatchResult, BatchRunner, MeasureBatch, Watcher, time_together
 from codl.measure.budget import Budget, Progress
-from codl.measure.compare_variants import bench
-from codl.measure.interleave import Effort, Timed, TimedTogether, timed
+from codl.measure.op_runner import bench
 from codl.measure.power import measure_power
 from codl.measure.runner import Bench
 from codl.measure.tasks import Task
-from codl.measure.timing import Rounds
-from codl.measure.together import time_together
+from codl.measure.timing import Effort, Rounds, TimedRun, TimedTogether, timed
 from codl.measure.tuner import TuneRun, TuneTask, tune
 from codl.records.soc import PowerW
-from codl.records.tuned import Tuned
+from codl.records.tuned import BenchRow, Refused, Tuned
 from codl.runtime import threads
 from codl.runtime.conditions import ConditionReader
 from codl.runtime.loaded import Loaded
@@ -96,7 +93,7 @@ class LocalMeasuring:
         anchors: Tuning | None,
         after_round: Callable[[], None],
     ) -> TimedTogether:
-        runs: dict[str, Timed] = {
+        runs: dict[str, TimedRun] = {
             name: model.run if isinstance(model, PeerProcess) else timed(model.run)
             for name, model in models.items()
         }

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from codl.measure.bench_rows import BenchRow, Refused
 from codl.measure.dataset import AnchorRow
 from codl.measure.facts import Fact
 from codl.measure.sent_tasks import TaskRecord
@@ -18,7 +17,7 @@ from codl.measure.timing import Rounds
 from codl.measure.ui_frames import Drawn
 from codl.records.results import Conditions
 from codl.records.soc import PowerW
-from codl.records.tuned import Choices, Trial, Tuned
+from codl.records.tuned import BenchRow, Choices, Refused, Trial, Tuned
 from codl.runtime.clock_settings import Governed
 from codl.runtime.examination import Examination
 from codl.runtime.placement import LocalSoc

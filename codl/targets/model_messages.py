@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from codl.ir.executable import Refusal
-from codl.measure.interleave import Effort, TimedTogether
+from codl.measure.timing import Effort, TimedTogether
 from codl.records.gpu_limits import LimitedGpu
 from codl.records.results import TimeSpan
 from codl.records.tuned import Choices

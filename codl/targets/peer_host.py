@@ -15,8 +15,8 @@ from typing import TypeVar
 
 from codl.errors import CodlError, DeviceError
 from codl.ir.plan import read_plan
-from codl.measure.interleave import timed
 from codl.measure.peers import PEERS, Job
+from codl.measure.timing import timed
 from codl.optional import explained
 from codl.runtime import threads
 from codl.targets.arrays import Arrays

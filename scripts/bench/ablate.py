@@ -43,9 +43,9 @@ from codl.ir.types import PROCESSORS
 from codl.lower import lower
 from codl.measure import dataset as datasets
 from codl.measure import drift
+from codl.measure.drift import slowdown
 from codl.measure.inputs import random_inputs
-from codl.measure.interleave import Effort
-from codl.measure.together import slowdown
+from codl.measure.timing import Effort
 from codl.plan.build_plan import one_processor, unless_alone
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import TERMS, covered, without

@@ -15,7 +15,7 @@ from time import perf_counter
 from codl.engine.engine import Engine
 from codl.ir import Layer, Network, Shape
 from codl.ir.types import PROCESSORS
-from codl.measure.surroundings import TINY
+from codl.measure.exchanges import TINY
 from codl.plan.build_plan import default_plan
 from codl.records.statistic import level
 from codl.targets.detect import load_local

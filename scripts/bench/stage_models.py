@@ -27,7 +27,7 @@ from codl.evaluation.interleaved import evaluate, to_json
 from codl.measure import tuning_file
 from codl.measure.budget import Budget
 from codl.measure.dataset import Dataset
-from codl.measure.interleave import Effort
+from codl.measure.timing import Effort
 from codl.plugins import load_installed
 from codl.predict import DEFAULT
 from codl.predict.training import train

@@ -22,7 +22,7 @@ from codl.cli.output import note
 from codl.evaluation.interleaved import evaluate
 from codl.frontend.models import MEASURED
 from codl.measure import dataset as datasets
-from codl.measure.interleave import Effort
+from codl.measure.timing import Effort
 from codl.predict import FOLDER
 from codl.provenance import provenance
 from codl.records.results import EvalRow

@@ -27,7 +27,7 @@ from codl.cli.app import app
 from codl.errors import CodlError
 from codl.frontend.decoders.build import built, with_weights
 from codl.frontend.models.builder import ModelBuilder
-from codl.measure.interleave import Effort
+from codl.measure.timing import Effort
 from codl.records import soc as socs
 from codl.records.soc import Soc
 from codl.strategies import codl_refined

@@ -24,7 +24,7 @@ from codl.ir.plan import Plan
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.measure.dataset import Dataset
-from codl.measure.interleave import AnchorTime, TimedTogether
+from codl.measure.timing import AnchorTime, TimedTogether
 from codl.plan.build_plan import chain_of, make_plan
 from codl.plan.cost_model import CostModel
 from codl.plan.price import StageTimes, price, stage_times

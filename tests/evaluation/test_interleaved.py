@@ -10,7 +10,7 @@ from support.synthetic_predictors import SyntheticPredictors
 
 from codl.evaluation.interleaved import evaluate
 from codl.frontend.models.builder import ModelBuilder
-from codl.measure.interleave import Effort
+from codl.measure.timing import Effort
 from codl.plan.cost_model import CostModel
 from codl.runtime.placement import LocalSoc
 from codl.strategies import find

@@ -20,8 +20,8 @@ from codl.evaluation.peers import check, with_opencl_all
 from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.integer_products import session_options
 from codl.frontend.graph.onnx_import import import_onnx
-from codl.measure.interleave import Effort, Timed, Turns, interleave
 from codl.measure.peers import PEERS
+from codl.measure.timing import Effort, TimedRun, Turns, interleave
 from codl.plan.build_plan import default_plan
 from codl.runtime.placement import LocalSoc
 from codl.runtime.threads import placed
@@ -105,7 +105,7 @@ def test_a_peer_whose_process_dies_leaves_the_others_running(
     assert dying.agent.pid is not None
     os.kill(dying.agent.pid, signal.SIGKILL)
     failed: dict[str, CodlError] = {}
-    runs: dict[str, Timed] = {"ort": dying.run, "other": lambda runs: [0.5] * runs}
+    runs: dict[str, TimedRun] = {"ort": dying.run, "other": lambda runs: [0.5] * runs}
     found = interleave(runs, Effort(min_rounds=2, min_seconds=0), failed=failed)
     dying.close()
     assert str(failed["ort"]).startswith("The peer 'ort' crashed (signal 9)")

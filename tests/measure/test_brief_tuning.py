@@ -21,8 +21,7 @@ from codl.kernels.typical_ops import typical_ops
 from codl.measure import brief_tuning, tuner, tuning_file
 from codl.measure.brief_tuning import tasks_before, tune_briefly
 from codl.measure.dataset import Dataset
-from codl.measure.protocol import Protocol
-from codl.measure.timing import Rounds
+from codl.measure.timing import Protocol, Rounds
 from codl.measure.tuner import TuneRun, TuneTask, brief_tasks, task_of, tune
 from codl.records.soc import Soc
 from codl.records.tuned import Trial, Tuned

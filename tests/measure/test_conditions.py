@@ -9,13 +9,11 @@ from support.phone import make_phone
 
 from codl.ir import parse
 from codl.kernels.tuning import Tuning
-from codl.measure.batch import MeasureBatch
+from codl.measure.batch import MeasureBatch, time_together
 from codl.measure.collector import collect
 from codl.measure.dataset import Dataset, OpRow, SharingRow, Table
-from codl.measure.interleave import Effort
 from codl.measure.tasks import make_tasks
-from codl.measure.timing import Rounds
-from codl.measure.together import time_together
+from codl.measure.timing import Effort, Rounds
 from codl.records.results import Conditions
 from codl.runtime.placement import LocalSoc
 from codl.targets.local import LocalTarget

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from codl.errors import CodlError, DeviceError
-from codl.measure import interleave as measuring
-from codl.measure.interleave import Effort, Timed, Turns, interleave, timed
-from codl.measure.together import time_together
+from codl.measure import timing as measuring
+from codl.measure.batch import time_together
+from codl.measure.timing import Effort, TimedRun, Turns, interleave, timed
 
 
 class SharedCache:
@@ -51,7 +51,7 @@ def test_everybody_has_one_turn_a_round_in_a_random_order() -> None:
         order.append(name)
         return [float(len(order))] * runs
 
-    runs: dict[str, Timed] = {n: (lambda runs, name=n: turn(name, runs)) for n in "abc"}
+    runs: dict[str, TimedRun] = {n: (lambda runs, name=n: turn(name, runs)) for n in "abc"}
     interleave(runs, Effort(min_rounds=30, min_seconds=0))
     rounds = ["".join(order[at : at + 3]) for at in range(0, 90, 3)]
     assert {"".join(sorted(own)) for own in rounds} == {"abc"}
@@ -65,7 +65,7 @@ def test_what_comes_before_a_turn_is_the_same_for_all() -> None:
         log.append(f"{name} {runs}")
         return [0.001] * runs
 
-    runs: dict[str, Timed] = {n: (lambda runs, name=n: turn(name, runs)) for n in "ab"}
+    runs: dict[str, TimedRun] = {n: (lambda runs, name=n: turn(name, runs)) for n in "ab"}
     effort = Effort(min_rounds=5, min_seconds=0, warm=2)
     times = time_together(
         runs,
@@ -97,7 +97,7 @@ def test_who_fails_leaves_and_the_others_go_on() -> None:
         return [0.5] * runs
 
     failed: dict[str, CodlError] = {}
-    runs: dict[str, Timed] = {"bad": fails, "good": lambda runs: [0.25] * runs}
+    runs: dict[str, TimedRun] = {"bad": fails, "good": lambda runs: [0.25] * runs}
     found = interleave(runs, Effort(min_rounds=3, min_seconds=0), failed=failed)
     assert found == {"good": Turns([0.25] * 3, [0.25] * 9)}
     assert str(failed["bad"]) == "it broke"

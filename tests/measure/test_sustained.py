@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from codl.errors import DeviceError
-from codl.measure.interleave import Effort, TimedTogether, interleave, timed
+from codl.measure.batch import time_together
 from codl.measure.sustained import WINDOW_S, Window, summary, sustain
-from codl.measure.together import time_together
+from codl.measure.timing import Effort, TimedTogether, interleave, timed
 from codl.records.results import Conditions, Latency
 
 

@@ -12,16 +12,15 @@ from support.some import some
 
 from codl.ir import parse, to_text
 from codl.measure import batch as batches
-from codl.measure import drift, together
+from codl.measure import drift
 from codl.measure import drift as anchors
 from codl.measure import timing as rounds
 from codl.measure.collector import collect
 from codl.measure.dataset import Dataset, OpRow
 from codl.measure.drift import Anchors, Drift, calibration
-from codl.measure.interleave import Effort
 from codl.measure.runner import Prepared
 from codl.measure.tasks import OpTask, make_tasks
-from codl.measure.timing import WHOLE, Rounds, Timed
+from codl.measure.timing import WHOLE, Effort, Rounds, Timed
 from codl.predict import training_set as samples
 from codl.records import statistic
 from codl.records.soc import Soc
@@ -67,7 +66,7 @@ def test_a_burst_hits_a_few_samples_of_each(clock: Any) -> None:
     rounds.measure(things, effort)
     assert machine.now >= 10
     for thing, seconds in zip(things, latencies, strict=True):
-        found = thing.found[WHOLE]
+        found = thing.taken_s[WHOLE]
         assert level(found) == pytest.approx(seconds)
         assert max(found) == pytest.approx(2 * seconds)
     machine = Machine(lambda now: 2.0 if 4 < now < 7 else 1.0)
@@ -75,7 +74,7 @@ def test_a_burst_hits_a_few_samples_of_each(clock: Any) -> None:
     machine.now = 4.5
     alone = Timed(machine.sample(0.001), Rounds(span_s=0.0))
     rounds.measure([alone], Rounds(span_s=0.0))
-    assert level(alone.found[WHOLE]) == pytest.approx(0.002)
+    assert level(alone.taken_s[WHOLE]) == pytest.approx(0.002)
 
 
 def test_slow_things_are_visited_less_often_but_evenly(clock: Any) -> None:
@@ -113,7 +112,7 @@ def test_no_sample_is_of_what_the_others_put_out_of_the_caches(clock: Any) -> No
     things = [Timed(sample(name), effort) for name in "ab"]
     rounds.measure(things, effort)
     for thing in some(things):
-        assert set(thing.found[WHOLE]) == {0.001}
+        assert set(thing.taken_s[WHOLE]) == {0.001}
 
 
 def test_a_disturbed_batch_goes_on_for_a_while(clock: Any) -> None:
@@ -121,13 +120,13 @@ def test_a_disturbed_batch_goes_on_for_a_while(clock: Any) -> None:
     clock(machine)
     effort = Rounds(span_s=0.1, more=50)
     thing = Timed(machine.sample(0.001), effort)
-    rounds.measure([thing], effort, lambda: level(thing.found[WHOLE]) > 0.00103)
-    assert level(thing.found[WHOLE]) == pytest.approx(0.001)
+    rounds.measure([thing], effort, lambda: level(thing.taken_s[WHOLE]) > 0.00103)
+    assert level(thing.taken_s[WHOLE]) == pytest.approx(0.001)
     assert machine.now == pytest.approx(1.2, abs=0.1)  # until enough of the samples are quiet
     effort = Rounds(span_s=0.1, more=3)
     thing = Timed(machine.sample(0.001), effort)
     rounds.measure([thing], effort, lambda: True)
-    assert len(thing.found[WHOLE]) == 3 * thing.visits * effort.samples
+    assert len(thing.taken_s[WHOLE]) == 3 * thing.visits * effort.samples
 
 
 class SimulatedBench:
@@ -273,9 +272,9 @@ def test_an_evaluation_says_how_slow_the_machine_is(
         return [0.001] * runs
 
     effort = Effort(min_rounds=5, min_seconds=0)
-    times = together.time_together({"one": work}, effort, anchors=prepared)
-    assert together.slowdown(times.anchors, usual_ms) == pytest.approx({"cpu": 1.1, "gpu": 1.1})
-    assert together.slowdown(times.anchors, {}) is None
+    times = batches.time_together({"one": work}, effort, anchors=prepared)
+    assert drift.slowdown(times.anchors, usual_ms) == pytest.approx({"cpu": 1.1, "gpu": 1.1})
+    assert drift.slowdown(times.anchors, {}) is None
 
 
 def test_usual_levels_are_those_of_the_first_run_that_knows_a_processor(tmp_path: Path) -> None:

@@ -29,13 +29,11 @@ from codl.measure import tuner
 from codl.measure.budget import Budget
 from codl.measure.check_variants import tolerance
 from codl.measure.collector import collect
-from codl.measure.compare_variants import bench
 from codl.measure.dataset import Dataset
-from codl.measure.op_runner import GpuWork, operands
-from codl.measure.protocol import Protocol
+from codl.measure.op_runner import GpuWork, bench, operands
 from codl.measure.runner import Bench
 from codl.measure.tasks import OpTask, make_tasks
-from codl.measure.timing import Rounds
+from codl.measure.timing import Protocol, Rounds
 from codl.measure.tuner import TuneTask, check_same, is_faster, propose, tune, tune_tasks
 from codl.predict import features
 from codl.predict.training import train

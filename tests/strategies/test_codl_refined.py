@@ -20,7 +20,7 @@ from codl.errors import UnsupportedError
 from codl.ir import Network
 from codl.ir.plan import Plan
 from codl.measure.budget import Budget
-from codl.measure.interleave import Effort, TimedTogether
+from codl.measure.timing import Effort, TimedTogether
 from codl.plan.beam_search import Objective
 from codl.plan.build_plan import default_plan
 from codl.plan.cost_model import CostModel

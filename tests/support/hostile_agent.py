@@ -21,8 +21,7 @@ from codl.kernels.tuning import Tuning
 from codl.measure.batch import MeasureBatch
 from codl.measure.check_variants import task_of as check_task
 from codl.measure.facts import FACTS
-from codl.measure.interleave import Effort
-from codl.measure.timing import Rounds
+from codl.measure.timing import Effort, Rounds
 from codl.measure.tuner import task_of as tune_task
 from codl.provenance import VERSION as CODL
 from codl.records import soc as socs

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from codl.measure.facts import Fact
-from codl.measure.interleave import Effort
 from codl.measure.sent_tasks import DispatchRecord, OpRecord, SignalRecord, StageRecord
-from codl.measure.timing import Rounds
+from codl.measure.timing import Effort, Rounds
 from codl.records.results import Conditions
 from codl.records.tuned import Choices, Trial, Tuned, UsualBlocks
 from codl.targets.arrays import to_wire

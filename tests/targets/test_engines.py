@@ -27,7 +27,7 @@ from codl.ir import Network
 from codl.ir.constants import array_digest
 from codl.ir.executable_json import encode
 from codl.ir.plan import Plan
-from codl.measure.interleave import Effort
+from codl.measure.timing import Effort
 from codl.plan.build_plan import default_plan
 from codl.records.soc import Soc
 from codl.runtime.placement import LocalSoc

@@ -1,0 +1,228 @@
+"""Exchanges: making a tensor visible to the other processor, and the state of the caches before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+import numpy as np
+
+from codl.ir import Op, Shape
+from codl.ir.ops.pooling import Pool2d
+from codl.ir.ops.window import Size2
+from codl.ir.types import PLANAR
+from codl.kernels import registry
+from codl.kernels.tuning import Tuning
+from codl.lower import pieces
+from codl.measure.dataset import Row, RowT, SharingRow
+from codl.measure.op_runner import Work, default_work
+from codl.measure.tasks import FAR_BYTES, SharingTask
+from codl.measure.timing import WHOLE, Samples, Seconds, by_clock
+from codl.records.results import Latency
+from codl.records.statistic import level
+from codl.runtime.actions import Action
+from codl.runtime.host_handles import HostSession
+from codl.runtime.loaded import Timeline
+from codl.runtime.opencl import OpenClDevice
+from codl.runtime.session import Session
+
+if TYPE_CHECKING:  # a device may have the GPU's package alone
+    from codl.runtime.ncnn_net import NcnnSession
+
+#: An op that computes next to nothing: what a call or a launch takes is left.
+TINY = Pool2d(inputs=(Shape(1, 16, 1, 1),), kernel=Size2(1, 1))
+#: Waiting for a queue that is idle.
+SYNC = "sync"
+#: Does something; gives a function of the seconds that it took where somebody knows better than a
+#: clock around it. That is asked when the steps that follow are done, since it may hold them up.
+Step: TypeAlias = Callable[[], object]
+Timer: TypeAlias = tuple[Callable[[int], Seconds], Callable[[Samples], Row]]
+
+
+class Caches:
+    """The caches of both processors of a device."""
+
+    def __init__(self, gpu: OpenClDevice, tuning: Tuning = Tuning()) -> None:
+        self._gpu, self._tuning = gpu, tuning
+
+    def evict(self) -> None:
+        """Other data goes through the caches of both processors; then each is called once.
+
+        So what is found far away afterwards is data, and not what a call needs.
+        """
+        for work in (*self._streams, *self._calls):
+            work(1)
+
+    @cached_property
+    def _streams(self) -> tuple[Work, ...]:
+        """Read half of `FAR_BYTES` and write the other half; each of the CPU's cores has a part."""
+        shape = Shape(1, 16, FAR_BYTES // (2 * 4 * 16 * 64), 64)
+        op = Pool2d(inputs=(shape,), kernel=Size2(1, 1))
+        return tuple(default_work(op, side, self._gpu, self._tuning) for side in ("gpu", "cpu"))
+
+    @cached_property
+    def _calls(self) -> tuple[Work, ...]:
+        gpu, soc = self._gpu, self._gpu.soc
+        usual = registry.storages(soc)[0]
+        kernels = Session(pieces.relayout(TINY.output, PLANAR, usual, soc), gpu).kernels(
+            pieces.WORK
+        )
+        works = [default_work(TINY, side, gpu, self._tuning) for side in ("cpu", "gpu")]
+        return *works, lambda _: gpu.run(kernels)
+
+
+class Exchanges:
+    """Times the exchanges of a device; raises where it cannot."""
+
+    def __init__(self, gpu: OpenClDevice, caches: Caches) -> None:
+        self._gpu, self._soc, self._caches = gpu, gpu.soc, caches
+
+    def timer(self, task: SharingTask, blank: SharingRow) -> Timer:
+        """What takes samples, and what makes a row of them."""
+        if task.direction == "load":
+            return self._load(task.shape, blank)
+        if task.direction == "store":
+            return self._store(task.shape, blank)
+        if task.direction == "relayout":
+            return self._relayout(task, blank)
+        return self._transfer(task, blank)
+
+    def _relayout(self, task: SharingTask, blank: SharingRow) -> Timer:
+        """The kernels that copy, enqueued back to back, as in a chain."""
+        usual = registry.storages(self._soc)[0]
+        copy = pieces.relayout(task.shape, usual, task.storage, self._soc)
+        kernels = Session(copy, self._gpu).kernels(pieces.WORK)
+        sample = by_clock(lambda repeats: self._gpu.run(kernels * repeats))
+        return sample, _of_one_part("transform_ms", blank)
+
+    def _transfer(self, task: SharingTask, blank: SharingRow) -> Timer:
+        """As the co-executor does it, of what the other processor has just written.
+
+        Other tensors have gone through the caches before, as inside a network.
+        """
+        exchange = pieces.exchange(task.direction, task.shape, task.storage, self._soc)
+        session = Session(exchange, self._gpu)
+        if task.direction == "to_gpu":
+            array, fresh = session.inputs[pieces.OUTPUT], np.zeros(task.shape, np.float32)
+            write: Step = partial(np.copyto, array, fresh)
+        else:
+            write = partial(self._gpu.run, session.kernels(pieces.FEED))
+        steps: list[tuple[str, Step]] = []
+        for action in session.stage(pieces.WORK):
+            part = "transform" if action.kind == "kernel" else action.kind
+            if part not in ("", "sync"):
+                steps.append((part, self._step(part, action)))
+        steps.append((SYNC, self._gpu.queue.finish))
+
+        def sample(repeats: int) -> Seconds:
+            with self._gpu.profiling():
+                return _seconds(repeats, steps, before=(self._caches.evict, write))
+
+        def fill(samples: Samples) -> Row:
+            levels = {part: 1e3 * level(taken) for part, taken in samples.items()}
+            parts: Any = {f"{part}_ms": ms for part, ms in levels.items() if part != WHOLE}
+            return replace(filled(blank, samples[WHOLE]), **parts)
+
+        return sample, fill
+
+    def _step(self, part: str, action: Action) -> Step:
+        """One part of an exchange, to its end; kernels by the device's clock."""
+
+        def by_device() -> Callable[[], float]:
+            timeline = Timeline()
+            action.profile(timeline)
+            self._gpu.queue.finish()
+
+            def seconds() -> float:
+                self._gpu.finish()
+                return timeline.gpu_s()
+
+            return seconds
+
+        def to_its_end() -> None:
+            action.run()
+            if part != "copy":
+                self._gpu.queue.finish()
+
+        return by_device if part == "transform" else to_its_end
+
+    def _load(self, shape: Shape, blank: SharingRow) -> Timer:
+        """Packing what a net reads; with the call, which is what counts where nothing is packed.
+
+        Where both processors work on the CPU's arrays, the GPU has just written this one.
+        """
+        if not self._soc.gpu.sees_host_memory:
+            return _copying(self._passing_on(shape).packed, (), blank)
+        op, variant = self._passing(shape)
+        executable = pieces.net_alone([op], variant, [{}], self._soc, is_shared=True)
+        session = Session(executable, self._gpu, own_memory=True)
+        net = cast("NcnnSession", session.nets[0])
+        fresh = session.stage(pieces.FEED)
+
+        def write() -> None:
+            for action in fresh:
+                action.run()
+
+        return _copying(net.packed, (write,), blank)
+
+    def _store(self, shape: Shape, blank: SharingRow) -> Timer:
+        """Unpacking a net's result to its home; most of it is of no interest to the GPU."""
+        net = self._passing_on(shape)
+        net.pack_inputs()
+        results = net.compute()
+        return _copying(lambda: net.unpack(results), (), blank)
+
+    def _passing(self, shape: Shape) -> tuple[Op, Any]:
+        """A pooling of one element, which passes its input on, and its variant."""
+        op = Pool2d(inputs=(shape,), kernel=Size2(1, 1))
+        return op, registry.variants(op, "cpu", self._soc)[0]
+
+    def _passing_on(self, shape: Shape) -> NcnnSession:
+        op, variant = self._passing(shape)
+        executable = pieces.net_alone([op], variant, [{}], self._soc)
+        (net,) = HostSession(executable, self._soc, own_memory=True).nets
+        return cast("NcnnSession", net)
+
+
+def _seconds(
+    repeats: int, steps: Sequence[tuple[str, Step]], before: Sequence[Step] = ()
+) -> Seconds:
+    """Seconds of steps by name, and of all of them, each time after others."""
+    seconds = dict.fromkeys((name for name, _ in steps), 0.0)
+    for _ in range(repeats):
+        for step in before:
+            step()
+        asked: list[tuple[str, Callable[[], float]]] = []
+        for name, step in steps:
+            start = perf_counter()
+            told = step()
+            if callable(told):
+                asked.append((name, told))
+            else:
+                seconds[name] += (perf_counter() - start) / repeats
+        for name, told in asked:
+            seconds[name] += told() / repeats
+    return {WHOLE: sum(seconds.values()), **seconds}
+
+
+def _copying(step: Step, before: Sequence[Step], blank: SharingRow) -> Timer:
+    """One step that only copies, after others that are not timed."""
+    return lambda n: _seconds(n, [("copy", step)], before), _of_one_part("copy_ms", blank)
+
+
+def _of_one_part(column: str, blank: SharingRow) -> Callable[[Samples], Row]:
+    def fill(samples: Samples) -> Row:
+        row = filled(blank, samples[WHOLE])
+        parts: Any = {column: row.latency_ms}
+        return replace(row, **parts)
+
+    return fill
+
+
+def filled(row: RowT, samples_s: Sequence[float]) -> RowT:
+    """The row with its latency."""
+    taken = Latency.of(samples_s)
+    return replace(row, latency_ms=taken.level, p20_ms=taken.p20, p80_ms=taken.p80, runs=taken.runs)
