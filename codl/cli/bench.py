@@ -11,21 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from codl.api.job import Job, RunOptions, recorded
+from codl.cli import options as opt
 from codl.cli.bench_models import sustained_result, sustained_table, ui_result, ui_table
-from codl.cli.options import (
-    BudgetOption,
-    DatasetsOption,
-    DutyOption,
-    JsonOption,
-    LongestOption,
-    OutputOption,
-    SerialOption,
-    SocOption,
-    StrategyOption,
-    budget_of,
-    positive,
-    read_ops,
-)
 from codl.cli.output import TERMINAL, emit, note, progress
 from codl.errors import CodlError
 from codl.ir import Op, to_text
@@ -50,7 +37,7 @@ MinutesOption = Annotated[
     float | None,
     typer.Option(
         "--minutes",
-        callback=positive,
+        callback=opt.positive,
         help="Run the model on and on for so long, instead of its ops.",
     ),
 ]
@@ -59,7 +46,9 @@ UiOption = Annotated[
 ]
 SecondsOption = Annotated[
     float,
-    typer.Option("--seconds", callback=positive, help="With --ui: how long to draw beside each."),
+    typer.Option(
+        "--seconds", callback=opt.positive, help="With --ui: how long to draw beside each."
+    ),
 ]
 #: Said at Ctrl-C.
 KEPT = "What was measured before is kept."
@@ -69,21 +58,21 @@ EveryOption = Annotated[
 
 
 def bench_kernels(
-    soc: SocOption,
+    soc: opt.SocOption,
     model: ModelArgument = None,
     op: OpOption = None,
     every: EveryOption = False,
-    budget: BudgetOption = None,
+    budget: opt.BudgetOption = None,
     minutes: MinutesOption = None,
     ui: UiOption = False,
-    strategy: StrategyOption = None,
-    max_kernel_ms: LongestOption = None,
-    gpu_duty: DutyOption = None,
+    strategy: opt.StrategyOption = None,
+    max_kernel_ms: opt.LongestOption = None,
+    gpu_duty: opt.DutyOption = None,
     seconds: SecondsOption = 9.0,
-    dataset: DatasetsOption = datasets.FOLDER,
-    serial: SerialOption = "local",
-    json: JsonOption = False,
-    output: OutputOption = None,
+    dataset: opt.DatasetsOption = datasets.FOLDER,
+    serial: opt.SerialOption = "local",
+    json: opt.JsonOption = False,
+    output: opt.OutputOption = None,
 ) -> None:
     """Measure ops in every kernel variant of both processors, in turns.
 
@@ -110,7 +99,7 @@ def bench_kernels(
     given = [*([model] if model else []), *(op or [])]
     if not given:
         raise CodlError('Name a model, or an op by --op "conv2d in=1x64x56x56 oc=128 kernel=3x3".')
-    described, limit = load_local(soc, serial), budget_of(budget)
+    described, limit = load_local(soc, serial), opt.budget_of(budget)
     if minutes is not None and ui:
         raise CodlError("--minutes and --ui are two benchmarks: name one of them.")
     if budget is not None and (ui or minutes is not None):
@@ -138,7 +127,7 @@ def bench_kernels(
             emit("bench", ran, lambda: sustained_table(ran), as_json=json, output=output)
         limit.check(KEPT)
         return
-    ops = read_ops(given)
+    ops = opt.read_ops(given)
     found = _measured(ops, described, serial, dataset=dataset, every=every, budget=limit)
     emit("bench", found, lambda: _table(found), as_json=json, output=output)
     if text := limit.left_out(found["left"], "ops"):

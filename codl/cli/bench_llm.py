@@ -10,21 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from codl.api.job import context_of, digests_of, recorded
-from codl.cli.options import (
-    REFINE,
-    CheckOption,
-    DatasetsOption,
-    JsonOption,
-    OutputOption,
-    PredictorOption,
-    PredictorsOption,
-    RefineOption,
-    SocOption,
-    WithinOption,
-    budget_of,
-    positive,
-    read_budget,
-)
+from codl.cli import options as opt
 from codl.cli.output import TERMINAL, emit, stage
 from codl.engine.decoder import Decoder, PlannedStep
 from codl.errors import CodlError, UnknownNameError
@@ -99,13 +85,13 @@ WeightsOption = Annotated[
     ),
 ]
 SecondsOption = Annotated[
-    float, typer.Option("--seconds", callback=positive, help="Measure at least this long.")
+    float, typer.Option("--seconds", callback=opt.positive, help="Measure at least this long.")
 ]
 
 
 def bench_llm(
     model: ModelArgument,
-    soc: SocOption,
+    soc: opt.SocOption,
     prompt: PromptOption = 512,
     generate: GenerateOption = 128,
     chunk: ChunkOption = 128,
@@ -114,14 +100,14 @@ def bench_llm(
     peers: PeersOption = "",
     weights: WeightsOption = "anywhere",
     seconds: SecondsOption = 30,
-    predictor: PredictorOption = None,
-    budget: RefineOption = REFINE,
-    within: WithinOption = None,
-    check: CheckOption = True,
-    dataset: DatasetsOption = datasets.FOLDER,
-    predictors: PredictorsOption = FOLDER,
-    json: JsonOption = False,
-    output: OutputOption = None,
+    predictor: opt.PredictorOption = None,
+    budget: opt.RefineOption = opt.REFINE,
+    within: opt.WithinOption = None,
+    check: opt.CheckOption = True,
+    dataset: opt.DatasetsOption = datasets.FOLDER,
+    predictors: opt.PredictorsOption = FOLDER,
+    json: opt.JsonOption = False,
+    output: opt.OutputOption = None,
 ) -> None:
     """Measure a language model: tokens a second of a prompt (pp512), and of new ones (tg128).
 
@@ -142,7 +128,7 @@ def bench_llm(
     if weights not in WEIGHTS:
         raise UnknownNameError("place of weights", weights, WEIGHTS)
     described, others = load_local(soc, "local"), _names(peers, PEERS, "peer")
-    limit = budget_of(within, "--within")
+    limit = opt.budget_of(within, "--within")
     names = _names(strategies, STRATEGIES, "strategy") or [DEFAULT]
     room = max(prompt, generate + COMPARED_PROMPT) if capacity is None else capacity
     _check(room, prompt, generate)
@@ -156,7 +142,7 @@ def bench_llm(
             dataset,
             predictors,
             predictor,
-            budget_s=read_budget(budget),
+            budget_s=opt.read_budget(budget),
             reporter=TERMINAL,
             target=target,
         )

@@ -10,20 +10,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from codl.api.collect import CollectRun, Standing, collect
+from codl.cli import options as opt
 from codl.cli.base_options import MOST_IMAGES, MOST_ROUNDS, finite
-from codl.cli.options import (
-    COOL_DOWN,
-    BudgetOption,
-    CoolDownOption,
-    GovernorOption,
-    HotOption,
-    JsonOption,
-    SerialsOption,
-    SocOption,
-    ToDatasetsOption,
-    read_seconds,
-    read_shares,
-)
 from codl.cli.output import TERMINAL, emit
 from codl.errors import CodlError, UnknownNameError
 from codl.evaluation.settled_plans import TOLERANCE
@@ -164,27 +152,27 @@ ToleranceOption = Annotated[
 
 
 def collect_data(
-    soc: SocOption,
-    serial: SerialsOption = None,
+    soc: opt.SocOption,
+    serial: opt.SerialsOption = None,
     ops: OpsOption = None,
     shares: SharesOption = None,
     similar: SimilarOption = None,
     batch: BatchesOption = None,
-    budget: BudgetOption = None,
+    budget: opt.BudgetOption = None,
     samples: SamplesOption = None,
     everything: AllOption = False,
     tolerance: ToleranceOption = None,
     resume: ResumeOption = False,
     tune: TuneOption = True,
-    governor: GovernorOption = None,
-    cool_down: CoolDownOption = COOL_DOWN,
-    hot: HotOption = HOT_C,
+    governor: opt.GovernorOption = None,
+    cool_down: opt.CoolDownOption = opt.COOL_DOWN,
+    hot: opt.HotOption = HOT_C,
     runner: RunnerOption = CODL,
     program: ProgramOption = None,
     gpu_memory_type: MemoryTypeOption = None,
     rounds: RoundsOption = None,
-    output: ToDatasetsOption = datasets.FOLDER,
-    json: JsonOption = False,
+    output: opt.ToDatasetsOption = datasets.FOLDER,
+    json: opt.JsonOption = False,
 ) -> None:
     """Measure ops in every kernel variant of both processors, and the cost of data sharing.
 
@@ -234,8 +222,8 @@ def collect_data(
     """
     serials = serial or []
     sources = [part for text in ops or MEASURED for part in text.split(",")]
-    budget_s = read_seconds(budget)
-    asked_shares = read_shares(shares) if shares else None
+    budget_s = opt.read_seconds(budget)
+    asked_shares = opt.read_shares(shares) if shares else None
     if runner != CODL:
         _refuse_runner(runner, serials, similar=similar, batch=batch, tolerance=tolerance)
         options = {"program": program, "memory_type": gpu_memory_type, "rounds": rounds}
@@ -266,7 +254,7 @@ def collect_data(
             resume=resume,
             tune=tune,
             governor=governor,
-            cool_down_s=read_seconds(cool_down) or 0.0,
+            cool_down_s=opt.read_seconds(cool_down) or 0.0,
             hot_c=hot,
             output=output,
             reporter=TERMINAL,

@@ -13,14 +13,7 @@ import yaml
 from rich.console import Group
 from rich.syntax import Syntax
 
-from codl.cli.options import (
-    DeviceOption,
-    JsonOption,
-    OutputOption,
-    SerialOption,
-    SocArgument,
-    writable,
-)
+from codl.cli import options as opt
 from codl.cli.output import emit, note
 from codl.errors import DeviceError
 from codl.file_names import inside
@@ -51,7 +44,9 @@ codl soc show host""",
 
 
 def list_devices(
-    serial: SerialOption = "local", json: JsonOption = False, output: OutputOption = None
+    serial: opt.SerialOption = "local",
+    json: opt.JsonOption = False,
+    output: opt.OutputOption = None,
 ) -> None:
     """List the processors of this machine, and where their threads really run.
 
@@ -141,7 +136,7 @@ def _gpus(
 
 
 @soc_app.command("list")
-def list_socs(json: JsonOption = False, output: OutputOption = None) -> None:
+def list_socs(json: opt.JsonOption = False, output: opt.OutputOption = None) -> None:
     """List the SoC files in ./socs, and those that come with codl.
 
     The source is measured where codl measures a SoC, replayed where somebody else did, and
@@ -163,9 +158,9 @@ def list_socs(json: JsonOption = False, output: OutputOption = None) -> None:
 
 @soc_app.command("show")
 def show_soc(
-    name: SocArgument,
-    json: JsonOption = False,
-    output: OutputOption = None,
+    name: opt.SocArgument,
+    json: opt.JsonOption = False,
+    output: opt.OutputOption = None,
 ) -> None:
     """Show one SoC; of published facts, also where they are from.
 
@@ -180,8 +175,8 @@ def show_soc(
 @soc_app.command("detect")
 def detect_soc(
     name: Annotated[str, typer.Option(help="The name of the SoC file.")] = "host",
-    serial: SerialOption = "local",
-    device: DeviceOption = None,
+    serial: opt.SerialOption = "local",
+    device: opt.DeviceOption = None,
     memory: Annotated[
         list[str] | None,
         typer.Option(
@@ -205,10 +200,10 @@ def detect_soc(
             "-o",
             "--output",
             help="The file; socs/NAME.yaml by default.",
-            callback=writable,
+            callback=opt.writable,
         ),
     ] = None,
-    json: JsonOption = False,
+    json: opt.JsonOption = False,
 ) -> None:
     """Describe a device as a SoC and write its file, and beside it where its parts are here.
 
@@ -243,11 +238,11 @@ def detect_soc(
 
 @soc_app.command("power")
 def measure_soc_power(
-    name: SocArgument,
-    serial: SerialOption = "local",
+    name: opt.SocArgument,
+    serial: opt.SerialOption = "local",
     seconds: Annotated[float, typer.Option(min=0.5, help="For each of the four.")] = 3.0,
-    json: JsonOption = False,
-    output: OutputOption = None,
+    json: opt.JsonOption = False,
+    output: opt.OutputOption = None,
 ) -> None:
     """Measure the power of a SoC (idle, each processor alone, both) and write it to its file.
 

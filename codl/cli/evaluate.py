@@ -9,30 +9,8 @@ import typer
 from rich.console import Group, RenderableType
 
 from codl.api.evaluate import USUAL, Earlier, EvalRun, evaluate, evaluate_again
+from codl.cli import options as opt
 from codl.cli.base_options import positive
-from codl.cli.options import (
-    COOL_DOWN,
-    REFINE,
-    SOCS,
-    BatchOption,
-    CoolDownOption,
-    DatasetsOption,
-    DutyOption,
-    GovernorOption,
-    HotOption,
-    JsonOption,
-    LongestOption,
-    OutputOption,
-    PredictorOption,
-    PredictorsOption,
-    RefineOption,
-    SerialOption,
-    WithinOption,
-    budget_of,
-    read_budget,
-    read_models,
-    read_seconds,
-)
 from codl.cli.output import TERMINAL, emit, note
 from codl.measure import dataset as datasets
 from codl.measure.cool_down import HOT_C
@@ -46,7 +24,7 @@ OF_THE_FILE = ("models", "strategies", "peers", "seconds", "batch", "predictor",
                "gpu_duty")  # fmt: skip
 SocOrReproOption = Annotated[
     str | None,
-    typer.Option("--soc", help=f"{SOCS}; --repro has its own.", show_default=False),
+    typer.Option("--soc", help=f"{opt.SOCS}; --repro has its own.", show_default=False),
 ]
 ReproOption = Annotated[
     Path | None,
@@ -85,27 +63,27 @@ TimelinesOption = Annotated[
 def evaluate_strategies(
     context: typer.Context,
     soc: SocOrReproOption = None,
-    serial: SerialOption = "local",
+    serial: opt.SerialOption = "local",
     models: ModelsOption = "yolov2",
     strategies: StrategiesOption = USUAL_NAMES,
     peers: PeersOption = "",
     seconds: SecondsOption = 20,
-    predictor: PredictorOption = None,
-    max_kernel_ms: LongestOption = None,
-    gpu_duty: DutyOption = None,
-    budget: RefineOption = REFINE,
-    within: WithinOption = None,
-    batch: BatchOption = None,
-    dataset: DatasetsOption = datasets.FOLDER,
-    predictors: PredictorsOption = FOLDER,
+    predictor: opt.PredictorOption = None,
+    max_kernel_ms: opt.LongestOption = None,
+    gpu_duty: opt.DutyOption = None,
+    budget: opt.RefineOption = opt.REFINE,
+    within: opt.WithinOption = None,
+    batch: opt.BatchOption = None,
+    dataset: opt.DatasetsOption = datasets.FOLDER,
+    predictors: opt.PredictorsOption = FOLDER,
     with_timelines: TimelinesOption = True,
-    governor: GovernorOption = None,
-    cool_down: CoolDownOption = COOL_DOWN,
-    hot: HotOption = HOT_C,
+    governor: opt.GovernorOption = None,
+    cool_down: opt.CoolDownOption = opt.COOL_DOWN,
+    hot: opt.HotOption = HOT_C,
     repro: ReproOption = None,
     other_environment: OtherEnvironmentOption = False,
-    json: JsonOption = False,
-    output: OutputOption = None,
+    json: opt.JsonOption = False,
+    output: opt.OutputOption = None,
 ) -> None:
     """Compare strategies on models: measured in turns in one run, with outputs checked.
 
@@ -134,12 +112,12 @@ def evaluate_strategies(
     codl eval --soc host --models yolov2 --max-kernel-ms 1 --gpu-duty 0.7
     codl eval --repro eval.json
     """
-    limit = budget_of(within, "--within")
+    limit = opt.budget_of(within, "--within")
     how: dict[str, Any] = {
-        "budget_s": read_budget(budget),
+        "budget_s": opt.read_budget(budget),
         "within": limit,
         "governor": governor,
-        "cool_down_s": read_seconds(cool_down),
+        "cool_down_s": opt.read_seconds(cool_down),
         "hot_c": hot,
         "dataset": dataset,
         "predictors": predictors,
@@ -157,7 +135,7 @@ def evaluate_strategies(
         raise typer.BadParameter("an evaluation wants a SoC.", param_hint="--soc")
     else:
         run = evaluate(
-            read_models(models),
+            opt.read_models(models),
             soc=soc,
             serial=serial,
             strategies=_names(strategies),

@@ -9,25 +9,7 @@ import typer
 from rich.console import Group
 
 from codl.api.job import Job, digests_of, recorded
-from codl.cli.options import (
-    MOST_ROUNDS,
-    REFINE,
-    BatchOption,
-    DatasetsOption,
-    JsonOption,
-    ModelArgument,
-    OutputOption,
-    PlanOption,
-    PredictorOption,
-    PredictorsOption,
-    RefineOption,
-    SerialOption,
-    ShapeOption,
-    SocOption,
-    StrategyOption,
-    read_budget,
-    read_shapes,
-)
+from codl.cli import options as opt
 from codl.cli.output import TERMINAL, emit, stage
 from codl.engine.engine import Engine
 from codl.errors import UnsupportedError
@@ -45,25 +27,27 @@ MOST_TERMS = 7
 PredictedOption = Annotated[
     bool, typer.Option("--predicted", help="Run nothing: end at the predicted latency.")
 ]
-RoundsOption = Annotated[int, typer.Option("--rounds", min=1, max=MOST_ROUNDS, help="Timed runs.")]
+RoundsOption = Annotated[
+    int, typer.Option("--rounds", min=1, max=opt.MOST_ROUNDS, help="Timed runs.")
+]
 
 
 def explain_model(
-    model: ModelArgument,
-    soc: SocOption,
-    serial: SerialOption = "local",
+    model: opt.ModelArgument,
+    soc: opt.SocOption,
+    serial: opt.SerialOption = "local",
     predicted: PredictedOption = False,
-    plan: PlanOption = None,
-    strategy: StrategyOption = None,
-    budget: RefineOption = REFINE,
+    plan: opt.PlanOption = None,
+    strategy: opt.StrategyOption = None,
+    budget: opt.RefineOption = opt.REFINE,
     rounds: RoundsOption = 20,
-    batch: BatchOption = None,
-    shape: ShapeOption = None,
-    dataset: DatasetsOption = datasets.FOLDER,
-    predictors: PredictorsOption = FOLDER,
-    predictor: PredictorOption = None,
-    json: JsonOption = False,
-    output: OutputOption = None,
+    batch: opt.BatchOption = None,
+    shape: opt.ShapeOption = None,
+    dataset: opt.DatasetsOption = datasets.FOLDER,
+    predictors: opt.PredictorsOption = FOLDER,
+    predictor: opt.PredictorOption = None,
+    json: opt.JsonOption = False,
+    output: opt.OutputOption = None,
 ) -> None:
     """Say where the time of a plan goes, from the lossless bound of the model to its run.
 
@@ -84,9 +68,9 @@ def explain_model(
         plan=plan,
         strategy=strategy,
         predictor=predictor,
-        budget_s=read_budget(budget),
+        budget_s=opt.read_budget(budget),
         batch=batch,
-        shapes=read_shapes(shape),
+        shapes=opt.read_shapes(shape),
         dataset=dataset,
         predictors=predictors,
         reporter=TERMINAL,

@@ -10,25 +10,7 @@ import typer
 
 from codl.api.job import Job
 from codl.bundle.packaging import Packaged, package
-from codl.cli.options import (
-    REFINE,
-    BatchOption,
-    CheckOption,
-    DatasetsOption,
-    JsonOption,
-    ModelArgument,
-    PlanOption,
-    PredictorOption,
-    PredictorsOption,
-    RefineOption,
-    SerialOption,
-    ShapeOption,
-    SocOption,
-    StrategyOption,
-    read_budget,
-    read_shapes,
-    writable,
-)
+from codl.cli import options as opt
 from codl.cli.output import TERMINAL, emit, note, stage, told_of
 from codl.frontend.models import BUNDLE
 from codl.ir import Network
@@ -40,25 +22,25 @@ from codl.validate.references import read_network
 
 BundleOption = Annotated[
     Path,
-    typer.Option("-o", "--output", help="The bundle, such as m.codl.", callback=writable),
+    typer.Option("-o", "--output", help="The bundle, such as m.codl.", callback=opt.writable),
 ]
 
 
 def package_model(
-    model: ModelArgument,
-    soc: SocOption,
+    model: opt.ModelArgument,
+    soc: opt.SocOption,
     output: BundleOption,
-    serial: SerialOption = "local",
-    plan: PlanOption = None,
-    strategy: StrategyOption = None,
-    budget: RefineOption = REFINE,
-    batch: BatchOption = None,
-    dataset: DatasetsOption = datasets.FOLDER,
-    predictors: PredictorsOption = FOLDER,
-    predictor: PredictorOption = None,
-    shape: ShapeOption = None,
-    check: CheckOption = True,
-    json: JsonOption = False,
+    serial: opt.SerialOption = "local",
+    plan: opt.PlanOption = None,
+    strategy: opt.StrategyOption = None,
+    budget: opt.RefineOption = opt.REFINE,
+    batch: opt.BatchOption = None,
+    dataset: opt.DatasetsOption = datasets.FOLDER,
+    predictors: opt.PredictorsOption = FOLDER,
+    predictor: opt.PredictorOption = None,
+    shape: opt.ShapeOption = None,
+    check: opt.CheckOption = True,
+    json: opt.JsonOption = False,
 ) -> None:
     """Write a model as one file that starts at once, without import, search or compilation.
 
@@ -82,14 +64,14 @@ def package_model(
         plan=plan,
         strategy=strategy,
         predictor=predictor,
-        budget_s=read_budget(budget),
+        budget_s=opt.read_budget(budget),
         dataset=dataset,
         predictors=predictors,
         reporter=TERMINAL,
     )
     assert job.context  # before the model is read, which takes longer
     stage(f"Reading {model}")
-    network, source = read_network(model, batch, read_shapes(shape), check=check)
+    network, source = read_network(model, batch, opt.read_shapes(shape), check=check)
     with job.connected() as context:
         chosen = job.plan_of(network, context)
         stage(f"Compiling {network.name}, and trying it in a process of its own")

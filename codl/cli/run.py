@@ -15,34 +15,8 @@ from rich.console import Group
 from codl import bundle, files
 from codl.api.job import Job, RunOptions, digests_of, read_inputs, recorded
 from codl.bundle.archive import Archive
+from codl.cli import options as opt
 from codl.cli.base_options import result_file
-from codl.cli.options import (
-    MODELS,
-    MOST_ROUNDS,
-    REFINE,
-    SOCS,
-    AffinityOption,
-    BatchOption,
-    CheckOption,
-    DatasetsOption,
-    DutyOption,
-    JsonOption,
-    LongestOption,
-    PerformanceOption,
-    PlacementOption,
-    PlanOption,
-    PredictorOption,
-    PredictorsOption,
-    PriorityOption,
-    RefineOption,
-    SerialOption,
-    ShapeOption,
-    StrategyOption,
-    ThreadsOption,
-    read_budget,
-    read_shapes,
-    writable,
-)
 from codl.cli.output import TERMINAL, emit, note, stage, told_of, warn
 from codl.cli.plan_tables import op_placement_table
 from codl.engine.engine import MOST_MEMORY, Engine
@@ -62,12 +36,12 @@ from codl.targets.detect import load_local
 NPZ = ".npz"
 #: A run of so many times its prediction is worth a word.
 FAR_OFF = 2.0
-ModelOrBundle = Annotated[str, typer.Argument(help=f"{MODELS}, or a bundle (.codl).")]
+ModelOrBundle = Annotated[str, typer.Argument(help=f"{opt.MODELS}, or a bundle (.codl).")]
 SocOrBundlesOption = Annotated[
     str | None,
     typer.Option(
         "--soc",
-        help=f"{SOCS}; a bundle has its own.",
+        help=f"{opt.SOCS}; a bundle has its own.",
         show_default=False,
     ),
 ]
@@ -79,7 +53,7 @@ InputsOption = Annotated[
 def _arrays_file(path: Path | None) -> Path | None:
     if path is not None and path.suffix != NPZ:
         raise typer.BadParameter(f"outputs go to an {NPZ} file, got {path}", param_hint="--output")
-    return writable(path)
+    return opt.writable(path)
 
 
 def _result_file(path: Path | None) -> Path | None:
@@ -128,38 +102,38 @@ StrictOption = Annotated[
     ),
 ]
 RoundsOption = Annotated[
-    int, typer.Option("--rounds", min=1, max=MOST_ROUNDS, help="Timed runs, in a row.")
+    int, typer.Option("--rounds", min=1, max=opt.MOST_ROUNDS, help="Timed runs, in a row.")
 ]
 
 
 def run_model(
     model: ModelOrBundle,
     soc: SocOrBundlesOption = None,
-    serial: SerialOption = "local",
-    plan: PlanOption = None,
-    strategy: StrategyOption = None,
-    budget: RefineOption = REFINE,
+    serial: opt.SerialOption = "local",
+    plan: opt.PlanOption = None,
+    strategy: opt.StrategyOption = None,
+    budget: opt.RefineOption = opt.REFINE,
     inputs: InputsOption = None,
     outputs: OutputsOption = None,
     result_file: ResultOption = None,
     rounds: RoundsOption = 20,
-    batch: BatchOption = None,
-    dataset: DatasetsOption = datasets.FOLDER,
-    predictors: PredictorsOption = FOLDER,
-    predictor: PredictorOption = None,
-    shape: ShapeOption = None,
+    batch: opt.BatchOption = None,
+    dataset: opt.DatasetsOption = datasets.FOLDER,
+    predictors: opt.PredictorsOption = FOLDER,
+    predictor: opt.PredictorOption = None,
+    shape: opt.ShapeOption = None,
     adapt: AdaptOption = False,
-    every: PlacementOption = False,
-    threads: ThreadsOption = None,
-    cpu_affinity: AffinityOption = None,
-    gpu_performance: PerformanceOption = None,
-    gpu_priority: PriorityOption = None,
-    max_kernel_ms: LongestOption = None,
-    gpu_duty: DutyOption = None,
+    every: opt.PlacementOption = False,
+    threads: opt.ThreadsOption = None,
+    cpu_affinity: opt.AffinityOption = None,
+    gpu_performance: opt.PerformanceOption = None,
+    gpu_priority: opt.PriorityOption = None,
+    max_kernel_ms: opt.LongestOption = None,
+    gpu_duty: opt.DutyOption = None,
     trust: TrustOption = False,
-    check: CheckOption = True,
+    check: opt.CheckOption = True,
     strict: StrictOption = False,
-    json: JsonOption = False,
+    json: opt.JsonOption = False,
 ) -> None:
     """Run a model by a plan or a strategy, or a bundle, and print its latency.
 
@@ -193,7 +167,7 @@ def run_model(
         plan=plan,
         strategy=strategy,
         predictor=predictor,
-        budget_s=read_budget(budget),
+        budget_s=opt.read_budget(budget),
         dataset=dataset,
         predictors=predictors,
         options=RunOptions(
@@ -219,7 +193,7 @@ def run_model(
                 )
             assert job.context  # before the model is read, which takes longer
             stage(f"Reading {model}")
-            network, source = read_network(model, batch, read_shapes(shape), check=check)
+            network, source = read_network(model, batch, opt.read_shapes(shape), check=check)
             arrays = read_inputs(network, inputs, job.deployment, random_inputs)
             context = stack.enter_context(job.connected())
             target = context.device

@@ -13,32 +13,8 @@ from rich.console import Group, RenderableType
 
 from codl.api.job import Job, RunOptions
 from codl.api.search import search_all
+from codl.cli import options as opt
 from codl.cli.base_options import result_file
-from codl.cli.options import (
-    REFINE,
-    BatchOption,
-    DaskOption,
-    DatasetsOption,
-    DutyOption,
-    JobsOption,
-    JsonOption,
-    LongestOption,
-    ModelsArgument,
-    PlacementOption,
-    PredictorOption,
-    PredictorsOption,
-    RefineOption,
-    SerialOption,
-    ShapeOption,
-    SocOption,
-    StrategyOption,
-    WithinOption,
-    budget_of,
-    read_budget,
-    read_models,
-    read_shapes,
-    read_workers,
-)
 from codl.cli.output import TERMINAL, emit, note, warn
 from codl.cli.plan_tables import op_placement_table, plan_table
 from codl.errors import CodlError
@@ -77,27 +53,27 @@ PlanFileOption = Annotated[
 
 
 def search_plan(
-    models: ModelsArgument,
-    soc: SocOption,
-    serial: SerialOption = "local",
-    strategy: StrategyOption = None,
-    predictor: PredictorOption = None,
+    models: opt.ModelsArgument,
+    soc: opt.SocOption,
+    serial: opt.SerialOption = "local",
+    strategy: opt.StrategyOption = None,
+    predictor: opt.PredictorOption = None,
     method: MethodOption = "dp",
     objective: ObjectiveOption = "latency",
     memory_limit: MemoryOption = None,
-    budget: RefineOption = REFINE,
-    within: WithinOption = None,
-    batch: BatchOption = None,
-    dataset: DatasetsOption = datasets.FOLDER,
-    predictors: PredictorsOption = FOLDER,
-    jobs: JobsOption = None,
-    dask: DaskOption = None,
+    budget: opt.RefineOption = opt.REFINE,
+    within: opt.WithinOption = None,
+    batch: opt.BatchOption = None,
+    dataset: opt.DatasetsOption = datasets.FOLDER,
+    predictors: opt.PredictorsOption = FOLDER,
+    jobs: opt.JobsOption = None,
+    dask: opt.DaskOption = None,
     output: PlanFileOption = None,
-    shape: ShapeOption = None,
-    every: PlacementOption = False,
-    max_kernel_ms: LongestOption = None,
-    gpu_duty: DutyOption = None,
-    json: JsonOption = False,
+    shape: opt.ShapeOption = None,
+    every: opt.PlacementOption = False,
+    max_kernel_ms: opt.LongestOption = None,
+    gpu_duty: opt.DutyOption = None,
+    json: opt.JsonOption = False,
 ) -> None:
     """Find a plan of a model: its chains, their dimensions and ratios. Or of each of several.
 
@@ -119,7 +95,7 @@ def search_plan(
     codl search yolov2,vgg16,bert --soc host --jobs 3 --within 2m -o plans
     codl search zoo/*.onnx --soc host --dask tcp://10.0.0.7:8786 -o plans
     """
-    names, limit = read_models(*models), budget_of(within, "--within")
+    names, limit = opt.read_models(*models), opt.budget_of(within, "--within")
     files = _files(names, output)
     job = Job(
         model=names[0],
@@ -127,9 +103,9 @@ def search_plan(
         serial=serial,
         strategy=strategy,
         predictor=predictor,
-        budget_s=read_budget(budget),
+        budget_s=opt.read_budget(budget),
         batch=batch,
-        shapes=read_shapes(shape),
+        shapes=opt.read_shapes(shape),
         dataset=dataset,
         predictors=predictors,
         options=RunOptions(max_kernel_ms=max_kernel_ms, gpu_duty=gpu_duty),
@@ -140,7 +116,7 @@ def search_plan(
         method=method,
         objective=objective,
         memory_limit=None if memory_limit is None else memory_limit << 20,
-        workers=read_workers(jobs, dask),
+        workers=opt.read_workers(jobs, dask),
         budget=limit,
     )
     for file, outcome in zip(files, outcomes, strict=True):

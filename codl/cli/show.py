@@ -10,8 +10,8 @@ from rich.console import RenderableType
 
 from codl import files
 from codl.bundle.archive import EXECUTABLE, Archive
+from codl.cli import options as opt
 from codl.cli.listing import content, render
-from codl.cli.options import BatchOption, DatasetsOption, JsonOption, OutputOption
 from codl.cli.output import emit, note
 from codl.cli.plan_tables import plan_table
 from codl.errors import CodlError, InvalidFileError
@@ -47,11 +47,11 @@ def show_file(
     file: FileArgument,
     soc: LowerOption = None,
     model: ModelOption = None,
-    batch: BatchOption = None,
-    dataset: DatasetsOption = datasets.FOLDER,
+    batch: opt.BatchOption = None,
+    dataset: opt.DatasetsOption = datasets.FOLDER,
     executable: ExecutableOption = None,
-    output: OutputOption = None,
-    json: JsonOption = False,
+    output: opt.OutputOption = None,
+    json: opt.JsonOption = False,
 ) -> None:
     """Show what a plan says, or what a bundle or an executable allocates and runs, in order.
 

@@ -9,16 +9,7 @@ import typer
 from rich.console import RenderableType
 
 from codl.api.train import train
-from codl.cli.options import (
-    DaskOption,
-    DatasetsOption,
-    JobsOption,
-    JsonOption,
-    SocOption,
-    ToPredictorsOption,
-    budget_of,
-    read_workers,
-)
+from codl.cli import options as opt
 from codl.cli.output import TERMINAL, emit, note
 from codl.measure import dataset as datasets
 from codl.predict import ESTIMATORS, FOLDER
@@ -61,18 +52,18 @@ EveryOption = Annotated[
 
 
 def train_predictors(
-    soc: SocOption,
+    soc: opt.SocOption,
     predictor: PredictorsOption = None,
-    dataset: DatasetsOption = datasets.FOLDER,
+    dataset: opt.DatasetsOption = datasets.FOLDER,
     like: LikeOption = None,
     evaluate: EvaluateOption = True,
     seeds: SeedsOption = 1,
     budget: TrainBudgetOption = None,
-    jobs: JobsOption = None,
-    dask: DaskOption = None,
-    output: ToPredictorsOption = FOLDER,
+    jobs: opt.JobsOption = None,
+    dask: opt.DaskOption = None,
+    output: opt.ToPredictorsOption = FOLDER,
     every: EveryOption = False,
-    json: JsonOption = False,
+    json: opt.JsonOption = False,
 ) -> None:
     """Train latency predictors on a SoC's dataset, and say how accurate they are.
 
@@ -90,7 +81,7 @@ def train_predictors(
     codl train --soc redmi --like lenovo_k5,vivo_z3
     codl train --soc host --dask tcp://10.0.0.7:8786
     """
-    limit = budget_of(budget)
+    limit = opt.budget_of(budget)
     trained = train(
         soc,
         predictors=predictor,
@@ -98,7 +89,7 @@ def train_predictors(
         evaluate=evaluate,
         seeds=seeds,
         budget=limit,
-        workers=read_workers(jobs, dask, usual=len(os.sched_getaffinity(0))),
+        workers=opt.read_workers(jobs, dask, usual=len(os.sched_getaffinity(0))),
         dataset=dataset,
         output=output,
         reporter=TERMINAL,

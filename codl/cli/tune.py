@@ -10,17 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from codl.api.job import recorded
-from codl.cli.options import (
-    SOCS,
-    BudgetOption,
-    JsonOption,
-    OutputOption,
-    SerialOption,
-    ToTuneOption,
-    budget_of,
-    read_ops,
-    read_shares,
-)
+from codl.cli import options as opt
 from codl.cli.output import emit, note, progress
 from codl.errors import CodlError, UnknownNameError
 from codl.frontend.models import MEASURED
@@ -37,7 +27,7 @@ from codl.targets.base import Target
 from codl.targets.connect import connect
 from codl.targets.detect import load_local
 
-TunedSocOption = Annotated[str | None, typer.Option("--soc", help=f"{SOCS}.")]
+TunedSocOption = Annotated[str | None, typer.Option("--soc", help=f"{opt.SOCS}.")]
 ModelsOption = Annotated[
     str | None,
     typer.Option(
@@ -68,17 +58,17 @@ ClearOption = Annotated[
 
 def tune_kernels(
     soc: TunedSocOption = None,
-    serial: SerialOption = "local",
+    serial: opt.SerialOption = "local",
     models: ModelsOption = None,
     ops: OpsOption = None,
     variants: VariantsOption = None,
     shares: SharesOption = "1",
-    budget: BudgetOption = None,
-    dataset: ToTuneOption = datasets.FOLDER,
+    budget: opt.BudgetOption = None,
+    dataset: opt.ToTuneOption = datasets.FOLDER,
     prune: PruneOption = False,
     clear: ClearOption = False,
-    json: JsonOption = False,
-    output: OutputOption = None,
+    json: opt.JsonOption = False,
+    output: opt.OutputOption = None,
 ) -> None:
     """Find the fastest tiles and work-groups of every GPU kernel on this device, and keep them.
 
@@ -98,9 +88,9 @@ def tune_kernels(
     if soc is None:
         result = TuneRun().to_json()
     else:
-        described, limit = load_local(soc, serial), budget_of(budget)
+        described, limit = load_local(soc, serial), opt.budget_of(budget)
         sources = (models.split(",") if models else []) + (ops or [])
-        tasks = tune_tasks(read_ops(sources or MEASURED), described, read_shares(shares))
+        tasks = tune_tasks(opt.read_ops(sources or MEASURED), described, opt.read_shares(shares))
         data = Dataset.of(described.name, dataset)
         if clear:
             tuning_file.forget(data)

@@ -14,23 +14,7 @@ from rich.console import Group
 from rich.text import Text
 
 from codl.api.job import Job, digests_of, read_inputs, recorded
-from codl.cli.options import (
-    BatchOption,
-    BudgetOption,
-    DatasetsOption,
-    JsonOption,
-    ModelArgument,
-    PlanOption,
-    PredictorOption,
-    PredictorsOption,
-    SerialOption,
-    ShapeOption,
-    SocOption,
-    StrategyOption,
-    budget_of,
-    read_shapes,
-    writable,
-)
+from codl.cli import options as opt
 from codl.cli.output import TERMINAL, emit, note, progress, stage
 from codl.errors import CodlError
 from codl.frontend.models.deployment import SUFFIXES, Deployment, Preprocessing
@@ -297,7 +281,7 @@ WritePlanOption = Annotated[
     typer.Option(
         "--write-plan",
         help="Write the plan, with its fallbacks, to a file.",
-        callback=writable,
+        callback=opt.writable,
     ),
 ]
 WriteSocOption = Annotated[
@@ -309,26 +293,26 @@ ResultOption = Annotated[
 
 
 def validate_plan(
-    model: ModelArgument,
-    soc: SocOption,
-    serial: SerialOption = "local",
-    plan: PlanOption = None,
-    strategy: StrategyOption = None,
+    model: opt.ModelArgument,
+    soc: opt.SocOption,
+    serial: opt.SerialOption = "local",
+    plan: opt.PlanOption = None,
+    strategy: opt.StrategyOption = None,
     inputs: InputOption = None,
     labels: LabelsOption = None,
     seed: SeedOption = SEED,
     cosine: CosineOption = None,
     half: HalfOption = False,
     strict: StrictOption = False,
-    budget: BudgetOption = None,
+    budget: opt.BudgetOption = None,
     write_plan: WritePlanOption = None,
     write_soc: WriteSocOption = False,
-    batch: BatchOption = None,
-    shape: ShapeOption = None,
-    dataset: DatasetsOption = datasets.FOLDER,
-    predictors: PredictorsOption = FOLDER,
-    predictor: PredictorOption = None,
-    json: JsonOption = False,
+    batch: opt.BatchOption = None,
+    shape: opt.ShapeOption = None,
+    dataset: opt.DatasetsOption = datasets.FOLDER,
+    predictors: opt.PredictorsOption = FOLDER,
+    predictor: opt.PredictorOption = None,
+    json: opt.JsonOption = False,
     output: ResultOption = None,
 ) -> None:
     """Check that every op of a plan, and the whole of it, computes what it should.
@@ -354,7 +338,7 @@ def validate_plan(
     codl validate model.onnx --soc host --plan plan.json --input in.npz --json
     codl validate mobilenet_v2 --soc host --strategy gpu --serial process --seed 3
     """
-    time = budget_of(budget)
+    time = opt.budget_of(budget)
     job = Job(
         model=model,
         soc=soc,
@@ -367,7 +351,7 @@ def validate_plan(
         reporter=TERMINAL,
     )
     assert job.context  # before the model is read, which takes longer
-    loaded = Model.load(model, batch, read_shapes(shape))
+    loaded = Model.load(model, batch, opt.read_shapes(shape))
     files = files_of(inputs)
     classes = None if labels is None else read_labels(labels, [file.name for file in files])
     samples = samples_of(loaded, files, job.deployment, seed)

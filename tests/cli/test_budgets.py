@@ -156,7 +156,7 @@ def test_models_of_an_evaluation_share_its_time(
     tmp_path: Path, soc_file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Hands()
-    monkeypatch.setattr(evaluate, "budget_of", lambda text, option: Budget(float(text), clock))
+    monkeypatch.setattr(evaluate.opt, "budget_of", lambda text, option: Budget(float(text), clock))
     monkeypatch.setattr(api, "evaluate_model", Steps(clock).after(evaluated))
     words = ["eval", "--soc", soc_file, "--models", ",".join(MODELS), "--strategies", "cpu"]
     found, _ = ended(tmp_path, *words, "--within", "24", code=0)

@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Group
 
-from codl.cli.options import (
-    BudgetOption,
-    DeviceOption,
-    JsonOption,
-    OutputOption,
-    SerialOption,
-    budget_of,
-)
+from codl.cli import options as opt
 from codl.cli.output import emit, note, progress
 from codl.report.terminal import Table
 from codl.runtime.placement import LocalSoc
@@ -31,16 +24,16 @@ def run_conformance(
     soc: Annotated[
         str | None, typer.Option("--soc", help="A SoC; without one this machine is detected.")
     ] = None,
-    serial: SerialOption = "local",
-    device: DeviceOption = None,
+    serial: opt.SerialOption = "local",
+    device: opt.DeviceOption = None,
     only: Annotated[str, typer.Option(metavar="REGEX", help="Only cases whose name matches.")] = "",
     everything: Annotated[
         bool,
         typer.Option("--all", help="All cases, those of ops that codl does not know included."),
     ] = False,
-    budget: BudgetOption = None,
-    json: JsonOption = False,
-    output: OutputOption = None,
+    budget: opt.BudgetOption = None,
+    json: opt.JsonOption = False,
+    output: opt.OutputOption = None,
 ) -> None:
     """Run ONNX's node conformance suite with every op forced onto the GPU side.
 
@@ -54,7 +47,7 @@ def run_conformance(
     """
     from codl.contrib.conformance import suite as conformance
 
-    limit = budget_of(budget)
+    limit = opt.budget_of(budget)
     described = load_local(soc, serial) if soc else _detected(serial, device)
     cases = conformance.select(everything=everything, only=only)
     outcomes: list[Outcome] = []
