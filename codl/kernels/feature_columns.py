@@ -85,3 +85,18 @@ def unique(choices: Iterable[Choice | None]) -> tuple[Choice, ...]:
 def first_choice(choice: ChoiceColumns) -> dict[str, int]:
     """The choice of the first op of columns."""
     return {name: int(np.ravel(values)[0]) for name, values in choice.items()}
+
+
+def least(choices: ChoiceColumns, cost: Column) -> ChoiceColumns:
+    """Of choices by name, shaped (..., ops) as their cost is, the cheapest one of each op."""
+    best = np.argmin(cost.reshape(-1, cost.shape[-1]), axis=0)
+    at = (*np.unravel_index(best, cost.shape[:-1]), np.arange(cost.shape[-1]))
+    return {name: np.broadcast_to(rows, cost.shape)[at] for name, rows in choices.items()}
+
+
+def in_order(choices: ChoiceColumns, cost: Column) -> tuple[Choice, ...]:
+    """The choices of the first op, the cheapest first; what costs infinitely much is none."""
+    costs = cost[..., 0].ravel()
+    table = {k: np.broadcast_to(rows, cost.shape)[..., 0].ravel() for k, rows in choices.items()}
+    order = [row for row in np.argsort(costs, kind="stable") if np.isfinite(costs[row])]
+    return unique({name: int(rows[row]) for name, rows in table.items()} for row in order)

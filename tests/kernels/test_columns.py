@@ -47,8 +47,9 @@ from codl.ir.ops.window import (
 )
 from codl.kernels import feature_columns as caches
 from codl.kernels import registry, tiling_columns
-from codl.kernels.conv2d.cpu import TILES, CpuDirect, CpuWinograd
-from codl.kernels.conv2d.cpu_tiles import usual_tile
+from codl.kernels.conv2d.cpu import CpuDirect
+from codl.kernels.conv2d.cpu_winograd import TILES, CpuWinograd, usual_tile
+from codl.kernels.ncnn import NcnnLayer
 from codl.kernels.source import source_digest
 from codl.kernels.tuning import Tuning
 from codl.measure.op_runner import operands
@@ -93,8 +94,18 @@ OPS = (
     | attentions()
     | cached_attentions()
 )
-#: With more channels ncnn takes another tile, which may compute less.
-OWN_CHOICE = (CpuWinograd(), CpuWinograd(packed=False))
+
+
+class OneTile(CpuWinograd):
+    """Winograd with the tile that is told, and not the one that ncnn would take."""
+
+    def __init__(self, tile: int) -> None:
+        self.tile = tile
+
+    def plan(self, op: Conv2d, soc: Soc) -> NcnnLayer:
+        layer = super().plan(op, soc)
+        tiles = {f"use_winograd{tile}3_convolution": tile == self.tile for tile in TILES}
+        return replace(layer, options={**layer.options, **tiles})
 
 
 def by_columns(op: Op) -> list[Any]:
@@ -191,7 +202,8 @@ def test_more_output_channels_never_cost_fewer_operations_or_bytes(soc: Soc) -> 
             continue
         table = features.table("variant", registry.target(variant, PARTS[0]), PARTS, soc)
         at = {name: index for index, name in enumerate(table.names)}
-        by_tile = {"padded_macs", "weight_bytes"} if variant in OWN_CHOICE else set()
+        # With more channels ncnn takes another tile, which may compute less.
+        by_tile = {"padded_macs", "weight_bytes"} if variant.name == "cpu_winograd" else set()
         for name in some({"flops", "weight_bytes", "output_bytes", "padded_macs"} - by_tile):
             if name in at:
                 by_height = table.values[:, at[name]].reshape(-1, 3)
@@ -237,9 +249,8 @@ def test_the_tile_that_is_counted_is_the_one_that_ncnn_takes(first_soc: Soc) -> 
     ops = [parse(f"conv2d in=1x{c}x{h}x{w} oc={o} kernel=3x3 pad=1") for c, o, h, w in WINOGRAD]
     found = []
     for op in ops:
-        usual, *others = (
-            cpu_output(op, CpuWinograd(tile=tile), first_soc) for tile in (None, *TILES)
-        )
+        variants = (CpuWinograd(), *(OneTile(tile) for tile in TILES))
+        usual, *others = (cpu_output(op, variant, first_soc) for variant in variants)
         same = [t for t, other in zip(TILES, others, strict=True) if np.array_equal(usual, other)]
         assert len(same) == 1
         found += same

@@ -22,10 +22,10 @@ TESTS = Path(__file__).parent.parent
 #: lowering and with the sources of kernels, and with nothing else: not from machine to machine.
 #: `PYTHONPATH=tests python tests/lower/test_determinism.py` prints those of now.
 GOLDEN = (
-    "121d2d8334d7b9f3f8acd92369e828163e6ae774d16ae8b0150188646c55358a",
-    "90d070fdb681014c2474505bb9ad387e4edb21f50ee0714035331770cf141d32",
-    "ca5086b11f2c3c549dc9cca522f7e622795b3e7fc7c69876e3ff0fb81dbf6d83",
-    "081ef0ecfc3fc56e5da09050ea41cf3dde47165248f3dd3f63c51ffb3e77ca8a",
+    "f8351e578ea8900ace761ee7a108e7d4a107c7a2d34eaa47a015b0cd996d1da6",
+    "b90f1c49168cfcdb4ef3b3f4859164ea7482c43ab5d20e78b5812ac4cc355065",
+    "bb51a2afbcf9d5f83484e360f9e0a68166667a32cc1ba07c6c1632c3332db493",
+    "9d3d0aaddbde61e6e3fa9301c9789d68a0ee36f695ee00d2e1276366815f3f96",
 )
 
 

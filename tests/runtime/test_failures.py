@@ -69,7 +69,7 @@ KERNEL = "{} kernel void conv2d_direct({}) {{ {} }}"
 PARAMETERS = (
     "__global float *x, int xo, int xs, __global float *y, int yo, int ys, "
     "__global const float *w, __global const float *b, "
-    + ", ".join(f"int s{index}" for index in range(16))
+    + ", ".join(f"int s{index}" for index in range(17))
 )
 
 
@@ -121,8 +121,8 @@ def another_group_than_compiled_for(folder: Path) -> Callable[[KernelPlan, Soc],
 FAILURES = {
     does_not_build: ("does not build on", "no_such_function", "-DPIXELS=", "-DV="),
     lacks_the_kernel: ("Binding the kernels of", "the built program has no such kernel"),
-    too_few_arguments: ("'conv2d_direct' of 'conv1' takes 24 arguments, and its launch has 23",),
-    too_many_arguments: ("takes 24 arguments, and its launch has 26",),
+    too_few_arguments: ("'conv2d_direct' of 'conv1' takes 25 arguments, and its launch has 24",),
+    too_many_arguments: ("takes 25 arguments, and its launch has 27",),
     too_large_a_group: ("'conv1' wants work-groups of", "allows it"),
     a_group_that_does_not_divide: ("work-groups of 2x1, which do not divide its 7x1 work-items",),
     too_much_scratch: (f"A buffer of {HUGE} bytes is wanted", "allows"),

@@ -7,6 +7,7 @@
 // strip      tiles of one work-item; other sizes in pixels
 
 #include "conv2d/added.cl"
+#include "window.cl"
 
 #define SPAN ((PIXELS - 1) * STRIDE_W + (KERNEL_W - 1) * DILATION_W + 1)
 
@@ -27,8 +28,7 @@
 KERNEL void conv2d_depthwise(
     __global const ELEMENT *input, int input_offset, int input_stride,
     __global ELEMENT *output, int output_offset, int output_stride,
-    __global const WEIGHT *weight, __global const float *bias, int strip, int tiles, int in_h,
-    int in_w, int out_w, int kernel_h, int stride_h, int pad_top, int pad_left, int dilation_h,
+    __global const WEIGHT *weight, __global const float *bias, int strip, int tiles, WINDOW_ARGS,
     int input_apart, int output_apart ADDED_ALL_ARGS)
 {
     OF_IMAGE(input_offset, input_apart)

@@ -7,6 +7,7 @@
 // tiles      of PIXELS pixels in one block, row_tiles in one row; other sizes in pixels
 
 #include "conv2d/added.cl"
+#include "window.cl"
 
 #define SPAN ((PIXELS - 1) * STRIDE_W + (KERNEL_W - 1) * DILATION_W + 1)
 
@@ -14,8 +15,7 @@ __kernel void conv2d_depthwise_pixels(
     __global const ELEMENT *restrict input, int input_offset, int input_stride,
     __global ELEMENT *restrict output, int output_offset, int output_stride,
     __global const WEIGHT *restrict weight, __global const float *restrict bias, int blocks,
-    int tiles, int row_tiles, int in_h, int in_w, int out_w, int stride_h, int pad_top,
-    int pad_left, int dilation_h, int input_apart, int output_apart ADDED_ALL_ARGS)
+    int tiles, int row_tiles, WINDOW_ARGS, int input_apart, int output_apart ADDED_ALL_ARGS)
 {
     OF_IMAGE(input_offset, input_apart)
     OF_IMAGE(output_offset, output_apart)

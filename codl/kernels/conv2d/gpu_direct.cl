@@ -17,6 +17,7 @@
 // in_channels, in_blocks, out_blocks   of one group; other sizes in pixels
 
 #include "conv2d/added.cl"
+#include "window.cl"
 
 #define LANES_AT_ONCE (V == 4)
 #define STEP (STRIDE_W * V)
@@ -82,9 +83,7 @@ KERNEL void conv2d_direct(
     __global const ELEMENT *input, int input_offset, int input_stride,
     __global ELEMENT *output, int output_offset, int output_stride,
     __global const WEIGHT *weight, __global const float *bias, int strip, int in_channels,
-    int in_blocks, int in_h, int in_w, int all_blocks, int out_blocks, int out_w, int out_pixels,
-    int kernel_h, int kernel_w, int stride_h, int pad_top, int pad_left, int dilation_h,
-    int dilation_w ADDED_ARGS)
+    int in_blocks, int all_blocks, int out_blocks, int out_pixels, WINDOW_ARGS ADDED_ARGS)
 {
     const int out_block = BLOCK_ID * OUTS;
     const int first_block = out_block / out_blocks * in_blocks;

@@ -19,6 +19,7 @@
 // Sizes in pixels of four channels.
 
 #include "conv2d/added.cl"
+#include "window.cl"
 
 #define TILE_M (TM * ITEMS_M)
 #define TILE_N (TN * ITEMS_N)
@@ -144,10 +145,9 @@ typedef float4 STORED;
 __kernel __attribute__((reqd_work_group_size(ITEMS * TEAMS, 1, 1))) void conv2d_gemm(
     __global const FACTOR *input, int input_offset, int input_stride,
     __global SUM *output, int output_offset, int output_stride,
-    __global const FACTOR *weight, __global const float *bias, int splits,
-    int steps, int in_blocks, int out_blocks, int out_pixels, int in_h, int in_w, int out_w,
-    int kernel_w, int stride_h, int stride_w, int pad_top, int pad_left, int dilation_h,
-    int dilation_w, int own_weights, int input_apart, int output_apart FINISHED_ARGS)
+    __global const FACTOR *weight, __global const float *bias, int splits, int steps,
+    int in_blocks, int out_blocks, int out_pixels, WINDOW_ARGS, int own_weights, int input_apart,
+    int output_apart FINISHED_ARGS)
 {
     __local float4 shared[LOCAL_SIZE];
     const int team = get_local_id(0) / ITEMS, item = get_local_id(0) % ITEMS;

@@ -12,6 +12,7 @@ import numpy as np
 from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.convolution import Conv2d
 from codl.kernels.base import (
+    ENDS,
     ApartArg,
     Arg,
     Choice,
@@ -21,9 +22,10 @@ from codl.kernels.base import (
     ScratchArg,
     TensorArg,
 )
-from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
+from codl.kernels.conv2d.gpu import byte_features, flags, pack_bias
 from codl.kernels.tiling import GROUP, base_defines, ceil_div, round_up
 from codl.kernels.variant import ForStorage
+from codl.kernels.window import window_args
 from codl.records.soc import GpuSide, Soc
 
 #: Cuts worth trying but for their splits: the register tile of a work-item, pixels x channels, how
@@ -176,6 +178,33 @@ class GemmCut:
             product.count * self.splits,
         )
 
+    def launches(
+        self,
+        product: Product,
+        ends: tuple[TensorArg, TensorArg],
+        window: tuple[int, ...],
+        apart: tuple[Arg, Arg],
+    ) -> tuple[KernelLaunch, ...]:
+        """The products, and where they are split a second kernel that adds the sums.
+
+        `window` is what `window_args` has; the images of either end lie so far `apart`.
+        """
+        (source, target), bias = ends, ConstantArg("bias")
+        if self.splits == 1:
+            buffers: tuple[Arg, ...] = (source, target, ConstantArg("weight"), bias)
+            return (self.launch(product, buffers, window, apart),)
+        parts = ScratchArg("parts")
+        buffers = (source, parts, 0, 0, ConstantArg("weight"), bias)
+        sizes = (self.splits, product.out_blocks, product.pixels, apart[1])
+        items = round_up(product.pixels * product.out_blocks, GROUP)
+        added = KernelLaunch(
+            kernel="conv2d_gemm_sum",
+            global_size=(items, 1, product.images),
+            local_size=(GROUP, 1, 1),
+            args=(parts, target, bias, *sizes),
+        )
+        return self.launch(product, buffers, window, (apart[0], 0)), added
+
     def launch(
         self,
         product: Product,
@@ -183,10 +212,7 @@ class GemmCut:
         window: tuple[int, ...],
         apart: tuple[Arg, Arg],
     ) -> KernelLaunch:
-        """`buffers` are input, output, weight and bias, `window` the sizes from `in_h` on.
-
-        The inputs and the outputs of products lie so far `apart`.
-        """
+        """The products alone; `buffers` are input, output, weight and bias."""
         tiles_m, *others = self.groups(product)
         blocks = (product.in_blocks, product.out_blocks, product.pixels)
         return KernelLaunch(
@@ -198,6 +224,24 @@ class GemmCut:
                 *(int(product.batches > 1), *apart),
             ),
         )
+
+    def scratch(self, product: Product) -> dict[str, int]:
+        """What the splits of `launches` leave."""
+        sums = self.splits * product.count * product.pixels * product.out_blocks
+        return {} if self.splits == 1 else {"parts": 16 * sums}
+
+    def features(self, product: Product, gpu: GpuSide) -> dict[str, float]:
+        """What all products cost, padded to whole tiles and steps."""
+        tiles_m, tiles_n, others = self.groups(product)
+        groups, depth = tiles_m * tiles_n * others, 4 * self.padded_depth(product)
+        padded = tiles_m * self.tile_m * tiles_n * self.tile_n * depth * product.count
+        return {
+            "padded_macs": float(padded),
+            "work_groups": float(groups),
+            "work_items": float(groups * self.items),
+            "waves": float(ceil_div(groups, gpu.compute_units)),
+            "steps": float(self.steps(product)),
+        }
 
     def pack(self, weight: Array, product: Product) -> Array:
         """(batches, taps, in channels, out channels) -> as the source says, flat."""
@@ -246,6 +290,11 @@ class GemmCut:
         return cycles
 
 
+def row_window(pixels: int, step: int = 1) -> tuple[int, ...]:
+    """The window of a product whose rows are a line of pixels, so many rows of blocks apart."""
+    return (1, pixels, pixels, 1, 1, 1, step, 0, 0, 1, 1)
+
+
 @lru_cache(maxsize=4096)
 def cuts(product: Product, gpu: GpuSide) -> tuple[GemmCut, ...]:
     """All cuts that the device can run and that leave no team without work, likely ones first."""
@@ -258,6 +307,11 @@ def cuts(product: Product, gpu: GpuSide) -> tuple[GemmCut, ...]:
         and (cut.splits == 1 or cut.can_split(product, gpu))
     )
     return tuple(sorted(fitting, key=lambda cut: cut.cost(product, gpu)))
+
+
+def chosen(product: Product, soc: Soc, choice: Choice | None) -> tuple[Product, GemmCut]:
+    """A product and how it is cut, in the likeliest way if nothing is chosen."""
+    return product, GemmCut(**choice) if choice else cuts(product, soc.gpu)[0]
 
 
 def refuse_width(soc: Soc) -> str | None:
@@ -286,74 +340,34 @@ class GpuGemm(ForStorage):
         return tuple(asdict(cut) for cut in cuts(Product.of(op), soc.gpu)[:MOST_CHOICES])
 
     def features(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
-        product = Product.of(op)
-        cut = GemmCut(**choice) if choice else cuts(product, soc.gpu)[0]
-        tiles_m, tiles_n, others = cut.groups(product)
-        groups = tiles_m * tiles_n * others
-        padded = tiles_m * cut.tile_m * tiles_n * cut.tile_n * 4 * cut.padded_depth(product)
+        product, cut = chosen(Product.of(op), soc, choice)
         return {
-            "padded_macs": float(padded * product.images),
-            "work_groups": float(groups),
-            "work_items": float(groups * cut.items),
-            "waves": float(ceil_div(groups, soc.gpu.compute_units)),
-            "steps": float(cut.steps(product)),
-            "partial_bytes": 16.0 * others * product.pixels * product.out_blocks * (cut.splits > 1),
+            **cut.features(product, soc.gpu),
+            "partial_bytes": float(sum(cut.scratch(product).values())),
             "launches": 1.0 + (cut.splits > 1),
             "flops": float(op.flops),
             **byte_features(op, soc, self.storage),
         }
 
     def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
-        product = Product.of(op)
-        cut = GemmCut(**choice) if choice else cuts(product, soc.gpu)[0]
-        parts, bias = ScratchArg("parts"), ConstantArg("bias")
-        in_one = cut.splits == 1
-        source, target = TensorArg("input"), TensorArg("output")
-        buffers: tuple[Arg, ...] = (target,) if in_one else (parts, 0, 0)
-        buffers = (source, *buffers, ConstantArg("weight"), bias)
-        apart = (ApartArg(source), ApartArg(target) if in_one else 0)
-        sizes = (op.input.h, op.input.w, op.output.w, op.kernel.w, *op.stride)
-        window = (*sizes, op.pad.top, op.pad.left, *op.dilation)
-        first = cut.launch(product, buffers, window, apart)
-        pointwise = op.kernel == (1, 1) and not any(op.pad)
+        product, cut = chosen(Product.of(op), soc, choice)
 
         def pack(weights: Weights) -> dict[str, Array]:
             outs, ins = weights["weight"].shape[:2]
             taps = weights["weight"].reshape(outs, ins, -1).transpose(2, 1, 0)
-            return {
-                "weight": cut.pack(taps[None], product),
-                "bias": pack_bias(weights["bias"], 4),
-            }
+            return {"weight": cut.pack(taps[None], product), "bias": pack_bias(weights["bias"], 4)}
 
+        pointwise = op.kernel == (1, 1) and not any(op.pad)
+        apart = (ApartArg(ENDS[0]), ApartArg(ENDS[1]))
         return KernelPlan(
             source="conv2d/gpu_gemm.cl",
-            launches=(first,) if in_one else (first, _sum(product, cut.splits)),
+            launches=cut.launches(product, ENDS, window_args(op), apart),
             defines={
                 **base_defines(op.activation, soc, self.storage),
                 **cut.defines,
-                **({"POINTWISE": 1} if pointwise else {}),
-                **({} if in_one else {"RAW": 1}),
+                **flags(POINTWISE=pointwise, RAW=cut.splits > 1),
             },
             pack=pack,
-            scratch={}
-            if in_one
-            else {"parts": 16 * cut.splits * product.count * product.pixels * product.out_blocks},
+            scratch=cut.scratch(product),
             whole_batch=True,
         ).stored_as(self.storage)
-
-
-def _sum(product: Product, splits: int) -> KernelLaunch:
-    """The second kernel, which adds the sums of all splits."""
-    return KernelLaunch(
-        kernel="conv2d_gemm_sum",
-        global_size=(round_up(product.pixels * product.out_blocks, GROUP),),
-        local_size=(GROUP,),
-        args=(
-            ScratchArg("parts"),
-            TensorArg("output"),
-            ConstantArg("bias"),
-            splits,
-            product.out_blocks,
-            product.pixels,
-        ),
-    ).of_images(product.images, [TensorArg("output")])

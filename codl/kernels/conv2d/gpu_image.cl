@@ -12,6 +12,7 @@
 // in_blocks, out_blocks   texels of a pixel of one group; other sizes in pixels
 
 #include "conv2d/added.cl"
+#include "window.cl"
 
 #ifdef FILTER_IMAGE
 #define FILTER_ARG IMAGE_IN
@@ -36,8 +37,7 @@ KERNEL void conv2d_image(
     IMAGE_IN input, int input_column, int input_row,
     IMAGE_OUT output, int output_column, int output_row,
     FILTER_ARG weight, __global const float *bias, int strip, int tiles, int tiles_w,
-    int in_blocks, int in_h, int in_w, int out_blocks, int out_w, int kernel_h, int kernel_w,
-    int stride_h, int pad_top, int pad_left, int dilation_h, int dilation_w ADDED_TEXEL_ARGS)
+    int in_blocks, int out_blocks, WINDOW_ARGS ADDED_TEXEL_ARGS)
 {
     const int out_block = BLOCK_ID;
     const int first = input_column + out_block / out_blocks * in_blocks * in_w;

@@ -9,6 +9,7 @@
 // bias       [texel][4]; other sizes in pixels
 
 #include "conv2d/added.cl"
+#include "window.cl"
 
 #ifdef FILTER_IMAGE
 #define FILTER_ARG IMAGE_IN
@@ -22,8 +23,7 @@ KERNEL void conv2d_image_depthwise(
     IMAGE_IN input, int input_column, int input_row,
     IMAGE_OUT output, int output_column, int output_row,
     FILTER_ARG weight, __global const float *bias, int strip, int tiles, int tiles_w,
-    int in_h, int in_w, int out_w, int kernel_h, int kernel_w, int stride_h, int pad_top,
-    int pad_left, int dilation_h, int dilation_w ADDED_TEXEL_ARGS)
+    WINDOW_ARGS ADDED_TEXEL_ARGS)
 {
     const int block = BLOCK_ID, first = input_column + block * in_w;
     const float4 start = vload4(block, bias);

@@ -6,14 +6,13 @@
 // group_in, group_out   input and output channels of a group; other sizes in pixels
 
 #include "conv2d/added.cl"
+#include "window.cl"
 
 KERNEL void conv2d_image_grouped(
     IMAGE_IN input, int input_column, int input_row,
     IMAGE_OUT output, int output_column, int output_row,
     __global const WEIGHT *weight, __global const float *bias, int group_in, int group_out,
-    int out_channels, int in_h, int in_w, int out_w, int out_pixels, int kernel_h, int kernel_w,
-    int stride_h, int stride_w, int pad_top, int pad_left, int dilation_h, int dilation_w
-    ADDED_TEXEL_ARGS)
+    int out_channels, int out_pixels, WINDOW_ARGS ADDED_TEXEL_ARGS)
 {
     const int pixel = STRIP_ID, block = BLOCK_ID;
     if (pixel >= out_pixels) return;

@@ -25,50 +25,26 @@
 #define FILTER(channel, at) WLOAD(weight + ((size_t)(at) * in_blocks * 4 + (channel)) * 4)
 #endif
 
-// One dimension of the transforms, in place of d[0], d[step] ... (interpolation at 0, 1, -1, for
-// TILE 4 also 2, -2, and infinity). `from_points` leaves TILE values, `to_points` SIDE of them.
-#if TILE == 2
+#define VALUE float4
+#include "conv2d/winograd.cl"
+
+// Both transforms, in place of d[0], d[step] ...
+#define FROM(i) from[i]
+#define PUT(i, value) d[(i) * step] = (value)
+
 void to_points(float4 *d, int step)
 {
-    const float4 a = d[0] - d[2 * step], b = d[step] - d[3 * step];
-    const float4 sum = d[step] + d[2 * step], difference = d[2 * step] - d[step];
-    d[0] = a;
-    d[step] = sum;
-    d[2 * step] = difference;
-    d[3 * step] = b;
+    float4 from[SIDE];
+    UNROLL for (int i = 0; i < SIDE; i++) from[i] = d[i * step];
+    TO_POINTS(FROM, PUT)
 }
 
 void from_points(float4 *d, int step)
 {
-    const float4 sum = d[step] + d[2 * step], difference = d[step] - d[2 * step];
-    d[0] += sum;
-    d[step] = difference - d[3 * step];
+    float4 from[SIDE];
+    UNROLL for (int i = 0; i < SIDE; i++) from[i] = d[i * step];
+    FROM_POINTS(FROM, PUT)
 }
-#else
-void to_points(float4 *d, int step)
-{
-    const float4 first = 4.0f * d[0] - 5.0f * d[2 * step] + d[4 * step];
-    const float4 last = 4.0f * d[step] - 5.0f * d[3 * step] + d[5 * step];
-    const float4 a = d[4 * step] - 4.0f * d[2 * step], b = d[3 * step] - 4.0f * d[step];
-    const float4 c = d[4 * step] - d[2 * step], e = 2.0f * (d[3 * step] - d[step]);
-    d[0] = first;
-    d[step] = a + b;
-    d[2 * step] = a - b;
-    d[3 * step] = c + e;
-    d[4 * step] = c - e;
-    d[5 * step] = last;
-}
-
-void from_points(float4 *d, int step)
-{
-    const float4 a = d[step] + d[2 * step], b = d[step] - d[2 * step];
-    const float4 c = d[3 * step] + d[4 * step], e = d[3 * step] - d[4 * step];
-    d[0] += a + c;
-    d[step] = b + 2.0f * e;
-    d[2 * step] = a + 4.0f * c;
-    d[3 * step] = b + 8.0f * e + d[5 * step];
-}
-#endif
 
 // The column of a tile's pixel; one outside of the image where there is no such pixel.
 #define COLUMN(x, y) ((x) >= 0 && (x) < in_w && (y) >= 0 && (y) < in_h ? first + (x) : OUTSIDE)

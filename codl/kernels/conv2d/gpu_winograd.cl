@@ -9,9 +9,7 @@
 // So little but the input, the output and the weights leaves the cache. Elsewhere the three steps
 // are three kernels over all tiles at once, with points and sums of the whole image in scratch.
 //
-// SIDE       points a side: 4, 6 or 8; 5 or 9 where the stride is 2
-// TILE       output pixels a side: (SIDE - window) / STRIDE + 1
-// STRIDE     of the window, 1 or 2
+// SIDE, TILE, STRIDE   see winograd.cl
 // TOGETHER   tiles that are multiplied at once, with their sums in registers
 // OUTS       blocks of output channels that they are multiplied by at once; 1 in three kernels
 // weight     [out blocks / OUTS][row and column of WEIGHT_SIDE points][in channel][OUTS][V],
@@ -27,100 +25,12 @@
 // A function that is not inlined: the program builds in a third of the time, and runs as fast.
 #define APART __attribute__((noinline))
 
-// One dimension of the input's transform, from vectors s[0], s[step] ... to PUT (Lavin & Gray). The
-// points are the first SIDE - 1 of 0, 1, -1, 2, -2, 1/2, -1/2, and infinity.
-#if SIDE == 4
-#define TO_POINTS(s, step, PUT)                                                                    \
-    {                                                                                              \
-        PUT(0, s[0] - s[2 * step]);                                                                \
-        PUT(1, s[2 * step] + s[step]);                                                             \
-        PUT(2, s[2 * step] - s[step]);                                                             \
-        PUT(3, s[3 * step] - s[step]);                                                             \
-    }
-#elif SIDE == 6
-#define TO_POINTS(s, step, PUT)                                                                    \
-    {                                                                                              \
-        const VEC a = s[4 * step] - 4.0f * s[2 * step], b = s[3 * step] - 4.0f * s[step];          \
-        const VEC c = s[4 * step] - s[2 * step], e = 2.0f * (s[3 * step] - s[step]);               \
-        PUT(0, 4.0f * s[0] - 5.0f * s[2 * step] + s[4 * step]);                                    \
-        PUT(1, a + b);                                                                             \
-        PUT(2, a - b);                                                                             \
-        PUT(3, c + e);                                                                             \
-        PUT(4, c - e);                                                                             \
-        PUT(5, 4.0f * s[step] - 5.0f * s[3 * step] + s[5 * step]);                                 \
-    }
-#elif SIDE == 8
-#define TO_POINTS(s, step, PUT)                                                                    \
-    {                                                                                              \
-        const VEC a = s[2 * step] + s[6 * step] - 4.25f * s[4 * step];                             \
-        const VEC b = s[step] + s[5 * step] - 4.25f * s[3 * step];                                 \
-        const VEC c = s[6 * step] + 0.25f * s[2 * step] - 1.25f * s[4 * step];                     \
-        const VEC e = 0.5f * s[step] - 2.5f * s[3 * step] + 2.0f * s[5 * step];                    \
-        const VEC f = s[6 * step] + 4.0f * s[2 * step] - 5.0f * s[4 * step];                       \
-        const VEC g = 2.0f * s[step] - 2.5f * s[3 * step] + 0.5f * s[5 * step];                    \
-        PUT(0, s[0] - s[6 * step] + 5.25f * (s[4 * step] - s[2 * step]));                          \
-        PUT(1, a + b);                                                                             \
-        PUT(2, a - b);                                                                             \
-        PUT(3, c + e);                                                                             \
-        PUT(4, c - e);                                                                             \
-        PUT(5, f + g);                                                                             \
-        PUT(6, f - g);                                                                             \
-        PUT(7, s[7 * step] - s[step] + 5.25f * (s[3 * step] - s[5 * step]));                       \
-    }
-// Stride 2 keeps the odd inputs, which meet the middle tap alone, and has the even ones, which meet
-// the two outer taps, at 0, 1, -1, 2 (the first TILE) and infinity.
-#elif SIDE == 5
-#define TO_POINTS(s, step, PUT)                                                                    \
-    {                                                                                              \
-        PUT(0, s[0] - s[2 * step]);                                                                \
-        PUT(1, s[2 * step]);                                                                       \
-        PUT(2, s[4 * step] - s[2 * step]);                                                         \
-        UNROLL for (int i = 0; i < TILE; i++) PUT(TILE + 1 + i, s[(2 * i + 1) * step]);            \
-    }
-#else
-#define TO_POINTS(s, step, PUT)                                                                    \
-    {                                                                                              \
-        const VEC a = s[6 * step] - s[2 * step];                                                   \
-        PUT(0, a + 2.0f * (s[0] - s[4 * step]));                                                   \
-        PUT(1, s[6 * step] - s[4 * step] - 2.0f * s[2 * step]);                                    \
-        PUT(2, s[6 * step] - 3.0f * s[4 * step] + 2.0f * s[2 * step]);                             \
-        PUT(3, a);                                                                                 \
-        PUT(4, s[8 * step] - s[4 * step] - 2.0f * a);                                              \
-        UNROLL for (int i = 0; i < TILE; i++) PUT(TILE + 1 + i, s[(2 * i + 1) * step]);            \
-    }
-#endif
-
-// And back to TILE outputs: output i is the sum over all points p of p^i times the product there,
-// the last one with infinity's. EVEN and ODD are without 0 and infinity, for 2^i.
-#if SIDE == 4
-#define EVEN(two) a
-#define ODD(two) b
-#elif SIDE == 6
-#define EVEN(two) (a + (two) * (s[3] + s[4]))
-#define ODD(two) (b + (two) * (s[3] - s[4]))
-#elif SIDE == 8
+#define VALUE VEC
+#if SIDE == 8
 // Takes back what weights at 2 and -2 were enlarged by: a power of two, which rounds nothing off.
 #define SMALL (1.0f / (1 << (TILE - 2)))
-#define EVEN(two) (a + (two) * SMALL * (s[3] + s[4]) + 1.0f / (two) * (s[5] + s[6]))
-#define ODD(two) (b + (two) * SMALL * (s[3] - s[4]) + 1.0f / (two) * (s[5] - s[6]))
-#elif SIDE == 5
-#define EVEN(two) s[1]
-#define ODD(two) s[1]
-#else
-#define EVEN(two) (a + (two) * s[3])
-#define ODD(two) (b + (two) * s[3])
 #endif
-#define FROM_POINTS(s, PUT)                                                                        \
-    {                                                                                              \
-        const VEC a = s[1] + s[2], b = s[1] - s[2];                                                \
-        UNROLL for (int i = 0; i < TILE; i++) {                                                    \
-            VEC sum = i % 2 ? ODD((float)(1 << i)) : EVEN((float)(1 << i));                        \
-            if (i == 0) sum += s[0];                                                               \
-            if (i == TILE - 1) sum += s[STRIDE == 2 ? TILE : SIDE - 1];                            \
-            if (STRIDE == 2) sum += s[TILE + 1 + i];                                               \
-            PUT(i, sum);                                                                           \
-        }                                                                                          \
-    }
+#include "conv2d/winograd.cl"
 
 // The odd inputs of stride 2 all meet the same weights: the filter has fewer points than the input.
 #define WEIGHT_SIDE (STRIDE == 2 ? TILE + 2 : SIDE)
@@ -180,15 +90,18 @@ void transform_input(__global const ELEMENT *in, int y0, int x0, int in_h, int i
             UNROLL for (int c = 0; c < SIDE; c++)
                 s[c] = inside_y && x0 + c >= 0 && x0 + c < in_w ? LOAD(row + c * V) : (VEC)(0.0f);
         }
+#define X(c) s[c]
 #define PUT(i, value) half_way[r * SIDE + (i)] = (value)
-        TO_POINTS(s, 1, PUT)
+        TO_POINTS(X, PUT)
+#undef X
 #undef PUT
     }
     NO_UNROLL for (int c = 0; c < SIDE; c++) {
-        const VEC *s = half_way + c;
         __global float *to = points + (size_t)c * point_stride;
+#define X(r) half_way[(r) * SIDE + c]
 #define PUT(i, value) VSTORE((value), to + (size_t)((i) * SIDE) * point_stride)
-        TO_POINTS(s, SIDE, PUT)
+        TO_POINTS(X, PUT)
+#undef X
 #undef PUT
     }
 }
@@ -202,15 +115,18 @@ void transform_output(__global const float *sums, int point_stride, VEC bias,
         VEC s[SIDE];
         UNROLL for (int r = 0; r < SIDE; r++)
             s[r] = VLOAD(sums + (size_t)(r * SIDE + column) * point_stride);
+#define SUM(p) s[p]
 #define PUT(i, value) half_way[(i) * SIDE + column] = (value)
-        FROM_POINTS(s, PUT)
+        FROM_POINTS(SUM, PUT)
+#undef SUM
 #undef PUT
     }
     NO_UNROLL for (int r = 0; r < rows; r++) {
-        const VEC *s = half_way + r * SIDE;
         VEC d[TILE];
+#define SUM(p) half_way[r * SIDE + (p)]
 #define PUT(i, value) d[i] = (value) + bias
-        FROM_POINTS(s, PUT)
+        FROM_POINTS(SUM, PUT)
+#undef SUM
 #undef PUT
         UNROLL for (int i = 0; i < TILE; i++)
             if (i < columns)

@@ -12,25 +12,29 @@ from codl.ir.ops.convolution import Conv2d
 from codl.kernels.base import (
     ENDS,
     ApartArg,
+    Arg,
     Choice,
     ConstantArg,
     KernelLaunch,
     KernelPlan,
     ScratchArg,
-    TensorArg,
 )
-from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
-from codl.kernels.conv2d.gpu_gemm import MOST_CHOICES, GemmCut, Product, cuts, refuse_width
-from codl.kernels.conv2d.gpu_winograd import filter_transform
+from codl.kernels.conv2d.gpu import byte_features, pack_bias
+from codl.kernels.conv2d.gpu_gemm import (
+    MOST_CHOICES,
+    GemmCut,
+    Product,
+    cuts,
+    refuse_width,
+    row_window,
+)
+from codl.kernels.conv2d.winograd import filter_points, filter_transform, refuse_window
 from codl.kernels.tiling import GROUP, base_defines, ceil_div, round_up
 from codl.kernels.variant import ForStorage
 from codl.records.soc import GpuSide, Soc
 
-TRANSFORMS = {
-    2: np.array([[2, 0, 0], [1, 1, 1], [1, -1, 1], [0, 0, 2]], np.float64) / 2,
-    4: filter_transform(6, 3),
-    6: filter_transform(8, 3),
-}
+#: Rows and columns of a tile of outputs.
+TILES = (2, 4, 6)
 #: With fewer input channels the sums at the points take longer than the products that they save.
 FEWEST_INPUTS = 16
 #: Memory for points and sums: images of a batch beyond that have their turn later, and in the same.
@@ -53,7 +57,7 @@ class _WinogradGemmTiling:
 
     @classmethod
     def of(cls, op: Conv2d, tile: int) -> _WinogradGemmTiling:
-        one = cls(
+        alone = cls(
             tile=tile,
             tiles_h=ceil_div(op.output.h, tile),
             tiles_w=ceil_div(op.output.w, tile),
@@ -61,8 +65,8 @@ class _WinogradGemmTiling:
             out_blocks=ceil_div(op.out_channels, 4),
             images=1,
         )
-        most = max(1, SCRATCH_BYTES // (one.bytes(one.in_blocks) + one.bytes(one.out_blocks)))
-        return replace(one, images=ceil_div(op.output.n, ceil_div(op.output.n, most)))
+        most = max(1, SCRATCH_BYTES // alone.bytes(alone.in_blocks + alone.out_blocks))
+        return replace(alone, images=ceil_div(op.output.n, ceil_div(op.output.n, most)))
 
     @property
     def points(self) -> int:
@@ -90,10 +94,6 @@ class _WinogradGemmTiling:
     def product(self) -> Product:
         return Product(self.tiles, self.in_blocks, self.out_blocks, batches=self.points)
 
-    def grid(self, blocks: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Global and local size of a transform."""
-        return (round_up(4 * self.tiles, GROUP), blocks), (GROUP, 1)
-
     def cost(self, cut: GemmCut, gpu: GpuSide) -> float:
         """A rough latency in cycles of a compute unit; see `GemmCut.cost`."""
         blocks = self.in_blocks + cut.splits * self.out_blocks
@@ -105,7 +105,7 @@ def _tilings(op: Conv2d, soc: Soc) -> list[tuple[_WinogradGemmTiling, GemmCut]]:
     """Every tile and cut worth trying, likely ones first."""
     found = [
         (tiling, cut)
-        for tiling in (_WinogradGemmTiling.of(op, tile) for tile in TRANSFORMS)
+        for tiling in (_WinogradGemmTiling.of(op, tile) for tile in TILES)
         for cut in cuts(tiling.product, soc.gpu)
     ]
     return sorted(found, key=lambda pair: pair[0].cost(pair[1], soc.gpu))
@@ -130,11 +130,8 @@ class GpuWinogradGemm(ForStorage):
     takes_batch: ClassVar[bool] = True
 
     def refusal(self, op: Conv2d, soc: Soc) -> str | None:
-        if op.kernel != (3, 3) or op.stride != (1, 1) or op.dilation != (1, 1) or op.groups != 1:
-            return (
-                "Winograd needs kernel=3x3 stride=1 dilation=1 groups=1, got "
-                f"kernel={op.kernel} stride={op.stride} dilation={op.dilation} groups={op.groups}"
-            )
+        if reason := refuse_window(op):
+            return reason
         if op.input.c < FEWEST_INPUTS:
             return f"there must be at least {FEWEST_INPUTS} input channels, got {op.input.c}"
         if reason := refuse_width(soc):
@@ -149,17 +146,12 @@ class GpuWinogradGemm(ForStorage):
 
     def features(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
         t, cut = _chosen(op, soc, choice)
-        tiles_m, tiles_n, others = cut.groups(t.product)
         turns = len(t.turns(op))
-        groups = tiles_m * tiles_n * others
-        depth = 4 * cut.padded_depth(t.product)
-        padded = tiles_m * cut.tile_m * tiles_n * cut.tile_n * depth * t.points * turns
+        products = cut.features(t.product, soc.gpu)
+        steps = products.pop("steps")
         return {
-            "padded_macs": float(padded),
-            "work_groups": float(groups * turns),
-            "work_items": float(groups * turns * cut.items),
-            "waves": float(ceil_div(groups, soc.gpu.compute_units) * turns),
-            "steps": float(cut.steps(t.product)),
+            **{name: value * turns for name, value in products.items()},
+            "steps": steps,
             "point_bytes": float(t.bytes(t.in_blocks) * turns),
             "sum_bytes": float(t.bytes(t.out_blocks * cut.splits) * turns),
             "flops": float(op.flops),
@@ -180,8 +172,8 @@ class GpuWinogradGemm(ForStorage):
             source="conv2d/gpu_winograd_gemm.cl",
             launches=tuple(
                 replace(launch, image=first)
-                for first, own in t.turns(op)
-                for launch in (_points(op, own), _products(own, cut), _outputs(op, own, cut))
+                for first, tiling in t.turns(op)
+                for launch in _launches(op, tiling, cut)
             ),
             defines={
                 **base_defines(op.activation, soc, self.storage),
@@ -200,48 +192,31 @@ class GpuWinogradGemm(ForStorage):
         )
 
 
-def _points(op: Conv2d, t: _WinogradGemmTiling) -> KernelLaunch:
-    global_size, local_size = t.grid(t.in_blocks)
+def _launches(op: Conv2d, t: _WinogradGemmTiling, cut: GemmCut) -> tuple[KernelLaunch, ...]:
+    """To the points, the products there, and back to outputs.
+
+    The tiles of each point are the pixels of a 1x1 convolution in one row.
+    """
+    (source, target), points, sums = ENDS, ScratchArg("points"), ScratchArg("sums")
+    weight, bias = ConstantArg("weight"), ConstantArg("bias")
     tiles = (t.tiles, t.image_tiles, t.tiles_w)
-    sizes = (*tiles, t.in_blocks, op.input.h, op.input.w, op.pad.top, op.pad.left)
-    tensor = TensorArg("input")
-    return KernelLaunch(
-        kernel="winograd_points",
-        global_size=global_size,
-        local_size=local_size,
-        args=(tensor, ScratchArg("points"), *sizes, ApartArg(tensor)),
-    )
-
-
-def _products(t: _WinogradGemmTiling, cut: GemmCut) -> KernelLaunch:
-    """The tiles of each point are the pixels of a 1x1 convolution in one row."""
-    buffers = (ScratchArg("points"), 0, t.tiles, ScratchArg("sums"), 0, 0)
-    window = (1, t.tiles, t.tiles, 1, 1, 1, 0, 0, 1, 1)
-    constants = (ConstantArg("weight"), ConstantArg("bias"))
-    return cut.launch(t.product, (*buffers, *constants), window, (t.in_blocks * t.tiles, 0))
-
-
-def _outputs(op: Conv2d, t: _WinogradGemmTiling, cut: GemmCut) -> KernelLaunch:
-    global_size, local_size = t.grid(t.out_blocks)
-    tiles = (t.tiles, t.image_tiles, t.tiles_w)
-    sizes = (cut.splits, *tiles, t.out_blocks, op.output.h, op.output.w)
-    tensor = TensorArg("output")
-    return KernelLaunch(
-        kernel="winograd_outputs",
-        global_size=global_size,
-        local_size=local_size,
-        args=(ScratchArg("sums"), tensor, ConstantArg("bias"), *sizes, ApartArg(tensor)),
+    lanes = round_up(4 * t.tiles, GROUP)
+    window = (t.in_blocks, op.input.h, op.input.w, op.pad.top, op.pad.left)
+    into: tuple[Arg, ...] = (source, points, *tiles, *window, ApartArg(source))
+    sizes = (cut.splits, *tiles, t.out_blocks, *op.out_hw)
+    out_of: tuple[Arg, ...] = (sums, target, bias, *sizes, ApartArg(target))
+    buffers = (points, 0, t.tiles, sums, 0, 0, weight, bias)
+    return (
+        KernelLaunch("winograd_points", (lanes, t.in_blocks), into, (GROUP, 1)),
+        cut.launch(t.product, buffers, row_window(t.tiles), (t.in_blocks * t.tiles, 0)),
+        KernelLaunch("winograd_outputs", (lanes, t.out_blocks), out_of, (GROUP, 1)),
     )
 
 
 def _transform(weight: Array, tile: int) -> Array:
-    """(oc, ic, 3, 3) -> (points, 1, ic, oc); some channels at a time, as float64 is large."""
-    both = np.kron(TRANSFORMS[tile], TRANSFORMS[tile])
-    outs, ins = weight.shape[:2]
-    points = np.empty((both.shape[0], 1, ins, outs), np.float32)
-    for first in range(0, outs, 64):
-        rows = weight[first : first + 64].reshape(-1, 9).astype(np.float64) @ both.T
-        points[:, 0, :, first : first + 64] = rows.reshape(-1, ins, both.shape[0]).transpose(
-            2, 1, 0
-        )
+    """(oc, ic, 3, 3) -> (points, 1, ic, oc)."""
+    transform, (outs, ins) = filter_transform(tile + 2, 3), weight.shape[:2]
+    points = np.empty(((tile + 2) ** 2, 1, ins, outs), np.float32)
+    for first, some in filter_points(weight, transform):
+        points[:, 0, :, first : first + len(some)] = some.transpose(2, 1, 0)
     return points

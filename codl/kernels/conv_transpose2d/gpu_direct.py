@@ -10,7 +10,7 @@ import numpy as np
 from codl.ir.ops.base import Array
 from codl.ir.ops.convolution import ConvTranspose2d
 from codl.kernels.base import WEIGHTED, Choice, KernelLaunch, KernelPlan
-from codl.kernels.conv2d.gpu_direct import pack_bias
+from codl.kernels.conv2d.gpu import pack_bias
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, round_up, strip, waves
 from codl.kernels.variant import ForStorage
 from codl.records.soc import Soc

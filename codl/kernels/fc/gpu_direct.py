@@ -21,7 +21,7 @@ from codl.ir.ops.fully_connected import (
 from codl.ir.region import Shape
 from codl.kernels import tiling_columns
 from codl.kernels.base import ENDS, WEIGHTED, ApartArg, Arg, Choice, KernelLaunch, KernelPlan
-from codl.kernels.conv2d.gpu_direct import pack_bias
+from codl.kernels.conv2d.gpu import pack_bias
 from codl.kernels.feature_columns import (
     ChoiceColumns,
     by_level,

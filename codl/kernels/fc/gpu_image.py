@@ -10,7 +10,7 @@ from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.fully_connected import FullyConnected
 from codl.ir.region import Shape
 from codl.kernels.base import WEIGHTED, Choice, KernelLaunch, KernelPlan
-from codl.kernels.conv2d.gpu_direct import pack_bias
+from codl.kernels.conv2d.gpu import pack_bias
 from codl.kernels.fc.gpu_direct import group_shape
 from codl.kernels.image import TEXEL, image_defines, image_refusal, texels
 from codl.kernels.tiling import round_up, waves

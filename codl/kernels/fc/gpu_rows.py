@@ -13,7 +13,7 @@ from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.fully_connected import FullyConnected
 from codl.ir.region import Shape
 from codl.kernels.base import ENDS, WEIGHTED, ApartArg, Arg, Choice, KernelLaunch, KernelPlan
-from codl.kernels.conv2d.gpu_direct import pack_bias
+from codl.kernels.conv2d.gpu import pack_bias
 from codl.kernels.fc.gpu_direct import groups_of_images
 from codl.kernels.tiling import base_defines, ceil_div, round_up
 from codl.kernels.variant import ForStorage

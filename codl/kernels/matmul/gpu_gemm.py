@@ -10,10 +10,17 @@ import numpy as np
 from codl.ir.ops.base import Weights
 from codl.ir.ops.matmul import MatMul
 from codl.ir.types import ConstantArray
-from codl.kernels.base import Arg, Choice, ConstantArg, KernelLaunch, KernelPlan, ScratchArg
-from codl.kernels.conv2d.gpu_gemm import MOST_CHOICES, GemmCut, Product, cuts, refuse_width
+from codl.kernels.base import Choice, KernelPlan
+from codl.kernels.conv2d.gpu_gemm import (
+    MOST_CHOICES,
+    Product,
+    chosen,
+    cuts,
+    refuse_width,
+    row_window,
+)
 from codl.kernels.matmul.problem import OUT, A, Problem
-from codl.kernels.tiling import GROUP, base_defines, ceil_div, round_up
+from codl.kernels.tiling import base_defines
 from codl.kernels.variant import ForPlanar
 from codl.records.soc import Soc
 
@@ -40,17 +47,10 @@ class GpuGemm(ForPlanar):
         return tuple(asdict(cut) for cut in cuts(_product(op), soc.gpu)[:MOST_CHOICES])
 
     def features(self, op: MatMul, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
-        product, cut = _cut(op, soc, choice)
-        tiles_m, tiles_n, others = cut.groups(product)
-        groups = tiles_m * tiles_n * others
-        padded = tiles_m * cut.tile_m * tiles_n * cut.tile_n * 4 * cut.padded_depth(product)
+        product, cut = chosen(_product(op), soc, choice)
         return {
-            "padded_macs": float(padded),
-            "work_groups": float(groups),
-            "work_items": float(groups * cut.items),
-            "waves": float(ceil_div(groups, soc.gpu.compute_units)),
-            "steps": float(cut.steps(product)),
-            "partial_bytes": 4.0 * cut.splits * product.pixels * op.n * (cut.splits > 1),
+            **cut.features(product, soc.gpu),
+            "partial_bytes": float(sum(cut.scratch(product).values())),
             "launches": 1.0 + (cut.splits > 1),
             "flops": float(op.flops),
             "input_bytes": self.stored_bytes(op.bytes - op.output.bytes),
@@ -58,13 +58,7 @@ class GpuGemm(ForPlanar):
         }
 
     def plan(self, op: MatMul, soc: Soc, choice: Choice | None = None) -> KernelPlan:
-        product, cut = _cut(op, soc, choice)
-        in_one = cut.splits == 1
-        buffers: tuple[Arg, ...] = (OUT,) if in_one else (ScratchArg("parts"), 0, 0)
-        buffers = (A, *buffers, ConstantArg("weight"), ConstantArg("bias"))
-        # A row is a pixel, and one is so many blocks of four behind the other.
-        window = (1, product.pixels, product.pixels, 1, 1, product.in_blocks, 0, 0, 1, 1)
-        first = cut.launch(product, buffers, window, (0, 0))
+        product, cut = chosen(_product(op), soc, choice)
 
         def pack(weights: Weights) -> dict[str, ConstantArray]:
             matrix = weights["weight"].T if op.trans_b else weights["weight"]
@@ -74,19 +68,20 @@ class GpuGemm(ForPlanar):
                 "bias": np.ascontiguousarray(weights["bias"]),
             }
 
-        parts = {"parts": 4 * cut.splits * product.pixels * op.n}
+        # A row is a pixel, and one is so many blocks of four behind the other.
+        window = row_window(product.pixels, product.in_blocks)
         return KernelPlan(
             source="conv2d/gpu_gemm.cl",
-            launches=(first,) if in_one else (first, _sum(product, cut.splits)),
+            launches=cut.launches(product, (A, OUT), window, (0, 0)),
             defines={
                 **base_defines(op.activation, soc, self.storage),
                 **cut.defines,
                 "POINTWISE": 1,
                 "ROWS": 1,
-                **({} if in_one else {"RAW": 1}),
+                **({"RAW": 1} if cut.splits > 1 else {}),
             },
             pack=pack,
-            scratch={} if in_one else parts,
+            scratch=cut.scratch(product),
             storages=dict.fromkeys((A, OUT), self.storage),
             whole_batch=True,
         )
@@ -95,19 +90,3 @@ class GpuGemm(ForPlanar):
 def _product(op: MatMul) -> Product:
     """Rows of all batches are pixels."""
     return Product(Problem.of(op).m, op.k // 4, op.n // 4)
-
-
-def _cut(op: MatMul, soc: Soc, choice: Choice | None) -> tuple[Product, GemmCut]:
-    product = _product(op)
-    return product, GemmCut(**choice) if choice else cuts(product, soc.gpu)[0]
-
-
-def _sum(product: Product, splits: int) -> KernelLaunch:
-    """Adds the sums of all splits."""
-    sizes = (splits, product.out_blocks, product.pixels, 0)
-    return KernelLaunch(
-        kernel="conv2d_gemm_sum",
-        global_size=(round_up(product.pixels * product.out_blocks, GROUP), 1, 1),
-        local_size=(GROUP, 1, 1),
-        args=(ScratchArg("parts"), OUT, ConstantArg("bias"), *sizes),
-    )

@@ -8,6 +8,7 @@
 // strip      tiles of one work-item; other sizes in pixels
 
 #include "conv2d/added.cl"
+#include "window.cl"
 
 #if V == 4
 #define HALVES(v) (v)
@@ -34,9 +35,8 @@ float sum_of_lanes(VEC v)
 KERNEL void conv2d_narrow(
     __global const ELEMENT *input, int input_offset, int input_stride,
     __global ELEMENT *output, int output_offset, int output_stride,
-    __global const WEIGHT *weight, __global const float *bias, int strip, int tiles, int in_blocks,
-    int in_h, int in_w, int out_w, int kernel_h, int kernel_w, int stride_h, int pad_top,
-    int pad_left, int dilation_h, int dilation_w ADDED_ARGS)
+    __global const WEIGHT *weight, __global const float *bias, int strip, int tiles,
+    int in_blocks, WINDOW_ARGS ADDED_ARGS)
 {
     const int row_tiles = (out_w + PIXELS - 1) / PIXELS;
     __global ELEMENT *out = BLOCK(output, output_offset, output_stride, 0);

@@ -1,0 +1,107 @@
+// One dimension of Winograd's transforms, of values x(0), x(1), ... that go to PUT(i, value) (Lavin &
+// Gray): SIDE inputs to as many points, and the sums s(0), ... at the points to TILE outputs. The
+// points are the first SIDE - 1 of 0, 1, -1, 2, -2, 1/2, -1/2, and infinity.
+//
+// SIDE       points a side: 4, 6 or 8; 5 or 9 where the stride is 2
+// TILE       output pixels a side: (SIDE - window) / STRIDE + 1
+// STRIDE     of the window, 1 or 2; 1 where it is not defined
+// VALUE      the type of a value
+// SMALL      what sums at 2 and -2 are multiplied by where there are eight points; 1 if not defined
+
+#ifndef STRIDE
+#define STRIDE 1
+#endif
+#ifndef SMALL
+#define SMALL 1.0f
+#endif
+
+#if SIDE == 4
+#define TO_POINTS(x, PUT)                                                                          \
+    {                                                                                              \
+        PUT(0, x(0) - x(2));                                                                       \
+        PUT(1, x(2) + x(1));                                                                       \
+        PUT(2, x(2) - x(1));                                                                       \
+        PUT(3, x(3) - x(1));                                                                       \
+    }
+#elif SIDE == 6
+#define TO_POINTS(x, PUT)                                                                          \
+    {                                                                                              \
+        const VALUE even1_ = x(4) - 4.0f * x(2), odd1_ = x(3) - 4.0f * x(1);                       \
+        const VALUE even2_ = x(4) - x(2), odd2_ = 2.0f * (x(3) - x(1));                            \
+        PUT(0, 4.0f * x(0) - 5.0f * x(2) + x(4));                                                  \
+        PUT(1, even1_ + odd1_);                                                                    \
+        PUT(2, even1_ - odd1_);                                                                    \
+        PUT(3, even2_ + odd2_);                                                                    \
+        PUT(4, even2_ - odd2_);                                                                    \
+        PUT(5, 4.0f * x(1) - 5.0f * x(3) + x(5));                                                  \
+    }
+#elif SIDE == 8
+#define TO_POINTS(x, PUT)                                                                          \
+    {                                                                                              \
+        const VALUE even1_ = x(2) + x(6) - 4.25f * x(4);                                           \
+        const VALUE odd1_ = x(1) + x(5) - 4.25f * x(3);                                            \
+        const VALUE even2_ = x(6) + 0.25f * x(2) - 1.25f * x(4);                                   \
+        const VALUE odd2_ = 0.5f * x(1) - 2.5f * x(3) + 2.0f * x(5);                               \
+        const VALUE even3_ = x(6) + 4.0f * x(2) - 5.0f * x(4);                                     \
+        const VALUE odd3_ = 2.0f * x(1) - 2.5f * x(3) + 0.5f * x(5);                               \
+        PUT(0, x(0) - x(6) + 5.25f * (x(4) - x(2)));                                               \
+        PUT(1, even1_ + odd1_);                                                                    \
+        PUT(2, even1_ - odd1_);                                                                    \
+        PUT(3, even2_ + odd2_);                                                                    \
+        PUT(4, even2_ - odd2_);                                                                    \
+        PUT(5, even3_ + odd3_);                                                                    \
+        PUT(6, even3_ - odd3_);                                                                    \
+        PUT(7, x(7) - x(1) + 5.25f * (x(3) - x(5)));                                               \
+    }
+// Stride 2 keeps the odd inputs, which meet the middle tap alone, and has the even ones, which meet
+// the two outer taps, at 0, 1, -1, 2 (the first TILE) and infinity.
+#elif SIDE == 5
+#define TO_POINTS(x, PUT)                                                                          \
+    {                                                                                              \
+        PUT(0, x(0) - x(2));                                                                       \
+        PUT(1, x(2));                                                                              \
+        PUT(2, x(4) - x(2));                                                                       \
+        UNROLL for (int i_ = 0; i_ < TILE; i_++) PUT(TILE + 1 + i_, x(2 * i_ + 1));                \
+    }
+#else
+#define TO_POINTS(x, PUT)                                                                          \
+    {                                                                                              \
+        const VALUE even1_ = x(6) - x(2);                                                          \
+        PUT(0, even1_ + 2.0f * (x(0) - x(4)));                                                     \
+        PUT(1, x(6) - x(4) - 2.0f * x(2));                                                         \
+        PUT(2, x(6) - 3.0f * x(4) + 2.0f * x(2));                                                  \
+        PUT(3, even1_);                                                                            \
+        PUT(4, x(8) - x(4) - 2.0f * even1_);                                                       \
+        UNROLL for (int i_ = 0; i_ < TILE; i_++) PUT(TILE + 1 + i_, x(2 * i_ + 1));                \
+    }
+#endif
+
+// And back to TILE outputs: output i is the sum over all points p of p^i times the product there,
+// the last one with infinity's. EVEN and ODD are without 0 and infinity, for 2^i.
+#if SIDE == 4
+#define EVEN(s, two) even1_
+#define ODD(s, two) odd1_
+#elif SIDE == 6
+#define EVEN(s, two) (even1_ + (two) * (s(3) + s(4)))
+#define ODD(s, two) (odd1_ + (two) * (s(3) - s(4)))
+#elif SIDE == 8
+#define EVEN(s, two) (even1_ + (two) * SMALL * (s(3) + s(4)) + 1.0f / (two) * (s(5) + s(6)))
+#define ODD(s, two) (odd1_ + (two) * SMALL * (s(3) - s(4)) + 1.0f / (two) * (s(5) - s(6)))
+#elif SIDE == 5
+#define EVEN(s, two) s(1)
+#define ODD(s, two) s(1)
+#else
+#define EVEN(s, two) (even1_ + (two) * s(3))
+#define ODD(s, two) (odd1_ + (two) * s(3))
+#endif
+#define FROM_POINTS(s, PUT)                                                                        \
+    {                                                                                              \
+        const VALUE even1_ = s(1) + s(2), odd1_ = s(1) - s(2);                                     \
+        UNROLL for (int i_ = 0; i_ < TILE; i_++) {                                                 \
+            VALUE sum_ = i_ % 2 ? ODD(s, (float)(1 << i_)) : EVEN(s, (float)(1 << i_));            \
+            if (i_ == 0) sum_ += s(0);                                                             \
+            if (i_ == TILE - 1) sum_ += s(STRIDE == 2 ? TILE : SIDE - 1);                          \
+            if (STRIDE == 2) sum_ += s(TILE + 1 + i_);                                             \
+            PUT(i_, sum_);                                                                         \
+        }                                                                                          \
+    }
