@@ -26,10 +26,9 @@ from codl.kernels.tuning import Tuning
 from codl.measure.budget import Budget
 from codl.runtime.detect import describe
 from codl.runtime.placement import LocalSoc
-from codl.validate.plan_check import Bench
 from codl.validate.references import Model
 from codl.validate.remedy import find_remedy
-from codl.validate.validation import validate
+from codl.validate.validation import ModelUnderTest, validate
 
 
 def main() -> None:
@@ -56,11 +55,11 @@ def one_round(nodes: int, seed: int, turn: int, soc: LocalSoc, folder: Path) -> 
         for fault in [faults[(number + turn) % len(faults)]]
     }
     planted = plant(network, inputs, soc, faulty)
-    bench, begin = Bench(Model(network), here(soc), Tuning(), [inputs]), monotonic()
+    bench, begin = ModelUnderTest(Model(network), here(soc), Tuning(), [inputs]), monotonic()
     found = validate(bench, planted.plan)
     checked = monotonic()
     remedy = find_remedy(bench, found, budget=Budget())
-    named = {one.use.layer.name for one in found.bad}
+    named = {one.part.layer.name for one in found.bad}
     moved = {one.op for one in remedy.fallbacks}
     cosine = remedy.whole.cosine if remedy.whole else 0.0
     print(

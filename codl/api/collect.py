@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from codl.api.job import controlled
 from codl.api.reporter import SILENT, Reporter
 from codl.errors import CodlError, DeviceError, InterruptedCommandError
-from codl.evaluation.settled_plans import TOLERANCE, SettledPlans
+from codl.evaluation.plan_convergence import TOLERANCE, PlanConvergence
 from codl.frontend.models import MEASURED
 from codl.ir import Network, Op
 from codl.kernels.tuning import Tuning
@@ -93,7 +93,7 @@ class Agenda:
     tasks: Sequence[Task]
     time_s: float | None = None
     learner: ActiveLearner | None = None
-    plans: SettledPlans | None = None
+    plans: PlanConvergence | None = None
 
     @property
     def chooser(self) -> Chooser | None:
@@ -121,7 +121,7 @@ class Agenda:
         if not rule.are_plans:
             return cls(all_tasks(scope, soc))
         tasks, tiers = wholes_first(scope, soc)
-        plans = SettledPlans(
+        plans = PlanConvergence(
             models=lambda: networks or _built_in(),
             context=Context(soc, tuning),
             dataset=dataset,
@@ -157,7 +157,7 @@ class CollectRun:
     dataset: Dataset
     done: Collected
     expected: dict[str, Any] | None = None
-    plans: SettledPlans | None = None
+    plans: PlanConvergence | None = None
 
     def to_json(self) -> dict[str, Any]:
         """What `codl collect --json` holds."""
@@ -174,7 +174,7 @@ class CollectRun:
 class Standing:
     """How it stands with the plans and with each device, while a collection goes on."""
 
-    plans: SettledPlans | None = None
+    plans: PlanConvergence | None = None
     devices: Sequence[DeviceNews] = ()
 
 

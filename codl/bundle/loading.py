@@ -20,6 +20,7 @@ from codl.bundle import tensors
 from codl.bundle.archive import CONSTANTS, EXECUTABLE, FIX, REFERENCE, Archive
 from codl.engine.engine import Engine
 from codl.errors import CodlError, CodlWarning, DeviceError, MismatchError, WrongResultError
+from codl.evaluation.closeness import Closeness, closeness, is_right, worst
 from codl.ir import Network
 from codl.ir.constants import digest
 from codl.ir.executable import Executable
@@ -34,7 +35,6 @@ from codl.runtime.placement import LocalSoc, Placement
 from codl.runtime.program_cache import Binary, Offer
 from codl.targets.local import LocalTarget
 from codl.validate import verdicts
-from codl.validate.closeness import Closeness, closeness, is_right, worst
 
 if TYPE_CHECKING:
     from codl.targets.base import Target

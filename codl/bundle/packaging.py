@@ -18,7 +18,7 @@ from codl.bundle.archive import CONSTANTS, EXECUTABLE, REFERENCE, Archive, to_js
 from codl.bundle.loading import compare, load
 from codl.engine.engine import Engine
 from codl.errors import CodlError
-from codl.evaluation.interleaved import max_rel_err
+from codl.evaluation.closeness import max_rel_err
 from codl.ir import Network
 from codl.ir.executable import Executable, GpuOp
 from codl.ir.executable_json import encode

@@ -14,7 +14,7 @@ from codl.cli import options as opt
 from codl.cli.base_options import MOST_IMAGES, MOST_ROUNDS, finite
 from codl.cli.output import TERMINAL, emit
 from codl.errors import CodlError, UnknownNameError
-from codl.evaluation.settled_plans import TOLERANCE
+from codl.evaluation.plan_convergence import TOLERANCE
 from codl.frontend.models import MEASURED
 from codl.measure import dataset as datasets
 from codl.measure.cool_down import HOT_C

@@ -17,6 +17,7 @@ from codl.api.job import Job, digests_of, read_inputs, recorded
 from codl.cli import options as opt
 from codl.cli.output import TERMINAL, emit, note, progress, stage
 from codl.errors import CodlError
+from codl.evaluation.closeness import Agreement, agreement, read_labels
 from codl.frontend.models.deployment import SUFFIXES, Deployment, Preprocessing
 from codl.ir import Network
 from codl.ir.plan import OpFallback, Plan
@@ -31,12 +32,16 @@ from codl.predict import FOLDER
 from codl.records import soc as socs
 from codl.report.terminal import Table
 from codl.strategies import Context
-from codl.validate.closeness import Agreement, agreement, read_labels
-from codl.validate.halves import halved
-from codl.validate.plan_check import Bench
 from codl.validate.references import Model, Reader, Samples, Values
 from codl.validate.remedy import Remedy, find_remedy, reason_of
-from codl.validate.validation import COSINE, COSINE_OF_ROUNDED, Validation, validate
+from codl.validate.validation import (
+    COSINE,
+    COSINE_OF_ROUNDED,
+    ModelUnderTest,
+    Validation,
+    to_float16,
+    validate,
+)
 
 NPZ = ".npz"
 
@@ -126,10 +131,10 @@ def result_of(found: Validation, remedy: Remedy | None) -> dict[str, Any]:
         "ok": found.ok,
         "diagnosis": found.diagnosis,
         "left": {
-            "ops": [one.use.label for one in found.ops.checks if not one.is_reached],
+            "ops": [one.part.label for one in found.ops.checks if not one.is_reached],
             "samples": found.samples_left,
         },
-        "first_bad": None if bad is None else bad.use.layer.name,
+        "first_bad": None if bad is None else bad.part.layer.name,
         "fallback": [] if remedy is None else [asdict(one) for one in remedy.fallbacks],
         "remedy": None if remedy is None else _remedy(remedy),
         "reference": found.reference,
@@ -149,7 +154,7 @@ def _remedy(remedy: Remedy) -> dict[str, Any]:
     return {
         "ok": remedy.ok,
         "outputs": None if remedy.whole is None else asdict(remedy.whole),
-        "unmet": [one.use.layer.name for one in remedy.unmet],
+        "unmet": [one.part.layer.name for one in remedy.unmet],
         "plans_tried": remedy.tried,
         "predicted_ms": remedy.plan.predicted_ms,
     }
@@ -211,7 +216,7 @@ def _sample_lines(result: Mapping[str, Any]) -> list[str]:
 def _lines(found: Validation) -> list[str]:
     outputs = found.whole.worst
     lines = [
-        f"{one.use.label} on the {one.use.processor} in {one.use.variant} is {reason_of(one)}"
+        f"{one.part.label} on the {one.part.processor} in {one.part.variant} is {reason_of(one)}"
         for one in found.bad
     ]
     lines += map(str, found.whole.refused)
@@ -228,9 +233,9 @@ def _fallback_lines(remedy: Remedy | None) -> list[str]:
         return []
     lines = [f"Fallback: {one}" for one in remedy.fallbacks]
     lines += [
-        f"Nothing was found that stands in for {one.use.label}."
+        f"Nothing was found that stands in for {one.part.label}."
         if one.is_reached
-        else f"{one.use.label} with the fallbacks was not reached in time."
+        else f"{one.part.label} with the fallbacks was not reached in time."
         for one in remedy.unmet
     ]
     if remedy.whole is None:
@@ -361,9 +366,9 @@ def validate_plan(
         target = context.device
         chosen = _plan(job, loaded.network, context)
         if half:
-            chosen = halved(loaded.network, chosen, job.described)
+            chosen = to_float16(loaded.network, chosen, job.described)
         written, applied = chosen.applied(loaded.network)
-        bench = Bench(replace(loaded, network=written), target, context.tuning, samples)
+        bench = ModelUnderTest(replace(loaded, network=written), target, context.tuning, samples)
         with progress(f"Ops of {loaded.network.name}") as update:
             found = validate(bench, applied, cosine=cosine, progress=update, budget=time)
         remedy = None
@@ -405,7 +410,7 @@ def _lowest(found: Validation, files: Sequence[Path]) -> dict[str, Any]:
     return {"file": files[place].name if files else None, "cosine": cosines[place]}
 
 
-def _agreement(bench: Bench, found: Validation, labels: Sequence[int] | None) -> Agreement:
+def _agreement(bench: ModelUnderTest, found: Validation, labels: Sequence[int] | None) -> Agreement:
     """Of the model's first output."""
     name = next(iter(bench.network.outputs))
     got = [own[name] for own in found.whole.outputs]

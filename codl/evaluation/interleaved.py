@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from codl.engine.engine import Engine
 from codl.errors import CodlError, DeviceError
+from codl.evaluation.closeness import Closeness, closeness, worst
 from codl.evaluation.peers import started
 from codl.frontend import models
 from codl.ir import Network
@@ -25,16 +26,13 @@ from codl.plan.cost_model import CostModel
 from codl.plan.price import price, stage_times, walk
 from codl.plan.profile_feedback import paced
 from codl.records import statistic
-from codl.records.results import EvalRow, Latency, PeerRun, TimeSpan, doubts
+from codl.records.results import SINGLES, EvalRow, Latency, PeerRun, TimeSpan, doubts, times_faster
 from codl.strategies import ideal
 from codl.strategies.base import Context, Strategy
 from codl.targets.base import Started
 
 if TYPE_CHECKING:  # strategies, which are imported all together, need no ONNX
     import onnx
-
-#: One processor alone, in its best or a given storage.
-SINGLES = ("cpu", "gpu", "gpu-buffer", "gpu-image")
 
 
 @dataclass(frozen=True)
@@ -178,48 +176,28 @@ def _engines(
     return engines, rows
 
 
-def compare(outputs: Mapping[str, NDArray[Any]], reference: Reference) -> tuple[float, float]:
-    """The worst cosine and max_rel_err over all outputs, against the reference.
+def compare(outputs: Mapping[str, NDArray[Any]], reference: Reference) -> Closeness:
+    """The worst of all outputs, against the reference.
 
-    Raises `DeviceError` where an output is missing, of another size, or finite elsewhere than the
-    reference is.
+    Raises `DeviceError` where an output is missing, of another size, or not finite elsewhere than
+    the reference is.
     """
-    pairs = []
+    close = []
     for name, expected in reference.outputs.items():
         if name not in outputs or outputs[name].size != expected.size:
             shapes = ", ".join(f"{n} {v.shape}" for n, v in outputs.items()) or "none"
             raise DeviceError(f"The output {name!r} must be {expected.shape}, got {shapes}.")
-        pairs.append(_finite(name, outputs[name].reshape(expected.shape), expected))
-    return min(cosine(a, b) for a, b in pairs), max(max_rel_err(a, b) for a, b in pairs)
-
-
-def _finite(name: str, got: NDArray[Any], expected: NDArray[Any]) -> tuple[NDArray[Any], ...]:
-    """The finite elements of both, which must be the same; others must be equal, or NaN in both."""
-    finite = np.isfinite(expected)
-    if finite.all() and np.isfinite(got).all():
-        return got, expected
-    off = np.count_nonzero((np.isfinite(got) != finite) | np.where(
-        finite | np.isnan(expected) & np.isnan(got), False, got != expected))  # fmt: skip
-    if off:
-        raise DeviceError(
-            f"The output {name!r} is NaN or infinite elsewhere than in ONNX Runtime: "
-            f"{off} of {expected.size} elements."
-        )
-    return np.where(finite, got, 0), np.where(finite, expected, 0)
-
-
-def cosine(a: NDArray[Any], b: NDArray[Any]) -> float:
-    """Cosine of the angle between two flattened outputs; 1 for zeros alone in both."""
-    x, y = (v.astype(np.float64).ravel() for v in (a, b))
-    if not (x.any() or y.any()):
-        return 1.0
-    return float(x @ y / max(float(np.linalg.norm(x) * np.linalg.norm(y)), 1e-300))
-
-
-def max_rel_err(a: NDArray[Any], reference: NDArray[Any]) -> float:
-    """The largest absolute difference over the largest absolute value of the reference."""
-    largest = max(float(np.abs(reference).max()), 1e-300)
-    return float(np.abs(a.astype(np.float64) - reference).max()) / largest
+        got = outputs[name].reshape(expected.shape)
+        finite = np.isfinite(expected)
+        same = (got == expected) | (np.isnan(got) & np.isnan(expected))
+        off = np.count_nonzero(np.where(finite, ~np.isfinite(got), ~same))
+        if off:
+            raise DeviceError(
+                f"The output {name!r} is NaN or infinite elsewhere than in ONNX Runtime: "
+                f"{off} of {expected.size} elements."
+            )
+        close.append(closeness(got, expected))
+    return worst(close)
 
 
 def _ideal(network: Network, context: Context) -> EvalRow:
@@ -260,15 +238,15 @@ def _drifts(
 
 def _of_engine(model: str, engine: Engine, reference: Reference, cost: CostModel | None) -> EvalRow:
     """What is known of a strategy before it is measured."""
-    nearness, error = compare(engine(reference.inputs), reference)
+    close = compare(engine(reference.inputs), reference)
     return EvalRow(
         model=model,
         strategy=engine.plan.strategy,
         latency_ms=None,
         predicted_ms=_predicted_ms(engine, cost),
         source="measured",
-        cosine=nearness,
-        max_rel_err=error,
+        cosine=close.cosine,
+        max_rel_err=close.max_rel_err,
         fallbacks=engine.fallbacks,
         gpu_storage=tuple(map(str, engine.storages)),
         precision=engine.precision,
@@ -283,7 +261,7 @@ def _of_peer(model: str, name: str, peer: Started | CodlError, reference: Refere
     if isinstance(peer, CodlError):
         return failed_row(model, name, str(peer))
     try:
-        nearness, error = compare(peer.outputs(), reference)
+        close = compare(peer.outputs(), reference)
     except CodlError as reason:
         return failed_row(model, name, str(reason))
     return EvalRow(
@@ -292,8 +270,8 @@ def _of_peer(model: str, name: str, peer: Started | CodlError, reference: Refere
         latency_ms=None,
         predicted_ms=None,
         source="measured",
-        cosine=nearness,
-        max_rel_err=error,
+        cosine=close.cosine,
+        max_rel_err=close.max_rel_err,
         peer=PeerRun(peer.version, peer.threads, peer.observed_cores, peer.busy_cores),
     )
 
@@ -323,15 +301,13 @@ def _completed(
     latency = latencies.get(_timed_as(row))
     if latency is None:
         return row
-    singles = [latencies[name].level for name in SINGLES if name in latencies]
     expected_ms = (row.predicted_ms or 0.0) * drifts.get(_timed_as(row), 0.0)
-    bound = limit.latency_ms if limit else None
     return replace(
         row,
         latency_ms=latency,
         cold_ms=times.cold_ms.get(_timed_as(row)),
-        speedup=min(singles) / latency.level if singles else None,
-        of_ideal=bound.level / latency.level if bound else None,
+        speedup=times_faster(map(latencies.get, SINGLES), latency),
+        of_ideal=times_faster([limit.latency_ms] if limit else [], latency),
         slowdown=None if row.peer else slower,
         predicted_over_measured=expected_ms / latency.level if expected_ms else None,
         energy_mj=times.energy_mj.get(_timed_as(row)),

@@ -6,7 +6,7 @@ A value that breaks the rule of a class is a `ValueError`, wherever it comes fro
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Annotated, Literal, TypeAlias
@@ -63,6 +63,16 @@ class Latency:
     def level(self) -> float:
         """By the one statistic, `codl.records.statistic`, which is the 20th percentile."""
         return self.p20
+
+
+#: One processor alone, in its best or a given storage: speedups are over the fastest of these.
+SINGLES = ("cpu", "gpu", "gpu-buffer", "gpu-image")
+
+
+def times_faster(bases: Iterable[Latency | None], latency: Latency | None) -> float | None:
+    """The least of some latencies over another one; None where either is not known."""
+    least = min((base.level for base in bases if base), default=None)
+    return least / latency.level if least is not None and latency and latency.level else None
 
 
 #: Runs that are spread wider than this, as p80 over p20, are of a machine that was disturbed.

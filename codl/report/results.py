@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 from codl.ir.plan import Chain
 from codl.ir.types import Processor
+from codl.records.results import SINGLES as SINGLES
 from codl.records.results import (
     Amount,
     Count,
@@ -20,6 +21,7 @@ from codl.records.results import (
     Source,
     SpanKind,
     TimeSpan,
+    times_faster,
 )
 from codl.records.waterfall import BOUND, ChainTerms, Term
 from codl.report.result_file import ProcessorSummary as ProcessorSummary
@@ -43,8 +45,6 @@ SPAN_KINDS: tuple[SpanKind, ...] = get_args(SpanKind)
 IDEAL = "ideal"
 #: Bound and terms of a waterfall may differ from its last total by this part.
 ADDS_UP = 1e-6
-#: Of these the baseline is the faster one; speedups of the others are over it.
-SINGLES = ("cpu", "gpu", "gpu-buffer", "gpu-image")
 
 
 def _check_spans(spans: Iterable[TimeSpan]) -> None:
@@ -80,12 +80,6 @@ class InferenceProfile:
     @property
     def end_ms(self) -> float:
         return max((span.end_ms for span in self.spans), default=0.0)
-
-
-def _over(bases: Iterable[Latency | None], latency: Latency | None) -> float | None:
-    """The least of some latencies over another one."""
-    least = min((base.level for base in bases if base), default=None)
-    return least / latency.level if least is not None and latency and latency.level else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,12 +119,12 @@ class EvalResult(ResultFile):
         """Over the better single processor of the same run; what files hold may be of medians."""
         singles = [own for own in self.of(row.model) if own.strategy in SINGLES]
         same = [own.latency_ms for own in singles if own.source == row.source]
-        return _over(same, row.latency_ms)
+        return times_faster(same, row.latency_ms)
 
     def of_ideal(self, row: EvalRow) -> float | None:
         """The ideal latency over this one's."""
         ideal = [own.latency_ms for own in self.of(row.model) if own.strategy == IDEAL]
-        return None if row.source in UNMEASURED else _over(ideal, row.latency_ms)
+        return None if row.source in UNMEASURED else times_faster(ideal, row.latency_ms)
 
     def profiles(self, model: str) -> tuple[InferenceProfile, ...]:
         """The profiles of a model, with the sources of the latencies beside them."""

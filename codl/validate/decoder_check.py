@@ -8,6 +8,7 @@ out in turn, everywhere: a step alone has no cache, so its ops are not run one b
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from codl.engine.decoder import Decoder, PlannedStep
 from codl.errors import CodlError
+from codl.evaluation.closeness import Closeness, closeness, is_right, worst
 from codl.frontend.decoders import DecoderSource
 from codl.ir.constants import digest
 from codl.ir.executable import Executable, GpuOp, Refusal
@@ -30,7 +32,6 @@ from codl.measure.peers.ort_decoder import OrtDecoder
 from codl.records.results import Checked
 from codl.targets.local import LocalTarget
 from codl.validate import verdicts
-from codl.validate.closeness import Closeness, closeness, is_right, worst
 from codl.validate.first_check import SPREAD, limit_of, tell, why_not, wrong
 from codl.validate.validation import usual_cosine
 
@@ -58,7 +59,7 @@ def checked_decoder(
     begin, network = perf_counter(), steps[1].step.network
     size = digest(f"{steps[0].step.tokens} {decoder.capacity}")
     slot = verdicts.slot_of(source.model(1, 1).digest() + size, decoder.executables, target)
-    checked = known = verdicts.load(slot)
+    checked = remembered = verdicts.load(slot)
     if checked is None and (reason := why_not(replace(network, states={}))):
         checked = Checked("", reason=reason)
     if checked is None:
@@ -69,7 +70,7 @@ def checked_decoder(
         decoder.close()
         decoder = _without(steps, target, tuning, checked.fallbacks)
     decoder.checked = checked
-    tell(network.name, checked, is_new=known is None)
+    tell(network.name, checked, is_new=remembered is None)
     return decoder
 
 
@@ -80,46 +81,50 @@ def _compared(
     tuning: Tuning,
     source: DecoderSource,
 ) -> tuple[Decoder, Checked]:
-    """The decoder, or one in its place that is right, and what was found."""
+    """The decoder, or another one that is right, and what the comparison says."""
     chunk, capacity, network = steps[0].step.tokens, decoder.capacity, steps[1].step.network
     random = np.random.default_rng(SEED)
     tokens = random.integers(0, steps[1].step.vocabulary, chunk + SINGLE).tolist()
 
     def reference(optimised: bool) -> list[NDArray[Any]]:
         cores = target.soc.placement.cores
-        one = OrtDecoder(source, chunk, capacity, cores, optimised=optimised)
-        try:
-            return _logits(one, tokens, chunk, capacity)
-        finally:
-            one.close()
+        with closing(OrtDecoder(source, chunk, capacity, cores, optimised=optimised)) as peer:
+            return _logits(peer, tokens, chunk, capacity)
 
     def distance(made: Sequence[NDArray[Any]]) -> Closeness:
         return worst(closeness(x, y) for x, y in zip(made, right, strict=True))
 
     right, executables = reference(optimised=False), decoder.executables
     limit, cosine = max(OF_WINOGRAD, *map(limit_of, executables)), usual_cosine(network)
-    found = distance(_logits(decoder, tokens, chunk, capacity))
-    if is_right(found, cosine, limit):
-        return decoder, Checked("ONNX Runtime", found.cosine, found.max_rel_err, limit=limit)
+
+    def verdict(
+        close: Closeness, limit: float, fallbacks: tuple[OpFallback, ...] = ()
+    ) -> Checked | None:
+        if not is_right(close, cosine, limit):
+            return None
+        by = "ONNX Runtime"
+        return Checked(by, close.cosine, close.max_rel_err, fallbacks=fallbacks, limit=limit)
+
+    first = distance(_logits(decoder, tokens, chunk, capacity))
+    if checked := verdict(first, limit):
+        return decoder, checked
     decoder.close()
     noise = distance(reference(optimised=True))
     limit = max(limit, SPREAD * noise.max_rel_err)
     cosine = min(cosine, 1 - SPREAD * (1 - noise.cosine))
-    first = found
-    for fallbacks in ((), *_candidates(executables)):
+    keys = dict.fromkeys(key for own in executables for key, _ in _variants(own))
+    left_out = [(OpFallback(k, "gpu", v, NEXT, "wrong where it is used"),) for k, v in keys]
+    for fallbacks in ((), *left_out):
         try:
             decoder = _without(steps, target, tuning, fallbacks)
         except CodlError:  # no other variant computes it
             continue
-        found = distance(_logits(decoder, tokens, chunk, capacity))
-        if is_right(found, cosine, limit):
-            how: Any = {"fallbacks": fallbacks, "limit": limit}
-            return decoder, Checked("ONNX Runtime", found.cosine, found.max_rel_err, **how)
+        close = distance(_logits(decoder, tokens, chunk, capacity))
+        if checked := verdict(close, limit, fallbacks):
+            return decoder, checked
         decoder.close()
-    if is_right(first, cosine, OF_HALVES):  # rounding adds up, whatever it runs in
-        how = {"limit": OF_HALVES}
-        decoder = Decoder(*steps, target, tuning)
-        return decoder, Checked("ONNX Runtime", first.cosine, first.max_rel_err, **how)
+    if checked := verdict(first, OF_HALVES):  # rounding adds up, whatever it runs in
+        return Decoder(*steps, target, tuning), checked
     raise wrong(network, first)
 
 
@@ -133,12 +138,6 @@ def _logits(decoder: Decodes, tokens: list[int], chunk: int, capacity: int) -> l
     made += [np.array(decoder.decode(token)) for token in singles]
     decoder.reset()
     return made
-
-
-def _candidates(executables: Sequence[Executable]) -> Iterator[tuple[OpFallback, ...]]:
-    """Each variant of the GPU's, to be left out everywhere."""
-    for kind, variant in dict.fromkeys(key for own in executables for key, _ in _variants(own)):
-        yield (OpFallback(kind, "gpu", variant, NEXT, "wrong where it is used"),)
 
 
 def _variants(executable: Executable) -> Iterator[tuple[tuple[str, str], GpuOp]]:

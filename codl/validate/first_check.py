@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from math import inf
 from time import perf_counter
 from typing import Any
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 from codl.engine.engine import Engine
 from codl.errors import CodlWarning, WrongResultError
+from codl.evaluation.closeness import Closeness, closeness, is_right, worst
 from codl.ir import Network
 from codl.ir.executable import Executable, GpuOp
 from codl.ir.plan import OpFallback, Plan
@@ -34,11 +36,9 @@ from codl.runtime.examination import memory_of
 from codl.runtime.numpy_interpreter import check_order
 from codl.targets.base import Target
 from codl.validate import verdicts
-from codl.validate.closeness import Closeness, closeness, is_right, worst
-from codl.validate.plan_check import Bench, Outputs
 from codl.validate.references import Model, Source, Values, outputs_by_ops
 from codl.validate.remedy import find_remedy
-from codl.validate.validation import COSINE, usual_cosine, validate
+from codl.validate.validation import COSINE, ModelUnderTest, Outputs, usual_cosine, validate
 
 #: Seconds for ops one by one, and for what stands in for those that are wrong.
 BUDGET_S = 300.0
@@ -70,7 +70,10 @@ def checked_engine(
     """
 
     def build(fallbacks: Sequence[OpFallback] = ()) -> Engine:
-        chosen = _with(network, plan, fallbacks)
+        chosen = plan
+        if fallbacks:
+            written, applied = plan.applied(network)
+            chosen = with_fallbacks(written, applied, fallbacks).restored(network, plan.sums)
         return Engine(network, chosen, target, tuning, adaptive=adaptive, recovers=recovers)
 
     engine = build()
@@ -80,7 +83,7 @@ def checked_engine(
     with _closed_on_error(engine):
         executables = [engine.executable for _ in engine.each_plan()]
         slot = verdicts.slot_of(source.digest, executables, target)
-        checked = known = verdicts.load(slot)
+        checked = remembered = verdicts.load(slot)
         if checked is None and (reason := why_not(network)):
             checked = Checked("", reason=reason)
         elif checked is not None and checked.fallbacks and strict:
@@ -98,7 +101,7 @@ def checked_engine(
         engine.close()
         engine = build(checked.fallbacks)
     engine.checked = checked
-    tell(network.name, checked, is_new=known is None)
+    tell(network.name, checked, is_new=remembered is None)
     return engine
 
 
@@ -132,24 +135,29 @@ class _Comparison:
         fallbacks: tuple[OpFallback, ...] = ()
         while True:
             with _closed_on_error(engine):
-                found, miss = self._compare(engine)
+                close, miss = self._compare(engine)
                 if miss is not None and self._noise is None:
                     self._noise = self._measured_noise()
-                    found, miss = self._compare(engine)
+                    close, miss = self._compare(engine)
                 if miss is not None and self._least:
-                    raise wrong(self._model.network, found)
+                    raise wrong(self._model.network, close)
             if miss is None:
-                return engine, self._verdict(found, fallbacks)
+                return engine, self._verdict(close, fallbacks)
             engine.close()
             fallbacks = (*fallbacks, *self._remedy(*miss))
             engine = self._build(fallbacks)
 
-    def _verdict(self, found: Closeness, fallbacks: tuple[OpFallback, ...]) -> Checked:
+    def _verdict(self, close: Closeness, fallbacks: tuple[OpFallback, ...]) -> Checked:
         if self._ignored >= self._model.network.outputs.keys():
             return Checked("", reason="chance or rounding decides its outputs", fallbacks=fallbacks)
-        ignored = tuple(sorted(self._ignored))
-        limit = max(self._taken, self._least)
-        return Checked(self._by, found.cosine, found.max_rel_err, "", fallbacks, limit, ignored)
+        return Checked(
+            self._by,
+            close.cosine,
+            close.max_rel_err,
+            fallbacks=fallbacks,
+            limit=max(self._taken, self._least),
+            ignored=tuple(sorted(self._ignored)),
+        )
 
     def _compare(self, engine: Engine) -> tuple[Closeness, tuple[Plan, int, float] | None]:
         """How close outputs are; by which plan, on which sample and by which limit they miss."""
@@ -165,13 +173,13 @@ class _Comparison:
                         return seen[-1], (plan, number, limit)
         return worst(seen), None
 
-    def _is_right(self, name: str, found: Closeness, limit: float) -> bool:
+    def _is_right(self, name: str, close: Closeness, limit: float) -> bool:
         cosine, noise = self._cosine, (self._noise or {}).get(name)
         if noise is not None:
             limit = max(limit, SPREAD * noise.max_rel_err)
             cosine = min(cosine, 1 - SPREAD * (1 - noise.cosine))
         self._taken = max(self._taken, limit)
-        return is_right(found, cosine, limit)
+        return is_right(close, cosine, limit)
 
     def _measured_noise(self) -> dict[str, Closeness]:
         """How far the reference is from itself: on inputs a little larger, and rearranged.
@@ -187,12 +195,17 @@ class _Comparison:
             for name, value in right.items()
             if not is_right(_closeness(again[name], value), self._cosine, OF_OTHERS)
         )
+        random = np.random.default_rng(SEED)
+
+        def nudged(value: NDArray[Any]) -> NDArray[Any]:  # as float32 that is in the last bits
+            return value * (1 + NUDGE * random.choice((-1.0, 1.0), value.shape))
+
         others = (
-            self._model.outputs(_nudged(sample)),
+            self._model.outputs(_with_floats(sample, nudged)),
             self._model.outputs(sample, optimised=True),
         )
         return {
-            name: worst(_closeness(own[name], value) for own in others if own is not None)
+            name: worst(_closeness(other[name], value) for other in others if other is not None)
             for name, value in right.items()
         }
 
@@ -204,15 +217,15 @@ class _Comparison:
         network = self._model.network
         self._least = OF_HALVES if limit > OF_WINOGRAD else OF_WINOGRAD
         noise = (self._noise or {}).items()
-        self._ignored |= {name for name, own in noise if not is_right(own, COSINE, OF_HALVES)}
+        self._ignored |= {name for name, one in noise if not is_right(one, COSINE, OF_HALVES)}
         written, applied = plan.applied(network)
         samples = [self._samples[number], *self._samples[:number], *self._samples[number + 1 :]]
         model = replace(self._model, network=written)
-        bench = Bench(model, self._target, self._tuning, samples, self._ignored)
+        tested = ModelUnderTest(model, self._target, self._tuning, samples, self._ignored)
         time = Budget(BUDGET_S)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CodlWarning)
-            found = validate(bench, applied, limit=self._least, budget=time)
+            found = validate(tested, applied, limit=self._least, budget=time)
             if not found.is_wrong:
                 # Where ops are right and what one reads is not, that is lost on its way there.
                 so_far = found.ops.accumulated.values()
@@ -221,7 +234,7 @@ class _Comparison:
                 found = replace(found, limit=limit)
             if self._strict:
                 raise wrong(network, found.diagnosis)
-            remedy = find_remedy(bench, found, budget=time)
+            remedy = find_remedy(tested, found, budget=time)
         if not remedy.is_right or any(one.verdict != "imprecise" for one in remedy.unmet):
             raise wrong(network, found.diagnosis)
         return remedy.fallbacks
@@ -236,29 +249,25 @@ def _references(model: Model) -> tuple[list[Values], list[Outputs], str]:
     usual = random_inputs(model.network)
     samples: list[Values] = [model.shaped(usual)]
     if any(value.dtype.kind == "f" for value in usual.values()):
-        samples += [model.shaped(_spread(usual, factor)) for factor in (4, -4)]
+        for factor in (4, -4):
+            spread = _with_floats(usual, partial(_around_zero, factor))
+            samples.append(model.shaped(spread))
     right = [model.outputs(sample) for sample in samples]
-    known = [(sample, own) for sample, own in zip(samples, right, strict=True) if own is not None]
     if right[0] is None:
         return samples[:1], [outputs_by_ops(model.network, samples[0])], "references of ops"
-    return [sample for sample, _ in known], [own for _, own in known], "ONNX Runtime"
+    pairs = [(x, y) for x, y in zip(samples, right, strict=True) if y is not None]
+    return [x for x, _ in pairs], [y for _, y in pairs], "ONNX Runtime"
 
 
-def _spread(sample: Values, factor: float) -> Values:
-    """Floats from 0 to 1 around 0, so many times as far apart."""
+def _around_zero(factor: float, value: NDArray[Any]) -> NDArray[Any]:
+    spread: NDArray[Any] = factor * (value - 0.5)
+    return spread
+
+
+def _with_floats(sample: Values, change: Callable[[NDArray[Any]], NDArray[Any]]) -> Values:
+    """A sample whose floats are others, of the same type."""
     return {
-        name: (factor * (value - 0.5)).astype(value.dtype) if value.dtype.kind == "f" else value
-        for name, value in sample.items()
-    }
-
-
-def _nudged(sample: Values) -> Values:
-    """Floats a little larger or smaller each; as float32 that is in the last bits."""
-    random = np.random.default_rng(SEED)
-    return {
-        name: (value * (1 + NUDGE * random.choice((-1.0, 1.0), value.shape))).astype(value.dtype)
-        if value.dtype.kind == "f"
-        else value
+        name: change(value).astype(value.dtype) if value.dtype.kind == "f" else value
         for name, value in sample.items()
     }
 
@@ -273,20 +282,13 @@ def limit_of(executable: Executable) -> float:
     It is less than what the least exact of its kernels may be off by: of whole models more was not
     seen, and what one op computes wrongly others behind it make smaller.
     """
-    if any(own.storage.element == "float16" for own in executable.tensors):
+    if any(tensor.storage.element == "float16" for tensor in executable.tensors):
         return OF_HALVES / 2
     on_gpu = {step.variant for step in executable.steps if isinstance(step, GpuOp)}
     on_cpu = {layer.variant for net in executable.nets for layer in net.layers}
     if any("winograd" in name for name in on_gpu | on_cpu):
         return OF_WINOGRAD / 10
     return OF_OTHERS / 2
-
-
-def _with(network: Network, plan: Plan, fallbacks: Sequence[OpFallback]) -> Plan:
-    if not fallbacks:
-        return plan
-    written, applied = plan.applied(network)
-    return with_fallbacks(written, applied, fallbacks).restored(network, plan.sums)
 
 
 def why_not(network: Network) -> str:
@@ -300,13 +302,10 @@ def why_not(network: Network) -> str:
     return ""
 
 
-def wrong(network: Network, found: Closeness | str) -> WrongResultError:
-    """The error where nothing helps, with what was found."""
-    off = (
-        found
-        if isinstance(found, str)
-        else (f"Cosine {found.cosine:.6f}, off by {found.max_rel_err:.2g} of the largest value.")
-    )
+def wrong(network: Network, off: Closeness | str) -> WrongResultError:
+    """The error where nothing helps, with what was seen."""
+    if isinstance(off, Closeness):
+        off = f"Cosine {off.cosine:.6f}, off by {off.max_rel_err:.2g} of the largest value."
     return WrongResultError(
         f"{network.name}: by this plan its outputs are not what ONNX Runtime computes, and nothing "
         f"that may stand in helps. {off} `codl validate` tells more of it; another --strategy may "

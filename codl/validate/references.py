@@ -94,19 +94,18 @@ class Model:
 
         Raises `CodlError` for one that is missing, unknown, or of another number of elements.
         """
-        wanted = self.network.inputs
+        wanted, shaped = self.network.inputs, {}
         if set(inputs) != set(wanted):
             raise CodlError(
                 f"The inputs must be {', '.join(wanted)}, got {', '.join(inputs) or 'none'}."
             )
-        return {name: self._shaped(name, inputs[name]) for name in wanted}
-
-    def _shaped(self, name: str, value: NDArray[Any]) -> NDArray[Any]:
-        nchw, given = self.network.inputs[name], np.asarray(value)
-        shape = self._shapes.get(name, nchw)
-        if given.size != nchw.elements:
-            raise CodlError(f"The input {name!r} must be {tuple(shape)}, got {given.shape}.")
-        return given.astype(self.network.types.get(name, "float32")).reshape(shape)
+        for name, nchw in wanted.items():
+            value, shape = np.asarray(inputs[name]), self._shapes.get(name, nchw)
+            if value.size != nchw.elements:
+                raise CodlError(f"The input {name!r} must be {tuple(shape)}, got {value.shape}.")
+            type_ = self.network.types.get(name, "float32")
+            shaped[name] = value.astype(type_).reshape(shape)
+        return shaped
 
     def outputs(self, inputs: Values, *, optimised: bool = False) -> dict[str, NDArray[Any]] | None:
         """What ONNX Runtime computes, node by node or `optimised`.
@@ -155,32 +154,29 @@ def computed(
     for number, layer in enumerate(network.layers):
         for name in layer.inputs:
             last[name] = max(number, last.get(name, 0))
-    there: dict[str, Array] = dict(network.constants)
+    tensors: dict[str, Array] = dict(network.constants)
     for name, shape in network.inputs.items():
-        there[name] = np.asarray(inputs[name], np.float32).reshape(shape)
+        tensors[name] = np.asarray(inputs[name], np.float32).reshape(shape)
     for number, layer in enumerate(network.layers):
-        exact = output_of(layer, [there[name] for name in layer.inputs])
-        yield layer, there, exact
-        there[layer.output] = exact.astype(np.float32)
-        for name in [name for name in there if last.get(name, -1) <= number]:
-            del there[name]
+        exact = output_of(layer, [tensors[name] for name in layer.inputs])
+        yield layer, tensors, exact
+        tensors[layer.output] = exact.astype(np.float32)
+        for name in [name for name in tensors if last.get(name, -1) <= number]:
+            del tensors[name]
 
 
 def output_of(layer: Layer, inputs: Sequence[Array]) -> Exact:
     """What a layer computes; a part of a model that codl has no operators for by ONNX Runtime."""
-    if isinstance(layer.op, OnnxModel):
-        return _run_whole(layer.op, inputs)
-    with np.errstate(all="ignore"):
-        return layer.op.reference([np.asarray(x, np.float64) for x in inputs], layer.weights)
-
-
-def _run_whole(op: OnnxModel, inputs: Sequence[Array]) -> Exact:
-    given = {
+    op = layer.op
+    if not isinstance(op, OnnxModel):
+        with np.errstate(all="ignore"):
+            return op.reference([np.asarray(x, np.float64) for x in inputs], layer.weights)
+    feeds = {
         f"{INPUT}{index}": value.reshape(sizes)
         for index, (value, sizes) in enumerate(zip(inputs, op.shapes, strict=True))
     }
     session = ort.InferenceSession(op.model, session_options(), ["CPUExecutionProvider"])
-    (value,) = session.run([OUTPUT], given)
+    (value,) = session.run([OUTPUT], feeds)
     return np.asarray(value, np.float64).reshape(op.output)
 
 
@@ -188,9 +184,9 @@ def outputs_of(
     network: Network, tensors: Mapping[str, NDArray[Any]], inputs: Values
 ) -> dict[str, NDArray[Any]]:
     """The model's outputs from the tensors that hold them; some are an input, or a constant."""
-    there = {**network.constants, **inputs, **tensors}
+    every = {**network.constants, **inputs, **tensors}
     return {
-        name: np.asarray(there[holder]).reshape(sizes)
+        name: np.asarray(every[holder]).reshape(sizes)
         for name, (holder, sizes) in network.outputs.items()
     }
 

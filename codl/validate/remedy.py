@@ -10,20 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from codl.errors import CodlError
+from codl.evaluation.closeness import Closeness, is_right
 from codl.ir.plan import OpFallback, Plan
 from codl.ir.types import Processor
 from codl.measure.budget import Budget
 from codl.measure.check_variants import tolerance
 from codl.plan.build_plan import with_fallbacks
-from codl.validate.closeness import Closeness, is_right
-from codl.validate.op_checks import OpCheck
-from codl.validate.plan_check import Bench, check_in_turn, check_parts, check_whole
-from codl.validate.smallest import smallest
-from codl.validate.uses import OpUse, stand_ins, uses
-from codl.validate.validation import Validation
+from codl.validate.executable_ops import OpCheck, OpPart, parts_of, stand_ins
+from codl.validate.validation import (
+    ModelUnderTest,
+    Validation,
+    check_in_turn,
+    check_parts,
+    check_whole,
+)
 
 #: Seconds that the search for a remedy may take.
 BUDGET_S = 120.0
@@ -31,10 +34,11 @@ BUDGET_S = 120.0
 DRIFTS = "errors add up"
 #: A layer's name and the processor that computes a part of it.
 Key: TypeAlias = tuple[str, Processor]
+T = TypeVar("T")
 
 
 def _key(one: OpCheck) -> Key:
-    return one.use.layer.name, one.use.processor
+    return one.part.layer.name, one.part.processor
 
 
 @dataclass(frozen=True)
@@ -61,75 +65,59 @@ class Remedy:
 class _Trials:
     """Plans that were run with some fallbacks, each set of them once, until the time is over."""
 
-    bench: Bench
-    plan: Plan
-    cosine: float
-    limit: float
-    #: So many, from the first on.
-    samples: int
+    tested: ModelUnderTest
+    validation: Validation
     budget: Budget
-    known: dict[frozenset[OpFallback], Closeness | None] = field(default_factory=dict)
-    right: dict[frozenset[OpFallback], bool] = field(default_factory=dict)
-
-    def is_over(self) -> bool:
-        return self.budget.is_over()
+    #: What came of them by their fallbacks; None of what cannot run.
+    whole: dict[frozenset[OpFallback], Closeness | None] = field(default_factory=dict)
 
     def are_right(self, fallbacks: Iterable[OpFallback]) -> bool:
         some = list(dict.fromkeys(fallbacks))
-        key = frozenset(some)
-        if key not in self.right:
+        key, checked = frozenset(some), self.validation
+        if key not in self.whole:
             try:
-                whole = check_whole(self.bench, self.with_fallbacks(some), self.samples)
+                plan = self.with_fallbacks(some)
+                self.whole[key] = check_whole(self.tested, plan, len(checked.whole.samples)).worst
             except CodlError:  # a variant does not do the part, or the device does not run it
-                self.known[key], self.right[key] = None, False
-            else:
-                self.known[key], self.right[key] = (
-                    whole.worst,
-                    is_right(whole.worst, self.cosine, self.limit),
-                )
-        return self.right[key]
+                self.whole[key] = None
+        whole = self.whole[key]
+        return whole is not None and is_right(whole, checked.cosine, checked.limit)
 
     def with_fallbacks(self, fallbacks: Sequence[OpFallback]) -> Plan:
-        if not fallbacks:
-            return self.plan
-        return with_fallbacks(self.bench.network, self.plan, fallbacks)
+        plan = self.validation.plan
+        return with_fallbacks(self.tested.network, plan, fallbacks) if fallbacks else plan
 
     def result(self, fallbacks: Sequence[OpFallback], unmet: Iterable[OpCheck]) -> Remedy:
         right = self.are_right(fallbacks)
-        whole = self.known[frozenset(fallbacks)]
-        plan = self.with_fallbacks(fallbacks)
-        return Remedy(plan, tuple(fallbacks), whole, right, tuple(unmet), len(self.right))
+        whole, plan = self.whole[frozenset(fallbacks)], self.with_fallbacks(fallbacks)
+        return Remedy(plan, tuple(fallbacks), whole, right, tuple(unmet), len(self.whole))
 
 
-def find_remedy(bench: Bench, found: Validation, *, budget: Budget | None = None) -> Remedy:
+def find_remedy(
+    tested: ModelUnderTest, checked: Validation, *, budget: Budget | None = None
+) -> Remedy:
     """The smallest change of a plan with which its ops and outputs are right, or the best found.
 
     That is looked for for two minutes, where no budget is given.
     """
-    samples, budget = len(found.whole.samples), budget or Budget(BUDGET_S)
-    trials = _Trials(bench, found.plan, found.cosine, found.limit, samples, budget)
-    trials.known[frozenset()], trials.right[frozenset()] = found.whole.worst, found.is_right
-    wrong, unmet = _for_wrong_ops(bench, found, trials)
-    sure = [*_for_refused(bench, found), *wrong]
+    trials = _Trials(tested, checked, budget or Budget(BUDGET_S))
+    is_over = trials.budget.is_over
+    trials.whole[frozenset()] = checked.whole.worst
+    wrong, unmet = _for_wrong_ops(trials)
+    sure = [*_for_refused(checked), *wrong]
     if trials.are_right(sure):
         return trials.result(sure, unmet)
     taken = {(one.op, one.processor) for one in sure}
-    others = [one for one in found.ops.checks if one.is_reached and _key(one) not in taken]
-    for suspects, only_exacter in ((_inexact(others), True), (_by_growth(others, found), False)):
-        more = _options(bench, suspects, trials.is_over, only_exacter=only_exacter)
-        if more and not trials.is_over() and trials.are_right([*sure, *more]):
-            needed = smallest(more, _enough(trials, sure), trials.is_over)
+    others = [one for one in checked.ops.checks if one.is_reached and _key(one) not in taken]
+    for suspects, only_exacter in ((_inexact(others), True), (_by_growth(others, checked), False)):
+        more = _drifting(tested, suspects, is_over, only_exacter=only_exacter)
+        if more and not is_over() and trials.are_right([*sure, *more]):
+            needed = smallest(more, lambda some: trials.are_right([*sure, *some]), is_over)
             return trials.result([*sure, *needed], unmet)
     return trials.result(sure, unmet)
 
 
-def _enough(trials: _Trials, sure: Sequence[OpFallback]) -> Callable[[Sequence[OpFallback]], bool]:
-    return lambda some: trials.are_right([*sure, *some])
-
-
-def _for_wrong_ops(
-    bench: Bench, found: Validation, trials: _Trials
-) -> tuple[list[OpFallback], list[OpCheck]]:
+def _for_wrong_ops(trials: _Trials) -> tuple[list[OpFallback], list[OpCheck]]:
     """What stands in for the ops that are wrong by themselves, and those that nothing does for.
 
     A plan with that may fuse kernels that were not checked: those are checked then, and where they
@@ -137,106 +125,102 @@ def _for_wrong_ops(
     """
     done: dict[Key, OpFallback] = {}
     refused: dict[Key, set[str]] = {}
-    checked = {one.use.key for one in found.ops.checks}
+    reached = {one.part.key for one in trials.validation.ops.checks}
     unmet: list[OpCheck] = []
-    bad: Sequence[OpCheck] = found.bad
-    while bad and not trials.is_over():
+    bad: Sequence[OpCheck] = trials.validation.bad
+    while bad and not trials.budget.is_over():
         for one in bad:
-            refused.setdefault(_key(one), set()).add(one.use.variant)
-        standing = right_stand_ins(bench, bad, refused, trials.is_over)
+            refused.setdefault(_key(one), set()).add(one.part.variant)
+        standing = right_stand_ins(trials.tested, bad, refused, trials.budget.is_over)
         for one in bad:
             key = _key(one)
             first = done.pop(key, None)
-            instead = standing.get(one.use)
+            instead = standing.get(one.part)
             if instead is None:
                 unmet.append(one)
             else:
-                variant = first.variant if first else one.use.variant
+                variant = first.variant if first else one.part.variant
                 reason = first.reason if first else reason_of(one)
-                done[key] = OpFallback(*key, variant, instead.use.variant, reason)
-        bad = _newly_bad(bench, trials, [*done.values()], checked)
+                done[key] = OpFallback(*key, variant, instead.part.variant, reason)
+        bad = _newly_bad(trials, [*done.values()], reached)
     return [*done.values()], [*unmet, *bad]
 
 
-def _for_refused(bench: Bench, found: Validation) -> list[OpFallback]:
+def _newly_bad(
+    trials: _Trials, fallbacks: Sequence[OpFallback], reached: set[tuple[Hashable, ...]]
+) -> list[OpCheck]:
+    """Parts of the plan with some fallbacks that are wrong and were not checked before."""
+    tested = trials.tested
+    try:
+        with tested.engine(trials.with_fallbacks(fallbacks)) as engine:
+            parts = parts_of(engine.executable, tested.network)
+    except CodlError:
+        return []
+    new = [part for part in parts if part.key not in reached]
+    reached.update(part.key for part in new)
+    checks = check_parts(tested, new, budget=trials.budget) if new else ()
+    return [one for one in checks if not one.ok]
+
+
+def _for_refused(checked: Validation) -> list[OpFallback]:
     """What ran instead of kernels that the device refuses: the next run need not try them."""
     planned = {
-        n: own.get("gpu") for chain in found.plan.chains for n, own in chain.variants.items()
+        name: variants.get("gpu")
+        for chain in checked.plan.chains
+        for name, variants in chain.variants.items()
     }
-    wrong = {one.use.layer.name for one in found.bad if one.use.processor == "gpu"}
+    wrong = {one.part.layer.name for one in checked.bad if one.part.processor == "gpu"}
     return [
         OpFallback(one.layer, "gpu", one.variant, one.instead, f"failed: {one.reason}")
-        for one in found.whole.refused
+        for one in checked.whole.refused
         if planned.get(one.layer) == one.variant and one.layer not in wrong
     ]
 
 
-def _newly_bad(
-    bench: Bench,
-    trials: _Trials,
-    fallbacks: Sequence[OpFallback],
-    checked: set[tuple[Hashable, ...]],
-) -> list[OpCheck]:
-    """Parts of the plan with some fallbacks that are wrong and were not checked before."""
-    try:
-        with bench.engine(trials.with_fallbacks(fallbacks)) as engine:
-            parts = uses(engine.executable, bench.network)
-    except CodlError:
-        return []
-    new = [one for one in parts if one.key not in checked]
-    checked.update(one.key for one in new)
-    checks = check_parts(bench, new, budget=trials.budget) if new else ()
-    return [one for one in checks if not one.ok]
-
-
 def right_stand_ins(
-    bench: Bench,
+    tested: ModelUnderTest,
     suspects: Sequence[OpCheck],
     refused: Mapping[Key, set[str]],
     is_over: Callable[[], bool],
     *,
     below: bool = False,
-) -> dict[OpUse, OpCheck]:
+) -> dict[OpPart, OpCheck]:
     """What stands in for parts and is right; of each the smallest change.
 
     `refused` are variants that are out of the question, by layer and processor. With `below` only
     those that round less count. Where `is_over` ends the search, later parts have none.
     """
-    soc, ladders = bench.target.soc, []
-    for one in suspects:
-        out = refused.get(_key(one), ())
-        ways = [way for way in stand_ins(one.use, soc, bench.tuning) if way.variant not in out]
-        if below:
-            ways = [way for way in ways if tolerance(way.kernel) < one.limit]
-        ladders.append(ways)
-    found: dict[OpUse, OpCheck] = {}
-    for number, result in check_in_turn(bench, ladders, is_enough=lambda result: result.ok):
+    ladders = [
+        [
+            way
+            for way in stand_ins(one.part, tested.target.soc, tested.tuning)
+            if way.variant not in refused.get(_key(one), ())
+            and not (below and tolerance(way.kernel) >= one.limit)
+        ]
+        for one in suspects
+    ]
+    right: dict[OpPart, OpCheck] = {}
+    for number, result in check_in_turn(tested, ladders, is_enough=lambda result: result.ok):
         if result.ok:
-            found[suspects[number].use] = result
+            right[suspects[number].part] = result
         if is_over():
             break
-    return found
+    return right
 
 
-def _options(
-    bench: Bench,
+def _drifting(
+    tested: ModelUnderTest,
     suspects: Sequence[OpCheck],
     is_over: Callable[[], bool],
     *,
     only_exacter: bool,
 ) -> list[OpFallback]:
     """A fallback for each of some parts that are right by themselves, as far as there is one."""
-    standing = right_stand_ins(bench, suspects, {}, is_over, below=only_exacter)
+    standing = right_stand_ins(tested, suspects, {}, is_over, below=only_exacter)
     return [
-        OpFallback(
-            one.use.layer.name,
-            one.use.processor,
-            one.use.variant,
-            standing[one.use].use.variant,
-            DRIFTS,
-        )
+        OpFallback(*_key(one), one.part.variant, standing[one.part].part.variant, DRIFTS)
         for one in suspects
-        if one.use in standing
+        if one.part in standing
     ]
 
 
@@ -247,23 +231,58 @@ def _inexact(checks: Sequence[OpCheck]) -> list[OpCheck]:
     return sorted(some, key=lambda one: -one.closeness.max_rel_err)
 
 
-def _by_growth(checks: Sequence[OpCheck], found: Validation) -> list[OpCheck]:
+def _by_growth(checks: Sequence[OpCheck], checked: Validation) -> list[OpCheck]:
     """Those at which the error that has added up grows most first."""
-    steep = {name: place for place, name in enumerate(found.steepest)}
-    last = len(steep)
+    steep = {name: place for place, name in enumerate(checked.steepest)}
     return sorted(
         checks,
-        key=lambda one: (steep.get(one.use.result.name, last), -one.closeness.max_rel_err),
+        key=lambda one: (
+            steep.get(one.part.result.name, len(steep)),
+            -one.closeness.max_rel_err,
+        ),
     )
 
 
 def reason_of(one: OpCheck) -> str:
     """What a check found, in a few words."""
-    found = one.closeness
-    counts = ((found.nan, "NaN"), (found.inf, "infinite"), (found.overflow, "too large to store"))
+    close = one.closeness
+    counts = ((close.nan, "NaN"), (close.inf, "infinite"), (close.overflow, "too large to store"))
     told = [f"{count} {what}" for count, what in counts if count]
     if one.reason:
         told.append(one.reason)
     elif not told:
-        told.append(f"off by {found.max_rel_err:.2g} of the largest value")
+        told.append(f"off by {close.max_rel_err:.2g} of the largest value")
     return f"{one.verdict}: {', '.join(told)}"
+
+
+def smallest(
+    items: Sequence[T],
+    enough: Callable[[Sequence[T]], bool],
+    is_over: Callable[[], bool] = lambda: False,
+) -> list[T]:
+    """Of items that are enough together, some that are too, none of which can be left out.
+
+    That is delta debugging. The likeliest come first: at first a shortest run of them is looked for
+    by bisection, which is right where more is never worse, and then pieces of that are left out, by
+    halves down to single ones. Where `is_over` ends the search, what is left is enough but may be
+    more than needed.
+    """
+    low, high = 0, len(items)  # the first `high` are enough
+    while high - low > 1 and not is_over():
+        middle = (low + high) // 2
+        if enough(items[:middle]):
+            high = middle
+        else:
+            low = middle
+    kept = list(items[:high])
+    size = len(kept)
+    while size > 1 and not is_over():
+        size = (size + 1) // 2
+        begin = 0
+        while begin < len(kept) and not is_over():
+            rest = kept[:begin] + kept[begin + size :]
+            if len(kept) > 1 and rest and enough(rest):
+                kept = rest
+            else:
+                begin += size
+    return kept

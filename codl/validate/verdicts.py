@@ -30,7 +30,7 @@ LIBRARIES = ("ncnn", "numpy", "onnxruntime")
 
 def slot_of(model: str, executables: Iterable[Executable], target: Target) -> Slot:
     """Where the cache has what is known of a model, by its digest, in these executables."""
-    lowered = sorted(own.digest(weights=False) for own in executables)
+    lowered = sorted(executable.digest(weights=False) for executable in executables)
     key = {
         **identity_of(target),
         "cpu": target.soc.cpu.name,
@@ -43,14 +43,12 @@ def slot_of(model: str, executables: Iterable[Executable], target: Target) -> Sl
 
 def load(slot: Slot) -> Checked | None:
     """What is known; it took no time now."""
-    blob = slot.load()
     try:
-        known = None if blob is None else msgspec.json.decode(blob, type=Checked)
+        checked = msgspec.json.decode(slot.load() or b"", type=Checked)
     except msgspec.MsgspecError:
         return None
-    if known is not None:
-        slot.touch()
-    return known
+    slot.touch()
+    return checked
 
 
 def store(slot: Slot, checked: Checked) -> None:
@@ -63,9 +61,9 @@ def code() -> str:
 
     Files count by size and time: to read them all would take longer than most comparisons.
     """
-    root, found = Path(__file__).parent.parent, sha256()
-    for path in sorted(own for kind in ("*.py", "*.cl") for own in root.rglob(kind)):
+    root, hashed = Path(__file__).parent.parent, sha256()
+    for path in sorted([*root.rglob("*.py"), *root.rglob("*.cl")]):
         status = path.stat()
-        found.update(f"{path.relative_to(root)} {status.st_size} {status.st_mtime_ns}\n".encode())
-    found.update(" ".join(version_of(name) for name in LIBRARIES).encode())
-    return found.hexdigest()
+        hashed.update(f"{path.relative_to(root)} {status.st_size} {status.st_mtime_ns}\n".encode())
+    hashed.update(" ".join(version_of(name) for name in LIBRARIES).encode())
+    return hashed.hexdigest()

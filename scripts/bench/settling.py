@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from codl.errors import CodlError
-from codl.evaluation.settled_plans import SettledPlans, longer
+from codl.evaluation.plan_convergence import PlanConvergence, longer
 from codl.ir import Network
 from codl.measure import tuning_file
 from codl.measure.collector import collect
@@ -66,7 +66,7 @@ def ended(
     everything = context.with_predictors(fitted(soc, recorded, tuning))
     with tempfile.TemporaryDirectory() as folder:
         dataset = Dataset.of(soc.name, Path(folder))
-        chooser = SettledPlans(
+        chooser = PlanConvergence(
             models=lambda: networks,
             context=context,
             dataset=dataset,

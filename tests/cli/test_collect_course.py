@@ -16,7 +16,7 @@ from codl.api import collect as command
 from codl.api.collect import Agenda, StopRule
 from codl.cli.app import app
 from codl.errors import CodlError
-from codl.evaluation.settled_plans import LOOKS, TOLERANCE, Look
+from codl.evaluation.plan_convergence import LOOKS, TOLERANCE, Look
 from codl.ir import parse, to_text
 from codl.kernels.tuning import Tuning
 from codl.measure.collector import Collected

@@ -15,7 +15,7 @@ from codl.engine.adaptation import OverlapMonitor, OverlapSpan, overlap_spans
 from codl.engine.engine import MOST_MEMORY, Engine
 from codl.engine.shared_sessions import AdaptiveSession
 from codl.errors import DeviceError, UnsupportedError
-from codl.evaluation.interleaved import max_rel_err
+from codl.evaluation.closeness import max_rel_err
 from codl.ir import Array, Network
 from codl.lower.alternatives import SCALES, shifted
 from codl.plan.build_plan import default_plan

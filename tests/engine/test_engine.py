@@ -21,7 +21,7 @@ from support.some import some
 
 from codl.engine.engine import Engine
 from codl.errors import CodlError, DeviceError
-from codl.evaluation.interleaved import max_rel_err
+from codl.evaluation.closeness import max_rel_err
 from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.ir.plan import Plan

@@ -15,7 +15,7 @@ import pytest
 from support.plans import branching
 
 from codl.errors import CodlError, DeviceError, UnknownNameError
-from codl.evaluation.interleaved import max_rel_err
+from codl.evaluation.closeness import max_rel_err
 from codl.evaluation.peers import check, with_opencl_all
 from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.integer_products import session_options

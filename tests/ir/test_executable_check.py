@@ -27,7 +27,7 @@ from codl.plan.build_plan import default_plan
 from codl.records import soc as socs
 from codl.runtime.numpy_interpreter import Interpreter
 from codl.strategies import STRATEGIES, Context
-from codl.validate.uses import stand_ins, uses
+from codl.validate.executable_ops import parts_of, stand_ins
 
 
 def test_mutated_executables_run_or_are_refused() -> None:
@@ -47,7 +47,7 @@ def test_a_convolution_with_its_residual_is_sound_alone() -> None:
     """As `codl validate` sends it to a device: one step of two ops and two inputs."""
     network = load_network("mobilenet_v2")
     plan = default_plan(network, SOC, "gpu")
-    adding = [use for use in uses(lower(network, plan, SOC, Tuning()), network) if use.add]
+    adding = [use for use in parts_of(lower(network, plan, SOC, Tuning()), network) if use.add]
     assert len(adding) == 10
     for use in adding:
         check(use.executable(SOC))
@@ -70,7 +70,7 @@ def test_what_any_strategy_makes_of_residuals_is_sound(name: str) -> None:
     executable = lower(network, plan, soc, context.tuning)
     check(executable)
     check(lower(network, plan, soc, context.tuning, fuse=False))
-    every = uses(executable, network)
+    every = parts_of(executable, network)
     assert {use.layer.op.kind for use in every} >= {"conv2d", "pooling", "fc"}
     assert any(use.result.op.kind == "eltwise" for use in every)
     if {use.processor for use in every} == {"gpu"}:

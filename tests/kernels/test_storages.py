@@ -15,7 +15,7 @@ from support.some import some
 
 from codl.engine.engine import Engine
 from codl.errors import DeviceError, InvalidFileError, UnknownNameError
-from codl.evaluation.interleaved import max_rel_err
+from codl.evaluation.closeness import max_rel_err
 from codl.ir import Network, Region, Shape, parse
 from codl.ir.plan import Chain, Plan
 from codl.ir.types import BLOCKED, BLOCKED_HALF, IMAGE, IMAGE_HALF, PLANAR, PLANAR_HALF, Storage

@@ -18,7 +18,7 @@ from support.some import some
 
 from codl.engine.engine import Engine
 from codl.errors import MismatchError
-from codl.evaluation.interleaved import max_rel_err
+from codl.evaluation.closeness import max_rel_err
 from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.integer_products import session_options
 from codl.frontend.graph.onnx_import import import_onnx
@@ -34,10 +34,8 @@ from codl.plan.build_plan import with_fallbacks
 from codl.records.soc import Soc
 from codl.runtime.numpy_interpreter import Interpreter
 from codl.runtime.placement import LocalSoc
-from codl.validate.halves import halved
-from codl.validate.plan_check import Bench
 from codl.validate.references import Model
-from codl.validate.validation import validate
+from codl.validate.validation import ModelUnderTest, to_float16, validate
 
 FEATURES, WIDE = 32, 96
 
@@ -131,15 +129,15 @@ def test_where_a_processor_is_slower_the_rest_shifts(case: Case) -> None:
 def test_it_is_checked_op_by_op(case: Case, first_soc: LocalSoc) -> None:
     network, x, _ = case
     written, plan = pair_plan(case, first_soc).applied(network)
-    found = validate(Bench(Model(written), here(first_soc), Tuning(), [{"x": x}]), plan)
+    found = validate(ModelUnderTest(Model(written), here(first_soc), Tuning(), [{"x": x}]), plan)
     assert found.ok, found.diagnosis
-    assert {one.use.layer.name for one in found.ops.checks} == {x.name for x in written.layers}
+    assert {one.part.layer.name for one in found.ops.checks} == {x.name for x in written.layers}
 
 
 def test_what_changes_plans_keeps_them(case: Case, first_soc: LocalSoc) -> None:
     network = case[0]
     plan = pair_plan(case, first_soc)
-    for other in (halved(network, plan, first_soc), with_fallbacks(network, plan, [])):
+    for other in (to_float16(network, plan, first_soc), with_fallbacks(network, plan, [])):
         assert other.sums == plan.sums
         lower(network, other, first_soc, Tuning())
     alone = on_cpu(network, plan, first_soc)

@@ -15,7 +15,6 @@ from support.some import some
 from support.synthetic_predictors import Line, SyntheticPredictors
 
 from codl.errors import CodlError, InvalidFileError, MismatchError, UnknownNameError
-from codl.evaluation.interleaved import SINGLES
 from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
@@ -33,6 +32,7 @@ from codl.plan.greedy import ChainSearch, greedy_chains, single_ops
 from codl.plan.search import search as best_plan
 from codl.plan.transitions import TransferCost, after_stage
 from codl.predict.in_network_cost import InNetworkCost
+from codl.records.results import SINGLES
 from codl.records.soc import Soc
 from codl.strategies import STRATEGIES, Context, find, ideal
 

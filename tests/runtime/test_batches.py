@@ -22,7 +22,7 @@ from support.synthetic_predictors import Line, SyntheticPredictors, fastest
 
 from codl.engine.engine import Engine
 from codl.errors import CodlError
-from codl.evaluation.interleaved import max_rel_err
+from codl.evaluation.closeness import max_rel_err
 from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.integer_products import session_options
 from codl.frontend.graph.onnx_import import import_onnx

@@ -14,7 +14,7 @@ from support.random_networks import reference_outputs
 
 from codl.engine.engine import Engine
 from codl.errors import DeviceError
-from codl.evaluation.interleaved import max_rel_err
+from codl.evaluation.closeness import max_rel_err
 from codl.ir.executable import Raise
 from codl.measure.facts import measure_svm_atomics
 from codl.measure.signals import make_flag

@@ -21,7 +21,7 @@ from support.variants import with_variants
 
 from codl.engine.engine import Engine
 from codl.errors import CodlWarning
-from codl.evaluation.interleaved import max_rel_err
+from codl.evaluation.closeness import max_rel_err
 from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.integer_products import session_options
 from codl.frontend.graph.onnx_import import import_onnx

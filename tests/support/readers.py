@@ -23,6 +23,7 @@ from codl.bundle import tensors
 from codl.bundle.archive import CONSTANTS, MANIFEST, Archive, to_json, write_archive
 from codl.contrib.importers.mapped_tables import load_mapping
 from codl.errors import CodlError
+from codl.evaluation.closeness import read_labels
 from codl.frontend import models
 from codl.frontend.convert import load_network
 from codl.frontend.models import builder
@@ -39,7 +40,6 @@ from codl.records import shipped
 from codl.records import soc as socs
 from codl.report.load import load_result
 from codl.runtime.placement import Placement
-from codl.validate.closeness import read_labels
 from support.executables import small_network, small_plan
 from support.fuzzing import Subject
 from support.model_seeds import model_seeds, other_model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -9,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.deep_network import deep_network
 from support.devices import here
 from support.faults import FAULTS, Faulty, default_of, every_kind, one_of_each_kind, plant
@@ -25,19 +28,17 @@ from codl.kernels.tuning import Tuning
 from codl.measure.check_variants import OPS
 from codl.plan.build_plan import for_soc, preferring
 from codl.runtime.placement import LocalSoc
-from codl.validate.halves import halved
-from codl.validate.plan_check import Bench
 from codl.validate.references import Model
-from codl.validate.remedy import find_remedy
-from codl.validate.validation import validate
+from codl.validate.remedy import find_remedy, smallest
+from codl.validate.validation import ModelUnderTest, to_float16, validate
 
 #: Ops of some kinds, of which those with a convolution have several variants on the GPU.
 KINDS = ("conv2d", "eltwise", "matmul", "softmax")
 SOME = tuple(text for text in OPS if text.partition(" ")[0] in KINDS)
 
 
-def bench_of(network: Network, inputs: Any, soc: LocalSoc) -> Bench:
-    return Bench(Model(network), here(soc), Tuning(), [inputs])
+def bench_of(network: Network, inputs: Any, soc: LocalSoc) -> ModelUnderTest:
+    return ModelUnderTest(Model(network), here(soc), Tuning(), [inputs])
 
 
 def test_only_faulty_ops_are_moved(
@@ -63,7 +64,7 @@ def test_only_faulty_ops_are_moved(
     assert remedy.ok
     assert remedy.whole is not None
     assert remedy.whole.cosine >= 0.9999
-    assert {one.op for one in remedy.fallbacks} == {one.use.layer.name for one in found.bad}
+    assert {one.op for one in remedy.fallbacks} == {one.part.layer.name for one in found.bad}
     assert {one.op for one in remedy.fallbacks} == set(planted.names)
     before, after = (variants_of(one) for one in (planted.plan, remedy.plan))
     assert {name for name in before if before[name] != after[name]} == set(planted.names)
@@ -86,7 +87,7 @@ def test_in_a_deep_model_each_faulty_op_is_moved_and_nothing_else(
     planted = plant(network, inputs, first_soc, faulty)
     bench = bench_of(network, inputs, first_soc)
     found = validate(bench, planted.plan)
-    assert {one.use.layer.name for one in found.bad} == set(planted.names)
+    assert {one.part.layer.name for one in found.bad} == set(planted.names)
     remedy = find_remedy(bench, found)
     assert remedy.ok
     assert remedy.whole is not None
@@ -137,7 +138,9 @@ def test_a_part_of_a_split_op_falls_back_alone(
     plan = replace(plan, chains=(replace(chain, variants=variants),))
     bench = bench_of(network, image(network), first_soc)
     found = validate(bench, plan)
-    assert [(one.use.layer.name, one.use.processor) for one in found.bad] == [(middle.name, "gpu")]
+    assert [(one.part.layer.name, one.part.processor) for one in found.bad] == [
+        (middle.name, "gpu")
+    ]
     remedy = find_remedy(bench, found)
     assert remedy.ok
     (one,) = remedy.fallbacks
@@ -158,7 +161,7 @@ def test_what_nothing_stands_in_for_is_said(
     monkeypatch.setattr("codl.validate.remedy.stand_ins", lambda use, soc, tuning: iter(()))
     remedy = find_remedy(bench, found)
     assert not remedy.ok
-    assert [one.use.layer.name for one in remedy.unmet] == [layer.name]
+    assert [one.part.layer.name for one in remedy.unmet] == [layer.name]
     assert remedy.fallbacks == ()
 
 
@@ -190,14 +193,14 @@ def test_half_precision_keeps_in_float32_what_overflows(first_soc: LocalSoc) -> 
         layers[number] = replace(own, weights=weights)
     network = replace(network, layers=tuple(layers))
     bench = bench_of(network, image(network), first_soc)
-    plan = halved(network, preferring(network, first_soc, "gpu"), first_soc)
+    plan = to_float16(network, preferring(network, first_soc, "gpu"), first_soc)
     assert all(own["gpu"].endswith("_fp16") for own in variants_of(plan).values())
     found = validate(bench, plan)
-    verdicts = {one.use.layer.name: one.verdict for one in found.ops.checks}
+    verdicts = {one.part.layer.name: one.verdict for one in found.ops.checks}
     names = [layer.name for layer in layers]
     assert [verdicts[name] for name in (names[0], names[3], names[4])] == ["ok"] * 3
     assert verdicts[names[1]] == "overflow"
-    assert {one.use.layer.name for one in found.bad} == {names[1], names[2]}
+    assert {one.part.layer.name for one in found.bad} == {names[1], names[2]}
     remedy = find_remedy(bench, found)
     assert remedy.ok
     kept = {one.op for one in remedy.fallbacks}
@@ -211,7 +214,7 @@ def test_a_model_that_drifts_has_the_fewest_ops_in_float32(first_soc: LocalSoc) 
     """Every op is right for halves, and the outputs are wanted closer than halves give them."""
     network = row(6)
     bench = bench_of(network, image(network), first_soc)
-    plan = halved(network, preferring(network, first_soc, "gpu"), first_soc)
+    plan = to_float16(network, preferring(network, first_soc, "gpu"), first_soc)
     loose = validate(bench, plan, cosine=0.999)
     assert loose.ok
     wanted = 1 - (1 - loose.whole.worst.cosine) / 4
@@ -223,3 +226,36 @@ def test_a_model_that_drifts_has_the_fewest_ops_in_float32(first_soc: LocalSoc) 
     assert remedy.ok
     assert 0 < len(remedy.fallbacks) < 6
     assert all(isinstance(one, OpFallback) for one in remedy.fallbacks)
+
+
+@given(st.sets(st.integers(0, 30), min_size=1), st.permutations(range(31)))
+def test_exactly_what_is_needed_is_found(needed: set[int], items: list[int]) -> None:
+    assert set(smallest(items, needed.issubset)) == needed
+
+
+@given(st.sets(st.integers(0, 12), min_size=1, max_size=4), st.sets(st.integers(0, 12), min_size=1))
+def test_nothing_of_what_is_found_can_be_left_out(one: set[int], two: set[int]) -> None:
+    """Where there are two ways, it is one of them."""
+
+    def enough(some: Sequence[int]) -> bool:
+        return one.issubset(some) or two.issubset(some)
+
+    found = smallest(range(13), enough)
+    assert enough(found)
+    for item in found:
+        assert len(found) == 1 or not enough([other for other in found if other != item])
+
+
+def test_the_likeliest_come_first() -> None:
+    asked: list[Sequence[int]] = []
+
+    def enough(some: Sequence[int]) -> bool:
+        asked.append(some)
+        return 0 in some
+
+    assert smallest(range(64), enough) == [0]
+    assert len(asked) <= 8
+
+
+def test_what_is_left_is_enough_when_the_time_is_over() -> None:
+    assert smallest(range(5), lambda some: 3 in some, lambda: True) == list(range(5))

@@ -14,16 +14,21 @@ from codl.kernels.tuning import Tuning
 from codl.measure.check_variants import OPS
 from codl.plan.build_plan import preferring
 from codl.runtime.placement import LocalSoc
-from codl.validate.plan_check import Bench
 from codl.validate.references import Model
-from codl.validate.validation import COSINE, COSINE_OF_ROUNDED, usual_cosine, validate
+from codl.validate.validation import (
+    COSINE,
+    COSINE_OF_ROUNDED,
+    ModelUnderTest,
+    usual_cosine,
+    validate,
+)
 
 #: Of each kind of op the first.
 ONE_EACH = tuple({text.partition(" ")[0]: text for text in reversed(OPS)}.values())
 
 
-def bench_of(planted: Planted, soc: LocalSoc) -> Bench:
-    return Bench(Model(planted.network), here(soc), Tuning(), [planted.inputs])
+def bench_of(planted: Planted, soc: LocalSoc) -> ModelUnderTest:
+    return ModelUnderTest(Model(planted.network), here(soc), Tuning(), [planted.inputs])
 
 
 def faulty_of(network: Any, soc: LocalSoc, folder: Path) -> dict[str, Faulty]:
@@ -47,7 +52,7 @@ def test_kernels_of_every_kind_of_op_are_right(first_soc: LocalSoc) -> None:
     found = validate(bench_of(Planted(network, inputs, plan, ()), first_soc), plan)
     assert found.ok, found.diagnosis
     assert found.first_bad is None
-    assert {one.use.layer.name for one in found.ops.checks} == {x.name for x in network.layers}
+    assert {one.part.layer.name for one in found.ops.checks} == {x.name for x in network.layers}
     assert found.ops.accumulated.keys() == {x.name for x in network.layers}
 
 
@@ -59,11 +64,11 @@ def test_a_fault_in_every_kind_of_op_is_named(
     with_variants(monkeypatch, *{(v.op_kind, v.name): v for v in faulty.values()}.values())
     planted = plant(network, inputs, first_soc, faulty)
     found = validate(bench_of(planted, first_soc), planted.plan)
-    verdicts = {one.use.layer.name: one.verdict for one in found.ops.checks}
+    verdicts = {one.part.layer.name: one.verdict for one in found.ops.checks}
     assert [name for name, verdict in verdicts.items() if verdict == "ok"] == []
     assert set(verdicts.values()) >= {"wrong", "not a number"}
     assert found.first_bad is not None
-    assert found.first_bad.use.layer.name == network.layers[0].name
+    assert found.first_bad.part.layer.name == network.layers[0].name
     assert not found.is_right
 
 
@@ -76,6 +81,6 @@ def test_one_faulty_op_among_many_is_the_only_one_named(
     with_variants(monkeypatch, faulty)
     planted = plant(network, inputs, first_soc, {layer.name: faulty})
     found = validate(bench_of(planted, first_soc), planted.plan)
-    assert [one.use.layer.name for one in found.bad] == [layer.name]
+    assert [one.part.layer.name for one in found.bad] == [layer.name]
     assert found.first_bad is found.bad[0]
     assert not found.is_right

@@ -14,8 +14,8 @@ from support.simulated import SOC, conv_tasks
 from support.synthetic_predictors import SyntheticPredictors
 
 from codl.errors import CodlError
-from codl.evaluation import settled_plans
-from codl.evaluation.settled_plans import FILE, LOOKS, NEWS, SettledPlans
+from codl.evaluation import plan_convergence
+from codl.evaluation.plan_convergence import FILE, LOOKS, NEWS, PlanConvergence
 from codl.ir import Network
 from codl.measure.dataset import Dataset
 from codl.measure.measurement_order import Tier
@@ -53,8 +53,8 @@ class Collecting:
         self.looks.append(self.measured)
         return SyntheticPredictors(name=DEFAULT, flops=1e7, gpu=self.gpu(self.measured))
 
-    def chooser(self) -> SettledPlans:
-        return SettledPlans(
+    def chooser(self) -> PlanConvergence:
+        return PlanConvergence(
             models=lambda: self.networks,
             context=Context(SOC),
             dataset=Dataset(self.folder),
@@ -63,7 +63,7 @@ class Collecting:
             tolerance=self.tolerance,
         )
 
-    def run(self, most: int = 1000) -> SettledPlans:
+    def run(self, most: int = 1000) -> PlanConvergence:
         """Until it ends, or so many tasks are measured."""
         chooser = self.chooser()
         while self.measured < min(most, len(TASKS)):
@@ -228,7 +228,7 @@ def test_a_model_without_a_plan_is_never_settled(
     def fail(*given: Any) -> float:
         raise CodlError("There is no row yet.")
 
-    monkeypatch.setattr(settled_plans, "longer", fail)
+    monkeypatch.setattr(plan_convergence, "longer", fail)
     chooser = one.run()
     assert not chooser.has_settled
     assert one.measured == len(TASKS)

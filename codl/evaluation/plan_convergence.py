@@ -68,7 +68,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @dataclass
-class SettledPlans:
+class PlanConvergence:
     """Chooser of a collection that ends when more would change no plan of some models.
 
     Tasks of the first tier are measured in any case, the others in the order given. `models` gives

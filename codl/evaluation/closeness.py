@@ -6,7 +6,7 @@ often they are right.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -50,18 +50,18 @@ def closeness(
 ) -> Closeness:
     """Compare an output with a reference of as many elements; `stored` is the output's type."""
     x, y = (np.asarray(value, np.float64).ravel() for value in (got, expected))
-    numbers, known = np.isfinite(x), np.isfinite(y)
-    lost = known & ~numbers
-    magnitudes = np.abs(y[known])
-    x, y = np.where(numbers, x, 0.0), np.where(known, y, 0.0)
-    largest_expected = float(magnitudes.max(initial=0.0))
+    x_finite, y_finite = np.isfinite(x), np.isfinite(y)
+    lost = y_finite & ~x_finite
+    nan, overflow = int(np.count_nonzero(np.isnan(x[lost]))), np.finfo(stored).max
+    x, y = np.where(x_finite, x, 0.0), np.where(y_finite, y, 0.0)
+    largest_expected = float(np.abs(y).max(initial=0.0))
     difference = float(np.abs(x - y).max(initial=0.0))
     return Closeness(
         cosine=_cosine(x, y),
         max_rel_err=difference / (largest_expected or 1.0),
-        nan=int(np.count_nonzero(lost & np.isnan(np.ravel(got)))),
-        inf=int(np.count_nonzero(lost & np.isinf(np.ravel(got)))),
-        overflow=int(np.count_nonzero(magnitudes > np.finfo(stored).max)),
+        nan=nan,
+        inf=int(np.count_nonzero(lost)) - nan,
+        overflow=int(np.count_nonzero(np.abs(y) > overflow)),
         largest=float(np.abs(x).max(initial=0.0)),
         largest_expected=largest_expected,
     )
@@ -76,26 +76,32 @@ def _cosine(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
     return float(np.clip(x @ y / lengths, -1.0, 1.0))
 
 
+def max_rel_err(got: NDArray[Any], expected: NDArray[Any]) -> float:
+    """That of `closeness`; infinite where the output is no number and the reference is one."""
+    close = closeness(got, expected)
+    return close.max_rel_err if close.is_finite else inf
+
+
 def worst(several: Iterable[Closeness]) -> Closeness:
     """The lowest cosine and the largest error of several, with all that is none counted."""
-    all_of = list(several)
+    every = list(several)
     return Closeness(
-        cosine=min((one.cosine for one in all_of), default=1.0),
-        max_rel_err=max((one.max_rel_err for one in all_of), default=0.0),
-        nan=sum(one.nan for one in all_of),
-        inf=sum(one.inf for one in all_of),
-        overflow=sum(one.overflow for one in all_of),
-        largest=max((one.largest for one in all_of), default=0.0),
-        largest_expected=max((one.largest_expected for one in all_of), default=0.0),
+        cosine=min((one.cosine for one in every), default=1.0),
+        max_rel_err=max((one.max_rel_err for one in every), default=0.0),
+        nan=sum(one.nan for one in every),
+        inf=sum(one.inf for one in every),
+        overflow=sum(one.overflow for one in every),
+        largest=max((one.largest for one in every), default=0.0),
+        largest_expected=max((one.largest_expected for one in every), default=0.0),
     )
 
 
-def is_right(found: Closeness, cosine: float, limit: float = inf) -> bool:
+def is_right(close: Closeness, cosine: float, limit: float = inf) -> bool:
     """Whether outputs are numbers wherever the reference's are, and as close as they should be."""
-    return found.is_finite and found.cosine >= cosine and found.max_rel_err <= limit
+    return close.is_finite and close.cosine >= cosine and close.max_rel_err <= limit
 
 
-#: So many of the largest values count as the classes that an output names.
+#: How many of the largest values count as the classes that an output names.
 NAMED = 5
 #: Digits of a class's number; Python reads no number of thousands.
 MOST_DIGITS = 9
@@ -121,15 +127,16 @@ def agreement(
     labels: Sequence[int] | None = None,
 ) -> Agreement:
     """Compare one output of every sample, one image each, and with their labels where given."""
-    ranked = [np.argsort(-_numbers(one), kind="stable")[:NAMED] for one in got]
-    best = [int(np.argmax(_numbers(one))) for one in expected]
-    first = [int(own[0]) for own in ranked]
+    ranked = [np.argsort(-_numbers(output), kind="stable")[:NAMED] for output in got]
+    best = [int(np.argmax(_numbers(output))) for output in expected]
+    first = [int(classes[0]) for classes in ranked]
     return Agreement(
         samples=len(best),
-        top1=_share([one == own for one, own in zip(best, first, strict=True)]),
-        top5=_share([one in own for one, own in zip(best, ranked, strict=True)]),
-        accuracy=None if labels is None else _share(_same(first, labels)),
-        reference_accuracy=None if labels is None else _share(_same(best, labels)),
+        top1=_share_equal(best, first),
+        top5=sum(one in classes for one, classes in zip(best, ranked, strict=True))
+        / max(len(best), 1),
+        accuracy=None if labels is None else _share_equal(first, labels),
+        reference_accuracy=None if labels is None else _share_equal(best, labels),
     )
 
 
@@ -138,12 +145,8 @@ def _numbers(output: NDArray[Any]) -> NDArray[np.float64]:
     return np.nan_to_num(np.asarray(output, np.float64).ravel(), nan=-np.inf, neginf=-np.inf)
 
 
-def _same(classes: Sequence[int], labels: Sequence[int]) -> list[bool]:
-    return [one == label for one, label in zip(classes, labels, strict=True)]
-
-
-def _share(hits: Sequence[bool]) -> float:
-    return sum(hits) / max(len(hits), 1)
+def _share_equal(classes: Sequence[int], others: Sequence[int]) -> float:
+    return sum(a == b for a, b in zip(classes, others, strict=True)) / max(len(classes), 1)
 
 
 def read_labels(path: Path, samples: Sequence[str]) -> list[int]:
@@ -151,18 +154,16 @@ def read_labels(path: Path, samples: Sequence[str]) -> list[int]:
 
     Raises `InvalidFileError` with the line that is something else, or the file without one.
     """
-    known: dict[str, int] = {}
+    labels: dict[str, int] = {}
     for number, line in enumerate(files.read_text(path).splitlines(), start=1):
         name, _, label = line.strip().rpartition(" ")
-        if line.strip() and not (name and label.isdecimal() and len(label) <= MOST_DIGITS):
+        if not line.strip():
+            continue
+        if not (name and label.isdecimal() and len(label) <= MOST_DIGITS):
             reason = f"expected a file's name and the number of its class, got {line!r:.60}."
             raise InvalidFileError(path, reason, where=f"line {number}")
-        if line.strip():
-            known[name.strip()] = int(label)
-    return [_label(name, known, path) for name in samples]
-
-
-def _label(name: str, known: Mapping[str, int], path: Path) -> int:
-    if name not in known:
-        raise InvalidFileError(path, f"has no label of {name!r}.")
-    return known[name]
+        labels[name.strip()] = int(label)
+    for name in samples:
+        if name not in labels:
+            raise InvalidFileError(path, f"has no label of {name!r}.")
+    return [labels[name] for name in samples]

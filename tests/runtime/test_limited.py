@@ -1,12 +1,15 @@
-"""Engines under limits: outputs are those without, and no launch is longer than it may be."""
+"""A GPU with limits: launches in pieces with each work-item once, a paced queue, and engines."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from itertools import product
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.kernel_runs import Case, run_gpu
 from support.plans import branching_case, make_plan
 
@@ -18,7 +21,7 @@ from codl.plan.build_plan import default_plan
 from codl.records.gpu_limits import GpuLimits
 from codl.runtime import limited as limits_module
 from codl.runtime.launch import BoundKernel
-from codl.runtime.limited import PacedQueue
+from codl.runtime.limited import IN_FLIGHT_MS, PacedQueue, Pacer, cut, for_pieces, most, refusal
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc, splittable
 from codl.targets.local import LocalTarget
@@ -159,3 +162,165 @@ def test_kernels_for_cpus_are_cut_finer_where_they_may_have_to_be_split(
     assert splittable(limited(first_soc, GpuLimits(gpu_duty=0.5))).gpu == first_soc.gpu
     finer = splittable(limited(first_soc)).gpu.compute_units
     assert (finer > first_soc.gpu.compute_units) == first_soc.gpu.is_cpu
+
+
+@dataclass
+class FakeGpu:
+    """A clock in seconds, and a queue; sleeps end `late_ms` too late."""
+
+    late_ms: float = 0.0
+    slower: float = 1.0
+    now: float = 0.0
+    until: float = 0.0
+    worked: float = 0.0
+    sleeps: list[float] = field(default_factory=list)
+    most_ms: float = 0.0
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        assert self.until <= self.now, "only an empty queue rests"
+        self.sleeps.append(1e3 * seconds)
+        self.now += seconds + 1e-3 * self.late_ms
+
+    def drain(self) -> bool:
+        was_empty = self.until <= self.now
+        self.now = max(self.now, self.until)
+        return was_empty
+
+    def enqueue(self, ms: float) -> None:
+        taken = 1e-3 * self.slower * ms
+        self.until = max(self.until, self.now) + taken
+        self.worked += taken
+        self.most_ms = max(self.most_ms, 1e3 * (self.until - self.now))
+
+    def pacer(self, duty: float) -> Pacer:
+        return Pacer(GpuLimits(gpu_duty=duty), self.drain, clock=self.clock, sleep=self.sleep)
+
+    def run(self, duty: float, kernels_ms: list[float]) -> None:
+        pacer = self.pacer(duty)
+        for ms in kernels_ms:
+            pacer.before(ms)
+            self.enqueue(ms)
+
+
+@given(st.floats(0.05, 1.0), st.lists(st.floats(0.01, 3.0), min_size=80, max_size=120))
+@settings(deadline=None, derandomize=True)
+def test_the_gpu_works_its_part_of_the_time(duty: float, kernels_ms: list[float]) -> None:
+    gpu = FakeGpu()
+    gpu.run(duty, kernels_ms)
+    last_ms = IN_FLIGHT_MS  # the rest behind the last work is not taken yet
+    assert gpu.worked <= duty * gpu.until + 1e-3 * last_ms
+    assert gpu.worked >= duty * gpu.until - 1e-9, "it rests no longer than it must"
+    assert gpu.most_ms <= IN_FLIGHT_MS + 1e-9
+
+
+def test_work_is_followed_by_its_rest() -> None:
+    gpu = FakeGpu()
+    gpu.run(0.5, [2.0] * 6)
+    assert gpu.sleeps == pytest.approx([4.0, 4.0])
+
+
+def test_without_rests_only_the_queue_is_bounded() -> None:
+    gpu = FakeGpu()
+    gpu.run(1.0, [1.0] * 100)
+    assert gpu.sleeps == []
+    assert gpu.until == pytest.approx(0.1)
+    assert gpu.most_ms <= IN_FLIGHT_MS + 1e-9
+
+
+def test_a_kernel_longer_than_the_queue_may_be_goes_alone() -> None:
+    gpu = FakeGpu()
+    gpu.run(0.5, [10.0, 10.0])
+    assert gpu.sleeps == pytest.approx([10.0])
+    assert gpu.most_ms == pytest.approx(10.0)
+
+
+def test_late_sleeps_are_made_up_for() -> None:
+    gpu = FakeGpu(late_ms=0.5)
+    gpu.run(0.5, [2.0] * 60)
+    assert gpu.worked / gpu.until == pytest.approx(0.5, abs=0.01)
+
+
+def test_a_gpu_that_had_nothing_to_do_has_rested() -> None:
+    gpu = FakeGpu()
+    pacer = gpu.pacer(0.5)
+    for _ in range(10):
+        pacer.before(4.0)
+        gpu.enqueue(4.0)
+        gpu.now += 0.010  # the CPU computes its own share meanwhile
+    assert gpu.sleeps == []
+
+
+def test_a_gpu_that_is_slower_than_it_was_rests_all_the_same() -> None:
+    gpu = FakeGpu(slower=2.0)
+    gpu.run(0.5, [2.0] * 6)
+    assert gpu.sleeps == pytest.approx([4.0, 4.0])
+    assert gpu.most_ms == pytest.approx(2 * IN_FLIGHT_MS)
+
+
+DIMENSION = st.tuples(st.integers(1, 7), st.integers(1, 4))
+
+
+@given(st.lists(DIMENSION, min_size=1, max_size=3), st.integers(1, 60), st.booleans())
+@settings(deadline=None, derandomize=True)
+def test_pieces_have_every_work_item_once(
+    dimensions: list[tuple[int, int]], count: int, is_grouped: bool
+) -> None:
+    local = tuple(step for _, step in dimensions)
+    size = tuple(n * step for n, step in dimensions)
+    pieces = cut(size, local if is_grouped else None, count)
+    seen = [
+        item
+        for piece in pieces
+        for item in product(
+            *(range(at, at + n) for at, n in zip(piece.offset, piece.size, strict=True))
+        )
+    ]
+    assert sorted(seen) == sorted(product(*map(range, size)))
+    assert all(n > 0 for piece in pieces for n in piece.size)
+    if is_grouped:
+        for piece in pieces:
+            for at, n, step in zip(piece.offset, piece.size, local, strict=True):
+                assert at % step == n % step == 0
+    possible = most(size, local if is_grouped else None)
+    assert min(count, possible) <= len(pieces) <= possible
+
+
+def test_the_outermost_dimension_is_cut_first() -> None:
+    pieces = cut((64, 6), (8, 1), 3)
+    assert [(one.offset, one.size) for one in pieces] == [
+        ((0, 0), (64, 2)),
+        ((0, 2), (64, 2)),
+        ((0, 4), (64, 2)),
+    ]
+    inner = cut((64, 2), (8, 1), 4)
+    assert [one.offset for one in inner] == [(0, 0), (32, 0), (0, 1), (32, 1)]
+    assert [one.size for one in inner] == [(32, 1)] * 4
+
+
+def test_sources_that_ask_for_more_than_their_ids_see_the_whole() -> None:
+    plain = "kernel void f() { int i = get_global_id(0); }"
+    assert for_pieces(plain, (64,), (8,)) is plain
+    text = "kernel void f() { int i = get_group_id(1) + get_num_groups(0); }"
+    seen = for_pieces(text, (64, 6), (8, 2))
+    assert seen.endswith(text)
+    assert "get_global_size(d) ((size_t)((d) == 0 ? 64 : (d) == 1 ? 6 : 1))" in seen
+    assert "get_num_groups(d) ((size_t)((d) == 0 ? 8 : (d) == 1 ? 3 : 1))" in seen
+
+
+@pytest.mark.parametrize(
+    ("asks", "local", "is_refused"),
+    [
+        ("get_global_id", None, False),
+        ("get_group_id", (8,), False),
+        ("get_group_id", None, True),
+        ("get_local_id", None, True),
+        ("get_global_offset", (8,), True),
+        ("get_global_linear_id", (8,), True),
+    ],
+)
+def test_what_cannot_be_split(asks: str, local: tuple[int, ...] | None, is_refused: bool) -> None:
+    reason = refusal(f"x = {asks}(0);", local)
+    assert reason == (f"its source asks for {asks}" if is_refused else None)
