@@ -14,6 +14,7 @@ import csv
 import io
 import json
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
@@ -381,8 +382,8 @@ ROW_TYPES: dict[str, type[Row]] = {
     "stage": StageRow,
     "batch": BatchRow,
 }
-#: Tables that earlier versions wrote, and nothing reads any more.
-FORMER_TABLES = ("cold", "contention")
+#: Tables that earlier versions wrote, and nothing reads: muLayer's were copies of others' rows.
+FORMER_TABLES = re.compile("cold|contention|mulayer_.*")
 
 
 @dataclass(frozen=True)
@@ -426,7 +427,7 @@ class Dataset:
         """Every table that has a file, by name (the file's, without `t_` and `.csv`)."""
         names = (path.stem[2:] for path in sorted(self.folder.glob("t_*.csv")))
         runs = self.manifest()["runs"].keys() if self.manifest_path.exists() else None
-        tables = {name: self.table(name) for name in names if name not in FORMER_TABLES}
+        tables = {n: self.table(n) for n in names if not FORMER_TABLES.fullmatch(n)}
         return {name: Table(own.path, own.row_type, runs) for name, own in tables.items()}
 
     def calibration(self) -> dict[str, dict[str, float]]:

@@ -25,8 +25,6 @@ from codl.records.soc import Soc
 from codl.records.statistic import level
 from codl.runtime.placement import Placement
 
-#: Tables that repeat rows of others begin so.
-REPEATING = "mulayer_"
 RowT = TypeVar("RowT", bound=Row)
 
 
@@ -144,8 +142,7 @@ class Recording:
         seconds = {name: _seconds(run) for name, run in self.runs.items()}
         count = sum(
             seconds.get(row.run, 0.0) > 0
-            for name, own in self.rows.items()
-            if not name.startswith(REPEATING)
+            for own in self.rows.values()
             for row in own.values()
         )
         return sum(seconds.values()) / count if count else 0.0

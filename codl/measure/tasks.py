@@ -237,12 +237,9 @@ def op_tasks(op: Op, processor: Processor, soc: Soc, shares: Sequence[float]) ->
             part = part_of(op, processor, dim, share, soc)
             if part is None:
                 continue
-            for rank, variant in enumerate(registry.variants(part, processor, soc)):
-                names = [registry.target(variant, op)]
-                if rank == 0 and op.is_mulayer:
-                    names.append(f"mulayer_{op.kind}_{processor}")
-                task = OpTask(tuple(names), variant.name, processor, op, dim, share, part)
-                tasks.append(task)
+            for variant in registry.variants(part, processor, soc):
+                tables = (registry.target(variant, op),)
+                tasks.append(OpTask(tables, variant.name, processor, op, dim, share, part))
     return tasks
 
 

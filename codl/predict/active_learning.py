@@ -252,7 +252,7 @@ def _is_learned(own: Samples) -> bool:
 def _target(task: Task) -> str | None:
     """What a task's row is learned by; None for what surrounds an op."""
     if isinstance(task, OpTask):
-        return next(name for name in task.tables if not features.is_mulayer(name))
+        return task.tables[0]
     if isinstance(task, SharingTask):
         return features.sharing_target(task.direction, task.storage)
     return None

@@ -89,8 +89,7 @@ def read(dataset: Dataset) -> tuple[list[Samples], list[str]]:
         raise InvalidFileError(dataset.folder, "there is no dataset here.", fix=fix)
     kernels, notes, factors = [], [], dataset.calibration()
     for name, table in tables.items():
-        # The rows of muLayer's tables stand in those of the default variants too.
-        if table.row_type is not OpRow or features.is_mulayer(name):
+        if table.row_type is not OpRow:
             continue
         try:
             kernels.append(_of_table(name, table, factors))

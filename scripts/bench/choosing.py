@@ -69,7 +69,7 @@ def read(dataset: Dataset) -> Iterator[tuple[Task, Row]]:
     """The tasks that the ok rows of kernel variants and of data sharing were measured for."""
     for name, table in dataset.tables().items():
         for row in table.read():
-            if row.status != "ok" or features.is_mulayer(name):
+            if row.status != "ok":
                 continue
             if isinstance(row, OpRow):
                 op, part = parse(row.op), parse(row.part)

@@ -255,6 +255,8 @@ def test_mulayer_learns_the_preferred_variant(tmp_path: Path) -> None:
         data.ops(GEMM).append(op_row(op, dim, share, part, 100.0))
         if part.kernel == (3, 3):  # type: ignore[attr-defined]
             data.ops("conv2d_cpu_winograd").append(op_row(op, dim, share, part, 1.0))
+    # Earlier versions wrote copies for muLayer, which are left alone.
+    data.ops("mulayer_conv2d_cpu").append(op_row(op, dim, share, part, 5.0))
     train(SOC, data, predictors=["flops_linear"], folder=tmp_path / "p")
     stored = load(SOC, "flops_linear", tmp_path / "p").stored["mulayer_conv2d_cpu"]
     assert set(stored.tables) == {"conv2d_cpu_winograd", "conv2d_cpu_gemm"}

@@ -104,7 +104,7 @@ def write_dataset(folder: Path) -> Dataset:
 def conv_tasks(seed: int = 0, ops: int = 40) -> list[OpTask]:
     """The tasks of the simulated rows, in random order."""
     found = [
-        OpTask((GEMM, "mulayer_conv2d_cpu"), "cpu_gemm", "cpu", op, dim, share, part)  # type: ignore[arg-type]
+        OpTask((GEMM,), "cpu_gemm", "cpu", op, dim, share, part)  # type: ignore[arg-type]
         for op, dim, share, part in conv_parts(seed, ops)
     ]
     order = np.random.default_rng(seed).permutation(len(found))

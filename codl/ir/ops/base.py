@@ -144,8 +144,6 @@ class Op:
     is_dense: ClassVar[bool] = False
     #: Measured for several images at once, too: networks are made of it.
     is_batched: ClassVar[bool] = False
-    #: One of the kinds that muLayer has a latency model for.
-    is_mulayer: ClassVar[bool] = False
     #: Rounds an input to few bits: what differs in the last bit may become another number.
     rounds: ClassVar[bool] = False
     #: Of the inputs those that last from run to run, and that it writes in place.

@@ -139,7 +139,6 @@ class Conv2d(GroupedOp, WindowOp):
     )
     is_product: ClassVar[bool] = True
     is_batched: ClassVar[bool] = True
-    is_mulayer: ClassVar[bool] = True
     size_columns: ClassVar[type[Columns]] = ConvColumns
 
     @property

@@ -70,7 +70,6 @@ class FullyConnected(Op):
     examples: ClassVar[tuple[str, ...]] = ("fc in=1x64x1x1 oc=64",)
     is_product: ClassVar[bool] = True
     is_batched: ClassVar[bool] = True
-    is_mulayer: ClassVar[bool] = True
     size_columns: ClassVar[type[Columns]] = FcColumns
 
     @property
