@@ -22,7 +22,8 @@ from codl.ir.plan import Sharing
 from codl.plan.candidates import Candidates
 from codl.plan.chain_costs import CandidateChain
 from codl.plan.cost_model import Pair
-from codl.plan.transitions import START, Holdings, Transitions
+from codl.plan.price import START
+from codl.plan.transitions import Holdings, Transitions
 from codl.records.soc import PowerW, Soc
 
 Goal: TypeAlias = Literal["latency", "energy", "energy-delay"]

@@ -17,8 +17,9 @@ from codl.kernels import registry
 from codl.plan.chain_costs import ChainCosts, ChainKey
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered, estimated, not_counted
+from codl.plan.price import START
 from codl.plan.sub_ops import Walk
-from codl.plan.transitions import START, Transitions
+from codl.plan.transitions import Transitions
 from codl.records.soc import Soc
 
 #: A plan that moves work between processors must be predicted to take less than this part of what

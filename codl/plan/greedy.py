@@ -13,9 +13,10 @@ from codl.plan.build_plan import chain_of, make_plan
 from codl.plan.chain_costs import CandidateChain, ChainCosts
 from codl.plan.cost_model import CostModel, Pair
 from codl.plan.coverage import covered
+from codl.plan.price import START
 from codl.plan.region_array import NONE
 from codl.plan.sub_ops import Walk
-from codl.plan.transitions import START, Transitions
+from codl.plan.transitions import Transitions
 
 #: Ratios that a search tries; the ends are one processor alone.
 RATIOS = tuple(i / 20 for i in range(21))

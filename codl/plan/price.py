@@ -1,15 +1,16 @@
-"""The price of an executable: a walk over its commands with two clocks.
+"""The price of an executable: what each stage does, and when both processors are done with it.
 
-The CPU's thread goes from command to command: it enqueues, copies, waits, and runs nets. The GPU
-has one queue, and begins with what is enqueued when it is done with what was before. So whatever an
-executable does is counted because it is there: launches, transfers, copies between storages, what
-ncnn's nets pack and unpack, calls of nets, residual adds that run in a convolution's kernels.
+Whatever an executable does is counted because it is there, among its commands: launches, transfers,
+copies between storages, what ncnn's nets pack and unpack, calls of nets, residual adds that run in
+a convolution's kernels. In which order things happen is said once, for a search as for a price
+(`after_stage`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +29,68 @@ from codl.ir.executable import (
     RunNet,
     Stage,
     Transfer,
-    Wait,
 )
+from codl.ir.types import Direction
 from codl.plan.cost_model import ADDED_INSIDE, CostModel, Move, Pair
+
+START: Pair = (0.0, 0.0)
+
+
+class TransferCost(NamedTuple):
+    """Milliseconds of a transfer: of the GPU, from its end to the CPU's turn, and of the CPU."""
+
+    way: Direction
+    gpu_ms: float
+    wait_ms: float
+    cpu_ms: float
+
+    @classmethod
+    def of(cls, way: Direction, parts: Mapping[str, float]) -> TransferCost:
+        """With the parts of data sharing by name; the GPU itself maps what it is to read."""
+        kernel, mapped = parts.get("transform", 0.0), parts.get("map", 0.0)
+        copied = parts.get("copy", 0.0) + parts.get("unmap", 0.0)
+        if way == "to_cpu":
+            return cls(way, kernel, parts.get("sync", 0.0) + mapped, copied)
+        return cls(way, kernel + mapped, 0.0, copied)
+
+
+def after_stage(
+    clocks: Pair,
+    transfers: Sequence[TransferCost],
+    launches_ms: Pair = START,
+    works: Pair = START,
+    copies_ms: float = 0.0,
+    first_launch_ms: float = 0.0,
+) -> Pair:
+    """When each processor is done with an exchange and with its shard of a chain.
+
+    Events have the order that lowering gives them (`codl.lower.lowering`): what the GPU has is sent
+    off first, the CPU hands over what the GPU lacks, then the GPU's kernels are enqueued, and only
+    then does the CPU wait for its share of the exchange and compute. No chain waits for the one
+    before, but for what it needs of it.
+
+    `clocks` are the milliseconds since the start at which each is done with what it was given;
+    `launches_ms` is what enqueueing takes the CPU: what is sent to it first, and then the rest;
+    `works` what each shard takes, and `copies_ms` the GPU's before it. The GPU begins with nothing
+    sooner than `first_launch_ms` behind its being enqueued.
+    """
+    cpu, gpu = clocks
+    arrivals = []
+    for way, gpu_ms, wait_ms, cpu_ms in transfers:
+        if way == "to_cpu":  # enqueued by the CPU, which does not wait yet
+            gpu = max(gpu, cpu + first_launch_ms) + gpu_ms
+            arrivals.append((gpu + wait_ms, cpu_ms))
+    cpu += launches_ms[0]
+    for way, gpu_ms, _, cpu_ms in transfers:
+        if way == "to_gpu":
+            cpu += cpu_ms
+            gpu = max(gpu, cpu + first_launch_ms) + gpu_ms
+    if works[1] or copies_ms:
+        gpu = max(gpu, cpu + first_launch_ms) + copies_ms + works[1]
+    cpu += launches_ms[1]
+    for arrival, cpu_ms in arrivals:
+        cpu = max(cpu, arrival) + cpu_ms
+    return cpu + works[0], gpu
 
 
 @dataclass(frozen=True)
@@ -39,18 +99,15 @@ class StageTimes:
 
     `nets_ms` are by a net's number, `kernels_ms` by the number of a step that the GPU computes or
     copies, both with what the processors slow each other down; `transfers_ms` by a transfer's
-    number its parts. `flushes_ms` is what enqueueing has taken the CPU by each flush of the queue,
-    and `first_launch_ms` how long a launch is on its way to a GPU that has nothing else to do.
-    `alone_ms` is what each processor computes, were it alone.
+    number its parts, in order. `launches_ms` and `first_launch_ms` are as `after_stage` has them.
     """
 
     label: str
     nets_ms: Mapping[int, float]
     kernels_ms: Mapping[int, float]
     transfers_ms: Mapping[int, Mapping[str, float]]
-    flushes_ms: tuple[float, ...]
+    launches_ms: Pair
     first_launch_ms: float
-    alone_ms: Pair
 
     @property
     def works_ms(self) -> Pair:
@@ -85,92 +142,32 @@ def price(executable: Executable, cost: CostModel) -> Price:
     return walk(executable, stage_times(executable, cost))
 
 
+def walk(executable: Executable, times: Sequence[StageTimes]) -> Price:
+    """One inference, stage by stage, if these take such times."""
+    clocks, stages = START, []
+    for own in times:
+        transfers = []
+        for number, parts in own.transfers_ms.items():
+            step = executable.steps[number]
+            assert isinstance(step, Transfer)
+            transfers.append(TransferCost.of(step.direction, parts))
+        clocks = after_stage(
+            clocks,
+            transfers,
+            own.launches_ms,
+            own.works_ms,
+            first_launch_ms=own.first_launch_ms,
+        )
+        stages.append(StagePrice(own, clocks))
+    return Price(tuple(stages))
+
+
 def stage_times(executable: Executable, cost: CostModel) -> tuple[StageTimes, ...]:
-    """What every stage is predicted to do."""
-    _prefetch(executable, cost)
-    return tuple(_Works(executable, stage, cost).times() for stage in executable.stages)
-
-
-def _prefetch(executable: Executable, cost: CostModel) -> None:
-    """Predict all ops in one batch for each kernel variant."""
+    """What every stage is predicted to do; all ops are predicted at once."""
     steps = (step for step in executable.steps if isinstance(step, GpuOp))
     cost.prefetch([parse(layer.op) for net in executable.nets for layer in net.layers], "cpu")
     cost.prefetch([parse(text) for step in steps for text in step.ops], "gpu")
-
-
-def walk(executable: Executable, times: Sequence[StageTimes]) -> Price:
-    """Walk over the commands of one inference, whose stages take such times."""
-    clocks = _TwoClocks(executable)
-    stages = zip(executable.stages, times, strict=True)
-    return Price(tuple(StagePrice(own, clocks.after(stage, own)) for stage, own in stages))
-
-
-class _TwoClocks:
-    """The two clocks, and when what the CPU waits for is there."""
-
-    def __init__(self, executable: Executable) -> None:
-        self._executable = executable
-        self._cpu, self._gpu = 0.0, 0.0
-        #: By the number of a transfer to the CPU, when its region is there.
-        self._arrivals: dict[int, float] = {}
-        #: The steps of this stage whose work is enqueued, or handed over by the CPU.
-        self._enqueued: set[int] = set()
-        self._handed: set[int] = set()
-
-    def after(self, stage: Stage, times: StageTimes) -> Pair:
-        """Walk over one stage; when each processor is done with it."""
-        self._enqueued, self._handed = set(), set()
-        flushes, launches_ms = iter(times.flushes_ms), 0.0
-        for command in stage.commands:
-            if isinstance(command, Flush):
-                self._cpu -= launches_ms
-                launches_ms = next(flushes)
-                self._cpu += launches_ms
-            elif isinstance(command, RunNet):
-                self._cpu += times.nets_ms[command.net]
-            elif isinstance(command, Wait):
-                self._wait(command.step, times)
-            elif isinstance(command, Launch) and command.step not in self._enqueued:
-                self._enqueued.add(command.step)
-                self._launch(command.step, times)
-        return self._cpu, self._gpu
-
-    def _launch(self, number: int, times: StageTimes) -> None:
-        """The GPU works on a step; what is to arrive at the CPU, or come from it, with it."""
-        step = self._executable.steps[number]
-        if not isinstance(step, Transfer):
-            self._gpu = self._begin(times) + times.kernels_ms[number]
-            return
-        parts = times.transfers_ms[number]
-        kernel_ms, mapped_ms = parts.get("transform", 0.0), parts.get("map", 0.0)
-        if step.direction == "to_cpu":
-            self._gpu = self._begin(times) + kernel_ms
-            self._arrivals[number] = self._gpu + parts.get("sync", 0.0) + mapped_ms
-            return
-        self._hand_over(number, parts)
-        # The staging memory is mapped again behind the kernel that reads it.
-        self._gpu = self._begin(times) + kernel_ms + mapped_ms
-
-    def _begin(self, times: StageTimes) -> float:
-        """When the GPU begins with what the CPU enqueues now: once both have got there.
-
-        A launch takes its time to the GPU, which shows where that has nothing else to do.
-        """
-        return max(self._gpu, self._cpu + times.first_launch_ms)
-
-    def _wait(self, number: int, times: StageTimes) -> None:
-        """The CPU waits for a region and takes it; what it is to write is mapped long since."""
-        if not isinstance(self._executable.steps[number], Transfer):
-            self._cpu = max(self._cpu, self._gpu)  # nothing arrives: a kernel is only to be over
-            return
-        self._cpu = max(self._cpu, self._arrivals.pop(number, 0.0))
-        self._hand_over(number, times.transfers_ms.get(number, {}))
-
-    def _hand_over(self, number: int, parts: Mapping[str, float]) -> None:
-        """The CPU copies a region, in either direction, and unmaps the memory between."""
-        if number not in self._handed:
-            self._handed.add(number)
-            self._cpu += parts.get("copy", 0.0) + parts.get("unmap", 0.0)
+    return tuple(_Works(executable, stage, cost).times() for stage in executable.stages)
 
 
 class _Works:
@@ -196,7 +193,6 @@ class _Works:
         self._nets(nets, loads[0])
         moved, alone = loads.T
         ends = cost.together_ms(moved[None], alone[None])[0]
-        self._alone_ms: Pair = (float(alone[0]), float(alone[1]))
         stretch = np.divide(ends, alone, out=np.ones(2), where=alone > 0)
         for number in inner:
             self._kernels_ms[number] *= float(stretch[1])
@@ -204,20 +200,21 @@ class _Works:
             self._nets_ms[number] *= float(stretch[0])
 
     def times(self) -> StageTimes:
+        # A stage flushes behind what it sends to the CPU, and behind all else.
+        before, last = [0.0, 0.0, *self._enqueueing_ms()][-2:]
         return StageTimes(
             label=self._stage.label,
             nets_ms=self._nets_ms,
             kernels_ms=self._kernels_ms,
             transfers_ms=self._transfers_ms,
-            flushes_ms=tuple(self._flushes_ms()),
+            launches_ms=(before, last - before),
             first_launch_ms=self._cost.signals.first_launch_ms,
-            alone_ms=self._alone_ms,
         )
 
-    def _flushes_ms(self) -> Iterator[float]:
-        """What enqueueing takes the CPU up to each flush."""
+    def _enqueueing_ms(self) -> Iterator[float]:
+        """What enqueueing has taken the CPU by each flush of the queue."""
         enqueued: set[int] = set()
-        raised = 0  # what that takes the GPU is of the wait
+        raised = 0  # flags, of which what each takes the GPU is of the wait
         for command in self._stage.commands:
             if isinstance(command, Launch):
                 enqueued.add(command.step)
@@ -232,7 +229,7 @@ class _Works:
         step, cost = self._executable.steps[number], self._cost
         self._launches[number] = 1
         if isinstance(step, Transfer):
-            shape = _shape(self._executable, step.target)
+            shape = self._shape(step.target)
             self._transfers_ms[number] = cost.transfer_parts(step.direction, shape)
             return False
         if isinstance(step, Relayout):
@@ -243,7 +240,7 @@ class _Works:
                 # A part copied to one piece: what else is held is not known before all is planned.
                 self._launches[number], self._kernels_ms[number] = 0, 0.0
                 return False
-            shape = _shape(self._executable, step.target)
+            shape = self._shape(step.target)
             own_ms = cost.relayout_ms(source.storage, target.storage, shape)
             self._kernels_ms[number] = own_ms
             is_inner = source.name in self._made
@@ -266,20 +263,16 @@ class _Works:
         cost = self._cost
         nets = [self._executable.nets[number] for number in numbers]
         ops = [[parse(layer.op) for layer in net.layers] for net in nets]
-        ops_ms = [
-            sum(
-                cost.variant_ms(op, "cpu", x.variant) for op, x in zip(own, net.layers, strict=True)
-            )
-            for own, net in zip(ops, nets, strict=True)
-        ]
         every = [op for own in ops for op in own]
         images = np.array(sum(op.images for op in every) / max(len(every), 1))
         call_ms = float(cost.turns(images)) * cost.inside("cpu").call_ms
-        for number, net, own, own_ms in zip(numbers, nets, ops, ops_ms, strict=True):
+        for number, net, own in zip(numbers, nets, ops, strict=True):
+            named = zip(own, net.layers, strict=True)
+            ops_ms = sum(cost.variant_ms(op, "cpu", layer.variant) for op, layer in named)
             moves = self._packed(net)
             packing_ms = sum(map(cost.packing_ms, moves))
             # Every op counts with a call of its own.
-            self._nets_ms[number] = own_ms - (len(own) - 1) * call_ms + packing_ms
+            self._nets_ms[number] = ops_ms - (len(own) - 1) * call_ms + packing_ms
             load += [sum(2 * shape.bytes for _, shape in moves), self._nets_ms[number]]
         load[0] += sum(op.bytes for op in every)
 
@@ -287,9 +280,8 @@ class _Works:
         """What ncnn packs of what enters a net, and unpacks of what leaves it."""
         if not isinstance(net, NcnnNet):
             return []
-        moves: list[Move] = [("load", _shape(self._executable, access)) for _, access in net.inputs]
-        return [*moves, *(("store", _shape(self._executable, access)) for _, access in net.outputs)]
+        moves: list[Move] = [("load", self._shape(access)) for _, access in net.inputs]
+        return [*moves, *(("store", self._shape(access)) for _, access in net.outputs)]
 
-
-def _shape(executable: Executable, access: Access) -> Shape:
-    return access.region.shape(executable.tensors[access.tensor].shape)
+    def _shape(self, access: Access) -> Shape:
+        return access.region.shape(self._executable.tensors[access.tensor].shape)

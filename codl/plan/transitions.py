@@ -1,10 +1,7 @@
 """From chain to chain: what each processor holds, what moves for it, and when each is free.
 
 A state is when each processor is done with what it was given, and what it holds of every tensor
-that is still read. Events have the order that lowering gives them (`codl.lower.lowering`): what the
-GPU has is sent off first, the CPU hands over what the GPU lacks, then the GPU's kernels are
-enqueued, and only then does the CPU wait for its share of the exchange and compute. No chain waits
-for the one before, but for what it needs of it.
+that is still read.
 """
 
 from __future__ import annotations
@@ -17,34 +14,16 @@ import numpy as np
 
 from codl.ir import Region, Shape
 from codl.ir.plan import Sharing
-from codl.ir.types import PROCESSORS, Direction
+from codl.ir.types import PROCESSORS
 from codl.lower.partition import WAYS, Residency
 from codl.plan import region_array as boxes
 from codl.plan.chain_costs import CandidateChain, CandidateTable, ChainCosts
 from codl.plan.cost_model import Move, Pair
+from codl.plan.price import START, TransferCost, after_stage
 from codl.plan.region_array import NONE, Boxes
 
 #: What the CPU and the GPU hold of each tensor that is still read, by the numbers of regions.
 Holdings: TypeAlias = tuple[int, ...]
-START: Pair = (0.0, 0.0)
-
-
-class TransferCost(NamedTuple):
-    """Milliseconds of a transfer: of the GPU, from its end to the CPU's turn, and of the CPU."""
-
-    way: Direction
-    gpu_ms: float
-    wait_ms: float
-    cpu_ms: float
-
-    @classmethod
-    def of(cls, way: Direction, parts: Mapping[str, float]) -> TransferCost:
-        """With the parts of data sharing by name; the GPU itself maps what it is to read."""
-        kernel, mapped = parts.get("transform", 0.0), parts.get("map", 0.0)
-        copied = parts.get("copy", 0.0) + parts.get("unmap", 0.0)
-        if way == "to_cpu":
-            return cls(way, kernel, parts.get("sync", 0.0) + mapped, copied)
-        return cls(way, kernel + mapped, 0.0, copied)
 
 
 class Supply(NamedTuple):
@@ -59,40 +38,6 @@ class Supply(NamedTuple):
     to_cpu: int = 0
     copies: int = 0
     copies_ms: float = 0.0
-
-
-def after_stage(
-    clocks: Pair,
-    transfers: Sequence[TransferCost],
-    launches_ms: Pair = START,
-    works: Pair = START,
-    copies_ms: float = 0.0,
-    first_launch_ms: float = 0.0,
-) -> Pair:
-    """When each processor is done with an exchange and with its shard of a chain.
-
-    `clocks` are the milliseconds since the start at which each is done with what it was given;
-    `launches_ms` is what enqueueing takes the CPU: what is sent to it first, and then the rest;
-    `works` what each shard takes, and `copies_ms` the GPU's before it. The GPU begins with nothing
-    sooner than `first_launch_ms` behind its being enqueued.
-    """
-    cpu, gpu = clocks
-    arrivals = []
-    for way, gpu_ms, wait_ms, cpu_ms in transfers:
-        if way == "to_cpu":  # enqueued by the CPU, which does not wait yet
-            gpu = max(gpu, cpu + first_launch_ms) + gpu_ms
-            arrivals.append((gpu + wait_ms, cpu_ms))
-    cpu += launches_ms[0]
-    for way, gpu_ms, _, cpu_ms in transfers:
-        if way == "to_gpu":
-            cpu += cpu_ms
-            gpu = max(gpu, cpu + first_launch_ms) + gpu_ms
-    if works[1] or copies_ms:
-        gpu = max(gpu, cpu + first_launch_ms) + copies_ms + works[1]
-    cpu += launches_ms[1]
-    for arrival, cpu_ms in arrivals:
-        cpu = max(cpu, arrival) + cpu_ms
-    return cpu + works[0], gpu
 
 
 class _Exchange(NamedTuple):

@@ -36,7 +36,7 @@ from codl.lower.partition import Part, Segment, Shard, cut, partition_plan
 from codl.plan.candidates import STEPS
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import without
-from codl.plan.price import Price, StageTimes, stage_times, walk
+from codl.plan.price import START, Price, StageTimes, stage_times, walk
 from codl.records.waterfall import BOUND, Total
 
 #: What the CPU and the GPU compute of an op; None of nothing.
@@ -311,7 +311,7 @@ def predicted_totals(
 
 def _at_once(times: StageTimes) -> StageTimes:
     """If launches took no time, neither the CPU's nor on their way to the GPU."""
-    return replace(times, flushes_ms=(0.0,) * len(times.flushes_ms), first_launch_ms=0.0)
+    return replace(times, launches_ms=START, first_launch_ms=0.0)
 
 
 def _for_nothing(times: StageTimes) -> StageTimes:

@@ -29,8 +29,8 @@ from codl.measure.dataset import Dataset, OpRow
 from codl.plan.build_plan import WORTH, chain_of, make_plan, unless_alone
 from codl.plan.cost_model import CostModel
 from codl.plan.greedy import ChainSearch, greedy_chains, single_ops
+from codl.plan.price import TransferCost, after_stage
 from codl.plan.search import search as best_plan
-from codl.plan.transitions import TransferCost, after_stage
 from codl.predict.in_network_cost import InNetworkCost
 from codl.records.results import SINGLES
 from codl.records.soc import Soc

@@ -8,7 +8,7 @@ from support.synthetic_predictors import Line, SyntheticPredictors
 
 from codl.ir import Shape
 from codl.plan.cost_model import CostModel, SignalCosts
-from codl.plan.transitions import TransferCost, after_stage
+from codl.plan.price import TransferCost, after_stage
 
 PARTS = {"transform": 0.01, "sync": 0.003, "map": 0.05, "unmap": 0.02, "copy": 0.1}
 
