@@ -262,7 +262,7 @@ class ChainCosts:
             name for name in network.states if len(network.readers(name)) == 1
         }
         self.weights = LayerWeights(network, cost.places, frozenset(self.lone))
-        self.sub_ops = SubOps(network.layers, cost, ratios)
+        self.sub_ops = SubOps([layer.op for layer in network.layers], cost, ratios)
         #: What was chosen for the layers of chains, and those that are known.
         self.chosen = ChosenRows(self.sub_ops)
         self.known: dict[ChainKey, CandidateChain] = {}

@@ -43,9 +43,9 @@ class SubOps:
     `ratios`, which begin with 0 and end with 1.
     """
 
-    def __init__(self, layers: Sequence[Layer], cost: CostModel, ratios: Sequence[float]) -> None:
+    def __init__(self, ops: Sequence[Op], cost: CostModel, ratios: Sequence[float]) -> None:
         numbers: dict[Op, int] = {}
-        self.op_of = [numbers.setdefault(layer.op, len(numbers)) for layer in layers]
+        self.op_of = [numbers.setdefault(op, len(numbers)) for op in ops]
         self.ops = list(numbers)
         self.ratios = tuple(ratios)
         self._cost, self._block = cost, cost.soc.gpu.vector_width
@@ -91,14 +91,17 @@ class SubOps:
         """What the CPU and the GPU get of an op, shaped (dims x ratios, 2, 6)."""
         shares = self._shares[op]
         if shares is None:
-            shares = np.empty((len(DIMS), len(self.ratios), 2, 6), np.int64)
-            shares[:] = self._whole[op]
-            for own, dim in zip(shares, DIMS, strict=True):
-                place, places = PLACES[dim], np.array(self.cuts(op, dim))
-                own[:, 0, place], own[:, 1, place + 1] = -places, places
-                own[own[..., place] + own[..., place + 1] <= 0] = boxes.NOTHING
-            shares = self._shares[op] = shares.reshape(-1, 2, 6)
+            halves = [self.halves(op, dim, self.cuts(op, dim)) for dim in DIMS]
+            shares = self._shares[op] = np.concatenate(halves)
         return shares
+
+    def halves(self, op: int, dim: Dim, places: Sequence[int]) -> Boxes:
+        """The same where the GPU gets so much of a dimension, shaped (places, 2, 6)."""
+        halves, place, ends = np.empty((len(places), 2, 6), np.int64), PLACES[dim], np.array(places)
+        halves[:] = self._whole[op]
+        halves[:, 0, place], halves[:, 1, place + 1] = -ends, ends
+        halves[halves[..., place] + halves[..., place + 1] <= 0] = boxes.NOTHING
+        return halves
 
     def cut(self, dim: Dim, step: int | NDArray[np.int64]) -> int | NDArray[np.int64]:
         """Where the shares of a dimension and a ratio's number stand among an op's."""
