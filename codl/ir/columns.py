@@ -66,7 +66,8 @@ class Columns:
 
     @property
     def weight_elements(self) -> Column:
-        raise NotImplementedError
+        """None where a kind does not say otherwise."""
+        return np.zeros_like(self.images)
 
     @property
     def output_elements(self) -> Column:
@@ -79,7 +80,8 @@ class Columns:
     @property
     def mulayer_features(self) -> FeatureColumns:
         """What muLayer looks at: F0 = ih * iw * ic, F1 = (k / s)^2 * oc, FLOPs where they count."""
-        raise NotImplementedError
+        columns: Any = self  # with `oc`, its output channels
+        return {"f0": self.input_elements, "f1": columns.oc}
 
     def __len__(self) -> int:
         return len(self.images)
@@ -123,10 +125,6 @@ class GenericColumns(Columns):
     @property
     def flops(self) -> Column:
         return self.of_flops
-
-    @property
-    def mulayer_features(self) -> FeatureColumns:
-        return {"f0": self.input_elements, "f1": self.oc}
 
 
 def elements(ops: Sequence[Any]) -> tuple[Column, Column, Column]:

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from codl.ir.columns import Column, Columns, FeatureColumns, ceil_div
-from codl.ir.ops.base import Op, Weights
+from codl.ir.columns import Column, Columns, ceil_div
+from codl.ir.ops.base import Op, Values, Weights
 from codl.ir.ops.eltwise import Eltwise
 from codl.ir.ops.matmul import MatMul
 from codl.ir.ops.nd import NdOp, Sizes
@@ -68,10 +67,6 @@ class AttentionColumns(Columns):
         return self.heads * self.queries * self.features + of_keys + self.bias_elements
 
     @property
-    def weight_elements(self) -> Column:
-        return np.zeros_like(self.keys)
-
-    @property
     def output_elements(self) -> Column:
         return self.heads * self.queries * self.value_features
 
@@ -79,10 +74,6 @@ class AttentionColumns(Columns):
     def flops(self) -> Column:
         each = 2 * (self.features + self.value_features) + SOFTMAX_FLOPS
         return self.heads * self.pairs * each
-
-    @property
-    def mulayer_features(self) -> FeatureColumns:
-        return {"f0": self.input_elements, "f1": self.oc}
 
 
 def _row(op: Attention) -> tuple[int, ...]:
@@ -193,11 +184,6 @@ class Attention(NdOp):
         return {"first": self.first + queries.start} if self.causal and queries else {}
 
     @property
-    def flops(self) -> int:
-        """Of the pairs that a causal mask leaves."""
-        return int(AttentionColumns.of([self]).flops[0])
-
-    @property
     def stands_for(self) -> tuple[Op, ...]:
         """Scores, their sums with the bias, their softmax, and the product with the values."""
         n, heads, queries, features = self.shapes[0]
@@ -214,24 +200,18 @@ class Attention(NdOp):
             MatMul(shapes=(scores, self.shapes[2])),
         )
 
-    def reference(
-        self, inputs: Sequence[NDArray[np.float64]], weights: Weights
-    ) -> NDArray[np.float64]:
-        shaped = [value.reshape(own) for value, own in zip(inputs, self.shapes, strict=True)]
-        q, k, v = shaped[:3]
+    def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
+        q, k, v, *bias = inputs
         k, v = (np.repeat(x, self.heads // self.groups, axis=HEADS) for x in (k, v))
         scores = self.scale * (q @ k.swapaxes(2, 3))
-        if self.has_bias:
-            scores = scores + shaped[3]
+        if bias:
+            scores = scores + bias[0]
         if self.causal:
             distance = np.arange(self.keys) - np.arange(self.queries)[:, None] - self.first
             scores = np.where(distance <= 0, scores, -np.inf)
         odds = np.exp(scores - scores.max(axis=3, keepdims=True))
-        value = odds / odds.sum(axis=3, keepdims=True) @ v
-        return self.activation.reference(value.reshape(self.output))
-
-
-Values = NDArray[np.float64]
+        result: Values = odds / odds.sum(axis=3, keepdims=True) @ v
+        return result
 
 
 @dataclass(frozen=True)
@@ -283,10 +263,6 @@ class CachedAttentionColumns(Columns):
         return new + 1 + self.cached_elements
 
     @property
-    def weight_elements(self) -> Column:
-        return np.zeros_like(self.tokens)
-
-    @property
     def output_elements(self) -> Column:
         return self.queries * self.value_features
 
@@ -294,10 +270,6 @@ class CachedAttentionColumns(Columns):
     def flops(self) -> Column:
         pairs = np.floor(self.queries * self.capacity / 2)
         return 2 * pairs * (self.features + self.value_features)
-
-    @property
-    def mulayer_features(self) -> FeatureColumns:
-        return {"f0": self.input_elements, "f1": self.oc}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,12 +334,6 @@ class CachedAttention(NdOp):
         return None if index == 3 else (1 if index in self.states else 2)
 
     @property
-    def flops(self) -> int:
-        """With half of the cache full."""
-        pairs = self.tokens * self.groups * self.heads * self.capacity // 2
-        return 2 * pairs * (self.features + self.value_features)
-
-    @property
     def typical(self) -> dict[int, float]:
         """The cache is half full, as `flops` counts it."""
         return {3: self.capacity // 2}
@@ -386,24 +352,20 @@ class CachedAttention(NdOp):
             return f"{self.tokens} tokens do not go into a cache of {self.capacity}."
         return None
 
-    def reference(self, inputs: Sequence[Values], weights: Weights) -> Values:
-        queries, *_ = shaped = self._shaped(inputs)
-        first, (keys, values) = self._first(shaped), self._kept(shaped)
-        heads = queries.reshape(self.tokens, self.groups, self.heads, self.features)
+    def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
+        first, (keys, values) = self._first(inputs), self._kept(inputs)
+        heads = inputs[0].reshape(self.tokens, self.groups, self.heads, self.features)
         scores = self.scale * np.einsum("tghf,gkf->tghk", heads, keys[0])
         places = np.arange(self.capacity) - first - np.arange(self.tokens)[:, None]
         scores = np.where(places[:, None, None] > 0, -np.inf, scores)
         odds = np.exp(scores - scores.max(-1, keepdims=True))
         odds /= odds.sum(-1, keepdims=True)
-        mixed = np.einsum("tghk,gkf->tghf", odds, values[0])
-        return self.activation.reference(mixed.reshape(self.output))
+        mixed: Values = np.einsum("tghk,gkf->tghf", odds, values[0])
+        return mixed
 
     def updated(self, inputs: Sequence[Values]) -> tuple[Values, ...]:
-        kept = self._kept(self._shaped(inputs))
+        kept = self._kept(self.shaped(inputs))
         return tuple(own.reshape(self.inputs[i]) for i, own in zip(self.states, kept, strict=True))
-
-    def _shaped(self, inputs: Sequence[Values]) -> list[Values]:
-        return [own.reshape(sizes) for own, sizes in zip(inputs, self.shapes, strict=True)]
 
     def _first(self, shaped: Sequence[Values]) -> int:
         """The place of the first new token."""
@@ -487,12 +449,9 @@ class Rotary(NdOp):
             return f"{self.pairs} pairs are more than the {x[3]} features have."
         return None
 
-    def reference(
-        self, inputs: Sequence[NDArray[np.float64]], weights: Weights
-    ) -> NDArray[np.float64]:
-        shaped = (value.reshape(sizes) for value, sizes in zip(inputs, self.shapes, strict=True))
-        x, cos, sin = shaped
-        cos, sin = (np.expand_dims(table, 3 - self.axis) for table in (cos, sin))
+    def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
+        x, *tables = inputs
+        cos, sin = (np.expand_dims(table, 3 - self.axis) for table in tables)
         turned, rest = np.split(x, [2 * self.pairs], axis=-1)
         if self.interleaved:
             a, b = turned[..., ::2], turned[..., 1::2]
@@ -501,4 +460,4 @@ class Rotary(NdOp):
         else:
             a, b = np.split(turned, 2, axis=-1)
             turned = np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-        return self.activation.reference(np.concatenate([turned, rest], axis=-1))
+        return np.concatenate([turned, rest], axis=-1)

@@ -67,6 +67,8 @@ def map_size(shape: Shape, dice: Random, least: int = 1) -> tuple[int, int]:
 
 
 Array: TypeAlias = NDArray[np.float32]
+#: What references compute with.
+Values: TypeAlias = NDArray[np.float64]
 #: float32, or words of as many bytes into which shorter numbers are packed.
 Weights: TypeAlias = Mapping[str, NDArray[Any]]
 Dim: TypeAlias = Literal["H", "OC", "N"]
@@ -209,8 +211,13 @@ class Op:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations, a multiply-add counted as two."""
-        raise NotImplementedError
+        """Floating-point operations, a multiply-add counted as two, as its columns have them.
+
+        One for each output element, where a kind has no columns of its own and says nothing else.
+        """
+        if self.size_columns is GenericColumns:
+            return self.output.elements
+        return int(self.size_columns.of([self]).flops[0])
 
     @property
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -319,13 +326,15 @@ class Op:
         rows = slice(*part.channels)
         return {name: value[rows] for name, value in weights.items()}
 
-    def reference(
-        self, inputs: Sequence[NDArray[np.float64]], weights: Weights
-    ) -> NDArray[np.float64]:
-        """The output in float64, written for clarity: what every kernel is tested against."""
+    def reference(self, inputs: Sequence[Values], weights: Weights) -> Values:
+        """The output in float64, as nchw: what every kernel is tested against."""
+        return self.activation.reference(self.computed(inputs, weights).reshape(self.output))
+
+    def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
+        """The same before the activation and under any sizes, written for clarity."""
         raise NotImplementedError
 
-    def updated(self, inputs: Sequence[NDArray[np.float64]]) -> tuple[NDArray[np.float64], ...]:
+    def updated(self, inputs: Sequence[Values]) -> tuple[Values, ...]:
         """What `states` hold once it is computed, in float64."""
         return ()
 

@@ -12,10 +12,9 @@ from random import Random
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from codl.ir.columns import Column, Columns, FeatureColumns
-from codl.ir.ops.base import Dim, Op, SyntheticGroup, Weights, channels, map_size, width
+from codl.ir.columns import Column, Columns
+from codl.ir.ops.base import Dim, Op, SyntheticGroup, Values, Weights, channels, map_size, width
 from codl.ir.ops.nd import NdOp, Sizes
 from codl.ir.region import Region, Shape, Span
 
@@ -65,17 +64,9 @@ class ConcatColumns(Columns):
     def input_elements(self) -> Column:
         return self.output_elements
 
-    @property
-    def weight_elements(self) -> Column:
-        return np.zeros_like(self.images)
-
     @cached_property
     def output_elements(self) -> Column:
         return self.images * self.oc * self.pixels
-
-    @property
-    def mulayer_features(self) -> FeatureColumns:
-        return {"f0": self.input_elements, "f1": self.oc}
 
     @property
     def flops(self) -> Column:
@@ -99,10 +90,6 @@ class Concat(Op):
     @property
     def output(self) -> Shape:
         return self.input._replace(c=sum(shape.c for shape in self.inputs))
-
-    @property
-    def flops(self) -> int:
-        return 0
 
     def offset(self, index: int) -> int:
         """The first output channel of input `index`."""
@@ -129,10 +116,8 @@ class Concat(Op):
         shapes = (shape._replace(**size) for shape in self.inputs)
         return replace(self, inputs=tuple(shapes))
 
-    def reference(
-        self, inputs: Sequence[NDArray[np.float64]], weights: Weights
-    ) -> NDArray[np.float64]:
-        return self.activation.reference(np.concatenate(inputs, axis=1))
+    def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
+        return np.concatenate(inputs, axis=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,12 +152,8 @@ class ConcatNd(NdOp):
         """Elements of such a piece of input `index`."""
         return prod(self.shapes[index][self.axis :])
 
-    def reference(
-        self, inputs: Sequence[NDArray[np.float64]], weights: Weights
-    ) -> NDArray[np.float64]:
-        shaped = [x.reshape(sizes) for x, sizes in zip(inputs, self.shapes, strict=True)]
-        joined = np.concatenate(shaped, self.axis)
-        return self.activation.reference(joined.reshape(self.output))
+    def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
+        return np.concatenate(inputs, self.axis)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,12 +198,9 @@ class Gather(NdOp):
         data, indices = self.inputs
         return min(self.output.elements, data.elements) + indices.elements
 
-    def reference(
-        self, inputs: Sequence[NDArray[np.float64]], weights: Weights
-    ) -> NDArray[np.float64]:
-        data, given = (x.reshape(sizes) for x, sizes in zip(inputs, self.shapes, strict=True))
+    def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
+        data, given = inputs
         size = self.shapes[0][self.axis]
         indices = np.trunc(given).astype(np.int64)
         indices = np.clip(np.where(indices < 0, indices + size, indices), 0, size - 1)
-        taken = np.take(data, indices, self.axis)
-        return self.activation.reference(taken.reshape(self.output))
+        return np.take(data, indices, self.axis)

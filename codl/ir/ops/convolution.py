@@ -13,7 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.ir.columns import Column, Columns, FeatureColumns
-from codl.ir.ops.base import Dim, Op, Pad, SyntheticGroup, Weights, channels, map_size, width
+from codl.ir.ops.base import (
+    Dim,
+    Op,
+    Pad,
+    SyntheticGroup,
+    Values,
+    Weights,
+    channels,
+    map_size,
+    width,
+)
 from codl.ir.ops.window import Size2, WindowColumns, WindowOp
 from codl.ir.region import Region, Shape, Span
 
@@ -146,11 +156,6 @@ class Conv2d(GroupedOp, WindowOp):
         return Shape(self.input.n, self.out_channels, *self.out_hw)
 
     @property
-    def flops(self) -> int:
-        per_output = 2 * (self.input.c // self.groups) * self.kernel.h * self.kernel.w
-        return per_output * self.output.elements
-
-    @property
     def synthetic_group(self) -> SyntheticGroup:
         """By the window, as few kernel variants take all of them."""
         is_strided = max(self.stride) > 1
@@ -201,9 +206,7 @@ class Conv2d(GroupedOp, WindowOp):
             pad=Pad(above, left, below, right),
         )
 
-    def reference(
-        self, inputs: Sequence[NDArray[np.float64]], weights: Weights
-    ) -> NDArray[np.float64]:
+    def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
         taps = self.windows(inputs[0], 0.0)
         n, groups, pixels = self.input.n, self.groups, self.out_hw.h * self.out_hw.w
         weight = weights["weight"].astype(np.float64).transpose(2, 3, 0, 1)
@@ -214,7 +217,7 @@ class Conv2d(GroupedOp, WindowOp):
             sums += weight[y, x] @ taps[..., y, x].reshape(n, groups, -1, pixels)
         out = sums.reshape(self.output)
         out += weights["bias"].astype(np.float64)[None, :, None, None]
-        return self.activation.reference(out)
+        return out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,9 +285,7 @@ class ConvTranspose2d(GroupedOp):
             crop=Size2(above, self.crop.w),
         )
 
-    def reference(
-        self, inputs: Sequence[NDArray[np.float64]], weights: Weights
-    ) -> NDArray[np.float64]:
+    def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
         n, c, h, w = self.input
         x = inputs[0].reshape(n, self.groups, c // self.groups, h, w)
         weight = weights["weight"].astype(np.float64)
@@ -306,4 +307,4 @@ class ConvTranspose2d(GroupedOp):
         top, left = max(self.crop.h, 0), max(self.crop.w, 0)
         out = whole[:, :, top : top + self.size.h, left : left + self.size.w]
         bias = weights["bias"].astype(np.float64)[None, :, None, None]
-        return self.activation.reference(out + bias)
+        return out + bias

@@ -7,24 +7,23 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
 from random import Random
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from codl.ir.columns import Column, Columns, FeatureColumns
-from codl.ir.ops.base import Dim, Op, SyntheticGroup, Weights, channels, map_size, width
+from codl.ir.columns import Column, Columns
+from codl.ir.ops.base import Dim, Op, SyntheticGroup, Values, Weights, channels, map_size, width
 from codl.ir.region import Region, Shape, Span
 
 
-def _softplus(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    result: NDArray[np.float64] = np.logaddexp(x, 0)
+def _softplus(x: Values) -> Values:
+    result: Values = np.logaddexp(x, 0)
     return result
 
 
 #: What every mode computes, those of one input behind the others. Some take the op's `alpha`, and
 #: `beta`.
-MODES: Mapping[str, Callable[..., NDArray[np.float64]]] = {
+MODES: Mapping[str, Callable[..., Values]] = {
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,
@@ -128,16 +127,8 @@ class EltwiseColumns(Columns):
         return self.n0 * self.c0 * self.h0 * self.w0 + second
 
     @property
-    def weight_elements(self) -> Column:
-        return np.zeros_like(self.images)
-
-    @property
     def output_elements(self) -> Column:
         return np.maximum(self.n0, self.n1) * self.oc * self.pixels
-
-    @property
-    def mulayer_features(self) -> FeatureColumns:
-        return {"f0": self.input_elements, "f1": self.oc}
 
     @property
     def flops(self) -> Column:
@@ -181,10 +172,6 @@ class Eltwise(Op):
         return Shape(*map(max, *self.inputs))
 
     @property
-    def flops(self) -> int:
-        return self.output.elements
-
-    @property
     def problem(self) -> str | None:
         if self.mode not in MODES:
             return f"mode={self.mode!r} must be one of {', '.join(MODES)}."
@@ -222,8 +209,5 @@ class Eltwise(Op):
         shapes = (self.needs(part, i).shape(shape) for i, shape in enumerate(self.inputs))
         return self._with(inputs=tuple(shapes))
 
-    def reference(
-        self, inputs: Sequence[NDArray[np.float64]], weights: Weights
-    ) -> NDArray[np.float64]:
-        function: Any = MODES[self.mode]
-        return self.activation.reference(function(*inputs, *self.parameters))
+    def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
+        return MODES[self.mode](*inputs, *self.parameters)

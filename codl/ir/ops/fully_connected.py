@@ -10,10 +10,9 @@ from random import Random
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from codl.ir.columns import Column, Columns, FeatureColumns
-from codl.ir.ops.base import Dim, Op, SyntheticGroup, Weights, channels
+from codl.ir.ops.base import Dim, Op, SyntheticGroup, Values, Weights, channels
 from codl.ir.region import Region, Shape
 
 #: What is read of ops, together, and without a call for each.
@@ -85,10 +84,6 @@ class FullyConnected(Op):
         return Shape(self.input.n, self.out_channels, 1, 1)
 
     @property
-    def flops(self) -> int:
-        return 2 * self.in_features * self.output.elements
-
-    @property
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         return {"weight": (self.out_channels, self.in_features), "bias": (self.out_channels,)}
 
@@ -116,9 +111,9 @@ class FullyConnected(Op):
         inputs = (self.input._replace(n=part.images.size),)
         return replace(self, inputs=inputs, out_channels=part.channels.size)
 
-    def reference(
-        self, inputs: Sequence[NDArray[np.float64]], weights: Weights
-    ) -> NDArray[np.float64]:
+    def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
         flat = inputs[0].reshape(self.input.n, -1)
-        out = flat @ weights["weight"].astype(np.float64).T + weights["bias"].astype(np.float64)
-        return self.activation.reference(out.reshape(self.output))
+        out: Values = flat @ weights["weight"].astype(np.float64).T + weights["bias"].astype(
+            np.float64
+        )
+        return out

@@ -9,10 +9,9 @@ from math import prod
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from codl.ir.columns import Column, Columns, FeatureColumns
-from codl.ir.ops.base import Array, Weights
+from codl.ir.columns import Column, Columns
+from codl.ir.ops.base import Array, Values, Weights
 from codl.ir.ops.nd import NdOp, Sizes, cuts_of, resized
 from codl.ir.region import Region, Span
 
@@ -93,10 +92,6 @@ class MatMulColumns(Columns):
     def depth_step(self) -> Column:
         """A cut through k must lie on a multiple of this."""
         return np.ones_like(self.k)
-
-    @property
-    def mulayer_features(self) -> FeatureColumns:
-        return {"f0": self.input_elements, "f1": self.oc}
 
 
 def _row(op: MatMul) -> tuple[int, ...]:
@@ -198,22 +193,15 @@ class MatMul(NdOp):
         return {"weight": taken, "bias": weights["bias"][own]}
 
     @property
-    def flops(self) -> int:
-        return 2 * self.k * prod(self.out_sizes)
-
-    @property
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         return {"weight": self.matrix, "bias": (self.n,)} if self.matrix else {}
 
-    def reference(
-        self, inputs: Sequence[NDArray[np.float64]], weights: Weights
-    ) -> NDArray[np.float64]:
-        a = inputs[0].reshape(self.shapes[0])
+    def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
+        a = inputs[0]
         b = weights["weight"].astype(np.float64) if self.matrix else inputs[1]
-        b = b.reshape(self.sizes[1])
         a = a.swapaxes(-1, -2) if self.trans_a else a
         b = b.swapaxes(-1, -2) if self.trans_b else b
         value = self.alpha * (a @ b)
         if self.matrix:
             value = value + weights["bias"]
-        return self.activation.reference(value.reshape(self.output))
+        return value

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.ir.columns import Column, Columns, ceil_div
-from codl.ir.ops.base import Array, Weights
+from codl.ir.ops.base import Array, Values, Weights
 from codl.ir.ops.matmul import MatMul, MatMulColumns
 from codl.ir.ops.nd import cuts_of
 from codl.ir.region import Region
@@ -129,7 +129,7 @@ class MatMulNBits(MatMul):
         own = slice(None) if columns is None else slice(*columns)
         return {name: value[own] for name, value in weights.items()}
 
-    def dequantized(self, weights: Weights) -> NDArray[np.float64]:
+    def dequantized(self, weights: Weights) -> Values:
         """The matrix (k, n) that the weights stand for."""
         n, blocks = self.n, self.blocks
         values = unpacked(weights["weight"], self.bits).reshape(n, blocks, self.block)
@@ -138,18 +138,15 @@ class MatMulNBits(MatMul):
         else:
             values -= 1 << (self.bits - 1)
         values *= weights["scales"][..., None]
-        matrix: NDArray[np.float64] = values.reshape(n, -1)[:, : self.k].T
+        matrix: Values = values.reshape(n, -1)[:, : self.k].T
         return matrix
 
-    def reference(
-        self, inputs: Sequence[NDArray[np.float64]], weights: Weights
-    ) -> NDArray[np.float64]:
-        a = inputs[0].reshape(self.shapes[0])
-        value: NDArray[np.float64] = a @ self.dequantized(weights) + weights["bias"]
-        return self.activation.reference(value.reshape(self.output))
+    def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
+        result: Values = inputs[0] @ self.dequantized(weights) + weights["bias"]
+        return result
 
 
-def unpacked(words: NDArray[np.uint32], bits: int) -> NDArray[np.float64]:
+def unpacked(words: NDArray[np.uint32], bits: int) -> Values:
     """The numbers of rows of words, from the lowest bits on."""
     shifts = np.arange(0, WORD, bits, dtype=np.uint32)
     numbers = words[..., None] >> shifts & np.uint32((1 << bits) - 1)
@@ -248,16 +245,14 @@ class MatMulDynamic(MatMul):
         found: NDArray[np.uint8] = unpacked(weights["weight"], 8)[:, : self.k].astype(np.uint8)
         return found
 
-    def reference(
-        self, inputs: Sequence[NDArray[np.float64]], weights: Weights
-    ) -> NDArray[np.float64]:
+    def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
         scale, zero = rounding_of(inputs[1])
-        a = inputs[0].astype(np.float32).reshape(self.shapes[0])
+        a = inputs[0].astype(np.float32)
         rounded = np.clip(np.rint(a / scale), -zero, MOST - zero).astype(np.float64)
         matrix = self.numbers(weights).astype(np.float64) - weights["zero_points"][:, None]
         factors = np.float64(scale * weights["scales"])
-        value: NDArray[np.float64] = rounded @ matrix.T * factors + weights["bias"]
-        return self.activation.reference(value.reshape(self.output))
+        value: Values = rounded @ matrix.T * factors + weights["bias"]
+        return value
 
 
 def rounding_of(ranges: NDArray[Any]) -> tuple[np.float32, np.float32]:

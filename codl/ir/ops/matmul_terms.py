@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.ir.ops.base import Activation, Dim, Op, Weights
+from codl.ir.ops.base import Activation, Dim, Op, Values, Weights
 from codl.ir.ops.matmul import MatMul
 from codl.ir.ops.matmul_quantized import PACKED, WORD, MatMulNBits
 from codl.ir.ops.nd import AXIS_DIMS, Sizes, region_of
@@ -91,10 +91,6 @@ class Terms(MatMul):
         return ("N",)
 
     @property
-    def flops(self) -> int:
-        return 2 * self.k * self.m * self.n
-
-    @property
     def spans(self) -> tuple[Span, Span]:
         """The features of both terms."""
         return Span(0, self.cut), Span(self.cut, self.k)
@@ -137,9 +133,7 @@ class Terms(MatMul):
         matrix, rows = weights["weight"], slice(*span)
         return {"weight": matrix[:, rows] if self.trans_b else matrix[rows]}
 
-    def reference(
-        self, inputs: Sequence[NDArray[np.float64]], weights: Weights
-    ) -> NDArray[np.float64]:
+    def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
         a, terms = inputs[0].reshape(self.m, self.k), []
         for image, span in enumerate(self.spans):
             part = Region.whole(self.output)._replace(images=Span(image, image + 1))

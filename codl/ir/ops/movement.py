@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.ir.ops.base import Activation, Weights
+from codl.ir.ops.base import Activation, Values, Weights
 from codl.ir.ops.nd import NdOp, Sizes, resized
 from codl.ir.region import Span
 
@@ -87,15 +87,12 @@ class Movement(NdOp):
     def flops(self) -> int:
         return 0
 
-    def moved(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+    def moved(self, x: Values) -> Values:
         """The output of an input shaped as in the model."""
         raise NotImplementedError
 
-    def reference(
-        self, inputs: Sequence[NDArray[np.float64]], weights: Weights
-    ) -> NDArray[np.float64]:
-        result = self.moved(inputs[0].reshape(self.shapes[0]))
-        return self.activation.reference(result.reshape(self.output))
+    def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
+        return self.moved(inputs[0])
 
 
 def axis_offsets(sizes: Sizes) -> list[Offsets]:
@@ -163,7 +160,7 @@ class Transpose(Movement):
         tables = axis_offsets(self.seen)
         return tuple(tables[axis] for axis in self.perm)
 
-    def moved(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+    def moved(self, x: Values) -> Values:
         return np.transpose(x.reshape(self.seen), self.perm)
 
 
@@ -210,7 +207,7 @@ class SliceNd(Movement):
         given = zip(axis_offsets(self.shapes[0]), self.starts, self.steps, self.to, strict=True)
         return tuple(table[start + step * np.arange(n)] for table, start, step, n in given)
 
-    def moved(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+    def moved(self, x: Values) -> Values:
         given = zip(self.starts, self.steps, self.to, strict=True)
         for axis, (start, step, count) in enumerate(given):
             x = np.take(x, [start + step * i for i in range(count)], axis)
@@ -247,7 +244,7 @@ class TileNd(Movement):
         tables = [(np.zeros(repeat, np.int64), table) for table, repeat in pairs]
         return tuple(table for pair in tables for table in pair)
 
-    def moved(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+    def moved(self, x: Values) -> Values:
         return np.tile(x, self.repeats)
 
 
@@ -293,7 +290,7 @@ class PadNd(Movement):
             tables.append(np.pad(kept, wide, self.mode, **given))
         return tuple(tables)
 
-    def moved(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+    def moved(self, x: Values) -> Values:
         sides = list(zip(self.before, self.after, strict=True))
         kept = x[tuple(slice(max(-b, 0), n - max(-a, 0))
                        for n, (b, a) in zip(x.shape, sides, strict=True))]  # fmt: skip
@@ -329,7 +326,7 @@ class Windows(Movement):
         taps = np.arange(self.kernel) * self.dilation
         return (images, rows[first], channels, rows[taps], inner)
 
-    def moved(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+    def moved(self, x: Values) -> Values:
         taps = [
             x[:, :, w * self.stride : w * self.stride + (self.kernel - 1) * self.dilation + 1]
             for w in range(self.count)
@@ -376,7 +373,5 @@ class Reshape(NdOp):
     def flops(self) -> int:
         return 0
 
-    def reference(
-        self, inputs: Sequence[NDArray[np.float64]], weights: Weights
-    ) -> NDArray[np.float64]:
-        return self.activation.reference(inputs[0].reshape(self.output))
+    def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
+        return inputs[0]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import Any, ClassVar, NamedTuple
 
-from codl.ir.ops.base import Array, Dim, Op, Weights
+from codl.ir.ops.base import Array, Dim, Op, Values, Weights
 from codl.ir.region import Region, Shape, Span, as_nchw
 
 #: The sizes of a tensor's axes, outermost first.
@@ -63,11 +63,11 @@ def region_of(cuts: Mapping[int, Span], sizes: Sizes) -> Region:
 class NdOp(Op):
     """`shapes` are the inputs as the model has them; `inputs` the same elements as nchw.
 
-    A subclass gives `out_sizes` and the rest; `reference` gets and returns nchw arrays, and
-    reshapes them. Its first three axes are images, channels and rows, whatever they mean to the
-    model: what cuts tokens is `N` of (tokens, features), `OC` of (1, tokens, features), and `H` of
-    (1, heads, tokens, features). A subclass names the `free_axes` of its output, and for each the
-    axis of every input that is cut with it, where that is not the same one.
+    A subclass gives `out_sizes` and the rest. Its first three axes are images, channels and rows,
+    whatever they mean to the model: what cuts tokens is `N` of (tokens, features), `OC` of
+    (1, tokens, features), and `H` of (1, heads, tokens, features). A subclass names the `free_axes`
+    of its output, and for each the axis of every input that is cut with it, where that is not the
+    same one.
     """
 
     shapes: tuple[Sizes, ...]
@@ -132,11 +132,6 @@ class NdOp(Op):
     def output(self) -> Shape:
         return as_nchw(self.out_sizes)
 
-    @property
-    def flops(self) -> int:
-        """One for each output element; an op that does more says so."""
-        return prod(self.out_sizes)
-
     def needs(self, part: Region, index: int = 0) -> Region:
         return region_of(self._needs(cuts_of(part, self.out_sizes), index), self.shapes[index])
 
@@ -156,6 +151,13 @@ class NdOp(Op):
             resized(sizes, self._needs(cuts, index)) for index, sizes in enumerate(self.shapes)
         )
         return replace(self, shapes=tuple(shapes), **self.parted(cuts))
+
+    def reference(self, inputs: Sequence[Values], weights: Weights) -> Values:
+        """Of nchw arrays; `computed` gets them under the sizes that the model has."""
+        return super().reference(self.shaped(inputs), weights)
+
+    def shaped(self, inputs: Sequence[Values]) -> list[Values]:
+        return [value.reshape(own) for value, own in zip(inputs, self.shapes, strict=True)]
 
     def restrict_weights(self, weights: Weights, part: Region) -> dict[str, Array]:
         """All of them: no axis of theirs need be the output's channels."""

@@ -8,9 +8,8 @@ from math import prod
 from typing import ClassVar, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from codl.ir.ops.base import Weights
+from codl.ir.ops.base import Values, Weights
 from codl.ir.ops.nd import NdOp, Sizes
 
 
@@ -83,15 +82,12 @@ class Norm(NdOp):
         """A sum, a sum of squares, and a product and a sum for each element; as much for affine."""
         return (6 + 2 * self.affine) * self.runs * self.run
 
-    def reference(
-        self, inputs: Sequence[NDArray[np.float64]], weights: Weights
-    ) -> NDArray[np.float64]:
+    def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
         x = inputs[0].reshape(self.runs, self.run)
         if self.center:
             x = x - x.mean(axis=1, keepdims=True)
         x = x / np.sqrt((x * x).mean(axis=1, keepdims=True) + self.epsilon)
         x = x.reshape(self.shapes[0])
         if self.affine:
-            scale, bias = (v.reshape(self.shapes[1]) for v in inputs[1:])
-            x = x * scale + bias
-        return self.activation.reference(x.reshape(self.output))
+            x = x * inputs[1] + inputs[2]
+        return np.asarray(x)

@@ -9,9 +9,8 @@ from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from codl.ir.ops.base import Weights
+from codl.ir.ops.base import Values, Weights
 from codl.ir.ops.nd import NdOp, Sizes
 
 if TYPE_CHECKING:
@@ -66,9 +65,7 @@ class OnnxModel(NdOp):
 
         return load_from_string(self.model)
 
-    def reference(
-        self, inputs: Sequence[NDArray[np.float64]], weights: Weights
-    ) -> NDArray[np.float64]:
+    def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
         """By ONNX's own reference, in float32."""
         from onnx.reference import ReferenceEvaluator
 

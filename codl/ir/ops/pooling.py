@@ -9,10 +9,9 @@ from random import Random
 from typing import ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from codl.ir.columns import Column, Columns, FeatureColumns
-from codl.ir.ops.base import Op, Pad, SyntheticGroup, Weights, channels, map_size, width
+from codl.ir.ops.base import Op, Pad, SyntheticGroup, Values, Weights, channels, map_size, width
 from codl.ir.ops.nd import NdOp, Sizes
 from codl.ir.ops.window import Size2, WindowColumns, WindowOp
 from codl.ir.region import Region, Shape, as_nchw
@@ -31,10 +30,6 @@ class PoolColumns(WindowColumns):
             (*shape, *kernel, *stride, *pad, *dilation)
             for (shape,), kernel, stride, pad, dilation in map(_SIZES, ops)
         ]
-
-    @property
-    def weight_elements(self) -> Column:
-        return np.zeros_like(self.ic)
 
     @property
     def output_elements(self) -> Column:
@@ -79,10 +74,6 @@ class Pool2d(WindowOp):
         return Shape(self.input.n, self.input.c, *self.out_hw)
 
     @property
-    def flops(self) -> int:
-        return self.kernel.h * self.kernel.w * self.output.elements
-
-    @property
     def synthetic_group(self) -> SyntheticGroup:
         return SyntheticGroup(f"pooling, {self.mode}", 4 if self.mode == "max" else 3)
 
@@ -103,15 +94,15 @@ class Pool2d(WindowOp):
             inputs=(needed.shape(self.inputs[0]),), pad=Pad(above, left, below, right)
         )
 
-    def reference(
-        self, inputs: Sequence[NDArray[np.float64]], weights: Weights
-    ) -> NDArray[np.float64]:
+    def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
         if self.mode == "max":
-            return self.activation.reference(self.windows(inputs[0], -np.inf).max(axis=(4, 5)))
-        total = self.windows(inputs[0], 0.0).sum(axis=(4, 5))
+            most: Values = self.windows(inputs[0], -np.inf).max(axis=(4, 5))
+            return most
+        total: Values = self.windows(inputs[0], 0.0).sum(axis=(4, 5))
         ones = np.ones(self.input, np.float64)
         counts = self.windows(ones, 1.0 if self.count_pad else 0.0).sum(axis=(4, 5))
-        return self.activation.reference(total / counts)
+        total /= counts
+        return total
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,9 +142,7 @@ class MaxIndices(NdOp):
     def flops(self) -> int:
         return self.pooling.flops
 
-    def reference(
-        self, inputs: Sequence[NDArray[np.float64]], weights: Weights
-    ) -> NDArray[np.float64]:
+    def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
         pooling, (n, c, h, w) = self.pooling, as_nchw(self.shapes[0])
         order = np.arange(h * w, dtype=np.float64).reshape((w, h) if self.by_columns else (h, w))
         places = np.broadcast_to(order.T if self.by_columns else order, (n, c, h, w))
@@ -161,5 +150,5 @@ class MaxIndices(NdOp):
         values = pooling.windows(inputs[0].reshape(n, c, h, w), -np.inf)
         first = values.reshape(*self.out_sizes, -1).argmax(-1)
         seen = pooling.windows(places, -1.0).reshape(*self.out_sizes, -1)
-        taken = np.take_along_axis(seen, first[..., None], -1)[..., 0]
-        return self.activation.reference(taken)
+        taken: Values = np.take_along_axis(seen, first[..., None], -1)[..., 0]
+        return taken

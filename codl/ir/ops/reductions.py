@@ -8,19 +8,18 @@ from math import prod
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from codl.ir.ops.base import Weights
+from codl.ir.ops.base import Values, Weights
 from codl.ir.ops.nd import AxisBlock, NdOp, Sizes
 
 
-def _log_sum_exp(x: NDArray[np.float64], **kwargs: Any) -> NDArray[np.float64]:
-    result: NDArray[np.float64] = np.logaddexp.reduce(x, **kwargs)
+def _log_sum_exp(x: Values, **kwargs: Any) -> Values:
+    result: Values = np.logaddexp.reduce(x, **kwargs)
     return result
 
 
 #: What every mode computes of a three-axis array along its middle axis.
-REDUCTIONS: Mapping[str, Callable[..., NDArray[np.float64]]] = {
+REDUCTIONS: Mapping[str, Callable[..., Values]] = {
     "sum": np.sum,
     "mean": np.mean,
     "max": np.max,
@@ -77,11 +76,8 @@ class Reduce(NdOp):
     def flops(self) -> int:
         return self.rows.elements
 
-    def reference(
-        self, inputs: Sequence[NDArray[np.float64]], weights: Weights
-    ) -> NDArray[np.float64]:
-        value = REDUCTIONS[self.mode](inputs[0].reshape(self.rows), axis=1)
-        return self.activation.reference(value.reshape(self.output))
+    def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
+        return REDUCTIONS[self.mode](inputs[0].reshape(self.rows), axis=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,14 +114,12 @@ class Softmax(NdOp):
         """A maximum, a difference, an exponential, a sum and a product for each element."""
         return 5 * self.rows.elements
 
-    def reference(
-        self, inputs: Sequence[NDArray[np.float64]], weights: Weights
-    ) -> NDArray[np.float64]:
+    def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
         x = inputs[0].reshape(self.rows)
         x = x - x.max(axis=1, keepdims=True)
         total = np.exp(x).sum(axis=1, keepdims=True)
-        value = x - np.log(total) if self.log else np.exp(x) / total
-        return self.activation.reference(value.reshape(self.output))
+        result: Values = x - np.log(total) if self.log else np.exp(x) / total
+        return result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,9 +161,6 @@ class RowRange(NdOp):
     def flops(self) -> int:
         return 2 * self.rows * self.size
 
-    def reference(
-        self, inputs: Sequence[NDArray[np.float64]], weights: Weights
-    ) -> NDArray[np.float64]:
-        x = inputs[0].reshape(self.shapes[0])
-        value = np.stack([x.min(axis=-1), x.max(axis=-1)], axis=-1)
-        return self.activation.reference(value.reshape(self.output))
+    def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
+        x = inputs[0]
+        return np.stack([x.min(axis=-1), x.max(axis=-1)], axis=-1)

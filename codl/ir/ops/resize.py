@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.ir.ops.base import Dim, Op, Weights
+from codl.ir.ops.base import Dim, Op, Values, Weights
 from codl.ir.ops.nd import Numbers, Sizes
 from codl.ir.ops.window import Size2
 from codl.ir.region import Region, Shape, Span
@@ -94,7 +94,7 @@ class AxisTable:
         inside = self.indices[self.indices >= 0]
         return Span(int(inside.min()), int(inside.max()) + 1) if inside.size else Span(0, 1)
 
-    def matrix(self, size: int) -> NDArray[np.float64]:
+    def matrix(self, size: int) -> Values:
         """The same as a matrix shaped (output, `size`)."""
         matrix = np.zeros((len(self.indices), size))
         rows = np.arange(len(self.indices))[:, None]
@@ -204,14 +204,12 @@ class Resize(Op):
             within=where,
         )
 
-    def reference(
-        self, inputs: Sequence[NDArray[np.float64]], weights: Weights
-    ) -> NDArray[np.float64]:
+    def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
         rows, columns = self.rows, self.columns
         left, right = rows.matrix(self.input.h), columns.matrix(self.input.w)
         out = np.einsum("yh,nchw,xw->ncyx", left, inputs[0], right, optimize=True)
         beside = (rows.indices[:, :1] < 0) | (columns.indices[:, 0] < 0)
-        return self.activation.reference(np.where(beside, self.outside, out))
+        return np.where(beside, self.outside, out)
 
 
 class _Rule(NamedTuple):
