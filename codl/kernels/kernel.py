@@ -31,6 +31,7 @@ from codl.ir.types import (
     Storage,
 )
 from codl.kernels.base import (
+    ApartArg,
     Arg,
     Backend,
     Choice,
@@ -95,6 +96,11 @@ def launch(kernel: str, sizes: Sizes, *args: Arg, **named: Any) -> KernelLaunch:
 def _number(value: Any) -> Any:
     """An argument, of which a column of one is its whole number."""
     return int(value.item()) if isinstance(value, np.ndarray | np.generic) else value
+
+
+def apart(*tensors: TensorArg) -> dict[str, ApartArg]:
+    """How far apart the images of tensors lie."""
+    return {f"{tensor.role}_apart": ApartArg(tensor) for tensor in tensors}
 
 
 def window(op: Any) -> dict[str, int]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from codl.ir import columns
 from codl.ir.columns import Column
-from codl.ir.ops.base import Activation
+from codl.ir.ops.base import Activation, Array
 from codl.ir.types import BLOCKED, Storage
 from codl.kernels.activation import activation_defines
 from codl.records.soc import Soc
@@ -94,3 +94,11 @@ def item_grid(strips: int, others: int, soc: Soc) -> tuple[tuple[int, int], tupl
         return (others, strips), (1, 1)
     size = min(GROUP, soc.gpu.max_work_group_size)
     return (round_up(strips, size), others), (size, 1)
+
+
+def pack_bias(bias: Array, width: int, *, blocks_of_zeros: int = 0) -> Array:
+    """The bias as whole blocks of channels, followed by blocks of zeros."""
+    size = (ceil_div(bias.size, width) + blocks_of_zeros) * width
+    packed = np.zeros(size, np.float32)
+    packed[: bias.size] = bias.reshape(-1)
+    return packed

@@ -7,7 +7,7 @@ from typing import ClassVar
 from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.resize import Resize
 from codl.kernels.base import ENDS, Arg, Choice, ConstantArg, KernelLaunch, KernelPlan
-from codl.kernels.strided.gpu_copy import as_ints
+from codl.kernels.strided import as_ints
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, round_up, strip, waves
 from codl.kernels.variant import ForStorage
 from codl.records.soc import Soc
