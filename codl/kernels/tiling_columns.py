@@ -8,7 +8,7 @@ from codl.ir.columns import (
     Column,
     round_up,
 )
-from codl.kernels import registers
+from codl.kernels.cpu_device import registers
 from codl.kernels.tiling import strip as strip
 from codl.kernels.tiling import waves as waves
 from codl.records.soc import Soc

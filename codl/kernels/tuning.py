@@ -30,9 +30,9 @@ from codl.ir.ops.base import Op
 from codl.ir.region import Shape
 from codl.kernels import registry
 from codl.kernels.base import GpuVariant, KernelPlan
+from codl.kernels.cpu_device.registers import typical_ops
 from codl.kernels.feature_columns import ChoiceColumns
 from codl.kernels.source import source_digest
-from codl.kernels.typical_ops import typical_ops
 from codl.records.soc import Soc
 from codl.records.tuned import Choice, Choices, Tuned, UsualBlocks
 

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from codl.errors import CodlError
 from codl.ir import Op
+from codl.kernels.cpu_device.registers import typical_ops
 from codl.kernels.tuning import Tuning
-from codl.kernels.typical_ops import typical_ops
 from codl.measure import tuning_file
 from codl.measure.budget import Progress
 from codl.measure.dataset import Dataset

@@ -20,10 +20,10 @@ from codl.errors import DeviceError, MismatchError
 from codl.ir import Array, Op, parse, to_text
 from codl.kernels import registry
 from codl.kernels.base import Choice, GpuVariant
+from codl.kernels.cpu_device.registers import typical_ops
 from codl.kernels.feature_columns import unique
 from codl.kernels.source import source_digest
 from codl.kernels.tuning import Tuning
-from codl.kernels.typical_ops import typical_ops
 from codl.measure.budget import Budget, Progress, nobody
 from codl.measure.check_variants import difference_of_finite, tolerance
 from codl.measure.op_runner import GpuWork, operands

@@ -14,9 +14,9 @@ from support.some import some
 from codl.ir import parse
 from codl.ir.ops.attention import Attention, CachedAttention
 from codl.kernels import registry
-from codl.kernels.attention.gpu_direct import GpuDirect
-from codl.kernels.attention.gpu_tiled import GpuTiled
-from codl.kernels.cached_attention.gpu_tiles import MOST_QUERIES, GpuTiles
+from codl.kernels.attention import GpuTiled
+from codl.kernels.cached_attention import MOST_QUERIES, GpuTiles
+from codl.kernels.cpu_device.attention import GpuDirect
 
 V, PANEL = 16, 32
 GPU = replace(

@@ -13,7 +13,8 @@ from support.random_ops import convolutions
 from support.simulated import SOC
 
 from codl.ir import Op, parse
-from codl.kernels import registers, registry
+from codl.kernels import registry
+from codl.kernels.cpu_device import registers
 from codl.records.soc import GpuSide, Soc
 from codl.runtime.opencl import OpenClDevice
 

@@ -12,9 +12,9 @@ from support.simulated import SOC
 from codl.ir import Op, parse, to_text
 from codl.kernels import registry
 from codl.kernels.base import Choice
+from codl.kernels.cpu_device.registers import typical_ops
 from codl.kernels.source import source_digest
 from codl.kernels.tuning import Tuning
-from codl.kernels.typical_ops import typical_ops
 from codl.records.soc import Soc
 from codl.records.tuned import Choices, Trial, Tuned
 

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from codl.cli.app import app
 from codl.errors import CodlError, DeviceError
 from codl.ir import parse
+from codl.kernels.cpu_device.registers import typical_ops
 from codl.kernels.source import source_digest
 from codl.kernels.tuning import Tuning
-from codl.kernels.typical_ops import typical_ops
 from codl.measure import brief_tuning, tuner, tuning_file
 from codl.measure.brief_tuning import tasks_before, tune_briefly
 from codl.measure.dataset import Dataset

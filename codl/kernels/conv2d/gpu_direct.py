@@ -10,9 +10,10 @@ import numpy as np
 from codl.ir.columns import Column, FeatureColumns, ceil_div, rest
 from codl.ir.ops.base import Array
 from codl.ir.ops.convolution import Conv2d, ConvColumns
-from codl.kernels import registers, tiling
+from codl.kernels import tiling
 from codl.kernels.base import Choice, KernelLaunch
 from codl.kernels.conv2d.gpu import GpuConv, Macros, flags, one_launch, refuse_groups
+from codl.kernels.cpu_device import registers
 from codl.kernels.feature_columns import (
     FIRST_LEVEL,
     ChoiceColumns,

@@ -10,7 +10,6 @@ import numpy as np
 from codl.ir.columns import Column, FeatureColumns, ceil_div, rest
 from codl.ir.ops.base import Array
 from codl.ir.ops.convolution import Conv2d, ConvColumns
-from codl.kernels import registers
 from codl.kernels.base import (
     WEIGHTED,
     Arg,
@@ -29,6 +28,7 @@ from codl.kernels.conv2d.winograd import (
     sides_of,
     tile_counts,
 )
+from codl.kernels.cpu_device import registers
 from codl.kernels.cpu_device.winograd_cuts import ranked_cuts
 from codl.kernels.feature_columns import (
     THIRD_LEVEL,

@@ -1,1 +1,4 @@
-"""Kernels for an OpenCL device that is a CPU: for development on a machine without a GPU."""
+"""Kernels for a CPU that plays the GPU (`gpu.type: cpu`), and what their tiles are tuned by.
+
+They are for development and tests on machines without a GPU: no phone runs a line of them.
+"""

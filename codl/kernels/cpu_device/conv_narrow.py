@@ -9,9 +9,10 @@ import numpy as np
 from codl.ir.columns import Column, FeatureColumns, ceil_div
 from codl.ir.ops.base import Array
 from codl.ir.ops.convolution import Conv2d, ConvColumns
-from codl.kernels import registers, tiling
+from codl.kernels import tiling
 from codl.kernels.base import KernelLaunch
 from codl.kernels.conv2d.gpu import GpuConv, Macros, one_launch
+from codl.kernels.cpu_device import registers
 from codl.kernels.feature_columns import ChoiceColumns
 from codl.kernels.window import RowTiles, whole, window_args
 from codl.records.soc import Soc

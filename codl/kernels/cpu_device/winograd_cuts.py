@@ -6,8 +6,8 @@ import numpy as np
 
 from codl.ir.columns import Column, ceil_div
 from codl.ir.ops.convolution import ConvColumns
-from codl.kernels import registers
 from codl.kernels.conv2d.winograd import WinogradTiling, odd, sides_of, tile_counts
+from codl.kernels.cpu_device import registers
 from codl.kernels.feature_columns import ChoiceColumns
 from codl.records.soc import GpuSide, Soc
 

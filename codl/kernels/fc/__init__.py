@@ -15,6 +15,7 @@ from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.fully_connected import FcColumns, FullyConnected
 from codl.ir.region import Shape
 from codl.kernels.base import ENDS, WEIGHTED, Choice, KernelPlan
+from codl.kernels.cpu_device.registers import most_sums
 from codl.kernels.feature_columns import ChoiceColumns, by_level, gpu_cache_bytes
 from codl.kernels.image import texels
 from codl.kernels.kernel import (
@@ -27,7 +28,6 @@ from codl.kernels.kernel import (
     launch,
     of_every_storage,
 )
-from codl.kernels.registers import most_sums
 from codl.kernels.registry import register
 from codl.kernels.tiling import TEXEL, ceil_div, pack_bias, round_up, waves
 from codl.records.soc import Soc

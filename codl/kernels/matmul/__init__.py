@@ -1,18 +1,275 @@
-"""Products of matrices: the kernel variants, in order of preference."""
+"""Products of matrices: what all kernels see of an op, and the GPU's tiles in local memory.
+
+Kernels for a device that is a CPU are in `codl.kernels.cpu_device.matmul`.
+"""
 
 from __future__ import annotations
 
-from codl.ir.types import PLANAR_HALF
-from codl.kernels.matmul import gpu_direct, gpu_dots, gpu_gemm, gpu_tiled
-from codl.kernels.registry import register
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from math import prod
+from typing import Any, ClassVar
 
-register(
-    gpu_direct.GpuDirect(),
-    gpu_dots.GpuDots(),
-    gpu_gemm.GpuGemm(),
-    gpu_tiled.GpuTiled(),
-    gpu_direct.GpuDirect(PLANAR_HALF),
-    gpu_dots.GpuDots(PLANAR_HALF),
-    gpu_gemm.GpuGemm(PLANAR_HALF),
-    gpu_tiled.GpuTiled(PLANAR_HALF),
+import numpy as np
+
+from codl.ir.ops.base import Weights
+from codl.ir.ops.matmul import BatchAxis, MatMul, merged
+from codl.ir.types import ConstantArray
+from codl.kernels.base import (
+    ENDS,
+    Arg,
+    Choice,
+    ConstantArg,
+    KernelLaunch,
+    KernelPlan,
+    ScratchArg,
+    TensorArg,
+    no_constants,
 )
+from codl.kernels.conv2d.gpu_gemm import MOST_CHOICES, GemmCut, Product, cuts, refuse_width
+from codl.kernels.kernel import REAL_GPU, Kernel, launch, of_every_storage
+from codl.kernels.registry import register
+from codl.kernels.tiling import GROUP, ceil_div, round_up, waves
+from codl.records.soc import Soc
+
+#: Batch axes that remain at most where neighbours are merged; kernels take this many apart.
+MOST_AXES = 3
+#: The operands and the product.
+A, B, OUT = ENDS[0], TensorArg("input", 1), ENDS[1]
+#: Rows and columns of the output that a work-item of `GpuTiled` has.
+PER_ITEM = 4
+
+
+@dataclass(frozen=True)
+class Problem:
+    """`batches` products of (m, k) and (k, n).
+
+    `axes` are the batch axes with neighbours merged, ones in front (`m` may have taken one in);
+    `a` and `b` say for each how many matrices one index moves on by, 0 where it is stretched.
+    """
+
+    m: int
+    n: int
+    k: int
+    axes: tuple[int, ...]
+    a: tuple[int, ...]
+    b: tuple[int, ...]
+
+    @classmethod
+    def of(cls, op: MatMul) -> Problem:
+        """Batches that lie alike are one axis, or more rows."""
+        m, batch_axes = merged(op)
+        front = [BatchAxis(1, in_a=False, in_b=False)] * (MOST_AXES - len(batch_axes))
+        merged_axes = [*front, *batch_axes]
+        axes = tuple(axis.size for axis in merged_axes)
+        a = _steps(axes, [axis.in_a for axis in merged_axes])
+        b = _steps(axes, [axis.in_b for axis in merged_axes])
+        return cls(m, op.n, op.k, axes, a, b)
+
+    @property
+    def batches(self) -> int:
+        return prod(self.axes)
+
+    def numbers(self, a_matrix: int, b_matrix: int) -> dict[str, int]:
+        """Kernels' arguments: batches of an index of the outer axes, and steps of each operand.
+
+        A step is in elements, of a matrix of so many, from one index of an axis to the next.
+        """
+        a_steps = {f"a_step{axis}": a_matrix * step for axis, step in enumerate(self.a)}
+        b_steps = {f"b_step{axis}": b_matrix * step for axis, step in enumerate(self.b)}
+        inner = {"inner2": prod(self.axes[1:]), "inner1": prod(self.axes[2:])}
+        return {**inner, **a_steps, **b_steps}
+
+
+def refuse_axes(op: MatMul) -> str | None:
+    """Why no kernel can take the batches of `op` apart."""
+    axes = len(Problem.of(op).axes)
+    if axes > MOST_AXES:
+        return f"batch axes must merge to {MOST_AXES} at most, got {axes}"
+    return None
+
+
+def _steps(axes: tuple[int, ...], present: list[bool]) -> tuple[int, ...]:
+    """Matrices of an operand from one index of each axis to the next."""
+    steps, matrices = [], 1
+    for size, is_present in zip(reversed(axes), reversed(present), strict=True):
+        steps.append(matrices if is_present else 0)
+        matrices *= size if is_present else 1
+    return tuple(reversed(steps))
+
+
+class GpuGemm(Kernel):
+    """A constant matrix by the tiles of convolutions: rows as they lie, columns and k in fours."""
+
+    op_kind = "matmul"
+    base_name = "gpu_gemm"
+    source = "conv2d/gpu_gemm.cl"
+    meant_for = REAL_GPU
+
+    def refuse(self, op: MatMul, soc: Soc) -> str | None:
+        if not op.matrix or op.trans_a:
+            return "b must be a constant, and a stored by rows"
+        if op.k % 4 or op.n % 4:
+            return f"k and columns must be multiples of 4, got {op.k} and {op.n}"
+        if reason := refuse_width(soc):
+            return reason
+        if not cuts(_product(op), soc.gpu):
+            return f"no tile fits {soc.gpu.local_mem_bytes} bytes of local memory"
+        return None
+
+    def choices(self, op: MatMul, soc: Soc) -> tuple[Choice, ...]:
+        return tuple(asdict(cut) for cut in cuts(_product(op), soc.gpu)[:MOST_CHOICES])
+
+    def counts(self, op: MatMul, soc: Soc, choice: Choice) -> dict[str, float]:
+        product, cut = _product(op), GemmCut(**choice)
+        tiles_m, tiles_n, others = cut.groups(product)
+        groups = tiles_m * tiles_n * others
+        padded = tiles_m * cut.tile_m * tiles_n * cut.tile_n * 4 * cut.padded_depth(product)
+        return {
+            "padded_macs": padded,
+            "work_groups": groups,
+            "work_items": groups * cut.items,
+            "waves": ceil_div(groups, soc.gpu.compute_units),
+            "steps": cut.steps(product),
+            "partial_bytes": 4 * cut.splits * product.pixels * op.n * (cut.splits > 1),
+            "launches": 1 + (cut.splits > 1),
+            "flops": op.flops,
+            "input_bytes": self.stored((op.bytes - op.output.bytes) / 4),
+            "output_bytes": self.stored(op.output.elements),
+        }
+
+    def build(self, op: MatMul, soc: Soc, choice: Choice) -> KernelPlan:
+        product, cut = _product(op), GemmCut(**choice)
+        in_one = cut.splits == 1
+        buffers: tuple[Arg, ...] = (OUT,) if in_one else (ScratchArg("parts"), 0, 0)
+        buffers = (A, *buffers, ConstantArg("weight"), ConstantArg("bias"))
+        # A row is a pixel, and one is so many blocks of four behind the other.
+        window = (1, product.pixels, product.pixels, 1, 1, product.in_blocks, 0, 0, 1, 1)
+        first = cut.launch(product, buffers, window, (0, 0))
+
+        def pack(weights: Weights) -> dict[str, ConstantArray]:
+            matrix = weights["weight"].T if op.trans_b else weights["weight"]
+            scaled = np.float32(op.alpha) * matrix
+            return {
+                "weight": cut.pack(scaled[None, None], product).astype(self.storage.element),
+                "bias": np.ascontiguousarray(weights["bias"]),
+            }
+
+        parts = {"parts": 4 * cut.splits * product.pixels * op.n}
+        launches = (first,) if in_one else (first, _sum(product, cut.splits))
+        return self.assemble(
+            op,
+            soc,
+            *launches,
+            macros={**cut.defines, "POINTWISE": 1, "ROWS": 1, "RAW": not in_one},
+            pack=pack,
+            scratch={} if in_one else parts,
+        )
+
+
+def _product(op: MatMul) -> Product:
+    """Rows of all batches are pixels."""
+    return Product(Problem.of(op).m, op.k // 4, op.n // 4)
+
+
+def _sum(product: Product, splits: int) -> KernelLaunch:
+    """Adds the sums of all splits."""
+    return launch(
+        "conv2d_gemm_sum",
+        ((round_up(product.pixels * product.out_blocks, GROUP), 1, 1), (GROUP, 1, 1)),
+        *(ScratchArg("parts"), OUT, ConstantArg("bias")),
+        splits=splits,
+        out_blocks=product.out_blocks,
+        out_pixels=product.pixels,
+        output_apart=0,
+    )
+
+
+class GpuTiled(Kernel):
+    """Any batches, transposed operands or not, read as they lie."""
+
+    op_kind = "matmul"
+    base_name = "gpu_tiled"
+    source = "matmul/gpu_tiled.cl"
+    meant_for = REAL_GPU
+    #: k of a slice.
+    depth: ClassVar[int] = 16
+
+    def refuse(self, op: Any, soc: Soc) -> str | None:
+        least = (32 // PER_ITEM) ** 2
+        if soc.gpu.max_work_group_size < least:
+            return f"work-groups must hold {least} work-items, not {soc.gpu.max_work_group_size}"
+        return refuse_axes(op)
+
+    def choices(self, op: Any, soc: Soc) -> tuple[Choice, ...]:
+        """Large tiles where there are enough of them for every compute unit."""
+        problem = Problem.of(op)
+        large = ceil_div(problem.m, 64) * ceil_div(problem.n, 64) * problem.batches
+        fits = soc.gpu.max_work_group_size >= (64 // PER_ITEM) ** 2
+        tiles = (64, 32) if large >= 2 * soc.gpu.compute_units else (32, 64)
+        return tuple({"tile": tile, "depth": self.depth} for tile in tiles if tile == 32 or fits)
+
+    def counts(self, op: Any, soc: Soc, choice: Choice) -> dict[str, float]:
+        problem, tile = Problem.of(op), choice["tile"]
+        groups = ceil_div(problem.m, tile) * ceil_div(problem.n, tile) * problem.batches
+        depth = round_up(problem.k, choice["depth"])
+        items = groups * (tile // PER_ITEM) ** 2
+        return {
+            "padded_macs": groups * tile * tile * depth,
+            "tiles": groups,
+            "loop_length": depth,
+            "copied_bytes": 8 * groups * tile * depth,
+            "work_items": items,
+            "waves": waves(items, soc),
+            "flops": op.flops,
+            "input_bytes": self.stored((op.bytes - op.output.bytes) / 4),
+            "output_bytes": self.stored(op.output.elements),
+        }
+
+    def build(self, op: Any, soc: Soc, choice: Choice) -> KernelPlan:
+        problem, tile = Problem.of(op), choice["tile"]
+        m, n, k, side = problem.m, problem.n, problem.k, tile // PER_ITEM
+        product = launch(
+            "matmul_tiled",
+            (
+                (ceil_div(n, tile) * side, ceil_div(m, tile) * side, problem.batches),
+                (side, side, 1),
+            ),
+            *(A, OUT, *self.right(op)),
+            m=m,
+            n=n,
+            k=k,
+            **problem.numbers(m * k, k * n),
+            alpha=float(op.alpha),
+        )
+        return self.assemble(
+            op,
+            soc,
+            product,
+            macros={
+                "TILE": tile,
+                "DEPTH": choice["depth"],
+                "TRANS_A": op.trans_a,
+                "TRANS_B": op.trans_b,
+                "BIAS": bool(op.matrix),
+                **self.more_macros(op),
+            },
+            pack=partial(self.pack, soc) if op.matrix else no_constants,
+        )
+
+    def more_macros(self, op: Any) -> Mapping[str, int | bool]:
+        """Those of a kind of matrix."""
+        return {}
+
+    def right(self, op: Any) -> tuple[Arg, ...]:
+        """What the kernel reads b from, and a bias."""
+        return (ConstantArg("weight"), ConstantArg("bias")) if op.matrix else (B,)
+
+    def pack(self, soc: Soc, weights: Weights) -> dict[str, ConstantArray]:
+        """A constant matrix, as it is stored, and its bias."""
+        matrix = weights["weight"].astype(self.storage.element, order="C")
+        return {"weight": matrix, "bias": np.ascontiguousarray(weights["bias"])}
+
+
+register(*of_every_storage(GpuGemm, GpuTiled))

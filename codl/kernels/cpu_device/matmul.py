@@ -1,7 +1,8 @@
-"""Products of matrices on CPU runtimes: register tiles over panels of packed columns."""
+"""Products of matrices on a CPU that plays the GPU: register tiles over packed columns."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from math import prod
@@ -10,12 +11,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.ir import columns
-from codl.ir.columns import Column, FeatureColumns
+from codl.ir.columns import Column, rest
 from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.matmul import MatMul, MatMulColumns
 from codl.ir.types import ConstantArray
-from codl.kernels import registers, tiling_columns
 from codl.kernels.base import (
     Arg,
     Choice,
@@ -25,16 +24,12 @@ from codl.kernels.base import (
     ScratchArg,
     no_constants,
 )
-from codl.kernels.feature_columns import (
-    ChoiceColumns,
-    by_level,
-    first_choice,
-    gpu_cache_bytes,
-    unique,
-)
-from codl.kernels.matmul.problem import OUT, A, B, Problem, refusal
-from codl.kernels.tiling import ITEMS_PER_UNIT, base_defines, ceil_div
-from codl.kernels.variant import ByChoiceColumns, ForPlanar
+from codl.kernels.cpu_device import registers
+from codl.kernels.feature_columns import ChoiceColumns, by_level, gpu_cache_bytes
+from codl.kernels.kernel import CPU_DEVICE, ColumnKernel, Grid, launch, of_every_storage
+from codl.kernels.matmul import OUT, A, B, Problem, refuse_axes
+from codl.kernels.registry import register
+from codl.kernels.tiling import ITEMS_PER_UNIT, ceil_div, round_up, strip, waves
 from codl.records.soc import GpuSide, Soc
 
 #: Share of the second-level cache that a strip's rows may take; panels and output share the rest.
@@ -55,6 +50,8 @@ PACKED_DEPTH = 64
 ROWS, MOST_ROWS = (8, 6, 4, 3, 2, 1), {16: 8, 8: 6, 4: 8}
 #: Vectors of columns of a tile of up to so many rows, and of others.
 NARROW_ROWS, WIDE, USUAL = 2, 4, 2
+#: With more rows, tiles that read b once for several rows are faster than dot products.
+MOST_DOT_ROWS = 4
 
 
 @dataclass(frozen=True)
@@ -68,10 +65,8 @@ class _Tiling:
     packed: Column
 
     @classmethod
-    def of(cls, ops: MatMulColumns, soc: Soc, choice: ChoiceColumns) -> _Tiling:
-        names = ("rows", "columns", "packed")
-        rows, wide, packed = (np.asarray(choice[n], np.float64) + 0 * ops.m for n in names)
-        return cls(ops, soc, rows, wide, packed)
+    def of(cls, ops: MatMulColumns, soc: Soc, choice: Mapping[str, Column]) -> _Tiling:
+        return cls(ops, soc, choice["rows"], choice["columns"], choice["packed"])
 
     @cached_property
     def panel(self) -> Column:
@@ -80,19 +75,19 @@ class _Tiling:
 
     @cached_property
     def panels(self) -> Column:
-        return columns.ceil_div(self.ops.n, self.panel)
+        return ceil_div(self.ops.n, self.panel)
 
     @cached_property
     def row_tiles(self) -> Column:
-        return columns.ceil_div(self.ops.m, self.rows)
+        return ceil_div(self.ops.m, self.rows)
 
     @cached_property
     def depth(self) -> Column:
         """k of a work-item at a time: all of it, but where it must fit in a block."""
         step, whole = self.ops.depth_step, self.ops.k
         most = np.maximum(1, np.floor(block_elements(self.soc) / (self.panel * step))) * step
-        parts = np.where(self.packed == INSIDE, columns.ceil_div(whole, most), 1.0)
-        return np.minimum(whole, columns.round_up(columns.ceil_div(whole, parts), step))
+        parts = np.where(self.packed == INSIDE, ceil_div(whole, most), 1.0)
+        return np.minimum(whole, round_up(ceil_div(whole, parts), step))
 
     @cached_property
     def group(self) -> Column:
@@ -106,7 +101,7 @@ class _Tiling:
 
     @cached_property
     def groups(self) -> Column:
-        return columns.ceil_div(self.panels, self.group)
+        return ceil_div(self.panels, self.group)
 
     @cached_property
     def strip(self) -> Column:
@@ -114,21 +109,25 @@ class _Tiling:
         row_bytes = 4 * self.rows * self.ops.k
         near = np.maximum(1, np.floor(CACHE_SHARE * self.soc.cpu.l2_cache_bytes / row_bytes))
         most = np.where(self.packed == INSIDE, self.row_tiles, near)
-        return tiling_columns.strip(self.row_tiles, self.groups * self.ops.products, most, self.soc)
+        return strip(self.row_tiles, self.groups * self.ops.products, most, self.soc)
 
     @cached_property
     def strips(self) -> Column:
-        return columns.ceil_div(self.row_tiles, self.strip)
+        return ceil_div(self.row_tiles, self.strip)
 
     @cached_property
     def items(self) -> Column:
         return self.strips * self.groups * self.ops.products
 
     @cached_property
+    def grid_features(self) -> dict[str, Column]:
+        return {"work_items": self.items, "waves": waves(self.items, self.soc)}
+
+    @cached_property
     def computed(self) -> Column:
         """Columns that tiles compute: of the last panel one vector, if that is enough."""
         width = float(self.soc.gpu.vector_width)
-        left = columns.rest(self.ops.n, self.panel)
+        left = rest(self.ops.n, self.panel)
         is_one = (left > 0) & (left <= width) & (self.packed != AS_IT_LIES)
         return np.where(is_one, self.ops.n - left + width, self.panels * self.panel)
 
@@ -146,103 +145,89 @@ class _Tiling:
         return self.ops.products * self.ops.m * self.panels * self.panel
 
 
-class GpuDirect(ForPlanar, ByChoiceColumns):
+class GpuDirect(ColumnKernel):
     """Any batches, transposed operands or not; a constant b is packed once, a tensor each time."""
 
-    base_name: ClassVar[str] = "gpu_direct"
-    op_kind: ClassVar[str] = "matmul"
-    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu"})
-    source: ClassVar[str] = "matmul/gpu_direct.cl"
-    op_columns: ClassVar[type[MatMulColumns]] = MatMulColumns
+    op_kind = "matmul"
+    source = "matmul/gpu_direct.cl"
+    meant_for = CPU_DEVICE
+    op_columns: ClassVar[Any] = MatMulColumns
 
-    def refusal(self, op: Any, soc: Soc) -> str | None:
-        return refusal(op)
+    def refuse(self, op: Any, soc: Soc) -> str | None:
+        return refuse_axes(op)
 
-    def choices(self, op: Any, soc: Soc) -> tuple[Choice, ...]:
+    def alternatives(self, op: Any, soc: Soc, first: Choice) -> Iterable[Choice]:
         """Tiles of a size that wastes few rows, and ways to read b."""
-        ops = self.op_columns.of([op])
-        default = first_choice(self.default_columns(ops, soc))
-        problem, found = Problem.of(op), [default]
-        ways = [default["packed"]] if op.matrix else [INSIDE, BEFORE]
-        if _may_lie(ops, default["columns"] * soc.gpu.vector_width)[0]:
+        ways = [first["packed"]] if op.matrix else [INSIDE, BEFORE]
+        if _may_lie(self.op_columns.of([op]), first["columns"] * soc.gpu.vector_width)[0]:
             ways.append(AS_IT_LIES)
-        found += [{**default, "packed": way} for way in ways]
-        if problem.m > _most_rows(soc.gpu):
-            found += [{**default, "rows": rows} for rows in fitting_rows(soc.gpu)[:2]]
+        yield from ({**first, "packed": way} for way in ways)
+        if Problem.of(op).m > fitting_rows(soc.gpu)[0]:
+            yield from ({**first, "rows": rows} for rows in fitting_rows(soc.gpu)[:2])
             wider = registers.most_pixels(WIDE, soc.gpu) if soc.gpu.vector_registers else 0
-            if wider > NARROW_ROWS and default["packed"] != AS_IT_LIES:
-                found.append({**default, "rows": wider, "columns": WIDE})
-        return unique(found)
+            if wider > NARROW_ROWS and first["packed"] != AS_IT_LIES:
+                yield {**first, "rows": wider, "columns": WIDE}
 
     def default_columns(self, ops: Any, soc: Soc) -> ChoiceColumns:
         width = soc.gpu.vector_width
         rows = usual_rows(ops.m, soc.gpu)
         wide = np.where(rows <= NARROW_ROWS, WIDE, USUAL)
-        wide = np.minimum(wide, columns.ceil_div(ops.n, width))
-        few = columns.ceil_div(ops.m, rows) <= FEW_TILES
+        wide = np.minimum(wide, ceil_div(ops.n, width))
+        few = ceil_div(ops.m, rows) <= FEW_TILES
         lies = few & _may_lie(ops, wide * width)
         packed = np.where(lies, AS_IT_LIES, np.where(ops.is_constant > 0, BEFORE, INSIDE))
         return {"rows": rows, "columns": wide, "packed": packed.astype(np.float64)}
 
-    def feature_columns(
-        self, ops: Any, soc: Soc, choice: ChoiceColumns | None = None
-    ) -> FeatureColumns:
-        t = _Tiling.of(ops, soc, choice or self.default_columns(ops, soc))
-        width, size = soc.gpu.vector_width, float(self.storage.element_bytes)
+    def counts(self, ops: Any, soc: Soc, choice: Any) -> dict[str, Column]:
+        t, width = _Tiling.of(ops, soc, choice), soc.gpu.vector_width
         rows = t.row_tiles * t.rows * ops.products
-        sums = rows * (2 * columns.ceil_div(ops.k, t.depth) - 1)
+        sums = rows * (2 * ceil_div(ops.k, t.depth) - 1)
         tiles = t.row_tiles * t.panels * ops.products
         lies = t.packed == AS_IT_LIES
-        stores = np.floor(ops.n / width) + columns.rest(ops.n, width)
+        stores = np.floor(ops.n / width) + rest(ops.n, width)
         return {
             "padded_macs": rows * t.computed * ops.k,
             "steps": tiles * ops.k,
             "tiles": tiles,
-            "stores": sums * np.where(lies, columns.ceil_div(ops.n, width), stores),
+            "stores": sums * np.where(lies, ceil_div(ops.n, width), stores),
             "packed_bytes": 4.0 * t.packed_elements,
-            "work_items": t.items,
-            "waves": tiling_columns.waves(t.items, soc),
-            "output_bytes": size * ops.output_elements,
-            "input_bytes": size * ops.input_elements,
+            **t.grid_features,
+            "output_bytes": self.stored(ops.output_elements),
+            "input_bytes": self.stored(ops.input_elements),
             **by_level("weight", self.matrix_bytes(ops), gpu_cache_bytes(soc)),
         }
 
     def matrix_bytes(self, ops: Any) -> Column:
         """Of a constant matrix and its bias, as they are read."""
-        size: Column = self.storage.element_bytes * ops.weight_elements
+        size: Column = self.stored(ops.weight_elements)
         return size
 
-    def plan(self, op: Any, soc: Soc, choice: Choice | None = None) -> KernelPlan:
-        choice = choice or self.choices(op, soc)[0]
-        tiling = _Tiling.of(self.op_columns.of([op]), soc, choice)
-        panels = int(tiling.panels[0])
+    def build(self, op: Any, soc: Soc, choice: Choice) -> KernelPlan:
+        t = _Tiling.of(*self.alone(op, soc, choice))
         way = None if op.matrix and choice["packed"] != INSIDE else choice["packed"]
-        scratch = self._scratch(tiling, way)
+        scratch = self._scratch(t, way)
         right = (*self.right(op, way), *([ScratchArg("sums")] if "sums" in scratch else []))
-        multiply = _multiply_launch(op, tiling, way, right)
-        defined = {
+        multiply = _multiply_launch(op, t, way, right)
+        macros = {
+            "ROWS": choice["rows"],
+            "COLUMNS": choice["columns"],
             "TRANS_A": op.trans_a,
             "TRANS_B": op.trans_b and way in (BEFORE, INSIDE),
             "BIAS": bool(op.matrix),
             "DIRECT": way == AS_IT_LIES,
             "INSIDE": way == INSIDE,
             "PARTIAL": "sums" in scratch,
+            "BLOCK_SIZE": way == INSIDE and block_elements(soc),
+            **self.more_macros(op),
         }
-        return KernelPlan(
-            source=self.source,
-            launches=(_pack_launch(op, panels), multiply) if way == BEFORE else (multiply,),
-            defines={
-                **base_defines(op.activation, soc, self.storage),
-                "ROWS": choice["rows"],
-                "COLUMNS": choice["columns"],
-                **self.more_defines(op),
-                **{name: 1 for name, on in defined.items() if on},
-                **({"BLOCK_SIZE": block_elements(soc)} if way == INSIDE else {}),
-            },
-            pack=partial(self.pack, op, soc, int(tiling.panel[0])) if op.matrix else no_constants,
+        panel, panels = int(t.panel[0]), int(t.panels[0])
+        return self.assemble(
+            op,
+            soc,
+            *((_pack_launch(op, panels), multiply) if way == BEFORE else (multiply,)),
+            macros=macros,
+            pack=partial(self.pack, op, soc, panel) if op.matrix else no_constants,
             scratch=scratch,
-            storages=dict.fromkeys((A, OUT) if op.matrix else (A, B, OUT), self.storage),
-            whole_batch=True,
         )
 
     def _scratch(self, tiling: _Tiling, way: int | None) -> dict[str, int]:
@@ -254,8 +239,8 @@ class GpuDirect(ForPlanar, ByChoiceColumns):
             found["sums"] = 4 * int(tiling.sums[0])
         return found
 
-    def more_defines(self, op: Any) -> dict[str, int]:
-        """Macros of a kind of matrix."""
+    def more_macros(self, op: Any) -> Mapping[str, int | bool]:
+        """Those of a kind of matrix."""
         return {}
 
     def right(self, op: Any, way: int | None) -> tuple[Arg, ...]:
@@ -274,41 +259,40 @@ class GpuDirect(ForPlanar, ByChoiceColumns):
 
 
 def _multiply_launch(
-    op: MatMul, tiling: _Tiling, way: int | None, right: tuple[Arg, ...]
+    op: MatMul, t: _Tiling, way: int | None, right: tuple[Arg, ...]
 ) -> KernelLaunch:
     """The product itself; `way` says how a tensor b is read, None stands for a constant."""
     problem = Problem.of(op)
-    in_panels = int(tiling.panels[0] * tiling.panel[0])
-    matrix = problem.k * (in_panels if way in (None, BEFORE) else problem.n)
-    sizes = (
-        int(tiling.strip[0]),
-        int(tiling.group[0]),
-        problem.m,
-        problem.n,
-        problem.k,
-        int(tiling.depth[0]),
-        problem.m if op.trans_a else problem.k,
-        problem.k if op.trans_b else problem.n,
-        *problem.inner,
-        *problem.steps(problem.m * problem.k, matrix),
-        float(op.alpha),
-    )
-    return KernelLaunch(
-        kernel="matmul_direct",
-        global_size=(int(tiling.groups[0]), int(tiling.strips[0]), problem.batches),
-        local_size=(1, 1, 1),
-        args=(A, OUT, *right, *sizes),
+    m, n, k = problem.m, problem.n, problem.k
+    matrix = k * (int(t.panels[0] * t.panel[0]) if way in (None, BEFORE) else n)
+    return launch(
+        "matmul_direct",
+        ((int(t.groups[0]), int(t.strips[0]), problem.batches), (1, 1, 1)),
+        *(A, OUT, *right),
+        strip=t.strip,
+        group=t.group,
+        m=m,
+        n=n,
+        k=k,
+        depth=t.depth,
+        a_rows=m if op.trans_a else k,
+        b_rows=k if op.trans_b else n,
+        **problem.numbers(m * k, matrix),
+        alpha=float(op.alpha),
     )
 
 
 def _pack_launch(op: MatMul, panels: int) -> KernelLaunch:
     """The launch that arranges a tensor b in panels."""
     matrices = prod(op.sizes[1][:-2])
-    return KernelLaunch(
-        kernel="matmul_pack",
-        global_size=(ceil_div(op.k, PACKED_DEPTH), panels, matrices),
-        local_size=(1, 1, 1),
-        args=(B, ScratchArg("panels"), op.n, op.k, PACKED_DEPTH, op.k if op.trans_b else op.n),
+    return launch(
+        "matmul_pack",
+        ((ceil_div(op.k, PACKED_DEPTH), panels, matrices), (1, 1, 1)),
+        *(B, ScratchArg("panels")),
+        n=op.n,
+        k=op.k,
+        depth=PACKED_DEPTH,
+        b_rows=op.k if op.trans_b else op.n,
     )
 
 
@@ -331,15 +315,11 @@ def fitting_rows(gpu: GpuSide) -> tuple[int, ...]:
     return tuple(rows for rows in ROWS if rows <= known)
 
 
-def _most_rows(gpu: GpuSide) -> int:
-    return fitting_rows(gpu)[0]
-
-
 def usual_rows(m: Column, gpu: GpuSide) -> Column:
     """Rows of a tile: the smallest for all of m; or what wastes least of the two largest."""
     most, second, *_ = known = fitting_rows(gpu)
     smallest = np.min([np.where(m <= rows, rows, most) for rows in known], axis=0)
-    wastes_less = columns.round_up(m, second) < columns.round_up(m, most)
+    wastes_less = round_up(m, second) < round_up(m, most)
     return np.where(m <= most, smallest, np.where(wastes_less, second, most)).astype(float)
 
 
@@ -352,3 +332,63 @@ def pack_panels(matrix: Array, panel: int, *, trans: bool = False) -> Array:
         part = rows[:, index * panel : (index + 1) * panel]
         target[:, : part.shape[1]] = part
     return packed.reshape(-1)
+
+
+class GpuDots(ColumnKernel):
+    """A few rows by a transposed tensor b: dot products, for which b is read once.
+
+    So are attention's scores while a text is written word by word. They are bound by the memory
+    that b comes from, and packing it would take longer than all the rest.
+    """
+
+    op_kind = "matmul"
+    base_name = "gpu_dots"
+    source = "matmul/gpu_dots.cl"
+    meant_for = CPU_DEVICE
+    op_columns = MatMulColumns
+
+    def refuse(self, op: MatMul, soc: Soc) -> str | None:
+        if op.matrix or op.trans_a or not op.trans_b:
+            return "b must be a transposed tensor, and a none"
+        rows = Problem.of(op).m
+        if rows > MOST_DOT_ROWS:
+            return f"rows must be {MOST_DOT_ROWS} at most, got {rows}"
+        return refuse_axes(op)
+
+    def counts(self, ops: MatMulColumns, soc: Soc, choice: Any) -> dict[str, Column]:
+        width, grid = soc.gpu.vector_width, _dots_grid(ops, soc)
+        steps, lanes = np.floor(ops.k / width), rest(ops.k, width)
+        sums = ceil_div(ops.n, width) * ops.products * ops.m
+        return {
+            "padded_macs": sums * steps * width * width,
+            "sums": sums,
+            "rest_steps": sums * lanes,
+            "loop_length": steps,
+            **grid.features,
+            "output_bytes": self.stored(ops.output_elements),
+            **by_level("input", self.stored(ops.input_elements), gpu_cache_bytes(soc)),
+        }
+
+    def build(self, op: MatMul, soc: Soc, choice: Choice) -> KernelPlan:
+        problem = Problem.of(op)
+        grid = _dots_grid(MatMulColumns.of([op]), soc)
+        dots = launch(
+            "matmul_dots",
+            ((int(grid.strips[0]), problem.batches, 1), (1, 1, 1)),
+            *(A, OUT, B),
+            strip=grid.strip,
+            n=problem.n,
+            k=problem.k,
+            **problem.numbers(problem.m * problem.k, problem.n * problem.k),
+            alpha=float(op.alpha),
+        )
+        return self.assemble(op, soc, dots, macros={"ROWS": problem.m})
+
+
+def _dots_grid(ops: MatMulColumns, soc: Soc) -> Grid:
+    """Blocks of columns of a work-item."""
+    blocks = ceil_div(ops.n, soc.gpu.vector_width)
+    return Grid.of(blocks, ops.products, blocks, soc)
+
+
+register(*of_every_storage(GpuDirect, GpuDots))

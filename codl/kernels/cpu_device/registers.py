@@ -9,6 +9,9 @@ from how many registers the SoC file states (`gpu.vector_registers`) and from wh
 
 from __future__ import annotations
 
+from functools import cache
+
+from codl.ir import Op, parse
 from codl.records.soc import GpuSide
 
 #: Registers beside sums and weights: the pixel that is multiplied, and the next one on its way.
@@ -18,6 +21,17 @@ FEWEST_SUMS = 8
 #: A pixel may need a pointer of its own, and 16 general registers hold few more beside the rest.
 MOST_PIXELS = 8
 MOST_BLOCKS = 4
+#: Convolutions whose tiles stand for those of others: small, and of every kind of loop. How many
+#: blocks should share a pixel depends on the device and its compiler far more than on the op, so
+#: what is found for these holds for ops that were not tuned themselves. Those of a kind have the
+#: same tiles, so that their kernels are compiled once. Output channels are whole blocks of any
+#: width, and any number of up to four of them.
+TYPICAL = (
+    "conv2d in=1x128x28x28 oc=192 kernel=1x1",
+    "conv2d in=1x192x14x14 oc=192 kernel=1x1",
+    "conv2d in=1x64x28x28 oc=192 kernel=3x3 pad=1",
+    "conv2d in=1x128x28x28 oc=192 kernel=3x3 pad=1",
+)
 #: More blocks are more code to compile: they must save such a share of the instructions.
 WORTH = 0.1
 #: The vectors for which a pixel is spread by an instruction of its own. Those of 16 (AVX-512) take
@@ -85,3 +99,8 @@ def usual_blocks(gpu: GpuSide) -> int:
     efforts = {tile: effort(*tile, gpu) for tile in tiles(gpu)}
     enough = min(efforts.values()) * (1 + WORTH)
     return min(blocks for (_, blocks), own in efforts.items() if own <= enough)
+
+
+@cache
+def typical_ops() -> tuple[Op, ...]:
+    return tuple(map(parse, TYPICAL))
