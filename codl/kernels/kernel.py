@@ -330,7 +330,7 @@ def defined(macros: Mapping[str, int | float | str | bool]) -> dict[str, int | f
 
 
 def of_every_storage(*entries: type[Kernel]) -> list[Kernel]:
-    """The variants of entries in order of preference, buffers first, one storage after the other."""
+    """The variants of entries that come in order of preference, by storages, buffers first."""
     storages = dict.fromkeys(storage for entry in entries for storage in entry.storages)
     in_order = sorted(storages, key=lambda storage: storage in IMAGES)
     return [entry(s) for s in in_order for entry in entries if s in entry.storages]
