@@ -17,10 +17,8 @@ from codl.ir import Network, Op
 from codl.kernels.tuning import Tuning
 from codl.measure import dataset as datasets
 from codl.measure import tuning_file
-from codl.measure.brief_tuning import BUDGET_S, tasks_before, tune_briefly
 from codl.measure.budget import Budget
-from codl.measure.collection import Chooser
-from codl.measure.collector import Collected
+from codl.measure.collector import Chooser, Collected
 from codl.measure.collector import collect as collect_tasks
 from codl.measure.cool_down import HOT_C, LONGEST_S
 from codl.measure.dataset import Dataset
@@ -30,6 +28,7 @@ from codl.measure.measurement_order import Scope, wholes_first, within
 from codl.measure.measurement_order import everything as all_tasks
 from codl.measure.recording import Recording
 from codl.measure.tasks import FEW_SHARES, SHARES, Task, check_sources, load_sources
+from codl.measure.tuner import BUDGET_S, tasks_before, tune_briefly
 from codl.records.soc import Soc
 from codl.strategies import Context
 from codl.targets.connect import connect
@@ -309,7 +308,7 @@ def _tuned_briefly(
             reporter.progress(f"Tuning on {soc.name}") as update,
         ):
             tuned, problem = tune_briefly(
-                target, dataset, soc, tasks, progress=update, budget_s=time_s
+                target.tune, dataset, soc, tasks, progress=update, budget_s=time_s
             )
     except DeviceError as error:  # others may be there, and this one come back
         tuned, problem = tuning, str(error)

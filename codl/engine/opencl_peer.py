@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from codl.engine.engine import Engine
 from codl.errors import CodlError
-from codl.measure.peers.base import Job, Tensors
+from codl.measure.peers import Job, Tensors
 from codl.records.gpu_limits import UNLIMITED
 from codl.runtime.placement import at_hand
 from codl.targets.local import LocalTarget

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from codl.engine.opencl_peer import OpenClAll
 from codl.errors import CodlError, UnknownNameError
 from codl.ir import Network
-from codl.measure.peers import PEERS
-from codl.measure.peers.base import Tensors
+from codl.measure.peers import PEERS, Tensors
 from codl.records.soc import Soc
 from codl.strategies import STRATEGIES
 from codl.strategies.base import Context

@@ -5,29 +5,302 @@ Several devices share the tasks: whichever is done asks for more, so that a slow
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeAlias
 
 from codl import files
-from codl.errors import MismatchError
+from codl.errors import CodlError, CodlWarning, DeviceError, MismatchError
 from codl.kernels.tuning import Tuning
+from codl.measure.batch import BatchResult, MeasureBatch, processors_of
 from codl.measure.budget import Budget, Progress, nobody
-from codl.measure.collection import MOST, Chooser, Collection, Stopped, Watch
-from codl.measure.dataset import Dataset
+from codl.measure.cool_down import low_battery
+from codl.measure.dataset import Dataset, Row
 from codl.measure.dataset_writer import RowWriter, RunLog
 from codl.measure.devices_at_work import (
     SYSTEM_CLOCK,
     Clock,
     Cooling,
+    Device,
     DeviceNews,
+    LowBatteryError,
     Measures,
     Tells,
     cool_down,
     devices_of,
     untold,
 )
+from codl.measure.runner import deadly_row
 from codl.measure.tasks import Task
 from codl.measure.timing import Rounds
+
+#: Why a collection ended: nothing is left, a limit was reached, more would change nothing, or no
+#: device's battery lasts.
+Stopped = Literal["done", "budget", "samples", "settled", "battery"]
+#: A batch in less time than this share of its own would tell little.
+SHORTEST = 0.3
+#: A task that was measured while the machine was disturbed is measured again so often.
+RETRIES = 1
+#: A task is a failed row once it took processes down so often: one may have been a cable.
+DEATHS = 2
+#: So many tasks at most are sent to a target to measure some of them, which the rest follow.
+MOST = 512
+#: About so many are measured in one batch.
+FEW = 64
+#: A collection ends when for so many seconds no device that was there has come back.
+PATIENCE_S = 300.0
+GO_ON = "What was measured is on disk; go on by --resume."
+#: Told how it stands with each device, now and then.
+Watch: TypeAlias = Callable[[Sequence[DeviceNews]], None]
+
+
+class Chooser(Protocol):
+    """Says what to measure next; asked before every batch, when all rows so far are on disk."""
+
+    def choose(self, missing: Sequence[Task], seconds: float) -> Sequence[Task]:
+        """Some of the tasks, the first first; none where more would change nothing.
+
+        `seconds` have passed since the collection began.
+        """
+        ...
+
+
+@dataclass
+class Collection:
+    """What is left to measure, and who is at it."""
+
+    devices: Sequence[Device]
+    writer: RowWriter
+    log: RunLog
+    rounds: Rounds
+    tuning: Tuning
+    missing: list[Task]
+    clock: Clock
+    budget: Budget
+    all_done: Stopped
+    chooser: Chooser | None
+    progress: Progress
+    watch: Watch | None
+    total: int = field(init=False)
+    #: A sentence about what stopped it where nobody wanted that.
+    reason: str = ""
+    again: dict[Task, int] = field(default_factory=dict)
+    #: Rows of tasks that are to be measured again: better than none, where no time is left for it.
+    held: dict[Task, Row] = field(default_factory=dict)
+    #: How many processes a task alone took down.
+    deaths: dict[Task, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.total = len(self.missing)
+
+    def run(self) -> Stopped:
+        """Until there is a reason to stop; raises where no device is left."""
+        try:
+            for device in self.devices:
+                device.join()
+            while (stopped := self._step()) is None:
+                pass
+        except DeviceError:
+            self._finish()
+            raise
+        finally:
+            for device in self.devices:
+                device.worker.shutdown(wait=False)
+        self._finish()
+        return stopped
+
+    def _finish(self) -> None:
+        """Write what was to be measured again and was not."""
+        self.writer.write(list(self.held.items()))
+        self.log.finish()
+
+    def _step(self) -> Stopped | None:
+        """Give work to whom has none, and take what came of it; a reason to stop, where there is.
+
+        Nobody waits for a device to be reached when all is measured.
+        """
+        reason = self._assign()
+        is_over = not self.missing and any(device.run for device in self.devices)
+        jobs = [
+            device.job
+            for device in self.devices
+            if device.job is not None and not (is_over and device.state == "joining")
+        ]
+        if not jobs and reason is not None:
+            return reason
+        if not jobs:
+            self._check_hope()
+        if self.watch is not None:
+            self.watch([device.news(self.clock.now()) for device in self.devices])
+        retries = [device.retry_at for device in self.devices if device.state == "away"]
+        pause_s = max(0.0, min(retries) - self.clock.now()) if retries else None
+        self.clock.wait(jobs, None if pause_s is None else min(pause_s, self.budget.left_s))
+        for device in self.devices:
+            if device.job is not None and device.job.done():
+                self._take(device)
+        return None
+
+    def _assign(self) -> Stopped | None:
+        """Give work to whom has none; the reason to stop where there is none to give."""
+        now, reason = self.clock.now(), None
+        if not self.missing:
+            return self.all_done
+        for device in self.devices:
+            if device.state == "away" and now >= device.retry_at:
+                device.join()
+            elif device.state == "idle" and (text := low_battery(device.now)):
+                self._leave_out(device, LowBatteryError(text))
+            elif device.state == "idle":
+                reason = self._give(device)
+        if all(device.state == "out" for device in self.devices):
+            low = [own for own in self.devices if isinstance(own.problem, LowBatteryError)]
+            several = len(self.devices) > 1
+            self.reason = " ".join(
+                f"{own.serial!r}: {own.problem}" if several else str(own.problem) for own in low
+            )
+            return "battery" if self.reason else None
+        return "budget" if self.budget.is_over() else reason
+
+    def _give(self, device: Device) -> Stopped | None:
+        """A batch for a device; the reason where there is none."""
+        taken = {task for other in self.devices for task in other.claimed}
+        free: Sequence[Task] = [task for task in self.missing if task not in taken]
+        if self.chooser is not None and free:
+            free = sorted(self.chooser.choose(free, self.budget.spent_s), key=self._tries)
+        left, least = self.budget.left_s, SHORTEST * self.rounds.span_s
+        if not free or left < least or left <= 0:
+            return "budget" if free else "settled"
+        # Every device takes one of so many tasks, to leave some for others; of few only those that
+        # wait now do, as small batches are slow.
+        sharing = [own for own in self.devices if own.state != "out"]
+        if len(free) <= FEW * len(sharing):
+            sharing = [own for own in sharing if own.state in ("idle", "joining")]
+        batch = MeasureBatch(
+            tasks=tuple(free[:: max(1, len(sharing))][: device.most]),
+            run=device.run,
+            rounds=self.rounds,
+            tuning=self.tuning,
+            left_s=left,
+            reference_ms=device.anchors.reference_ms,
+            tolerance=device.anchors.tolerance,
+        )
+        device.measure(batch, lambda: self.budget.left_s, least)
+        return None
+
+    def _take(self, device: Device) -> None:
+        """What came of a device's job."""
+        job, claimed = device.job, device.claimed
+        assert job is not None
+        device.job, device.claimed = None, ()
+        try:
+            result = job.result()
+        except CodlError as error:
+            is_away = isinstance(error, DeviceError) and not claimed
+            self._drop(device, error) if is_away else self._leave_out(device, error)
+            return
+        if isinstance(result, BatchResult):
+            self._record(device, result)
+            return
+        device.state, device.problem = "idle", None
+        device.now, device.cooling = result.now, result.cooling
+        if not device.run:
+            device.run = self.log.begin(device.serial, result)
+
+    def _record(self, device: Device, result: BatchResult) -> None:
+        """Write what came of a batch.
+
+        Tasks of a disturbed or throttled processor are left for later, but not more than `RETRIES`
+        times.
+        """
+        rows, device.state, device.now = [], "idle", result.conditions
+        self.budget.skip(result.skipped_s)
+        assert device.cooling is not None
+        for one in result.measurements:
+            throttled = device.cooling.throttled(one.row.throttled) & {*processors_of(one.task)}
+            is_disturbed = one.is_disturbed or (one.row.status == "ok" and bool(throttled))
+            if is_disturbed and self._tries(one.task) < RETRIES:
+                self.again[one.task] = self._tries(one.task) + 1
+                self.held[one.task] = one.row
+            else:
+                self.held.pop(one.task, None)
+                rows.append((one.task, one.row))
+        if result.measurements:
+            device.works()
+        if result.anchors:
+            device.batch += 1
+            device.anchors.add(result.anchors)
+            self.writer.write_anchors(result.anchors, device.batch)
+        device.measured += len(rows)
+        self.writer.write(rows + self._lost(device, result))
+        self.log.calibrate(device.run, device.anchors)
+        self.missing = sorted(filter(self.writer.lacks, self.missing), key=self._tries)
+        done = self.total - len(self.missing)
+        self.progress(done, self.total, self.budget.to_go_s(done, self.total))
+
+    def _lost(self, device: Device, result: BatchResult) -> list[tuple[Task, Row]]:
+        """The failed row of what took processes down, once that is a single task.
+
+        Of several suspects half as many are measured next; the others stay to be measured. Where
+        there is none, the device was not there.
+        """
+        if not result.lost:
+            device.most = min(2 * device.most, MOST)
+            return []
+        device.lost += 1
+        if not result.suspects:
+            if not result.measurements:
+                self._drop(device, DeviceError(result.lost))
+            return []
+        if len(result.suspects) > 1:
+            device.most = len(result.suspects) // 2
+            return []
+        (task,) = result.suspects
+        self.deaths[task] = DEATHS if result.has_hung else self.deaths.get(task, 0) + 1
+        if self.deaths[task] < DEATHS:
+            return []
+        return [(task, deadly_row(task, device.run, result.lost))]
+
+    def _drop(self, device: Device, problem: Exception) -> None:
+        """A device went away: others take its tasks, and it is tried again later."""
+        is_new, several = device.tries == 0, len(self.devices) > 1
+        device.goes_away(problem, self.clock.now())
+        if is_new and (device.has_worked or several):
+            others = " while others go on" if several else ""
+            _warn(f"{_sentence(problem)} {device.serial!r} is tried again{others}.")
+
+    def _leave_out(self, device: Device, problem: Exception) -> None:
+        device.state, device.problem = "out", problem
+        if any(other.state != "out" for other in self.devices):
+            _warn(f"{_sentence(problem)} {device.serial!r} is left out.")
+
+    def _check_hope(self) -> None:
+        """Raise where no device is left that could measure what is missing."""
+        away = [device for device in self.devices if device.state == "away"]
+        problems = [device.problem for device in self.devices if device.problem is not None]
+        has_begun = any(device.run for device in self.devices)
+        if len(problems) == 1 and not (away and has_begun):
+            raise problems[0]
+        if not away or not any(device.has_worked for device in self.devices):
+            said = " ".join(_sentence(problem) for problem in problems)
+            raise DeviceError(f"{said} {GO_ON}" if has_begun else said)
+        waited = self.clock.now() - max(device.away_since for device in away)
+        if waited >= PATIENCE_S:
+            raise DeviceError(
+                f"No device has answered for {waited:.0f} s: {_sentence(away[0].problem)} {GO_ON}"
+            )
+
+    def _tries(self, task: Task) -> int:
+        return self.again.get(task, 0)
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, CodlWarning, stacklevel=2)
+
+
+def _sentence(problem: Exception | None) -> str:
+    text = str(problem)
+    return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
 @dataclass(frozen=True)
@@ -85,16 +358,26 @@ def collect(
     where none can be reached. A replay is the only target, and its recorded seconds are counted as
     if they had passed.
     """
-    given = list(targets) if isinstance(targets, Sequence) else [targets]
+    several = list(targets) if isinstance(targets, Sequence) else [targets]
     rounds, budget = rounds or Rounds(), Budget(budget_s, clock.now)
-    _check_same(given)
+    first, *others = several
+    for other in others:
+        if first.replays or other.replays:
+            raise MismatchError(
+                f"A replay is collected from alone, got {first.serial!r} and {other.serial!r}."
+            )
+        if other.soc.facts != first.soc.facts:
+            raise MismatchError(
+                f"{first.serial!r} and {other.serial!r} are of different SoCs, whose rows cannot "
+                "be mixed: collect one after the other, with a --soc each."
+            )
     with files.locked(dataset.folder):
-        log = RunLog(dataset, given[0], rounds, tuning, resume=resume)
+        log = RunLog(dataset, first, rounds, tuning, resume=resume)
         writer = RowWriter(dataset)
         missing = [task for task in tasks if writer.lacks(task)]
         skipped, wanted = len(tasks) - len(missing), missing[:samples]
         work = Collection(
-            devices=devices_of(given, MOST, cooling, tells),
+            devices=devices_of(several, MOST, cooling, tells),
             writer=writer,
             log=log,
             rounds=rounds,
@@ -121,17 +404,3 @@ def collect(
             paused_s=sum(device.cooling.paused_s for device in work.devices if device.cooling),
             reason=work.reason,
         )
-
-
-def _check_same(targets: Sequence[Measures]) -> None:
-    first, *others = targets
-    for other in others:
-        if first.replays or other.replays:
-            raise MismatchError(
-                f"A replay is collected from alone, got {first.serial!r} and {other.serial!r}."
-            )
-        if other.soc.facts != first.soc.facts:
-            raise MismatchError(
-                f"{first.serial!r} and {other.serial!r} are of different SoCs, whose rows cannot "
-                "be mixed: collect one after the other, with a --soc each."
-            )

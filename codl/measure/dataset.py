@@ -15,7 +15,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from hashlib import sha256
@@ -282,18 +282,6 @@ class Table(Generic[RowT]):
                     raise
         except OSError as error:
             raise UnwritableFileError(self.path, error, fix=RESUMED) from error
-
-    def extend(self, rows: Iterable[RowT]) -> None:
-        """Append many rows at once: all of them, or none where that fails."""
-        old = self.path.read_text() if self.path.exists() else ""
-        with files.writing(self.path) as partial, partial.open("w", newline="") as file:
-            file.write(old)
-            writer = csv.DictWriter(file, self.columns, lineterminator="\n")
-            if not old:
-                writer.writeheader()
-            writer.writerows(asdict(row) for row in rows)
-            file.flush()
-            os.fsync(file.fileno())
 
     def repair(self) -> bool:
         """Drop a last line that a killed process left unfinished, add columns that came later.

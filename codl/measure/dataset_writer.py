@@ -83,24 +83,21 @@ class RunLog:
         self._source: str = self._origin.get("source", "measured")
         self._tuning = tuning.fingerprint
         self._own: dict[str, Anchors] = {}
-        if not resume:
-            check_is_new(dataset)
-        elif dataset.manifest_path.exists():
-            _check_goes_on(dataset, self._soc, self._source)
+        open_manifest(dataset, self._soc, self._source, resume=resume)
 
     def begin(self, serial: str, reached: Reached) -> str:
         """Note a new run of a device as it is now; returns its name.
 
         Raises `MismatchError` where runs before it were measured otherwise.
         """
-        soc, there = self._soc, self._dataset.manifest_path.exists()
-        manifest: dict[str, Any] = self._dataset.manifest() if there else {"runs": {}}
+        soc = self._soc
+        manifest = open_manifest(self._dataset, soc, self._source, resume=True)
         environment = reached.environment
         if environment is not None:
             environment = replace(environment, protocol=self._origin.get("protocol", {}))
             _check_alike(self._dataset, manifest["runs"], environment)
         run = f"run{len(manifest['runs']) + 1}"
-        manifest |= {"source": self._source, "soc": soc.to_dict()}
+        manifest["soc"] = soc.to_dict()
         manifest["runs"][run] = {
             **provenance(),
             "serial": serial,
@@ -191,7 +188,16 @@ def check_is_new(dataset: Dataset) -> None:
         )
 
 
-def _check_goes_on(dataset: Dataset, soc: Soc, source: str) -> None:
+def open_manifest(dataset: Dataset, soc: Soc, source: str, *, resume: bool) -> dict[str, Any]:
+    """The manifest to add a run of latencies from `source` to, which may be a new one.
+
+    Raises `CodlError` where there is a dataset and `resume` is not set, and `MismatchError` where
+    it is that of another SoC, or of latencies from elsewhere.
+    """
+    if not resume:
+        check_is_new(dataset)
+    if not dataset.manifest_path.exists():
+        return {"runs": {}, "source": source, "soc": soc.to_dict()}
     manifest = dataset.manifest()
     if not soc.is_as_in(manifest.get("soc")):
         raise MismatchError(
@@ -203,3 +209,4 @@ def _check_goes_on(dataset: Dataset, soc: Soc, source: str) -> None:
             f"The rows in {dataset.folder} are {manifest.get('source')}, new ones are {source}, "
             "and they cannot be mixed. Write another dataset by -o DIR."
         )
+    return manifest

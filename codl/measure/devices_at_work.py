@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
@@ -27,16 +27,6 @@ T = TypeVar("T")
 State = Literal["joining", "measuring", "idle", "away", "out"]
 
 
-class _Cpu(Protocol):
-    @property
-    def name(self) -> str: ...
-
-
-class _Machine(Protocol):
-    @property
-    def cpu(self) -> _Cpu: ...
-
-
 class Measures(Protocol):
     """What of a target collecting needs."""
 
@@ -49,7 +39,7 @@ class Measures(Protocol):
         """The dataset that its latencies are from; None where it measures them."""
         ...
 
-    def describe(self) -> _Machine: ...
+    def describe(self) -> Any: ...
 
     def open(self) -> Mapping[str, str]:
         """Open the SoC's device, and say which it is and by which driver."""
@@ -81,52 +71,34 @@ def untold(target: Measures) -> None:
     """Nobody tells."""
 
 
-class Clock(Protocol):
+class Clock:
     """Time that passes, and waiting for it."""
 
     def now(self) -> float:
         """Seconds, by a clock that nobody sets."""
-        ...
-
-    def wait(self, jobs: Sequence[Future[Any]], seconds: float | None) -> None:
-        """Until one of the jobs is done or so many seconds have passed."""
-        ...
-
-
-class SystemClock:
-    def now(self) -> float:
         return time.monotonic()
 
     def wait(self, jobs: Sequence[Future[Any]], seconds: float | None) -> None:
+        """Until one of the jobs is done or so many seconds have passed."""
         if jobs:
             wait(jobs, timeout=seconds, return_when=FIRST_COMPLETED)
         elif seconds:
             time.sleep(seconds)
 
 
-SYSTEM_CLOCK = SystemClock()
+SYSTEM_CLOCK = Clock()
 
 
-class Worker(Protocol):
-    """Does one thing after the other."""
-
-    def submit(self, work: Callable[[], T], /) -> Future[T]: ...
-    def shutdown(self, wait: bool = True) -> None: ...
-
-
-class Here:
+class Here(Executor):
     """Works in the thread that asks."""
 
-    def submit(self, work: Callable[[], T], /) -> Future[T]:
+    def submit(self, work: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         done: Future[T] = Future()
         try:
-            done.set_result(work())
+            done.set_result(work(*args, **kwargs))
         except Exception as error:
             done.set_exception(error)
         return done
-
-    def shutdown(self, wait: bool = True) -> None:
-        """Nothing is under way."""
 
 
 class LowBatteryError(DeviceError):
@@ -164,7 +136,7 @@ class Device:
     """A device of a collection; it has a `run` once it was reached."""
 
     target: Measures
-    worker: Worker
+    worker: Executor
     #: So many tasks are sent at a time at most.
     most: int
     cools: Cooling
@@ -230,9 +202,6 @@ class Device:
         pause = min(FIRST_PAUSE_S * 2**self.tries, LONGEST_PAUSE_S)
         self.tries += 1
         self.state, self.problem, self.retry_at = "away", problem, now + pause
-
-    def is_left_out(self, problem: Exception) -> None:
-        self.state, self.problem = "out", problem
 
     def news(self, now: float) -> DeviceNews:
         problem = "" if self.problem is None else str(self.problem)

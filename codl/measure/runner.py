@@ -13,8 +13,8 @@ from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.measure.dataset import BatchRow, OpRow, Row, SharingRow, StageRow
 from codl.measure.exchanges import TINY, Caches, Exchanges, Timer, filled
+from codl.measure.measurement_order import in_batch
 from codl.measure.op_runner import Work, default_work, repeated, work_of
-from codl.measure.sampling import in_batch
 from codl.measure.signals import SignalTimer
 from codl.measure.stages import VISITS, StageTimer
 from codl.measure.tasks import (

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from codl.errors import DeviceError, MismatchError
+from codl.errors import CodlError, DeviceError, MismatchError
 from codl.ir import Array, Op, parse, to_text
 from codl.kernels import registry
 from codl.kernels.base import Choice, GpuVariant
@@ -24,8 +24,10 @@ from codl.kernels.cpu_device.registers import typical_ops
 from codl.kernels.feature_columns import unique
 from codl.kernels.source import source_digest
 from codl.kernels.tuning import Tuning
+from codl.measure import tuning_file
 from codl.measure.budget import Budget, Progress, nobody
 from codl.measure.check_variants import difference_of_finite, tolerance
+from codl.measure.dataset import Dataset
 from codl.measure.op_runner import GpuWork, operands
 from codl.measure.tasks import OpTask, make_tasks
 from codl.measure.timing import Protocol, measure_together
@@ -139,9 +141,14 @@ class TuneRun:
 
     def to_json(self) -> dict[str, Any]:
         """A row for every task that has had its turn, by op and variant, and counts."""
-        rows = [_row(result, cached=False) for result in self.results]
-        rows += [_row(result, cached=True) for result in self.known]
-        rows += [_failed(failure) for failure in self.failures]
+        rows = [_row(result, is_known=False) for result in self.results]
+        rows += [_row(result, is_known=True) for result in self.known]
+        for failure in self.failures:
+            op, variant = failure.task.key
+            empty: dict[str, Any] = dict.fromkeys(("default_ms", "best_ms", "speedup"))
+            head = {"op": op, "variant": variant, **empty, "choice": {}}
+            status = {"status": "failed", "reason": failure.reason}
+            rows.append({**head, **status, **_counts(failure.trials)})
         return {
             "rows": sorted(rows, key=lambda row: (row["op"], row["variant"])),
             "measured": len(self.results) + len(self.failures),
@@ -151,7 +158,7 @@ class TuneRun:
         }
 
 
-def _row(result: Tuned, *, cached: bool) -> dict[str, Any]:
+def _row(result: Tuned, *, is_known: bool) -> dict[str, Any]:
     return {
         "op": result.op,
         "variant": result.variant,
@@ -162,23 +169,9 @@ def _row(result: Tuned, *, cached: bool) -> dict[str, Any]:
         "status": "ok",
         "reason": "",
         "complete": result.complete,
-        "cached": cached,
+        "cached": is_known,
         "measured": result.measured,
         **_counts(result.trials),
-    }
-
-
-def _failed(failure: Failure) -> dict[str, Any]:
-    op, variant = failure.task.key
-    empty: dict[str, Any] = dict.fromkeys(("default_ms", "best_ms", "speedup"))
-    return {
-        "op": op,
-        "variant": variant,
-        **empty,
-        "choice": {},
-        "status": "failed",
-        "reason": failure.reason,
-        **_counts(failure.trials),
     }
 
 
@@ -259,7 +252,11 @@ class Search:
     def run(self) -> Tuned | Failure:
         task, default = self._task, self._choices[0]
         control = self._begin(default)
-        complete = self._screen(control) and not task.brief
+        while proposed := propose(self._choices, self._trials):
+            if self._budget.is_over():
+                break
+            self._measure(proposed[: self._together()], control)
+        complete = not proposed and not task.brief
         working = [trial for trial in self._trials.values() if trial.latency_ms is not None]
         working.sort(key=lambda trial: trial.latency_ms or 0.0)
         finalists = [trial.choice for trial in working if trial.choice != default][:FINALISTS]
@@ -294,14 +291,6 @@ class Search:
         (samples,) = measure_together([work], SCREENING)
         self._trials[key_of(default)] = Trial(default, 1e3 * level(samples))
         return work
-
-    def _screen(self, control: GpuWork | None) -> bool:
-        """Try choices until the search is over, or else the time."""
-        while proposed := propose(self._choices, self._trials):
-            if self._budget.is_over():
-                return False
-            self._measure(proposed[: self._together()], control)
-        return True
 
     def _measure(self, group: Sequence[Choice], control: GpuWork | None) -> None:
         """Try a few choices, in turns with the default.
@@ -419,3 +408,50 @@ def _beside(best: Choice, choices: Sequence[Choice]) -> Iterator[Choice]:
 def key_of(choice: Choice) -> tuple[tuple[str, int], ...]:
     """The choice as a key of a dict."""
     return tuple(sorted(choice.items()))
+
+
+#: Seconds of a brief tune.
+BUDGET_S = 15.0
+
+
+def tasks_before(dataset: Dataset, soc: Soc, ops: Iterable[Op], tuning: Tuning) -> list[TuneTask]:
+    """What is to be tuned before `ops` are measured into a dataset.
+
+    Nothing where it has rows already, which would be of other kernels, nor where no op of theirs
+    is of a kind that can be tuned so. What was done before a kill is not done again.
+    """
+    kinds = {op.kind for op in typical_ops()}
+    if dataset.tables() or not any(op.kind in kinds for op in ops):
+        return []
+    return [
+        task
+        for task in brief_tasks(soc)
+        if not task.is_done_by(tuning.find(task.variant, task.op, soc), soc)
+    ]
+
+
+def tune_briefly(
+    search: Callable[..., TuneRun],
+    dataset: Dataset,
+    soc: Soc,
+    tasks: list[TuneTask],
+    *,
+    progress: Progress,
+    budget_s: float = BUDGET_S,
+) -> tuple[Tuning, str]:
+    """Tune for so many seconds, before the first measurements of a SoC: how large are its tiles?
+
+    `search` is a target's `tune`; every result is in the dataset's file as soon as it is there. The
+    tuning of then, and why it was not done where it could not be: a SoC can be measured all the
+    same.
+    """
+
+    def keep(result: Tuned) -> None:
+        tuning_file.add(dataset, soc, [result])
+
+    try:
+        before = tuning_file.read(dataset, soc)
+        search(tasks, before, keep=keep, budget_s=budget_s, progress=progress)
+    except CodlError as error:
+        return tuning_file.read(dataset, soc), str(error)
+    return tuning_file.read(dataset, soc), ""

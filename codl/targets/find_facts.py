@@ -21,7 +21,7 @@ from codl.kernels.tuning import Tuning
 from codl.measure.batch import MeasureBatch, Measurement
 from codl.measure.dataset import SignalRow
 from codl.measure.facts import FACTS, Fact
-from codl.measure.sampling import signal_tasks
+from codl.measure.measurement_order import signal_tasks
 from codl.measure.tasks import SignalTask
 from codl.measure.timing import Rounds
 from codl.records.soc import GpuSide

@@ -104,7 +104,7 @@ def test_the_soc_file_comes_from_the_mapping() -> None:
     soc = socs.load("redmi")
     assert soc.is_replayed
     assert (soc.gpu.name, soc.cpu.threads, soc.gpu.is_cpu) == ("Adreno 506", 4, False)
-    with pytest.raises(CodlError, match=r"holds a dataset. Add to it by --resume"):
+    with pytest.raises(CodlError, match=r"holds a dataset. Go on with it by --resume"):
         import_convs()
     written(
         "socs/other.yaml", soc.to_yaml().replace("Adreno 506", "Mali").replace("redmi", "other")

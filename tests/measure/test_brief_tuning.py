@@ -18,11 +18,18 @@ from codl.ir import parse
 from codl.kernels.cpu_device.registers import typical_ops
 from codl.kernels.source import source_digest
 from codl.kernels.tuning import Tuning
-from codl.measure import brief_tuning, tuner, tuning_file
-from codl.measure.brief_tuning import tasks_before, tune_briefly
+from codl.measure import tuner, tuning_file
 from codl.measure.dataset import Dataset
 from codl.measure.timing import Protocol, Rounds
-from codl.measure.tuner import TuneRun, TuneTask, brief_tasks, task_of, tune
+from codl.measure.tuner import (
+    TuneRun,
+    TuneTask,
+    brief_tasks,
+    task_of,
+    tasks_before,
+    tune,
+    tune_briefly,
+)
 from codl.records.soc import Soc
 from codl.records.tuned import Trial, Tuned
 from codl.runtime.opencl import OpenClDevice
@@ -56,7 +63,7 @@ class Device:
         budget_s: float | None,
         progress: Any,
     ) -> TuneRun:
-        assert budget_s == brief_tuning.BUDGET_S <= 20
+        assert budget_s == tuner.BUDGET_S <= 20
         self.asked = list(tasks)
         for task in self.asked[: self.most]:
             keep(done(task))
@@ -90,7 +97,7 @@ def test_results_are_kept_at_once_and_the_rest_is_done_next_time(tmp_path: Path)
     every = tasks_before(dataset, CPU, [CONV], Tuning())
 
     def tuned(device: Device, tasks: list[TuneTask]) -> tuple[Tuning, str]:
-        return tune_briefly(device, dataset, CPU, tasks, progress=lambda *how: None)
+        return tune_briefly(device.tune, dataset, CPU, tasks, progress=lambda *how: None)
 
     tuning, problem = tuned(Device(most=2), every)
     assert problem == "it went away"

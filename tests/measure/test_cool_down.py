@@ -201,7 +201,7 @@ def test_throttled_rows_are_measured_again_after_a_pause(tmp_path: Path) -> None
     first, second, third = target.batches
     assert first == third
     assert not {*first} & {*second}
-    assert (done.again, done.left, done.rows, done.paused_s) == (4, 0, 16, 4)
+    assert (done.again, done.left, done.rows, done.paused_s) == (4, 0, 8, 4)
     assert {*rows(tmp_path).values()} == {""}
 
 
@@ -231,7 +231,7 @@ def test_what_is_always_throttled_is_measured_once(tmp_path: Path) -> None:
 def test_a_low_battery_ends_a_collection_that_goes_on_later(tmp_path: Path) -> None:
     full, low = (Conditions(battery_percent=own, is_charging=False) for own in (50, 19))
     done, target = collected(tmp_path, [full, low])
-    assert (done.stopped, done.rows, done.left, len(target.batches)) == ("battery", 8, 4, 1)
+    assert (done.stopped, done.rows, done.left, len(target.batches)) == ("battery", 4, 4, 1)
     assert done.reason.startswith("The battery is at 19 %")
     dataset = Dataset.of("phone", tmp_path)
     assert dataset.manifest()["runs"]["run1"]["ended"]
@@ -240,7 +240,7 @@ def test_a_low_battery_ends_a_collection_that_goes_on_later(tmp_path: Path) -> N
     assert (none.stopped, none.rows, target.batches) == ("battery", 0, [])
     rest, _ = collected(tmp_path, [replace(low, is_charging=True)], resume=True)
     assert (rest.stopped, rest.skipped, rest.left) == ("done", 4, 0)
-    assert len(rows(tmp_path)) == 16
+    assert len(rows(tmp_path)) == 8
 
 
 def test_rows_to_be_measured_again_are_kept_when_the_battery_ends_it(tmp_path: Path) -> None:

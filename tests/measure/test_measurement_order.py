@@ -12,7 +12,7 @@ from codl.ir.ops.attention import Attention, CachedAttention
 from codl.ir.ops.matmul import MatMul, merged
 from codl.ir.types import PROCESSORS
 from codl.kernels import registry
-from codl.measure.attention_ops import attention_ops
+from codl.measure.extra_ops import attention_ops
 from codl.measure.measurement_order import (
     ATTENTION,
     LEAST_SIMILAR,
@@ -23,10 +23,10 @@ from codl.measure.measurement_order import (
     attention_tasks,
     everything,
     mixed,
+    surroundings_tasks,
     wholes_first,
     within,
 )
-from codl.measure.sampling import surroundings_tasks
 from codl.measure.tasks import (
     BatchTask,
     DispatchTask,

@@ -25,10 +25,9 @@ from support.simulated import conv_tasks
 import codl
 from codl.errors import CodlError, CodlWarning, DeviceError, MismatchError
 from codl.ir.environment import Environment
-from codl.measure import collection
+from codl.measure import collector as collection
 from codl.measure.batch import BatchResult, MeasureBatch
-from codl.measure.collection import PATIENCE_S
-from codl.measure.collector import collect
+from codl.measure.collector import PATIENCE_S, collect
 from codl.measure.dataset import Dataset, dataset_digest
 from codl.measure.runner import DEADLY
 from codl.measure.timing import Rounds

@@ -14,7 +14,7 @@ from codl.ir import Activation, Op, parse, to_text
 from codl.kernels.tuning import Tuning
 from codl.measure.collector import collect
 from codl.measure.dataset import SEPARATOR, Dataset
-from codl.measure.sampling import batch_tasks, stage_tasks, surroundings_tasks
+from codl.measure.measurement_order import batch_tasks, stage_tasks, surroundings_tasks
 from codl.measure.stages import StageTimer
 from codl.measure.tasks import BatchTask, DispatchTask, SignalTask, StageTask
 from codl.measure.timing import Rounds

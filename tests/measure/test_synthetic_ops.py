@@ -13,7 +13,7 @@ from codl.ir import Op, parse, to_text
 from codl.ir.ops.convolution import Conv2d
 from codl.ir.ops.fully_connected import FullyConnected
 from codl.ir.ops.pooling import Pool2d
-from codl.measure.synthetic_ops import similar_ops
+from codl.measure.extra_ops import similar_ops
 from codl.measure.tasks import SharingTask, make_tasks
 
 

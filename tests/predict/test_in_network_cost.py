@@ -16,7 +16,7 @@ from codl.ir import Op, parse, to_text
 from codl.ir.columns import elements
 from codl.ir.types import Processor
 from codl.measure.dataset import Dataset, StageRow
-from codl.measure.sampling import stage_tasks
+from codl.measure.measurement_order import stage_tasks
 from codl.predict.in_network_cost import FEWEST, Caches, InNetworkCost, fitted
 from codl.predict.serialization import VERSION
 from codl.records.soc import CpuCache

@@ -19,6 +19,7 @@ from codl.contrib.importers.tables import ImportedRows
 from codl.errors import CodlError, InvalidFileError, MismatchError
 from codl.kernels import registry
 from codl.measure.dataset import Dataset
+from codl.measure.dataset_writer import open_manifest
 from codl.provenance import now, provenance
 from codl.records import soc as socs
 from codl.records.published_soc import PublishedCpu, PublishedGpu, PublishedSoc
@@ -91,7 +92,7 @@ def import_tables(
     soc, is_new = _soc(name, told, mapping_file, device, write_soc)
     dataset = Dataset.of(name, root)
     with files.locked(dataset.folder):
-        manifest = _manifest(dataset, soc, resume)
+        manifest = open_manifest(dataset, soc, soc.source, resume=resume)
         run = f"import{len(manifest['runs']) + 1}"
         origin = _origin(paths, mapping, mapping_file, device)
         _refuse_twice(manifest, origin, dataset)
@@ -110,7 +111,7 @@ def import_tables(
             soc.save(socs.own_path_of(name))
         for table in (dataset.table(own) for own in found.rows):
             table.repair()
-            table.extend(found.rows[table.path.stem[2:]])
+            table.append(*found.rows[table.path.stem[2:]])
         # The manifest does not have the run yet.
         tables = [dataset.table(own) for own in dataset.tables()]
         manifest["files"] = {table.path.name: len(table.read()) for table in tables}
@@ -187,23 +188,6 @@ def describe(
         "source": "replayed",
     }
     return socs.from_dict(content, path)
-
-
-def _manifest(dataset: Dataset, soc: Soc, resume: bool) -> dict[str, Any]:
-    if dataset.manifest_path.exists() or dataset.tables():
-        if not resume:
-            raise CodlError(
-                f"{dataset.folder} holds a dataset. Add to it by --resume, or write another by "
-                "-o DIR."
-            )
-        manifest = dataset.manifest()
-        if not soc.is_as_in(manifest.get("soc")):
-            raise MismatchError(
-                f"{dataset.manifest_path} describes another SoC than socs/{soc.name}.yaml does "
-                "now; rows of both cannot be mixed. Write another dataset by -o DIR."
-            )
-        return manifest
-    return {"runs": {}, "source": soc.source, "soc": soc.to_dict()}
 
 
 def _origin(

@@ -5,23 +5,22 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 
 from codl import files
 from codl.contrib.importers.importer import describe
 from codl.contrib.original.program import Options, Shell, Stat, as_run, op_command, read_stat
-from codl.errors import CodlError, DeviceError, MismatchError
+from codl.errors import DeviceError, MismatchError
 from codl.ir import Op, to_text
 from codl.ir.ops.convolution import Conv2d
 from codl.ir.types import Processor
 from codl.kernels import mace
 from codl.measure.budget import Budget, Progress, nobody
-from codl.measure.collection import Stopped
-from codl.measure.collector import Collected
+from codl.measure.collector import Collected, Stopped
 from codl.measure.dataset import Dataset, OpRow
-from codl.measure.dataset_writer import RowWriter
+from codl.measure.dataset_writer import RowWriter, open_manifest
 from codl.measure.tasks import SEED, SHARES, OpTask, op_tasks
 from codl.provenance import now, provenance
 from codl.records import soc as socs
@@ -40,17 +39,17 @@ def soc_of(name: str) -> Soc:
     One with published facts is completed, and written to `./socs`. Raises `MismatchError` for a SoC
     whose latencies are of codl's own kernels.
     """
-    there = socs.read(name)
-    if isinstance(there, Soc):
-        if not there.is_replayed:
+    described = socs.read(name)
+    if isinstance(described, Soc):
+        if not described.is_replayed:
             raise MismatchError(
                 f"{socs.path_of(name)} describes a SoC of codl's own kernels; those of codl_op_run "
                 "cannot be mixed with them. Name another SoC: `codl soc list` has those of "
                 "published facts, `codl soc import` makes one."
             )
-        return there
-    text = f"{there.description}, with the kernels of the original CoDL"
-    soc = describe(there.name, {"description": text}, None, published=there)
+        return described
+    text = f"{described.description}, with the kernels of the original CoDL"
+    soc = describe(name, {"description": text}, published=described)
     soc.save(socs.own_path_of(name))
     return soc
 
@@ -93,10 +92,8 @@ def collect(
     """
     budget = budget or Budget()
     with files.locked(dataset.folder):
-        run, writer = (
-            _begin(dataset, soc, options, serial=serial, resume=resume),
-            RowWriter(dataset),
-        )
+        run = _begin(dataset, soc, options, serial=serial, resume=resume)
+        writer = RowWriter(dataset)
         missing = [task for task in tasks if writer.lacks(task)]
         wanted = missing[:samples]
         stopped: Stopped = "done" if len(wanted) == len(missing) else "samples"
@@ -192,19 +189,7 @@ def _check_shell(shell: Shell, problem: str) -> None:
 
 def _begin(dataset: Dataset, soc: Soc, options: Options, *, serial: str, resume: bool) -> str:
     """Write or extend the manifest; returns the name of this run."""
-    manifest: dict[str, Any] = {"runs": {}, "source": soc.source, "soc": soc.to_dict()}
-    if dataset.manifest_path.exists() or dataset.tables():
-        if not resume:
-            raise CodlError(
-                f"{dataset.folder} holds a dataset. Go on with it by --resume, or write another "
-                "by -o DIR."
-            )
-        manifest = dataset.manifest()
-        if not soc.is_as_in(manifest.get("soc")):
-            raise MismatchError(
-                f"{dataset.manifest_path} describes another SoC than socs/{soc.name}.yaml does "
-                "now; rows of both cannot be mixed. Write another dataset by -o DIR."
-            )
+    manifest = open_manifest(dataset, soc, soc.source, resume=resume)
     run = f"run{len(manifest['runs']) + 1}"
     protocol = {**asdict(options), "statistic": STATISTIC}
     manifest["runs"][run] = {

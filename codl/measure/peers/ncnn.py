@@ -25,7 +25,7 @@ from codl.ir.plan import Chain, Plan
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
-from codl.measure.peers.base import Job, Tensors
+from codl.measure.peers import Job, Tensors
 from codl.records.soc import Soc
 from codl.runtime.host_handles import HostSession
 from codl.runtime.placement import LocalSoc, at_hand
