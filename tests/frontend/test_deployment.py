@@ -13,6 +13,7 @@ from support.simulated import SOC
 from support.some import some
 
 from codl.api.job import RunOptions, adapted, deployment_of, read_inputs, strategy_of
+from codl.api.reporter import Reporter
 from codl.errors import CodlError, InvalidFileError, UnknownNameError, UnsupportedError
 from codl.frontend import models
 from codl.frontend.convert import convert, simplify
@@ -189,10 +190,18 @@ def test_storage_must_be_what_the_soc_was_measured_with(folder: Path) -> None:
     assert adapted(context, deployment_of(write(folder, alone))).soc is SOC
 
 
-def test_what_has_no_effect_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    more = "    obfuscate: 1\n"
-    deployment_of(write(folder, "library_name: x\n" + MODEL + more))
-    assert "Without effect here: library_name, obfuscate." in capsys.readouterr().err
+class Notes(Reporter):
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.texts.append(text)
+
+
+def test_what_has_no_effect_is_said(folder: Path) -> None:
+    notes = Notes()
+    deployment_of(write(folder, f"library_name: x\n{MODEL}    obfuscate: 1\n"), notes)
+    assert notes.texts == ["Without effect here: library_name, obfuscate."]
 
 
 def test_a_deployment_limits_the_gpu(folder: Path) -> None:

@@ -14,17 +14,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from codl.errors import InvalidFileError, UnknownNameError, UnsupportedError
-from codl.frontend.models.reading import Section, flag, number, one_of, sequence, sizes, text, whole
+from codl.frontend.models.reading import (
+    Key,
+    Section,
+    ValueReader,
+    anything,
+    flag,
+    number,
+    one_of,
+    sequence,
+    sizes,
+    text,
+    whole,
+)
 from codl.records.gpu_limits import UNLIMITED, GpuLimits, LimitError
 
 if TYPE_CHECKING:
     import onnx
 
-KEYS = ("resize", "filter", "color", "layout", "scale", "mean", "std")
-FILTERS = ("nearest", "bilinear", "bicubic")
 #: Channels of an image in each order of them.
 COLORS = {"rgb": 3, "bgr": 3, "gray": 1}
-LAYOUTS = ("nchw", "nhwc")
 #: Names of image files end so.
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".webp")
 
@@ -47,24 +56,6 @@ class Preprocessing:
     std: tuple[float, ...] = (1.0,)
 
 
-def read_preprocessing(section: Section) -> Preprocessing:
-    """A section of a file; raises `InvalidFileError` with line and key."""
-    section.check_keys(KEYS)
-    usual = Preprocessing()
-    found = Preprocessing(
-        resize=section.take("resize", whole(1), usual.resize),
-        filter=section.take("filter", one_of(*FILTERS), usual.filter),
-        color=section.take("color", one_of(*COLORS), usual.color),
-        layout=section.take("layout", one_of(*LAYOUTS), usual.layout),
-        scale=section.take("scale", _finite, usual.scale),
-        mean=section.take("mean", _of_channels, usual.mean),
-        std=section.take("std", _of_channels, usual.std),
-    )
-    if not all(found.std):
-        section.refuse("nothing is divided by 0.", "std")
-    return found
-
-
 def _finite(value: Any) -> float:
     if isfinite(found := number(value)):
         return found
@@ -79,6 +70,27 @@ def _of_channels(value: Any) -> tuple[float, ...]:
     raise ValueError("expected one number, or three in the order of the channels")
 
 
+PREPROCESSING: Mapping[str, ValueReader[Any]] = {
+    "resize": whole(1),
+    "filter": one_of("nearest", "bilinear", "bicubic"),
+    "color": one_of(*COLORS),
+    "layout": one_of("nchw", "nhwc"),
+    "scale": _finite,
+    "mean": _of_channels,
+    "std": _of_channels,
+}
+
+
+def read_preprocessing(section: Section) -> Preprocessing:
+    """A section of a file; raises `InvalidFileError` with line and key."""
+    section.check_keys(PREPROCESSING)
+    given = {key: section.take(key, PREPROCESSING[key]) for key in section.content}
+    preprocessing = Preprocessing(**given)
+    if not all(preprocessing.std):
+        section.refuse("nothing is divided by 0.", "std")
+    return preprocessing
+
+
 #: How each of MACE's other platforms becomes ONNX.
 CONVERTERS = {
     "tensorflow": (
@@ -90,15 +102,10 @@ CONVERTERS = {
         "--caffemodel {weights} --onnx {onnx}"
     ),
 }
-PLATFORMS = ("onnx", *CONVERTERS)
 #: Where a model runs, and the strategy that plans it. MACE's own `cpu+gpu` leaves the choice open.
 RUNTIMES = {"cpu": "cpu", "gpu": "gpu", "cpu_gpu": "", "cpu+gpu": ""}
 #: What the GPU's tensors are stored as. Everything is computed in float32.
 DATA_TYPES = {"fp16_fp32": "float16", "fp32_fp32": "float32"}
-#: What MACE's `limit_opencl_kernel_time` cuts kernels to.
-MACE_KERNEL_MS = 1.0
-#: Whether Winograd is used; MACE's 2 and 4 are tile sizes, which are chosen by measurement here.
-WINOGRAD = (0, 1, 2, 4)
 #: Keys of MACE's that have no effect here: they are about how its programs are built.
 WITHOUT_EFFECT = (
     "backend",
@@ -113,24 +120,6 @@ WITHOUT_EFFECT = (
     "obfuscate",
     "target_abis",
     "target_socs",
-)
-TOP_KEYS = ("models", *WITHOUT_EFFECT)
-MODEL_KEYS = (
-    "platform",
-    "model_file_path",
-    "model_sha256_checksum",
-    "weight_file_path",
-    "weight_sha256_checksum",
-    "subgraphs",
-    "runtime",
-    "data_type",
-    "limit_opencl_kernel_time",
-    "max_kernel_ms",
-    "gpu_duty",
-    "winograd",
-    "input_files",
-    "preprocessing",
-    *WITHOUT_EFFECT,
 )
 SUBGRAPH_KEYS = (
     "input_tensors",
@@ -239,7 +228,7 @@ def is_deployment(top: Section) -> bool:
 
 def read(top: Section) -> dict[str, Deployment]:
     """Every model of a deployment file by name; raises `InvalidFileError` with line and key."""
-    top.check_keys(TOP_KEYS)
+    top.check_keys(("models", *WITHOUT_EFFECT))
     models = top.section("models")
     if not models.content:
         models.refuse("expected at least one model.")
@@ -247,51 +236,75 @@ def read(top: Section) -> dict[str, Deployment]:
     return {name: _model(models.section(name), name, ignored) for name in models.content}
 
 
+def _model_path(value: Any) -> str:
+    if "://" in text(value):
+        raise ValueError("codl downloads nothing: fetch it and give its path")
+    return text(value)
+
+
+def _checksum(value: Any) -> str:
+    digits = set("0123456789abcdef")
+    if isinstance(value, str) and len(value) == 64 and set(value.lower()) <= digits:
+        return value
+    raise ValueError("expected a SHA-256 of 64 hexadecimal digits (in quotes)")
+
+
+MODEL: Mapping[str, Key] = {
+    "platform": Key(one_of("onnx", *CONVERTERS)),
+    "model_file_path": Key(_model_path),
+    "model_sha256_checksum": Key(_checksum, None),
+    "weight_file_path": Key(text, None),
+    "weight_sha256_checksum": Key(anything, None),
+    "subgraphs": Key(anything, None),
+    "runtime": Key(one_of(*RUNTIMES), "cpu_gpu"),
+    "data_type": Key(one_of(*DATA_TYPES), None),
+    # MACE's, which asks for kernels of at most a millisecond.
+    "limit_opencl_kernel_time": Key(flag, False),
+    "max_kernel_ms": Key(number, None),
+    "gpu_duty": Key(number, UNLIMITED.gpu_duty),
+    # MACE's 2 and 4 are tile sizes, which are chosen by measurement here.
+    "winograd": Key(one_of(0, 1, 2, 4, True, False), 1),
+    "input_files": Key(anything, None),
+    "preprocessing": Key(anything, None),
+    **dict.fromkeys(WITHOUT_EFFECT, Key(anything, None)),
+}
+
+
 def _model(section: Section, name: str, ignored: tuple[str, ...]) -> Deployment:
-    section.check_keys(MODEL_KEYS)
-    platform = section.take("platform", one_of(*PLATFORMS))
-    path = _path(section, "model_file_path")
+    section.check_keys(MODEL)
+    given = section.values(MODEL)
+    path = section.path.parent / given["model_file_path"]
     subgraph = _subgraph(section)
     inputs, outputs = (_tensors(subgraph, side) for side in ("input", "output"))
-    if platform != "onnx":
-        _refuse_platform(section, platform, path, inputs, outputs)
+    if given["platform"] != "onnx":
+        _refuse_platform(section, given, path, inputs, outputs)
     if not path.is_file():
         section.refuse(f"there is no file {str(path)!r}.", "model_file_path")
-    runtime = section.take("runtime", one_of(*RUNTIMES), "cpu_gpu")
-    element = section.take("data_type", one_of(*DATA_TYPES), None)
-    own = tuple(key for key in section.content if key in WITHOUT_EFFECT)
+    longest_ms = 1.0 if given["limit_opencl_kernel_time"] else None
+    if given["max_kernel_ms"] is not None:
+        longest_ms = given["max_kernel_ms"]
+    try:
+        limits = GpuLimits(longest_ms, given["gpu_duty"])
+    except LimitError as error:
+        section.refuse(str(error))
+    has_preprocessing = "preprocessing" in section.content
     return Deployment(
         file=section.path,
         name=name,
         path=path,
-        checksum=section.take("model_sha256_checksum", _checksum, None),
+        checksum=given["model_sha256_checksum"],
         inputs=inputs,
         outputs=outputs,
-        strategy=RUNTIMES[runtime],
-        element=None if element is None else DATA_TYPES[element],
-        limits=_limits(section),
-        winograd=bool(section.take("winograd", one_of(*WINOGRAD, True, False), 1)),
+        strategy=RUNTIMES[given["runtime"]],
+        element=DATA_TYPES.get(given["data_type"]),
+        limits=limits,
+        winograd=bool(given["winograd"]),
         input_files=_input_files(section, subgraph, inputs),
-        preprocessing=_preprocessing(section),
-        ignored=(*ignored, *own),
+        preprocessing=read_preprocessing(section.section("preprocessing"))
+        if has_preprocessing
+        else None,
+        ignored=(*ignored, *(key for key in section.content if key in WITHOUT_EFFECT)),
     )
-
-
-def _preprocessing(section: Section) -> Preprocessing | None:
-    if "preprocessing" not in section.content:
-        return None
-    return read_preprocessing(section.section("preprocessing"))
-
-
-def _limits(section: Section) -> GpuLimits:
-    """What the GPU is limited to; MACE's key asks for kernels of at most a millisecond."""
-    usual = MACE_KERNEL_MS if section.take("limit_opencl_kernel_time", flag, False) else None
-    longest_ms = section.take("max_kernel_ms", number, usual)
-    duty = section.take("gpu_duty", number, UNLIMITED.gpu_duty)
-    try:
-        return GpuLimits(longest_ms, duty)
-    except LimitError as error:
-        section.refuse(str(error))
 
 
 def _subgraph(section: Section) -> Section | None:
@@ -337,7 +350,7 @@ def _input_files(section: Section, subgraph: Section | None, inputs: Shapes) -> 
     if len(holders) > 1:
         section.refuse("input_files is given here and in the subgraph: once is enough.")
     holder = holders[0]
-    given = holder.take("input_files", lambda value: value)
+    given = holder.take("input_files", anything)
     if isinstance(given, Mapping):
         by_name = {name: text(value) for name, value in given.items()}
         for name in by_name:
@@ -358,32 +371,14 @@ def _input_files(section: Section, subgraph: Section | None, inputs: Shapes) -> 
     return dict(zip(inputs, paths, strict=True))
 
 
-def _path(section: Section, key: str) -> Path:
-    """A path beside the deployment file, or an absolute one."""
-    given = section.take(key, text)
-    if "://" in given:
-        section.refuse(f"codl downloads nothing: fetch {given} and give its path.", key)
-    return section.path.parent / given
-
-
-def _checksum(value: Any) -> str:
-    if (
-        isinstance(value, str)
-        and len(value) == 64
-        and set(value.lower()) <= set("0123456789abcdef")
-    ):
-        return value
-    raise ValueError("expected a SHA-256 of 64 hexadecimal digits (in quotes)")
-
-
 def _refuse_platform(
-    section: Section, platform: str, path: Path, inputs: Shapes, outputs: Shapes
+    section: Section, given: Mapping[str, Any], path: Path, inputs: Shapes, outputs: Shapes
 ) -> NoReturn:
-    weights = section.take("weight_file_path", text, f"{path.with_suffix('.caffemodel')}")
+    platform = given["platform"]
     command = CONVERTERS[platform].format(
         model=path,
         onnx=path.with_suffix(".onnx"),
-        weights=weights,
+        weights=given["weight_file_path"] or path.with_suffix(".caffemodel"),
         inputs=",".join(f"{name}:0" for name in inputs) or "NAMES",
         outputs=",".join(f"{name}:0" for name in outputs) or "NAMES",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import yaml
 
@@ -18,6 +18,13 @@ ValueReader = Callable[[Any], T]
 MISSING: Any = object()
 #: No size, count or tensor that a file names is larger.
 MOST = (1 << 31) - 1
+
+
+class Key(NamedTuple):
+    """How the value of a key is read, and what stands for one that is not there."""
+
+    read: ValueReader[Any]
+    default: Any = MISSING
 
 
 class _Lined(dict[str, Any]):
@@ -75,14 +82,18 @@ class Section:
         except ValueError as error:
             self.refuse(f"{error}, got {_plain(self.content[key])!r}.", key)
 
+    def values(self, keys: Mapping[str, Key]) -> dict[str, Any]:
+        """The values of some keys, by name, or their defaults."""
+        return {name: self.take(name, *key) for name, key in keys.items()}
+
     def section(self, key: str) -> Section:
         """The mapping under a key."""
-        content = self.take(key, lambda value: value)
+        content = self.take(key, anything)
         return Section(self.path, self._at(key), content, self._lines[key])
 
     def sections(self, key: str) -> Iterator[Section]:
         """Every mapping of the list under a key."""
-        for index, content in enumerate(self.take(key, sequence(lambda value: value))):
+        for index, content in enumerate(self.take(key, sequence(anything))):
             lines = getattr(content, "lines", {}).values()
             line = min(lines, default=self._lines[key])
             yield Section(self.path, f"{self._at(key)}[{index}]", content, line)
@@ -98,6 +109,10 @@ class Section:
     def _refuse(self, problem: str, place: str, line: int) -> NoReturn:
         where = f"line {line}, {place}" if place else f"line {line}"
         raise InvalidFileError(self.path, problem, where=where)
+
+
+def anything(value: Any) -> Any:
+    return value
 
 
 def read_yaml(path: Path) -> Section:
