@@ -276,7 +276,7 @@ def _multiply_launch(
         k=k,
         depth=t.depth,
         a_rows=m if op.trans_a else k,
-        b_rows=k if op.trans_b else n,
+        b_own_rows=k if op.trans_b else n,
         **problem.numbers(m * k, matrix),
         alpha=float(op.alpha),
     )

@@ -27,7 +27,14 @@ from codl.kernels.base import (
     TensorArg,
     no_constants,
 )
-from codl.kernels.conv2d.gpu_gemm import MOST_CHOICES, GemmCut, Product, cuts, refuse_width
+from codl.kernels.conv2d.gpu_gemm import (
+    MOST_CHOICES,
+    GemmCut,
+    Product,
+    cuts,
+    refuse_width,
+    row_window,
+)
 from codl.kernels.kernel import REAL_GPU, Kernel, launch, of_every_storage
 from codl.kernels.registry import register
 from codl.kernels.tiling import GROUP, ceil_div, round_up, waves
@@ -145,7 +152,7 @@ class GpuGemm(Kernel):
         buffers: tuple[Arg, ...] = (OUT,) if in_one else (ScratchArg("parts"), 0, 0)
         buffers = (A, *buffers, ConstantArg("weight"), ConstantArg("bias"))
         # A row is a pixel, and one is so many blocks of four behind the other.
-        window = (1, product.pixels, product.pixels, 1, 1, product.in_blocks, 0, 0, 1, 1)
+        window = row_window(product.pixels, product.in_blocks)
         first = cut.launch(product, buffers, window, (0, 0))
 
         def pack(weights: Weights) -> dict[str, ConstantArray]:
