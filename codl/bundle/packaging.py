@@ -30,9 +30,8 @@ from codl.provenance import provenance
 from codl.records.results import Checked
 from codl.runtime.placement import at_hand
 from codl.runtime.program_cache import Binary
-from codl.targets.arrays import Arrays
-from codl.targets.base import Target
-from codl.targets.info import ColdStart
+from codl.targets.base import ColdStart, Target
+from codl.targets.wire import Arrays
 from codl.validate.first_check import checked_engine
 from codl.validate.references import Source
 from codl.validate.validation import usual_cosine

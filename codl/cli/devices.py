@@ -27,10 +27,10 @@ from codl.runtime.hardware import CpuFacts
 from codl.runtime.placement import LocalSoc, beside
 from codl.runtime.placement import read as read_placement
 from codl.runtime.probe import ProbeResult
+from codl.targets.base import TargetInfo
 from codl.targets.connect import connect, transport_of
 from codl.targets.detect import detect, load_local
 from codl.targets.find_facts import FoundFacts, find_facts
-from codl.targets.info import TargetInfo
 
 soc_app = typer.Typer(
     help="""SoC files: the pair of processors under study.

@@ -7,7 +7,9 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, TypeAlias, get_args
+from typing import Annotated, ClassVar, Literal, TypeAlias, get_args
+
+from msgspec import Meta
 
 from codl.errors import CodlError, InvalidFileError
 from codl.ir import Dim, Network, Op, Pad, Region, Shape, parse, split, to_text
@@ -32,6 +34,8 @@ SEED = 20220627
 #: Other data that goes through the caches before something is run cold: more than those of phones
 #: and laptops hold.
 FAR_BYTES = 64 << 20
+#: No queue is left empty for longer, to see how it wakes up.
+MOST_GAP_MS = 1000.0
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,7 @@ class SignalTask:
     """A first launch, or a wait, after about so many milliseconds; see `SignalRow`."""
 
     kind: Signalling
-    gap_ms: float
+    gap_ms: Annotated[float, Meta(ge=0, le=MOST_GAP_MS)]
 
     #: Whose kernel it is about.
     processor: ClassVar[Processor] = "gpu"
@@ -119,7 +123,7 @@ class StageTask:
     before: Op
     ops: tuple[Op, ...]
     dim: Dim
-    gpu_ratio: float
+    gpu_ratio: Annotated[float, Meta(ge=0, le=1)]
 
     tables: ClassVar[tuple[str, ...]] = ("stage",)
 

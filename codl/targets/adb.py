@@ -13,7 +13,8 @@ from functools import partial
 
 from codl.errors import CodlError, DeviceError
 from codl.targets.checks import Check, Outcome
-from codl.targets.device_shell import DeviceShell, Fix, client_check, said_by, shell_check
+from codl.targets.client import Fix
+from codl.targets.device_shell import DeviceShell, client_check, said_by, shell_check
 
 PREFIX = "adb:"
 PATTERN = "ADB_SERIAL"

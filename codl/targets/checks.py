@@ -17,7 +17,7 @@ from codl.measure.budget import Progress
 from codl.registry import Registry
 from codl.runtime.examination import Examination
 from codl.runtime.probe import ProbedDevice, ProbeResult
-from codl.targets.base import FreshTarget, Target
+from codl.targets.base import Target
 
 #: What a check cannot do without.
 Need: TypeAlias = Literal["nothing", "system", "agent"]
@@ -69,7 +69,7 @@ class Patient:
         return self.answers or need == "nothing" or (need == "system" and self.in_process)
 
     @contextmanager
-    def apart(self) -> Iterator[FreshTarget]:
+    def apart(self) -> Iterator[Target]:
         """The device with a process for one check alone, which may crash."""
         with closing(self.target.fresh()) as fresh:
             yield fresh

@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
+
+import msgspec
 
 from codl import errors
 from codl.errors import CodlError, CodlWarning, DeviceError
@@ -16,9 +18,21 @@ from codl.provenance import VERSION as CODL
 from codl.runtime.child import Child, TimedOutError
 from codl.runtime.connection import Blob, Connection, ConnectionCut, ConnectionEnded, FrameError
 from codl.runtime.threads import ProcessLock
-from codl.targets.device_shell import Fix, explained
-from codl.targets.message_base import VERSION, Failed, Hello, Reply, Request, Warned
-from codl.targets.messages import AnyReply, AnyRequest
+from codl.targets.wire import (
+    VERSION,
+    Answered,
+    Asked,
+    Event,
+    Failed,
+    Form,
+    Hello,
+    Question,
+    Said,
+    Warned,
+    decode,
+    encode,
+    question_of,
+)
 
 #: An agent on this machine. Its clock is read before anything of codl is imported.
 COMMAND = (
@@ -29,8 +43,13 @@ COMMAND = (
 )
 #: Python's modules of an agent are read from a disk that may be slow.
 START_S = 120.0
-Blobs = Sequence[bytes | memoryview]
-ReplyT = TypeVar("ReplyT", bound=Reply)
+#: What to do: a sentence, or what looks around and says one.
+Fix: TypeAlias = str | Callable[[], str]
+#: What is said of a disk that is full.
+NO_ROOM = "Make room on the device: codl needs about 10 MB there."
+FULL = {"No space left": NO_ROOM, "quota exceeded": NO_ROOM, "too large": NO_ROOM}
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class AgentLostError(DeviceError):
@@ -48,7 +67,7 @@ class AgentLostError(DeviceError):
 @dataclass
 class _Running:
     child: Child
-    connection: Connection[AnyReply, AnyRequest]
+    connection: Connection[Said, Asked]
     #: By this process's clock.
     begin: float
     #: None before the agent has said that it is there, which took so long.
@@ -57,12 +76,12 @@ class _Running:
 
 
 class AgentClient:
-    """An agent behind a command that speaks frames; started at the first request.
+    """An agent behind a command that speaks frames; started at the first question.
 
-    `prelude` requests are made of every agent that is started, before anything else: the state that
-    one that was lost took with it. `name` is what errors call it. `build` is that of the file which
-    it must come from, if it comes from one; `fixes` say what to do where its last words have a key,
-    and one of `cuts` in them means that the way to it was cut.
+    What `prelude` has, methods and their arguments, is asked of every agent that is started before
+    anything else: the state that one that was lost took with it. `name` is what errors call it.
+    `build` is that of the file which it must come from, if it comes from one; `fixes` say what to
+    do where its last words have a key, and one of `cuts` in them means that the way to it was cut.
     """
 
     def __init__(
@@ -72,37 +91,31 @@ class AgentClient:
         name: str = "the agent",
         cores: Sequence[int] = (),
         environment: Mapping[str, str] | None = None,
-        prelude: Sequence[Request] = (),
+        prelude: Mapping[Callable[..., Any], Sequence[Any]] = MappingProxyType({}),
         build: str = "",
         fixes: Mapping[str, Fix] = MappingProxyType({}),
         cuts: Sequence[str] = (),
     ) -> None:
         self._command, self._name, self._cores = tuple(command), name, tuple(cores)
-        self.prelude, self._environment = list(prelude), environment
+        self.prelude, self._environment = dict(prelude), environment
         self._build, self._fixes, self._cuts = build, fixes, tuple(cuts)
         #: So many agents were started; what one knew, the next one does not.
         self.generation = 0
         self._running: _Running | None = None
-        #: Held while a request is under way; any thread may ask.
+        #: Held while a question is under way; any thread may ask.
         self.lock = ProcessLock()
 
     def ask(
-        self,
-        request: Request,
-        reply: type[ReplyT],
-        blobs: Blobs = (),
-        *,
-        on_event: Callable[[Reply], None] | None = None,
-        limit_s: float | None = None,
-    ) -> tuple[ReplyT, list[Blob]]:
-        """The answer to a request, and the blobs that came with it.
+        self, method: Callable[Concatenate[Any, P], R], *arguments: P.args, **named: P.kwargs
+    ) -> R:
+        """What a method that is a question gives over there.
 
-        `on_event` raises `FrameError` for an event that cannot be, which ends the agent. Raises
-        `AgentLostError` where it does not answer, and codl's own errors as the agent raised them.
+        Arguments that are called are called here; one raises `FrameError` for what cannot be, which
+        ends the agent. Raises `AgentLostError` where it does not answer, and codl's own errors as
+        the agent raised them.
         """
         with self.lock:
-            running = self._ready()
-            return self._exchange(running, request, reply, blobs, on_event, limit_s)
+            return self._exchange(self._ready(), method, arguments, named)  # type: ignore[no-any-return]
 
     def spawn(self) -> None:
         """Start the agent's process without waiting for it, as where several begin at once."""
@@ -110,9 +123,7 @@ class AgentClient:
         child = Child(self._command, cores=self._cores, environment=self._environment)
         self.generation += 1
         child.limit(START_S)
-        connection: Connection[AnyReply, AnyRequest] = Connection(
-            child.output, child.input, AnyReply
-        )
+        connection: Connection[Said, Asked] = Connection(child.output, child.input, Said)
         self._running = _Running(child, connection, begin)
 
     def _ready(self) -> _Running:
@@ -131,16 +142,15 @@ class AgentClient:
                     f"{CODL}, build {self._build or 'none'})"
                 )
             running.hello, running.start_s = first, perf_counter() - running.begin
-            for request in self.prelude:
-                self._exchange(running, request, request.reply, (), None, None)
+            for method, arguments in self.prelude.items():
+                self._exchange(running, method, arguments, {})
         return running
 
     def start_seconds(self) -> tuple[float, float]:
         """From starting the agent to hearing of it, and what it said that its modules took."""
-        hello = self._ready().hello
-        assert hello is not None
-        assert self._running is not None
-        return self._running.start_s, hello.ready - hello.begin
+        running = self._ready()
+        assert running.hello is not None
+        return running.start_s, running.hello.ready - running.hello.begin
 
     @property
     def pid(self) -> int | None:
@@ -153,7 +163,7 @@ class AgentClient:
             return self._lost(problem)
 
     def close(self) -> None:
-        """End the agent; the next request starts another."""
+        """End the agent; the next question starts another."""
         running, self._running = self._running, None
         if running is not None:
             running.child.close()
@@ -166,42 +176,54 @@ class AgentClient:
     def _exchange(
         self,
         running: _Running,
-        request: Request,
-        reply: type[ReplyT],
-        blobs: Blobs,
-        on_event: Callable[[Reply], None] | None,
-        limit_s: float | None,
-    ) -> tuple[ReplyT, list[Blob]]:
-        limit = request.limit_s if limit_s is None else limit_s
-        self._post(running, request, blobs, limit)
+        method: Callable[..., Any],
+        arguments: Sequence[Any],
+        named: Mapping[str, Any],
+    ) -> Any:
+        question = question_of(method)
+        sent, called = question.bind(arguments, named)
+        limit_s = question.limit_s(sent)
+        self._post(running, question, sent, limit_s)
         while True:
-            running.child.limit(limit)
-            answer, parts = self._receive(running)
-            if isinstance(answer, reply):
-                return answer, parts
-            if isinstance(answer, Failed):
-                raise self._failure(answer)
-            if isinstance(answer, Warned):
-                warnings.warn(answer.text, CodlWarning, stacklevel=4)
-            elif on_event is not None:
-                try:
-                    on_event(answer)
-                except FrameError as error:
-                    raise self._lost(str(error)) from error
-            else:
-                raise self._lost(
-                    f"answered {type(request).__name__} with {type(answer).__name__}, "
-                    f"where {reply.__name__} was expected"
-                )
+            running.child.limit(limit_s)
+            said, blobs = self._receive(running)
+            if isinstance(said, Failed):
+                raise self._failure(said)
+            if isinstance(said, Warned):
+                warnings.warn(said.text, CodlWarning, stacklevel=4)
+                continue
+            if isinstance(said, Answered):
+                return self._decoded(question.answer, said.value, blobs)
+            if not isinstance(said, Event) or said.name not in called:
+                shown = said.name if isinstance(said, Event) else type(said).__name__
+                raise self._lost(f"it said {shown!r} where {question.name} was asked")
+            values = self._decoded(question.events[said.name], said.values, blobs)
+            try:
+                called[said.name](*values)
+            except FrameError as error:
+                raise self._lost(str(error)) from error
 
-    def post(self, request: Request, blobs: Blobs = (), *, limit_s: float | None = None) -> None:
-        """Send a request whose answer is taken later, by `receive`."""
-        self._post(self._ready(), request, blobs, request.limit_s if limit_s is None else limit_s)
-
-    def _post(self, running: _Running, request: Request, blobs: Blobs, limit_s: float) -> None:
-        running.child.limit(limit_s)
+    def _decoded(self, form: Form, sent: msgspec.Raw, blobs: Sequence[Blob]) -> Any:
         try:
-            running.connection.send(request, blobs)  # type: ignore[arg-type]
+            return decode(form, sent, blobs)
+        except CodlError as error:
+            raise self._lost(str(error)) from error
+
+    def post(
+        self, method: Callable[Concatenate[Any, P], Any], *arguments: P.args, **named: P.kwargs
+    ) -> None:
+        """Ask something whose answer is taken later, by `receive`."""
+        question = question_of(method)
+        sent, _ = question.bind(arguments, named)
+        self._post(self._ready(), question, sent, question.limit_s(sent))
+
+    def _post(
+        self, running: _Running, question: Question, sent: Mapping[str, Any], limit_s: float
+    ) -> None:
+        running.child.limit(limit_s)
+        text, blobs = encode(question.arguments, sent)
+        try:
+            running.connection.send(Asked(question.name, text), blobs)
         except TimedOutError:
             raise self._hung() from None
         except FrameError as error:
@@ -209,12 +231,12 @@ class AgentClient:
                 raise self._lost(_last_words(running)) from error
             raise self._lost(str(error)) from error
 
-    def receive(self) -> tuple[AnyReply, list[Blob]]:
-        """The next frame; raises `AgentLostError`."""
+    def receive(self) -> Said:
+        """The next message; raises `AgentLostError`."""
         assert self._running is not None
-        return self._receive(self._running)
+        return self._receive(self._running)[0]
 
-    def _receive(self, running: _Running) -> tuple[AnyReply, list[Blob]]:
+    def _receive(self, running: _Running) -> tuple[Said, list[Blob]]:
         try:
             return running.connection.receive()
         except TimedOutError:
@@ -257,6 +279,17 @@ class AgentClient:
         return error
 
 
+def explained(problem: str, fixes: Mapping[str, Fix]) -> str:
+    """A sentence about a problem, and what can be done about it, where that is known."""
+    return f"{problem.rstrip('.')}. {fix_of(problem, fixes)}".strip()
+
+
+def fix_of(problem: str, fixes: Mapping[str, Fix]) -> str:
+    """The fix of the first key that a problem contains; empty where it has none."""
+    fix = next((fix for key, fix in {**FULL, **fixes}.items() if key in problem), "")
+    return fix() if callable(fix) else fix
+
+
 def _last_words(running: _Running) -> str:
     """Why an agent ended, where it said so before it closed the connection."""
     try:
@@ -264,6 +297,17 @@ def _last_words(running: _Running) -> str:
     except TimedOutError:
         return ""
     return last.text if isinstance(last, Failed) else ""
+
+
+def ask_apart(
+    name: str, method: Callable[Concatenate[Any, P], R], *arguments: P.args, **named: P.kwargs
+) -> R:
+    """What an agent gives that is started for this question alone, as it may take it down."""
+    agent = AgentClient(name=name)
+    try:
+        return agent.ask(method, *arguments, **named)
+    finally:
+        agent.close()
 
 
 def _capital(name: str) -> str:

@@ -17,13 +17,13 @@ from time import monotonic
 from types import TracebackType
 
 from codl.kernels.tuning import Tuning
-from codl.measure.task_records import models_of, to_record
 from codl.measure.tasks import SharingTask, StageTask, Task
-from codl.records.tuned import Choices
 from codl.runtime.examination import memory_of
 from codl.runtime.placement import LocalSoc
+from codl.targets.base import Target
 from codl.targets.client import COMMAND, AgentClient, AgentLostError
-from codl.targets.measure_messages import Compile, Identified, Open, OpenDevice
+from codl.targets.process import Process
+from codl.targets.wire import Answered
 
 #: On fewer cores the others would not make up for what it takes to start them.
 LEAST_CORES = 4
@@ -97,12 +97,12 @@ class CompileWorkers:
         if not self._workers and len(left) < WORTH * self._count:
             return
         self._start(self._count - len(self._workers))
-        end, choices = monotonic() + seconds, tuning.choices
+        end = monotonic() + seconds
         while True:
             # What one of them died of is not left to this process.
             for worker in [one for one in self._workers if one.is_idle]:
                 if left and (monotonic() < end or left[0] in self._deaths):
-                    self._give(worker, left, choices)
+                    self._give(worker, left, tuning)
             busy = [worker for worker in self._workers if not worker.is_idle]
             if not busy:
                 return
@@ -112,7 +112,7 @@ class CompileWorkers:
 
     def _start(self, count: int) -> None:
         """Start agents at the same time; those that do not answer are done without."""
-        prelude = (Open(self._soc),)
+        prelude = {Process.begin: (self._soc,)}
         name, cores = "a process", _cores(self._soc)
         new = [
             AgentClient(self._command, name=name, cores=cores, prelude=prelude)
@@ -122,24 +122,22 @@ class CompileWorkers:
             client.spawn()
         for client in new:
             try:
-                client.post(OpenDevice())
+                client.post(Target.open)
                 self._workers.append(_Worker(client))
             except AgentLostError:
                 self._count -= 1
 
-    def _give(self, worker: _Worker, left: deque[Task], choices: Choices) -> None:
+    def _give(self, worker: _Worker, left: deque[Task], tuning: Tuning) -> None:
         worker.task = left.popleft()
-        models = models_of([worker.task])
         try:
-            request = Compile(to_record(worker.task), tuple(models), choices)
-            worker.client.post(request, tuple(models.values()))
+            worker.client.post(Target.compile, worker.task, tuning)
         except AgentLostError as error:
             self._bury(worker, error, left)
 
     def _hear(self, worker: _Worker, left: deque[Task]) -> None:
         """Take an answer, that a worker has begun or done its task, or see that it has ended."""
         try:
-            answer, _ = worker.client.receive()
+            answer = worker.client.receive()
         except AgentLostError as error:
             self._bury(worker, error, left)
             return
@@ -147,7 +145,7 @@ class CompileWorkers:
             assert worker.task is not None
             self._done.add(worker.task)
             worker.task = None
-        elif isinstance(answer, Identified):
+        elif isinstance(answer, Answered):
             worker.has_begun = True
         else:  # the device cannot be opened, as where a card has no room for so many
             self._workers.remove(worker)

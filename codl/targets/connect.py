@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from codl.errors import UnknownNameError
+from codl.errors import UnknownNameError, UnsupportedError
 from codl.records.soc import Soc
 from codl.registry import Registry
 from codl.targets import adb, replay, ssh
 from codl.targets.agent_file import build
 from codl.targets.base import Target
 from codl.targets.checks import Check
-from codl.targets.device_shell import DeviceShell, Fix
+from codl.targets.client import Fix
+from codl.targets.device_shell import DeviceShell
 from codl.targets.install import launcher
 from codl.targets.local import LocalTarget
-from codl.targets.process import process_target
-from codl.targets.remote import RemoteTarget
-from codl.targets.runs_nothing import refusal
+from codl.targets.remote import RemoteTarget, process_target
 
 #: What is said where an agent is not on a device, or not this codl's.
 NOT_INSTALLED = (
@@ -69,7 +68,7 @@ register(
         "process",
         "this machine, in a process beside this one, which a driver may crash",
         lambda serial: serial == "process",
-        process_target,
+        lambda serial, soc: process_target(soc),
     )
 )
 register(
@@ -128,7 +127,7 @@ def machine_of(serial: str, what: str) -> Transport:
     """
     transport = transport_of(serial)
     if not transport.is_machine:
-        raise refusal(serial, what)
+        raise UnsupportedError(f"{serial!r} cannot {what}: {replay.INSTEAD}")
     return transport
 
 

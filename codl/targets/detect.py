@@ -14,10 +14,8 @@ from codl.records.soc import ELEMENT_NAMES, GpuSide, Soc
 from codl.records.soc_facts import Chip, SensorFact
 from codl.runtime.detect import choose, describe, place
 from codl.runtime.placement import LocalSoc, beside, check_measured, read
-from codl.targets.base import Target
+from codl.targets.base import Target, TargetInfo
 from codl.targets.connect import connect, machine_of, transport_of
-from codl.targets.info import TargetInfo
-from codl.targets.runs_nothing import refusal
 
 
 def detect(
@@ -37,7 +35,7 @@ def detect(
     where the target is no machine.
     """
     if target.replays is not None:
-        raise refusal(target.serial, f"be described as the SoC {name!r}")
+        machine_of(target.serial, f"be described as the SoC {name!r}")
     chosen = choose(target.probe(), device)
     info = target.describe()
     soc = describe(name, chosen, cpu=info.cpu, memory_types=memory_types, element=element)

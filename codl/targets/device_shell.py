@@ -10,11 +10,11 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from codl.errors import DeviceError
 from codl.runtime.child import telling
 from codl.targets.checks import Check, Outcome, Patient
+from codl.targets.client import Fix, fix_of
 
 LIMIT_S = 30.0
 #: What is written by a shell that runs what it is told.
@@ -71,13 +71,6 @@ WRITE = 'cat > "$0.part" && mv "$0.part" "$0" || { rm -f "$0.part"; exit 1; }'
 #: Said behind all that a command says, so that an output which was cut is known by its lack.
 END = b"codl: ended"
 SAY_END = f"; code=$?; printf '{END.decode()}'; exit $code"
-
-
-#: What to do: a sentence, or what looks around and says one.
-Fix: TypeAlias = str | Callable[[], str]
-#: What is said of a disk that is full.
-NO_ROOM = "Make room on the device: codl needs about 10 MB there."
-FULL = {"No space left": NO_ROOM, "quota exceeded": NO_ROOM, "too large": NO_ROOM}
 
 
 class ShellError(DeviceError):
@@ -141,14 +134,3 @@ class DeviceShell:
     def write(self, path: str, content: bytes) -> None:
         """Put a whole file in its place at once; raises `ShellError`."""
         self.run(["sh", "-c", WRITE, path], given=content, limit_s=600.0)
-
-
-def explained(problem: str, fixes: Mapping[str, Fix]) -> str:
-    """A sentence about a problem, and what can be done about it, where that is known."""
-    return f"{problem.rstrip('.')}. {fix_of(problem, fixes)}".strip()
-
-
-def fix_of(problem: str, fixes: Mapping[str, Fix]) -> str:
-    """The fix of the first key that a problem contains; empty where it has none."""
-    fix = next((fix for key, fix in {**FULL, **fixes}.items() if key in problem), "")
-    return fix() if callable(fix) else fix

@@ -5,14 +5,14 @@ For trying what is behind a collection (its order, budgets, active learning) wit
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from codl.errors import CodlError, MismatchError, UnsupportedError
-from codl.measure.batch import BatchResult, MeasureBatch, Measurement
+from codl.measure.batch import BatchResult, MeasureBatch, Measurement, Watcher
 from codl.measure.dataset import Row
 from codl.measure.recording import Recording
 from codl.measure.runner import failed_row
@@ -23,12 +23,17 @@ from codl.records.soc_facts import Chip
 from codl.runtime.hardware import CpuFacts
 from codl.runtime.probe import ProbedDevice, ProbeResult
 from codl.runtime.sensors import SensorInfo
-from codl.targets.info import TargetInfo
-from codl.targets.runs_nothing import RunsNothing
+from codl.targets.base import Elsewhere, TargetInfo
+from codl.targets.wire import question_of
 
 SCHEME = "replay:"
 PATTERN = "replay:DIR"
 SOURCE = "replayed"
+#: What is said of a serial that is a recording.
+INSTEAD = (
+    "a replay answers with the rows of a dataset and runs nothing. Name a device by --serial, such "
+    "as `local`."
+)
 #: A batch is compiled, built and measured for so many seconds each as its rounds are to last.
 STEPS = 3
 
@@ -50,7 +55,7 @@ def folder_of(serial: str) -> Path | None:
     return Path(folder)
 
 
-class ReplayTarget(RunsNothing):
+class ReplayTarget(Elsewhere):
     """Answers `measure` with the rows of a dataset, marked `source: replayed`.
 
     A task that it has no row of is a failed row that says so; `codl collect` asks for no such one.
@@ -60,6 +65,10 @@ class ReplayTarget(RunsNothing):
 
     def __init__(self, serial: str, soc: Soc | None = None) -> None:
         self.serial, self._soc, self._folder = serial, soc, folder_of(serial)
+
+    def _ask(self, method: Callable[..., Any], *arguments: Any, **named: Any) -> NoReturn:
+        what = question_of(method).method.__name__.replace("_", " ")
+        raise UnsupportedError(f"{self.serial!r} cannot {what}: {INSTEAD}")
 
     @cached_property
     def _recording(self) -> Recording:
@@ -76,11 +85,7 @@ class ReplayTarget(RunsNothing):
     @property
     def soc(self) -> Soc:
         """The facts of the SoC, which is at no place."""
-        if self._soc is None:
-            raise CodlError(
-                f"The target {self.serial!r} was opened without a SoC; name one by --soc."
-            )
-        return self._soc.facts
+        return self._facts.facts
 
     @property
     def replays(self) -> Mapping[str, Any]:
@@ -126,7 +131,7 @@ class ReplayTarget(RunsNothing):
         """
         return replace(self._recording.conditions, temperature_c=None, throttled=())
 
-    def measure(self, batch: MeasureBatch) -> BatchResult:
+    def measure(self, batch: MeasureBatch, watcher: Watcher | None = None) -> BatchResult:
         """The rows of as many tasks as were measured in the time of a batch."""
         own, at_most = self._recording, len(batch.tasks)
         seconds = min(batch.left_s, STEPS * batch.rounds.span_s)

@@ -1,143 +1,100 @@
-"""What an agent answers: of models and peers that it holds for the other side by handle, and of
-checks.
-"""
+"""What an agent holds for the other side by handle: models and peers; and what it measures."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from codl.errors import CodlError
 from codl.ir.constants import array_digest
-from codl.ir.executable import Executable
+from codl.ir.executable import Refusal
 from codl.ir.executable_json import decode
-from codl.ir.plan import read_plan
-from codl.runtime.connection import Blob
-from codl.runtime.loaded import Loaded, RefusedError
-from codl.runtime.program_cache import Binary, Offer
-from codl.targets.arrays import from_wire, headed, one_each, to_wire
-from codl.targets.local import LocalTarget
-from codl.targets.measure_messages import (
-    Checking,
-    CheckKernels,
-    ChecksEnded,
-    Examine,
-    Examined,
-    Identified,
-    Import,
-    Imported,
-    KernelChecked,
-    MeasurePace,
-    OfferedBinary,
-    OpenDevice,
-    Paced,
-)
-from codl.targets.message_base import Done, Reply
-from codl.targets.model_messages import (
-    BinariesRead,
-    KernelsRefused,
-    Lacking,
-    Lacks,
-    Load,
-    ModelLoaded,
-    PeerOutputs,
-    PeerStarted,
-    Profile,
-    Profiled,
-    Ran,
-    ReadBinaries,
-    ReadPeerOf,
-    Run,
-    StartPeer,
-    Time,
-    TimesTogether,
-    Unload,
-)
+from codl.records.gpu_limits import LimitedGpu
+from codl.runtime.loaded import Footprint, RefusedError
+from codl.targets.wire import Arrays, question
 
 if TYPE_CHECKING:
-    from codl.targets.local import LocalTarget
+    from codl.ir.plan import Plan
+    from codl.kernels.tuning import Tuning
+    from codl.measure.batch import MeasureBatch, Measurement
+    from codl.measure.budget import Progress
+    from codl.measure.dataset import AnchorRow
+    from codl.measure.tasks import Task
+    from codl.measure.timing import Effort, TimedTogether
+    from codl.measure.tuner import TuneRun, TuneTask
+    from codl.records.results import Conditions, TimeSpan
+    from codl.records.tuned import Tuned
+    from codl.runtime.program_cache import Binary
+    from codl.targets.base import Target
 
 
-Send: TypeAlias = Callable[[Checking | KernelChecked], None]
+@dataclass(frozen=True)
+class LoadedModel:
+    handle: int
+    footprint: Footprint
+    limited: LimitedGpu | None
 
 
-def answer(
-    request: Examine | Import | MeasurePace | CheckKernels, target: LocalTarget, send: Send
-) -> Reply:
-    """The reply to a request; events on the way to it go to `send`."""
-    if isinstance(request, Examine):
-        return Examined(target.examine())
-    if isinstance(request, Import):
-        return Imported(target.import_package(request.package))
-    if isinstance(request, MeasurePace):
-        return Paced(tuple(target.pace(request.seconds)))
-    return _check_kernels(request, target, send)
+@dataclass(frozen=True)
+class StartedPeer:
+    handle: int
+    version: str
+    observed_cores: tuple[int, ...]
+    busy_cores: float
 
 
-def _check_kernels(request: CheckKernels, target: LocalTarget, send: Send) -> ChecksEnded:
-    from codl.measure.check_variants import task_of  # needs the libraries of both processors
-
-    tasks = [task_of(own.op, own.variant) for own in request.tasks]
-    index = {task.key: at for at, task in enumerate(tasks)}
-    run = target.check_kernels(
-        tasks,
-        keep=lambda done: send(KernelChecked(index[done.task.key], done.problem)),
-        checking=lambda task: send(Checking(index[task.key])),
-        budget_s=request.budget_s,
-    )
-    return ChecksEnded(run.left)
-
-
-Blobs = Sequence[bytes | memoryview]
-Answer = tuple[Reply, Blobs]
-
-
-class ServedModels:
+class Models:
     """Loads, runs and times what it is sent, on a target in this process.
 
     Raises `CodlError` for a handle that is none, and for arrays that do not fit.
     """
 
-    def __init__(self, target: LocalTarget) -> None:
+    def __init__(self, target: Target) -> None:
         self._target = target
         #: What an executable came with, until it is loaded: what is refused is lowered again.
         self._arrays: dict[str, NDArray[Any]] = {}
         self._models: dict[int, Any] = {}
         self._handles = count(1)
 
-    def lacks(self, request: Lacks) -> Answer:
-        return Lacking(tuple(d for d in request.digests if d not in self._arrays)), ()
+    @question()
+    def lacks(self, digests: tuple[str, ...]) -> tuple[str, ...]:
+        """Which of these arrays, by digest, were not sent yet."""
+        return tuple(digest for digest in digests if digest not in self._arrays)
 
-    def load(self, request: Load, blobs: Sequence[Blob], trying: Callable[[int], object]) -> Answer:
-        """`trying` is told of every step before the driver is asked for its kernels."""
-        executable, arrays = headed(blobs)
-        for digest, array in from_wire(request.arrays, arrays).items():
+    @question(300.0)  # from one step to the next, each of which may be compiled
+    def load(
+        self, content: bytes, arrays: Arrays, tries: bool, on_cpu: bool,
+        trying: Callable[[int], object],
+    ) -> LoadedModel | tuple[Refusal, ...]:  # fmt: skip
+        """Load an executable, with the arrays that lacked by their digests; or what is refused.
+
+        Without `tries` no kernel runs for a trial; one `on_cpu` needs no GPU, and none is opened.
+        """
+        for digest, array in arrays.items():
             if array_digest(array) != digest:
                 raise CodlError(f"An array was damaged on its way: its digest is not {digest}.")
             self._arrays[digest] = array
+        executable = decode(content, self._array)
         try:
-            model = self._loaded(decode(executable, self._array), request, trying)
+            if on_cpu:
+                model = self._target.load_on_cpu(executable)
+            else:
+                model = self._target.load(executable, tries=tries, trying=trying)
         except RefusedError as error:
-            return KernelsRefused(error.refusals), ()
+            return error.refusals
         self._arrays.clear()  # the model has what it needs of them
-        handle = next(self._handles)
-        self._models[handle] = model
-        return ModelLoaded(handle, model.footprint, model.limited), ()
+        return LoadedModel(self._held(model), model.footprint, model.limited)
 
-    def _loaded(
-        self, executable: Executable, request: Load, trying: Callable[[int], object]
-    ) -> Loaded:
-        if request.on_cpu:
-            return self._target.load_on_cpu(executable)
-        return self._target.load(executable, tries=request.tries, trying=trying)
-
-    def run(self, request: Run, blobs: Sequence[Blob]) -> Answer:
-        model, inputs = self._model(request.handle), from_wire(request.inputs, blobs)
+    @question(120.0)
+    def run(self, handle: int, inputs: Arrays) -> Arrays:
+        """The outputs of a model."""
+        model = self._model(handle)
         wanted = {name: (own.dtype, own.shape) for name, own in model.inputs.items()}
         given = {name: (own.dtype, own.shape) for name, own in inputs.items()}
         if given != wanted:
@@ -146,56 +103,94 @@ class ServedModels:
             for name, value in inputs.items():
                 np.copyto(model.inputs[name], value)
             model.run()
-            records, parts = to_wire(model.outputs)
-        return Ran(records), parts
+            return dict(model.outputs)
 
-    def profile(self, request: Profile) -> Answer:
-        return Profiled(tuple(self._model(request.handle).profile())), ()
+    @question(300.0)
+    def profile(self, handle: int) -> tuple[TimeSpan, ...]:
+        """What each processor does when in one inference on what was fed last."""
+        return tuple(self._model(handle).profile())
 
-    def time(self, request: Time, advance: Callable[[], None]) -> Answer:
-        from codl.kernels.tuning import Tuning
-
-        times = self._target.time(
-            {name: self._model(handle) for name, handle in request.handles.items()},
-            request.effort,
-            with_energy=request.with_energy,
-            anchors=Tuning.of_choices(request.tuning) if request.with_anchors else None,
-            after_round=advance,
+    @question(300.0)
+    def time(
+        self,
+        handles: dict[str, int],
+        effort: Effort,
+        with_energy: bool,
+        anchors: Tuning | None,
+        after_round: Callable[[], None],
+    ) -> TimedTogether:
+        """Time models and peers in turns, each on what it was fed last."""
+        models = {name: self._model(handle) for name, handle in handles.items()}
+        return self._target.time(
+            models, effort, with_energy=with_energy, anchors=anchors, after_round=after_round
         )
-        return TimesTogether(times), ()
 
-    def unload(self, request: Unload) -> Answer:
-        self._model(request.handle).close()
-        del self._models[request.handle]
-        return Done(), ()
+    @question()
+    def unload(self, handle: int) -> None:
+        """Release a model or end a peer."""
+        self._model(handle).close()
+        del self._models[handle]
 
-    def open(self, request: OpenDevice, blobs: Sequence[Blob]) -> Answer:
-        pairs = one_each(request.offered, blobs, "programs")
-        binaries = tuple(Binary(own.name, own.source, own.options, blob) for own, blob in pairs)
-        offer = Offer(request.identity, binaries) if binaries else None
-        return Identified(dict(self._target.open(offer))), ()
+    @question()
+    def binaries(self, handle: int) -> tuple[Binary, ...]:
+        """The compiled programs of a model, and those that opening the device takes."""
+        return tuple(self._target.binaries(self._model(handle)))
 
-    def binaries(self, request: ReadBinaries) -> Answer:
-        binaries = self._target.binaries(self._model(request.handle))
-        listed = tuple(OfferedBinary(b.name, b.source, b.options) for b in binaries)
-        return BinariesRead(listed), [b.blob for b in binaries]
+    @question(400.0)
+    def start_peer(self, name: str, model: bytes, inputs: Arrays, plan: Plan | None) -> StartedPeer:
+        """Start a peer for an ONNX model, and feed it."""
+        peer = self._target.start_peer(name, model, inputs, plan)
+        return StartedPeer(self._held(peer), peer.version, peer.observed_cores, peer.busy_cores)
 
-    def start_peer(self, request: StartPeer, blobs: Sequence[Blob]) -> Answer:
-        plan = None if request.plan is None else read_plan(request.plan, Path("plan"))
-        model, arrays = headed(blobs)
-        inputs = from_wire(request.inputs, arrays)
-        peer = self._target.start_peer(request.name, model, inputs, plan)
-        handle = next(self._handles)
-        self._models[handle] = peer
-        return PeerStarted(handle, peer.version, peer.observed_cores, peer.busy_cores), ()
+    @question()
+    def peer_outputs(self, handle: int) -> Arrays:
+        """The outputs of a peer's last run."""
+        return self._model(handle).outputs()  # type: ignore[no-any-return]
 
-    def read_peer(self, request: ReadPeerOf) -> Answer:
-        records, blobs = to_wire(self._model(request.handle).outputs())
-        return PeerOutputs(records), blobs
+    @question(lambda asked: 300.0 + 4 * asked["batch"].rounds.span_s)
+    def measure(
+        self,
+        batch: MeasureBatch,
+        building: Callable[[int], None],
+        timing: Callable[[], None],
+        measured: Callable[[int, dict[str, Any], bool], None],
+    ) -> tuple[tuple[AnchorRow, ...], Conditions]:
+        """Measure a batch: `measured` gets each row with the index of its task, as CSV has it."""
+        watched = _Watched(batch.tasks, building, timing, measured)
+        result = self._target.measure(batch, watched)
+        return result.anchors, result.conditions
+
+    @question(600.0)
+    def tune(
+        self,
+        tasks: tuple[TuneTask, ...],
+        begun: tuple[Tuned, ...],
+        budget_s: float | None,
+        keep: Callable[[Tuned], object],
+        searching: Callable[[TuneTask], object],
+        progress: Progress,
+    ) -> TuneRun:
+        """Search the choices of kernels; `begun` are results of searches that were cut short."""
+        from codl.kernels.tuning import Tuning
+        from codl.records.tuned import Choices
+
+        return self._target.tune(
+            tasks,
+            Tuning.of_choices(Choices(begun)),
+            keep=keep,
+            searching=searching,
+            budget_s=budget_s,
+            progress=progress,
+        )
 
     def close(self) -> None:
         while self._models:
             self._models.popitem()[1].close()
+
+    def _held(self, model: Any) -> int:
+        handle = next(self._handles)
+        self._models[handle] = model
+        return handle
 
     def _model(self, handle: int) -> Any:
         if handle not in self._models:
@@ -207,3 +202,21 @@ class ServedModels:
         if digest not in self._arrays:
             raise CodlError(f"The array {digest} of the executable was not sent.")
         return self._arrays[digest]
+
+
+class _Watched:
+    """Tells the other side what becomes of the tasks of a batch, and each row as it is made."""
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        building: Callable[[int], None],
+        timing: Callable[[], None],
+        measured: Callable[[int, dict[str, Any], bool], None],
+    ) -> None:
+        self._tasks, self._measured = tasks, measured
+        self.building, self.timing = building, timing
+
+    def measured(self, one: Measurement) -> None:
+        row = msgspec.to_builtins(one.row)
+        self._measured(self._tasks.index(one.task), row, one.is_disturbed)

@@ -26,7 +26,7 @@ from codl.plan.build_plan import default_plan
 from codl.runtime.placement import LocalSoc
 from codl.runtime.threads import placed
 from codl.targets.base import Target
-from codl.targets.peer_process import PeerProcess, environment
+from codl.targets.peers import PeerProcess, environment
 
 INPUT = np.random.default_rng(3).random((1, 3, 37, 29), np.float32)
 

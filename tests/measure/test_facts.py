@@ -21,8 +21,8 @@ from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc
 from codl.runtime.probe import BareDevice
 from codl.targets.base import Target
-from codl.targets.facts_apart import measure_apart
 from codl.targets.find_facts import SIGNAL, choose_signal, find_facts, with_facts
+from codl.targets.local import LocalTarget
 
 
 def test_a_device_meets_the_host_only_where_its_driver_says_so(gpu: OpenClDevice) -> None:
@@ -48,7 +48,7 @@ def test_a_device_whose_compiler_has_no_such_atomics_meets_nobody(
 
 @pytest.mark.device
 def test_a_fact_that_cannot_be_measured_says_why() -> None:
-    (fact,) = measure_apart("no-such-driver", "x", ["gpu.svm_atomics"])
+    (fact,) = LocalTarget().measure_facts("no-such-driver", "x", ["gpu.svm_atomics"])
     assert fact.value is None
     assert "Unknown OpenCL driver 'no-such-driver'" in fact.reason
 

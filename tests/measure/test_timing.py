@@ -12,7 +12,7 @@ from support.some import some
 
 from codl.ir import parse, to_text
 from codl.measure import batch as batches
-from codl.measure import drift
+from codl.measure import drift, runner
 from codl.measure import drift as anchors
 from codl.measure import timing as rounds
 from codl.measure.collector import collect
@@ -25,7 +25,6 @@ from codl.predict import training_set as samples
 from codl.records import statistic
 from codl.records.soc import Soc
 from codl.records.statistic import level
-from codl.targets import local_measuring
 from codl.targets.local import LocalTarget
 
 OP = parse("conv2d in=1x16x10x10 oc=64 kernel=3x3 pad=1")
@@ -153,7 +152,7 @@ def simulated(
 ) -> tuple[Dataset, SimulatedBench, Callable[..., Any]]:
     effort = Rounds(span_s=1.0)
     bench = SimulatedBench(machine, effort)
-    monkeypatch.setattr(local_measuring, "Bench", lambda *args: bench)
+    monkeypatch.setattr(runner, "Bench", lambda *args: bench)
     monkeypatch.setattr(
         anchors, "prepare", lambda bench: [bench.prepare(t) for t in anchor_tasks(soc)]
     )

@@ -8,8 +8,9 @@ import sys
 
 import pytest
 from support.frame_fuzz import frames_of
+from support.message_seeds import asked
 
-from codl.targets.measure_messages import Describe
+from codl.targets.base import Target
 
 #: An agent that never comes back from describing; it says when it is there.
 HANGING = """
@@ -36,7 +37,7 @@ def test_a_process_at_work_ends_with_its_input(how: str, ending: int) -> None:
     command = [sys.executable, "-c", HANGING, how]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, **pipes) as child:  # type: ignore[call-overload]
-        child.stdin.write(b"".join(frames_of([(Describe(), [])])))
+        child.stdin.write(b"".join(frames_of([asked(Target.describe)])))
         child.stdin.flush()
         assert child.stderr.read(4) == b"here"
         child.stdin.close()

@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 
 from codl.runtime.connection import HEAD, MAGIC, Connection, Limits
-from codl.targets.messages import AnyReply, AnyRequest
+from codl.targets.agent import question_named
+from codl.targets.wire import Answered, Asked, Event, Said, decode
 from support.fuzzing import Subject
-from support.message_seeds import REPLIES, REQUESTS
+from support.message_seeds import ANSWER, EVENT, REPLIES, REQUESTS
 from support.mutations import BYTES, TREE
 
 #: A length that lies must not cost memory either.
@@ -48,19 +49,25 @@ def frames() -> Subject:
 
 def requests() -> Subject:
     """What a host sends to an agent."""
-    return _subject("requests", AnyRequest, REQUESTS)
+    return _subject("requests", Asked, REQUESTS)
 
 
 def replies() -> Subject:
     """What an agent sends to a host."""
-    return _subject("replies", AnyReply, REPLIES)
+    return _subject("replies", Said, REPLIES)
 
 
 def _subject(name: str, incoming: Any, messages: Sequence[tuple[Any, Sequence[bytes]]]) -> Subject:
     def receive(content: bytes) -> None:
         stream = io.BytesIO(content)
         receiver: Connection[Any, Any] = Connection(stream, io.BytesIO(), incoming, limits=LIMITS)
-        receiver.receive()
+        said, blobs = receiver.receive()
+        if isinstance(said, Asked):
+            decode(question_named(said.question).arguments, said.arguments, blobs)
+        elif isinstance(said, Answered):
+            decode(ANSWER, said.value, blobs)
+        elif isinstance(said, Event):
+            decode(EVENT, said.values, blobs)
 
     seeds = [frame for message in messages for frame in frames_of([message])]
     return Subject(name, seeds, MAKERS, receive)

@@ -28,19 +28,19 @@ from codl.records import soc as socs
 from codl.runtime.loaded import Footprint
 from codl.runtime.placement import LocalSoc
 from codl.runtime.probe import ProbedDevice, ProbeResult
-from codl.targets import client, messages
-from codl.targets.arrays import to_wire
+from codl.targets import client
+from codl.targets.base import Target
 from codl.targets.detect import detect
 from codl.targets.find_facts import _checked, with_facts
-from codl.targets.measure_messages import Probed
-from codl.targets.message_base import VERSION, Advanced, Done, Hello, Warned
-from codl.targets.messages import AnyReply
-from codl.targets.model_messages import Lacking, ModelLoaded, PeerStarted, Ran
+from codl.targets.process import Process
 from codl.targets.remote import RemoteTarget
+from codl.targets.served_models import LoadedModel, Models, StartedPeer
+from codl.targets.wire import VERSION, Hello, question_of
 from support.device_doubles import BOARD
 from support.executables import small_executable
-from support.message_seeds import CONV
-from support.random_messages import members, stream
+from support.hostile_host import EVERY
+from support.message_seeds import CONV, answered
+from support.random_messages import answers, stream, tells, warns
 from support.simulated import conv_tasks
 
 EXECUTABLE = small_executable()
@@ -70,55 +70,62 @@ def check_readable(soc: LocalSoc) -> None:
     assert again == soc.facts
 
 
-#: By the names of the replies that an answer may hold.
-ASKED: Mapping[str, Callable[[RemoteTarget], object]] = {
-    "Probed": lambda target: target.probe(),
-    "Described": ask_soc,
-    "FactsMeasured": ask_facts,
-    "CoresSeen": lambda target: target.observe_cores(),
-    "Clocks": lambda target: target.clocks_mhz(),
-    "ConditionsRead": lambda target: target.conditions(),
-    "GovernorSet": lambda target: target.set_governor("performance"),
-    "Building Timing MeasuredRow Measured": lambda target: target.measure(BATCH),
-    "Searching Found Advanced TuneEnded": lambda target: target.tune(
-        [tune_task(CONV, "gpu_direct")], Tuning(), keep=lambda result: None
+#: What is asked, and the questions that it takes.
+ASKED: Sequence[tuple[Callable[[RemoteTarget], object], Sequence[Any]]] = (
+    (lambda target: target.probe(), [Target.probe]),
+    (ask_soc, [Target.describe]),
+    (ask_facts, [Target.measure_facts]),
+    (lambda target: target.observe_cores(), [Target.observe_cores]),
+    (lambda target: target.clocks_mhz(), [Target.clocks_mhz]),
+    (lambda target: target.conditions(), [Target.conditions]),
+    (lambda target: target.set_governor("performance"), [Target.set_governor]),
+    (lambda target: target.measure(BATCH), [Models.measure]),
+    (
+        lambda target: target.tune(
+            [tune_task(CONV, "gpu_direct")], Tuning(), keep=lambda result: None
+        ),
+        [Models.tune],
     ),
-    "Benched": lambda target: target.bench(OP, Tuning()),
-    "FramesDrawn": lambda target: target.draw_frames(0.0),
-    "PowerMeasured": lambda target: target.power(0.0),
-    "Examined": lambda target: target.examine(),
-    "Imported": lambda target: target.import_package("numpy"),
-    "Paced": lambda target: target.pace(0.0),
-    "Checking KernelChecked ChecksEnded": lambda target: target.check_kernels(
-        [check_task(CONV, name) for name in ("cpu_gemm", "gpu_direct")]
+    (lambda target: target.bench(OP, Tuning()), [Target.bench]),
+    (lambda target: target.draw_frames(0.0), [Target.draw_frames]),
+    (lambda target: target.power(0.0), [Target.power]),
+    (lambda target: target.examine(), [Target.examine]),
+    (lambda target: target.import_package("numpy"), [Target.import_package]),
+    (lambda target: target.pace(0.0), [Target.pace]),
+    (
+        lambda target: target.check_kernels(
+            [check_task(CONV, name) for name in ("cpu_gemm", "gpu_direct")]
+        ),
+        [Target.check_kernels],
     ),
-    "Identified": lambda target: target.open(),
-    "Lacking ModelLoaded KernelsRefused": lambda target: target.load(EXECUTABLE),
-    "Ran": lambda target: target.load(EXECUTABLE).run(),
-    "Profiled": lambda target: target.load(EXECUTABLE).profile(),
-    "BinariesRead": lambda target: target.binaries(target.load(EXECUTABLE)),
-    "TimesTogether": lambda target: target.time({"x": target.load(EXECUTABLE)}, Effort()),
-    "PeerStarted": lambda target: target.start_peer("ort", b"", {}),
-    "PeerOutputs": lambda target: target.start_peer("ort", b"", {}).outputs(),
-    "Spent": lambda target: target.cold_start(),
-}
+    (lambda target: target.open(), [Target.open]),
+    (lambda target: target.load(EXECUTABLE), [Models.lacks, Models.load]),
+    (lambda target: target.load(EXECUTABLE).run(), [Models.run]),
+    (lambda target: target.load(EXECUTABLE).profile(), [Models.profile]),
+    (lambda target: target.binaries(target.load(EXECUTABLE)), [Models.binaries]),
+    (lambda target: target.time({"x": target.load(EXECUTABLE)}, Effort()), [Models.time]),
+    (lambda target: target.start_peer("ort", b"", {}), [Models.start_peer]),
+    (lambda target: target.start_peer("ort", b"", {}).outputs(), [Models.peer_outputs]),
+    (lambda target: target.cold_start(), [Process.spent]),
+)
 _FACTS = {own.name: getattr(BOARD.gpu, own.name, "none") for own in fields(ProbedDevice)}
 _TOLD = {"version": "OpenCL 3.0", "extensions": (), "svm": "none", "half": False}
 DEVICE = ProbedDevice(**{**_FACTS, **_TOLD, "max_read_images": 0})
-_RECORDS, _BLOBS = to_wire(
-    {name: np.zeros(port.shape, np.float32) for name, port in EXECUTABLE.outputs.items()}
-)
+_OUTPUTS = {name: np.zeros(port.shape, np.float32) for name, port in EXECUTABLE.outputs.items()}
 _LOADED = (
-    (Lacking(()), ()),
-    (ModelLoaded(1, Footprint(**{own.name: 0 for own in fields(Footprint)})), ()),
+    answered(Models.lacks, ()),
+    answered(
+        Models.load,
+        LoadedModel(1, Footprint(**{own.name: 0 for own in fields(Footprint)}), None),
+    ),
 )
-_RAN = (*_LOADED, (Ran(_RECORDS), tuple(map(bytes, _BLOBS))))
-#: What is answered as it should be, so that the rest is asked too.
-BEFORE: Mapping[str, Sequence[tuple[Any, Sequence[bytes]]]] = {
-    "Described": [(Probed((ProbeResult("none", (DEVICE,)),)), ())],
-    "PeerOutputs": [(PeerStarted(1, "1.0", (0,), 1.0), ())],
-    "Ran": _LOADED,
-    **dict.fromkeys(("Profiled", "BinariesRead", "TimesTogether"), _RAN),
+_RAN = (*_LOADED, answered(Models.run, _OUTPUTS))
+#: What is answered as it should be before a question, so that it is asked too.
+BEFORE: Mapping[Any, Sequence[tuple[Any, Sequence[bytes]]]] = {
+    Target.describe: [answered(Target.probe, (ProbeResult("none", (DEVICE,)),))],
+    Models.peer_outputs: [answered(Models.start_peer, StartedPeer(1, "1.0", (0,), 1.0))],
+    Models.run: _LOADED,
+    **dict.fromkeys((Models.profile, Models.binaries, Models.time), _RAN),
 }
 
 
@@ -149,27 +156,30 @@ def fuzz_host(count: int, seed: int = 1) -> tuple[int, int]:
     Whatever else is raised is raised.
     """
     dice = random.Random(seed)
-    names = [list(ASKED)[at % len(ASKED)] for at in range(count)]
-    answered = sum(_answers(dice, name) for name in names)
-    return answered, count - answered
+    taken = sum(_answers(dice, *ASKED[at % len(ASKED)]) for at in range(count))
+    return taken, count - taken
 
 
-def _answers(dice: random.Random, name: str) -> bool:
+def _answers(
+    dice: random.Random, ask: Callable[[RemoteTarget], object], methods: Sequence[Any]
+) -> bool:
     """Whether an agent that says anything gave an answer that was taken."""
-    likely = [getattr(messages, own) for own in name.split()]
-    kinds = [*likely * 8, Advanced, Warned, dice.choice(members(AnyReply))]
-    greeting = [(Hello(VERSION, CODL, 0.0, 1.0), ()), (Done(), ()), *BEFORE.get(name, ())]
+    asked = [question_of(method) for method in methods]
+    likely = [*map(answers, asked), *(tells(own) for own in asked if own.events)]
+    kinds = [*likely * 8, warns, answers(dice.choice(EVERY)), tells(dice.choice(EVERY))]
+    greeting = [(Hello(VERSION, CODL, 0.0, 1.0), ()), answered(Process.begin, None)]
     agents = iter(range(MOST_AGENTS))
 
     def spawn(*arguments: Any, **options: Any) -> FakeChild:
-        assert next(agents, None) is not None, f"{name}: agents are started for ever"
-        return FakeChild(stream(dice, greeting, kinds, 6))
+        assert next(agents, None) is not None, f"{methods}: agents are started for ever"
+        first = [*greeting, *BEFORE.get(methods[0], ())]
+        return FakeChild(stream(dice, first, kinds, 6))
 
     target = RemoteTarget("hostile", ("agent",), BOARD)
     with patch.object(client, "Child", spawn), warnings.catch_warnings(), closing(target):
         warnings.simplefilter("ignore")
         try:
-            ASKED[name](target)
+            ask(target)
         except CodlError:
             return False
     return True

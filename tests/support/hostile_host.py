@@ -6,7 +6,7 @@ import io
 import os
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr
 from typing import Any
 from unittest.mock import patch
@@ -14,11 +14,21 @@ from unittest.mock import patch
 from codl.errors import DeviceError
 from codl.runtime import probe
 from codl.runtime.connection import Connection, ConnectionEnded
-from codl.targets import agent, local, peer_host
+from codl.targets import agent, local, peers
 from codl.targets.agent import Agent
-from codl.targets.message_base import Failed, Hello
-from codl.targets.messages import AnyReply, AnyRequest
-from support.random_messages import members, stream
+from codl.targets.base import Target
+from codl.targets.process import Process
+from codl.targets.served_models import Models
+from codl.targets.wire import Failed, Hello, Question, Said, questions
+from support.random_messages import asks, stream
+
+#: Whatever an agent may be asked.
+EVERY: Sequence[Question] = tuple(
+    own
+    for cls in (Process, Models, Target, peers.PeerHost)
+    for own in questions(cls)
+    if own.limit is not None
+)
 
 
 class Nothing:
@@ -47,7 +57,7 @@ def _without_devices() -> Iterator[None]:
     """What would load a driver, or bind this process, is replaced."""
     nothing = Nothing()
     with ExitStack() as stack:
-        for owner, name in ((local, "LocalTarget"), (peer_host, "PeerHost")):
+        for owner, name in ((local, "LocalTarget"), (peers, "PeerHost")):
             stack.enter_context(patch.object(owner, name, Nothing))
         for owner, name in ((probe.BareDevice, "open"), (probe, "look")):
             stack.enter_context(patch.object(owner, name, getattr(nothing, name)))
@@ -63,11 +73,10 @@ def fuzz_agent(count: int, seed: int = 1) -> Counter[str]:
     Raises where an agent ends without a code, or says what is no reply.
     """
     dice, found = random.Random(seed), Counter[str]()
-    requests = members(AnyRequest)
     with _without_devices():
         for at in range(count):
             said = io.BytesIO()
-            asked = stream(dice, (), [requests[at % len(requests)], dice.choice(requests)], 4)
+            asked = stream(dice, (), [asks(EVERY[at % len(EVERY)]), asks(dice.choice(EVERY))], 4)
             assert Agent(io.BytesIO(asked), said, 0.0).serve() in (0, 1)
             found.update(_heard(said.getvalue()))
     return found
@@ -75,7 +84,7 @@ def fuzz_agent(count: int, seed: int = 1) -> Counter[str]:
 
 def _heard(said: bytes) -> Iterator[str]:
     """What an agent answered, whose first word is a greeting."""
-    connection: Connection[Any, Any] = Connection(io.BytesIO(said), io.BytesIO(), AnyReply)
+    connection: Connection[Any, Any] = Connection(io.BytesIO(said), io.BytesIO(), Said)
     first, _ = connection.receive()
     assert isinstance(first, Hello)
     while True:

@@ -8,14 +8,17 @@ from functools import cache
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
+import numpy as np
 from msgspec import inspect
 
+from codl.targets.wire import Answered, Asked, Content, Event, Form, Question, Warned
 from support.frame_fuzz import frames_of
-from support.message_seeds import BLOBS, CONV
+from support.message_seeds import ARRAYS, CONV
 
 T = TypeVar("T")
-#: Messages with their blobs.
-Said: TypeAlias = Sequence[tuple[Any, Sequence[bytes]]]
+#: A message with its blobs.
+Said: TypeAlias = tuple[Any, Sequence[bytes]]
+Speaks: TypeAlias = Callable[[random.Random], Said | None]
 #: What texts are of: names of this project's, and what a terminal, a path or a shell would mind.
 WORDS = (
     *("", "x", "ok", "failed", "cpu", "gpu", "H", "float32", "numpy", "cpu_gemm", "gpu_direct"),
@@ -24,92 +27,150 @@ WORDS = (
 )
 INTEGERS = (0, 0, 1, 1, 2, 3, -1, -7, 64, 1 << 20, 1 << 62)
 NUMBERS = (0.0, 1.0, 0.5, -1.0, 1e-9, 5e-324, 1e300, 123456.789)
-PARTS = (b"", b"x", b"{}", bytes(BLOBS[0]), b"\0" * 64)
+PARTS = (b"", b"x", b"{}", ARRAYS["x"].tobytes(), b"\0" * 64)
 #: So often a message is made anew whose fields do not fit each other.
 TRIES = 20
 
 
 @cache
-def _kind_of(message: Any) -> inspect.Type:
-    return inspect.type_info(message)
+def _kind_of(hint: Any) -> inspect.Type:
+    return inspect.type_info(hint)
 
 
-def members(union: Any) -> tuple[type[Any], ...]:
-    """The types of messages of a union."""
-    kind = _kind_of(union)
-    assert isinstance(kind, inspect.UnionType)
-    return tuple(own.cls for own in kind.types if isinstance(own, inspect.StructType))
+def asks(question: Question) -> Speaks:
+    """Asks something, with any arguments."""
+
+    def speak(dice: random.Random) -> Said | None:
+        made = _text(dice, question.arguments.sent)
+        return made and (Asked(question.name, made[0]), made[1])
+
+    return speak
+
+
+def answers(question: Question) -> Speaks:
+    """Answers it with anything."""
+
+    def speak(dice: random.Random) -> Said | None:
+        made = _text(dice, question.answer.sent)
+        return made and (Answered(made[0]), made[1])
+
+    return speak
+
+
+def tells(question: Question) -> Speaks:
+    """Tells something on the way to its answer, if it may."""
+
+    def speak(dice: random.Random) -> Said | None:
+        if not question.events:
+            return None
+        name = dice.choice([*question.events])
+        form: Form = question.events[name]
+        made = _text(dice, form.sent)
+        return made and (Event(name, made[0]), made[1])
+
+    return speak
+
+
+def warns(dice: random.Random) -> Said:
+    return Warned(dice.choice(WORDS)), ()
 
 
 def message(dice: random.Random, cls: type[T]) -> T | None:
     """A message as a decoder gives it; None where none was met that it takes."""
-    for _ in range(TRIES):
-        text = msgspec.json.encode(_value(dice, _kind_of(cls)))
-        try:
-            return msgspec.json.decode(text, type=cls)
-        except (msgspec.ValidationError, ValueError):
-            continue
-    return None
+    made = _text(dice, cls)
+    return made and msgspec.json.decode(made[0], type=cls)
 
 
-def blobs(dice: random.Random) -> list[bytes]:
-    return [dice.choice(PARTS) for _ in range(dice.choice((0, 0, 1, 1, 2, 3)))]
-
-
-def stream(dice: random.Random, first: Said, kinds: Sequence[type[Any]], most: int) -> bytes:
+def stream(dice: random.Random, first: Sequence[Said], kinds: Sequence[Speaks], most: int) -> bytes:
     """Frames of `first`, and then of so many random messages at most; the last may be damaged."""
-    chosen = [message(dice, dice.choice(kinds)) for _ in range(dice.randrange(most + 1))]
-    said = [*first, *((own, blobs(dice)) for own in chosen if own is not None)]
+    chosen = [dice.choice(kinds)(dice) for _ in range(dice.randrange(most + 1))]
+    said = [*first, *(own for own in chosen if own is not None)]
     whole = b"".join(frames_of(said))
     if dice.random() < 0.2:
         return whole + dice.randbytes(dice.randrange(40))
     return whole[: -dice.randrange(1, 9)] if chosen and dice.random() < 0.2 else whole
 
 
-def _value(dice: random.Random, kind: inspect.Type) -> Any:
-    """A value of a type, as JSON has it."""
-    return _MAKERS[type(kind)](dice, kind)
+def _text(dice: random.Random, hint: Any) -> tuple[msgspec.Raw, list[bytes]] | None:
+    """A value of a type as JSON with its blobs, seldom too many or few of them."""
+    for _ in range(TRIES):
+        maker = _Maker(dice)
+        text = msgspec.json.encode(maker.value(_kind_of(hint)))
+        try:
+            msgspec.json.decode(text, type=hint, dec_hook=_anything_of)
+        except (msgspec.ValidationError, ValueError):
+            continue
+        if dice.random() < 0.02:
+            maker.blobs.append(b"x")
+        return msgspec.Raw(text), maker.blobs[:-1] if dice.random() < 0.05 else maker.blobs
+    return None
 
 
-def _fields(dice: random.Random, kind: Any) -> dict[str, Any]:
-    taken = [own for own in kind.fields if own.required or dice.random() < 0.7]
-    found = {own.encode_name: _value(dice, own.type) for own in taken}
-    tag = {kind.tag_field: kind.tag} if getattr(kind, "tag_field", None) else {}
-    return {**tag, **found}
+def _anything_of(kind: Any, value: Any) -> Any:
+    return Content(b"") if kind is Content else np.zeros(1)
 
 
-def _several(dice: random.Random, kind: Any) -> list[Any]:
-    return [_value(dice, kind.item_type) for _ in range(dice.choice((0, 1, 1, 2, 3)))]
+class _Maker:
+    """Makes values of types, as JSON has them, and the blobs that they speak of."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self.dice = dice
+        self.blobs: list[bytes] = []
+
+    def value(self, kind: inspect.Type) -> Any:
+        return _MAKERS[type(kind)](self, kind)
+
+    def fields(self, kind: Any) -> dict[str, Any]:
+        taken = [own for own in kind.fields if own.required or self.dice.random() < 0.7]
+        found = {own.encode_name: self.value(own.type) for own in taken}
+        tag = {kind.tag_field: kind.tag} if getattr(kind, "tag_field", None) else {}
+        return {**tag, **found}
+
+    def several(self, kind: Any) -> list[Any]:
+        return [self.value(kind.item_type) for _ in range(self.dice.choice((0, 1, 1, 2, 3)))]
+
+    def mapping(self, kind: Any) -> dict[str, Any]:
+        count = self.dice.choice((0, 1, 1, 2))
+        return {self.dice.choice(WORDS): self.value(kind.value_type) for _ in range(count)}
+
+    def anything(self, kind: Any) -> Any:
+        return self.dice.choice(
+            [*WORDS, *INTEGERS, *NUMBERS, None, True, [], {}, [1], {"op": CONV}]
+        )
+
+    def integer(self, kind: Any) -> int:
+        least = -(1 << 70) if kind.ge is None else kind.ge
+        return self.dice.choice([own for own in INTEGERS if own >= least])
+
+    def custom(self, kind: Any) -> Any:
+        """A blob, or an array that may fit one."""
+        self.blobs.append(self.dice.choice(PARTS))
+        index = len(self.blobs) - 1 if self.dice.random() < 0.95 else self.dice.choice(INTEGERS)
+        if kind.cls is Content:
+            return index
+        if self.dice.random() < 0.5:
+            self.blobs[-1] = ARRAYS["x"].tobytes()
+            return {"type": "float32", "shape": [1, 3], "blob": index}
+        shape = [self.dice.choice(INTEGERS) for _ in range(self.dice.randrange(3))]
+        return {"type": self.dice.choice(("float32", "uint8", "object")), "shape": shape,
+                "blob": index}  # fmt: skip
 
 
-def _mapping(dice: random.Random, kind: Any) -> dict[str, Any]:
-    count = dice.choice((0, 1, 1, 2))
-    return {dice.choice(WORDS): _value(dice, kind.value_type) for _ in range(count)}
-
-
-def _anything(dice: random.Random, kind: Any) -> Any:
-    return dice.choice([*WORDS, *INTEGERS, *NUMBERS, None, True, [], {}, [1], {"op": CONV}])
-
-
-def _integer(dice: random.Random, kind: Any) -> int:
-    least = -(1 << 70) if kind.ge is None else kind.ge
-    return dice.choice([own for own in INTEGERS if own >= least])
-
-
-_MAKERS: dict[type[inspect.Type], Callable[[random.Random, Any], Any]] = {
-    inspect.StrType: lambda dice, kind: dice.choice(WORDS),
-    inspect.IntType: _integer,
-    inspect.FloatType: lambda dice, kind: dice.choice(NUMBERS),
-    inspect.BoolType: lambda dice, kind: dice.random() < 0.5,
-    inspect.NoneType: lambda dice, kind: None,
-    inspect.LiteralType: lambda dice, kind: dice.choice(kind.values),
-    inspect.AnyType: _anything,
-    inspect.UnionType: lambda dice, kind: _value(dice, dice.choice(kind.types)),
-    inspect.ListType: _several,
-    inspect.VarTupleType: _several,
-    inspect.TupleType: lambda dice, kind: [_value(dice, own) for own in kind.item_types],
-    inspect.NamedTupleType: lambda dice, kind: [_value(dice, own.type) for own in kind.fields],
-    inspect.DictType: _mapping,
-    inspect.StructType: _fields,
-    inspect.DataclassType: _fields,
+_MAKERS: dict[type[inspect.Type], Callable[[_Maker, Any], Any]] = {
+    inspect.StrType: lambda make, kind: make.dice.choice(WORDS),
+    inspect.IntType: _Maker.integer,
+    inspect.FloatType: lambda make, kind: make.dice.choice(NUMBERS),
+    inspect.BoolType: lambda make, kind: make.dice.random() < 0.5,
+    inspect.NoneType: lambda make, kind: None,
+    inspect.LiteralType: lambda make, kind: make.dice.choice(kind.values),
+    inspect.AnyType: _Maker.anything,
+    inspect.UnionType: lambda make, kind: make.value(make.dice.choice(kind.types)),
+    inspect.ListType: _Maker.several,
+    inspect.VarTupleType: _Maker.several,
+    inspect.TupleType: lambda make, kind: [make.value(own) for own in kind.item_types],
+    inspect.NamedTupleType: lambda make, kind: [make.value(own.type) for own in kind.fields],
+    inspect.DictType: _Maker.mapping,
+    inspect.StructType: _Maker.fields,
+    inspect.DataclassType: _Maker.fields,
+    inspect.CustomType: _Maker.custom,
 }

@@ -20,7 +20,7 @@ from codl.records.soc import Soc
 from codl.runtime import child
 from codl.runtime.hardware import CpuFacts
 from codl.targets import agent, agent_file, local
-from codl.targets.info import TargetInfo
+from codl.targets.base import TargetInfo
 from support.device_doubles import DeviceDouble, measured
 
 #: After so many rows.

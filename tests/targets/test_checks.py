@@ -13,7 +13,7 @@ from codl.targets import adb, ssh
 from codl.targets.checks import Finding
 from codl.targets.connect import transport_of
 from codl.targets.device_shell import END
-from codl.targets.importing import import_package
+from codl.targets.local import LocalTarget
 
 PHONE = "R58M123ABC"
 HELLO = "List of devices attached\\n"
@@ -121,12 +121,13 @@ def test_this_machine_needs_no_way() -> None:
 
 
 def test_only_packages_that_codl_needs_are_imported() -> None:
-    assert import_package("msgspec") >= 0
+    target = LocalTarget()
+    assert target.import_package("msgspec") >= 0
     with pytest.raises(UnknownNameError, match="Unknown package 'os'"):
-        import_package("os")
+        target.import_package("os")
 
 
 def test_a_package_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(DeviceError, match="matplotlib cannot be imported: ModuleNotFoundError"):
-        import_package("matplotlib")
+        LocalTarget().import_package("matplotlib")

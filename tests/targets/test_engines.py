@@ -12,6 +12,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from support.devices import here
@@ -23,20 +24,20 @@ from codl.errors import CodlError, CodlWarning, DeviceError
 from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
-from codl.ir import Network
+from codl.ir import Network, Op, parse
 from codl.ir.constants import array_digest
-from codl.ir.executable_json import encode
+from codl.ir.executable_json import encode as encode_executable
 from codl.ir.plan import Plan
 from codl.measure.timing import Effort
 from codl.plan.build_plan import default_plan
 from codl.records.soc import Soc
 from codl.runtime.placement import LocalSoc
-from codl.targets.arrays import ArrayRecord, from_wire, to_wire
 from codl.targets.base import Target
 from codl.targets.client import COMMAND, AgentClient, AgentLostError
 from codl.targets.local import LocalTarget
-from codl.targets.model_messages import Lacking, Lacks, Load, LoadAnswer, Ran, Run
 from codl.targets.remote import RemoteTarget
+from codl.targets.served_models import LoadedModel, Models
+from codl.targets.wire import Arrays, Question, SentArray, decode, encode, form_of
 
 #: An agent whose device refuses the first kernels of every executable that has them.
 REFUSING = """
@@ -202,9 +203,9 @@ def test_a_kill_in_a_load_is_an_error_and_the_next_load_works(
 ) -> None:
     post = AgentClient._post
 
-    def kill(self: AgentClient, running: Any, request: Any, *how: Any) -> None:
-        post(self, running, request, *how)
-        if isinstance(request, Load) and self.generation == 1:
+    def kill(self: AgentClient, running: Any, question: Question, *how: Any) -> None:
+        post(self, running, question, *how)
+        if question.name == "Models.load" and self.generation == 1:
             running.child.kill()
 
     monkeypatch.setattr(AgentClient, "_post", kill)
@@ -225,37 +226,8 @@ def test_what_a_device_refuses_is_lowered_again_without(first_soc: Soc, network:
             engine(image(network))
 
 
-def test_arrays_are_sent_once_and_leave_an_agent_whose_model_is_loaded(
-    process: RemoteTarget, network: Network
-) -> None:
-    arrays: dict[str, Any] = {}
-
-    def put(array: Any) -> str:
-        digest = array_digest(array)
-        arrays[digest] = array
-        return digest
-
-    with Engine(network, plan_of(network, process.soc), here(process.soc)) as local:
-        content = encode(local.executable, put)
-
-    def lacking() -> tuple[str, ...]:
-        return process.agent.ask(Lacks(tuple(arrays)), Lacking)[0].digests
-
-    assert lacking() == tuple(arrays)
-    (first, array), *_ = arrays.items()
-    records, blobs = to_wire({first: array})
-    with pytest.raises(CodlError, match="was not sent"):
-        process.agent.ask(Load(records, True), LoadAnswer, [content, *blobs])
-    assert lacking() == tuple(arrays)[1:]
-    records, blobs = to_wire({digest: arrays[digest] for digest in lacking()})
-    process.agent.ask(
-        Load(records, True), LoadAnswer, [content, *blobs], on_event=lambda event: None
-    )
-    assert lacking() == tuple(arrays)
-
-
-def test_executables_that_are_damaged_load_nothing(process: RemoteTarget, network: Network) -> None:
-    soc = process.soc
+def encoded(network: Network, soc: Soc) -> tuple[bytes, dict[str, Any]]:
+    """An executable of a network as it is sent, and its arrays by their digests."""
     arrays: dict[str, Any] = {}
 
     def put(array: Any) -> str:
@@ -263,33 +235,65 @@ def test_executables_that_are_damaged_load_nothing(process: RemoteTarget, networ
         return array_digest(array)
 
     with Engine(network, plan_of(network, soc), here(soc)) as local:
-        content = encode(local.executable, put)
-    with pytest.raises(CodlError, match="no executable"):
-        process.agent.ask(Load((), True), LoadAnswer, [content[:-40]])
+        return encode_executable(local.executable, put), arrays
+
+
+def load(target: RemoteTarget, content: bytes, arrays: dict[str, Any]) -> LoadedModel:
+    loaded = target.agent.ask(Models.load, content, arrays, True, False, lambda step: None)
+    assert isinstance(loaded, LoadedModel)
+    return loaded
+
+
+def test_arrays_are_sent_once_and_leave_an_agent_whose_model_is_loaded(
+    process: RemoteTarget, network: Network
+) -> None:
+    content, arrays = encoded(network, process.soc)
+
+    def lacking() -> tuple[str, ...]:
+        return process.agent.ask(Models.lacks, tuple(arrays))
+
+    assert lacking() == tuple(arrays)
+    first = next(iter(arrays))
     with pytest.raises(CodlError, match="was not sent"):
-        process.agent.ask(Load((), True), LoadAnswer, [content])
+        load(process, content, {first: arrays[first]})
+    assert lacking() == tuple(arrays)[1:]
+    load(process, content, {digest: arrays[digest] for digest in lacking()})
+    assert lacking() == tuple(arrays)
+
+
+def test_executables_that_are_damaged_load_nothing(process: RemoteTarget, network: Network) -> None:
+    content, arrays = encoded(network, process.soc)
+    with pytest.raises(CodlError, match="no executable"):
+        load(process, content[:-40], {})
+    with pytest.raises(CodlError, match="was not sent"):
+        load(process, content, {})
     digest, array = next(iter(arrays.items()))
-    records, blobs = to_wire({digest: array + 1})
     with pytest.raises(CodlError, match=f"its digest is not {digest}"):
-        process.agent.ask(Load(records, True), LoadAnswer, [content, *blobs])
+        load(process, content, {digest: array + 1})
     with pytest.raises(CodlError, match="There is no model 7 here; there are: none"):
-        process.agent.ask(Run(7, ()), Ran)
+        process.agent.ask(Models.run, 7, {})
 
 
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        (ArrayRecord("x", "object", (1,)), "'object', which is not sent"),
-        (ArrayRecord("x", "float32", (-1, 2)), "cannot be shaped"),
-        (ArrayRecord("x", "float32", (3,)), "12 bytes; 8 came"),
-        (ArrayRecord("x", "float32", (1 << 40, 1 << 40)), "bytes; 8 came"),
+        (SentArray("object", (1,), 0), "'object', which is not sent"),
+        (SentArray("float32", (-1, 2), 0), "cannot be shaped"),
+        (SentArray("float32", (3,), 0), "12 bytes; 8 came"),
+        (SentArray("float32", (1 << 40, 1 << 40), 0), "bytes; 8 came"),
+        (SentArray("float32", (2,), 1), "Blob 1 of 1 was spoken of"),
+        (SentArray("float32", (2,), -1), "Blob -1 of 1 was spoken of"),
     ],
 )
-def test_arrays_that_do_not_fit_their_bytes_are_refused(record: ArrayRecord, message: str) -> None:
+def test_arrays_that_do_not_fit_their_bytes_are_refused(record: SentArray, message: str) -> None:
+    sent = msgspec.Raw(msgspec.json.encode({"x": record}))
     with pytest.raises(CodlError, match=message):
-        from_wire([record], [bytes(8)])
-    with pytest.raises(CodlError, match="1 arrays came with 0 blobs"):
-        from_wire([record], [])
+        decode(form_of(Arrays), sent, [bytearray(8)])
+
+
+def test_blobs_that_nothing_speaks_of_are_refused() -> None:
+    with pytest.raises(CodlError, match="0 blobs were spoken of, and 1 came"):
+        decode(form_of(Arrays), msgspec.Raw(b"{}"), [bytearray(8)])
 
 
 def test_arrays_come_as_they_went() -> None:
@@ -300,8 +304,19 @@ def test_arrays_come_as_they_went() -> None:
         "d": np.arange(8, dtype=np.uint8)[::2],
         "e": np.arange(6, dtype=np.float32).reshape(2, 3).T,
     }
-    records, blobs = to_wire(arrays)
-    out = from_wire(records, [bytes(blob) for blob in blobs])
+    sent, blobs = encode(form_of(Arrays), arrays)
+    out = decode(form_of(Arrays), sent, [bytearray(blob) for blob in blobs])
     for name, array in arrays.items():
         assert out[name].dtype == array.dtype
         np.testing.assert_array_equal(out[name], array)
+
+
+def test_a_model_that_several_ops_hold_is_sent_once() -> None:
+    text = "onnx in=1x8 to=1x8 nodes=CumSum digest=0123456789abcdef"
+    op = replace(parse(text), model=b"model")  # type: ignore[call-arg]
+    form = form_of(tuple[Op, ...])
+    sent, blobs = encode(form, (op, op, parse("fc in=1x4x1x1 oc=2")))
+    assert blobs == [b"model"]
+    first, second, other = decode(form, sent, [bytearray(b"model")])
+    assert first.model == second.model == b"model"
+    assert other == parse("fc in=1x4x1x1 oc=2")

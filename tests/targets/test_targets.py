@@ -14,8 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from support.frame_fuzz import MAKERS, frames_of
+from support.hostile_host import EVERY
+from support.message_seeds import asked
 
 from codl.errors import CodlError, CodlWarning, DeviceError, UnknownNameError
 from codl.ir import parse
@@ -30,27 +33,16 @@ from codl.registry import rolled_back
 from codl.runtime.child import Child
 from codl.runtime.connection import Connection, FrameError
 from codl.runtime.probe import ProbeResult
-from codl.targets.agent import HANDLERS, Agent
-from codl.targets.arriving_rows import Arriving
+from codl.targets.agent import Agent
+from codl.targets.arriving import Arriving
 from codl.targets.base import Target
 from codl.targets.client import COMMAND, AgentClient, AgentLostError
 from codl.targets.connect import Transport, connect, register, transport_of
 from codl.targets.local import LocalTarget
-from codl.targets.measure_messages import (
-    Clocks,
-    Describe,
-    Described,
-    Look,
-    Looked,
-    Open,
-    Probe,
-    Probed,
-    ReadClocks,
-)
-from codl.targets.message_base import Failed, Hello, Reply, Request
-from codl.targets.messages import AnyReply
-from codl.targets.model_messages import Run
+from codl.targets.process import Process
 from codl.targets.remote import RemoteTarget
+from codl.targets.served_models import Models
+from codl.targets.wire import Asked, Failed, Hello, Said, question_of
 
 QUICK = Rounds(warm_up=1, visits=1, samples=1, sample_s=0.0, least=1, span_s=1.0, more=1)
 OPS = [parse(f"conv2d in=1x16x9x9 oc=16 kernel=3x3 pad=1 {act}") for act in ("", "act=relu")]
@@ -163,20 +155,20 @@ def test_each_side_works_on_its_own_cores(process: RemoteTarget) -> None:
     assert set(seen["gpu"]) <= set(process.soc.placement.gpu_cores)
 
 
-@pytest.mark.parametrize("when", ["Building", "Timing"])
+@pytest.mark.parametrize("when", ["building", "timing"])
 def test_a_kill_in_the_middle_of_a_row_loses_none(
     process: RemoteTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """Killed once, while the second task is built or while all take turns."""
-    hear, killed = Arriving.hear, []
+    hear, killed = getattr(Arriving, when), []
 
-    def kill(self: Any, event: Any) -> None:
-        hear(self, event)
-        if type(event).__name__ == when and len(self.built) > 1 and not killed:
+    def kill(self: Any, *values: Any) -> None:
+        hear(self, *values)
+        if len(self.built) > 1 and not killed:
             killed.append(process.agent.pid)
             os.kill(killed[0], signal.SIGKILL)
 
-    monkeypatch.setattr(Arriving, "hear", kill)
+    monkeypatch.setattr(Arriving, when, kill)
     dataset, tasks = Dataset.of("test", tmp_path), gpu_tasks(process.soc)
     done = collect(process, dataset, tasks, rounds=QUICK)
     assert killed
@@ -214,24 +206,27 @@ def test_an_agent_that_cannot_begin_says_so(first_soc: Soc, tmp_path: Path) -> N
             collect(target, Dataset.of("test", tmp_path), gpu_tasks(first_soc), rounds=QUICK)
 
 
-def test_an_agent_that_hangs_is_ended_and_the_next_call_works() -> None:
+def test_an_agent_that_hangs_is_ended_and_the_next_call_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     agent = AgentClient()
+    monkeypatch.setattr(question_of(Target.probe), "limit", 0.0)
     with pytest.raises(AgentLostError, match="gave no answer in time"):
-        agent.ask(Probe(), Probed, limit_s=0.0)
+        agent.ask(Target.probe)
     assert agent.pid is None
-    agent.ask(Describe(), Described)
+    agent.ask(Target.describe)
     agent.close()
 
 
 def test_a_killed_agent_is_an_error_and_the_next_call_works() -> None:
     agent = AgentClient(name="the agent")
-    before, _ = agent.ask(Describe(), Described)
+    before = agent.ask(Target.describe)
     pid = agent.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(AgentLostError, match=r"The agent crashed \(signal 9\)"):
-        agent.ask(Describe(), Described)
-    after, _ = agent.ask(Describe(), Described)
+        agent.ask(Target.describe)
+    after = agent.ask(Target.describe)
     assert after == before
     assert agent.pid not in (None, pid)
     agent.close()
@@ -251,7 +246,7 @@ def test_prints_are_no_frames_and_errors_are_logged(caplog: pytest.LogCaptureFix
     agent = AgentClient([sys.executable, "-c", loud])
     with caplog.at_level("INFO", logger="codl.agent"):
         with pytest.warns(CodlWarning, match="mind this"):
-            agent.ask(Describe(), Described)
+            agent.ask(Target.describe)
         agent.close()
     assert {"printed", "written", "cried"} <= set(caplog.messages)
 
@@ -262,17 +257,17 @@ def test_an_agent_that_describes_imports_no_driver() -> None:
         "loaded = {'ncnn', 'onnx', 'onnxruntime', 'pyopencl'} & sys.modules.keys();"
         "print(sorted(loaded), file=sys.stderr)"
     )
-    asked = b"".join(frames_of([(Describe(), [])]))
-    run = subprocess.run([sys.executable, "-c", script], input=asked, capture_output=True)
-    assert b"Described" in run.stdout
+    data = b"".join(frames_of([asked(Target.describe)]))
+    run = subprocess.run([sys.executable, "-c", script], input=data, capture_output=True)
+    assert b"Answered" in run.stdout
     assert run.stderr == b"[]\n"
 
 
-def served(data: bytes) -> tuple[int, list[AnyReply]]:
+def served(data: bytes) -> tuple[int, list[Said]]:
     """What an agent answers to some bytes: its exit code, and its messages."""
     out = io.BytesIO()
     code = Agent(io.BytesIO(data), out, 0.0).serve()
-    answers: Connection[Any, Any] = Connection(io.BytesIO(out.getvalue()), io.BytesIO(), AnyReply)
+    answers: Connection[Any, Any] = Connection(io.BytesIO(out.getvalue()), io.BytesIO(), Said)
     messages = []
     try:
         while True:
@@ -292,7 +287,7 @@ def test_an_agent_ends_at_what_is_no_frame_and_says_why(data: bytes) -> None:
 
 def test_an_agent_answers_mutated_frames_or_says_why_it_ends() -> None:
     dice = random.Random(5)
-    (valid,) = frames_of([(Run(1, ()), [])])
+    (valid,) = frames_of([asked(Models.run, 1, {})])
     for _ in range(300):
         data = dice.choice(MAKERS)(dice, valid)
         code, (hello, *answers) = served(data)
@@ -308,32 +303,53 @@ def test_an_agent_ends_quietly_with_its_input() -> None:
 
 
 def test_requests_out_of_order_end_the_connection(first_soc: Soc) -> None:
-    twice = frames_of([(Open(first_soc), []), (Open(first_soc), [])])
+    twice = frames_of([asked(Process.begin, first_soc)] * 2)
     code, messages = served(b"".join(twice))
     assert code == 1
     assert isinstance(messages[-1], Failed)
-    assert "Open must come first" in messages[-1].text
+    assert "must be the first thing" in messages[-1].text
 
 
 def test_errors_arrive_as_they_were_raised() -> None:
     agent = AgentClient()
     with pytest.raises(UnknownNameError, match="Unknown OpenCL driver 'no-such-driver'"):
-        agent.ask(Look("no-such-driver"), Looked)
+        agent.ask(Process.look, "no-such-driver")
     with pytest.raises(CodlError, match="was opened without a SoC"):
-        agent.ask(ReadClocks(), Clocks)
+        agent.ask(Target.clocks_mhz)
     agent.close()
 
 
-def test_an_answer_that_was_not_asked_for_ends_the_agent() -> None:
+def test_an_answer_that_was_not_asked_for_ends_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     agent = AgentClient()
-    with pytest.raises(AgentLostError, match="answered Describe with Described, where Hello"):
-        agent.ask(Describe(), Hello)
+    monkeypatch.setattr(question_of(Target.describe), "answer", question_of(Target.pace).answer)
+    with pytest.raises(AgentLostError, match="It holds what is not expected here: Expected"):
+        agent.ask(Target.describe)
     assert agent.pid is None
 
 
-def test_every_request_has_a_handler_and_an_answer() -> None:
-    assert set(HANDLERS) == set(Request.__subclasses__())
-    assert {request.reply for request in HANDLERS} <= set(Reply.__subclasses__())
+def test_what_is_no_question_is_not_answered() -> None:
+    """Whatever attributes an agent's classes have; nor what has no limit."""
+    for name in (
+        "Target.measure",
+        "Target.close",
+        "Agent.serve",
+        "Agent.__init__",
+        "os.system",
+        "",
+    ):
+        (wrong,) = frames_of([(Asked(name, msgspec.Raw(b"{}")), [])])
+        code, (_, failed) = served(wrong)
+        assert code == 1
+        assert isinstance(failed, Failed)
+        assert f"It was asked {name!r}, which is no question" in failed.text
+
+
+def test_every_question_can_be_sent_and_answered() -> None:
+    """By its signature alone."""
+    assert len(EVERY) > 30
+    for question in EVERY:
+        for form in (question.arguments, question.answer, *question.events.values()):
+            msgspec.json.Decoder(form.sent, dec_hook=lambda kind, value: value)
 
 
 def test_a_child_that_is_closed_ends_by_itself() -> None:

@@ -1,4 +1,4 @@
-"""Rows of a batch as they arrive from an agent, each held against the task that it should be of.
+"""What arrives from an agent that works through tasks, and what is known of it if it is lost.
 
 What reaches a dataset is read for years; so a device cannot put anything there but numbers for what
 it was asked.
@@ -6,23 +6,22 @@ it was asked.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import isfinite
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from codl.ir import parse, to_text
 from codl.ir.types import PROCESSORS
 from codl.measure import drift
-from codl.measure.batch import MeasureBatch, Measurement
+from codl.measure.batch import MeasureBatch, Measurement, Unwatched, Watcher
 from codl.measure.dataset import AnchorRow, Row
 from codl.measure.runner import blank_row
 from codl.measure.tasks import Task
 from codl.runtime.connection import FrameError
-from codl.targets.measure_messages import MeasuredRow
-from codl.targets.message_base import Building, Reply, Timing
+from codl.targets.client import AgentLostError
 
 T = TypeVar("T")
 #: So many letters of a device's own words are kept.
@@ -31,28 +30,73 @@ MOST_LETTERS = 300
 MOST_LISTED = 4000
 
 
+class Remaining(Generic[T]):
+    """Tasks that agents work through: another does those behind the task that one was lost with.
+
+    Whoever hears from an agent says which task `begins` and which is `done`.
+    """
+
+    def __init__(self, tasks: Sequence[T]) -> None:
+        self.tasks = list(tasks)
+        self._current: T | None = None
+
+    def work(
+        self, ask: Callable[[tuple[T, ...]], object], lost: Callable[[T, str], object]
+    ) -> None:
+        """Ask for what is left until an agent comes to its end; `lost` is told of what one dies of.
+
+        Raises `AgentLostError` where one does not come as far as a task, or the way was cut.
+        """
+        while self.tasks:
+            self._current = None
+            try:
+                ask(tuple(self.tasks))
+                return
+            except AgentLostError as error:
+                if self._current is None or error.is_cut:
+                    raise
+                self.done(self._current)
+                lost(self._current, str(error))
+
+    def begins(self, task: T) -> None:
+        self._check(task)
+        self._current = task
+
+    def done(self, task: T) -> None:
+        self._check(task)
+        self.tasks.remove(task)
+
+    def _check(self, task: T) -> None:
+        if task not in self.tasks:
+            raise FrameError(f"It spoke of {task}, which was not asked, or is done.")
+
+
 @dataclass
 class Arriving:
-    """What an agent has done of a batch when it was last heard of."""
+    """What an agent has done of a batch when it was last heard of; `watcher` is told, too."""
 
     batch: MeasureBatch
+    watcher: Watcher = field(default_factory=Unwatched)
     rows: dict[int, Measurement] = field(default_factory=dict)
     built: list[int] = field(default_factory=list)
     is_timing: bool = False
 
-    def hear(self, event: Reply) -> None:
-        """Take an event; raises `FrameError` for one that cannot be."""
-        if isinstance(event, Building):
-            self._task(event.index)
-            self.built.append(event.index)
-        elif isinstance(event, Timing):
-            self.is_timing = True
-        elif isinstance(event, MeasuredRow):
-            task = self._task(event.index)
-            if event.index in self.rows:
-                raise FrameError(f"It sent the row of task {event.index} twice.")
-            row = checked_row(task, self.batch.run, event.row)
-            self.rows[event.index] = Measurement(task, row, event.is_disturbed)
+    def building(self, index: int) -> None:
+        self._task(index)
+        self.built.append(index)
+        self.watcher.building(index)
+
+    def timing(self) -> None:
+        self.is_timing = True
+        self.watcher.timing()
+
+    def measured(self, index: int, content: dict[str, Any], is_disturbed: bool) -> None:
+        task = self._task(index)
+        if index in self.rows:
+            raise FrameError(f"It sent the row of task {index} twice.")
+        row = checked_row(task, self.batch.run, content)
+        self.rows[index] = Measurement(task, row, is_disturbed)
+        self.watcher.measured(self.rows[index])
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:
@@ -65,14 +109,10 @@ class Arriving:
         return tuple(self.batch.tasks[index] for index in built if index not in self.rows)
 
     def _task(self, index: int) -> Task:
-        return task_at(self.batch.tasks, index)
-
-
-def task_at(tasks: Sequence[T], index: int) -> T:
-    """The task that an agent speaks of; raises `FrameError` where it was asked for none such."""
-    if not 0 <= index < len(tasks):
-        raise FrameError(f"It spoke of task {index} of {len(tasks)}.")
-    return tasks[index]
+        """The task that an agent speaks of; raises `FrameError` where none such was asked."""
+        if not 0 <= index < len(self.batch.tasks):
+            raise FrameError(f"It spoke of task {index} of {len(self.batch.tasks)}.")
+        return self.batch.tasks[index]
 
 
 def checked_row(task: Task, run: str, content: dict[str, Any]) -> Row:

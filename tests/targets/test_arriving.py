@@ -15,9 +15,8 @@ from codl.measure.batch import MeasureBatch
 from codl.measure.runner import blank_row
 from codl.measure.timing import Rounds
 from codl.runtime.connection import FrameError
-from codl.targets.arriving_rows import MOST_LETTERS, Arriving, check_anchors, checked_row
-from codl.targets.measure_messages import MeasuredRow
-from codl.targets.message_base import Building, Timing
+from codl.targets.arriving import MOST_LETTERS, Arriving, Remaining, check_anchors, checked_row
+from codl.targets.client import AgentLostError
 
 TASKS = tuple(conv_tasks()[:3])
 BATCH = MeasureBatch(TASKS, "run2", Rounds(), Tuning(), float("inf"), {}, {})
@@ -29,10 +28,11 @@ def content(**changes: Any) -> dict[str, Any]:
     return {**row, "latency_ms": 1.5, "runs": 3, **changes}
 
 
-def arriving(*events: Any) -> Arriving:
+def arriving(*events: tuple[Any, ...]) -> Arriving:
+    """After some calls, each a name with its arguments."""
     heard = Arriving(BATCH)
-    for event in events:
-        heard.hear(event)
+    for name, *values in events:
+        getattr(heard, name)(*values)
     return heard
 
 
@@ -78,23 +78,23 @@ def test_a_devices_own_words_are_made_plain() -> None:
 
 @pytest.mark.parametrize("index", [-1, 3, 1 << 40])
 def test_tasks_that_were_not_sent_are_refused(index: int) -> None:
-    for event in (Building(index), MeasuredRow(index, content(), False)):
+    for event in (("building", index), ("measured", index, content(), False)):
         with pytest.raises(FrameError, match=f"It spoke of task {index} of 3"):
             arriving(event)
 
 
 def test_a_row_comes_once() -> None:
-    twice = [MeasuredRow(0, content(), False)] * 2
+    twice = [("measured", 0, content(), False)] * 2
     with pytest.raises(FrameError, match="the row of task 0 twice"):
         arriving(*twice)
 
 
 def test_whose_row_is_here_is_no_suspect() -> None:
-    begun = [Building(0), MeasuredRow(0, content(), False), Building(1), Building(2)]
+    begun = [("building", 0), ("measured", 0, content(), False), ("building", 1), ("building", 2)]
     assert arriving(*begun[:1]).suspects == TASKS[:1]
     assert arriving(*begun[:2]).suspects == ()
     assert arriving(*begun).suspects == TASKS[2:]
-    assert arriving(*begun, Timing()).suspects == TASKS[1:]
+    assert arriving(*begun, ("timing",)).suspects == TASKS[1:]
     assert [one.task for one in arriving(*begun).measurements] == [TASKS[0]]
 
 
@@ -112,3 +112,41 @@ def test_anchors_are_codls_own() -> None:
         changed: dict[str, Any] = vars(anchors[0]) | wrong
         with pytest.raises(FrameError, match="It sent"):
             check_anchors([type(anchors[0])(**changed)], "run2")
+
+
+def test_another_agent_does_the_tasks_behind_the_one_that_an_agent_was_lost_with() -> None:
+    left, asked, lost = Remaining("abcd"), [], []
+
+    def ask(tasks: tuple[str, ...]) -> None:
+        asked.append("".join(tasks))
+        for task in tasks[:-1] if tasks[-1] == "d" and len(asked) < 3 else tasks:
+            left.begins(task)
+            if task in "bc" and task not in lost:
+                raise AgentLostError(f"died of {task}")
+            left.done(task)
+
+    left.work(ask, lambda task, why: lost.append(task))
+    assert (asked, lost, left.tasks) == (["abcd", "cd", "d"], ["b", "c"], [])
+
+
+@pytest.mark.parametrize("error", [AgentLostError("at once"), AgentLostError("x", is_cut=True)])
+def test_an_agent_that_is_lost_with_no_task_is_an_error(error: AgentLostError) -> None:
+    left = Remaining("ab")
+
+    def ask(tasks: tuple[str, ...]) -> None:
+        if error.is_cut:
+            left.begins("a")
+        raise error
+
+    with pytest.raises(AgentLostError):
+        left.work(ask, lambda task, why: None)
+    assert left.tasks == ["a", "b"]
+
+
+def test_what_was_not_asked_or_is_done_is_refused() -> None:
+    left = Remaining("ab")
+    left.done("a")
+    for said in (left.begins, left.done):
+        for task in "ax":
+            with pytest.raises(FrameError, match="was not asked, or is done"):
+                said(task)
