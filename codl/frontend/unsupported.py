@@ -8,9 +8,8 @@ group grows until they do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from math import prod
 
@@ -166,15 +165,36 @@ INDICES: Mapping[str, int] = {
 def enclose(graph: Graph) -> Graph:
     """The graph with every group of nodes that codl cannot convert as one node."""
     graph = graph.without_unread  # a group makes something
-    parts = _Parts(graph)
-    foreign = {node.name for node in graph.nodes if not _is_known(graph, node)}
-    if not foreign and not parts.inner:
+    foreign = [at for at, node in enumerate(graph.nodes) if not _is_known(graph, node)]
+    makers = {name: at for at, node in enumerate(graph.nodes) for name in node.outputs if name}
+    inner = [name for name in makers if not _may_cross(graph, name)]
+    if not foreign and not inner:
         return graph
-    parts.add(foreign)
-    for tensor in parts.inner:
-        parts.join(tensor)
-    parts.merge_neighbours()
-    return parts.graph_of_groups()
+    links = [
+        (makers[name], at)
+        for at, node in enumerate(graph.nodes)
+        for name in node.reads
+        if name in makers
+    ]
+    groups = _Groups(len(graph.nodes), links, foreign)
+    number = {node.name: at for at, node in enumerate(graph.nodes)}
+    for tensor in inner:  # stays inside one group, with all that make and read it
+        groups.join({makers[tensor], *(number[own.name] for own in graph.consumers(tensor))})
+    for maker, reader in sorted(links, key=lambda link: link[1]):
+        groups.merge(maker, reader)
+    return _with_groups(graph, groups.members)
+
+
+def _with_groups(graph: Graph, groups: Sequence[Sequence[int]]) -> Graph:
+    """The graph with a node for every group, in a topological order."""
+    made = [enclosing_node(graph, [graph.nodes[at] for at in group]) for group in groups]
+    taken = {at for group in groups for at in group}
+    left = [node for at, node in enumerate(graph.nodes) if at not in taken] + made
+    types = {**graph.types}
+    types |= {name: TensorProto.FLOAT for node in made for name in node.outputs}
+    order = {name: at for at, node in enumerate(graph.nodes) for name in node.outputs}
+    left.sort(key=lambda node: max(order[name] for name in node.outputs if name))
+    return replace(graph, nodes=tuple(in_order(left)), types=types)
 
 
 def _is_known(graph: Graph, node: Node) -> bool:
@@ -221,116 +241,60 @@ def _may_cross(graph: Graph, tensor: str) -> bool:
     return known and graph.types.get(tensor, TensorProto.FLOAT) in FLOATS
 
 
-@dataclass
-class _Parts:
-    """The groups of a graph's nodes: a number for every node that is in one."""
+class _Groups:
+    """Disjoint sets of nodes, by their numbers in a topological order: sets are bits of integers.
 
-    graph: Graph
-    group: dict[str, int] = field(default_factory=dict)
+    `links` are pairs of a node and one behind it.
+    """
 
-    @cached_property
-    def producer(self) -> dict[str, Node]:
-        return {name: node for node in self.graph.nodes for name in node.outputs if name}
+    def __init__(self, count: int, links: Sequence[tuple[int, int]], single: Iterable[int]) -> None:
+        self._groups = [1 << at for at in single]
+        #: All nodes behind each, and all before it.
+        self._behind, self._before = [0] * count, [0] * count
+        for first, second in sorted(links, key=lambda link: -link[0]):
+            self._behind[first] |= 1 << second | self._behind[second]
+        for first, second in sorted(links, key=lambda link: link[1]):
+            self._before[second] |= 1 << first | self._before[first]
 
-    @cached_property
-    def readers(self) -> dict[str, list[Node]]:
-        found: dict[str, list[Node]] = {}
-        for node in self.graph.nodes:
-            for name in node.reads:
-                found.setdefault(name, []).append(node)
-        return found
+    @property
+    def members(self) -> list[list[int]]:
+        """The nodes of every group, in order; the groups by their first nodes."""
+        return sorted(_numbers(group) for group in self._groups)
 
-    @cached_property
-    def inner(self) -> list[str]:
-        """Tensors that a node makes and that must stay inside a group."""
-        return [name for name in self.producer if not _may_cross(self.graph, name)]
+    def join(self, nodes: Iterable[int]) -> None:
+        """Make some nodes one group, with all between them and the groups of those."""
+        group, before = sum(1 << at for at in nodes), 0
+        while group != before:
+            before = group
+            for other in self._groups:
+                group |= other if other & group else 0
+            group = self._filled(group)
+        self._groups = [own for own in self._groups if not own & group] + [group]
 
-    def add(self, names: Iterable[str]) -> None:
-        """Give nodes groups of their own."""
-        for name in names:
-            self.group.setdefault(name, len(self.group))
+    def merge(self, maker: int, reader: int) -> None:
+        """Unite the groups of two nodes, where nothing outside lies between."""
+        of_maker, of_reader = (
+            next((group for group in self._groups if group >> at & 1), 0) for at in (maker, reader)
+        )
+        both = of_maker | of_reader
+        if of_maker and of_reader and of_maker != of_reader and self._filled(both) == both:
+            self._groups = [group for group in self._groups if not group & both] + [both]
 
-    def join(self, tensor: str) -> None:
-        """Put the nodes that make and read a tensor in one group, with all between them."""
-        nodes = [self.producer[tensor], *self.readers.get(tensor, [])]
-        self.add(node.name for node in nodes)
-        for node in nodes[1:]:
-            self._unite(node, nodes[0])
-        self._fill(self.group[nodes[0].name])
+    def _filled(self, group: int) -> int:
+        """With the nodes on paths from some to some."""
+        return group | (self._reached(group, self._behind) & self._reached(group, self._before))
 
-    def merge_neighbours(self) -> None:
-        """Unite groups that hand tensors to each other, where nothing outside lies between."""
-        for node in self.graph.nodes:
-            for name in node.reads:
-                before = self.producer.get(name)
-                if before is None or not {node.name, before.name} <= self.group.keys():
-                    continue
-                mine, theirs = self.group[node.name], self.group[before.name]
-                both = {n for n, own in self.group.items() if own in (mine, theirs)}
-                if mine != theirs and self._between(both) <= both:
-                    self._unite(node, before)
+    def _reached(self, group: int, steps: Sequence[int]) -> int:
+        """What paths from a group lead to; a group that a path enters is passed as a whole."""
+        reached, sources = 0, group
+        while sources:
+            for at in _numbers(sources):
+                reached |= steps[at]
+            entered = sum(own for own in self._groups if own & reached and own & ~reached)
+            sources = entered & ~reached
+            reached |= entered
+        return reached
 
-    def _unite(self, one: Node, other: Node) -> None:
-        mine, theirs = self.group[one.name], self.group[other.name]
-        self.group |= {name: theirs for name, own in self.group.items() if own == mine}
 
-    def _fill(self, number: int) -> None:
-        """Take nodes in, and their groups, until no path leaves a group and comes back."""
-        while True:
-            own = {name for name, group in self.group.items() if group == number}
-            missing = self._between(own) - own
-            if not missing:
-                return
-            self.add(missing)
-            taken = {self.group[name] for name in missing}
-            self.group |= {n: number for n, group in self.group.items() if group in taken}
-
-    def _between(self, names: set[str]) -> set[str]:
-        """Nodes on paths from some to some; groups that a path enters are passed as a whole."""
-        after = self._reached(names, self._next)
-        before = self._reached(names, self._previous)
-        return (after & before) | names
-
-    def _reached(self, names: set[str], step: Callable[[str], Iterable[str]]) -> set[str]:
-        members: dict[int, list[str]] = {}
-        for name, number in self.group.items():
-            members.setdefault(number, []).append(name)
-        seen: set[str] = set()
-        left = [near for name in names for near in step(name)]
-        while left:
-            name = left.pop()
-            if name in seen:
-                continue
-            seen.add(name)
-            own = members.get(self.group[name], []) if name in self.group else []
-            left += [near for one in (name, *own) for near in step(one)]
-            left += own
-        return seen
-
-    @cached_property
-    def _by_name(self) -> dict[str, Node]:
-        return {node.name: node for node in self.graph.nodes}
-
-    def _next(self, name: str) -> Iterator[str]:
-        for tensor in self._by_name[name].outputs:
-            yield from (reader.name for reader in self.readers.get(tensor, []))
-
-    def _previous(self, name: str) -> Iterator[str]:
-        for tensor in self._by_name[name].reads:
-            if tensor in self.producer:
-                yield self.producer[tensor].name
-
-    def graph_of_groups(self) -> Graph:
-        """The graph with a node for every group, in a topological order."""
-        members: dict[int, list[Node]] = {}
-        for node in self.graph.nodes:
-            if node.name in self.group:
-                members.setdefault(self.group[node.name], []).append(node)
-        made = {number: enclosing_node(self.graph, nodes) for number, nodes in members.items()}
-        left = [node for node in self.graph.nodes if node.name not in self.group]
-        left += made.values()
-        types = {**self.graph.types}
-        types |= {name: TensorProto.FLOAT for node in made.values() for name in node.outputs}
-        order = {name: i for i, node in enumerate(self.graph.nodes) for name in node.outputs}
-        left.sort(key=lambda node: max(order[name] for name in node.outputs if name))
-        return replace(self.graph, nodes=tuple(in_order(left)), types=types)
+def _numbers(bits: int) -> list[int]:
+    return [at for at, bit in enumerate(reversed(f"{bits:b}")) if bit == "1"]
