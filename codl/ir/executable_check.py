@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
 from itertools import chain
 from math import prod
@@ -23,6 +24,7 @@ from codl.ir.executable import (
     VERSIONS,
     Access,
     Argument,
+    Buffer,
     Command,
     Constant,
     Copy,
@@ -32,7 +34,6 @@ from codl.ir.executable import (
     Launch,
     Map,
     NcnnNet,
-    NcnnPart,
     Net,
     NetLayer,
     NetValue,
@@ -61,19 +62,19 @@ NUMBER = re.compile(r"-?(\d{1,10}|\d*\.\d+|\d+\.?\d*e[+-]?\d{1,2}|\d+\.\d*(e[+-]
 KEYS, ARRAYS = 32, -23300
 
 
-class NcnnTextError(ValueError):
-    """What of a text is no net."""
+class UnfitError(Exception):
+    """Of an op, a net's text or a flag: what does not fit, and its value."""
 
 
 def check_text(text: str, inputs: Collection[str], outputs: Collection[str]) -> None:
-    """Raise `NcnnTextError` unless every blob is made once, before what reads it, and read once.
+    """Raise `UnfitError` unless every blob is made once, before what reads it, and read once.
 
     `inputs` are the blobs that are fed, each of which an Input layer makes, and `outputs` those
     that are taken out. Layers read no files, so any type will do: ncnn refuses what it has not.
     """
     lines = text.split("\n")
     if len(lines) < 4 or lines[0] != MAGIC or lines[-1]:
-        raise NcnnTextError(f"a text that begins with {text[:20]!r}")
+        raise UnfitError(f"a text that begins with {text[:20]!r}")
     layers = [line.split(" ") for line in lines[2:-1]]
     made: set[str] = set()
     fed: set[str] = set()
@@ -82,33 +83,33 @@ def check_text(text: str, inputs: Collection[str], outputs: Collection[str]) -> 
         sources, targets = _blobs(words)
         missing, twice = set(sources) - made, made.intersection(targets)
         if missing or twice or len(set(targets)) < len(targets):
-            raise NcnnTextError(f"blobs of the layer {' '.join(words[:8])!r}")
+            raise UnfitError(f"blobs of the layer {' '.join(words[:8])!r}")
         reads.update(sources)
         made.update(targets)
         if words[0] == "Input":
             fed.update(targets)
     if lines[1] != f"{len(layers)} {len(made)}":
-        raise NcnnTextError(f"{len(layers)} layers and {len(made)} blobs are said {lines[1]!r}")
+        raise UnfitError(f"{len(layers)} layers and {len(made)} blobs are said {lines[1]!r}")
     if not set(inputs) == fed:
-        raise NcnnTextError(f"inputs {sorted(fed)} that are fed {sorted(inputs)}")
+        raise UnfitError(f"inputs {sorted(fed)} that are fed {sorted(inputs)}")
     if not set(outputs) <= made:
-        raise NcnnTextError(f"outputs {sorted(set(outputs) - made)}")
+        raise UnfitError(f"outputs {sorted(set(outputs) - made)}")
     if max(reads.values(), default=0) > 1:
-        raise NcnnTextError(f"several readers of the blob {reads.most_common(1)[0][0]!r}")
+        raise UnfitError(f"several readers of the blob {reads.most_common(1)[0][0]!r}")
 
 
 def _blobs(words: list[str]) -> tuple[list[str], list[str]]:
     """The blobs that a layer reads and makes."""
     line = " ".join(words)[:80]
     if len(words) < 4 or not all(one.isdecimal() and len(one) < 6 for one in words[2:4]):
-        raise NcnnTextError(f"the layer {line!r}")
+        raise UnfitError(f"the layer {line!r}")
     count, results = int(words[2]), int(words[3])
     names, parameters = words[4 : 4 + count + results], words[4 + count + results :]
     if len(names) < count + results or not all(WORD.fullmatch(n) for n in (*words[:2], *names)):
-        raise NcnnTextError(f"names of the layer {line!r}")
+        raise UnfitError(f"names of the layer {line!r}")
     keys = [_key(parameter) for parameter in parameters]
     if len(set(keys)) < len(keys):
-        raise NcnnTextError(f"parameters of the layer {line!r}")
+        raise UnfitError(f"parameters of the layer {line!r}")
     return names[:count], names[count:]
 
 
@@ -117,22 +118,18 @@ def _key(parameter: str) -> int:
     match = PARAMETER.fullmatch(parameter)
     values = match[2].split(",") if match else []
     if match is None or not all(NUMBER.fullmatch(value) for value in values):
-        raise NcnnTextError(f"the parameter {parameter[:40]!r}")
+        raise UnfitError(f"the parameter {parameter[:40]!r}")
     key = int(match[1])
     is_array = key <= ARRAYS
     own = ARRAYS - key if is_array else key
     fits = values[0] == str(len(values) - 1) if is_array else len(values) == 1
     if not 0 <= own < KEYS or not fits:
-        raise NcnnTextError(f"the parameter {parameter[:40]!r}")
+        raise UnfitError(f"the parameter {parameter[:40]!r}")
     return own
 
 
 #: An op's tensors have fewer elements, the padding of a window included.
 MOST_ELEMENTS = 1 << 40
-
-
-class UnfitError(Exception):
-    """Of an op: what does not fit, and its value."""
 
 
 def check_step(texts: Sequence[str], reads: Sequence[Shape], writes: Shape) -> None:
@@ -150,13 +147,6 @@ def check_step(texts: Sequence[str], reads: Sequence[Shape], writes: Shape) -> N
         raise UnfitError(f"{len(reads)} regions are read by {texts[0]!r}")
     if result.elements != writes.elements:
         raise UnfitError(f"{writes} is written by {texts[-1]!r}")
-
-
-def check_pieces(texts: Sequence[str], held: Iterable[tuple[Tensor, Region]]) -> None:
-    """What kernels read and write of planar tensors, which they see as arrays, is in one piece."""
-    for tensor, region in held:
-        if not tensor.serves(region):
-            raise UnfitError(f"{tensor.name} ({region}) lies in several pieces for {texts[0]!r}")
 
 
 def check_weight(text: str, name: str, packed: int) -> None:
@@ -284,7 +274,11 @@ class Checker:
 
     def check(self) -> None:
         executable = self._executable
-        self._totals()
+        # Sums of what is checked one by one below.
+        total = sum(buffer.bytes for buffer in executable.buffers)
+        self._that(total < MOST_BYTES, "buffers", "bytes of all", total)
+        count = len(executable.setup) + sum(len(stage.commands) for stage in executable.stages)
+        self._that(count < MOST_ENTRIES, "stages", "commands of all", count)
         for number, buffer in enumerate(executable.buffers):
             at = f"buffers[{number}]"
             self._that(0 <= buffer.bytes < MOST_BYTES, at, "bytes", buffer.bytes)
@@ -298,10 +292,8 @@ class Checker:
             self._tensor(tensor, f"tensors[{number}]")
         for number, program in enumerate(executable.programs):
             self._program(program, f"programs[{number}]")
-        try:
+        with self._fitting("flags", "what they are"):
             check_flags(executable)
-        except UnfitError as error:
-            self._that(False, "flags", "what they are", str(error))
         for number, step in enumerate(executable.steps):
             self._step(step, f"steps[{number}]")
         for number, net in enumerate(executable.nets):
@@ -318,13 +310,13 @@ class Checker:
             is_known = TYPES.fullmatch(port.type) is not None
             self._that(is_known, f"the port {name!r}", "type", port.type)
 
-    def _totals(self) -> None:
-        """Sums of what is checked one by one below."""
-        executable = self._executable
-        total = sum(buffer.bytes for buffer in executable.buffers)
-        self._that(total < MOST_BYTES, "buffers", "bytes of all", total)
-        count = len(executable.setup) + sum(len(one.commands) for one in executable.stages)
-        self._that(count < MOST_ENTRIES, "stages", "commands of all", count)
+    @contextmanager
+    def _fitting(self, at: str, what: str) -> Iterator[None]:
+        """Names the place of an `UnfitError`."""
+        try:
+            yield
+        except UnfitError as error:
+            self._that(False, at, what, str(error))
 
     # Memory.
 
@@ -355,7 +347,7 @@ class Checker:
         tensor = tensors[access.tensor]
         self._region(access.region, tensor.held, at)
         if on_cpu:
-            place = self._executable.buffers[tensor.buffer].place
+            place = self._buffer(access).place
             self._that(place != "gpu", at, "place of memory that the CPU uses", place)
 
     def _port(self, tensor: int, shape: Sequence[int], at: str) -> None:
@@ -387,13 +379,13 @@ class Checker:
         if step.constants is not None:
             self._constants(step.constants, at)
         self._that(len(step.layers) == len(step.ops), at, "layers", step.layers)
-        try:
+        with self._fitting(at, "ops that do not fit"):
             check_step(step.ops, [*map(self._shape, step.reads)], self._shape(step.writes))
-            touched = (*step.reads, step.writes)
-            tensors = self._executable.tensors
-            check_pieces(step.ops, ((tensors[own.tensor], own.region) for own in touched))
-        except UnfitError as error:
-            self._that(False, at, "ops that do not fit", str(error))
+            for access in (*step.reads, step.writes):
+                tensor = self._executable.tensors[access.tensor]
+                if not tensor.serves(access.region):  # kernels see planar tensors as arrays
+                    pieces = f"{tensor.name} ({access.region}) lies in several pieces"
+                    raise UnfitError(f"{pieces} for {step.ops[0]!r}")
 
     def _constants(self, number: int, at: str) -> None:
         self._that(0 <= number < len(self._executable.constants), at, "constants", number)
@@ -426,11 +418,8 @@ class Checker:
         tensors = self._executable.tensors
         given = {tensors[a.tensor].name: (a.region, tensors[a.tensor].shape) for a in inputs}
         self._that(len(given) == len(inputs), at, "inputs of one tensor", list(given))
-        try:
+        with self._fitting(at, "layers that do not fit"):
             known = check_layers(net.layers, given)
-        except UnfitError as error:
-            self._that(False, at, "layers that do not fit", str(error))
-            return
         for access in outputs:
             tensor = tensors[access.tensor]
             region, shape = known.get(tensor.name, (None, None))
@@ -464,24 +453,16 @@ class Checker:
                 known.add(value)
             for constant in part.weights:
                 self._constant(constant, at)
-            self._text(part, at)
+            with self._fitting(at, "text of a net"):
+                check_text(part.param, [b for b, _ in part.inputs], [b for b, _ in part.outputs])
             for option in part.options:
                 self._that(NET_OPTIONS.fullmatch(option) is not None, at, "option", option)
         for value, access in (*net.inputs, *net.outputs):
-            there = NetValue(self._name(access), access.region)
+            there = NetValue(self._executable.tensors[access.tensor].name, access.region)
             is_alike = net.values[value] == there
             self._that(is_alike, at, f"value where there is {there}", net.values[value])
         missing = [value for value, _ in net.outputs if value not in known]
         self._that(not missing, at, "outputs that no part computes", missing)
-
-    def _name(self, access: Access) -> str:
-        return self._executable.tensors[access.tensor].name
-
-    def _text(self, part: NcnnPart, at: str) -> None:
-        try:
-            check_text(part.param, [b for b, _ in part.inputs], [b for b, _ in part.outputs])
-        except NcnnTextError as error:
-            self._that(False, at, "text of a net", str(error))
 
     # Commands.
 
@@ -501,9 +482,16 @@ class Checker:
             self._signal(command.signals, at)
         elif isinstance(command, RunNet):
             self._that(0 <= command.net < len(executable.nets), at, "net", command.net)
-            self._nothing_mapped(chain(*_sides(executable.nets[command.net])), at)
+            for access in chain(*_sides(executable.nets[command.net])):
+                # Nets are bound to memory that stays where it is.
+                place = self._buffer(access).place
+                self._that(place != "staging", at, "place of what a net uses", place)
         elif isinstance(command, Copy):
-            self._copy(command, at)
+            for access in (command.source, command.target):
+                self._access(access, at, on_cpu=True)
+                self._is_mapped(access, at)
+            shapes = self._shape(command.source), self._shape(command.target)
+            self._that(shapes[0] == shapes[1], at, f"shape copied to {shapes[1]}", shapes[0])
         elif isinstance(command, Fill):
             self._constant(command.constant, at)
             self._access(command.target, at, on_cpu=True)
@@ -575,13 +563,6 @@ class Checker:
         elif isinstance(arg, int):
             self._that(-(1 << 31) <= arg < 1 << 31, at, "integer argument", arg)
 
-    def _copy(self, copy: Copy, at: str) -> None:
-        for access in (copy.source, copy.target):
-            self._access(access, at, on_cpu=True)
-            self._is_mapped(access, at)
-        shapes = self._shape(copy.source), self._shape(copy.target)
-        self._that(shapes[0] == shapes[1], at, f"shape copied to {shapes[1]}", shapes[0])
-
     def _map(self, command: Map | Unmap, at: str) -> None:
         buffers = self._executable.buffers
         self._that(0 <= command.buffer < len(buffers), at, "buffer", command.buffer)
@@ -595,16 +576,13 @@ class Checker:
             self._signal(command.signals, at)
 
     def _is_mapped(self, access: Access, at: str) -> None:
-        number = self._executable.tensors[access.tensor].buffer
-        if self._executable.buffers[number].place == "staging":
+        if self._buffer(access).place == "staging":
+            number = self._executable.tensors[access.tensor].buffer
             self._that(number in self._mapped, at, "buffer that is not mapped", number)
 
-    def _nothing_mapped(self, accesses: Iterator[Access], at: str) -> None:
-        """Nets are bound to memory that stays where it is."""
-        for access in accesses:
-            number = self._executable.tensors[access.tensor].buffer
-            place = self._executable.buffers[number].place
-            self._that(place != "staging", at, "place of what a net uses", place)
+    def _buffer(self, access: Access) -> Buffer:
+        """The memory that a region lies in."""
+        return self._executable.buffers[self._executable.tensors[access.tensor].buffer]
 
     def _that(self, holds: bool, at: str, what: str, value: Any) -> None:
         if not holds:
