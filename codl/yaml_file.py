@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import UnionType
@@ -23,7 +23,7 @@ Threads: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 NotNegative: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 #: No file that people write is nested deeper, or holds more values, aliases written out.
 MOST_DEEP, MOST_NODES = 100, 1_000_000
-_WHERE = re.compile(r"(?P<problem>.*) - at `\$\.?(?P<keys>.*)`", re.DOTALL)
+_WHERE = re.compile(r"(?P<problem>.*) - at (?P<of_key>`key` in )?`\$\.?(?P<keys>.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<key>.*)`")
 
 
@@ -95,13 +95,23 @@ def read_content(path: Path, loader: type[Loader] = Loader) -> Any:
         raise InvalidFileError(path, f"not YAML: {problem}.", where=where) from error
 
 
-def convert(content: Any, kind: type[T], path: Path) -> T:
-    """A dataclass from what a file holds: every key is known, none is missing, each of its type."""
-    _refuse_unknown(content, kind, path, "")
+def convert(
+    content: Any,
+    kind: type[T],
+    path: Path | str,
+    *,
+    fix: str = "",
+    dec_hook: Callable[[Any, Any], Any] | None = None,
+) -> T:
+    """A dataclass from what a file holds: every key is known, none is missing, each of its type.
+
+    `dec_hook` reads what msgspec cannot, and errors end with `fix`.
+    """
+    _refuse_unknown(content, kind, path, "", fix)
     try:
-        return msgspec.convert(content, kind)
+        return msgspec.convert(content, kind, dec_hook=dec_hook)
     except msgspec.ValidationError as error:
-        raise _explained(str(error), content, kind, path) from error
+        raise _explained(str(error), content, kind, path, fix) from error
 
 
 def write(content: Any, path: Path, *, comment: str = "") -> Path:
@@ -110,48 +120,56 @@ def write(content: Any, path: Path, *, comment: str = "") -> Path:
     return files.write(path, f"# {comment}\n{text}" if comment else text)
 
 
-def _refuse_unknown(content: Any, kind: Any, path: Path, where: str) -> None:
-    if is_dataclass(kind):
-        _refuse_keys(content, kind, path, where)
+def _refuse_unknown(content: Any, kind: Any, path: Path | str, where: str, fix: str) -> None:
+    if is_dataclass(plain := get_origin(kind) or kind):  # maybe generic
+        _refuse_keys(content, plain, path, where, fix)
     elif get_origin(kind) in (Union, UnionType):  # such as `PowerW | None`
         for inner in get_args(kind):
-            _refuse_unknown(content, inner, path, where)
+            _refuse_unknown(content, inner, path, where, fix)
     elif isinstance(content, Mapping) and get_args(kind):
         for key, value in content.items():
-            _refuse_unknown(value, get_args(kind)[-1], path, f"{where}.{key}")
+            _refuse_unknown(value, get_args(kind)[-1], path, f"{where}.{key}", fix)
     elif isinstance(content, list) and get_args(kind):
         for number, value in enumerate(content):
-            _refuse_unknown(value, get_args(kind)[0], path, f"{where}[{number}]")
+            _refuse_unknown(value, get_args(kind)[0], path, f"{where}[{number}]", fix)
 
 
-def _refuse_keys(content: Any, kind: Any, path: Path, where: str) -> None:
+def _refuse_keys(content: Any, kind: Any, path: Path | str, where: str, fix: str) -> None:
     hints = get_type_hints(kind)
     known = {field.name: hints[field.name] for field in fields(kind)}
     for key, value in content.items() if isinstance(content, Mapping) else ():
         if key not in known:
             reason = str(UnknownNameError("key", str(key), known))
-            raise InvalidFileError(path, reason, where=where or "top")
-        _refuse_unknown(value, known[key], path, f"{where}.{key}".lstrip("."))
+            raise InvalidFileError(path, reason, where=where or "top", fix=fix)
+        _refuse_unknown(value, known[key], path, f"{where}.{key}".lstrip("."), fix)
 
 
-def _explained(message: str, content: Any, kind: Any, path: Path) -> InvalidFileError:
+def _explained(
+    message: str, content: Any, kind: Any, path: Path | str, fix: str
+) -> InvalidFileError:
     """msgspec's message by our words: the key, what was expected, and what is there instead."""
     match = _WHERE.fullmatch(message)
     problem, keys = (match["problem"], match["keys"]) if match else (message, "")
     if missing := _MISSING.fullmatch(problem):
-        return InvalidFileError(
-            path, "the key is missing.", where=f"{keys}.{missing['key']}".lstrip(".")
-        )
-    value = content
-    for key in re.findall(r"[^.\[\]]+", keys):
-        value = value[int(key) if isinstance(value, list) else key]
+        where = f"{keys}.{missing['key']}".lstrip(".")
+        return InvalidFileError(path, "the key is missing.", where=where, fix=fix)
+    got, where = content, keys or "top"
+    for key in re.findall(r"\.{3}|[^.\[\]]+", keys):
+        if key == "...":  # msgspec does not say which of a mapping
+            return InvalidFileError(path, f"{_uncapped(problem)}.", where=where, fix=fix)
+        got = got[int(key) if isinstance(got, list) else key]
         kind = _inner(kind, key)
+    if match and match["of_key"]:
+        got, kind = ", ".join(map(str, got)), get_args(kind)[0]
     if "enum value" in problem:
-        known = ", ".join(str(choice) or "''" for choice in get_args(kind))
-        return InvalidFileError(path, f"must be one of {known}, got {value!r}.", where=keys)
-    expected = problem.replace("`", "").split(", got ")[0]
-    expected = expected[:1].lower() + expected[1:]
-    return InvalidFileError(path, f"{expected}, got {value!r:.60}.", where=keys or "top")
+        expected = f"must be one of {', '.join(str(c) or repr(c) for c in get_args(kind))}"
+    else:
+        expected = _uncapped(problem.split(", got ")[0])
+    return InvalidFileError(path, f"{expected}, got {got!r:.60}.", where=where, fix=fix)
+
+
+def _uncapped(problem: str) -> str:
+    return (problem[:1].lower() + problem[1:]).replace("`", "")
 
 
 def _inner(kind: Any, key: str) -> Any:

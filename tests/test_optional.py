@@ -63,6 +63,18 @@ for processor in ("cpu", "gpu"):
         assert np.allclose(engine({"x": x})["y"], x + 1, atol=1e-6)
 """
 
+PREDICTED = """
+from codl.ir import parse
+from codl.measure import tuning_file
+from codl.measure.dataset import Dataset
+from codl.predict.model_set import load
+from codl.records import soc as socs
+soc = socs.load("epyc2")
+predictors = load(soc, "codl", tuning=tuning_file.read(Dataset.found("epyc2"), soc))
+op = parse("conv2d in=1x64x56x56 oc=64 kernel=3x3 pad=1")
+assert 0 < predictors.latency_ms("conv2d_cpu_gemm", [op])[0] < 100
+"""
+
 
 def base_only(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", BASE_ONLY + code, *map(str, arguments)]
@@ -91,10 +103,15 @@ def test_a_network_is_compiled_with_the_base_alone(first_soc: Soc, tmp_path: Pat
     assert run.returncode == 0, run.stderr
 
 
+def test_stored_predictors_need_the_base_alone() -> None:
+    run = base_only(PREDICTED)
+    assert run.returncode == 0, run.stderr
+
+
 @pytest.mark.parametrize(
     ("code", "package", "extra"),
     [
-        ("import codl.predict.estimators", "scikit-learn", "train"),
+        ("import codl.predict.training", "scipy", "train"),
         ("import codl; codl.compile('squeezenet')", "onnxruntime", "onnx"),
         ("from codl.cli import main; main()", "typer", "cli"),
         (

@@ -23,6 +23,6 @@ DEFAULT = "codl"
 ESTIMATORS: Registry[type[LatencyEstimator]] = Registry("predictor")
 ESTIMATORS.add_lazy("flops_linear", "codl.predict.estimators.linear:FlopsLinear")
 ESTIMATORS.add_lazy("codl_linear", "codl.predict.estimators.linear:CodlLinear")
-ESTIMATORS.add_lazy("random_forest", "codl.predict.estimators.forest:RandomForest")
-ESTIMATORS.add_lazy("gbdt", "codl.predict.estimators.gbdt:Gbdt")
+ESTIMATORS.add_lazy("random_forest", "codl.predict.estimators.trees:RandomForest")
+ESTIMATORS.add_lazy("gbdt", "codl.predict.estimators.trees:Gbdt")
 ESTIMATORS.add_lazy("codl", "codl.predict.estimators.gp_ensemble:Codl")

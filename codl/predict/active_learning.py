@@ -2,41 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
+from zlib import crc32
 
 import numpy as np
+from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from codl.errors import CodlError
-from codl.ir import Op, Shape
+from codl.ir import Activation, Op, Shape
+from codl.ir.types import Processor
 from codl.kernels.tuning import Tuning
 from codl.measure.dataset import Dataset
 from codl.measure.measurement_order import Tier
-from codl.measure.tasks import OpTask, SharingTask, Task
+from codl.measure.tasks import SHARES, OpTask, SharingTask, Task, part_of
 from codl.predict import ESTIMATORS, features
 from codl.predict import training_set as samples
-from codl.predict.acquisition import (
-    CONTESTED,
-    Bounds,
-    contested,
-    farthest_first,
-    in_turns,
-    is_random,
-)
-from codl.predict.cross_validation import TrainingRows
-from codl.predict.estimators import (
-    LatencyEstimator,
-)
+from codl.predict.cross_validation import TrainingRows, shape_folds
+from codl.predict.estimators.base import LatencyEstimator
 from codl.predict.features import Item
-from codl.predict.folds import shape_folds
-from codl.predict.regret import Key, MeasuredPart, Regret, key_of, plain, regret
 from codl.predict.training_set import Samples
 from codl.records.soc import Soc
 
+T = TypeVar("T")
+Values: TypeAlias = NDArray[np.float64]
+#: A part of an op without its activation, on a processor.
+Key: TypeAlias = tuple[Processor, Op]
 #: The predictor whose accuracy is looked at.
 ESTIMATOR = "codl"
 #: The first look comes after this part of the budget, the next when this part more time has passed.
@@ -52,6 +47,175 @@ GROWTH, GAIN, TWICE = 0.3, 1.0, 2
 NEWS = 0.15
 #: Accuracy on fewer rows is chance.
 LEAST_ROWS = 30
+#: The weight of a measurement that may change which split is chosen; others weigh 1.
+CONTESTED = 2.0
+#: Columns whose logarithms spread by less are taken for constant.
+LEAST_SPREAD = 1e-6
+
+
+@dataclass(frozen=True)
+class MeasuredPart:
+    """A part of an op in one kernel variant, its latency and what was predicted for it; in ms."""
+
+    op: Op
+    processor: Processor
+    part: Op
+    latency_ms: float
+    predicted_ms: float
+
+
+@dataclass(frozen=True)
+class Regret:
+    """Percent over `ops` ops; data sharing is left out, as in the ideal of the paper."""
+
+    ops: int
+    mean: float
+    p95: float
+
+
+@dataclass(frozen=True)
+class _ShardTimes:
+    """A processor's part: predicted and measured latency of the variant chosen, and the best."""
+
+    predicted: float
+    chosen: float
+    best: float
+
+
+def regret(parts: Iterable[MeasuredPart], soc: Soc) -> Regret | None:
+    """Over all ops with a split that was measured on both sides; None where there is none."""
+    shards: dict[Key, list[MeasuredPart]] = {}
+    for part in parts:
+        shards.setdefault(key_of(part.processor, part.part), []).append(part)
+    ops = dict.fromkeys(plain(part.op) for own in shards.values() for part in own)
+    known = {key: _shard(own) for key, own in shards.items()}
+    regrets = [value for op in ops if (value := _of(op, known, soc)) is not None]
+    if not regrets:
+        return None
+    mean, p95 = 100 * float(np.mean(regrets)), 100 * float(np.percentile(regrets, 95))
+    return Regret(len(regrets), round(mean, 2), round(p95, 2))
+
+
+def plain(op: Op) -> Op:
+    """The op without its activation, which makes no other shape."""
+    return op.with_activation(Activation())
+
+
+def key_of(processor: Processor, part: Op) -> Key:
+    return processor, plain(part)
+
+
+def splits(op: Op, soc: Soc) -> list[tuple[Key, ...]]:
+    """What is run in every split of an op, one part on each processor; and whole on either one."""
+    pairs: list[tuple[Key, ...]] = [(key_of("cpu", op),), (key_of("gpu", op),)]
+    for dim in op.dims:
+        for share in SHARES[:-1]:
+            cpu = part_of(op, "cpu", dim, round(1 - share, 6), soc)
+            gpu = part_of(op, "gpu", dim, share, soc)
+            if cpu is not None and gpu is not None:
+                pairs.append((key_of("cpu", cpu), key_of("gpu", gpu)))
+    return pairs
+
+
+def _shard(own: Sequence[MeasuredPart]) -> _ShardTimes:
+    chosen = min(own, key=lambda part: part.predicted_ms)
+    best = min(part.latency_ms for part in own)
+    return _ShardTimes(chosen.predicted_ms, chosen.latency_ms, best)
+
+
+def _of(op: Op, known: Mapping[Key, _ShardTimes], soc: Soc) -> float | None:
+    """Latency of the split with the lowest prediction over the lowest latency, less 1."""
+    pairs = [
+        [known[key] for key in keys]
+        for keys in splits(op, soc)
+        if all(key in known for key in keys)
+    ]
+    if not any(len(pair) == 2 for pair in pairs):
+        return None
+    chosen = min(pairs, key=lambda pair: max(shard.predicted for shard in pair))
+    best = min(max(shard.best for shard in pair) for pair in pairs)
+    return max(shard.chosen for shard in chosen) / best - 1
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Between these lies a part's latency in one kernel variant, in milliseconds."""
+
+    low: float
+    high: float
+
+
+def is_random(item: Item) -> bool:
+    """Whether an item is of the half that is always taken in random order.
+
+    Its accuracy when held out is that of all; that of the rows which were chosen for being
+    difficult is not. The item alone decides, so that a later run knows without being told.
+    """
+    return crc32(features.write(item).encode()) % 2 == 0
+
+
+def farthest_first(known: Values, candidates: Values, weights: Values) -> list[int]:
+    """Weighted farthest-point sampling: indices of all candidates, the farthest from `known` first.
+
+    Distances are Euclidean, between the logarithms of features (items, features) in units of their
+    spread, times the candidate's weight; a candidate that was taken counts as known.
+    """
+    logs = np.log1p(np.abs(np.vstack([known, candidates])))
+    spread = logs.std(0)
+    scaled = (logs / np.where(spread > LEAST_SPREAD, spread, np.inf)).astype(np.float64)
+    old, new = scaled[: len(known)], scaled[len(known) :]
+    away = np.full(len(new), np.inf)
+    for row in old:
+        np.minimum(away, ((new - row) ** 2).sum(1), out=away)
+    order, left = [], np.ones(len(new), bool)
+    for _ in range(len(new)):
+        at = int(np.argmax(np.where(left, np.sqrt(away) * weights, -1.0)))
+        order.append(at)
+        left[at] = False
+        np.minimum(away, ((new - new[at]) ** 2).sum(1), out=away)
+    return order
+
+
+def contested(
+    ops: Iterable[Op], known: Mapping[Key, Sequence[Bounds]], soc: Soc
+) -> dict[Key, float]:
+    """The parts that the fastest split of an op may need, as far as the bounds tell.
+
+    The variants of a part may be chosen whose lowest latency is below the value, in milliseconds.
+    Parts of ops where one split is the fastest for certain are left out.
+    """
+    low = {key: min(one.low for one in own) for key, own in known.items()}
+    high = {key: min(one.high for one in own) for key, own in known.items()}
+    open_parts: dict[Key, float] = {}
+    for op in ops:
+        pairs = [keys for keys in splits(op, soc) if all(key in known for key in keys)]
+        if not pairs:
+            continue
+        limit = min(max(high[key] for key in keys) for keys in pairs)
+        open_pairs = [keys for keys in pairs if max(low[key] for key in keys) <= limit]
+        is_decided = len(open_pairs) == 1 and all(_is_decided(known[k]) for k in open_pairs[0])
+        if not is_decided:
+            open_parts.update({key: high[key] for keys in open_pairs for key in keys})
+    return open_parts
+
+
+def _is_decided(own: Sequence[Bounds]) -> bool:
+    """Whether one variant is the fastest for certain."""
+    limit = min(one.high for one in own)
+    return sum(one.low <= limit for one in own) == 1
+
+
+def in_turns(streams: Iterable[Iterable[T]]) -> Iterator[T]:
+    """The first of each, the second of each, and so on; those that are over drop out."""
+    running = [iter(stream) for stream in streams]
+    while running:
+        still = []
+        for stream in running:
+            for value in stream:
+                yield value
+                still.append(stream)
+                break
+        running = still
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ for models that nobody measured.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Protocol, TypeAlias
+from dataclasses import dataclass, fields
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from codl.kernels import registry
 from codl.kernels.feature_columns import beyond, gpu_cache_bytes
 from codl.measure.dataset import SEPARATOR, Dataset, StageRow
 from codl.predict import features
+from codl.records.results import Amount
 from codl.records.soc import Soc
 
 #: Fewer stages of a processor than this say nothing.
@@ -45,29 +46,14 @@ class InNetworkCost:
     and unpack; and of everything where the other processor works at the same time.
     """
 
-    alone: float = 1.0
-    call_ms: float = 0.0
-    weight_ms: float = 0.0
-    read_ms: float = 0.0
-    written_ms: float = 0.0
-    far_weight_ms: float = 0.0
-    packed_ms: float = 0.0
-    beside_ms: float = 0.0
-
-    @classmethod
-    def of(cls, content: Any) -> InNetworkCost:
-        """From JSON; raises `ValueError` with what is wrong."""
-        names = [field.name for field in fields(cls)]
-        if not isinstance(content, dict) or list(content) != names:
-            raise ValueError(f"expected the keys {', '.join(names)}, got {content!r:.80}.")
-        for name, value in content.items():
-            if not isinstance(value, int | float) or not 0 <= value < float("inf"):
-                raise ValueError(f"{name} must be a number of at least 0, got {value!r:.40}.")
-        return cls(**content)
-
-    def state(self) -> dict[str, float]:
-        """As JSON values."""
-        return asdict(self)
+    alone: Amount = 1.0
+    call_ms: Amount = 0.0
+    weight_ms: Amount = 0.0
+    read_ms: Amount = 0.0
+    written_ms: Amount = 0.0
+    far_weight_ms: Amount = 0.0
+    packed_ms: Amount = 0.0
+    beside_ms: Amount = 0.0
 
 
 @dataclass(frozen=True)

@@ -1,26 +1,97 @@
-"""The trained predictors of a SoC: what a planner asks for latencies, many at a time."""
+"""The trained predictors of a SoC: what a planner asks for latencies, and their file.
+
+A file, `predictors/<soc>/<predictor>.json`, says what it predicts, from which features in which
+order and unit, what it was trained on and how well it predicts what it did not see, a target a
+line. It keeps digests of the features of a few ops: reading it computes them again, so a predictor
+never serves a variant or a SoC whose features have changed since. Files hold numbers and text
+alone, so one from elsewhere runs no code.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.errors import InvalidFileError, UnknownNameError
+from codl import files, provenance, yaml_file
+from codl.errors import CodlError, InvalidFileError, MismatchError, UnknownNameError
 from codl.ir import Shape
-from codl.ir.types import BLOCKED, Direction
+from codl.ir.types import BLOCKED, Direction, Processor
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
-from codl.predict import ESTIMATORS, FOLDER
-from codl.predict import serialization as store
-from codl.predict.features import SHARING_PARTS, Item, sharing_target
-from codl.predict.in_network_cost import InNetworkCosts
-from codl.predict.serialization import FEW_ITEMS, StoredPredictor
+from codl.predict import ESTIMATORS, FOLDER, domain_adaptation, features
+from codl.predict.domain_adaptation import Known
+from codl.predict.estimators.base import LatencyEstimator
+from codl.predict.estimators.numerics import from_json, to_json
+from codl.predict.features import SHARING_PARTS, FeatureTable, Item, sharing_target
+from codl.predict.in_network_cost import InNetworkCost, InNetworkCosts
 from codl.records import shipped
 from codl.records.soc import Soc
+
+E = TypeVar("E", bound=LatencyEstimator)
+
+VERSION = 10
+UNIT = "ms"
+#: A target of fewer different items than this says little of others.
+FEW_ITEMS = 8
+#: Significant digits of a feature that count: the same computation agrees but for rounding.
+DIGITS = 9
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredPredictor(Generic[E]):
+    """The fitted estimator of one target and all that is known about it.
+
+    `features` are names in the order of the estimator's columns; `examples` gives a digest of the
+    features of a few items by their text, of all where there are fewer than `FEW_ITEMS`. It was
+    fitted to `rows` with `items` different items, of `tables` (by name, with the start of their
+    SHA-256); `held_out` is the accuracy on whole shapes, empty without evaluation. `known` are SoCs
+    whose latencies are features too (`codl train --like`).
+    """
+
+    target: str
+    rows: int
+    items: int
+    tables: dict[str, str]
+    sources: tuple[str, ...]
+    held_out: dict[str, float]
+    features: tuple[str, ...]
+    examples: dict[str, str]
+    estimator: E
+    known: tuple[Known[E], ...] = ()
+
+    def table(self, items: Sequence[Item], soc: Soc, tuning: Tuning = Tuning()) -> FeatureTable:
+        """The features of some items (at least one) in the order of the estimator's columns."""
+        if self.known:
+            return domain_adaptation.table(self.target, items, soc, self.known, tuning)
+        return features.table(self.estimator.feature_set, self.target, items, soc, tuning)
+
+    @property
+    def bytes(self) -> int:
+        """What this target takes of the file."""
+        return len(_encode(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _File:
+    version: int
+    predictor: str
+    soc: str
+    #: The fingerprint of the kernels' choices.
+    tuning: str
+    unit: str
+    feature_units: str
+    codl: str
+    #: What ops take more inside a network.
+    inside: dict[Processor, InNetworkCost]
+    targets: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -30,7 +101,7 @@ class Predictors:
     name: str
     soc: Soc
     path: Path
-    stored: Mapping[str, StoredPredictor]
+    stored: Mapping[str, StoredPredictor[Any]]
     tuning: Tuning = Tuning()
     #: What ops take more inside a network; of a processor without stages there is nothing.
     inside: InNetworkCosts = field(default_factory=dict)
@@ -44,9 +115,9 @@ class Predictors:
     def few(self) -> Mapping[str, frozenset[str]]:
         """The items of the targets that were measured at fewer than `FEW_ITEMS` different ones."""
         return {
-            name: frozenset(own.examples)
-            for name, own in self.stored.items()
-            if own.items < FEW_ITEMS
+            target: frozenset(stored.examples)
+            for target, stored in self.stored.items()
+            if stored.items < FEW_ITEMS
         }
 
     def sharing_ms(
@@ -61,9 +132,9 @@ class Predictors:
         of_way = {"load": BLOCKED, "store": BLOCKED, "relayout": [usual, *others][-1]}
         storage = of_way.get(direction, usual)
         parts = {part: sharing_target(direction, storage, part) for part in SHARING_PARTS}
-        known = {part: target for part, target in parts.items() if target in self.stored}
-        known = known or {"copy": sharing_target(direction, storage)}
-        return {part: self.latency_ms(target, shapes) for part, target in known.items()}
+        parts = {part: target for part, target in parts.items() if target in self.stored}
+        parts = parts or {"copy": sharing_target(direction, storage)}
+        return {part: self.latency_ms(target, shapes) for part, target in parts.items()}
 
     def latency_ms(self, target: str, items: Sequence[Item]) -> NDArray[np.float64]:
         """Milliseconds that items of one target take, shaped (items), all positive.
@@ -76,8 +147,29 @@ class Predictors:
         if not items:
             return np.empty(0)
         stored = self.stored[target]
-        # `table` has checked the features: no need to have scikit-learn look at them again.
-        return stored.estimator.typical(stored.table(items, self.soc, self.tuning).values)
+        estimator: LatencyEstimator = stored.estimator
+        return estimator.predict(stored.table(items, self.soc, self.tuning).values)
+
+    def save(self, root: Path = FOLDER) -> Path:
+        """Write all targets under `root`; a crash leaves the old file or the new."""
+        header = {
+            "version": VERSION,
+            "predictor": self.name,
+            "soc": self.soc.name,
+            "tuning": self.tuning.fingerprint,
+            "unit": UNIT,
+            "feature_units": features.UNITS,
+            "codl": provenance.VERSION,
+            "inside": self.inside,
+        }
+        lines = [b"%s:%s" % (_encode(key), _encode(value)) for key, value in header.items()]
+        targets = (b"%s:%s" % (_encode(name), _encode(own)) for name, own in self.stored.items())
+        content = b'{%s,\n"targets":{\n%s\n}}\n' % (b",\n".join(lines), b",\n".join(targets))
+        return files.write(path_of(root, self.soc.name, self.name), content)
+
+
+def path_of(root: Path, soc: str, predictor: str) -> Path:
+    return root / soc / f"{predictor}.json"
 
 
 def load(soc: Soc, name: str, folder: Path = FOLDER, tuning: Tuning = Tuning()) -> Predictors:
@@ -89,10 +181,116 @@ def load(soc: Soc, name: str, folder: Path = FOLDER, tuning: Tuning = Tuning()) 
     file cannot be read, and `MismatchError` for one that belongs to something else.
     """
     ESTIMATORS.find(name)
-    own = shipped.found(soc.name, folder, FOLDER)
-    path = store.path_of(own.parent, soc.name, name)
+    path = path_of(shipped.found(soc.name, folder, FOLDER).parent, soc.name, name)
     if not path.exists():
         fix = f"`codl train --soc {soc.name} --predictor {name}` trains them."
         raise InvalidFileError(path, "there are no predictors here.", fix=fix)
-    stored, inside = store.read(path, soc, tuning)
-    return Predictors(name, soc, path, stored, tuning, inside)
+    return read(path, soc, tuning)
+
+
+def read(path: Path, soc: Soc, tuning: Tuning = Tuning()) -> Predictors:
+    """Read and check one file.
+
+    Raises `InvalidFileError` for a file that is not of predictors or was changed,
+    `UnknownNameError` for a predictor or target that codl does not know, and `MismatchError` for
+    one that belongs to another SoC, name or set of features.
+    """
+    fix = f"`codl train --soc {soc.name}` trains it again."
+    content = files.read_json(path, fix=fix)
+    if not isinstance(content, dict):
+        raise InvalidFileError(path, f"expected a mapping, got {content!r:.60}.", fix=fix)
+    for key, wanted in {"version": VERSION, "unit": UNIT}.items():
+        if content.get(key) != wanted:
+            problem = f"must be {wanted!r}, got {content.get(key)!r:.60}"
+            problem += ": another version of codl wrote the file." if key == "version" else "."
+            raise InvalidFileError(path, problem, where=key, fix=fix)
+    predictor = content.get("predictor")
+    if predictor not in list(ESTIMATORS):
+        hint = f"It stands in {path}. {fix}"
+        raise UnknownNameError("predictor", str(predictor), ESTIMATORS, fix=hint)
+    file = yaml_file.convert(content, _File, path, fix=fix)
+    _check_place(path, file, soc, tuning, fix)
+    generic: Any = StoredPredictor
+    kind = generic[ESTIMATORS[predictor]]
+    stored = {}
+    for target, own in file.targets.items():
+        where = f"{path}, targets, {target}"
+        stored[target] = yaml_file.convert(own, kind, where, fix=fix, dec_hook=from_json)
+        _check_examples(path, target, stored[target], soc, tuning, fix)
+    return Predictors(predictor, soc, path, stored, tuning, file.inside)
+
+
+def _check_place(path: Path, file: _File, soc: Soc, tuning: Tuning, fix: str) -> None:
+    """What the file says it is must agree with where it lies, and with how kernels are tuned."""
+    for key, value in {"soc": soc.name, "predictor": path.stem}.items():
+        if getattr(file, key) != value:
+            raise MismatchError(
+                f"{path}, {key}: is {getattr(file, key)!r}, but the file lies where {value!r} is "
+                f"expected. {fix}"
+            )
+    if file.tuning != tuning.fingerprint:
+        trained, now = (text or "untuned" for text in (file.tuning, tuning.fingerprint))
+        raise MismatchError(
+            f"{path}, tuning: is {trained!r}, but kernels are tuned as {now!r} now. `codl train "
+            f"--soc {soc.name}` trains it again; `codl collect --soc {soc.name} --serial local` "
+            "comes first where kernels were tuned after they had been measured. The tuning lies "
+            "in tuning.json of the dataset, whose folder --dataset names."
+        )
+
+
+def _check_examples(
+    path: Path, target: str, stored: StoredPredictor[Any], soc: Soc, tuning: Tuning, fix: str
+) -> None:
+    """Compute the features of a target's examples again, compare their digests, and predict them.
+
+    Digests are of the features on this SoC alone: known SoCs' latencies are not exact to the digit.
+    """
+    invalid = partial(InvalidFileError, path, fix=fix)
+    if stored.target != target:
+        raise invalid(f"is of {stored.target!r}.", where=f"targets, {target}, target")
+    if not stored.examples:
+        problem = "there must be at least one op with a digest of its features."
+        raise invalid(problem, where=f"targets, {target}, examples")
+    for text, digest in stored.examples.items():
+        where = f"targets, {target}, examples, {text!r}"
+        try:
+            item = features.read(target, text)
+        except CodlError as error:
+            raise invalid(str(error), where=where) from error
+        targets = features.targets_of(item)
+        if target not in targets:
+            raise UnknownNameError("target", target, targets, fix=f"It stands in {path}. {fix}")
+        now = features.table(stored.estimator.feature_set, target, [item], soc, tuning)
+        used = stored.table([item], soc, tuning) if stored.known else now
+        if used.names != stored.features:
+            raise MismatchError(
+                f"{path}, features: is {', '.join(stored.features)}, but {target} has "
+                f"{', '.join(used.names)}. {fix}"
+            )
+        if digest != (again := examples_of([item], now)[text]):
+            raise MismatchError(
+                f"{path}, {where}: the digest of its features was {digest!r} in training and is "
+                f"{again!r} now; the kernel variant or the SoC has changed. {fix}"
+            )
+    try:
+        with np.errstate(all="ignore"):
+            predicted_ms = stored.estimator.predict(used.values)
+    except (ArithmeticError, IndexError, TypeError, ValueError) as error:
+        problem = f"the estimator's numbers do not fit together: {error}."
+        raise invalid(problem, where=f"targets, {target}, estimator") from error
+    if not (np.isfinite(predicted_ms).all() and (predicted_ms > 0).all()):
+        problem = f"it predicts {predicted_ms[0]} ms for {text!r}: latencies are positive."
+        raise invalid(problem, where=f"targets, {target}, estimator")
+
+
+def examples_of(items: list[Item], table: FeatureTable) -> dict[str, str]:
+    """Digests of the features of some items by their text."""
+    rows = ([f"{value:.{DIGITS}g}" for value in row] for row in table.values.tolist())
+    return {
+        features.write(item): sha256(" ".join((*table.names, *row)).encode()).hexdigest()[:8]
+        for item, row in zip(items, rows, strict=True)
+    }
+
+
+def _encode(value: Any) -> bytes:
+    return msgspec.json.encode(value, enc_hook=to_json)

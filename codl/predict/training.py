@@ -9,21 +9,35 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
 
+import numpy as np
+
+from codl.errors import MismatchError
 from codl.ir.types import Direction
 from codl.kernels.tuning import Tuning
 from codl.measure.budget import Budget, Ended, Progress, nobody
 from codl.measure.dataset import Dataset
-from codl.predict import DEFAULT, ESTIMATORS, FOLDER, features
-from codl.predict import in_network_cost as inside
-from codl.predict import serialization as store
-from codl.predict import training_set as samples
-from codl.predict.cross_validation import HeldOut
-from codl.predict.estimators import LatencyEstimator
-from codl.predict.in_network_cost import InNetworkCosts
-from codl.predict.model_set import Predictors
-from codl.predict.serialization import StoredPredictor
+from codl.predict import (
+    DEFAULT,
+    ESTIMATORS,
+    FOLDER,
+    domain_adaptation,
+    features,
+    in_network_cost,
+    training_set,
+)
+from codl.predict.cross_validation import (
+    HeldOut,
+    TrainingRows,
+    accuracy,
+    over_seeds,
+    row_folds,
+    shape_folds,
+)
+from codl.predict.domain_adaptation import Known
+from codl.predict.estimators.base import LatencyEstimator
+from codl.predict.features import FeatureTable
+from codl.predict.model_set import FEW_ITEMS, Predictors, StoredPredictor, examples_of
 from codl.predict.training_set import Samples
-from codl.predict.training_steps import FOLDS_COST, Step, TrainingTask, beside, steps_of
 from codl.records.results import PredictorRow, Split
 from codl.records.soc import Soc
 from codl.records.statistic import level
@@ -36,6 +50,9 @@ SEEDS = 1
 SPLITS: tuple[Split, ...] = ("row", "shape")
 #: What stages on the CPU rest on beside ops.
 PACKING: tuple[Direction, ...] = ("load", "store")
+#: How many times as long as others the default predictor takes to fit, and how many times as long
+#: as fitting it takes to hold out rows once in five folds.
+DEFAULT_COST, FOLDS_COST = 15, 3
 R = TypeVar("R")
 
 
@@ -73,43 +90,82 @@ class TrainReport:
 
 
 @dataclass(frozen=True)
-class _TrainingSet:
-    """What a dataset has to train on; `notes` say what was left out."""
+class TrainingTask:
+    """An estimator and its rows: all that a worker needs, and nothing of where they are from."""
 
-    usable: Sequence[Samples]
-    steps: Sequence[Step]
-    notes: Sequence[str]
-    failed: int
+    estimator: type[LatencyEstimator]
+    rows: TrainingRows
 
-    @classmethod
-    def read(
-        cls,
-        soc: Soc,
-        dataset: Dataset,
-        tuning: Tuning,
-        predictors: Sequence[str],
-        like: Sequence[tuple[Soc, Dataset]],
-        tally: _Tally,
-        passes: Sequence[int] = (1,),
-    ) -> _TrainingSet:
-        """`passes` are how many times as long as fitting each takes that will follow."""
-        targets, notes = samples.read(dataset)
-        notes += [_empty(own, soc) for own in targets if not own.samples]
-        notes += _packing(soc, dataset, {own.target for own in targets})
-        notes += _tuned_since(soc, dataset, tuning)
-        notes += _statistics(dataset)
-        usable = [own for own in targets if own.samples]
-        steps = steps_of(soc, tuning, usable, predictors)
-        if like:
-            tally.expect(steps, (2 * FOLDS_COST, *passes))
-            steps, told = beside(
-                soc, tuning, steps, like, lambda cost: tally.tell(2 * FOLDS_COST * cost)
-            )
-            notes += told
-        else:
-            tally.expect(steps, passes)
-        failed = sum(own.failed for own in targets if not features.is_mulayer(own.target))
-        return cls(usable, steps, notes, failed)
+    def fitted(self) -> LatencyEstimator:
+        """The estimator fitted on all rows."""
+        return self.rows.fit(self.estimator, np.arange(len(self.rows.latency_ms)))
+
+    def held_out(self, seeds: int) -> dict[Split, HeldOut]:
+        """The accuracy on rows held out, for each split."""
+        rows, groups = self.rows, self.rows.groups
+        assert groups is not None
+        shape = [accuracy(self.estimator, rows, shape_folds(groups, seed)) for seed in range(seeds)]
+        row = accuracy(self.estimator, rows, row_folds(len(rows.latency_ms)))
+        return {"row": row, "shape": over_seeds(shape)}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One predictor of one target, and what it is fitted to."""
+
+    samples: Samples
+    estimator: type[LatencyEstimator]
+    table: FeatureTable
+    known: tuple[Known[Any], ...] = ()
+
+    @property
+    def task(self) -> TrainingTask:
+        return TrainingTask(self.estimator, self.samples.rows(self.table.values))
+
+    @property
+    def effort(self) -> tuple[bool, int]:
+        """What grows with the time that it takes; the default predictor takes longest."""
+        return self.estimator.name == DEFAULT, len(self.samples.samples)
+
+    @property
+    def cost(self) -> int:
+        """About how long it takes to fit beside others."""
+        is_default, rows = self.effort
+        return rows * (DEFAULT_COST if is_default else 1)
+
+    def stored(self, soc: Soc, tuning: Tuning, fitted: LatencyEstimator) -> StoredPredictor[Any]:
+        """The fitted estimator with all that is known about it."""
+        samples = self.samples
+        return StoredPredictor(
+            target=samples.target,
+            rows=len(samples.samples),
+            items=len(set(samples.items)),
+            tables=samples.tables,
+            sources=tuple(samples.sources),
+            held_out={},
+            features=self.table.names,
+            examples=self._examples(soc, tuning),
+            estimator=fitted,
+            known=self.known,
+        )
+
+    def _examples(self, soc: Soc, tuning: Tuning) -> dict[str, str]:
+        """Digests of the features of the median and the slowest sample, or of all of a few.
+
+        For the papers' predictors, whose files are to be small, of one alone: of the middle half
+        the one with the shortest text.
+        """
+        items = self.samples.items
+        order = np.argsort(self.samples.latency_ms, kind="stable")
+        chosen = list(dict.fromkeys(items))
+        if len(chosen) >= FEW_ITEMS:
+            median = len(order) // 2
+            chosen = [items[at] for at in (order[median], order[-1])]
+            if self.estimator.is_of_wholes:
+                middle = [items[at] for at in order[median // 2 : median + median // 2]]
+                chosen = [min(middle, key=lambda item: len(features.write(item)))]
+        target, feature_set = self.samples.target, self.estimator.feature_set
+        return examples_of(chosen, features.table(feature_set, target, chosen, soc, tuning))
 
 
 def train(
@@ -141,45 +197,49 @@ def train(
     target without any ok row becomes a note.
     """
     start, budget = perf_counter(), budget or Budget()
-    predictors = tuple(ESTIMATORS) if predictors is None else predictors
-    for name in predictors:
-        ESTIMATORS.find(name)
-    tally = _Tally(budget, progress)
+    names = tuple(ESTIMATORS) if predictors is None else tuple(predictors)
+    work = _Work(workers, budget, progress)
     held_out_cost = (1 + seeds) * FOLDS_COST
-    passes = (1, held_out_cost) if evaluate else (1,)
-    found = _TrainingSet.read(soc, dataset, tuning, predictors, like, tally, passes)
-    steps = found.steps
-    work = _Work(workers, steps, tally)
-    fits = zip(steps, work.map(_fit, None), strict=True)
-    stored = [step.stored(soc, tuning, own) for step, own in fits]
-    around = {name: _inside(soc, dataset, tuning, name, stored) for name in predictors}
-    files = _save(stored, folder, around)
+    for name in names:
+        ESTIMATORS.find(name)
+    targets, left_out = training_set.read(dataset)
+    steps = _steps(soc, tuning, targets, names)
+    notes = [*left_out, *_notes(soc, dataset, tuning, targets)]
+    passes = [2 * FOLDS_COST] * bool(like) + [1] + [held_out_cost] * evaluate
+    work.expect(steps, passes)
+    if like:
+        steps, unhelped = _beside(soc, tuning, steps, like, work)
+        notes += unhelped
+    sets = _fitted_sets(soc, dataset, tuning, names, steps, work)
+    files = {name: own.save(folder) for name, own in sets.items() if own.stored}
     stored_at = perf_counter()
-    found_out = work.some(_hold_out, seeds, times=held_out_cost) if evaluate else {}
-    looks: list[dict[Split, HeldOut]] = [found_out.get(at, {}) for at in range(len(steps))]
-    if found_out:
-        stored = [_with_figures(one, look) for one, look in zip(stored, looks, strict=True)]
-        files = _save(stored, folder, around)
+    held_out = work.some(steps, _hold_out, seeds, times=held_out_cost) if evaluate else {}
+    for at, splits in held_out.items():
+        name, target = steps[at].estimator.name, steps[at].samples.target
+        looked_at = replace(sets[name].stored[target], held_out=splits["shape"].figures)
+        sets[name] = replace(sets[name], stored={**sets[name].stored, target: looked_at})
+    if held_out:
+        files = {name: own.save(folder) for name, own in sets.items() if own.stored}
     done = perf_counter()
-    rows = zip(steps, stored, looks, strict=True)
+    rows = [
+        row
+        for at, step in enumerate(steps)
+        for row in _rows(sets[step.estimator.name], step.samples, held_out.get(at, {}))
+    ]
     return TrainReport(
         soc=soc.name,
-        predictors=tuple(row for each in rows for row in _rows(soc, tuning, *each)),
+        predictors=tuple(rows),
         train_s=stored_at - start,
         evaluate_s=done - stored_at,
         seeds=seeds,
         bytes={name: path.stat().st_size for name, path in files.items()},
-        failed=found.failed,
-        sources=tuple(sorted({source for own in found.usable for source in own.sources})),
-        notes=tuple(found.notes),
+        failed=sum(own.failed for own in targets if not features.is_mulayer(own.target)),
+        sources=tuple(sorted({source for own in targets for source in own.sources})),
+        notes=tuple(notes),
         files=tuple(files.values()),
         stopped=budget.ended,
-        left=len(steps) - len(found_out) if evaluate else 0,
+        left=len(steps) - len(held_out) if evaluate else 0,
     )
-
-
-def _with_figures(stored: StoredPredictor, look: Mapping[Split, HeldOut]) -> StoredPredictor:
-    return replace(stored, held_out=look["shape"].figures) if look else stored
 
 
 def fitted(
@@ -194,95 +254,114 @@ def fitted(
 
     Raises as `train` does.
     """
-    ESTIMATORS.find(predictor)
-    tally = _Tally(Budget())
-    steps = _TrainingSet.read(soc, dataset, tuning, [predictor], (), tally).steps
-    fits = zip(steps, _Work(workers, steps, tally).map(_fit, None), strict=True)
-    stored = [step.stored(soc, tuning, own) for step, own in fits]
-    by_target = {one.target: one for one in stored}
-    own = _inside(soc, dataset, tuning, predictor, stored)
-    return Predictors(predictor, soc, dataset.folder, by_target, tuning, own)
+    steps = _steps(soc, tuning, training_set.read(dataset)[0], [ESTIMATORS.find(predictor).name])
+    work = _Work(workers, Budget(), nobody)
+    work.expect(steps, [1])
+    return _fitted_sets(soc, dataset, tuning, [predictor], steps, work)[predictor]
 
 
-def _inside(
-    soc: Soc, dataset: Dataset, tuning: Tuning, name: str, stored: Sequence[StoredPredictor]
-) -> InNetworkCosts:
-    """What a predictor's ops take more inside a network; the papers' predictors know of nothing."""
-    if ESTIMATORS[name].is_of_wholes:
-        return {}
-    by_target = {one.target: one for one in stored if one.predictor == name}
-    return inside.fitted(soc, dataset, Predictors(name, soc, dataset.folder, by_target, tuning))
+def _steps(
+    soc: Soc, tuning: Tuning, targets: Sequence[Samples], predictors: Sequence[str]
+) -> list[Step]:
+    """Every predictor of every target with samples.
+
+    Features of a target are computed once for all predictors. What sharing takes as a whole is for
+    those that know nothing finer; others add its parts.
+    """
+    steps, usable = [], [own for own in targets if own.samples]
+    estimators = [ESTIMATORS[name] for name in predictors]
+    summed = {features.whole_of(own.target) for own in usable}
+    for own in usable:
+        tables: dict[str, FeatureTable] = {}
+        for estimator in estimators:
+            kind = estimator.feature_set
+            if features.is_mulayer(own.target) and kind != "flops":
+                continue
+            if estimator.is_of_wholes and not features.is_whole(own.target):
+                continue
+            if not estimator.is_of_wholes and own.target in summed:
+                continue
+            if kind not in tables:
+                tables[kind] = features.table(kind, own.target, own.items, soc, tuning)
+            steps.append(Step(own, estimator, tables[kind]))
+    return steps
 
 
-def _save(
-    stored: Sequence[StoredPredictor], folder: Path, around: Mapping[str, InNetworkCosts]
-) -> dict[str, Path]:
-    """Write the file of every predictor; the files by its name."""
-    by_name: dict[str, list[StoredPredictor]] = {}
-    for one in stored:
-        by_name.setdefault(one.predictor, []).append(one)
-    return {name: store.save(own, folder, around[name]) for name, own in by_name.items()}
+def _beside(
+    soc: Soc,
+    tuning: Tuning,
+    steps: Sequence[Step],
+    like: Sequence[tuple[Soc, Dataset]],
+    work: _Work,
+) -> tuple[list[Step], list[str]]:
+    """The steps with known SoCs' latencies as features where they help, and notes where not."""
+    known: dict[str, list[Known[Any]]] = {}
+    wanted = {step.samples.target for step in steps}
+    for other, dataset in like:
+        targets = [s for s in training_set.read(dataset)[0] if s.samples and s.target in wanted]
+        if other.name == soc.name or not targets:
+            raise MismatchError(
+                f"{soc.name} cannot start from {other.name}: it must be another SoC with a dataset "
+                f"of one of {', '.join(sorted(wanted))}."
+            )
+        for samples in targets:
+            if not features.is_mulayer(samples.target):
+                of_other = Known.of(ESTIMATORS[DEFAULT], other, samples)
+                known.setdefault(samples.target, []).append(of_other)
+    result: list[Step] = []
+    unhelped: dict[str, list[str]] = {}
+    for step in steps:
+        others, samples = tuple(known.get(step.samples.target, ())), step.samples
+        if step.estimator.name == DEFAULT and others:
+            table = domain_adaptation.table(samples.target, samples.items, soc, others, tuning)
+            beside = replace(step, table=table, known=others)
+            if _is_better(beside, step):
+                step = beside
+            else:
+                names = ", ".join(other.soc.name for other in others)
+                unhelped.setdefault(names, []).append(samples.target)
+        result.append(step)
+        work.tell(2 * FOLDS_COST * step.cost)
+    notes = [
+        f"Latencies of {names} do not help to predict {', '.join(targets)}: left out there."
+        for names, targets in unhelped.items()
+    ]
+    return result, notes
 
 
-class _Tally:
-    """How far all work has come: told are its pieces, and the time left is by what they cost."""
+def _is_better(beside: Step, alone: Step) -> bool:
+    """Whether known SoCs make predictions of shapes held out better than samples alone.
 
-    def __init__(self, budget: Budget, progress: Progress = nobody) -> None:
-        self.budget, self._progress = budget, progress
-        self._done = self._total = self._spent = self._cost = 0
-
-    def expect(self, steps: Sequence[Step], passes: Sequence[int]) -> None:
-        """Each step once in every pass, for so many times its cost."""
-        self._total = len(steps) * len(passes)
-        self._cost = sum(step.cost for step in steps) * sum(passes)
-
-    def tell(self, cost: int) -> None:
-        self._done, self._spent = self._done + 1, self._spent + cost
-        self._progress(self._done, self._total, self.budget.to_go_s(self._spent, self._cost))
+    True where there are too few shapes to hold any out.
+    """
+    folds = shape_folds(alone.samples.groups)
+    ours, theirs = (
+        accuracy(step.estimator, step.task.rows, folds).acc10 for step in (beside, alone)
+    )
+    return ours is None or theirs is None or ours > theirs
 
 
-class _Work:
-    """The tasks of all steps, which are worked on in some passes, and how far that has come."""
-
-    def __init__(self, workers: Workers, steps: Sequence[Step], tally: _Tally) -> None:
-        self._tasks = [step.task for step in steps]
-        self._costs = [step.cost for step in steps]
-        #: Those with the most rows are begun first.
-        self._order = sorted(range(len(steps)), key=lambda at: steps[at].effort, reverse=True)
-        self._workers = workers.at_most(len(steps))
-        self._tally = tally
-
-    def map(self, work: Callable[[Any, TrainingTask], R], common: Any) -> list[R]:
-        """The work on every step's task, in the order of the steps."""
-        done: dict[int, R] = {}
-        with closing(self._workers.results(work, common, self._in_order())) as results:
-            for place, result in results:
-                at = self._order[place]
-                done[at] = result
-                self._tally.tell(self._costs[at])
-        return [done[at] for at in range(len(self._tasks))]
-
-    def some(
-        self, work: Callable[[Any, TrainingTask], R], common: Any, *, times: int
-    ) -> dict[int, R]:
-        """The work on as many steps' tasks as there is time for, by the steps' places.
-
-        Each takes so many times the step's cost.
-        """
-        done: dict[int, R] = {}
-        tasks, budget = self._in_order(), self._tally.budget
-        with (
-            closing(self._workers.results(work, common, tasks)) as results,
-            budget.keeping(tasks),
-        ):
-            for place, result in budget.steps(results, total=len(tasks)):
-                at = self._order[place]
-                done[at] = result
-                self._tally.tell(times * self._costs[at])
-        return done
-
-    def _in_order(self) -> list[TrainingTask]:
-        return [self._tasks[at] for at in self._order]
+def _fitted_sets(
+    soc: Soc,
+    dataset: Dataset,
+    tuning: Tuning,
+    predictors: Sequence[str],
+    steps: Sequence[Step],
+    work: _Work,
+) -> dict[str, Predictors]:
+    """Every predictor's set; the papers' know nothing of what ops take more inside a network."""
+    stored: dict[str, dict[str, StoredPredictor[Any]]] = {name: {} for name in predictors}
+    for step, estimator in zip(steps, work.map(steps, _fit, None), strict=True):
+        stored[step.estimator.name][step.samples.target] = step.stored(soc, tuning, estimator)
+    sets = {
+        name: Predictors(name, soc, dataset.folder, own, tuning) for name, own in stored.items()
+    }
+    return {
+        name: own
+        if ESTIMATORS[name].is_of_wholes
+        else replace(own, inside=in_network_cost.fitted(soc, dataset, own))
+        for name, own in sets.items()
+    }
 
 
 def _fit(_: None, task: TrainingTask) -> LatencyEstimator:
@@ -291,6 +370,74 @@ def _fit(_: None, task: TrainingTask) -> LatencyEstimator:
 
 def _hold_out(seeds: int, task: TrainingTask) -> dict[Split, HeldOut]:
     return task.held_out(seeds)
+
+
+class _Work:
+    """Hands steps' tasks to workers in passes, and tells how far that has come by their cost."""
+
+    def __init__(self, workers: Workers, budget: Budget, progress: Progress) -> None:
+        self._workers, self._budget, self._progress = workers, budget, progress
+        self._done = self._total = self._spent = self._cost = 0
+
+    def expect(self, steps: Sequence[Step], passes: Sequence[int]) -> None:
+        """Each step once in every pass, which takes that many times its cost."""
+        self._total = len(steps) * len(passes)
+        self._cost = sum(step.cost for step in steps) * sum(passes)
+
+    def tell(self, cost: int) -> None:
+        self._done, self._spent = self._done + 1, self._spent + cost
+        self._progress(self._done, self._total, self._budget.to_go_s(self._spent, self._cost))
+
+    def map(
+        self, steps: Sequence[Step], work: Callable[[Any, TrainingTask], R], common: Any
+    ) -> list[R]:
+        """The work on every step's task, in the order of the steps."""
+        done: dict[int, R] = {}
+        order, tasks = self._in_order(steps)
+        workers = self._workers.at_most(len(steps))
+        with closing(workers.results(work, common, tasks)) as results:
+            for place, result in results:
+                done[order[place]] = result
+                self.tell(steps[order[place]].cost)
+        return [done[at] for at in range(len(steps))]
+
+    def some(
+        self,
+        steps: Sequence[Step],
+        work: Callable[[Any, TrainingTask], R],
+        common: Any,
+        *,
+        times: int,
+    ) -> dict[int, R]:
+        """The work on as many steps' tasks as there is time for, by the steps' places."""
+        done: dict[int, R] = {}
+        order, tasks = self._in_order(steps)
+        workers = self._workers.at_most(len(steps))
+        with (
+            closing(workers.results(work, common, tasks)) as results,
+            self._budget.keeping(tasks),
+        ):
+            for place, result in self._budget.steps(results, total=len(tasks)):
+                done[order[place]] = result
+                self.tell(times * steps[order[place]].cost)
+        return done
+
+    def _in_order(self, steps: Sequence[Step]) -> tuple[list[int], list[TrainingTask]]:
+        """The places of steps, and their tasks: those with the most rows are begun first."""
+        order = sorted(range(len(steps)), key=lambda at: steps[at].effort, reverse=True)
+        return order, [steps[at].task for at in order]
+
+
+def _notes(soc: Soc, dataset: Dataset, tuning: Tuning, targets: Sequence[Samples]) -> list[str]:
+    """What has no predictor, and what makes latencies doubtful."""
+    notes = [
+        f"{own.target} has no ok row and {own.failed} failed ones: no predictor. "
+        f"`codl collect --soc {soc.name}` measures more."
+        for own in targets
+        if not own.samples
+    ]
+    notes += _packing(soc, dataset, {own.target for own in targets})
+    return notes + _tuned_since(soc, dataset, tuning) + _statistics(dataset)
 
 
 def _tuned_since(soc: Soc, dataset: Dataset, tuning: Tuning) -> list[str]:
@@ -319,13 +466,6 @@ def _statistics(dataset: Dataset) -> list[str]:
     ]
 
 
-def _empty(own: Samples, soc: Soc) -> str:
-    return (
-        f"{own.target} has no ok row and {own.failed} failed ones: no predictor. "
-        f"`codl collect --soc {soc.name}` measures more."
-    )
-
-
 def _packing(soc: Soc, dataset: Dataset, targets: Collection[str]) -> Iterator[str]:
     """What stages rest on and has no row at all, as where a collection ended early."""
     if not dataset.table("stage").path.exists():
@@ -333,50 +473,43 @@ def _packing(soc: Soc, dataset: Dataset, targets: Collection[str]) -> Iterator[s
     for way in PACKING:
         if (target := features.sharing_target(way)) not in targets:
             yield (
-                f"Too few rows of {target} (0 of {store.FEW_ITEMS}): no predictor of it, and "
+                f"Too few rows of {target} (0 of {FEW_ITEMS}): no predictor of it, and "
                 "stages with it are left out. "
                 f"`codl collect --soc {soc.name} --resume` measures more."
             )
 
 
 def _rows(
-    soc: Soc,
-    tuning: Tuning,
-    step: Step,
-    stored: StoredPredictor,
-    looks: Mapping[Split, HeldOut],
-) -> list[PredictorRow]:
-    own, size = step.own, stored.bytes
-    with_features, without = _us_per_prediction(soc, tuning, own, stored)
-    nothing = HeldOut(n_train=len(own.samples), n_test=0)
-    return [
-        PredictorRow(
-            name=stored.predictor,
-            target=own.target,
-            processor=own.processor,
+    trained: Predictors, samples: Samples, held_out: Mapping[Split, HeldOut]
+) -> Iterator[PredictorRow]:
+    stored = trained.stored[samples.target]
+    size, (with_features, without) = stored.bytes, _us_per_prediction(trained, samples)
+    nothing = HeldOut(n_train=len(samples.samples), n_test=0)
+    for split in SPLITS:
+        yield PredictorRow(
+            name=trained.name,
+            target=samples.target,
+            processor=samples.processor,
             split=split,
             bytes=size,
             us_per_prediction=with_features,
             us_without_features=without,
-            **asdict(looks.get(split, nothing)),
+            **asdict(held_out.get(split, nothing)),
         )
-        for split in SPLITS
-    ]
 
 
-def _us_per_prediction(
-    soc: Soc, tuning: Tuning, own: Samples, stored: StoredPredictor
-) -> tuple[float, float]:
+def _us_per_prediction(trained: Predictors, samples: Samples) -> tuple[float, float]:
     """Microseconds for each of a batch of items: with their features, and without."""
-    items = (own.items * -(-TIMED_ROWS // len(own.items)))[:TIMED_ROWS]
+    stored = trained.stored[samples.target]
+    items = (samples.items * -(-TIMED_ROWS // len(samples.items)))[:TIMED_ROWS]
     both, alone = [], []
     for _ in range(3):
         start = perf_counter()
-        table = stored.table(items, soc, tuning)
-        known = perf_counter()
+        table = stored.table(items, trained.soc, trained.tuning)
+        tabled = perf_counter()
         stored.estimator.predict(table.values)
         end = perf_counter()
         both.append(end - start)
-        alone.append(end - known)
+        alone.append(end - tabled)
     count = len(items)
     return round(1e6 * level(both) / count, 3), round(1e6 * level(alone) / count, 3)

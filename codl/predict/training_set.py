@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from statistics import mean
 from typing import TypeAlias
@@ -23,8 +24,8 @@ from codl.kernels import registry
 from codl.measure.dataset import Dataset, OpRow, SharingRow, Table
 from codl.predict import context_terms as surroundings
 from codl.predict import features
+from codl.predict.cross_validation import Indices, TrainingRows, connected_groups
 from codl.predict.features import Item
-from codl.predict.folds import Indices, connected_groups
 
 #: How much slower a processor was than in the first run, by run and processor.
 Factors: TypeAlias = Mapping[str, Mapping[str, float]]
@@ -76,6 +77,16 @@ class Samples:
     @property
     def sources(self) -> list[str]:
         return sorted({sample.source for sample in self.samples})
+
+    @property
+    def tables(self) -> dict[str, str]:
+        """The tables that the samples are of, by the start of their SHA-256."""
+        files = {path.stem.removeprefix("t_"): path for path in self.files}
+        return {name: sha256(path.read_bytes()).hexdigest()[:8] for name, path in files.items()}
+
+    def rows(self, values: NDArray[np.float64]) -> TrainingRows:
+        """What an estimator is fitted to, with some features of the items."""
+        return TrainingRows(values, self.latency_ms, self.runs, self.groups)
 
 
 def read(dataset: Dataset) -> tuple[list[Samples], list[str]]:

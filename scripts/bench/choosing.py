@@ -27,9 +27,8 @@ from codl.measure.dataset import Dataset, OpRow, Row, SharingRow
 from codl.measure.tasks import OpTask, SharingTask, Task
 from codl.predict import ESTIMATORS, features
 from codl.predict import training_set as samples
-from codl.predict.active_learning import ESTIMATOR, ActiveLearner
-from codl.predict.folds import connected_groups
-from codl.predict.regret import MeasuredPart, plain, regret
+from codl.predict.active_learning import ESTIMATOR, ActiveLearner, MeasuredPart, plain, regret
+from codl.predict.cross_validation import connected_groups
 from codl.predict.training_set import Samples
 from codl.records import soc as socs
 from codl.records.soc import Soc

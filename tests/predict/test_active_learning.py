@@ -13,16 +13,22 @@ from support.simulated import GEMM, SOC, conv_tasks, noisy_dataset
 from codl.ir import Op, Shape, parse
 from codl.measure.dataset import Dataset
 from codl.measure.tasks import DispatchTask, SharingTask, Task
-from codl.predict import acquisition as choosing
-from codl.predict.acquisition import Bounds, contested, farthest_first, in_turns, is_random
+from codl.predict import active_learning as choosing
 from codl.predict.active_learning import (
     FIRST,
     LEAST_ROWS,
     ActiveLearner,
+    Bounds,
     LearningPoint,
+    MeasuredPart,
+    contested,
+    farthest_first,
     has_converged,
+    in_turns,
+    is_random,
+    regret,
+    splits,
 )
-from codl.predict.regret import MeasuredPart, regret, splits
 
 BUDGET_S = 100.0
 OP = parse("conv2d in=1x64x28x28 oc=64 kernel=3x3 pad=1")

@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from scipy.optimize import lsq_linear
 from sklearn.ensemble import RandomForestRegressor
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern
+from support.common_checks import read_back
 
 from codl.errors import CodlError
 from codl.predict import ESTIMATORS
-from codl.predict.estimators import (
-    Codl,
-    Gbdt,
-    LatencyEstimator,
-    RandomForest,
-)
+from codl.predict.cross_validation import inner_folds
 from codl.predict.estimators import (
     run_effects as runs,
 )
-from codl.predict.estimators.conformal import ErrorQuantiles
-from codl.predict.estimators.json_arrays import from_rows, rounded, to_rows
-from codl.predict.estimators.least_squares import RIDGE_PULL, costs, ridge
-from codl.predict.estimators.sparse_gp import Kernel, Projection, spread_points
-from codl.predict.estimators.trees import TreeNode, Trees
-from codl.predict.folds import inner_folds
+from codl.predict.estimators.base import LatencyEstimator
+from codl.predict.estimators.gp_ensemble import Codl
+from codl.predict.estimators.gp_fitting import Kernel, Projection, fit_errors, spread_points
+from codl.predict.estimators.numerics import RIDGE_PULL, costs, ridge, to_json
+from codl.predict.estimators.trees import RandomForest, Trees
 
 ALL = pytest.mark.parametrize("cls", ESTIMATORS.values(), ids=list(ESTIMATORS))
-NAMES = ["macs", "bytes", "items", "loop"]
 
 
 def law(shapes: int, repeats: int = 1, *, seed: int = 0, noise: float = 0.0) -> tuple[Any, ...]:
@@ -58,8 +52,8 @@ def test_little_data_gives_something_sane(cls: type[LatencyEstimator], rows: int
     if rows == 1 and cls.name == "gbdt":
         pytest.skip("one row has nothing to split")
     X, y, _ = law(rows)
-    fitted = cls().fit(X, y)
-    read = cls.from_state(json.loads(json.dumps(fitted.state(NAMES))), NAMES)
+    fitted = cls.fit(X, y)
+    read = read_back(fitted)
     more = law(200, seed=1)[0]
     predicted = read.predict(more)
     np.testing.assert_array_equal(predicted, fitted.predict(more))
@@ -72,9 +66,9 @@ def test_labels_must_fit_the_rows(cls: type[LatencyEstimator]) -> None:
     X, y, _ = law(30)
     for name in ("runs", "groups"):
         with pytest.raises(ValueError, match=f"{name} must have 30 labels, got 2"):
-            cls().fit(X, y, **{name: ["a", "b"]})
+            cls.fit(X, y, **{name: ["a", "b"]})
     with pytest.raises(ValueError, match="runs must have 3 labels, got 1"):
-        cls().fit(X, y).predict(X[:3], runs=["a"])
+        cls.fit(X, y).predict(X[:3], runs=["a"])
 
 
 @ALL
@@ -85,8 +79,8 @@ def test_the_difference_between_runs_is_learned(cls: type[LatencyEstimator]) -> 
     labels = np.array(["slow", "usual", "other"] * 80)
     measured = np.where(labels == "slow", 1.3, 1.0) * y
     train = shapes < 60
-    fitted = cls().fit(X[train], measured[train], runs=labels[train], groups=shapes[train])
-    again = cls.from_state(fitted.state(NAMES[:2]), NAMES[:2])
+    fitted = cls.fit(X[train], measured[train], runs=labels[train], groups=shapes[train])
+    again = read_back(fitted)
     names = ["slow", "usual"]
     low, high = (again.predict(X[~train], runs=[name] * 60) for name in reversed(names))
     assert np.median(high / low) == pytest.approx(1.3, rel=0.03)
@@ -101,13 +95,13 @@ def test_columns_of_runs_say_more_than_a_factor() -> None:
     more = 0.25 * (1 + np.tanh(np.log(X[:, 0]) - 7))
     y = y * np.where(labels == "b", 1 + more, 1.0)
     train = shapes < 90
-    fitted = Codl().fit(X[train], y[train], runs=labels[train], groups=shapes[train])
-    again = Codl.from_state(json.loads(json.dumps(fitted.state(NAMES))), NAMES)
+    fitted = Codl.fit(X[train], y[train], runs=labels[train], groups=shapes[train])
+    again = read_back(fitted)
     predicted = again.predict(X[~train], runs=labels[~train])
     np.testing.assert_array_equal(predicted, fitted.predict(X[~train], runs=labels[~train]))
     assert within(predicted, y[~train]) > 0.9
     assert within(again.predict(X[~train]), y[~train]) < 0.7
-    assert not Codl.by_terms().fit(X, y, runs=labels).run_columns_.shares
+    assert not Codl.fit(X, y, runs=labels, by_terms=True).run_columns.shares
 
 
 def test_a_few_rows_of_a_slow_run_make_no_prediction_slow() -> None:
@@ -116,10 +110,8 @@ def test_a_few_rows_of_a_slow_run_make_no_prediction_slow() -> None:
     labels = np.where(np.arange(400) % 40, "long", "short")
     slow = y * np.where(labels == "short", 1.6, 1.0)
     train = shapes < 150
-    fitted = Codl().fit(X[train], slow[train], runs=labels[train], groups=shapes[train])
-    assert fitted.run_columns_.shares == pytest.approx(
-        {"long": 0.97333, "short": 0.02667}, rel=1e-3
-    )
+    fitted = Codl.fit(X[train], slow[train], runs=labels[train], groups=shapes[train])
+    assert fitted.run_columns.shares == pytest.approx({"long": 0.97333, "short": 0.02667}, rel=1e-3)
     assert np.median(fitted.predict(X[~train]) / y[~train]) == pytest.approx(1, abs=0.04)
     short = fitted.predict(X[~train], runs=["short"] * 100)
     assert np.median(short / y[~train]) > 1.3
@@ -129,11 +121,11 @@ def test_very_many_runs_have_terms() -> None:
     X, y, shapes = law(60, 2)
     number = np.arange(120) % (runs.MOST_COLUMNS + 1)
     labels = [f"run{at}" for at in number]
-    fitted = Codl().fit(X, y * np.where(number % 2, 1.5, 1.0), runs=labels, groups=shapes)
-    assert not fitted.run_columns_.shares
-    assert set(fitted.runs_) == set(labels)
-    assert fitted.runs_["run1"].factor > 1.2 * fitted.runs_["run2"].factor
-    assert not Codl().fit(X, y, runs=labels, groups=shapes).runs_
+    fitted = Codl.fit(X, y * np.where(number % 2, 1.5, 1.0), runs=labels, groups=shapes)
+    assert not fitted.run_columns.shares
+    assert set(fitted.runs) == set(labels)
+    assert fitted.runs["run1"].factor > 1.2 * fitted.runs["run2"].factor
+    assert not Codl.fit(X, y, runs=labels, groups=shapes).runs
 
 
 # Random forest
@@ -147,38 +139,40 @@ def test_a_forest_is_that_of_scikit_learn() -> None:
     X, y, _ = law(150)
     expected = RandomForestRegressor(16, max_leaf_nodes=32, max_features=0.7, random_state=0)
     np.testing.assert_allclose(
-        RandomForest().fit(X, y).predict(X), expected.fit(X, y).predict(X), rtol=5e-3
+        RandomForest.fit(X, y).predict(X), expected.fit(X, y).predict(X), rtol=5e-3
     )
 
 
-TREES: list[tuple[str, str]] = [
-    ("0:1.5 1", "every split must have two sides"),
-    ("0:1.5 1 2 3", "and nothing more"),
-    ("", "every split must have two sides"),
-    ("7:1.5 1 2", "features must be from 0 to 3, got '7:1.5'"),
-    ("-1:1.5 1 2", "features must be from 0 to 3"),
-    ("0.5:1.5 1 2", "numbers and splits, got '0.5:1.5'"),
-    ("0:1.5 1 x", "numbers and splits, got 'x'"),
-    ("0:nan 1 2", "finite"),
-    ("0:1 " * 64 + "1 " * 65, "at most 64 leaves, got 65"),
-]
+def trees(text: str) -> Trees:
+    """Splits such as `0:1.5`, each before its two sides, and leaves' values."""
+    pairs = [word.rpartition(":") for word in text.split()]
+    nodes = [(int(feature) if colon else -1, float(number)) for feature, colon, number in pairs]
+    return Trees(np.array([f for f, _ in nodes], np.intp), np.array([n for _, n in nodes]))
 
 
-@pytest.mark.parametrize(("text", "message"), TREES)
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("0:1.5 1", "every split must have two sides"),
+        ("1 2 0:1.5", "every split must have two sides"),
+        ("", "a feature and a number"),
+        ("-2:1.5 1 2", "every split must have two sides"),
+        ("0:1 " * 64 + "1 " * 65, "at most 64 leaves a tree, got 65"),
+    ],
+)
 def test_trees_that_are_none_are_refused(text: str, message: str) -> None:
-    state = RandomForest().fit(*law(20)[:2]).state(NAMES)
-    good = "0:0.5 2 1:0.5 1 3"
-    read = RandomForest.from_state({**state, "trees": [good]}, NAMES)
-    np.testing.assert_array_equal(read.predict(np.eye(4)), [1, 2, 2, 2])
-    with pytest.raises(ValueError, match=message):
-        RandomForest.from_state({**state, "trees": [good, text]}, NAMES)
+    both = trees("0:0.5 2 1:0.5 1 3 2:0.5 0 10")
+    np.testing.assert_array_equal(both.predict(np.eye(4)), [1, 2, 12, 2])
+    assert len(both) == 2
+    with pytest.raises(ValueError, match=f"(?i){message}"):
+        trees(text)
 
 
-def by_walking(tree: Iterator[TreeNode], x: np.ndarray) -> float:
-    feature, number = next(tree)
+def by_walking(nodes: Iterator[tuple[int, float]], x: np.ndarray) -> float:
+    feature, number = next(nodes)
     if feature < 0:
         return number
-    sides = by_walking(tree, x), by_walking(tree, x)
+    sides = by_walking(nodes, x), by_walking(nodes, x)
     return sides[int(x[feature] > number)]
 
 
@@ -187,33 +181,14 @@ def test_sums_of_trees_are_those_of_walking_down_each(leaves: int) -> None:
     rng = np.random.default_rng(leaves)
     X = np.round(rng.uniform(0, 9, (700, 3)))  # many equal values, some of them a split's
     parameters = {"num_leaves": leaves, "min_data_in_leaf": 1}
-    trees = Trees.fit(X, rng.standard_normal(700), rounds=7, parameters=parameters)
-    assert max(sum(feature < 0 for feature, _ in tree) for tree in trees.nodes) == leaves
+    trees = Trees.boost(X, rng.standard_normal(700), rounds=7, parameters=parameters)
+    assert len(trees) == 7
     items = np.vstack([X[:50], rng.uniform(-1, 10, (50, 3))])
-    wanted = [sum(by_walking(iter(tree), x) for tree in trees.nodes) for x in items]
+    pairs = list(zip(trees.features.tolist(), trees.numbers.tolist(), strict=True))
+    assert sum(feature < 0 for feature, _ in pairs) == 7 * leaves
+    walks = [iter(pairs) for _ in items]
+    wanted = [sum(by_walking(w, x) for _ in range(7)) for w, x in zip(walks, items, strict=True)]
     np.testing.assert_allclose(trees.predict(items), wanted, atol=1e-12)
-    again = Trees.from_state(trees.state(), 3)
-    np.testing.assert_array_equal(again.predict(items), trees.predict(items))
-
-
-# Gradient-boosted trees
-
-
-def test_monotone_trees_never_fall() -> None:
-    X, y, _ = law(150)
-    y = y * np.exp(0.3 * np.random.default_rng(0).standard_normal(150))
-    free, monotone = Gbdt().fit(X, y), Gbdt(monotone=True).fit(X, y)
-    items = law(20, seed=4)[0]
-    steps = np.exp(np.linspace(0, 6, 40))
-    falls = {"free": 0, "monotone": 0}
-    for column in range(X.shape[1]):
-        along = np.repeat(items[:, None], len(steps), axis=1)
-        along[:, :, column] *= steps
-        for name, fitted in {"free": free, "monotone": monotone}.items():
-            predicted = fitted.predict(along.reshape(-1, X.shape[1])).reshape(along.shape[:2])
-            falls[name] += int((np.diff(predicted, axis=1) < -1e-12).sum())
-    assert falls["monotone"] == 0
-    assert falls["free"] > 0
 
 
 # Gaussian processes
@@ -276,7 +251,7 @@ def test_codl_learns_what_is_not_linear() -> None:
     train = shapes < 110
     scores = {}
     for name in ("codl_linear", "random_forest", "codl"):
-        fitted = ESTIMATORS[name]().fit(X[train], y[train], groups=shapes[train])
+        fitted = ESTIMATORS[name].fit(X[train], y[train], groups=shapes[train])
         scores[name] = within(fitted.predict(X[~train]), y[~train])
     assert scores["codl"] > 0.9
     assert scores["codl"] > max(scores["codl_linear"], scores["random_forest"]) + 0.05
@@ -284,17 +259,15 @@ def test_codl_learns_what_is_not_linear() -> None:
 
 def test_many_columns_are_turned_and_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten columns that are mixtures of three sizes: the directions are three."""
-    monkeypatch.setattr("codl.predict.estimators.gp_ensemble.WORTH", 1.0)  # keeps every member
+    monkeypatch.setattr("codl.predict.estimators.gp_fitting.WORTH", 1.0)  # keeps every member
     rng = np.random.default_rng(3)
     sizes = rng.standard_normal((120, 3))
     X = np.exp(12 + sizes @ rng.standard_normal((3, 10)))
     y = np.exp(0.5 * sizes[:, 0] + 0.2 * np.sin(2 * sizes[:, 1]) + rng.normal(0, 0.04, 120))
-    fitted = Codl().fit(X[:90], y[:90])
-    names = [f"x{at}" for at in range(10)]
-    axes = [member.axes for member in fitted.members_ if member.axes is not None]
+    fitted = Codl.fit(X[:90], y[:90])
+    axes = [member.axes for member in fitted.members if member.axes is not None]
     assert [a.shape for a in axes] == [(10, 3)]
-    state = json.loads(json.dumps(fitted.state(names)))
-    np.testing.assert_array_equal(Codl.from_state(state, names).predict(X), fitted.predict(X))
+    np.testing.assert_array_equal(read_back(fitted).predict(X), fitted.predict(X))
     assert np.median(np.abs(fitted.predict(X[90:]) / y[90:] - 1)) < 0.08
 
 
@@ -304,20 +277,15 @@ def test_very_many_items_are_told_by_trees(monkeypatch: pytest.MonkeyPatch) -> N
     X = np.exp(rng.uniform(2, 8, (600, 3)))
     steps = np.floor(2 * np.log(X[:, 0])) % 2 + np.floor(1.5 * np.log(X[:, 1])) % 2
     y = 1e-3 * X.sum(1) * np.exp(0.4 * steps)
-    smooth = Codl().fit(X[:500], y[:500])
-    monkeypatch.setattr("codl.predict.estimators.gp_ensemble.MANY_ITEMS", 400)
-    fitted = Codl().fit(X[:500], y[:500])
-    assert (smooth.trees_ is None, fitted.trees_ is None) == (True, False)
+    smooth = Codl.fit(X[:500], y[:500])
+    monkeypatch.setattr("codl.predict.estimators.gp_fitting.MANY_ITEMS", 400)
+    fitted = Codl.fit(X[:500], y[:500])
+    assert (smooth.trees is None, fitted.trees is None) == (True, False)
     scores = [within(one.predict(X[500:]), y[500:]) for one in (fitted, smooth)]
     assert scores[0] > scores[1] + 0.15
-    names = ["a", "b", "c"]
-    state = json.loads(json.dumps(fitted.state(names)))
-    read = Codl.from_state(state, names)
+    read = read_back(fitted)
     np.testing.assert_allclose(read.predict(X), fitted.predict(X), rtol=1e-12)
     np.testing.assert_allclose(read.interval(X), fitted.interval(X), rtol=1e-12)
-    state["trees"][-1] += " 1"
-    with pytest.raises(ValueError, match="and nothing more"):
-        Codl.from_state(state, names)
 
 
 def test_repetitions_do_not_outvote_other_items() -> None:
@@ -326,53 +294,13 @@ def test_repetitions_do_not_outvote_other_items() -> None:
     odd = np.array([False] * 60 + [True] * 200)
     X, y = np.vstack([X, np.repeat(X[:1] * 1.01, 200, axis=0)]), np.append(y, np.full(200, y[0]))
     y[odd] *= 1.1
-    fitted = Codl().fit(X, y)
+    fitted = Codl.fit(X, y)
     assert np.median(np.abs(fitted.predict(X[~odd][1:]) / y[~odd][1:] - 1)) < 0.02
 
 
 def test_codl_is_small() -> None:
     X, y, _ = law(1000, noise=0.02)
-    assert len(json.dumps(Codl().fit(X, y).state(NAMES))) < 24 * 1024
-
-
-def _change(path: list[Any], value: Any) -> Callable[[dict[str, Any]], None]:
-    def apply(state: dict[str, Any]) -> None:
-        for key in path[:-1]:
-            state = state[key]
-        state[path[-1]] = value
-
-    return apply
-
-
-BROKEN = [
-    (_change(["columns"], ["macs", "nothing"]), "columns"),
-    (_change(["points", 1], "1 2"), "points must have [0-9]+ numbers"),
-    (_change(["members", 0, "lengths"], ["0 1 1 1"]), "lengths and amplitude must be positive"),
-    (_change(["members", 0, "weights"], ["1 2 3"]), "weights must have"),
-    (_change(["members", 0], 7), "members must be mappings"),
-    (_change(["members", 0, "share"], 1.5), "shares must add up to 1"),
-    (_change(["members", 0, "is_level"], 1), "is_level must be true or false"),
-    (_change(["members", 0, "axes"], ["1 2", "3"]), "axes must have"),
-    (_change(["limits"], ["1 -1"]), "limits must be in order"),
-    (_change(["scaling", 1], "0 1 1 1"), "positive spreads"),
-    (_change(["errors", "scale"], ["-1 0 0"]), "scale must be positive"),
-    (_change(["errors", "quantiles"], ["1 2"]), "quantiles must have"),
-    (_change(["runs"], {"a": {"speed": 1}}), "runs, a: must have none but"),
-    (_change(["run_columns"], ["a"]), "run_columns must hold shares of runs"),
-    (_change(["run_columns"], {"a": "b"}), "run_columns, a: must be a share of rows"),
-    (_change(["runs"], {"a": {"factor": 0, "overhead_ms": 0, "floor_ms": 0}}), "runs, a: factor"),
-    (_change(["runs"], {"a": {"factor": "1", "overhead_ms": 0, "floor_ms": 0}}), "finite number"),
-]
-
-
-@pytest.mark.parametrize(("apply", "message"), BROKEN, ids=[b[1] for b in BROKEN])
-def test_broken_states_are_refused(apply: Callable[[dict[str, Any]], None], message: str) -> None:
-    X, y, _ = law(60, noise=0.02)
-    state = json.loads(json.dumps(Codl(points=12).fit(X, y).state(NAMES)))
-    Codl.from_state(state, NAMES)
-    apply(state)
-    with pytest.raises(ValueError, match=message):
-        Codl.from_state(state, NAMES)
+    assert len(msgspec.json.encode(Codl.fit(X, y), enc_hook=to_json)) < 24 * 1024
 
 
 # Intervals
@@ -386,7 +314,7 @@ def test_intervals_cover_what_they_say(coverage: float) -> None:
         X, y, shapes = law(200, 3, seed=seed, noise=0.01)
         y *= np.exp(0.08 * np.random.default_rng(seed + 50).standard_normal(200))[shapes]
         train = shapes < 120
-        fitted = Codl().fit(X[train], y[train], groups=shapes[train])
+        fitted = Codl.fit(X[train], y[train], groups=shapes[train])
         low, high = fitted.interval(X[~train], coverage)
         predicted = fitted.predict(X[~train])
         assert ((low <= high) & (low > 0)).all()
@@ -397,7 +325,7 @@ def test_intervals_cover_what_they_say(coverage: float) -> None:
 
 def test_intervals_are_wider_far_from_what_was_measured() -> None:
     X, y, _ = law(120, noise=0.03)
-    fitted = Codl().fit(X, y)
+    fitted = Codl.fit(X, y)
 
     def width(items: np.ndarray) -> float:
         low, high = fitted.interval(items)
@@ -411,7 +339,7 @@ def test_intervals_follow_the_run() -> None:
     X, y, shapes = law(60, 2)
     labels = ["a", "b"] * 60
     y = y * np.where(np.array(labels) == "b", 1.5, 1.0)
-    fitted = Codl().fit(X, y, runs=labels, groups=shapes)
+    fitted = Codl.fit(X, y, runs=labels, groups=shapes)
     a, b = (fitted.interval(X, runs=[run] * len(X)) for run in ("a", "b"))
     assert np.median(b[1] / a[1]) == pytest.approx(1.5, rel=0.05)
     assert ((a[0] <= y) & (y <= a[1]))[::2].mean() > 0.8
@@ -420,14 +348,14 @@ def test_intervals_follow_the_run() -> None:
 def test_an_interval_must_be_possible() -> None:
     X, y, _ = law(30)
     with pytest.raises(CodlError, match="between 0 and 1, got 1"):
-        Codl().fit(X, y).interval(X, 1.0)
+        Codl.fit(X, y).interval(X, 1.0)
     with pytest.raises(CodlError, match="codl_linear does not say how far it may be off"):
-        ESTIMATORS["codl_linear"]().fit(X, y).interval(X)
+        ESTIMATORS["codl_linear"].fit(X, y).interval(X)
 
 
 def test_quantiles_of_errors_are_those_of_their_law() -> None:
     errors = 0.1 * np.random.default_rng(0).standard_normal(4000)
-    found = ErrorQuantiles.fit(errors, np.zeros((4000, 2)), np.arange(4000))
+    found = fit_errors(errors, np.zeros((4000, 2)), np.arange(4000))
     low, high = found.bounds(np.zeros((1, 2)), 0.8)
     assert (low[0], high[0]) == pytest.approx((-0.128, 0.128), rel=0.05)
 
@@ -452,7 +380,6 @@ def test_terms_of_runs_are_found() -> None:
         assert found[label].overhead_ms == pytest.approx(term.overhead_ms, abs=0.015)
     back = runs.remove(found, y, labels)
     np.testing.assert_allclose(runs.apply(found, back, labels), y, rtol=1e-9)
-    assert runs.read(json.loads(json.dumps(runs.write(found)))) == found
 
 
 def test_the_floor_of_a_run_is_found_where_there_is_one() -> None:
@@ -477,13 +404,6 @@ def test_the_floor_of_a_run_is_found_where_there_is_one() -> None:
 
 
 # Pieces
-
-
-def test_rows_of_numbers_read_back_exactly() -> None:
-    values = rounded(np.random.default_rng(0).standard_normal((5, 3)) * 10.0 ** np.arange(3))
-    texts = json.loads(json.dumps(to_rows(values)))
-    np.testing.assert_array_equal(from_rows({"x": texts}, "x", rows=5, columns=3), values)
-    np.testing.assert_allclose(rounded(np.pi * 1e-9, 3), 3.14e-9)
 
 
 def test_inner_folds_hold_every_row_out_once() -> None:

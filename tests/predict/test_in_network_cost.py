@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import astuple, fields, replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,6 @@ from codl.ir.types import Processor
 from codl.measure.dataset import Dataset, StageRow
 from codl.measure.measurement_order import stage_tasks
 from codl.predict.in_network_cost import FEWEST, Caches, InNetworkCost, fitted
-from codl.predict.serialization import VERSION
 from codl.records.soc import CpuCache
 
 COSTS: dict[Processor, InNetworkCost] = {
@@ -120,17 +119,6 @@ def test_a_row_that_is_wrong_is_named(tmp_path: Path, changes: dict[str, str], r
     with pytest.raises(InvalidFileError, match=reason) as raised:
         costs_of(dataset_of(tmp_path, made))
     assert "t_stage.csv" in str(raised.value)
-
-
-def test_costs_are_written_and_read() -> None:
-    for costs in COSTS.values():
-        assert InNetworkCost.of(costs.state()) == costs
-    state = COSTS["cpu"].state()
-    for wrong in ([], {**state, "more": 1.0}, {**state, "call_ms": -1.0}, {**state, "alone": "1"}):
-        with pytest.raises(ValueError, match=r"expected the keys|must be a number of at least 0"):
-            InNetworkCost.of(wrong)
-    assert VERSION > 8  # files of before have no such costs
-    assert len(state) == len(fields(InNetworkCost))
 
 
 def test_stages_are_walks_that_both_processors_can_run() -> None:

@@ -14,7 +14,7 @@ from codl.cli.app import app
 from codl.measure import tuning_file
 from codl.measure.dataset import Dataset
 from codl.predict import model_set
-from codl.predict.serialization import StoredPredictor
+from codl.predict.model_set import StoredPredictor
 from codl.predict.training import train
 from codl.records import soc as socs
 from codl.records.soc import Soc

@@ -12,12 +12,10 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 from codl.predict import ESTIMATORS
-from codl.predict.estimators import (
-    Codl,
-    LatencyEstimator,
-    gp_ensemble,
-)
-from codl.predict.estimators.rowwise import rowwise_dot, rowwise_matmul
+from codl.predict.estimators import gp_fitting
+from codl.predict.estimators.base import LatencyEstimator
+from codl.predict.estimators.gp_ensemble import Codl
+from codl.predict.estimators.numerics import rowwise_dot, rowwise_matmul
 
 #: CPUs whose BLAS and NumPy take other paths than one with AVX-512 does.
 NARROW = {
@@ -39,7 +37,7 @@ def fitted(cls: type[LatencyEstimator], *, runs: bool = False) -> LatencyEstimat
     X = np.exp(rng.uniform(2, 12, (ROWS, COLUMNS)))
     y = (X @ np.geomspace(1e-7, 1e-5, COLUMNS)) * np.exp(0.2 * np.sin(np.log(X[:, 3]))) + 0.01
     with threadpool_limits(1, user_api="blas"):  # as training does
-        return cls().fit(X, y, runs=["a", "b", "c"] * (ROWS // 3) if runs else None)
+        return cls.fit(X, y, runs=["a", "b", "c"] * (ROWS // 3) if runs else None)
 
 
 def check(estimator: LatencyEstimator, *, interval: bool = False) -> None:
@@ -51,7 +49,6 @@ def check(estimator: LatencyEstimator, *, interval: bool = False) -> None:
     in_runs = estimator.predict(X, runs=labels.tolist())
     for rows in batches(ASKED):
         np.testing.assert_array_equal(estimator.predict(X[rows]), whole[rows])
-        np.testing.assert_array_equal(estimator.typical(X[rows]), whole[rows])
         np.testing.assert_array_equal(
             estimator.predict(X[rows], runs=labels[rows].tolist()), in_runs[rows]
         )
@@ -63,12 +60,12 @@ def check(estimator: LatencyEstimator, *, interval: bool = False) -> None:
 def check_ensemble() -> None:
     """All members at once: processes on features and on directions of them, and trees."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gp_ensemble, "WORTH", 1.0)  # keeps every member
-        patch.setattr(gp_ensemble, "MANY_ITEMS", ROWS)
+        patch.setattr(gp_fitting, "WORTH", 1.0)  # keeps every member
+        patch.setattr(gp_fitting, "MANY_ITEMS", ROWS)
         estimator = fitted(Codl)
     assert isinstance(estimator, Codl)
-    assert [member.axes is None for member in estimator.members_] == [True, True, False]
-    assert estimator.trees_ is not None
+    assert [member.axes is None for member in estimator.members] == [True, True, False]
+    assert estimator.trees is not None
     check(estimator, interval=True)
 
 

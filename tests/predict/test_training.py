@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,13 +22,18 @@ from codl.ir import parse, split, to_text
 from codl.measure.budget import Budget
 from codl.measure.dataset import Dataset, SharingRow, StageRow
 from codl.predict import ESTIMATORS, features, training
-from codl.predict.cross_validation import HeldOut, TrainingRows, accuracy, over_seeds
-from codl.predict.estimators import (
-    Codl,
-    Gbdt,
-    LatencyEstimator,
+from codl.predict.cross_validation import (
+    HeldOut,
+    TrainingRows,
+    accuracy,
+    connected_groups,
+    over_seeds,
+    row_folds,
+    shape_folds,
 )
-from codl.predict.folds import connected_groups, row_folds, shape_folds
+from codl.predict.estimators.base import LatencyEstimator
+from codl.predict.estimators.gp_ensemble import Codl
+from codl.predict.estimators.trees import Gbdt
 from codl.predict.model_set import load
 from codl.predict.training import TrainReport, fitted, train
 from codl.records import statistic
@@ -81,14 +86,17 @@ def test_row_fold_is_70_to_30(rows: int) -> None:
 
 
 def test_nothing_held_out_is_seen_in_fitting() -> None:
+    @dataclass(frozen=True, kw_only=True, eq=False)
     class Spy(LatencyEstimator):
         name = "spy"
+        seen: set[float]
 
-        def _fit(self, X: np.ndarray, y: np.ndarray, groups: np.ndarray) -> None:
-            self.seen_ = set(X[:, 0])
+        @classmethod
+        def _fit_rows(cls, X: np.ndarray, y: np.ndarray, *_: Any) -> tuple[Spy, np.ndarray]:
+            return cls(seen=set(X[:, 0])), y
 
         def _predict(self, X: np.ndarray) -> np.ndarray:
-            assert not self.seen_ & set(X[:, 0])
+            assert not self.seen & set(X[:, 0])
             return np.ones(len(X))
 
     X, y = np.arange(50.0)[:, None], np.ones(50)
@@ -196,7 +204,7 @@ def test_a_missing_system_library_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     importing = builtins.__import__
     monkeypatch.setattr(builtins, "__import__", missing)
     with pytest.raises(CodlError, match=r"libgomp.so.1.*libgomp1 on Debian"):
-        Gbdt().fit(np.ones((4, 1)), np.ones(4))
+        Gbdt.fit(np.ones((4, 1)), np.ones(4))
 
 
 def test_the_names_are_those_of_the_estimators() -> None:
@@ -396,9 +404,9 @@ def test_where_packing_has_no_row_everything_else_is_trained(tmp_path: Path) -> 
 def test_the_time_left_is_by_what_steps_cost() -> None:
     clock = Hands()
     heard: list[tuple[int, int, float]] = []
-    tally = training._Tally(Budget(clock=clock), lambda *told: heard.append(told))
-    tally.expect([SimpleNamespace(cost=cost) for cost in (90, 10)], (1, 3))
+    work = training._Work(Workers(), Budget(clock=clock), lambda *told: heard.append(told))
+    work.expect([SimpleNamespace(cost=cost) for cost in (90, 10)], (1, 3))
     for cost, seconds in ((90, 9), (10, 1), (270, 27), (30, 3)):
         clock.now += seconds
-        tally.tell(cost)
+        work.tell(cost)
     assert heard == [(1, 4, 31.0), (2, 4, 30.0), (3, 4, 3.0), (4, 4, 0.0)]

@@ -35,7 +35,7 @@ from codl.measure import tuning_file
 from codl.measure.dataset import Dataset
 from codl.measure.inputs import read_npz
 from codl.measure.recording import Recording
-from codl.predict import DEFAULT, FOLDER, features, serialization
+from codl.predict import DEFAULT, FOLDER, features, model_set
 from codl.records import shipped
 from codl.records import soc as socs
 from codl.report.load import load_result
@@ -151,13 +151,15 @@ def _predictors(folder: Path) -> Subject:
     own = shipped.found(SHIPPED, FOLDER, FOLDER) / f"{DEFAULT}.json"
     content = json.loads(own.read_bytes())
     targets = content["targets"]
-    content["targets"] = {n: one for n, one in list(targets.items())[:TARGETS] if "members" in one}
+    content["targets"] = {
+        n: one for n, one in list(targets.items())[:TARGETS] if one["estimator"]["members"]
+    }
 
     def read(path: Path) -> None:
-        for stored in serialization.read(path, soc, tuning)[0].values():
+        for stored in model_set.read(path, soc, tuning).stored.values():
             items = [features.read(stored.target, next(iter(stored.examples)))]
             with np.errstate(all="ignore"):
-                stored.estimator.typical(stored.table(items, soc, tuning).values)
+                stored.estimator.predict(stored.table(items, soc, tuning).values)
 
     return _in_file(folder / f"{DEFAULT}.json", [json.dumps(content).encode()], TREE, read)
 

@@ -1,28 +1,26 @@
-"""Base class of the estimators: validation, lower bound, run effects, state in and out.
+"""What all estimators have in common: runs, a lower bound, and fields that are stored as JSON.
 
-All of them take features shaped (items, features) and positive latencies, predict positive
-latencies, and can write their learned state as plain JSON values and read it back.
+An estimator is fitted by its class, `Estimator.fit(features, latencies)`, and what it learned are
+its fields: numbers, arrays, and dataclasses of them. Files hold these and nothing else. Predicting
+takes NumPy alone; libraries of the extra `train` are imported where something is fitted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, RegressorMixin
-from sklearn.utils.validation import check_is_fitted, validate_data
+from numpy.typing import ArrayLike
 
 from codl.errors import CodlError
+from codl.optional import explained
 from codl.predict.estimators import run_effects
-from codl.predict.estimators.json_arrays import number, rounded
+from codl.predict.estimators.numerics import Groups, Vector, rounded
 from codl.predict.estimators.run_effects import RunTerm, RunTermSearch
 from codl.predict.features import FeatureSet
 
-Vector = NDArray[np.float64]
-Groups = NDArray[np.intp]
-State = Mapping[str, Any]
 E = TypeVar("E", bound="LatencyEstimator")
 
 #: No prediction is below this share of the smallest latency that was fitted.
@@ -31,8 +29,9 @@ FLOOR = 0.1
 LEAST_FREE = 0.3
 
 
-class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
-    """A scikit-learn regressor of latencies that never predicts less than `floor_`."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LatencyEstimator:
+    """Predicts latencies in milliseconds, never less than `floor_ms`, and knows terms of `runs`."""
 
     name: ClassVar[str]
     feature_set: ClassVar[FeatureSet]
@@ -41,86 +40,105 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     #: Whether it takes the terms of runs that the linear costs find: what can follow every row it
     #: is fitted to cannot say which terms are better.
     takes_terms: ClassVar[bool] = False
-    floor_: float
-    runs_: Mapping[str, RunTerm]
-    n_features_in_: int
+
+    floor_ms: float = 0.0
+    runs: dict[str, RunTerm] = field(default_factory=dict)
 
     @classmethod
-    def by_terms(cls: type[E]) -> E:
-        """One that knows runs by their terms (`runs_`) alone."""
-        return cls()
-
+    @explained()
     def fit(
-        self: E,
+        cls: type[E],
         X: ArrayLike,
         y: ArrayLike,
         *,
         runs: Sequence[str] | None = None,
         groups: Sequence[Any] | Groups | None = None,
+        by_terms: bool = False,
     ) -> E:
         """Fit features (items, features) to latencies (items), which must be positive.
 
         `runs` says in which measurement run each row was taken: what differs between runs is
-        learned apart. `groups` says which rows are of one shape: what an estimator tries out on
-        rows it holds out, it tries on whole shapes. Without, equal features are one shape.
+        learned apart, with `by_terms` as terms of runs alone. `groups` says which rows are of one
+        shape: what an estimator tries out on rows it holds out, it tries on whole shapes. Without,
+        equal features are one shape.
         """
-        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
-        X, y = np.asarray(X, np.float64), np.asarray(y, np.float64)
+        X, y = np.array(X, np.float64), np.array(y, np.float64)
+        if X.ndim != 2 or y.shape != X.shape[:1] or not X.size:
+            raise ValueError(f"Expected features of every latency, got {X.shape} and {y.shape}.")
+        if not (np.isfinite(X).all() and np.isfinite(y).all()):
+            raise ValueError("Features and latencies must be finite.")
         if not (y > 0).all():
             raise ValueError(f"Latencies must be positive, got {y.min():g}.")
-        shapes = _groups(X, groups)
-        self.floor_ = floor_of(y)
-        self.runs_ = {}
-        labels = _labels(runs, len(y))
-        if len(set(labels)) > 1:
-            self._fit_runs(X, y, shapes, labels)
+        shapes, labels = _groups(X, groups), _labels(runs, len(y))
+        if len(set(labels)) == 1:
+            fitted, _ = cls._fit_rows(X, y, shapes, {})
+        elif by_terms:
+            fitted = cls._fit_terms(X, y, shapes, labels)
         else:
-            self._fit(X, y, shapes)
-        return self
+            fitted = cls._fit_runs(X, y, shapes, labels)
+        # Runs that do not differ need no terms.
+        terms = fitted.runs if any(own != RunTerm() for own in fitted.runs.values()) else {}
+        return replace(fitted, floor_ms=floor_of(y), runs=terms)
 
-    def _fit_runs(self, X: Vector, y: Vector, shapes: Groups, labels: Sequence[str]) -> None:
+    @classmethod
+    def _fit(cls: type[E], X: Vector, y: Vector, groups: Groups) -> E:
+        """One fitted to rows of a single run; its floor and runs are filled in behind it."""
+        raise NotImplementedError
+
+    def _predict(self, X: Vector) -> Vector:
+        """Of the typical run; every item's is the same whichever others are asked for."""
+        raise NotImplementedError
+
+    def _bounds(self, X: Vector, coverage: float) -> tuple[Vector, Vector]:
+        raise CodlError(f"{self.name} does not say how far it may be off; codl does.")
+
+    def _beside_run(self, X: Vector, runs: Sequence[str] | None) -> Vector:
+        """The features with what an estimator looks at to tell runs apart."""
+        return X
+
+    @classmethod
+    def _fit_rows(
+        cls: type[E], X: Vector, y: Vector, groups: Groups, terms: Mapping[str, RunTerm]
+    ) -> tuple[E, Vector]:
+        """One fitted to rows without some runs' `terms`, and its predictions of these rows.
+
+        The predictions of each row are better made without having seen it.
+        """
+        fitted = cls._fit(X, y, groups)
+        return fitted, fitted._predict(X)
+
+    @classmethod
+    def _fit_runs(cls: type[E], X: Vector, y: Vector, shapes: Groups, labels: Sequence[str]) -> E:
+        return cls._fit_terms(X, y, shapes, labels)
+
+    @classmethod
+    def _fit_terms(cls: type[E], X: Vector, y: Vector, shapes: Groups, labels: Sequence[str]) -> E:
         """Fit the rows above their run's floor, and the terms of runs that do best beside them."""
-        floors = self._floors(X, y, shapes, labels)
+        least_ms = floor_of(y)
+        floors = _floors(X, y, shapes, labels)
         free = run_effects.above_floors(floors, y, labels)
         if free.sum() < LEAST_FREE * len(y):
             floors, free = {}, np.ones(len(y), bool)
         X, y, shapes = X[free], y[free], shapes[free]
         labels = [label for label, is_free in zip(labels, free, strict=True) if is_free]
 
-        def in_typical_run(terms: Mapping[str, RunTerm]) -> Vector:
-            self.runs_ = terms
-            self._fit(X, run_effects.remove(terms, y, labels), shapes)
-            return self._inner(X)
+        def in_typical_run(terms: Mapping[str, RunTerm]) -> tuple[E, Vector]:
+            return cls._fit_rows(X, run_effects.remove(terms, y, labels), shapes, terms)
 
-        search = RunTermSearch(X, y, labels, shapes, floors, self.floor_)
-        in_typical_run(search.best(search.of_costs if self.takes_terms else in_typical_run))
-        self._forget_typical_runs()
-
-    def _forget_typical_runs(self) -> None:
-        """Runs that do not differ need no terms."""
-        if all(term == RunTerm() for term in self.runs_.values()):
-            self.runs_ = {}
-
-    def _floors(
-        self, X: Vector, y: Vector, shapes: Groups, labels: Sequence[str]
-    ) -> dict[str, float]:
-        """The floor of every run, 0 where none shows."""
-        size = X.sum(1) if (X >= 0).all() else np.exp(X.std(1))
-        return run_effects.find_floors(np.maximum(size, 1e-9), y, labels, shapes)
+        search = RunTermSearch(X, y, labels, shapes, floors, least_ms)
+        terms = search.best(
+            search.of_costs if cls.takes_terms else lambda terms: in_typical_run(terms)[1]
+        )
+        return replace(in_typical_run(terms)[0], runs=dict(terms))
 
     def predict(self, X: ArrayLike, *, runs: Sequence[str] | None = None) -> Vector:
-        """Latencies in milliseconds, shaped (items); at least `floor_`.
+        """Latencies in milliseconds, shaped (items), of features shaped (items, features).
 
         Those of the typical run, or of the run that `runs` names for every item; a run that was
         not fitted is taken for a typical one.
         """
-        check_is_fitted(self)
-        X = np.asarray(validate_data(self, X, reset=False, dtype=np.float64), np.float64)
-        return self._in_runs(self._predict(self._beside_run(X, runs)), runs)
-
-    def typical(self, X: Vector) -> Vector:
-        """`predict` for features that have been checked, in the typical run."""
-        return self._in_runs(self._predict(self._beside_run(X, None)), None)
+        features = self._beside_run(np.asarray(X, np.float64), runs)
+        return self._in_runs(self._predict(features), runs)
 
     def interval(
         self, X: ArrayLike, coverage: float = 0.9, *, runs: Sequence[str] | None = None
@@ -131,72 +149,30 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """
         if not 0 < coverage < 1:
             raise CodlError(f"The coverage must be between 0 and 1, got {coverage:g}.")
-        check_is_fitted(self)
-        X = np.asarray(validate_data(self, X, reset=False, dtype=np.float64), np.float64)
-        X = self._beside_run(X, runs)
-        low, high = (self._in_runs(bound, runs) for bound in self._bounds(X, coverage))
+        features = self._beside_run(np.asarray(X, np.float64), runs)
+        low, high = (self._in_runs(bound, runs) for bound in self._bounds(features, coverage))
         # What stands at a floor is not all above it.
-        width, least = run_effects.FLOOR_WIDTH / 2, self._in_runs(np.zeros(len(X)), runs)
+        width, least = run_effects.FLOOR_WIDTH / 2, self._in_runs(np.zeros(len(features)), runs)
         return low * np.where(low <= least, 1 - width, 1), high * np.where(
             high <= least, 1 + width, 1
         )
 
-    def _beside_run(self, X: Vector, runs: Sequence[str] | None) -> Vector:
-        """The features with what an estimator looks at to tell runs apart."""
-        return X
-
     def _in_runs(self, latency_ms: Vector, runs: Sequence[str] | None) -> Vector:
-        if self.runs_ or runs is not None:
+        if self.runs or runs is not None:
             labels = _labels(runs, len(latency_ms))
-            latency_ms = run_effects.apply(self.runs_, latency_ms, labels)
-        return np.maximum(latency_ms, self.floor_)
-
-    def state(self, names: Sequence[str]) -> dict[str, Any]:
-        """The learned state as JSON values; `names` are the features in the order of fitting."""
-        check_is_fitted(self)
-        runs = {"runs": run_effects.write(self.runs_)} if self.runs_ else {}
-        return {"floor_ms": self.floor_, **runs, **self._write(names)}
-
-    @classmethod
-    def from_state(cls: type[E], state: State, names: Sequence[str]) -> E:
-        """The fitted estimator again; raises `ValueError` with the key and value at fault."""
-        estimator = cls()
-        estimator.n_features_in_ = len(names)
-        estimator.floor_ = number(state, "floor_ms")
-        if estimator.floor_ <= 0:
-            raise ValueError(f"floor_ms must be positive, got {estimator.floor_:g}.")
-        estimator.runs_ = run_effects.read(state.get("runs", {}))
-        estimator._read(state, names)
-        return estimator
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.target_tags.positive_only = True
-        return tags
-
-    def _fit(self, X: Vector, y: Vector, groups: Groups) -> None:
-        raise NotImplementedError
-
-    def _inner(self, X: Vector) -> Vector:
-        """Predictions of the rows just fitted, better of each without it."""
-        return self._predict(X)
-
-    def _bounds(self, X: Vector, coverage: float) -> tuple[Vector, Vector]:
-        raise CodlError(f"{self.name} does not say how far it may be off; codl does.")
-
-    def _predict(self, X: Vector) -> Vector:
-        raise NotImplementedError
-
-    def _write(self, names: Sequence[str]) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def _read(self, state: State, names: Sequence[str]) -> None:
-        raise NotImplementedError
+            latency_ms = run_effects.apply(self.runs, latency_ms, labels)
+        return np.maximum(latency_ms, self.floor_ms)
 
 
 def floor_of(y: Vector) -> float:
     """The least that is predicted by what was fitted to such latencies."""
     return float(rounded(FLOOR * y.min(), 3))
+
+
+def _floors(X: Vector, y: Vector, shapes: Groups, labels: Sequence[str]) -> dict[str, float]:
+    """The floor of every run, 0 where none shows."""
+    size = X.sum(1) if (X >= 0).all() else np.exp(X.std(1))
+    return run_effects.find_floors(np.maximum(size, 1e-9), y, labels, shapes)
 
 
 def _groups(X: Vector, groups: Sequence[Any] | Groups | None) -> Groups:

@@ -1,370 +1,251 @@
-"""The `codl` predictor: linear costs, corrected by an ensemble of sparse Gaussian processes."""
+"""The `codl` predictor: linear costs, corrected by an ensemble of sparse Gaussian processes.
+
+Here is what is stored and predicts; `gp_fitting` finds it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import NDArray
 
-from codl.predict.estimators.base import (
-    Groups,
-    LatencyEstimator,
-    State,
-    Vector,
-)
-from codl.predict.estimators.conformal import ErrorQuantiles
-from codl.predict.estimators.json_arrays import from_rows, rounded, to_rows, vector
-from codl.predict.estimators.least_squares import RESOLUTION_MS, ridge
+from codl.predict.estimators.base import LatencyEstimator, _floors
 from codl.predict.estimators.linear import CodlLinear
-from codl.predict.estimators.log_scaling import LogScaling
-from codl.predict.estimators.rowwise import rowwise_dot
+from codl.predict.estimators.numerics import Groups, Vector, rowwise_dot, rowwise_matmul
 from codl.predict.estimators.run_effects import RunColumns, RunTerm
-from codl.predict.estimators.sparse_gp import (
-    Items,
-    Kernel,
-    Member,
-    Projection,
-    along,
-    far_from_others,
-    on_line,
-    read_members,
-    share_grid,
-    spread_axes,
-    spread_points,
-)
 from codl.predict.estimators.trees import Trees
 from codl.predict.features import FeatureSet
-from codl.predict.folds import inner_folds
 
-#: Items that the kernels' lengths are found with: the search takes time with their cube.
-SEARCHED = 140
-SEED = 0
-#: With fewer rows the base stands alone.
-LEAST_ROWS = 8
-#: Digits behind the point of the points, whose columns spread by 1.
-DECIMALS = 1
-#: Significant digits of weights: large ones of either sign nearly cancel out.
-DIGITS_OF_WEIGHTS = 5
-#: How far past the corrections seen in training, in logarithms, a correction may go.
-SLACK = 0.3
-#: Shares must beat equal ones by this part of the error: less is chance.
-WORTH = 0.02
-#: The same where runs differ: their terms have seen the rows that are held out.
-WORTH_BESIDE_RUNS = 0.2
-#: With this many columns or more, a member sees their principal components.
-MANY_COLUMNS = 8
-#: With this many items or more, boosted trees join: a few points cannot hold that much.
-MANY_ITEMS = 800
-TREES = {
-    "objective": "regression",
-    "learning_rate": 0.08,
-    "num_leaves": 24,
-    "min_data_in_leaf": 4,
-    "feature_fraction": 0.3,
-    "max_bin": 63,
-}
-ROUNDS = 200
+#: Items predicted at a time: more would not make it faster, and their correlations take memory.
+CHUNK = 1024
+#: The quantiles of errors that are stored; those between are interpolated.
+TAIL = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45)
+LEVELS = np.array([*TAIL, 0.5, *(1 - t for t in reversed(TAIL))])
 
 
-@dataclass(frozen=True)
-class _Candidate:
-    """A member before its share is known; `is_level` where it stands without the base."""
+def logarithms(X: Vector) -> Vector:
+    """Logarithms of 1 more than the features; `log1p` is exact near 0 too, but far slower."""
+    result = np.abs(X)
+    result += 1
+    return np.log(result, out=result)
 
-    member: Member
-    projection: Projection
+
+@dataclass(frozen=True, eq=False)
+class LogScaling:
+    """The `columns` that are kept, and the center and the spread of each one's logarithm."""
+
+    columns: tuple[int, ...]
+    center: Vector
+    spread: Vector
+
+    def logs(self, X: Vector) -> Vector:
+        """The logarithms of the columns, shaped (items, columns)."""
+        return logarithms(X.take(self.columns, axis=1))
+
+    def scaled(self, X: Vector) -> Vector:
+        """The logarithms of the columns, less their centers and over their spreads."""
+        scaled = self.logs(X)
+        scaled -= self.center
+        scaled /= self.spread
+        return scaled
+
+
+def correlation(a: Vector, b: Vector, lengths: Vector) -> Vector:
+    """Matern correlations of smoothness 5/2, (1 + s + s^2 / 3) exp(-s): (items of a, items of b).
+
+    s is sqrt(5) times the distance over the `lengths` (features): Rasmussen and Williams, eq. 4.17.
+    In the precision of `a` and `b`; float32 takes half the time and is exact to 1e-5. A row depends
+    on its item of `a` alone.
+    """
+    scale = (np.sqrt(5.0) / lengths).astype(a.dtype)
+    squares = squared_distances(a * scale, b * scale)
+    result: Vector = squares * (1 / 3)
+    s = np.sqrt(squares, out=squares)
+    result += s
+    result += 1
+    np.negative(s, out=s)
+    result *= np.exp(s, out=s)
+    return result
+
+
+def squared_distances(a: Vector, b: Vector) -> Vector:
+    """Shaped (items of a, items of b); one product of matrices gives |a|^2 - 2ab + |b|^2."""
+    width = a.shape[1]
+    left, right = (np.ones((len(items), width + 2), a.dtype) for items in (a, b))
+    np.multiply(a, -2, out=left[:, :width])
+    np.einsum("ij,ij->i", a, a, out=left[:, width])
+    right[:, :width] = b
+    np.einsum("ij,ij->i", b, b, out=right[:, width + 1])
+    squares = rowwise_matmul(left, right.T)
+    result: Vector = np.abs(squares, out=squares)  # rounding makes a few negative
+    return result
+
+
+def along(scaled: Vector, axes: Vector | None) -> Vector:
+    return scaled if axes is None else rowwise_matmul(scaled, axes)
+
+
+def on_line(scaled: Vector, line: Vector) -> Vector:
+    """A line's slopes come first, then its constant."""
+    result: Vector = rowwise_dot(scaled, line[:-1]) + line[-1]
+    return result
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Member:
+    """A member of the ensemble: a line on scaled features plus a Gaussian process.
+
+    Both predict a logarithm: `is_level` that of the latency, else that of what the base lacks. The
+    process sees the features, or their products with `axes`, shaped (features, directions); its
+    mean at x is amplitude^2 x (correlations of x with the points) x `weights`. `share` is what the
+    member counts for.
+    """
+
+    share: float
     is_level: bool
+    line: Vector
+    axes: Vector | None
+    lengths: Vector
+    amplitude: float
+    weights: Vector
+
+    def predict(self, scaled: Vector, points: Vector) -> Vector:
+        """The logarithm, shaped (items)."""
+        weights = (self.amplitude**2 * self.weights).astype(np.float32)
+        logs = on_line(scaled, self.line)
+        for part, near in self._correlations(scaled, points):
+            logs[part] += rowwise_dot(near, weights)
+        return logs
+
+    def far(self, scaled: Vector, points: Vector) -> Vector:
+        """How far from all points items are: 0 at one, 1 far from all."""
+        nearest = np.empty(len(scaled))
+        for part, near in self._correlations(scaled, points):
+            nearest[part] = near.max(1)
+        return 1 - nearest
+
+    def _correlations(self, scaled: Vector, points: Vector) -> Iterator[tuple[slice, Vector]]:
+        """Of items with points, (some items, points) in float32: a pass takes half the time."""
+        items: NDArray[Any] = along(scaled, self.axes).astype(np.float32)
+        others: NDArray[Any] = along(points, self.axes).astype(np.float32)
+        for at in range(0, len(scaled), CHUNK):
+            part = slice(at, at + CHUNK)
+            yield part, correlation(items[part], others, self.lengths)
 
 
+@dataclass(frozen=True, eq=False)
+class ErrorQuantiles:
+    """Quantiles at `LEVELS` of log(measured / predicted) over a scale, for prediction intervals.
+
+    The scale is linear in what tells of errors (the disagreement of members, and the distance from
+    what was measured), with weights `scale` of (1, signs).
+    """
+
+    scale: Vector
+    quantiles: Vector
+
+    def bounds(self, signs: Vector, coverage: float) -> tuple[Vector, Vector]:
+        """Lowest and highest logarithm of measured over predicted, each shaped (items)."""
+        low, high = np.interp([(1 - coverage) / 2, (1 + coverage) / 2], LEVELS, self.quantiles)
+        scale = rowwise_dot(np.column_stack([np.ones(len(signs)), signs]), self.scale)
+        return low * scale, high * scale
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Codl(LatencyEstimator):
     """Latency = what the blocks cost (`codl_linear`) x exp(Gaussian process on their logs).
 
     Blended with processes on the latency's logarithm itself, one on the features, one on the
     directions in which they spread, and where there are very many items with boosted trees, by the
     shares that did best on shapes held out within the training rows. Their errors give the
-    intervals.
+    intervals. Without members the base stands alone.
     """
 
     name: ClassVar[str] = "codl"
     feature_set: ClassVar[FeatureSet] = "variant"
-    base_: CodlLinear
-    scaling_: LogScaling
-    points_: Vector
-    members_: tuple[Member, ...]
-    is_level_: tuple[bool, ...]
-    shares_: Vector
-    trees_: Trees | None
-    limits_: Vector
-    errors_: ErrorQuantiles
-    run_columns_: RunColumns
-
-    def __init__(
-        self, *, points: int = 128, steps: int = 25, columns_for_runs: bool = True
-    ) -> None:
-        self.points = points
-        self.steps = steps
-        self.columns_for_runs = columns_for_runs
+    base: CodlLinear
+    #: The least and the most that a correction's logarithm may be.
+    limits: Vector
+    errors: ErrorQuantiles
+    run_columns: RunColumns = field(default_factory=RunColumns)
+    scaling: LogScaling | None = None
+    #: Shaped (points, columns): what processes are made of, scaled.
+    points: Vector | None = None
+    members: tuple[Member, ...] = ()
+    trees: Trees | None = None
 
     @classmethod
-    def by_terms(cls) -> Codl:
-        return cls(columns_for_runs=False)
-
-    def fit(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        *,
-        runs: Sequence[str] | None = None,
-        groups: Sequence[Any] | Groups | None = None,
-    ) -> Codl:
-        self.run_columns_ = RunColumns()
-        return super().fit(X, y, runs=runs, groups=groups)
-
-    def _fit_runs(self, X: Vector, y: Vector, shapes: Groups, labels: Sequence[str]) -> None:
+    def _fit_runs(cls, X: Vector, y: Vector, shapes: Groups, labels: Sequence[str]) -> Codl:
         """Fit with a column for every run: the kernels' lengths say how far runs are apart.
 
         What stands at a run's floor is fitted like the rest, since ops near it take hardly more.
         """
         columns = RunColumns.of(labels)
-        if not columns.shares or not self.columns_for_runs:
-            super()._fit_runs(X, y, shapes, labels)
-            return
-        floors = self._floors(X, y, shapes, labels)
-        self.runs_ = {label: RunTerm(floor_ms=floor) for label, floor in floors.items()}
-        self.run_columns_ = columns
-        self._fit(columns.beside(X, labels), y, shapes)
-        self._forget_typical_runs()
+        if not columns.shares:
+            return cls._fit_terms(X, y, shapes, labels)
+        terms = {
+            label: RunTerm(floor_ms=floor) for label, floor in _floors(X, y, shapes, labels).items()
+        }
+        fitted, _ = cls._fit_rows(columns.beside(X, labels), y, shapes, terms, columns)
+        return replace(fitted, runs=terms)
 
-    def _beside_run(self, X: Vector, runs: Sequence[str] | None) -> Vector:
-        return self.run_columns_.beside(X, runs)
-
-    def _fit(self, X: Vector, y: Vector, groups: Groups) -> None:
-        logs = np.log(np.maximum(y, RESOLUTION_MS))
-        self.base_ = CodlLinear.of(X, y)
-        self.scaling_ = LogScaling.of(X, len(self.run_columns_.shares))
-        scaled = self.scaling_.scaled(X)
-        if len(y) < LEAST_ROWS or not self.scaling_.columns:
-            self._fit_base_alone(X, logs)
-            return
-        items = Items.of(scaled)
-        rows = self._choose_points(scaled)
-        base = np.log(self.base_.typical(X))
-        residual = np.append(np.zeros(scaled.shape[1]), np.median(logs - base))
-        level, axes = ridge(scaled, logs), spread_axes(scaled)
-        candidates = [
-            self._candidate(scaled, logs - base, residual, items),
-            self._candidate(scaled, logs, level, items, is_level=True),
-        ]
-        if scaled.shape[1] >= MANY_COLUMNS:
-            turned = self._candidate(scaled, logs, level, items, is_level=True, axes=axes)
-            candidates.append(turned)
-        self.trees_ = None
-        if len(items.first) >= MANY_ITEMS:
-            self.trees_ = self._grow(X, base, logs)
-        self._choose(X, y, groups, candidates, rows)
-
-    def _choose_points(self, scaled: Vector) -> Groups:
-        """Points that spread as the items do; the rows that they are near."""
-        rows = spread_points(scaled, self.points)
-        points = scaled[rows].round(DECIMALS)
-        once = np.sort(np.unique(points, axis=0, return_index=True)[1])
-        self.points_ = points[once]
-        return rows[once]
-
-    def _grow(self, X: Vector, base: Vector, logs: Vector) -> Trees:
-        """Trees of what the base's logarithm lacks."""
-        return Trees.fit(self._seen(X, base), logs - base, rounds=ROUNDS, parameters=TREES)
-
-    def _seen(self, X: Vector, base: Vector) -> Vector:
-        """What trees look at: the features' logarithms, alone and over the base."""
-        logs = self.scaling_.logs(X)
-        return np.column_stack([logs, base, logs - base[:, None], logs - logs[:, :1]])
-
-    def _candidate(
-        self,
-        scaled: Vector,
-        target: Vector,
-        line: Vector,
-        items: Items,
-        *,
-        is_level: bool = False,
-        axes: Vector | None = None,
-    ) -> _Candidate:
-        line = rounded(line)
-        rest, turned = target - on_line(scaled, line), along(scaled, axes)
-        kernel = self._kernel(items, turned, rest)
-        points = along(self.points_, axes)
-        projection = Projection(kernel, points, turned, rest, items.share)
-        weights = rounded(projection.weights, DIGITS_OF_WEIGHTS)
-        member = Member(line, axes, kernel.lengths, kernel.amplitude, weights)
-        return _Candidate(member, projection, is_level)
-
-    def _kernel(self, items: Items, scaled: Vector, rest: Vector) -> Kernel:
-        some = np.random.default_rng(SEED).permutation(len(items.first))[:SEARCHED]
-        target = items.medians(rest, some)
-        trust = items.count[some] * items.share[items.first[some]]
-        kernel = Kernel.search(
-            scaled[items.first[some]], target - target.mean(), trust, steps=self.steps
-        )
-        return Kernel(rounded(kernel.lengths, 4), float(rounded(kernel.amplitude, 4)), kernel.noise)
-
-    def _fit_base_alone(self, X: Vector, logs: Vector) -> None:
-        self._base_alone()
-        off = float(np.median(logs - np.log(self.base_.typical(X)))) if len(logs) > 1 else 0.0
-        self.limits_ = rounded([min(off, 0.0), max(off, 0.0)])
-        self.inner_ = self.base_.typical(X)
-
-    def _choose(
-        self,
+    @classmethod
+    def _fit_rows(
+        cls,
         X: Vector,
         y: Vector,
         groups: Groups,
-        candidates: Sequence[_Candidate],
-        rows: Groups,
-    ) -> None:
-        """Hold out shapes in turn: the best shares, the limits and the errors follow."""
-        logs = np.log(np.maximum(y, RESOLUTION_MS))
-        base, corrections = self._held_out(X, y, groups, candidates)
-        low, high = np.quantile(logs - base, [0.0, 1.0])
-        self.limits_ = rounded([low - SLACK, high + SLACK])
-        corrections = corrections.clip(*self.limits_)
-        tried = share_grid(len(corrections))
-        wrong = np.minimum(np.abs(logs - base - tried @ corrections), 1).mean(1)
-        best = int(np.argmin(wrong))
-        worth = WORTH_BESIDE_RUNS if self.runs_ and not self.trees_ else WORTH
-        if wrong[best] > (1 - worth) * wrong[0]:
-            best = 0
-        kept = np.flatnonzero(tried[best]).tolist()
-        if len(candidates) not in kept:
-            self.trees_ = None
-        members = [at for at in kept if at < len(candidates)] or [0]
-        self.members_ = tuple(candidates[at].member for at in members)
-        self.is_level_ = tuple(candidates[at].is_level for at in members)
-        self.shares_ = tried[best, members]
-        mixed = base + tried[best] @ corrections
-        corrections = corrections[sorted({*members, *kept})]
-        far = far_from_others(candidates[members[0]].projection, groups, rows)
-        signs = np.column_stack([np.ptp(corrections, axis=0), far])
-        self.errors_ = ErrorQuantiles.fit(logs - mixed, signs, groups)
-        self.inner_ = np.exp(mixed)
+        terms: Mapping[str, RunTerm],
+        columns: RunColumns | None = None,
+    ) -> tuple[Codl, Vector]:
+        from codl.predict.estimators.gp_fitting import fit_ensemble  # it needs SciPy
 
-    def _held_out(
-        self, X: Vector, y: Vector, groups: Groups, candidates: Sequence[_Candidate]
-    ) -> tuple[Vector, Vector]:
-        """The base's logarithms (rows), and what candidates add to it (candidates, rows)."""
-        logs, scaled = np.log(np.maximum(y, RESOLUTION_MS)), self.scaling_.scaled(X)
-        base, predicted = np.empty(len(y)), np.empty((len(candidates) + bool(self.trees_), len(y)))
-        for fold in inner_folds(groups):
-            train = np.setdiff1d(np.arange(len(y)), fold)
-            all_base = np.log(CodlLinear.of(X[train], y[train]).typical(X))
-            base[fold] = all_base[fold]
-            level = on_line(scaled, ridge(scaled[train], logs[train]))
-            shifted = all_base + np.median((logs - all_base)[train])
-            for at, candidate in enumerate(candidates):
-                line, projection = level if candidate.is_level else shifted, candidate.projection
-                weights = projection.without(fold, logs - line)
-                predicted[at, fold] = line[fold] + projection.cross[fold] @ weights
-            if self.trees_:
-                trees = self._grow(X[train], all_base[train], logs[train])
-                predicted[-1, fold] = base[fold] + trees.predict(self._seen(X[fold], base[fold]))
-        return base, predicted - base
+        return fit_ensemble(X, y, groups, terms, columns or RunColumns())
 
-    def _corrections(self, X: Vector, base: Vector) -> Vector:
-        """What each member adds to the base's logarithm; trees come last, where there are any."""
-        if not self.members_:
-            return np.full((1, len(X)), self.limits_.sum())
-        scaled = self.scaling_.scaled(X)
-        rows = [member.predict(scaled, self.points_) for member in self.members_]
-        result = np.array(rows) - np.outer(self.is_level_, base)
-        if self.trees_:
-            result = np.vstack([result, self.trees_.predict(self._seen(X, base))])
-        return result.clip(*self.limits_)
-
-    def _mixed(self, corrections: Vector) -> Vector:
-        if not self.members_:
-            alone: Vector = corrections[0]
-            return alone
-        # The trees' share is what members leave of 1.
-        shares = self.shares_
-        if self.trees_:
-            shares = np.append(shares, 1 - shares.sum())
-        return rowwise_dot(corrections.T, shares)
+    def _beside_run(self, X: Vector, runs: Sequence[str] | None) -> Vector:
+        return self.run_columns.beside(X, runs)
 
     def _predict(self, X: Vector) -> Vector:
-        base = self.base_.typical(X)
-        return base * np.exp(self._mixed(self._corrections(X, np.log(base))))
+        base, corrections, _ = self._corrections(X)
+        return base * np.exp(self._mixed(corrections))
 
     def _bounds(self, X: Vector, coverage: float) -> tuple[Vector, Vector]:
-        base, far = self.base_.typical(X), np.ones(len(X))
-        corrections = self._corrections(X, np.log(base))
-        if self.members_:
-            far = self.members_[0].far(self.scaling_.scaled(X), self.points_)
+        base, corrections, scaled = self._corrections(X)
+        far = np.ones(len(X))
+        if self.members and self.points is not None:
+            far = self.members[0].far(scaled, self.points)
         signs = np.column_stack([np.ptp(corrections, axis=0), far])
-        low, high = self.errors_.bounds(signs, coverage)
+        low, high = self.errors.bounds(signs, coverage)
         predicted = base * np.exp(self._mixed(corrections))
         return predicted * np.exp(low), predicted * np.exp(high)
 
-    def _inner(self, X: Vector) -> Vector:
-        return self.inner_
+    def _corrections(self, X: Vector) -> tuple[Vector, Vector, Vector]:
+        """The base, what each member adds to its logarithm (trees come last), scaled features."""
+        base = self.base.predict(X)
+        if not self.members or self.scaling is None or self.points is None:
+            return base, np.full((1, len(X)), self.limits.sum()), X
+        logs, scaled = np.log(base), self.scaling.scaled(X)
+        rows = [member.predict(scaled, self.points) for member in self.members]
+        corrections = np.array(rows) - np.outer([m.is_level for m in self.members], logs)
+        if self.trees:
+            of_trees = self.trees.predict(seen_by_trees(self.scaling.logs(X), logs))
+            corrections = np.vstack([corrections, of_trees])
+        return base, corrections.clip(*self.limits), scaled
 
-    def _write(self, names: Sequence[str]) -> dict[str, Any]:
-        """What all have, and where there are members what these look at, and what they are."""
-        names, runs = self.run_columns_.beside_names(names), self.run_columns_.state()
-        content = {
-            **({"run_columns": runs} if runs else {}),
-            "base": self.base_.state(names),
-            "limits": to_rows(self.limits_),
-        }
-        if not self.members_:
-            return content
-        return content | {
-            **self.scaling_.state(names),
-            "points": to_rows(self.points_.T),
-            "members": [
-                {"share": share, "is_level": is_level, **member.state()}
-                for share, is_level, member in zip(
-                    self.shares_.tolist(), self.is_level_, self.members_, strict=True
-                )
-            ],
-            **({"trees": self.trees_.state()} if self.trees_ else {}),
-            "errors": self.errors_.state(),
-        }
+    def _mixed(self, corrections: Vector) -> Vector:
+        if not self.members:
+            alone: Vector = corrections[0]
+            return alone
+        # The trees' share is what members leave of 1.
+        shares = np.array([member.share for member in self.members])
+        if self.trees:
+            shares = np.append(shares, 1 - shares.sum())
+        return rowwise_dot(corrections.T, shares)
 
-    def _read(self, state: State, names: Sequence[str]) -> None:
-        self.run_columns_ = RunColumns.read(state.get("run_columns", {}))
-        names = self.run_columns_.beside_names(names)
-        base = state.get("base")
-        if not isinstance(base, Mapping):
-            raise ValueError(f"base must be a mapping, got {base!r:.80}.")
-        self.base_ = CodlLinear.from_state(base, names)
-        self.limits_ = vector(state, "limits", 2)
-        if self.limits_[0] > self.limits_[1]:
-            raise ValueError("limits must be in order.")
-        if "members" in state:
-            self._read_members(state, names)
-        else:
-            self._base_alone()
 
-    def _base_alone(self) -> None:
-        self.scaling_ = LogScaling.of_nothing()
-        self.points_ = np.empty((0, 0))
-        self.members_, self.is_level_, self.shares_, self.trees_ = (), (), np.empty(0), None
-        self.errors_ = ErrorQuantiles.unknown(2)
-
-    def _read_members(self, state: State, names: Sequence[str]) -> None:
-        self.scaling_ = LogScaling.from_state(state, names)
-        width = len(self.scaling_.columns)
-        self.points_ = from_rows(state, "points", rows=width, columns=None).T.copy()
-        read = read_members(state.get("members"), width, len(self.points_))
-        self.members_ = tuple(member for member, _, _ in read)
-        self.is_level_ = tuple(is_level for _, is_level, _ in read)
-        self.shares_ = np.array([share for _, _, share in read])
-        total = float(self.shares_.sum())
-        # Trees see every column, the base, the columns over the base, and over the first column.
-        trees = "trees" in state
-        self.trees_ = Trees.from_state(state["trees"], 3 * width + 1) if trees else None
-        if total > 1 + 1e-9 or (not trees and total < 1 - 1e-9):
-            raise ValueError(f"members: shares must add up to 1, got {total:g}.")
-        self.errors_ = ErrorQuantiles.from_state(state.get("errors"), 2)
+def seen_by_trees(logs: Vector, base: Vector) -> Vector:
+    """The features' logarithms, and that of the base; alone, over the base and over the first."""
+    return np.column_stack([logs, base, logs - base[:, None], logs - logs[:, :1]])

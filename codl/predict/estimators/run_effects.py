@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
-from codl.predict.estimators.json_arrays import Vector, medians, rounded
-from codl.predict.estimators.least_squares import costs
+from codl.predict.estimators.numerics import Groups, Vector, costs, medians, rounded
 
 #: Usual sizes, in logarithms: of a row's error about its shape, of what is special to a shape, and
 #: of a run's factor; and that of a run's overhead, as a share of the run's lower quartile.
@@ -52,8 +52,8 @@ class RunTerm:
     """Latency in a run = `factor` x (latency in the typical run + `overhead_ms`), or `floor_ms`."""
 
     overhead_ms: float = 0.0
-    factor: float = 1.0
-    floor_ms: float = 0.0
+    factor: Annotated[float, Meta(gt=0)] = 1.0
+    floor_ms: Annotated[float, Meta(ge=0)] = 0.0
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class RunTermSearch:
     X: Vector
     y: Vector
     labels: Sequence[str]
-    groups: NDArray[np.intp]
+    groups: Groups
     floors: Mapping[str, float]
     floor_ms: float
 
@@ -109,9 +109,7 @@ class RunTermSearch:
         return float(np.minimum(np.abs(np.log(in_runs / self.y)), MOST_OFF).mean())
 
 
-def find_floors(
-    size: Vector, y: Vector, labels: Sequence[str], groups: NDArray[np.intp]
-) -> dict[str, float]:
+def find_floors(size: Vector, y: Vector, labels: Sequence[str], groups: Groups) -> dict[str, float]:
     """The floor of every run, 0 where none shows; `size` says how latencies should differ.
 
     One driver waits in all runs alike, so a floor that shows in one is looked for in the others.
@@ -134,12 +132,12 @@ def _is_at(above: Vector) -> bool:
     return bool(near.sum() >= SHARED_SHAPES and (above <= -SHARED_WIDTH).mean() <= FLOOR_BELOW)
 
 
-def _by_shape(y: Vector, groups: NDArray[np.intp], rows: NDArray[np.intp]) -> Vector:
+def _by_shape(y: Vector, groups: Groups, rows: Groups) -> Vector:
     """The median latency of every shape among some rows, in the shapes' order."""
     return medians(y[rows], groups[rows])
 
 
-def _floor(size: Vector, y: Vector, groups: NDArray[np.intp], rows: NDArray[np.intp]) -> float:
+def _floor(size: Vector, y: Vector, groups: Groups, rows: Groups) -> float:
     logs = np.log(_by_shape(y, groups, rows))
     sizes = np.log(_by_shape(size, groups, rows))
     order = np.argsort(logs)
@@ -169,7 +167,7 @@ def fit_terms(
     y: Vector,
     labels: Sequence[str],
     *,
-    groups: NDArray[np.intp],
+    groups: Groups,
     floors: Mapping[str, float],
 ) -> dict[str, RunTerm]:
     """The term of every run, from latencies predicted for the typical run and those measured.
@@ -199,7 +197,7 @@ def fit_terms(
 
 
 def _solve(
-    target: Vector, slope: Vector, trust: Vector, *, run: NDArray[np.intp], shape: NDArray[np.intp]
+    target: Vector, slope: Vector, trust: Vector, *, run: Groups, shape: Groups
 ) -> tuple[Vector, Vector, Vector]:
     """Least squares with a pull to 0: target = factor of run + slope x overhead of run + shape's.
 
@@ -235,49 +233,14 @@ def remove(terms: Mapping[str, RunTerm], latency_ms: Vector, labels: Sequence[st
     return np.maximum(latency_ms / factor - overhead, 0.2 * latency_ms / factor)
 
 
-def typical(terms: Mapping[str, RunTerm]) -> RunTerm:
-    """A run without overhead or factor, at the middle one's floor."""
-    floors = sorted(term.floor_ms for term in terms.values())
-    return RunTerm(floor_ms=floors[len(floors) // 2] if floors else 0.0)
-
-
 def _columns(terms: Mapping[str, RunTerm], labels: Sequence[str]) -> tuple[Vector, Vector, Vector]:
-    usual = typical(terms)
-    known = {label: terms.get(label, usual) for label in set(labels)}
-    own = [known[label] for label in labels]
-    columns = np.array([(t.overhead_ms, t.factor, t.floor_ms) for t in own]).reshape(-1, 3)
+    """Overhead, factor and floor of each row; a typical run has the middle one's floor alone."""
+    floors = sorted(term.floor_ms for term in terms.values())
+    typical = RunTerm(floor_ms=floors[len(floors) // 2] if floors else 0.0)
+    by_label = {label: terms.get(label, typical) for label in set(labels)}
+    rows = [(t.overhead_ms, t.factor, t.floor_ms) for t in map(by_label.__getitem__, labels)]
+    columns = np.array(rows).reshape(-1, 3)
     return columns[:, 0], columns[:, 1], columns[:, 2]
-
-
-_TYPICAL = asdict(RunTerm())
-
-
-def write(terms: Mapping[str, RunTerm]) -> dict[str, Any]:
-    """Of every run what differs from a typical one."""
-    return {
-        label: {key: value for key, value in asdict(term).items() if value != _TYPICAL[key]}
-        for label, term in terms.items()
-    }
-
-
-def read(state: Any) -> dict[str, RunTerm]:
-    """The terms of a state; raises `ValueError` with what is wrong."""
-    if not isinstance(state, Mapping):
-        raise ValueError(f"runs must be a mapping, got {state!r:.80}.")
-    return {str(label): _term(str(label), term) for label, term in state.items()}
-
-
-def _term(label: str, term: Any) -> RunTerm:
-    if not isinstance(term, Mapping) or not set(term) <= set(_TYPICAL):
-        known = ", ".join(_TYPICAL)
-        raise ValueError(f"runs, {label}: must have none but {known}, got {term!r:.80}.")
-    for key, value in term.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
-            raise ValueError(f"runs, {label}: {key} must be a finite number, got {value!r}.")
-    read = RunTerm(**{key: float(value) for key, value in term.items()})
-    if read.factor <= 0 or read.floor_ms < 0:
-        raise ValueError(f"runs, {label}: factor must be positive and floor_ms not negative.")
-    return read
 
 
 @dataclass(frozen=True)
@@ -287,7 +250,7 @@ class RunColumns:
     `shares` says how large a part of all rows each run has, by its name.
     """
 
-    shares: Mapping[str, float] = field(default_factory=dict)
+    shares: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, labels: Sequence[str]) -> RunColumns:
@@ -310,24 +273,3 @@ class RunColumns:
             return np.column_stack([X, np.broadcast_to(typical, (len(X), len(typical)))])
         rows = dict(zip(self.shares, np.eye(len(self.shares)), strict=True))
         return np.column_stack([X, [rows.get(label, typical) for label in labels]])
-
-    def beside_names(self, names: Sequence[str]) -> list[str]:
-        """The features' names, and names of the columns."""
-        return [*names, *(f"run {name}" for name in self.shares)]
-
-    def state(self) -> dict[str, float]:
-        """Every run's share of the rows, by its name."""
-        return dict(self.shares)
-
-    @classmethod
-    def read(cls, state: Any) -> RunColumns:
-        """The columns of a state; raises `ValueError` with what is wrong."""
-        if not isinstance(state, Mapping):
-            raise ValueError(f"run_columns must hold shares of runs, got {state!r:.80}.")
-        for name, share in state.items():
-            known = isinstance(share, int | float) and not isinstance(share, bool)
-            if not known or not 0 < share <= 1:
-                raise ValueError(
-                    f"run_columns, {name}: must be a share of rows in (0, 1], got {share!r}."
-                )
-        return cls({str(name): float(share) for name, share in state.items()})

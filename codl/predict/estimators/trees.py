@@ -1,38 +1,38 @@
-"""Tree ensembles: a text that a person can read, and fast sums of leaves.
+"""Tree ensembles: a random forest, gradient-boosted trees, and fast sums of their leaves.
 
-A tree is a line of words, every split before its two sides: `3:40` asks whether feature 3 is at
-most 40, and where it is, the first side holds, else the second; a plain number is a leaf. So
-`3:40 .1 0:2 .2 .3` has three leaves. LightGBM or scikit-learn grow them. Sums of leaves follow
-QuickScorer (Lucchese et al., SIGIR 2015): one bit a leaf, cleared by the splits an item fails.
+LightGBM and scikit-learn grow them. Sums of leaves follow QuickScorer (Lucchese et al., SIGIR
+2015): one bit a leaf, cleared by the splits an item fails. Walking down 200 trees takes 2.7 times
+as long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
-from math import isfinite
-from typing import Any, TypeAlias
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from codl.errors import CodlError
-from codl.optional import explained
-from codl.predict.estimators.json_arrays import Vector, short
+from codl.predict.estimators.base import LatencyEstimator
+from codl.predict.estimators.linear import CodlLinear
+from codl.predict.estimators.numerics import RESOLUTION_MS, Groups, Vector, rounded
+from codl.predict.features import FeatureSet
 
-#: A split's feature and number, or -1 and a leaf's value.
-TreeNode: TypeAlias = tuple[int, float]
+#: The feature of a node that is a leaf.
 LEAF = -1
 #: The most leaves of a tree: as many as a word of the machine has bits.
 MOST_LEAVES = 64
 #: Digits behind the point of leaves that are logarithms.
-DECIMALS = 4
+LEAF_DECIMALS = 4
 #: Items whose sums are found at a time.
 CHUNK = 512
-#: What every fit has in common: one thread, and the same trees every time.
-_COMMON = {
+#: What every fit by LightGBM has in common: one thread, and the same trees every time.
+COMMON = {
+    "objective": "regression",
+    "min_data_in_leaf": 4,
     "min_data_in_bin": 1,
     "feature_pre_filter": False,
     "deterministic": True,
@@ -41,66 +41,87 @@ _COMMON = {
     "seed": 0,
     "verbosity": -1,
 }
+#: How `gbdt` is boosted.
+ROUNDS, BOOSTING = 80, {"learning_rate": 0.1, "num_leaves": 8}
+#: How `random_forest` is grown; significant digits of its leaves, whose mean has more; and the
+#: seeds that scikit-learn's forest draws for its trees.
+FOREST, FOREST_LEAVES, FOREST_DIGITS, SEEDS = 16, 32, 3, 2**31 - 1
 
 
-@dataclass(frozen=True)
-class TreeArrays:
-    """A tree as a library grows it: of every node the feature, the number, and the two children.
+@dataclass(frozen=True, eq=False)
+class Trees:
+    """Trees one behind the other, every split before its two sides: the node's feature and number.
 
-    Of a leaf the number is its value, and children are -1; the first node is the root.
+    A split's first side holds where the feature is at most the number; a leaf's feature is -1, and
+    its number the value.
     """
 
     features: NDArray[np.intp]
     numbers: Vector
-    left: Sequence[int]
-    right: Sequence[int]
+
+    def __post_init__(self) -> None:
+        shape, waiting = self.features.shape, self._waiting
+        if shape != self.numbers.shape or len(shape) != 1 or not shape[0]:
+            raise ValueError("Every node must have a feature and a number")
+        if waiting[-1] >= 0 or (waiting[:-1] <= waiting[-1]).any() or self.features.min() < LEAF:
+            raise ValueError("Every split must have two sides, and nothing more")
+        if self._leaf_counts.max() > MOST_LEAVES:
+            raise ValueError(f"At most {MOST_LEAVES} leaves a tree, got {self._leaf_counts.max()}")
 
     @classmethod
-    def of(
-        cls,
-        features: Sequence[int],
-        numbers: Sequence[float],
-        left: Sequence[int],
-        right: Sequence[int],
-    ) -> TreeArrays:
-        return cls(np.array(features, np.intp), np.array(numbers, np.float64), left, right)
-
-
-@dataclass(frozen=True)
-class Trees:
-    """Trees whose leaves' values are added, each a tuple of nodes in the order of its text."""
-
-    nodes: tuple[tuple[TreeNode, ...], ...]
-
-    @classmethod
-    def fit(cls, X: Vector, t: Vector, *, rounds: int, parameters: Mapping[str, Any]) -> Trees:
-        """Boosted trees of features (rows, features) and targets (rows), logarithms.
-
-        With LightGBM's `parameters`.
-        """
-        library = lightgbm()
-        own = {**_COMMON, **parameters}
-        data = library.Dataset(X, t, params=own)
+    def boost(cls, X: Vector, t: Vector, *, rounds: int, parameters: Mapping[str, Any]) -> Trees:
+        """LightGBM's trees for features (rows, features) and targets (rows), logarithms."""
+        try:
+            import lightgbm
+        except OSError as error:
+            raise CodlError(
+                f"LightGBM cannot be loaded: {error}. It needs the GNU OpenMP runtime (libgomp1 on "
+                "Debian and Ubuntu). The other predictors do without, once they are trained."
+            ) from error
+        settings = COMMON | dict(parameters)
+        data = lightgbm.Dataset(X, t, params=settings)
         # As it is: the copy without training data that LightGBM makes otherwise takes long.
-        booster = library.train(own, data, num_boost_round=rounds, keep_training_booster=True)
+        booster = lightgbm.train(settings, data, rounds, keep_training_booster=True)
         text = booster.model_to_string(num_iteration=-1)
-        return cls.of_arrays([_grown(part) for part in text.split("\nTree=")[1:]], X)
+        return cls._of([_boosted(part) for part in text.split("\nTree=")[1:]], X)
 
     @classmethod
-    def of_arrays(cls, grown: Sequence[TreeArrays], X: Vector) -> Trees:
-        """Trees that were fitted to features (rows, features), their splits in few digits."""
-        features = np.concatenate([tree.features for tree in grown])
-        numbers = np.concatenate([tree.numbers for tree in grown])
-        is_split = np.concatenate([np.array(tree.left) != LEAF for tree in grown])
-        numbers[is_split] = short_splits(X, features[is_split], numbers[is_split])
-        texts = zip(features.tolist(), numbers.tolist(), is_split.tolist(), strict=True)
-        nodes = [(feature if split else LEAF, number) for feature, number, split in texts]
-        trees, first = [], 0
-        for tree in grown:
-            order = in_order(tree.left, tree.right)
-            trees.append(tuple(nodes[first + at] for at in order))
-            first += len(tree.left)
-        return cls(tuple(trees))
+    def bag(cls, X: Vector, y: Vector) -> Trees:
+        """A random forest's trees, each of rows drawn with replacement.
+
+        Rows and seeds are drawn as scikit-learn's forest does, which takes longer than its trees.
+        """
+        from sklearn import config_context
+        from sklearn.tree import DecisionTreeRegressor
+
+        rows, seeds, grown = X.astype(np.float32), np.random.RandomState(0), []
+        with config_context(assume_finite=True, skip_parameter_validation=True):
+            for seed in [seeds.randint(SEEDS) for _ in range(FOREST)]:
+                drawn = np.random.RandomState(seed).randint(0, len(y), len(y), dtype=np.int32)
+                counts = np.bincount(drawn, minlength=len(y)).astype(np.float64)
+                tree = DecisionTreeRegressor(
+                    max_leaf_nodes=FOREST_LEAVES, max_features=0.7, random_state=seed
+                )
+                tree = tree.fit(rows, y, sample_weight=counts, check_input=False).tree_
+                left, right = tree.children_left, tree.children_right
+                is_leaf = left == LEAF
+                values = rounded(tree.value.ravel(), FOREST_DIGITS)
+                numbers = np.where(is_leaf, values, tree.threshold)
+                features = np.where(is_leaf, LEAF, tree.feature)
+                grown.append(_in_order(*(a.tolist() for a in (features, numbers, left, right))))
+        return cls._of(grown, X)
+
+    @classmethod
+    def _of(cls, trees: Iterable[list[tuple[int, float]]], X: Vector) -> Trees:
+        """Trees that were fitted to features (rows, features)."""
+        pairs = zip(*(node for tree in trees for node in tree), strict=True)
+        features, numbers = (np.array(column) for column in pairs)
+        splits = features != LEAF
+        numbers[splits] = midway(X, features[splits], numbers[splits])
+        return cls(features, numbers)
+
+    def __len__(self) -> int:
+        return len(self._leaf_counts)
 
     def predict(self, X: Vector) -> Vector:
         """The sums of the values (items): of every tree the first leaf that no split rules out.
@@ -120,34 +141,43 @@ class Trees:
         return total
 
     @cached_property
-    def _table(self) -> tuple[NDArray[np.intp], Vector, NDArray[np.intp]]:
-        """Features, numbers and the trees of all nodes, one tree behind the other."""
-        numbers = chain.from_iterable(chain.from_iterable(self.nodes))
-        rows = np.fromiter(numbers, np.float64).reshape(-1, 2)
-        tree = np.repeat(np.arange(len(self.nodes)), [len(tree) for tree in self.nodes])
-        return rows[:, 0].astype(np.intp), rows[:, 1], tree
-
-    @cached_property
-    def _values(self) -> Vector:
-        features, numbers, _ = self._table
-        result: Vector = numbers[features == LEAF]
+    def _is_leaf(self) -> NDArray[np.bool_]:
+        result: NDArray[np.bool_] = self.features == LEAF
         return result
 
     @cached_property
-    def _counts(self) -> NDArray[np.intp]:
-        features, _, tree = self._table
-        return np.bincount(tree[features == LEAF], minlength=len(self.nodes))
+    def _waiting(self) -> NDArray[np.intp]:
+        """Sides that wait behind each node: a split waits for one more, a leaf is one.
+
+        After every tree one fewer waits than ever before.
+        """
+        return np.cumsum(np.where(self._is_leaf, -1, 1))
+
+    @cached_property
+    def _tree(self) -> NDArray[np.intp]:
+        """The tree of every node."""
+        least = np.minimum.accumulate(np.minimum(self._waiting, 0))
+        return -np.concatenate([[0], least[:-1]])
+
+    @cached_property
+    def _leaf_counts(self) -> NDArray[np.intp]:
+        return np.bincount(self._tree[self._is_leaf])
 
     @cached_property
     def _first_leaf(self) -> NDArray[np.intp]:
-        result: NDArray[np.intp] = np.cumsum(self._counts) - self._counts
+        result: NDArray[np.intp] = np.cumsum(self._leaf_counts) - self._leaf_counts
+        return result
+
+    @cached_property
+    def _values(self) -> Vector:
+        result: Vector = self.numbers[self._is_leaf]
         return result
 
     @cached_property
     def _all_leaves(self) -> NDArray[Any]:
         """A bit for every leaf, in the narrowest words that have as many."""
-        bits = next(b for b in (8, 16, 32, 64) if b >= self._counts.max())
-        return np.full(len(self.nodes), (1 << bits) - 1, f"uint{bits}")
+        bits = next(b for b in (8, 16, 32, 64) if b >= self._leaf_counts.max())
+        return np.full(len(self), (1 << bits) - 1, f"uint{bits}")
 
     @cached_property
     def _kept(self) -> Mapping[int, tuple[Vector, NDArray[Any]]]:
@@ -155,43 +185,38 @@ class Trees:
 
         Those are shaped (splits + 1, trees).
         """
-        features, numbers, tree = self._table
-        splits, first, last = _first_sides(features)
-        offset, one = self._first_leaf[tree[splits]], np.uint64(1)
-        first, last = (one << (leaf - offset).astype(np.uint64) for leaf in (first, last))
+        splits = np.flatnonzero(~self._is_leaf)
+        # A split's first side ends where first as many sides wait as before the split.
+        order = np.lexsort((np.arange(len(self.features)), self._waiting))
+        keys = self._waiting[order] * len(order) + order
+        ends = order[np.searchsorted(keys, (self._waiting[splits] - 1) * len(order) + splits)]
+        leaves = np.cumsum(self._is_leaf)
+        places = (leaves[at] - self._first_leaf[self._tree[splits]] for at in (splits, ends))
+        first, last = (np.uint64(1) << place.astype(np.uint64) for place in places)
         masks = ~(last - first).astype(self._all_leaves.dtype)
         result = {}
-        order = np.lexsort((tree[splits], numbers[splits]))
+        order = np.lexsort((self._tree[splits], self.numbers[splits]))
         splits, masks = splits[order], masks[order]
-        for feature in np.unique(features[splits]).tolist():
-            own = np.flatnonzero(features[splits] == feature)
-            kept = np.tile(self._all_leaves, (len(own) + 1, 1))
-            kept[np.arange(1, len(own) + 1), tree[splits[own]]] = masks[own]
+        for feature in np.unique(self.features[splits]).tolist():
+            at = np.flatnonzero(self.features[splits] == feature)
+            kept = np.tile(self._all_leaves, (len(at) + 1, 1))
+            kept[np.arange(1, len(at) + 1), self._tree[splits[at]]] = masks[at]
             np.bitwise_and.accumulate(kept, axis=0, out=kept)
-            result[feature] = (numbers[splits[own]], kept)
+            result[feature] = (self.numbers[splits[at]], kept)
         return result
 
-    def state(self) -> list[str]:
-        return [" ".join(_word(*node) for node in tree) for tree in self.nodes]
 
-    @classmethod
-    def from_state(cls, state: Any, features: int) -> Trees:
-        """Read back; raises `ValueError` with what is wrong."""
-        if not isinstance(state, list) or not state or not all(isinstance(t, str) for t in state):
-            raise ValueError(f"trees must be a list of texts, got {state!r:.80}.")
-        return cls(tuple(_read(text, features) for text in state))
-
-
-def short_splits(X: Vector, features: NDArray[np.intp], numbers: Vector) -> Vector:
+def midway(X: Vector, features: NDArray[np.intp], numbers: Vector) -> Vector:
     """The shortest numbers that split the rows (rows, features) as `numbers` do.
 
-    Each lies between the two neighbours of its own, away from both.
+    Each lies between the two neighbours of its own, away from both: LightGBM's splits beside 0 are
+    at 0, and what it never saw, a run that is part of every run, would always be on one side.
     """
     low, high = np.empty(len(numbers)), np.empty(len(numbers))
     for feature in np.unique(features).tolist():
-        sizes, own = np.unique(X[:, feature]), features == feature
-        at = np.searchsorted(sizes, numbers[own], side="right")
-        low[own], high[own] = sizes[at - 1], sizes[np.minimum(at, len(sizes) - 1)]
+        sizes, at_feature = np.unique(X[:, feature]), features == feature
+        at = np.searchsorted(sizes, numbers[at_feature], side="right")
+        low[at_feature], high[at_feature] = sizes[at - 1], sizes[np.minimum(at, len(sizes) - 1)]
     middle = (low + high) / 2
     shortest: Vector = numbers.copy()
     power = np.floor(np.log10(np.maximum(np.abs(middle), 1e-300)))
@@ -207,42 +232,12 @@ def short_splits(X: Vector, features: NDArray[np.intp], numbers: Vector) -> Vect
     return shortest
 
 
-def in_order(left: Sequence[int], right: Sequence[int]) -> list[int]:
-    """A tree's nodes, a split before its two sides; children of leaves are -1."""
-    waiting, order = [0], []
-    while waiting:
-        node = waiting.pop()
-        order.append(node)
-        if left[node] != LEAF:
-            waiting += (right[node], left[node])
-    return order
-
-
-def _first_sides(
-    features: NDArray[np.intp],
-) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
-    """The places of splits, and the leaves of each one's first side, half-open.
-
-    Of the nodes of trees one behind the other; leaves are counted through all of them.
-    """
-    is_leaf = features == LEAF
-    # A split waits for one side more, a leaf is one. A first side ends where first as many wait as
-    # before its split.
-    waiting = np.cumsum(np.where(is_leaf, -1, 1))
-    leaves = np.cumsum(is_leaf)
-    splits = np.flatnonzero(~is_leaf)
-    order = np.lexsort((np.arange(len(features)), waiting))
-    keys = waiting[order] * len(features) + order
-    ends = order[np.searchsorted(keys, (waiting[splits] - 1) * len(features) + splits)]
-    return splits, leaves[splits], leaves[ends]
-
-
-def _grown(text: str) -> TreeArrays:
-    """A tree of LightGBM's text; there, children below 0 are leaves, ~ their number."""
+def _boosted(text: str) -> list[tuple[int, float]]:
+    """A tree of LightGBM's model text; its children below 0 are leaves, ~ their number."""
     lines = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
-    values = [round(float(v), DECIMALS) for v in lines["leaf_value"].split()]
+    values = [round(float(v), LEAF_DECIMALS) for v in lines["leaf_value"].split()]
     if len(values) == 1:
-        return TreeArrays.of([0], values, [LEAF], [LEAF])
+        return [(LEAF, values[0])]
     splits = [int(v) for v in lines["split_feature"].split()]
     numbers = [float(v) for v in lines["threshold"].split()]
     # Leaves stand behind the splits.
@@ -250,47 +245,59 @@ def _grown(text: str) -> TreeArrays:
         [at if at >= 0 else len(splits) + ~at for at in map(int, lines[f"{side}_child"].split())]
         for side in ("left", "right")
     )
-    none = [LEAF] * len(values)
-    return TreeArrays.of(splits + [0] * len(values), numbers + values, left + none, right + none)
+    leaves = [LEAF] * len(values)
+    return _in_order(splits + leaves, numbers + values, left + leaves, right + leaves)
 
 
-def _word(feature: int, number: float) -> str:
-    return short(number) if feature == LEAF else f"{feature}:{short(number)}"
+def _in_order(
+    features: Sequence[int], numbers: Sequence[float], left: Sequence[int], right: Sequence[int]
+) -> list[tuple[int, float]]:
+    """A tree's nodes, every split before its two sides; the children of leaves are -1."""
+    waiting, order = [0], []
+    while waiting:
+        node = waiting.pop()
+        order.append((features[node], numbers[node]))
+        if left[node] != LEAF:
+            waiting += (right[node], left[node])
+    return order
 
 
-def _read(text: str, features: int) -> tuple[TreeNode, ...]:
-    """The nodes of a tree's text; raises `ValueError`."""
-    nodes: list[TreeNode] = []
-    missing = 1
-    for word in text.split():
-        feature, colon, number = word.rpartition(":")
-        try:
-            nodes.append((int(feature) if colon else LEAF, float(number)))
-        except ValueError as error:
-            raise ValueError(f"trees must hold numbers and splits, got {word!r}.") from error
-        if colon and not 0 <= nodes[-1][0] < features:
-            raise ValueError(f"trees: features must be from 0 to {features - 1}, got {word!r}.")
-        if not isfinite(nodes[-1][1]):
-            raise ValueError(f"trees must hold finite numbers, got {word!r}.")
-        missing += 1 if colon else -1
-        if not missing:
-            break
-    if missing or len(nodes) != len(text.split()):
-        raise ValueError(f"trees: every split must have two sides, and nothing more: {text!r:.80}.")
-    if len(nodes) > 2 * MOST_LEAVES - 1:
-        leaves = len(nodes) // 2 + 1
-        raise ValueError(f"trees must have at most {MOST_LEAVES} leaves, got {leaves}.")
-    return tuple(nodes)
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RandomForest(LatencyEstimator):
+    """A random forest on a variant's features, as nn-Meter has it."""
+
+    name: ClassVar[str] = "random_forest"
+    feature_set: ClassVar[FeatureSet] = "variant"
+    takes_terms: ClassVar[bool] = True
+    trees: Trees
+
+    @classmethod
+    def _fit(cls, X: Vector, y: Vector, groups: Groups) -> RandomForest:
+        return cls(trees=Trees.bag(X, y))
+
+    def _predict(self, X: Vector) -> Vector:
+        return self.trees.predict(X) / len(self.trees)
 
 
-def lightgbm() -> Any:
-    """LightGBM, imported where it is first needed; it needs a library of the system."""
-    try:
-        with explained():
-            import lightgbm as library
-    except OSError as error:
-        raise CodlError(
-            f"LightGBM cannot be loaded: {error}. It needs the GNU OpenMP runtime (libgomp1 on "
-            "Debian and Ubuntu). The other predictors do without, once they are trained."
-        ) from error
-    return library
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Gbdt(LatencyEstimator):
+    """Gradient-boosted trees (LightGBM) on the features and the base of `codl_linear`.
+
+    The trees are fitted to log(latency / base), so that what they cannot do, following a law past
+    the largest op that was measured, is left to the base.
+    """
+
+    name: ClassVar[str] = "gbdt"
+    feature_set: ClassVar[FeatureSet] = "variant"
+    takes_terms: ClassVar[bool] = True
+    base: CodlLinear
+    trees: Trees
+
+    @classmethod
+    def _fit(cls, X: Vector, y: Vector, groups: Groups) -> Gbdt:
+        base = CodlLinear.base(X, y)
+        target = np.log(np.maximum(y, RESOLUTION_MS) / base.predict(X))
+        return cls(base=base, trees=Trees.boost(X, target, rounds=ROUNDS, parameters=BOOSTING))
+
+    def _predict(self, X: Vector) -> Vector:
+        return self.base.predict(X) * np.exp(self.trees.predict(X))

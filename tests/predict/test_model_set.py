@@ -30,7 +30,7 @@ def test_loaded_predictors_predict_the_same(
     parts = [parse(row.part) for row in rows]
     feature_set = ESTIMATORS[name].feature_set
     table = features.table(feature_set, GEMM, parts, SOC)
-    fitted = ESTIMATORS[name]().fit(table.values, np.array([row.latency_ms for row in rows]))
+    fitted = ESTIMATORS[name].fit(table.values, np.array([row.latency_ms for row in rows]))
     np.testing.assert_array_equal(
         load(SOC, name, trained[0]).latency_ms(GEMM, parts), fitted.predict(table.values)
     )
@@ -89,39 +89,32 @@ def rename(content: dict[str, Any]) -> None:
     content["targets"]["conv2d_cpu_gem"] = content["targets"].pop(GEMM)
 
 
+def of_estimator(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    return of_gemm(f"estimator.{key}", value)
+
+
 CHANGES: list[tuple[Callable[[dict[str, Any]], None], type[CodlError], str]] = [
-    (change("version", 1), InvalidFileError, "version: must be 9, got 1: another version of codl"),
+    (change("version", 9), InvalidFileError, "version: must be 10, got 9: another version of codl"),
     (change("unit", "us"), InvalidFileError, "unit: must be 'ms', got 'us'"),
-    (change("tables", None), InvalidFileError, "tables: the key is missing"),
-    (change("targets", {GEMM: 1}), InvalidFileError, f"targets, {GEMM}: expected a mapping, got 1"),
+    (change("tuning", None), InvalidFileError, "tuning: the key is missing"),
+    (change("targets", {GEMM: 1}), InvalidFileError, f"targets, {GEMM}, top: expected object"),
     (of_gemm("rows", None), InvalidFileError, f"targets, {GEMM}, rows: the key is missing"),
-    (of_gemm("features", ["x"]), InvalidFileError, r"features: expected str, got \['x'\]"),
+    (of_gemm("features", "x"), InvalidFileError, "features: expected array, got 'x'"),
     (change("predictor", "nn"), UnknownNameError, "'nn'.*codl_linear"),
-    (change("predictor", "gbdt"), MismatchError, "predictor: is 'gbdt'.*'codl_linear'"),
-    (rename, UnknownNameError, "Did you mean 'conv2d_cpu_gemm'"),
+    (change("predictor", "flops_linear"), MismatchError, "is 'flops_linear'.*'codl_linear'"),
+    (rename, InvalidFileError, "is of 'conv2d_cpu_gemm'"),
     (change("soc", "phone"), MismatchError, "soc: is 'phone'.*'simulated'"),
     (change("tuning", "0123"), MismatchError, "tuning: is '0123', but .* 'untuned' now"),
-    (of_gemm("features", "as fc"), InvalidFileError, "features: there is no such target"),
-    (of_gemm("features", "rows"), MismatchError, "features: is rows, but .*padded_macs"),
+    (change("inside", {"npu": {}}), InvalidFileError, "inside: must be one of cpu, gpu, got 'npu'"),
+    (change("inside", {"cpu": {"more": 1}}), InvalidFileError, "Unknown key 'more'.*call_ms"),
+    (change("inside", {"cpu": {"alone": -1}}), InvalidFileError, "inside.*: expected float >= 0"),
+    (of_gemm("features", ["rows"]), MismatchError, "features: is rows, but .*padded_macs"),
     (of_gemm("examples", {}), InvalidFileError, "examples: there must be at least one"),
-    (of_gemm("examples", {"x": {}}), InvalidFileError, "examples, 'x': Unknown op 'x'"),
-    (
-        change_example,
-        MismatchError,
-        "was '01234567' in training and is .* now",
-    ),
-    (of_gemm("overhead_ms", -1), InvalidFileError, f"{GEMM}: overhead_ms must not be negative"),
-    (of_gemm("floor_ms", "x"), InvalidFileError, f"{GEMM}: floor_ms .* got 'x'"),
-    (
-        of_gemm("costs_ms", "much"),
-        InvalidFileError,
-        "costs_ms must have [0-9]+ numbers in a row, got 1",
-    ),
-    (
-        of_gemm("costs_ms", 1.0),
-        InvalidFileError,
-        "costs_ms must be a list of rows of numbers",
-    ),
+    (of_gemm("examples", {"x": "0"}), InvalidFileError, "examples, 'x': Unknown op 'x'"),
+    (change_example, MismatchError, "was '01234567' in training and is .* now"),
+    (of_estimator("floor_ms", "x"), InvalidFileError, "floor_ms: .* got 'x'"),
+    (of_estimator("costs_ms", [1.0, 2.0]), InvalidFileError, "numbers do not fit together"),
+    (of_estimator("costs_ms", "much"), InvalidFileError, "costs_ms: .*rows of as many numbers"),
 ]
 
 
@@ -145,6 +138,34 @@ def test_changed_files_are_refused(
     assert f"codl train --soc {SOC.name}" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (["members", 0], 7, "expected object, got 7"),
+        (["members", 0, "is_level"], 1, "expected bool, got 1"),
+        (["members", 0, "weights"], [1.0, 2.0], "numbers do not fit together"),
+        (["points", 1], [1.0], "rows of as many numbers"),
+        (["points", 0, 0], 1e999, "Infinity is no number"),
+        (["scaling", "columns"], [77], "numbers do not fit together"),
+        (["runs"], {"a": {"factor": 0.0}}, "factor: expected float > 0.0"),
+        (["run_columns"], ["a"], "run_columns: expected object"),
+    ],
+)
+def test_changed_ensembles_are_refused(
+    path: list[Any], value: Any, message: str, trained: tuple[Path, TrainReport], tmp_path: Path
+) -> None:
+    content = json.loads((trained[0] / SOC.name / "codl.json").read_text())
+    place = content["targets"][GEMM]["estimator"]
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    new = tmp_path / SOC.name / "codl.json"
+    new.parent.mkdir(parents=True)
+    new.write_text(json.dumps(content))
+    with pytest.raises(InvalidFileError, match=message):
+        load(SOC, "codl", tmp_path)
+
+
 def test_changed_trees_and_cut_files_are_refused(
     trained: tuple[Path, TrainReport], tmp_path: Path
 ) -> None:
@@ -152,9 +173,11 @@ def test_changed_trees_and_cut_files_are_refused(
     path = tmp_path / SOC.name / "gbdt.json"
     path.parent.mkdir(parents=True)
     content = json.loads(old.read_text())
-    content["targets"][GEMM]["trees"][-1] += " 1"
+    trees = content["targets"][GEMM]["estimator"]["trees"]
+    trees["features"].append(0)
+    trees["numbers"].append(1.0)
     path.write_text(json.dumps(content))
-    with pytest.raises(InvalidFileError, match=f"{GEMM}: trees: every split must have two sides"):
+    with pytest.raises(InvalidFileError, match=f"{GEMM}, .*trees: every split must have two sides"):
         load(SOC, "gbdt", tmp_path)
     path.write_text(old.read_text()[:1000])
     with pytest.raises(InvalidFileError, match="not JSON"):
@@ -171,12 +194,12 @@ def test_another_soc_needs_another_training(trained: tuple[Path, TrainReport]) -
 def test_a_file_says_what_it_is(trained: tuple[Path, TrainReport]) -> None:
     """All that a reader must know."""
     content = json.loads((trained[0] / SOC.name / "codl.json").read_text())
-    assert (content["version"], content["unit"]) == (9, "ms")
+    assert (content["version"], content["unit"]) == (10, "ms")
     assert content["feature_units"].startswith("bytes or ms where")
-    assert len(content["tables"][GEMM]) == 8
-    assert content["sources"] == ["simulated"]
     own = content["targets"][GEMM]
+    assert len(own["tables"][GEMM]) == 8
+    assert own["sources"] == ["simulated"]
     assert own["rows"] > 100
-    assert "padded_macs" in own["features"].split()
+    assert "padded_macs" in own["features"]
     assert own["held_out"]["acc10"] > 90
     assert 80 < own["held_out"]["coverage90"] <= 100
