@@ -12,7 +12,7 @@ from codl.files import HOME
 from codl.registry import Registry
 
 if TYPE_CHECKING:
-    from codl.predict.estimators.base import LatencyEstimator
+    from codl.predict.estimators import LatencyEstimator
 
 #: Where predictors are stored, a folder for each SoC.
 FOLDER = HOME / "predictors"

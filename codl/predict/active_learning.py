@@ -23,7 +23,7 @@ from codl.measure.tasks import SHARES, OpTask, SharingTask, Task, part_of
 from codl.predict import ESTIMATORS, features
 from codl.predict import training_set as samples
 from codl.predict.cross_validation import TrainingRows, shape_folds
-from codl.predict.estimators.base import LatencyEstimator
+from codl.predict.estimators import LatencyEstimator
 from codl.predict.features import Item
 from codl.predict.training_set import Samples
 from codl.records.soc import Soc

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from codl.errors import CodlError
 from codl.optional import explained
-from codl.predict.estimators.base import LatencyEstimator
+from codl.predict.estimators import LatencyEstimator
 
 with explained():
     from scipy.sparse import coo_array

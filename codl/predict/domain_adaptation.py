@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from codl.errors import MismatchError
 from codl.kernels.tuning import Tuning
 from codl.predict import features
-from codl.predict.estimators import run_effects
-from codl.predict.estimators.base import LatencyEstimator
+from codl.predict.estimators import LatencyEstimator, run_effects
 from codl.predict.estimators.numerics import rounded
 from codl.predict.features import FeatureTable, Item
 from codl.records.soc import Soc

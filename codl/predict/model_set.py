@@ -28,7 +28,7 @@ from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.predict import ESTIMATORS, FOLDER, domain_adaptation, features
 from codl.predict.domain_adaptation import Known
-from codl.predict.estimators.base import LatencyEstimator
+from codl.predict.estimators import LatencyEstimator
 from codl.predict.estimators.numerics import from_json, to_json
 from codl.predict.features import SHARING_PARTS, FeatureTable, Item, sharing_target
 from codl.predict.in_network_cost import InNetworkCost, InNetworkCosts

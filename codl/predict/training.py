@@ -34,7 +34,7 @@ from codl.predict.cross_validation import (
     shape_folds,
 )
 from codl.predict.domain_adaptation import Known
-from codl.predict.estimators.base import LatencyEstimator
+from codl.predict.estimators import LatencyEstimator
 from codl.predict.features import FeatureTable
 from codl.predict.model_set import FEW_ITEMS, Predictors, StoredPredictor, examples_of
 from codl.predict.training_set import Samples

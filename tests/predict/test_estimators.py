@@ -17,10 +17,10 @@ from support.common_checks import read_back
 from codl.errors import CodlError
 from codl.predict import ESTIMATORS
 from codl.predict.cross_validation import inner_folds
+from codl.predict.estimators import LatencyEstimator
 from codl.predict.estimators import (
     run_effects as runs,
 )
-from codl.predict.estimators.base import LatencyEstimator
 from codl.predict.estimators.gp_ensemble import Codl
 from codl.predict.estimators.gp_fitting import Kernel, Projection, fit_errors, spread_points
 from codl.predict.estimators.numerics import RIDGE_PULL, costs, ridge, to_json
@@ -265,7 +265,7 @@ def test_many_columns_are_turned_and_read_back(monkeypatch: pytest.MonkeyPatch) 
     X = np.exp(12 + sizes @ rng.standard_normal((3, 10)))
     y = np.exp(0.5 * sizes[:, 0] + 0.2 * np.sin(2 * sizes[:, 1]) + rng.normal(0, 0.04, 120))
     fitted = Codl.fit(X[:90], y[:90])
-    axes = [member.axes for member in fitted.members if member.axes is not None]
+    axes = [member.axes for member in fitted.ensemble.members if member.axes is not None]
     assert [a.shape for a in axes] == [(10, 3)]
     np.testing.assert_array_equal(read_back(fitted).predict(X), fitted.predict(X))
     assert np.median(np.abs(fitted.predict(X[90:]) / y[90:] - 1)) < 0.08
@@ -280,7 +280,7 @@ def test_very_many_items_are_told_by_trees(monkeypatch: pytest.MonkeyPatch) -> N
     smooth = Codl.fit(X[:500], y[:500])
     monkeypatch.setattr("codl.predict.estimators.gp_fitting.MANY_ITEMS", 400)
     fitted = Codl.fit(X[:500], y[:500])
-    assert (smooth.trees is None, fitted.trees is None) == (True, False)
+    assert (smooth.ensemble.trees is None, fitted.ensemble.trees is None) == (True, False)
     scores = [within(one.predict(X[500:]), y[500:]) for one in (fitted, smooth)]
     assert scores[0] > scores[1] + 0.15
     read = read_back(fitted)

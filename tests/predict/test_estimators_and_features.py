@@ -14,7 +14,7 @@ from codl.ir import Shape, parse
 from codl.kernels import registry
 from codl.predict import ESTIMATORS, features
 from codl.predict.cross_validation import TrainingRows, accuracy, shape_folds
-from codl.predict.estimators.base import LatencyEstimator
+from codl.predict.estimators import LatencyEstimator
 from codl.predict.estimators.linear import CodlLinear, FlopsLinear
 from codl.predict.estimators.numerics import to_json
 from codl.predict.estimators.trees import Gbdt

@@ -141,12 +141,12 @@ def test_changed_files_are_refused(
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (["members", 0], 7, "expected object, got 7"),
-        (["members", 0, "is_level"], 1, "expected bool, got 1"),
-        (["members", 0, "weights"], [1.0, 2.0], "numbers do not fit together"),
-        (["points", 1], [1.0], "rows of as many numbers"),
-        (["points", 0, 0], 1e999, "Infinity is no number"),
-        (["scaling", "columns"], [77], "numbers do not fit together"),
+        (["ensemble", "members", 0], 7, "expected object, got 7"),
+        (["ensemble", "members", 0, "is_level"], 1, "expected bool, got 1"),
+        (["ensemble", "members", 0, "weights"], [1.0, 2.0], "numbers do not fit together"),
+        (["ensemble", "points", 1], [1.0], "rows of as many numbers"),
+        (["ensemble", "points", 0, 0], 1e999, "Infinity is no number"),
+        (["ensemble", "scaling", "columns"], [77], "numbers do not fit together"),
         (["runs"], {"a": {"factor": 0.0}}, "factor: expected float > 0.0"),
         (["run_columns"], ["a"], "run_columns: expected object"),
     ],

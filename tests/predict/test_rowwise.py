@@ -12,8 +12,7 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 from codl.predict import ESTIMATORS
-from codl.predict.estimators import gp_fitting
-from codl.predict.estimators.base import LatencyEstimator
+from codl.predict.estimators import LatencyEstimator, gp_fitting
 from codl.predict.estimators.gp_ensemble import Codl
 from codl.predict.estimators.numerics import rowwise_dot, rowwise_matmul
 
@@ -64,8 +63,8 @@ def check_ensemble() -> None:
         patch.setattr(gp_fitting, "MANY_ITEMS", ROWS)
         estimator = fitted(Codl)
     assert isinstance(estimator, Codl)
-    assert [member.axes is None for member in estimator.members] == [True, True, False]
-    assert estimator.trees is not None
+    assert [member.axes is None for member in estimator.ensemble.members] == [True, True, False]
+    assert estimator.ensemble.trees is not None
     check(estimator, interval=True)
 
 

@@ -31,7 +31,7 @@ from codl.predict.cross_validation import (
     row_folds,
     shape_folds,
 )
-from codl.predict.estimators.base import LatencyEstimator
+from codl.predict.estimators import LatencyEstimator
 from codl.predict.estimators.gp_ensemble import Codl
 from codl.predict.estimators.trees import Gbdt
 from codl.predict.model_set import load

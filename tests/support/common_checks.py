@@ -16,7 +16,7 @@ from codl.kernels.source import source_text
 from codl.lower.partition import partition_plan
 from codl.plan.cost_model import CostModel
 from codl.predict import features
-from codl.predict.estimators.base import LatencyEstimator
+from codl.predict.estimators import LatencyEstimator
 from codl.predict.estimators.numerics import from_json, to_json
 from codl.records.soc import Soc
 from codl.strategies import Context, Strategy

@@ -15,7 +15,7 @@ so that every predictor of a SoC is trained in seconds and is a few kilobytes of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,9 +25,18 @@ from scipy.optimize import minimize, nnls
 from scipy.stats import norm
 
 from codl.predict.cross_validation import inner_folds
-from codl.predict.estimators.gp_ensemble import (
+from codl.predict.estimators.linear import CodlLinear
+from codl.predict.estimators.numerics import (
+    RESOLUTION_MS,
+    Groups,
+    Vector,
+    medians,
+    ridge,
+    rounded,
+)
+from codl.predict.estimators.sparse_gp import (
     LEVELS,
-    Codl,
+    Ensemble,
     ErrorQuantiles,
     LogScaling,
     Member,
@@ -38,16 +47,6 @@ from codl.predict.estimators.gp_ensemble import (
     seen_by_trees,
     squared_distances,
 )
-from codl.predict.estimators.linear import CodlLinear
-from codl.predict.estimators.numerics import (
-    RESOLUTION_MS,
-    Groups,
-    Vector,
-    medians,
-    ridge,
-    rounded,
-)
-from codl.predict.estimators.run_effects import RunColumns, RunTerm
 from codl.predict.estimators.trees import Trees
 
 #: With fewer rows the base stands alone.
@@ -100,20 +99,20 @@ LEAST_SCALE = 0.3
 
 
 def fit_ensemble(
-    X: Vector, y: Vector, groups: Groups, terms: Mapping[str, RunTerm], run_columns: RunColumns
-) -> tuple[Codl, Vector]:
-    """The ensemble for features with columns of runs, and what it predicts for rows held out.
+    X: Vector, y: Vector, groups: Groups, run_columns: int, *, beside_terms: bool
+) -> tuple[Ensemble, Vector]:
+    """The ensemble for features, and what it predicts for rows held out.
 
-    `terms` are those of runs that were taken out of the latencies.
+    The last `run_columns` features are those of runs; `beside_terms` says whether terms of runs
+    were taken out of the latencies.
     """
     base, logs = CodlLinear.base(X, y), np.log(np.maximum(y, RESOLUTION_MS))
-    scaling = scaling_of(X, len(run_columns.shares))
+    scaling = scaling_of(X, run_columns)
     if len(y) < LEAST_ROWS or not scaling.columns:
         predicted = base.predict(X)
         off = float(np.median(logs - np.log(predicted))) if len(logs) > 1 else 0.0
         limits = rounded([min(off, 0.0), max(off, 0.0)])
-        alone = Codl(base=base, limits=limits, errors=unknown_errors(2), run_columns=run_columns)
-        return alone, predicted
+        return Ensemble(base=base, limits=limits, errors=unknown_errors(2)), predicted
     scaled = scaling.scaled(X)
     items, rows = Items.of(scaled), spread_points(scaled, POINTS)
     points = scaled[rows].round(DECIMALS)
@@ -141,7 +140,7 @@ def fit_ensemble(
     tried = share_grid(len(corrections))
     wrong = np.minimum(np.abs(logs - held_out - tried @ corrections), 1).mean(1)
     best = int(np.argmin(wrong))
-    worth = WORTH_BESIDE_RUNS if terms and trees is None else WORTH
+    worth = WORTH_BESIDE_RUNS if beside_terms and trees is None else WORTH
     if wrong[best] > (1 - worth) * wrong[0]:
         best = 0
     kept = np.flatnonzero(tried[best]).tolist()
@@ -149,11 +148,10 @@ def fit_ensemble(
     mixed = held_out + tried[best] @ corrections
     far = far_from_others(candidates[members[0]].projection, groups, rows)
     signs = np.column_stack([np.ptp(corrections[sorted({*members, *kept})], axis=0), far])
-    fitted = Codl(
+    fitted = Ensemble(
         base=base,
         limits=limits,
         errors=fit_errors(logs - mixed, signs, groups),
-        run_columns=run_columns,
         scaling=scaling,
         points=points,
         members=tuple(
@@ -291,7 +289,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A Matern kernel of smoothness 5/2: amplitude^2 x `gp_ensemble.correlation`."""
+    """A Matern kernel of smoothness 5/2: amplitude^2 x `sparse_gp.correlation`."""
 
     lengths: Vector
     amplitude: float

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from codl.predict.estimators.base import LatencyEstimator, floor_of
+from codl.predict.estimators import LatencyEstimator, floor_of
 from codl.predict.estimators.numerics import (
     Groups,
     Vector,

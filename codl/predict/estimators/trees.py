@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.errors import CodlError
-from codl.predict.estimators.base import LatencyEstimator
+from codl.predict.estimators import LatencyEstimator
 from codl.predict.estimators.linear import CodlLinear
 from codl.predict.estimators.numerics import RESOLUTION_MS, Groups, Vector, rounded
 from codl.predict.features import FeatureSet
