@@ -29,7 +29,7 @@ from codl.ir.ops.base import Activation
 from codl.ir.ops.eltwise import Eltwise
 from codl.ir.types import PLANAR_HALF
 from codl.kernels import registry
-from codl.kernels.base import GpuVariant
+from codl.kernels.kernel import Kernel
 from codl.measure import check_variants
 from codl.measure.op_runner import GpuWork
 from codl.runtime.detect import describe
@@ -162,7 +162,7 @@ def check(soc: LocalSoc, log: Log, only: str, every_choice: bool) -> Iterator[Fi
 
 def run(gpu: OpenClDevice, op: Op, variant: Any, choice: Any, *, adding: bool) -> str:
     """What went wrong, or ""; where it is `adding`, a residual is added before the activation."""
-    described: GpuVariant = variant
+    described: Kernel = variant
     inputs, weights = check_variants.checked_operands(op)
     plan, values = described.plan(op, gpu.soc, choice), [x.astype(np.float64) for x in inputs]
     expected, add = op.reference(values, weights), None

@@ -184,8 +184,8 @@ Backend: TypeAlias = Literal["ncnn", "ort", "opencl", "replayed"]
 class Variant(Protocol):
     """One implementation of one kind of op on one processor.
 
-    Ops are passed as `Any`: a variant is only ever given ops of its `op_kind`. The capabilities
-    below have defaults in `codl.kernels.variant`.
+    Ops are passed as `Any`: a variant is only ever given ops of its `op_kind`. Those of the GPU are
+    `codl.kernels.kernel.Kernel`s; those of the CPU `CpuKernel`s.
     """
 
     @property
@@ -226,58 +226,5 @@ class Variant(Protocol):
 
         Counted after tiling and padding: blocks, waves, padded multiply-adds, bytes. The same names
         for every op; training and planning both call this.
-        """
-        ...
-
-
-class GpuVariant(Variant, Protocol):
-    """A variant that runs OpenCL kernels."""
-
-    @property
-    def meant_for(self) -> frozenset[str]:
-        """The types of device that this variant is written for; on others it works, slowly."""
-        ...
-
-    @property
-    def adds_slowly_on(self) -> frozenset[str]:
-        """The types of device on which adding a residual in the kernel costs more than it saves."""
-        ...
-
-    @property
-    def storage(self) -> Storage:
-        """How this variant's tensors lie; ops of any rank are planar."""
-        ...
-
-    @property
-    def among_planar(self) -> str | None:
-        """The variant, by name, that is planned in its place among planar tensors, if any is.
-
-        It takes what this one takes, and is not measured by itself.
-        """
-        ...
-
-    def choices(self, op: Any, soc: Soc) -> tuple[Choice, ...]:
-        """Every choice of tuning parameters worth trying; the first is what holds untuned."""
-        ...
-
-    def block_counts(self, soc: Soc) -> tuple[int, ...]:
-        """Numbers of blocks of output channels that a tile may have; none where that is no choice.
-
-        Which of them a device is best with is found by a few ops.
-        """
-        ...
-
-    def block_choice(self, op: Any, soc: Soc, blocks: int) -> Choice | None:
-        """Of `choices`, the usual one on a device that is best with so many blocks."""
-        ...
-
-    def features(self, op: Any, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
-        """As of any variant, with the first of `choices` where none is given."""
-        ...
-
-    def plan(self, op: Any, soc: Soc, choice: Choice | None = None) -> KernelPlan:
-        """The kernels for `op`, with the first of `choices` where none is given.
-
-        This and `features` are asked through a `Tuning`, which knows the best choice.
         """
         ...

@@ -161,9 +161,11 @@ class Kernel:
     base_name: ClassVar[str] = "gpu_direct"
     source: ClassVar[str]
     storages: ClassVar[tuple[Storage, ...]] = PLANES
+    #: The types of device that it is written for; on others it works, slowly.
     meant_for: ClassVar[frozenset[str]] = ANY_DEVICE
     #: Whether the images of a batch in buffers are computed at once where an op's are apart.
     batches: ClassVar[bool] = False
+    #: The types of device on which adding a residual in the kernel costs more than it saves.
     adds_slowly_on: ClassVar[frozenset[str]] = frozenset()
     processor: ClassVar[Processor] = "gpu"
     backend: ClassVar[Backend] = "opencl"
@@ -181,7 +183,10 @@ class Kernel:
 
     @property
     def among_planar(self) -> str | None:
-        """The variant, by name, that is planned in its place among planar tensors, if any is."""
+        """The variant, by name, that is planned in its place among planar tensors, if any is.
+
+        It takes what this one takes, and is not measured by itself.
+        """
         return None
 
     def refusal(self, op: Any, soc: Soc) -> str | None:
@@ -195,15 +200,22 @@ class Kernel:
         return None
 
     def choices(self, op: Any, soc: Soc) -> tuple[Choice, ...]:
+        """Every choice of tuning parameters worth trying; the first is what holds untuned."""
         return ({},)
 
     def block_counts(self, soc: Soc) -> tuple[int, ...]:
+        """Numbers of blocks of output channels that a tile may have; none where that is no choice.
+
+        Which of them a device is best with is found by a few ops.
+        """
         return ()
 
     def block_choice(self, op: Any, soc: Soc, blocks: int) -> Choice | None:
+        """Of `choices`, the usual one on a device that is best with so many blocks."""
         return None
 
     def features(self, op: Any, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
+        """As of any variant. A `Tuning`, which knows the best choice, asks this and `plan`."""
         counts = self.counts(op, soc, self._chosen(op, soc, choice))
         return {name: float(value) for name, value in counts.items()}
 

@@ -29,9 +29,10 @@ from codl.ir.op_text import parse, to_text
 from codl.ir.ops.base import Op
 from codl.ir.region import Shape
 from codl.kernels import registry
-from codl.kernels.base import GpuVariant, KernelPlan
+from codl.kernels.base import KernelPlan
 from codl.kernels.cpu_device.registers import typical_ops
 from codl.kernels.feature_columns import ChoiceColumns
+from codl.kernels.kernel import Kernel
 from codl.kernels.source import source_digest
 from codl.records.soc import Soc
 from codl.records.tuned import Choice, Choices, Tuned, UsualBlocks
@@ -77,7 +78,7 @@ class Tuning:
         """The same with more results, which take the place of earlier ones of the same key."""
         return Tuning.of([*self.results.values(), *results], soc)
 
-    def find(self, variant: GpuVariant, op: Op, soc: Soc) -> Tuned | None:
+    def find(self, variant: Kernel, op: Op, soc: Soc) -> Tuned | None:
         """The result for an op, if it was measured with the source and choices of now.
 
         Of a batch whose kernels compute one image at a time it is that for one image.
@@ -92,7 +93,7 @@ class Tuning:
         source = source_digest(variant.plan(op, soc, result.choice))
         return result if source == result.source else None
 
-    def choice(self, variant: GpuVariant, op: Op, soc: Soc) -> Choice | None:
+    def choice(self, variant: Kernel, op: Op, soc: Soc) -> Choice | None:
         """The tuned choice; None where the variant's first holds."""
         result = self.find(variant, op, soc)
         if result is not None:
@@ -100,7 +101,7 @@ class Tuning:
         blocks = self.blocks.get((variant.op_kind, variant.name))
         return None if blocks is None else variant.block_choice(op, soc, blocks)
 
-    def plan(self, variant: GpuVariant, op: Op, soc: Soc) -> KernelPlan:
+    def plan(self, variant: Kernel, op: Op, soc: Soc) -> KernelPlan:
         """The kernels of a GPU variant for an op, in its tuned choice where there is one."""
         choice = self.choice(variant, op, soc)
         return variant.plan(op, soc) if choice is None else variant.plan(op, soc, choice)
@@ -154,12 +155,12 @@ class Tuning:
         choices |= {f"{kind} {variant}": blocks for (kind, variant), blocks in self.blocks.items()}
         return digest(choices)[:12] if gained else ""
 
-    def _choices(self, variant: GpuVariant, ops: Sequence[Op], soc: Soc) -> dict[int, Choice]:
+    def _choices(self, variant: Kernel, ops: Sequence[Op], soc: Soc) -> dict[int, Choice]:
         """The tuned choices of ops that were tuned themselves, by their place."""
         asked = {at: self.find(variant, ops[at], soc) for at in self._likely(variant, ops)}
         return {at: result.choice for at, result in asked.items() if result is not None}
 
-    def _likely(self, variant: GpuVariant, ops: Sequence[Op]) -> list[int]:
+    def _likely(self, variant: Kernel, ops: Sequence[Op]) -> list[int]:
         """The places of the ops that may have a result: the others need no closer look."""
         tuned = self._inputs.get(variant.name)
         if not tuned:

@@ -42,12 +42,12 @@ from codl.kernels.base import (
     Arg,
     Choice,
     ConstantArg,
-    GpuVariant,
     KernelLaunch,
     KernelPlan,
     ScratchArg,
     TensorArg,
 )
+from codl.kernels.kernel import Kernel
 from codl.kernels.layout.transform import transform
 from codl.kernels.source import compile_options, source_digest
 from codl.kernels.tuning import Tuning
@@ -95,7 +95,7 @@ class Selection:
     """A variant for a work, in a choice, with its kernels."""
 
     work: Work
-    variant: GpuVariant
+    variant: Kernel
     choice: Choice | None
     plan: KernelPlan
 

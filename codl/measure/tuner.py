@@ -19,9 +19,10 @@ import numpy as np
 from codl.errors import CodlError, DeviceError, MismatchError
 from codl.ir import Array, Op, parse, to_text
 from codl.kernels import registry
-from codl.kernels.base import Choice, GpuVariant
+from codl.kernels.base import Choice
 from codl.kernels.cpu_device.registers import typical_ops
 from codl.kernels.feature_columns import unique
+from codl.kernels.kernel import Kernel
 from codl.kernels.source import source_digest
 from codl.kernels.tuning import Tuning
 from codl.measure import tuning_file
@@ -46,7 +47,7 @@ class TuneTask:
     """
 
     op: Op
-    variant: GpuVariant
+    variant: Kernel
     brief: bool = False
 
     @property

@@ -9,7 +9,8 @@ import pytest
 from support.common_checks import CPU_DEVICE, WITH_IMAGES, examples
 from support.opencl_text import Parameter, parameters
 
-from codl.ir import Op, parse
+from codl.ir import Op, Shape, parse
+from codl.ir.types import Storage
 from codl.kernels import registry
 from codl.kernels.base import (
     ApartArg,
@@ -19,6 +20,7 @@ from codl.kernels.base import (
     ScratchArg,
     TensorArg,
 )
+from codl.kernels.layout.transform import KERNELS, transform
 from codl.kernels.source import text_of
 
 #: Ops whose kernels have arguments that none of the examples needs.
@@ -90,6 +92,16 @@ def test_arguments_are_the_kernels_parameters(name: str) -> None:
                 seen.add(key)
                 check(plan, launch)
     assert seen
+
+
+@pytest.mark.parametrize(("source", "target"), KERNELS)
+def test_arguments_of_copies_between_layouts(source: Any, target: Any) -> None:
+    for soc in (WITH_IMAGES, CPU_DEVICE):
+        for element, other in (("float32", "float16"), ("float16", "float32")):
+            plan = transform(
+                Storage(source, element), Storage(target, other), Shape(1, 8, 9, 7), soc
+            )
+            check(plan, plan.launches[0])
 
 
 def test_every_number_has_a_name() -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from codl.ir.ops.base import Activation
 from codl.ir.region import Shape
 from codl.ir.types import Storage
-from codl.kernels.base import ENDS, Arg, KernelLaunch, KernelPlan
+from codl.kernels.base import ENDS, KernelPlan
 from codl.kernels.image import texels
-from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip
+from codl.kernels.kernel import Grid, launch
+from codl.kernels.tiling import base_defines, ceil_div
 from codl.records.soc import Soc
 
 #: V x V chunks of one work-item of a CPU at most.
@@ -43,17 +44,31 @@ def transform(
     if (source.layout, target.layout) not in KERNELS:
         raise ValueError(f"no kernel copies {source} to {target}")
     kernel, file, half, planar_half = KERNELS[source.layout, target.layout]
-    sides = (source, target)
-    halves = {"HALF": sides[half], "PLANAR_HALF": sides[planar_half]}
-    if file == "transform":
-        sizes, global_size, local_size = _by_blocks(kernel, part, soc, lead, ends)
+    sides, in_buffers = (source, target), file == "transform"
+    pixels = part.h * part.w
+    numbers: dict[str, int] = {"lead": lead, "channels": part.c, "pixels": pixels}
+    if in_buffers:
+        width = soc.gpu.vector_width
+        others = part.c if kernel == "copy_planar" else ceil_div(lead + part.c, width)
+        grid = Grid.of(ceil_div(pixels, width), others, LONGEST_STRIP, soc)
+        if kernel == "to_blocked":
+            numbers["zero_to"] = width if ends else 0
+        if kernel == "copy_planar":
+            numbers = {"pixels": pixels}
     else:
-        sizes, global_size, local_size = _by_texels(kernel, part, soc, lead)
-    launch = KernelLaunch(kernel, global_size, (*ENDS, *sizes), local_size)
-    in_buffers = file == "transform"
+        others = texels(part.c if "blocked" in kernel else lead + part.c)
+        grid = Grid.of(pixels, others, LONGEST_STRIP * soc.gpu.vector_width, soc)
+        if kernel == "planar_to_image":
+            numbers = {"width": part.w, "channels": part.c, "pixels": pixels}
+        elif kernel == "image_to_planar":
+            numbers = {"width": part.w, **numbers}
+        else:
+            numbers = {"width": part.w, "first": lead, "pixels": pixels}
+    copy = launch(kernel, grid.sizes, *ENDS, strip=grid.strip, **numbers)
+    halves = {"HALF": sides[half], "PLANAR_HALF": sides[planar_half]}
     return KernelPlan(
         source=f"layout/{file}.cl",
-        launches=(launch.of_images(part.n, ENDS) if in_buffers else launch,),
+        launches=(copy.of_images(part.n, ENDS) if in_buffers else copy,),
         defines={
             **base_defines(Activation(), soc),
             **{name: 1 for name, side in halves.items() if side.element == "float16"},
@@ -61,30 +76,3 @@ def transform(
         storages=dict(zip(ENDS, sides, strict=True)),
         whole_batch=in_buffers,
     )
-
-
-Grid = tuple[tuple[Arg, ...], tuple[int, ...], tuple[int, ...]]
-
-
-def _by_blocks(kernel: str, part: Shape, soc: Soc, lead: int, ends: bool) -> Grid:
-    width, pixels = soc.gpu.vector_width, part.h * part.w
-    chunks = ceil_div(pixels, width)
-    others = part.c if kernel == "copy_planar" else ceil_div(lead + part.c, width)
-    length = strip(chunks, others, LONGEST_STRIP, soc)
-    sizes: tuple[Arg, ...] = (length, lead, part.c, pixels)
-    if kernel == "to_blocked":
-        sizes += (width if ends else 0,)
-    if kernel == "copy_planar":
-        sizes = (length, pixels)
-    return sizes, *item_grid(ceil_div(chunks, length), others, soc)
-
-
-def _by_texels(kernel: str, part: Shape, soc: Soc, lead: int) -> Grid:
-    pixels = part.h * part.w
-    others = texels(part.c if "blocked" in kernel else lead + part.c)
-    length = strip(pixels, others, LONGEST_STRIP * soc.gpu.vector_width, soc)
-    sizes: tuple[Arg, ...] = {
-        "image_to_planar": (lead, part.c, pixels),
-        "planar_to_image": (part.c, pixels),
-    }.get(kernel, (lead, pixels))
-    return (length, part.w, *sizes), *item_grid(ceil_div(pixels, length), others, soc)
