@@ -42,7 +42,7 @@ def sustained_result(job: Job, *, minutes: float, budget: Budget) -> dict[str, A
         with Engine(network, plan, context.device, context.tuning) as engine:
             engine.feed(random_inputs(network))
             with progress(f"Running {network.name}") as update, budget.keeping(windows):
-                for window in sustain(context.device, engine.loaded, seconds):
+                for window in sustain(context.device.time, engine.loaded, seconds):
                     windows.append(window)
                     done = min(window.end_s, seconds)
                     update(round(done), round(seconds), seconds - done)

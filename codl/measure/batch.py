@@ -133,11 +133,11 @@ class BatchRunner:
         seconds = min(batch.left_s / (3 if self._ahead.is_used else 2), batch.rounds.span_s)
         self._ahead.compile(batch.tasks, batch.tuning, seconds)
         readings = [self._machine.read()]
+        prepared, done = self._prepare(batch, seconds, watcher)
 
         def look() -> None:
             readings.append(self._machine.read())
 
-        prepared, done = self._prepare(batch, seconds, watcher)
         look()
         for anchor in self._anchors:
             anchor.timed.taken_s.clear()
@@ -175,7 +175,9 @@ class BatchRunner:
         prepared: list[Prepared] = []
         done: list[Measurement] = []
         planned = taken = large = 0.0
-        limit, begin = _memory_bytes(), time.monotonic()
+        # Devices and hosts with little memory get small batches.
+        limit = min(MEMORY_SHARE * memory_of().total or MEMORY_BYTES, MEMORY_BYTES)
+        begin = time.monotonic()
         for index, task in enumerate(batch.tasks):
             is_enough = planned >= seconds or time.monotonic() - begin >= seconds
             if is_enough and (prepared or done):
@@ -186,7 +188,8 @@ class BatchRunner:
                 continue  # smaller ones may fit; it comes first in a later batch
             taken, large = taken + size, large + more
             watcher.building(index)
-            one = self._build(task, batch.run)
+            deadly = self._ahead.deadly.get(task)
+            one = deadly_row(task, batch.run, deadly) if deadly else self._bench.prepare(task)
             if isinstance(one, Prepared):
                 prepared.append(one)
                 planned += one.timed.seconds
@@ -194,11 +197,6 @@ class BatchRunner:
                 done.append(Measurement(task, one.under(self._machine.read())))
                 watcher.measured(done[-1])
         return prepared, done
-
-    def _build(self, task: Task, run: str) -> Prepared | Row:
-        if task in self._ahead.deadly:
-            return deadly_row(task, run, self._ahead.deadly[task])
-        return self._bench.prepare(task)
 
 
 def processors_of(task: Task) -> tuple[Processor, ...]:
@@ -214,11 +212,6 @@ def _bytes(task: Task) -> int:
     if isinstance(task, BatchTask):
         return (1 + task.images) * task.op.bytes
     return 2 * task.shape.bytes if isinstance(task, SharingTask) else 0
-
-
-def _memory_bytes() -> float:
-    """What a batch may take: devices and hosts with little memory get small batches."""
-    return min(MEMORY_SHARE * memory_of().total or MEMORY_BYTES, MEMORY_BYTES)
 
 
 def time_together(

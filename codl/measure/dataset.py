@@ -40,6 +40,8 @@ RowT = TypeVar("RowT", bound="Row")
 
 #: Between the ops of a chain, as text.
 SEPARATOR = "; "
+#: Bytes that are read at once.
+CHUNK = 1 << 20
 #: No op runs for longer than a day.
 MOST_MS = 24 * 3600 * 1000.0
 #: What a value of a column has to be, and how that is said.
@@ -250,7 +252,9 @@ class Table(Generic[RowT]):
     ) -> None:
         self.path, self._runs = path, runs
         self.row_type = row_type
-        self.columns = _columns(row_type)
+        # What identifies a row first, then its numbers.
+        names, common = ([field.name for field in fields(own)] for own in (row_type, Row))
+        self.columns = [*(n for n in names if n not in common), *(n for n in names if n in common)]
 
     def read(self) -> list[RowT]:
         """All rows; raises `InvalidFileError` with the line, the column and the value."""
@@ -307,57 +311,56 @@ class Table(Generic[RowT]):
         return True
 
     def _rows(self) -> Iterator[RowT]:
-        types = get_type_hints(self.row_type)
+        hints = get_type_hints(self.row_type)
+        kinds: dict[str, Callable[[str], Any]] = {
+            name: kind if kind in (int, float) else _float_if_any if kind == float | None else str
+            for name, kind in hints.items()
+        }
         with self.path.open(newline="") as file:
             reader = csv.DictReader(file, strict=True)
-            found, later = list(reader.fieldnames or ()), self.row_type.later_fields
-            if found != [c for c in self.columns if c in found or c not in later]:
-                raise InvalidFileError(self.path, self._difference(found), where="line 1")
+            names, later = list(reader.fieldnames or ()), self.row_type.later_fields
+            if names != [c for c in self.columns if c in names or c not in later]:
+                missing = [c for c in self.columns if c not in (*names, *later)]
+                unknown = [repr(c) for c in names if c not in self.columns]
+                problems = [
+                    *([f"the columns {', '.join(missing)} are missing"] if missing else []),
+                    *([f"it has the unknown columns {', '.join(unknown)}"] if unknown else []),
+                ]
+                problem = "; ".join(problems) or f"the columns must stand as {self.columns}"
+                raise InvalidFileError(self.path, f"{problem}.", where="line 1")
             for record in reader:
                 where = f"line {reader.line_num}"
                 if None in record or None in record.values():
-                    raise InvalidFileError(self.path, f"expected {len(found)} values.", where=where)
-                yield self._parse(record, types, where)
+                    raise InvalidFileError(self.path, f"expected {len(names)} values.", where=where)
+                yield self._parse(record, kinds, where)
 
-    def _difference(self, found: list[str]) -> str:
-        """What is wrong with the columns."""
-        missing = [c for c in self.columns if c not in (*found, *self.row_type.later_fields)]
-        unknown = [repr(c) for c in found if c not in self.columns]
-        problems = [
-            *([f"the columns {', '.join(missing)} are missing"] if missing else []),
-            *([f"it has the columns {', '.join(unknown)}, which are unknown"] if unknown else []),
-        ]
-        return f"{'; '.join(problems) or f'the columns must stand as {self.columns}'}."
-
-    def _parse(self, record: dict[str, str], types: dict[str, Any], where: str) -> RowT:
+    def _parse(
+        self, record: dict[str, str], kinds: Mapping[str, Callable[[str], Any]], where: str
+    ) -> RowT:
         values: dict[str, Any] = {}
+        is_ok, problem = record["status"] == "ok", ""
         for name, text in record.items():
-            may_lack = types[name] == float | None
-            kind = float if may_lack else types[name] if types[name] in (int, float) else str
+            rule = RULES.get(name) or (RULES_OF_OK.get(name) if is_ok else None)
             try:
-                values[name] = None if may_lack and not text else kind(text)
-            except ValueError as error:
-                problem = f"{name} must be of type {kind.__name__}, got {text!r}."
-                raise InvalidFileError(self.path, problem, where=where) from error
-        rules = {**RULES, **RULES_OF_OK} if values["status"] == "ok" else RULES
-        for name, value in values.items():
-            if name in rules and not rules[name][0](value):
-                problem = f"{name} must be {rules[name][1]}, got {record[name]!r}."
-                raise InvalidFileError(self.path, problem, where=where)
+                value = kinds[name](text)
+            except ValueError:
+                value, problem = text, f"of type {'int' if kinds[name] is int else 'float'}"
             if isinstance(value, float) and not isfinite(value):
-                problem = f"{name} must be a finite number, got {record[name]!r}."
+                problem = "a finite number"
+            if not problem and rule is not None and not rule[0](value):
+                problem = rule[1]
+            if problem:
+                problem = f"{name} must be {problem}, got {text!r}."
                 raise InvalidFileError(self.path, problem, where=where)
+            values[name] = value
         if self._runs is not None and values["run"].partition("/")[0] not in ("", *self._runs):
             problem = f"run must be one of the manifest's, got {values['run']!r}."
             raise InvalidFileError(self.path, problem, where=where)
         return self.row_type(**values)
 
 
-def _columns(row_type: type[Row]) -> list[str]:
-    """What identifies a row first, then its numbers."""
-    names = [field.name for field in fields(row_type)]
-    common = {field.name for field in fields(Row)}
-    return [name for name in names if name not in common] + [n for n in names if n in common]
+def _float_if_any(text: str) -> float | None:
+    return float(text) if text else None
 
 
 #: What the rows of a table are, where they are not those of a kernel variant.
@@ -466,23 +469,16 @@ def _write_whole(file: io.FileIO, content: bytes) -> None:
         view = view[file.write(view) :]
 
 
-#: Read at once.
-CHUNK = 1 << 20
-
-
 def dataset_digest(dataset: Dataset) -> str:
     """Identifies the tables, the manifest and the tuning of a dataset; empty where there is none.
 
     Raises `OSError` where a file cannot be read.
     """
-    paths = [*dataset.folder.glob("*.csv"), *dataset.folder.glob("*.json")]
-    lines = [f"{path.name} {_of_file(path)}" for path in sorted(paths)]
+    lines = []
+    for path in sorted([*dataset.folder.glob("*.csv"), *dataset.folder.glob("*.json")]):
+        content = sha256()
+        with path.open("rb") as file:
+            while chunk := file.read(CHUNK):
+                content.update(chunk)
+        lines.append(f"{path.name} {content.hexdigest()}")
     return digest("\n".join(lines))[:16] if lines else ""
-
-
-def _of_file(path: Path) -> str:
-    found = sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            found.update(chunk)
-    return found.hexdigest()

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from math import ceil
 from statistics import fmean
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -25,12 +26,6 @@ LEAST_WINDOWS = 10
 #: The first and the last of these are compared; of a shorter run its halves.
 MINUTE_S = 60.0
 NAME = "run"
-
-
-class Times(Protocol):
-    """What of a target this needs."""
-
-    def time(self, models: dict[str, Any], effort: Effort) -> TimedTogether: ...
 
 
 @dataclass(frozen=True)
@@ -56,7 +51,7 @@ class Stretch:
 
     @classmethod
     def of(cls, windows: Sequence[Window]) -> Stretch:
-        runs_ms = [own for window in windows for own in window.runs_ms]
+        runs_ms = [ms for window in windows for ms in window.runs_ms]
         p50, p95 = np.percentile(runs_ms, (50, 95))
         conditions = Conditions.over([window.conditions for window in windows])
         begin_s, end_s = windows[0].begin_s, windows[-1].end_s
@@ -78,19 +73,19 @@ class Sustained:
 
 
 def sustain(
-    target: Times,
+    time: Callable[[dict[str, Any], Effort], TimedTogether],
     model: object,
     seconds: float,
     *,
     clock: Callable[[], float] = perf_counter,
 ) -> Iterator[Window]:
-    """Run what a target has loaded for so many seconds; a window as soon as it is over.
+    """Run what a target has loaded, by its `time`, for so many seconds; windows as they end.
 
     Raises `DeviceError` where a run fails.
     """
     effort, begin = Effort(min_rounds=1, min_seconds=0.0, warm=1, keep_runs=True), clock()
     while (now_s := clock() - begin) < seconds:
-        times = target.time({NAME: model}, effort)
+        times = time({NAME: model}, effort)
         if times.failed:
             raise DeviceError(times.failed[NAME])
         runs_ms = times.runs_ms[NAME]
@@ -104,15 +99,13 @@ def summary(windows: Sequence[Window], every_s: float = MINUTE_S) -> Sustained:
     """What became of the latency, with a stretch for `every_s` seconds; there is a window."""
     end_s = windows[-1].end_s
     while_s = min(MINUTE_S, end_s / 2)
-    first = Stretch.of([own for own in windows if own.begin_s < while_s])
-    last = Stretch.of([own for own in windows if own.end_s > end_s - while_s])
-    parts: dict[int, list[Window]] = {}
-    for own in windows:
-        parts.setdefault(int(own.begin_s / every_s), []).append(own)
+    first = Stretch.of([window for window in windows if window.begin_s < while_s])
+    last = Stretch.of([window for window in windows if window.end_s > end_s - while_s])
+    parts = groupby(windows, lambda window: int(window.begin_s / every_s))
     return Sustained(
         whole=Stretch.of(windows),
         first_minute=first,
         last_minute=last,
         drop=1 - first.p50_ms / last.p50_ms,
-        stretches=tuple(Stretch.of(own) for own in parts.values()),
+        stretches=tuple(Stretch.of(list(part)) for _, part in parts),
     )

@@ -213,7 +213,7 @@ def test_a_broken_row_is_named_by_file_and_line(tmp_path: Path, line: str, messa
     ("columns", "message"),
     [
         ("op,dim", "the columns share, part, latency_ms"),
-        ("op,dim,share,part,latency", "it has the columns 'latency', which are unknown"),
+        ("op,dim,share,part,latency", "it has the unknown columns 'latency'"),
     ],
 )
 def test_of_wrong_columns_the_difference_is_named(

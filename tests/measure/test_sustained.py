@@ -34,7 +34,7 @@ class Phone:
 
 def test_the_last_minute_is_held_against_the_first() -> None:
     phone = Phone()
-    windows = list(sustain(phone, "model", 600.0, clock=lambda: phone.now_s))
+    windows = list(sustain(phone.time, "model", 600.0, clock=lambda: phone.now_s))
     assert 600 <= phone.now_s < 600 + WINDOW_S
     assert all(own.end_s - own.begin_s < 2.5 * WINDOW_S for own in windows)
     found = summary(windows)
@@ -65,7 +65,7 @@ def test_a_run_that_fails_ends_it() -> None:
             return TimedTogether({}, failed=dict.fromkeys(models, "the GPU is lost"))
 
     with pytest.raises(DeviceError, match="the GPU is lost"):
-        list(sustain(Lost(), "model", 600.0))
+        list(sustain(Lost().time, "model", 600.0))
 
 
 def test_every_run_is_told_where_it_is_wanted() -> None:
