@@ -95,12 +95,6 @@ class CompilesAhead(Protocol):
     def compile(self, tasks: Sequence[Task], tuning: Tuning, seconds: float) -> None: ...
 
 
-class ReadsConditions(Protocol):
-    """Tells how the machine is now."""
-
-    def read(self) -> Conditions: ...
-
-
 class Watcher(Protocol):
     """Told what is going on, so that it is known what a process died of, and what it left.
 
@@ -121,10 +115,10 @@ class Unwatched:
 
 
 class BatchRunner:
-    """Measures the batches of one run; the anchors are built once."""
+    """Measures the batches of one run; the anchors are built once, `read` tells the conditions."""
 
-    def __init__(self, bench: Bench, ahead: CompilesAhead, machine: ReadsConditions) -> None:
-        self._bench, self._ahead, self._machine = bench, ahead, machine
+    def __init__(self, bench: Bench, ahead: CompilesAhead, read: Callable[[], Conditions]) -> None:
+        self._bench, self._ahead, self._read = bench, ahead, read
         self._anchors = drift.prepare(bench)
 
     def measure(self, batch: MeasureBatch, watcher: Watcher) -> BatchResult:
@@ -132,11 +126,11 @@ class BatchRunner:
         # As much time each to compile, to build and to measure them.
         seconds = min(batch.left_s / (3 if self._ahead.is_used else 2), batch.rounds.span_s)
         self._ahead.compile(batch.tasks, batch.tuning, seconds)
-        readings = [self._machine.read()]
+        readings = [self._read()]
         prepared, done = self._prepare(batch, seconds, watcher)
 
         def look() -> None:
-            readings.append(self._machine.read())
+            readings.append(self._read())
 
         look()
         for anchor in self._anchors:
@@ -194,7 +188,7 @@ class BatchRunner:
                 prepared.append(one)
                 planned += one.timed.seconds
             else:
-                done.append(Measurement(task, one.under(self._machine.read())))
+                done.append(Measurement(task, one.under(self._read())))
                 watcher.measured(done[-1])
         return prepared, done
 
@@ -220,20 +214,20 @@ def time_together(
     *,
     sensors: Sequence[Sensor] = (),
     anchors: Sequence[Prepared] = (),
-    machine: ReadsConditions | None = None,
+    read: Callable[[], Conditions] | None = None,
     before_turn: Callable[[], object] = lambda: None,
     after_round: Callable[[], None] = lambda: None,
 ) -> TimedTogether:
     """Time all in turns; what fails leaves, with its reason.
 
-    Anchors are visited once a round, and the `machine` is looked at.
+    Anchors are visited once a round, and `read` tells the machine's conditions.
     """
     failed: dict[str, CodlError] = {}
     readings: list[Conditions] = []
 
     def beside() -> None:
-        if machine is not None:
-            readings.append(machine.read())
+        if read is not None:
+            readings.append(read())
         for anchor in anchors:
             anchor.timed.visit()
         after_round()

@@ -12,13 +12,13 @@ the batch is disturbed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from statistics import median
 from typing import Any, get_args
 
 from codl.ir import parse, to_text
 from codl.ir.types import PROCESSORS, Processor
-from codl.measure.dataset import AnchorRow, Dataset
+from codl.measure.dataset import AnchorRow, Dataset, Row
 from codl.measure.runner import Bench, Prepared
 from codl.measure.tasks import OpTask, op_tasks
 from codl.measure.timing import ORDINARY, WHOLE, AnchorTime
@@ -62,8 +62,8 @@ class Anchors:
 
     def add(self, batch: Sequence[AnchorRow]) -> None:
         """Keep the levels of a batch."""
-        for own in batch:
-            self.levels.setdefault((own.op, own.processor), []).append(own.latency_ms)
+        for row in batch:
+            self.levels.setdefault((row.op, row.processor), []).append(row.latency_ms)
 
     @property
     def tolerance(self) -> dict[str, float]:
@@ -75,28 +75,30 @@ class Anchors:
 
         So what hits some of them for a while, one batch after another, does not become ordinary.
         """
-        own = [levels for (_, side), levels in self.levels.items() if side == processor]
-        batches = range(1, min((len(levels) for levels in own), default=0))
-        found = [Drift.of([each[at] / each[at - 1] for each in own]).scatter for at in batches]
-        return median(found) if found else 0.0
+        anchors = [levels for (_, side), levels in self.levels.items() if side == processor]
+        batches = range(1, min(map(len, anchors), default=0))
+        scatters = [
+            Drift.of([each[at] / each[at - 1] for each in anchors]).scatter for at in batches
+        ]
+        return median(scatters) if scatters else 0.0
 
     @property
     def reference_ms(self) -> dict[tuple[str, str], float]:
         """The levels of the first batch, by op and processor; rows are as of its speed."""
-        return {key: own[0] for key, own in self.levels.items()}
+        return {key: levels[0] for key, levels in self.levels.items()}
 
     @property
     def usual_ms(self) -> dict[tuple[str, str], float]:
         """The usual levels in milliseconds, by op and processor: the level of all batches."""
-        return {key: level(own) for key, own in self.levels.items()}
+        return {key: level(levels) for key, levels in self.levels.items()}
 
 
 def by_processor(levels_ms: Mapping[tuple[str, str], float]) -> dict[str, dict[str, float]]:
     """Levels by processor and op, as the manifest keeps them."""
-    found: dict[str, dict[str, float]] = {}
+    levels: dict[str, dict[str, float]] = {}
     for (op, processor), ms in levels_ms.items():
-        found.setdefault(processor, {})[op] = ms
-    return found
+        levels.setdefault(processor, {})[op] = ms
+    return levels
 
 
 def calibration(runs: Mapping[str, Mapping[str, Any]], run: str) -> dict[str, float]:
@@ -119,9 +121,9 @@ def first_ms(dataset: Dataset) -> dict[tuple[str, str], float]:
     runs = dataset.manifest()["runs"] if dataset.manifest_path.exists() else {}
     levels: dict[str, dict[str, float]] = {}
     for run in runs.values():
-        for side, own in run.get("anchors_ms", {}).items():
-            levels.setdefault(side, own)
-    return {(op, side): ms for side, own in levels.items() for op, ms in own.items()}
+        for side, by_op in run.get("anchors_ms", {}).items():
+            levels.setdefault(side, by_op)
+    return {(op, side): ms for side, by_op in levels.items() for op, ms in by_op.items()}
 
 
 def prepare(bench: Bench) -> list[Prepared]:
@@ -137,16 +139,8 @@ def prepare(bench: Bench) -> list[Prepared]:
 def row_of(one: Prepared) -> AnchorRow:
     """What an anchor took, by its samples so far; the collector counts the batches."""
     row, (op, processor) = one.row(), key(one)
-    return AnchorRow(
-        op=op,
-        processor=processor,
-        batch=0,
-        latency_ms=row.latency_ms,
-        p20_ms=row.p20_ms,
-        p80_ms=row.p80_ms,
-        runs=row.runs,
-        run=row.run,
-    )
+    common = {field.name: getattr(row, field.name) for field in fields(Row)}
+    return AnchorRow(op=op, processor=processor, batch=0, **common)
 
 
 def drift_of(
@@ -180,8 +174,8 @@ def slowdown(
     predicted, and no predictor is to blame.
     """
     ratios: dict[str, list[float]] = {}
-    for one in anchors:
-        if (one.op, one.processor) in usual_ms:
-            own = ratios.setdefault(one.processor, [])
-            own.append(one.latency_ms / usual_ms[one.op, one.processor])
-    return {processor: Drift.of(own).factor for processor, own in ratios.items()} or None
+    for anchor in anchors:
+        if (anchor.op, anchor.processor) in usual_ms:
+            ratio = anchor.latency_ms / usual_ms[anchor.op, anchor.processor]
+            ratios.setdefault(anchor.processor, []).append(ratio)
+    return {processor: Drift.of(each).factor for processor, each in ratios.items()} or None

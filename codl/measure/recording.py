@@ -77,7 +77,13 @@ class Recording:
             manifest = msgspec.convert(content, _Manifest)
         except msgspec.ValidationError as error:
             raise InvalidFileError(path, f"not a dataset's manifest: {error}.") from error
-        rows = {name: _by_key(table) for name, table in dataset.tables().items()}
+        rows: dict[str, dict[tuple[Any, ...], Row]] = {}
+        for name, table in dataset.tables().items():
+            by_key = rows.setdefault(name, {})
+            for row in _whole(table):  # of several of a key the first that is ok
+                before = by_key.setdefault(row.key, row)
+                if (before.status, row.status) == ("failed", "ok"):
+                    by_key[row.key] = row
         if not any(rows.values()):
             raise InvalidFileError(dataset.folder, "the dataset has no rows to replay.")
         return cls(
@@ -95,16 +101,22 @@ class Recording:
 
         Raises `UnsupportedError` where there is none, or one of another part of the op.
         """
+        folder = str(self.dataset.folder)
         tables = [self.rows[name] for name in task.tables if name in self.rows]
-        row = next((own[task.key] for own in tables if task.key in own), None)
+        row = next((rows[task.key] for rows in tables if task.key in rows), None)
         if row is None:
-            raise UnsupportedError(f"The dataset {str(self.dataset.folder)!r} has no row of this.")
+            raise UnsupportedError(f"The dataset {folder!r} has no row of this.")
         if isinstance(task, OpTask) and isinstance(row, OpRow) and row.part != to_text(task.part):
             raise UnsupportedError(
-                f"In the dataset {str(self.dataset.folder)!r} this share is of another part: "
-                f"{row.part}."
+                f"In the dataset {folder!r} this share is of another part: {row.part}."
             )
-        return _slower_by(row, 1 / self._factor(task, row))
+        if row.run not in self.runs or not isinstance(task, OpTask | SharingTask):
+            return row
+        # How much slower its processors were than in the first run.
+        factors = self.runs[row.run].calibration
+        factor = mean(factors.get(processor, 1.0) for processor in processors_of(task))
+        names = [field.name for field in fields(row) if field.name.endswith("_ms")]
+        return replace(row, **{name: getattr(row, name) / factor for name in names})
 
     def has(self, task: Task) -> bool:
         """Whether there is a row of a task."""
@@ -113,13 +125,6 @@ class Recording:
         except UnsupportedError:
             return False
         return True
-
-    def _factor(self, task: Task, row: Row) -> float:
-        """How much slower than in the first run its processors were when a row was measured."""
-        if row.run not in self.runs or not isinstance(task, OpTask | SharingTask):
-            return 1.0
-        known = self.runs[row.run].calibration
-        return mean(known.get(processor, 1.0) for processor in processors_of(task))
 
     @property
     def placement(self) -> Placement | None:
@@ -158,15 +163,6 @@ def _whole(table: Table[RowT]) -> list[RowT]:
     return table.read()
 
 
-def _by_key(table: Table[Any]) -> dict[tuple[Any, ...], Row]:
-    """Rows by their keys; of several the first that is ok."""
-    rows: dict[tuple[Any, ...], Row] = {}
-    for row in _whole(table):
-        if row.key not in rows or (rows[row.key].status, row.status) == ("failed", "ok"):
-            rows[row.key] = row
-    return rows
-
-
 def _usual(rows: list[AnchorRow]) -> tuple[AnchorRow, ...]:
     """The anchors of the first run, each once, at its usual level.
 
@@ -176,19 +172,12 @@ def _usual(rows: list[AnchorRow]) -> tuple[AnchorRow, ...]:
     for row in rows:
         if row.run == rows[0].run and row.status == "ok":
             by_anchor.setdefault((row.op, row.processor), []).append(row)
-    usual = []
-    for own in by_anchor.values():
-        usual_ms = level([row.latency_ms for row in own])
-        usual.append(min(own, key=lambda row: abs(row.latency_ms - usual_ms)))
-    return tuple(usual)
 
+    def usual(of_one: list[AnchorRow]) -> AnchorRow:
+        usual_ms = level([row.latency_ms for row in of_one])
+        return min(of_one, key=lambda row: abs(row.latency_ms - usual_ms))
 
-def _slower_by(row: Row, factor: float) -> Row:
-    """The row with all its latencies longer by a factor."""
-    if factor == 1.0:
-        return row
-    names = [field.name for field in fields(row) if field.name.endswith("_ms")]
-    return replace(row, **{name: getattr(row, name) * factor for name in names})
+    return tuple(map(usual, by_anchor.values()))
 
 
 def _seconds(run: Run) -> float:

@@ -260,7 +260,7 @@ class Target:
         with self._measuring() as device:
             if self._runner is None or self._runner[0] != how:
                 bench = Bench(device, *how)
-                self._runner = how, BatchRunner(bench, self._workers, self._machine)
+                self._runner = how, BatchRunner(bench, self._workers, self._machine.read)
             return self._runner[1].measure(batch, watcher or Unwatched())
 
     @question(None)
@@ -466,7 +466,7 @@ class Target:
                 effort,
                 sensors=find_sensors().sensors if with_energy else (),
                 anchors=beside,
-                machine=self._machine,
+                read=self._machine.read,
                 # Libraries let idle threads spin: nobody's are there in another one's turn.
                 before_turn=threads.wait_until_idle,
                 after_round=after_round,

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from codl.cli.app import app
 from codl.contrib.original import collector
-from codl.contrib.original.command import shell_of
+from codl.contrib.original.collector import shell_of
 from codl.contrib.original.program import LocalShell, Options, as_run, op_command, read_stat
 from codl.errors import CodlError, DeviceError, MismatchError
 from codl.ir import parse

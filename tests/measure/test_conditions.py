@@ -103,5 +103,5 @@ def test_an_evaluation_reads_them_in_every_round() -> None:
             return Conditions(temperature_c=self.celsius)
 
     effort = Effort(min_rounds=3, min_seconds=0.0)
-    times = time_together({"one": lambda runs: [0.001] * runs}, effort, machine=Warming())
+    times = time_together({"one": lambda runs: [0.001] * runs}, effort, read=Warming().read)
     assert times.conditions.temperature_c == 43

@@ -2,4 +2,4 @@
 
 from codl.plugins import RUNNERS
 
-RUNNERS.add_lazy("codl_op_run", "codl.contrib.original.command:collect_original")
+RUNNERS.add_lazy("codl_op_run", "codl.contrib.original.collector:collect_original")

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import get_args
+from pathlib import Path
+from typing import Any, TypeAlias, get_args
 
 import numpy as np
 
 from codl import files
+from codl.cli.output import note
+from codl.cli.output import progress as shown
 from codl.contrib.importers.importer import describe
-from codl.contrib.original.program import Options, Shell, Stat, as_run, op_command, read_stat
-from codl.errors import DeviceError, MismatchError
+from codl.contrib.original.program import (
+    WARM_UP,
+    LocalShell,
+    MemoryType,
+    Options,
+    Stat,
+    as_run,
+    op_command,
+    read_stat,
+)
+from codl.errors import CodlError, DeviceError, MismatchError, UnknownNameError
 from codl.ir import Op, to_text
 from codl.ir.ops.convolution import Conv2d
 from codl.ir.types import Processor
@@ -21,16 +33,25 @@ from codl.measure.budget import Budget, Progress, nobody
 from codl.measure.collector import Collected, Stopped
 from codl.measure.dataset import Dataset, OpRow
 from codl.measure.dataset_writer import RowWriter, open_manifest
-from codl.measure.tasks import SEED, SHARES, OpTask, op_tasks
+from codl.measure.tasks import SEED, SHARES, OpTask, load_ops, op_tasks
 from codl.provenance import now, provenance
 from codl.records import soc as socs
 from codl.records.soc import Soc
+from codl.targets.connect import machine_of
+from codl.targets.device_shell import DeviceShell
 
+Shell: TypeAlias = DeviceShell | LocalShell
 #: What rows and manifests say of these latencies.
 SOURCE = "codl_op_run"
 #: How many parts the program times of a convolution on the CPU; of everything else it is one.
 PARTS = {"cpu_mace_direct": 3, "cpu_mace_gemm": 3, "cpu_mace_winograd": 5}
 STATISTIC = "the mean over the rounds behind the first 10"
+
+
+def shell_of(serial: str) -> Shell:
+    """The shell of a device, or of this machine."""
+    shell = machine_of(serial, "run codl_op_run").shell
+    return LocalShell() if shell is None else shell(serial)
 
 
 def soc_of(name: str) -> Soc:
@@ -208,3 +229,62 @@ def _finish(dataset: Dataset, run: str) -> None:
     manifest["runs"][run]["ended"] = now()
     manifest["files"] = {t.path.name: len(t.read()) for t in dataset.tables().values()}
     dataset.write_manifest(manifest)
+
+
+def options_of(given: Mapping[str, Any]) -> Options:
+    """How the program is called, but for its threads; raises `CodlError` for what cannot be."""
+    options = Options(**given)
+    if "=" in options.program or options.program.startswith("-"):
+        raise CodlError(f"--program must be a path without =, got {options.program!r}.")
+    if options.memory_type not in get_args(MemoryType):
+        raise UnknownNameError("type of memory", options.memory_type, get_args(MemoryType))
+    if options.counted < 1:
+        raise CodlError(f"--rounds must be at least {WARM_UP + 1}, got {options.rounds}.")
+    return options
+
+
+def collect_original(
+    soc: str,
+    serial: str,
+    given: Mapping[str, Any],
+    *,
+    ops: Sequence[str],
+    shares: Sequence[float],
+    root: Path,
+    resume: bool,
+    budget_s: float | None,
+    samples: int | None,
+) -> tuple[Dataset, Collected]:
+    """Collect a dataset of the program's kernels; the SoC's file is completed where it must be.
+
+    `given` are fields of `Options`.
+    """
+    shell, options = shell_of(serial), options_of(given)
+    check_program(shell, options.program, serial)
+    described = soc_of(soc)
+    options = replace(options, threads=described.cpu.threads)
+    wanted = load_ops(ops)
+    tasks = make_tasks(wanted, described, options, shares)
+    if not tasks:
+        raise CodlError(
+            "codl_op_run has none of these ops: it has convolutions without groups or dilation, "
+            "pooling and fully connected layers."
+        )
+    others = sum(as_run(op) is None for op in wanted)
+    if others:
+        note(f"{others} ops left out: codl_op_run has none like them")
+    dataset = Dataset.of(described.name, root)
+    with shown(f"codl_op_run on {described.name}") as update:
+        done = collect(
+            shell,
+            dataset,
+            described,
+            tasks,
+            options,
+            serial=serial,
+            resume=resume,
+            budget=Budget(budget_s),
+            samples=samples,
+            progress=update,
+        )
+    return dataset, done

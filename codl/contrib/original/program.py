@@ -20,7 +20,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Literal, Protocol
+from typing import Literal
 
 from codl.errors import DeviceError
 from codl.ir import Op, Pad
@@ -187,19 +187,8 @@ def _last(text: str) -> str:
     return f"; its last line is {lines[-1].strip()[:200]!r}" if lines else ""
 
 
-class Shell(Protocol):
-    """Runs programs on a device."""
-
-    def run(self, arguments: Sequence[str], *, given: bytes = b"", limit_s: float = 60.0) -> bytes:
-        """What a program writes to its output; raises `DeviceError` where it fails or takes longer.
-
-        The arguments reach the program as they are, whatever characters they have.
-        """
-        ...
-
-
 class LocalShell:
-    """Programs on this machine."""
+    """Runs programs on this machine, as a `DeviceShell` does on a device."""
 
     def run(self, arguments: Sequence[str], *, given: bytes = b"", limit_s: float = 60.0) -> bytes:
         """What a program writes to its output; raises `DeviceError` where it fails."""

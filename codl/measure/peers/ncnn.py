@@ -11,7 +11,7 @@ from dataclasses import replace
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import ncnn
 import numpy as np
@@ -33,12 +33,6 @@ from codl.runtime.placement import LocalSoc, at_hand
 CONVERTER = "pnnx"
 
 
-class _Net(Protocol):
-    def feed(self, inputs: Tensors) -> None: ...
-    def run(self) -> None: ...
-    def outputs(self) -> Tensors: ...
-
-
 class Ncnn:
     name: ClassVar[str] = "ncnn"
     packages: ClassVar[tuple[str, ...]] = ("ncnn",)
@@ -47,31 +41,23 @@ class Ncnn:
         own = at_hand(job.soc)
         soc = replace(own, placement=replace(own.placement, cpu_cores=job.cores, cpu_threads=0))
         self.version = metadata.version("ncnn")
-        self._net: _Net
+        net: _Translated | _Converted
         try:
-            self._net = _Translated(job, soc)
+            net = _Translated(job, soc)
         except UnsupportedError as error:
             if _converter() is None:
                 raise UnsupportedError(
                     f"{error} ncnn's own converter could do it: `pip install --no-deps pnnx`."
                 ) from error
             try:
-                self._net = _Converted(job)
+                net = _Converted(job)
             except DeviceError as second:
                 raise UnsupportedError(f"{error} {second}") from second
             self.version += f" by {CONVERTER}"
-
-    def feed(self, inputs: Tensors) -> None:
-        self._net.feed(inputs)
-
-    def run(self) -> None:
-        self._net.run()
-
-    def outputs(self) -> Tensors:
-        return self._net.outputs()
+        self.feed, self.run, self.outputs = net.feed, net.run, net.outputs
 
     def close(self) -> None:
-        del self._net
+        del self.feed, self.run, self.outputs
 
 
 class _Translated:
