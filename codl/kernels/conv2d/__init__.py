@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from codl.ir.types import BLOCKED, BLOCKED_HALF, IMAGE, IMAGE_HALF
 from codl.kernels.conv2d import (
     cpu,
     cpu_winograd,
@@ -15,32 +14,27 @@ from codl.kernels.conv2d import (
     replayed,
 )
 from codl.kernels.cpu_device.conv_narrow import GpuNarrow
+from codl.kernels.kernel import of_every_storage
 from codl.kernels.registry import register
 from codl.kernels.replayed import CLASSES
-
-OVER_BUFFERS = (
-    gpu_winograd_gemm.GpuWinogradGemm,
-    gpu_windows.GpuDepthwisePixels,
-    gpu_gemm.GpuGemm,
-    gpu_winograd.GpuWinograd,
-    gpu_windows.GpuDepthwise,
-    GpuNarrow,
-    gpu_direct.GpuDirect,
-    gpu_windows.GpuGrouped,
-)
-OVER_IMAGES = (
-    gpu_image_winograd.GpuImageWinograd,
-    gpu_windows.GpuImageDepthwise,
-    gpu_windows.GpuImage,
-    gpu_windows.GpuGrouped,
-)
 
 register(
     cpu_winograd.CpuWinograd(),
     cpu.CpuGemm(),
     cpu.CpuDirect(),
-    *(variant(storage) for storage in (BLOCKED, BLOCKED_HALF) for variant in OVER_BUFFERS),
-    *(variant(storage) for storage in (IMAGE, IMAGE_HALF) for variant in OVER_IMAGES),
+    *of_every_storage(
+        gpu_winograd_gemm.GpuWinogradGemm,
+        gpu_windows.GpuDepthwisePixels,
+        gpu_gemm.GpuGemm,
+        gpu_winograd.GpuWinograd,
+        gpu_windows.GpuDepthwise,
+        GpuNarrow,
+        gpu_direct.GpuDirect,
+        gpu_image_winograd.GpuImageWinograd,
+        gpu_windows.GpuImageDepthwise,
+        gpu_windows.GpuImage,
+        gpu_windows.GpuGrouped,
+    ),
     cpu.ORT,
 )
 CLASSES.add("conv2d", replayed.ReplayedConv2d)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 
@@ -11,20 +11,20 @@ from codl.ir.columns import Column, FeatureColumns, ceil_div, rest
 from codl.ir.ops.base import Array
 from codl.ir.ops.convolution import Conv2d, ConvColumns
 from codl.kernels import tiling
-from codl.kernels.base import Choice, KernelLaunch
-from codl.kernels.conv2d.gpu import GpuConv, Macros, flags, one_launch, refuse_groups
 from codl.kernels.cpu_device import registers
+from codl.kernels.base import WEIGHTED, Choice, KernelPlan
+from codl.kernels.conv2d.gpu import GpuConv, refuse_groups
 from codl.kernels.feature_columns import (
     FIRST_LEVEL,
     ChoiceColumns,
     beyond,
     by_level,
-    first_choice,
     gpu_cache_bytes,
     unique,
 )
-from codl.kernels.tiling_columns import pixel_tile, strip, waves
-from codl.kernels.window import whole, window_args
+from codl.kernels.kernel import Grid, launch
+from codl.kernels.tiling_columns import pixel_tile
+from codl.kernels.window import window_args
 from codl.records.soc import Soc
 
 #: Share of the second-level cache that a strip's input may take; weights and output share the rest.
@@ -51,34 +51,26 @@ class DirectTiling:
     pixels: Column
     outs: Column
     tiles: Column
-    strip: Column
     in_blocks: Column
     out_blocks: Column
-
-    @property
-    def strips(self) -> Column:
-        return ceil_div(self.tiles, self.strip)
-
-    @property
-    def groups(self) -> Column:
-        """Groups of `outs` blocks."""
-        return self.out_blocks / self.outs
+    grid: Grid
 
 
 class GpuDirect(GpuConv):
     """Any window, stride, padding and dilation; groups of whole channel blocks."""
 
-    base_name: ClassVar[str] = "gpu_direct"
-    source: ClassVar[str] = "conv2d/gpu_direct.cl"
-    #: What pixels on padding point to.
-    zeros_behind: ClassVar[int] = 1
+    base_name = "gpu_direct"
+    source = "conv2d/gpu_direct.cl"
 
     def refuse(self, op: Conv2d, soc: Soc) -> str | None:
         return refuse_groups(op, soc.gpu.vector_width)
 
+    def block_counts(self, soc: Soc) -> tuple[int, ...]:
+        return registers.block_counts(soc.gpu)
+
     def choices(self, op: Conv2d, soc: Soc) -> tuple[Choice, ...]:
         """Pixels of a tile, and blocks of output channels that share its loads."""
-        usual = first_choice(self.default_columns(ConvColumns.of([op]), soc))
+        usual = self._chosen(op, soc, None)
         counts = (self.block_choice(op, soc, count) for count in self.block_counts(soc))
         blocks = tiling.ceil_div(op.out_channels // op.groups, soc.gpu.vector_width)
         tiles = GPU_TILES
@@ -86,9 +78,6 @@ class GpuDirect(GpuConv):
             tiles = CPU_TILES[32 if registers.assumed_registers(soc.gpu) >= 32 else 16]
         tried = ({"pixels": p, "outs": o} for p, o in tiles if not blocks % o)
         return unique([usual, *counts, *tried])
-
-    def block_counts(self, soc: Soc) -> tuple[int, ...]:
-        return registers.block_counts(soc.gpu)
 
     def default_columns(self, ops: ConvColumns, soc: Soc) -> ChoiceColumns:
         return self.block_columns(ops, soc, registers.usual_blocks(soc.gpu))
@@ -98,86 +87,90 @@ class GpuDirect(GpuConv):
             return {"pixels": pixel_tile(ops.ow, soc), "outs": np.ones_like(ops.oc)}
         return _fitting_tiles(ops, soc, blocks)
 
-    def cut(self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns) -> DirectTiling:
+    def cut(self, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> DirectTiling:
         width, pixels = soc.gpu.vector_width, choice["pixels"]
         in_blocks, out_blocks = ceil_div(ops.group_ic, width), ceil_div(ops.oc, width)
         outs = _dividing(_group_blocks(ops, width), choice["outs"])
         tiles = ceil_div(ops.pixels, pixels)
         tile_bytes = 4 * in_blocks * width * pixels * ops.sh * ops.sw
         most = np.maximum(1, np.floor(CACHE_SHARE * soc.cpu.l2_cache_bytes / tile_bytes))
-        length = strip(tiles, np.floor(out_blocks / outs), most, soc)
-        return DirectTiling(pixels, outs, tiles, length, in_blocks, out_blocks)
+        grid = Grid.of(tiles, np.floor(out_blocks / outs), most, soc)
+        return DirectTiling(pixels, outs, tiles, in_blocks, out_blocks, grid)
 
-    def count(self, ops: ConvColumns, cut: DirectTiling, soc: Soc) -> FeatureColumns:
+    def counts(self, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> FeatureColumns:
+        t = self.cut(ops, soc, choice)
         width, cache = soc.gpu.vector_width, gpu_cache_bytes(soc)
-        tiles, items = cut.tiles * cut.groups, cut.strips * cut.groups
-        steps, loop = ops.window * cut.in_blocks, ops.window * ops.group_ic
+        groups = t.grid.others
+        tiles = t.tiles * groups
+        steps, loop = ops.window * t.in_blocks, ops.window * ops.group_ic
         # Tiles that lie in more than one row, or are not full: each of their pixels has a pointer.
-        slow = _crossing(ops, cut.pixels, cut.tiles) + (rest(ops.pixels, cut.pixels) > 0)
-        slow = np.minimum(slow, cut.tiles)
+        slow = _crossing(ops, t.pixels, t.tiles) + (rest(ops.pixels, t.pixels) > 0)
+        slow = np.minimum(slow, t.tiles)
         # Tiles of one row leave out the rows of their windows that are beside the input.
-        run = (cut.tiles - slow) * ops.tap_rows / (ops.oh * ops.kh) + slow
-        tile_macs = cut.out_blocks * cut.pixels * loop * width
+        run = (t.tiles - slow) * ops.tap_rows / (ops.oh * ops.kh) + slow
+        tile_macs = t.out_blocks * t.pixels * loop * width
         few = ops.group_ic <= MOST_UNROLLED
         lanes = np.where(few, 0.0, rest(ops.group_ic, width))
         # Output pixel rows times taps whose columns reach into the padding.
         padded_taps = ops.oh * ops.kh * np.minimum(ops.kw - 1, ops.left + ops.right)
         moved = self.byte_columns(ops, soc)
         weights = moved["weight_bytes"]
-        strip_input = 4.0 * cut.in_blocks * width * cut.pixels * ops.sh * ops.sw * cut.strip
-        panels = beyond(4.0 * width * loop * cut.outs, FIRST_LEVEL)
+        strip_input = 4.0 * t.in_blocks * width * t.pixels * ops.sh * ops.sw * t.grid.strip
+        panels = beyond(4.0 * width * loop * t.outs, FIRST_LEVEL)
         return {
             "padded_macs": tile_macs * run,
-            "few_channels_macs": tile_macs * cut.tiles * few,
+            "few_channels_macs": tile_macs * t.tiles * few,
             "tiles": tiles,
-            "tile_steps": cut.groups * steps * run,
-            "row_end_steps": cut.groups * steps * slow,
-            "padded_tap_steps": padded_taps * cut.in_blocks * cut.groups,
+            "tile_steps": groups * steps * run,
+            "row_end_steps": groups * steps * slow,
+            "padded_tap_steps": padded_taps * t.in_blocks * groups,
             "rest_steps": tiles * ops.window * (lanes > 0),
             "rest_lanes": tiles * ops.window * lanes,
             "loop_length": loop,
-            "work_items": items,
-            "waves": waves(items, soc),
+            **t.grid.features,
             "panels_streamed": panels * tiles,
-            "weights_streamed": beyond(weights, cache) * cut.strips,
-            "input_again": beyond(strip_input, FIRST_LEVEL) * cut.strips * cut.groups,
+            "weights_streamed": beyond(weights, cache) * t.grid.strips,
+            "input_again": beyond(strip_input, FIRST_LEVEL) * t.grid.strips * groups,
             **by_level("weight", weights, cache),
             **by_level("moved", np.sum(list(moved.values()), axis=0), cache),
         }
 
-    def launches(self, op: Conv2d, cut: DirectTiling, soc: Soc) -> tuple[KernelLaunch, ...]:
-        length, in_blocks, out_blocks = whole(cut.strip, cut.in_blocks, cut.out_blocks)
-        strips, groups = whole(cut.strips, cut.groups)
-        blocks = (op.input.c // op.groups, in_blocks, out_blocks, out_blocks // op.groups)
-        pixels, slid = op.output.h * op.output.w, op
-        if _is_flat(op):  # rows are one long row
-            shape = op.input._replace(h=1, w=pixels)
-            slid = replace(op, inputs=(shape,))
-        sizes = (length, *blocks, pixels, *window_args(slid))
-        return one_launch("conv2d_direct", tiling.item_grid(strips, groups, soc), sizes)
-
-    def macros(self, op: Conv2d, cut: DirectTiling, soc: Soc) -> Macros:
-        pixels, outs = whole(cut.pixels, cut.outs)
+    def build(self, op: Conv2d, soc: Soc, choice: Choice) -> KernelPlan:
+        t, width = self.cut(*self.alone(op, soc, choice)), soc.gpu.vector_width
+        pixels, outs, out_blocks = choice["pixels"], int(t.outs[0]), int(t.out_blocks[0])
+        # A 1x1 window that takes every pixel sees rows as one long row.
+        flat = op.kernel == op.stride == (1, 1) and not any(op.pad)
+        out_pixels, slid = op.output.h * op.output.w, op
+        if flat:
+            slid = replace(op, inputs=(op.input._replace(h=1, w=out_pixels),))
+        sizes = {
+            "strip": t.grid.strip,
+            "in_channels": op.input.c // op.groups,
+            "in_blocks": t.in_blocks,
+            "all_blocks": out_blocks,
+            "out_blocks": out_blocks // op.groups,
+            "out_pixels": out_pixels,
+            **window_args(slid),
+        }
         # Pixels at either end of a row's tile for which some tap lies beside the input.
         edge = tiling.ceil_div(max(op.pad.left, op.pad.right), op.stride.w)
         # A constant number of input channels, where a loop over them would cost more.
-        few = soc.gpu.vector_width > 4 and op.groups == 1 and op.input.c <= MOST_UNROLLED
-        return {
-            "PIXELS": pixels,
-            "OUTS": outs,
-            "STRIDE_W": op.stride.w,
-            "EDGE": min(edge, pixels // 2),
-            **flags(FLAT=_is_flat(op)),
-            **({"LANES": op.input.c} if few else {}),
-        }
-
-    def pack(self, weight: Array, cut: DirectTiling, soc: Soc) -> Array:
-        return pack_blocks(weight, soc.gpu.vector_width, int(cut.outs[0]))
-
-
-def _is_flat(op: Conv2d) -> bool:
-    """Whether it is a 1x1 window that takes every pixel."""
-    return op.kernel == op.stride == (1, 1) and not any(op.pad)
+        few = width > 4 and op.groups == 1 and op.input.c <= MOST_UNROLLED
+        return self.convolved(
+            op,
+            soc,
+            launch("conv2d_direct", t.grid.sizes, *WEIGHTED, **sizes),
+            macros={
+                "PIXELS": pixels,
+                "OUTS": outs,
+                "STRIDE_W": op.stride.w,
+                "EDGE": min(edge, pixels // 2),
+                "FLAT": flat,
+                "LANES": op.input.c if few else False,
+            },
+            pack=lambda weight: pack_blocks(weight, width, outs),
+            zeros=1,  # what pixels on padding point to
+        )
 
 
 def _group_blocks(ops: ConvColumns, width: int) -> Column:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from math import prod
-from typing import ClassVar
+from typing import Any
 
 import numpy as np
 
 from codl.ir.ops.base import Array, Weights
-from codl.ir.ops.convolution import Conv2d
+from codl.ir.ops.convolution import Conv2d, ConvColumns
 from codl.kernels.base import (
     ENDS,
     ApartArg,
@@ -22,9 +23,10 @@ from codl.kernels.base import (
     ScratchArg,
     TensorArg,
 )
-from codl.kernels.conv2d.gpu import byte_features, flags, pack_bias
-from codl.kernels.tiling import GROUP, base_defines, ceil_div, round_up
-from codl.kernels.variant import ForStorage
+from codl.kernels.conv2d.gpu import byte_columns, pack_bias
+from codl.kernels.feature_columns import single
+from codl.kernels.kernel import BLOCKS, REAL_GPU, Kernel, launch
+from codl.kernels.tiling import GROUP, ceil_div, round_up
 from codl.kernels.window import window_args
 from codl.records.soc import GpuSide, Soc
 
@@ -94,16 +96,6 @@ class Product:
     def weights(self) -> int:
         """Blocks of four by four."""
         return self.batches * self.depth * self.out_blocks
-
-    @classmethod
-    def of(cls, op: Conv2d) -> Product:
-        return cls(
-            pixels=op.output.h * op.output.w,
-            in_blocks=ceil_div(op.input.c, 4),
-            out_blocks=ceil_div(op.out_channels, 4),
-            taps=op.kernel.h * op.kernel.w,
-            images=op.output.n,
-        )
 
 
 @dataclass(frozen=True)
@@ -182,7 +174,7 @@ class GemmCut:
         self,
         product: Product,
         ends: tuple[TensorArg, TensorArg],
-        window: tuple[int, ...],
+        window: Mapping[str, int],
         apart: tuple[Arg, Arg],
     ) -> tuple[KernelLaunch, ...]:
         """The products, and where they are split a second kernel that adds the sums.
@@ -195,13 +187,15 @@ class GemmCut:
             return (self.launch(product, buffers, window, apart),)
         parts = ScratchArg("parts")
         buffers = (source, parts, 0, 0, ConstantArg("weight"), bias)
-        sizes = (self.splits, product.out_blocks, product.pixels, apart[1])
         items = round_up(product.pixels * product.out_blocks, GROUP)
-        added = KernelLaunch(
-            kernel="conv2d_gemm_sum",
-            global_size=(items, 1, product.images),
-            local_size=(GROUP, 1, 1),
-            args=(parts, target, bias, *sizes),
+        added = launch(
+            "conv2d_gemm_sum",
+            ((items, 1, product.images), (GROUP, 1, 1)),
+            *(parts, target, bias),
+            splits=self.splits,
+            out_blocks=product.out_blocks,
+            out_pixels=product.pixels,
+            output_apart=apart[1],
         )
         return self.launch(product, buffers, window, (apart[0], 0)), added
 
@@ -209,20 +203,24 @@ class GemmCut:
         self,
         product: Product,
         buffers: tuple[Arg, ...],
-        window: tuple[int, ...],
+        window: Mapping[str, int],
         apart: tuple[Arg, Arg],
     ) -> KernelLaunch:
         """The products alone; `buffers` are input, output, weight and bias."""
         tiles_m, *others = self.groups(product)
-        blocks = (product.in_blocks, product.out_blocks, product.pixels)
-        return KernelLaunch(
-            kernel="conv2d_gemm",
-            global_size=(tiles_m * self.items, *others),
-            local_size=(self.items, 1, 1),
-            args=(
-                *(*buffers, self.splits, self.steps(product), *blocks, *window),
-                *(int(product.batches > 1), *apart),
-            ),
+        return launch(
+            "conv2d_gemm",
+            ((tiles_m * self.items, *others), (self.items, 1, 1)),
+            *buffers,
+            splits=self.splits,
+            steps=self.steps(product),
+            in_blocks=product.in_blocks,
+            out_blocks=product.out_blocks,
+            out_pixels=product.pixels,
+            **window,
+            own_weights=int(product.batches > 1),
+            input_apart=apart[0],
+            output_apart=apart[1],
         )
 
     def scratch(self, product: Product) -> dict[str, int]:
@@ -290,9 +288,11 @@ class GemmCut:
         return cycles
 
 
-def row_window(pixels: int, step: int = 1) -> tuple[int, ...]:
-    """The window of a product whose rows are a line of pixels, so many rows of blocks apart."""
-    return (1, pixels, pixels, 1, 1, 1, step, 0, 0, 1, 1)
+def row_window(pixels: int, step: int = 1) -> dict[str, int]:
+    """`window_args` of a product whose rows are a line of pixels, each `step` behind the last."""
+    steps = {"kernel_h": 1, "kernel_w": 1, "stride_h": 1, "stride_w": step}
+    sizes = {"in_h": 1, "in_w": pixels, "out_w": pixels, **steps}
+    return {**sizes, "pad_top": 0, "pad_left": 0, "dilation_h": 1, "dilation_w": 1}
 
 
 @lru_cache(maxsize=4096)
@@ -309,48 +309,69 @@ def cuts(product: Product, gpu: GpuSide) -> tuple[GemmCut, ...]:
     return tuple(sorted(fitting, key=lambda cut: cut.cost(product, gpu)))
 
 
-def chosen(product: Product, soc: Soc, choice: Choice | None) -> tuple[Product, GemmCut]:
-    """A product and how it is cut, in the likeliest way if nothing is chosen."""
-    return product, GemmCut(**choice) if choice else cuts(product, soc.gpu)[0]
-
-
 def refuse_width(soc: Soc) -> str | None:
     width = soc.gpu.vector_width
     return None if width == 4 else f"needs a vector width of 4, got {width}"
 
 
-class GpuGemm(ForStorage):
-    """Any window, stride, padding and dilation of one group."""
+class Products(Kernel):
+    """Base of entries that multiply matrices so: they are cut in the likeliest way untuned."""
 
-    base_name: ClassVar[str] = "gpu_gemm"
-    op_kind: ClassVar[str] = "conv2d"
-    meant_for: ClassVar[frozenset[str]] = frozenset({"gpu"})
-    takes_batch: ClassVar[bool] = True
+    base_name = "gpu_gemm"
+    source = "conv2d/gpu_gemm.cl"
+    meant_for = REAL_GPU
 
-    def refusal(self, op: Conv2d, soc: Soc) -> str | None:
-        if op.groups != 1:
-            return f"groups must be 1, got {op.groups}"
+    def product(self, op: Any) -> Product:
+        """What is multiplied."""
+        raise NotImplementedError
+
+    def refuse(self, op: Any, soc: Soc) -> str | None:
         if reason := refuse_width(soc):
             return reason
-        if not cuts(Product.of(op), soc.gpu):
+        if not cuts(self.product(op), soc.gpu):
             return f"no tile fits {soc.gpu.local_mem_bytes} bytes of local memory"
         return None
 
-    def choices(self, op: Conv2d, soc: Soc) -> tuple[Choice, ...]:
-        return tuple(asdict(cut) for cut in cuts(Product.of(op), soc.gpu)[:MOST_CHOICES])
+    def choices(self, op: Any, soc: Soc) -> tuple[Choice, ...]:
+        return tuple(asdict(cut) for cut in cuts(self.product(op), soc.gpu)[:MOST_CHOICES])
 
-    def features(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
-        product, cut = chosen(Product.of(op), soc, choice)
+    def product_counts(self, op: Any, soc: Soc, choice: Choice) -> dict[str, float]:
+        product, cut = self.product(op), GemmCut(**choice)
         return {
             **cut.features(product, soc.gpu),
             "partial_bytes": float(sum(cut.scratch(product).values())),
             "launches": 1.0 + (cut.splits > 1),
             "flops": float(op.flops),
-            **byte_features(op, soc, self.storage),
         }
 
-    def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
-        product, cut = chosen(Product.of(op), soc, choice)
+
+class GpuGemm(Products):
+    """Any window, stride, padding and dilation of one group."""
+
+    op_kind = "conv2d"
+    storages = BLOCKS
+    batches = True
+
+    def product(self, op: Conv2d) -> Product:
+        return Product(
+            pixels=op.output.h * op.output.w,
+            in_blocks=ceil_div(op.input.c, 4),
+            out_blocks=ceil_div(op.out_channels, 4),
+            taps=op.kernel.h * op.kernel.w,
+            images=op.output.n,
+        )
+
+    def refuse(self, op: Conv2d, soc: Soc) -> str | None:
+        if op.groups != 1:
+            return f"groups must be 1, got {op.groups}"
+        return super().refuse(op, soc)
+
+    def counts(self, op: Conv2d, soc: Soc, choice: Choice) -> dict[str, float]:
+        moved = byte_columns(ConvColumns.of([op]), 4, self.storage)
+        return {**self.product_counts(op, soc, choice), **single(moved)}
+
+    def build(self, op: Conv2d, soc: Soc, choice: Choice) -> KernelPlan:
+        product, cut = self.product(op), GemmCut(**choice)
 
         def pack(weights: Weights) -> dict[str, Array]:
             outs, ins = weights["weight"].shape[:2]
@@ -359,15 +380,11 @@ class GpuGemm(ForStorage):
 
         pointwise = op.kernel == (1, 1) and not any(op.pad)
         apart = (ApartArg(ENDS[0]), ApartArg(ENDS[1]))
-        return KernelPlan(
-            source="conv2d/gpu_gemm.cl",
-            launches=cut.launches(product, ENDS, window_args(op), apart),
-            defines={
-                **base_defines(op.activation, soc, self.storage),
-                **cut.defines,
-                **flags(POINTWISE=pointwise, RAW=cut.splits > 1),
-            },
+        return self.assemble(
+            op,
+            soc,
+            *cut.launches(product, ENDS, window_args(op), apart),
+            macros={**cut.defines, "POINTWISE": pointwise, "RAW": cut.splits > 1},
             pack=pack,
             scratch=cut.scratch(product),
-            whole_batch=True,
-        ).stored_as(self.storage)
+        )

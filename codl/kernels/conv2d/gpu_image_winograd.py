@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,19 +12,19 @@ from codl.ir.columns import Column, FeatureColumns, ceil_div
 from codl.ir.ops.base import Array
 from codl.ir.ops.convolution import Conv2d, ConvColumns
 from codl.ir.types import ImageSize
-from codl.kernels.base import Arg, ConstantArg, KernelLaunch, ScratchArg, TensorArg
-from codl.kernels.conv2d.gpu import GpuConv, Macros, flags
+from codl.kernels.base import ENDS, Choice, ConstantArg, KernelPlan, ScratchArg
+from codl.kernels.conv2d.gpu import GpuConv
 from codl.kernels.conv2d.winograd import (
     filter_points,
     filter_transform,
+    input_args,
     refuse_window,
     tile_counts,
 )
 from codl.kernels.feature_columns import ChoiceColumns
-from codl.kernels.image import TEXEL, pack_filter
-from codl.kernels.tiling import item_grid
-from codl.kernels.tiling_columns import waves
-from codl.kernels.window import whole
+from codl.kernels.image import pack_filter
+from codl.kernels.kernel import IMAGES, launch
+from codl.kernels.tiling import TEXEL, item_grid, waves
 from codl.records.soc import Soc
 
 #: In the order in which they are tried; the first that fits is the usual one.
@@ -86,8 +86,9 @@ class ImageWinogradTiling:
 class GpuImageWinograd(GpuConv):
     """Convolutions with a 3x3 window and stride 1: 36 products for 16 outputs, or 16 for 4."""
 
-    base_name: ClassVar[str] = "gpu_winograd"
-    source: ClassVar[str] = "conv2d/gpu_image_winograd.cl"
+    base_name = "gpu_winograd"
+    source = "conv2d/gpu_image_winograd.cl"
+    storages = IMAGES
 
     def refuse(self, op: Conv2d, soc: Soc) -> str | None:
         return refuse_window(op)
@@ -96,12 +97,11 @@ class GpuImageWinograd(GpuConv):
         reason = super().refusal(op, soc)
         if reason is not None or self.choices(op, soc):
             return reason
-        ops = ConvColumns.of([op])
-        usual = dict(zip(("tile", "width_major", "filter_image"), CHOICES[0], strict=True))
-        width, height = whole(*self.cut(ops, soc, {k: np.array(v) for k, v in usual.items()}).sums)
+        choices, _ = self.ranked(ConvColumns.of([op]), soc)
+        width, height = self.cut(ConvColumns.of([op]), soc, choices).sums
         return (
             f"images must be at most {soc.gpu.max_image_width}x{soc.gpu.max_image_height} "
-            f"texels, got {width}x{height} for the sums at all points"
+            f"texels, got {width[0, 0]:.0f}x{height[0, 0]:.0f} for the sums at all points"
         )
 
     def ranked(self, ops: ConvColumns, soc: Soc) -> tuple[ChoiceColumns, Column]:
@@ -111,7 +111,7 @@ class GpuImageWinograd(GpuConv):
         order = np.arange(len(CHOICES), dtype=np.float64)[:, None]
         return choices, np.where(self.cut(ops, soc, choices).fits(soc), order, np.inf)
 
-    def cut(self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns) -> ImageWinogradTiling:
+    def cut(self, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> ImageWinogradTiling:
         tiles_w, tiles = tile_counts(ops, choice["tile"])
         return ImageWinogradTiling(
             **choice,
@@ -121,70 +121,73 @@ class GpuImageWinograd(GpuConv):
             out_blocks=ceil_div(ops.oc, TEXEL),
         )
 
-    def count(self, ops: ConvColumns, cut: ImageWinogradTiling, soc: Soc) -> FeatureColumns:
-        products = cut.groups * cut.out_blocks * cut.count
+    def counts(self, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> FeatureColumns:
+        t = self.cut(ops, soc, choice)
+        products = t.groups * t.out_blocks * t.count
         return {
-            "padded_macs": products * cut.in_blocks * 4 * TEXEL * TEXEL,
-            "texel_reads": products * cut.in_blocks * 8,
-            "points": cut.points[0] * cut.points[1],
-            "sums": cut.sums[0] * cut.sums[1],
-            "tiles": cut.tiles,
+            "padded_macs": products * t.in_blocks * 4 * TEXEL * TEXEL,
+            "texel_reads": products * t.in_blocks * 8,
+            "points": t.points[0] * t.points[1],
+            "sums": t.sums[0] * t.sums[1],
+            "tiles": t.tiles,
             "work_items": products,
             "waves": waves(products, soc),
             "flops": ops.flops,
             **self.byte_columns(ops, soc),
         }
 
-    def launches(self, op: Conv2d, cut: ImageWinogradTiling, soc: Soc) -> tuple[KernelLaunch, ...]:
-        """Input transform, products and output transform."""
-        points, sums, counts = ScratchArg("points"), ScratchArg("sums"), (cut.tiles, cut.tiles_w)
-        tiles, groups, points_a_tile = whole(cut.tiles, cut.groups, cut.count)
-        in_blocks, out_blocks, channels = whole(cut.in_blocks, cut.out_blocks, cut.in_channels)
-        input_items = (groups, channels) if cut.width_major[0] else (tiles, in_blocks)
-        for_input, local = item_grid(*input_items, soc)
-        for_product, _ = item_grid(groups, out_blocks, soc)
-        for_output, _ = item_grid(tiles, out_blocks, soc)
-        window = (op.input.h, op.input.w, op.pad.top, op.pad.left)
-        into: tuple[Arg, ...] = (
-            TensorArg("input"),
-            points,
-            *whole(*counts),
-            input_items[1],
-            *window,
+    def build(self, op: Conv2d, soc: Soc, choice: Choice) -> KernelPlan:
+        t = self.cut(*self.alone(op, soc, choice))
+        tiles, groups, in_blocks, out_blocks, points_w, points_h, sums_w, sums_h = (
+            int(column[0])
+            for column in (t.tiles, t.groups, t.in_blocks, t.out_blocks, *t.points, *t.sums)
         )
-        sizes = (tiles, channels, in_blocks, out_blocks)
-        outputs: tuple[Arg, ...] = (
-            TensorArg("output"),
-            ConstantArg("bias"),
-            *whole(*counts),
-            out_blocks,
-        )
-        return (
-            KernelLaunch("winograd_image_input", for_input, into, local),
-            KernelLaunch(
+        (source, target), bias = ENDS, ConstantArg("bias")
+        points, sums = ScratchArg("points"), ScratchArg("sums")
+        counts, filter_image = {"tiles": tiles, "tiles_w": t.tiles_w}, bool(choice["filter_image"])
+        blocks, items = in_blocks, tiles
+        if choice["width_major"]:
+            blocks, items = op.input.c, groups
+        of_product, local = item_grid(groups, out_blocks, soc)
+        for_product = ((*of_product, int(t.count[0])), (*local, 1))
+        into = {**counts, "blocks": blocks, **input_args(op)}
+        product = {"tiles": tiles, "in_channels": op.input.c, "in_blocks": in_blocks}
+        product["out_blocks"] = out_blocks
+        out_of = {**counts, "out_blocks": out_blocks, "out_h": op.output.h, "out_w": op.output.w}
+        return self.convolved(
+            op,
+            soc,
+            launch("winograd_image_input", item_grid(items, blocks, soc), source, points, **into),
+            launch(
                 "winograd_image_product",
-                (*for_product, points_a_tile),
-                (points, sums, ConstantArg("weight"), *sizes),
-                (*local, 1),
+                for_product,
+                *(points, sums, ConstantArg("weight")),
+                **product,
             ),
-            KernelLaunch("winograd_image_output", for_output, (sums, *outputs, *op.out_hw), local),
+            launch(
+                "winograd_image_output",
+                item_grid(tiles, out_blocks, soc),
+                *(sums, target, bias),
+                **out_of,
+            ),
+            macros={
+                "TILE": choice["tile"],
+                "WIDTH_MAJOR": bool(choice["width_major"]),
+                "FILTER_IMAGE": filter_image,
+            },
+            pack=lambda weight: pack_filter(_points(weight, choice["tile"] + 2)),
+            scratch={
+                "points": ImageSize(points_w, points_h),
+                "sums": ImageSize(sums_w, sums_h),
+            },
+            images={"weight"} if filter_image else (),
         )
 
-    def macros(self, op: Conv2d, cut: ImageWinogradTiling, soc: Soc) -> Macros:
-        tile, width_major, filter_image = whole(cut.tile, cut.width_major, cut.filter_image)
-        chosen = flags(WIDTH_MAJOR=bool(width_major), FILTER_IMAGE=bool(filter_image))
-        return {"TILE": tile, **chosen}
 
-    def pack(self, weight: Array, cut: ImageWinogradTiling, soc: Soc) -> Array:
-        side, (outs, ins) = int(cut.tile[0]) + 2, weight.shape[:2]
-        points = np.empty((outs, ins, side, side), np.float32)
-        for first, some in filter_points(weight, filter_transform(side, 3)):
-            points[first : first + len(some)] = some.reshape(-1, ins, side, side)
-        return pack_filter(points)
-
-    def scratch(self, cut: ImageWinogradTiling, soc: Soc) -> dict[str, ImageSize]:
-        (points_w, points_h), (sums_w, sums_h) = whole(*cut.points), whole(*cut.sums)
-        return {"points": ImageSize(points_w, points_h), "sums": ImageSize(sums_w, sums_h)}
-
-    def images(self, cut: ImageWinogradTiling) -> frozenset[str]:
-        return frozenset({"weight"} if cut.filter_image[0] else ())
+def _points(weight: Array, side: int) -> Array:
+    """(oc, ic, 3, 3) -> (oc, ic, side, side)."""
+    outs, ins = weight.shape[:2]
+    points = np.empty((outs, ins, side, side), np.float32)
+    for first, some in filter_points(weight, filter_transform(side, 3)):
+        points[first : first + len(some)] = some.reshape(-1, ins, side, side)
+    return points

@@ -5,22 +5,35 @@ Other convolutions over buffers are `gpu_direct`'s.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping
 
 import numpy as np
 
 from codl.ir.columns import Column, FeatureColumns, ceil_div
 from codl.ir.ops.base import Array
 from codl.ir.ops.convolution import Conv2d, ConvColumns
-from codl.kernels.base import KernelLaunch
-from codl.kernels.conv2d.gpu import GpuConv, Macros, flags, one_launch, refuse_groups
+from codl.kernels.base import WEIGHTED, Choice, KernelPlan
+from codl.kernels.conv2d.gpu import GpuConv, refuse_groups
 from codl.kernels.feature_columns import ChoiceColumns
-from codl.kernels.image import TEXEL, pack_filter
-from codl.kernels.tiling import GROUP, item_grid, round_up
-from codl.kernels.tiling_columns import row_tile, waves
-from codl.kernels.window import RowTiles, span, whole, window_args
+from codl.kernels.image import pack_filter
+from codl.kernels.kernel import BLOCKS, IMAGES, REAL_GPU, Grid, launch
+from codl.kernels.tiling import GROUP, TEXEL, round_up
+from codl.kernels.tiling_columns import row_tile
+from codl.kernels.window import RowTiles, span, window_args
 from codl.records.soc import Soc
+
+#: Input columns x taps that are unrolled at most; a longer window gets a narrower tile.
+MOST_UNROLLED = 240
+#: Tiles that one work-item of a CPU takes at most: about 5 us.
+LONGEST_STRIP = 64
+#: Pixels of a tile worth trying, beside those that waste least.
+CPU_TILES, GPU_TILES = (4, 6, 8, 10, 12, 14), (2, 8)
+#: Work-items that a compute unit should get before an item takes more than one pixel.
+ITEMS_PER_UNIT = 1024
+#: Taps that are unrolled at most where all of a window are.
+MOST_TAPS = 49
+#: Texels that one work-item of a CPU, where images are emulated, reads at most: about 20 us.
+MOST_TEXELS = 4096
 
 
 def refuse_mixing(op: Conv2d) -> str | None:
@@ -44,17 +57,9 @@ def pack_windows(weight: Array, width: int) -> Array:
 class GpuDepthwise(GpuConv):
     """A window for every channel alone: a block of them, columns of the input kept in registers."""
 
-    base_name: ClassVar[str] = "gpu_depthwise"
-    takes_batch: ClassVar[bool] = True
-    source: ClassVar[str] = "conv2d/gpu_depthwise.cl"
-
-    #: Input columns x taps that are unrolled at most; a longer window gets a narrower tile.
-    MOST_UNROLLED: ClassVar[int] = 240
-    #: Tiles that one work-item of a CPU takes at most: about 5 us.
-    LONGEST_STRIP: ClassVar[int] = 64
-    #: Pixels of a tile worth trying, beside those that waste least.
-    CPU_TILES: ClassVar[tuple[int, ...]] = (4, 6, 8, 10, 12, 14)
-    GPU_TILES: ClassVar[tuple[int, ...]] = (2, 8)
+    base_name = "gpu_depthwise"
+    source = "conv2d/gpu_depthwise.cl"
+    batches = True
 
     def refuse(self, op: Conv2d, soc: Soc) -> str | None:
         return refuse_mixing(op)
@@ -65,108 +70,108 @@ class GpuDepthwise(GpuConv):
         The closer to what wastes least the likelier, the larger of equals; one where none fits.
         """
         likely, on_cpu = row_tile(ops.ow, soc), soc.gpu.is_cpu
-        sizes = self.CPU_TILES if on_cpu else self.GPU_TILES
-        strips = (self.LONGEST_STRIP, self.LONGEST_STRIP // 4) if on_cpu else (1,)
+        sizes = CPU_TILES if on_cpu else GPU_TILES
+        strips = (LONGEST_STRIP, LONGEST_STRIP // 4) if on_cpu else (1,)
         pixels = np.vstack([likely, *(np.full_like(likely, size) for size in (*sizes, 1))])
         cost = 100 * np.abs(pixels - likely) - pixels
-        cost = np.where(span(ops, pixels) * ops.kw <= self.MOST_UNROLLED, cost, np.inf)
+        cost = np.where(span(ops, pixels) * ops.kw <= MOST_UNROLLED, cost, np.inf)
         cost[-1] = np.where(np.isfinite(cost[:-1]).any(axis=0), np.inf, 0)
-        count = len(strips)
-        return {
-            "pixels": np.repeat(pixels, count, axis=0),
-            "strip": np.tile(np.array(strips, np.float64), len(pixels))[:, None],
-        }, np.repeat(cost, count, axis=0)
+        # Each with every strip, the longest first.
+        choices = {"pixels": pixels[:, None], "strip": np.reshape(strips, (-1, 1))}
+        return choices, np.repeat(cost[:, None], len(strips), axis=1)
 
-    def cut(self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns) -> RowTiles:
+    def cut(self, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> RowTiles:
         blocks = ceil_div(ops.oc, self.width(soc))
         return RowTiles.of(ops, soc, choice["pixels"], blocks, choice["strip"])
 
-    def count(self, ops: ConvColumns, cut: RowTiles, soc: Soc) -> FeatureColumns:
-        past = (cut.in_row * cut.pixels - 1) * ops.sw + ops.extent_w > ops.iw + ops.left
-        at_border = np.minimum(cut.in_row, (ops.left > 0) + 1.0 * past)
+    def counts(self, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> FeatureColumns:
+        t = self.cut(ops, soc, choice)
+        past = (t.in_row * t.pixels - 1) * ops.sw + ops.extent_w > ops.iw + ops.left
+        at_border = np.minimum(t.in_row, (ops.left > 0) + 1.0 * past)
         # Rows of taps beside the input are left out.
-        rows = ops.tap_rows * cut.in_row * cut.blocks
-        loads = ops.tap_rows * cut.blocks * span(ops, cut.pixels)
+        rows = ops.tap_rows * t.in_row * t.blocks
+        loads = ops.tap_rows * t.blocks * span(ops, t.pixels)
         return {
-            "padded_macs": rows * cut.pixels * ops.kw * self.width(soc),
+            "padded_macs": rows * t.pixels * ops.kw * self.width(soc),
             "tap_rows": rows,
-            "column_loads": loads * cut.in_row,
+            "column_loads": loads * t.in_row,
             "border_loads": loads * at_border,
-            "stores": ops.pixels * cut.blocks,
-            "tile_pixels": cut.pixels,
-            "tiles": cut.tiles * cut.blocks,
-            **cut.item_features(soc),
-            **self.moved_features(ops, soc),
+            "stores": ops.pixels * t.blocks,
+            "tile_pixels": t.pixels,
+            "tiles": t.tiles * t.blocks,
+            **t.grid.features,
+            **self.moved_columns(ops, soc),
         }
 
-    def launches(self, op: Conv2d, cut: RowTiles, soc: Soc) -> tuple[KernelLaunch, ...]:
-        sizes = (*whole(cut.strip, cut.tiles), *window_args(op))
-        return one_launch("conv2d_depthwise", cut.grid(soc), sizes)
-
-    def macros(self, op: Conv2d, cut: RowTiles, soc: Soc) -> Macros:
-        steps = {"STRIDE_W": op.stride.w, "DILATION_W": op.dilation.w}
-        return {"PIXELS": int(cut.pixels[0]), "KERNEL_W": op.kernel.w, **steps}
-
-    def pack(self, weight: Array, cut: RowTiles, soc: Soc) -> Array:
-        return pack_windows(weight, self.width(soc)).reshape(-1)
+    def build(self, op: Conv2d, soc: Soc, choice: Choice) -> KernelPlan:
+        t, width = self.cut(*self.alone(op, soc, choice)), self.width(soc)
+        sizes = {"strip": t.grid.strip, "tiles": t.tiles, **window_args(op)}
+        return self.convolved(
+            op,
+            soc,
+            launch("conv2d_depthwise", t.grid.sizes, *WEIGHTED, **sizes),
+            macros={
+                "PIXELS": choice["pixels"],
+                "KERNEL_W": op.kernel.w,
+                "STRIDE_W": op.stride.w,
+                "DILATION_W": op.dilation.w,
+            },
+            pack=lambda weight: pack_windows(weight, width).reshape(-1),
+        )
 
 
 class GpuDepthwisePixels(GpuConv):
     """The same on a GPU, for windows small enough to be unrolled: items enough to fill it with."""
 
-    base_name: ClassVar[str] = "gpu_depthwise_pixels"
-    meant_for: ClassVar[frozenset[str]] = frozenset({"gpu"})
-    takes_batch: ClassVar[bool] = True
-    source: ClassVar[str] = "conv2d/gpu_depthwise_pixels.cl"
-
-    #: Work-items that a compute unit should get before an item takes more than one pixel.
-    ITEMS_PER_UNIT: ClassVar[int] = 1024
-    #: Taps that are unrolled at most.
-    MOST_TAPS: ClassVar[int] = 49
+    base_name = "gpu_depthwise_pixels"
+    source = "conv2d/gpu_depthwise_pixels.cl"
+    meant_for = REAL_GPU
+    batches = True
 
     def refuse(self, op: Conv2d, soc: Soc) -> str | None:
         if (reason := refuse_mixing(op)) is not None:
             return reason
         if op.groups == 1:
             return "groups must be more than 1, got 1"
-        if op.kernel.h * op.kernel.w > self.MOST_TAPS:
-            return f"the window must have at most {self.MOST_TAPS} taps, got {op.kernel}"
+        if op.kernel.h * op.kernel.w > MOST_TAPS:
+            return f"the window must have at most {MOST_TAPS} taps, got {op.kernel}"
         return None
 
     def ranked(self, ops: ConvColumns, soc: Soc) -> tuple[ChoiceColumns, Column]:
         items = ops.pixels * ceil_div(ops.ic, self.width(soc))
-        few = items < self.ITEMS_PER_UNIT * soc.gpu.compute_units
+        few = items < ITEMS_PER_UNIT * soc.gpu.compute_units
         order = np.where(few, [[0.0], [1.0], [2.0]], [[2.0], [0.0], [1.0]])
         return {"pixels": np.array([[1.0], [2.0], [4.0]])}, order
 
-    def cut(self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns) -> RowTiles:
+    def cut(self, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> RowTiles:
         return RowTiles.of(ops, soc, choice["pixels"], ceil_div(ops.ic, self.width(soc)), 1)
 
-    def count(self, ops: ConvColumns, cut: RowTiles, soc: Soc) -> FeatureColumns:
+    def counts(self, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> FeatureColumns:
+        t = self.cut(ops, soc, choice)
         return {
-            "padded_macs": cut.items * cut.pixels * ops.window * self.width(soc),
-            **cut.item_features(soc),
+            "padded_macs": t.grid.items * t.pixels * ops.window * self.width(soc),
+            **t.grid.features,
             "flops": ops.flops,
             **self.byte_columns(ops, soc),
         }
 
-    def launches(self, op: Conv2d, cut: RowTiles, soc: Soc) -> tuple[KernelLaunch, ...]:
-        blocks, tiles, in_row = whole(cut.blocks, cut.tiles, cut.in_row)
-        sizes = (blocks, tiles, in_row, *window_args(op))
-        grid = ((round_up(tiles * blocks, GROUP),), (GROUP,))
-        return one_launch("conv2d_depthwise_pixels", grid, sizes)
-
-    def macros(self, op: Conv2d, cut: RowTiles, soc: Soc) -> Macros:
-        return {
-            "PIXELS": int(cut.pixels[0]),
-            "KERNEL_H": op.kernel.h,
-            "KERNEL_W": op.kernel.w,
-            "STRIDE_W": op.stride.w,
-            "DILATION_W": op.dilation.w,
-        }
-
-    def pack(self, weight: Array, cut: RowTiles, soc: Soc) -> Array:
-        return pack_windows(weight, self.width(soc)).reshape(-1)
+    def build(self, op: Conv2d, soc: Soc, choice: Choice) -> KernelPlan:
+        t, width = self.cut(*self.alone(op, soc, choice)), self.width(soc)
+        sizes = {"blocks": t.blocks, "tiles": t.tiles, "row_tiles": t.in_row, **window_args(op)}
+        grid = ((round_up(int(t.grid.items[0]), GROUP),), (GROUP,))
+        return self.convolved(
+            op,
+            soc,
+            launch("conv2d_depthwise_pixels", grid, *WEIGHTED, **sizes),
+            macros={
+                "PIXELS": choice["pixels"],
+                "KERNEL_H": op.kernel.h,
+                "KERNEL_W": op.kernel.w,
+                "STRIDE_W": op.stride.w,
+                "DILATION_W": op.dilation.w,
+            },
+            pack=lambda weight: pack_windows(weight, width).reshape(-1),
+        )
 
 
 class GpuGrouped(GpuConv):
@@ -175,15 +180,8 @@ class GpuGrouped(GpuConv):
     Over buffers and over images.
     """
 
-    base_name: ClassVar[str] = "gpu_grouped"
-
-    @property
-    def _kernel(self) -> str:
-        return "image_grouped" if self.over_images else "grouped"
-
-    @property
-    def source(self) -> str:  # type: ignore[override]
-        return f"conv2d/gpu_{self._kernel}.cl"
+    base_name = "gpu_grouped"
+    storages = (*BLOCKS, *IMAGES)
 
     def refuse(self, op: Conv2d, soc: Soc) -> str | None:
         if op.groups == 1:
@@ -192,46 +190,45 @@ class GpuGrouped(GpuConv):
             return f"groups must have more than one channel, got {op.groups} groups of one"
         return None
 
-    def cut(self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns) -> Column:
-        """Blocks of output channels."""
-        return ceil_div(ops.oc, self.width(soc))
+    def cut(self, ops: ConvColumns, soc: Soc) -> Grid:
+        return Grid.of(ops.pixels, ceil_div(ops.oc, self.width(soc)), 1, soc)
 
-    def count(self, ops: ConvColumns, cut: Column, soc: Soc) -> FeatureColumns:
-        items, outputs = ops.pixels * cut, ops.oc * ops.pixels
+    def counts(self, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> FeatureColumns:
+        outputs = ops.oc * ops.pixels
         return {
             "macs": ops.tap_rows * ops.tap_columns * ops.oc * ops.group_ic,
             "taps": outputs * ops.group_ic * ops.window,
             "rows_of_taps": outputs * ops.group_ic * ops.kh,
             "outputs": outputs,
-            "work_items": items,
-            "waves": waves(items, soc),
-            **self.moved_features(ops, soc),
+            **self.cut(ops, soc).features,
+            **self.moved_columns(ops, soc),
         }
 
-    def launches(self, op: Conv2d, cut: Column, soc: Soc) -> tuple[KernelLaunch, ...]:
-        pixels = op.output.h * op.output.w
-        channels = (op.input.c // op.groups, op.out_channels // op.groups, op.out_channels)
-        sizes = (*channels, pixels, *window_args(op))
-        return one_launch(f"conv2d_{self._kernel}", item_grid(pixels, int(cut[0]), soc), sizes)
-
-    def pack(self, weight: Array, cut: Column, soc: Soc) -> Array:
-        return weight.reshape(-1)
-
-
-@dataclass(frozen=True)
-class ImageTiles(RowTiles):
-    """Tiles over images, and whether the filter is an image too."""
-
-    filter_image: Column
+    def build(self, op: Conv2d, soc: Soc, choice: Choice) -> KernelPlan:
+        kernel = "image_grouped" if self.in_images else "grouped"
+        sizes = {
+            "group_in": op.input.c // op.groups,
+            "group_out": op.out_channels // op.groups,
+            "out_channels": op.out_channels,
+            "out_pixels": op.output.h * op.output.w,
+            **window_args(op),
+        }
+        grid = self.cut(ConvColumns.of([op]), soc)
+        return self.convolved(
+            op,
+            soc,
+            launch(f"conv2d_{kernel}", grid.sizes, *WEIGHTED, **sizes),
+            source=f"conv2d/gpu_{kernel}.cl",
+            pack=lambda weight: weight.reshape(-1),
+        )
 
 
 class OverImages(GpuConv):
     """Base of windows over images: the texture units fetch four channels, and pad with zeros."""
 
+    storages = IMAGES
     #: Output pixels of a work-item to choose from, the usual number first.
-    pixels: ClassVar[tuple[int, ...]]
-    #: Texels that one work-item of a CPU, where images are emulated, reads at most: about 20 us.
-    LONGEST_STRIP: ClassVar[int] = 4096
+    pixels: tuple[int, ...]
 
     def filter_size(self, ops: ConvColumns) -> tuple[Column, Column]:
         """Width and height of the filter as an image."""
@@ -248,31 +245,21 @@ class OverImages(GpuConv):
         rows = [(as_image, pixels) for as_image in (1, 0) for pixels in self.pixels]
         as_image, pixels = np.array(rows, np.float64).T[..., None]
         order = np.arange(len(rows), dtype=np.float64)[:, None]
-        return {
-            "filter_image": as_image,
-            "pixels": pixels,
-        }, np.where(as_image <= fits, order, np.inf)
+        choices = {"filter_image": as_image, "pixels": pixels}
+        return choices, np.where(as_image <= fits, order, np.inf)
 
-    def cut(self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns) -> ImageTiles:
+    def cut(self, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> RowTiles:
         pixels = choice["pixels"]
-        longest = np.maximum(1, np.floor(self.LONGEST_STRIP / (pixels * self.reads(ops))))
-        tiles = RowTiles.of(ops, soc, pixels, ceil_div(ops.oc, TEXEL), longest)
-        return ImageTiles(**vars(tiles), filter_image=choice["filter_image"])
-
-    def macros(self, op: Conv2d, cut: ImageTiles, soc: Soc) -> Macros:
-        filter_image = flags(FILTER_IMAGE=bool(cut.filter_image[0]))
-        return {"PIXELS": int(cut.pixels[0]), "STRIDE_W": op.stride.w, **filter_image}
-
-    def images(self, cut: ImageTiles) -> frozenset[str]:
-        return frozenset({"weight"} if cut.filter_image[0] else ())
+        longest = np.maximum(1, np.floor(MOST_TEXELS / (pixels * self.reads(ops))))
+        return RowTiles.of(ops, soc, pixels, ceil_div(ops.oc, TEXEL), longest)
 
 
 class GpuImage(OverImages):
     """Any window, stride, padding and dilation; groups of whole texels."""
 
-    base_name: ClassVar[str] = "gpu_direct"
-    source: ClassVar[str] = "conv2d/gpu_image.cl"
-    pixels: ClassVar[tuple[int, ...]] = (4, 2, 8)
+    base_name = "gpu_direct"
+    source = "conv2d/gpu_image.cl"
+    pixels = (4, 2, 8)
 
     def refuse(self, op: Conv2d, soc: Soc) -> str | None:
         return refuse_groups(op, TEXEL)
@@ -283,38 +270,50 @@ class GpuImage(OverImages):
     def reads(self, ops: ConvColumns) -> Column:
         return ceil_div(ops.group_ic, TEXEL) * ops.window
 
-    def count(self, ops: ConvColumns, cut: ImageTiles, soc: Soc) -> FeatureColumns:
-        steps = cut.tiles * cut.blocks * self.reads(ops)
+    def counts(self, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> FeatureColumns:
+        t = self.cut(ops, soc, choice)
+        steps = t.tiles * t.blocks * self.reads(ops)
         return {
-            "padded_macs": steps * cut.pixels * TEXEL * TEXEL,
-            "texel_reads": steps * cut.pixels,
+            "padded_macs": steps * t.pixels * TEXEL * TEXEL,
+            "texel_reads": steps * t.pixels,
             "tile_steps": steps,
-            "tiles": cut.tiles * cut.blocks,
-            **cut.item_features(soc),
+            "tiles": t.tiles * t.blocks,
+            **t.grid.features,
             "flops": ops.flops,
             **self.byte_columns(ops, soc),
         }
 
-    def launches(self, op: Conv2d, cut: ImageTiles, soc: Soc) -> tuple[KernelLaunch, ...]:
-        length, tiles, in_row, blocks = whole(cut.strip, cut.tiles, cut.in_row, cut.blocks)
-        in_blocks = -(-(op.input.c // op.groups) // TEXEL)
-        sizes = (length, tiles, in_row, in_blocks, blocks // op.groups, *window_args(op))
-        return one_launch("conv2d_image", cut.grid(soc), sizes)
-
-    def macros(self, op: Conv2d, cut: ImageTiles, soc: Soc) -> Macros:
-        one_by_one = op.kernel == (1, 1) and not any(op.pad)
-        return {**super().macros(op, cut, soc), **flags(ONE_BY_ONE=one_by_one)}
-
-    def pack(self, weight: Array, cut: ImageTiles, soc: Soc) -> Array:
-        return pack_filter(weight)
+    def build(self, op: Conv2d, soc: Soc, choice: Choice) -> KernelPlan:
+        t = self.cut(*self.alone(op, soc, choice))
+        sizes = {
+            "strip": t.grid.strip,
+            "tiles": t.tiles,
+            "tiles_w": t.in_row,
+            "in_blocks": -(-(op.input.c // op.groups) // TEXEL),
+            "out_blocks": int(t.blocks[0]) // op.groups,
+            **window_args(op),
+        }
+        return self.convolved(
+            op,
+            soc,
+            launch("conv2d_image", t.grid.sizes, *WEIGHTED, **sizes),
+            macros={
+                "PIXELS": choice["pixels"],
+                "STRIDE_W": op.stride.w,
+                "FILTER_IMAGE": bool(choice["filter_image"]),
+                "ONE_BY_ONE": op.kernel == (1, 1) and not any(op.pad),
+            },
+            pack=pack_filter,
+            images={"weight"} if choice["filter_image"] else (),
+        )
 
 
 class GpuImageDepthwise(OverImages):
     """A window for every channel alone: a texel of four channels is a pixel of four windows."""
 
-    base_name: ClassVar[str] = "gpu_depthwise"
-    source: ClassVar[str] = "conv2d/gpu_image_depthwise.cl"
-    pixels: ClassVar[tuple[int, ...]] = (4, 2, 1)
+    base_name = "gpu_depthwise"
+    source = "conv2d/gpu_image_depthwise.cl"
+    pixels = (4, 2, 1)
 
     def refuse(self, op: Conv2d, soc: Soc) -> str | None:
         return refuse_mixing(op)
@@ -325,20 +324,31 @@ class GpuImageDepthwise(OverImages):
     def reads(self, ops: ConvColumns) -> Column:
         return ops.window
 
-    def count(self, ops: ConvColumns, cut: ImageTiles, soc: Soc) -> FeatureColumns:
-        tiles = cut.tiles * cut.blocks
+    def counts(self, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> FeatureColumns:
+        t = self.cut(ops, soc, choice)
+        tiles = t.tiles * t.blocks
         return {
-            "padded_macs": tiles * cut.pixels * ops.window * TEXEL,
-            "texel_reads": tiles * (cut.pixels + 1) * ops.window,
+            "padded_macs": tiles * t.pixels * ops.window * TEXEL,
+            "texel_reads": tiles * (t.pixels + 1) * ops.window,
             "tiles": tiles,
-            **cut.item_features(soc),
+            **t.grid.features,
             "flops": ops.flops,
             **self.byte_columns(ops, soc),
         }
 
-    def launches(self, op: Conv2d, cut: ImageTiles, soc: Soc) -> tuple[KernelLaunch, ...]:
-        sizes = (*whole(cut.strip, cut.tiles, cut.in_row), *window_args(op))
-        return one_launch("conv2d_image_depthwise", cut.grid(soc), sizes)
-
-    def pack(self, weight: Array, cut: ImageTiles, soc: Soc) -> Array:
-        return pack_windows(weight, TEXEL)
+    def build(self, op: Conv2d, soc: Soc, choice: Choice) -> KernelPlan:
+        t = self.cut(*self.alone(op, soc, choice))
+        sizes = {"strip": t.grid.strip, "tiles": t.tiles, "tiles_w": t.in_row, **window_args(op)}
+        filter_image = bool(choice["filter_image"])
+        return self.convolved(
+            op,
+            soc,
+            launch("conv2d_image_depthwise", t.grid.sizes, *WEIGHTED, **sizes),
+            macros={
+                "PIXELS": choice["pixels"],
+                "STRIDE_W": op.stride.w,
+                "FILTER_IMAGE": filter_image,
+            },
+            pack=lambda weight: pack_windows(weight, TEXEL),
+            images={"weight"} if filter_image else (),
+        )

@@ -140,8 +140,9 @@ KERNEL void conv2d_winograd(
     __global const ELEMENT *input, int input_offset, int input_stride,
     __global ELEMENT *output, int output_offset, int output_stride,
     __global const WEIGHT *weight, __global const float *bias, __global float *scratch,
-    int item_floats, int most, int tiles, int tiles_w, int in_channels, int in_blocks, int in_h,
-    int in_w, int out_blocks, int out_h, int out_w, int pad_top, int pad_left ADDED_ARGS)
+    int item_floats, int most, int tiles, int tiles_w, int in_channels, int in_blocks,
+    int out_blocks, int in_h, int in_w, int pad_top, int pad_left, int out_h, int out_w
+    ADDED_ARGS)
 {
     const int part = get_global_id(0), worker = get_global_id(1);
     const int groups = (out_blocks + OUTS - 1) / OUTS;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import ClassVar
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -11,20 +11,21 @@ from codl.ir.columns import Column, FeatureColumns, ceil_div, rest
 from codl.ir.ops.base import Array
 from codl.ir.ops.convolution import Conv2d, ConvColumns
 from codl.kernels.base import (
+    ENDS,
     WEIGHTED,
-    Arg,
     Choice,
     ConstantArg,
     KernelLaunch,
+    KernelPlan,
     ScratchArg,
-    TensorArg,
 )
-from codl.kernels.conv2d.gpu import GpuConv, Macros
+from codl.kernels.conv2d.gpu import GpuConv
 from codl.kernels.conv2d.winograd import (
     SIDES,
     WinogradTiling,
     filter_points,
     filter_transform,
+    input_args,
     sides_of,
     tile_counts,
 )
@@ -40,8 +41,8 @@ from codl.kernels.feature_columns import (
     least,
     unique,
 )
+from codl.kernels.kernel import CPU_DEVICE, launch
 from codl.kernels.tiling import item_grid
-from codl.kernels.window import whole
 from codl.records.soc import Soc
 
 #: Points at which a filter is far smaller than at others, where there are eight.
@@ -55,10 +56,10 @@ TRIED = 8
 class GpuWinograd(GpuConv):
     """Square windows, such as 3x3 with 16, 36 or 64 products for 4, 16 or 36 outputs."""
 
-    base_name: ClassVar[str] = "gpu_winograd"
-    source: ClassVar[str] = "conv2d/gpu_winograd.cl"
+    base_name = "gpu_winograd"
+    source = "conv2d/gpu_winograd.cl"
     #: There it reads a residual tile by tile, which takes longer than the add saves.
-    adds_slowly_on: ClassVar[frozenset[str]] = frozenset({"cpu"})
+    adds_slowly_on = CPU_DEVICE
 
     def refuse(self, op: Conv2d, soc: Soc) -> str | None:
         square = op.kernel.h == op.kernel.w and op.stride.h == op.stride.w
@@ -108,104 +109,102 @@ class GpuWinograd(GpuConv):
     def block_columns(self, ops: ConvColumns, soc: Soc, blocks: int) -> ChoiceColumns:
         return self.default_columns(ops, soc, blocks)
 
-    def cut(self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns) -> WinogradTiling:
-        return WinogradTiling.of(ops, soc, choice)
-
-    def count(self, ops: ConvColumns, cut: WinogradTiling, soc: Soc) -> FeatureColumns:
+    def counts(self, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> FeatureColumns:
+        t = WinogradTiling.of(ops, soc, choice)
         width, cache = soc.gpu.vector_width, gpu_cache_bytes(soc)
-        out_channels = cut.padded_blocks * width
-        odd = rest(cut.side, 2) > 0  # those of stride 2, with transforms of their own
-        effort = np.where(cut.side < 6, 0.6, np.where(cut.side < 8, 0.8, 1.0))
-        effort = effort * cut.points * cut.tiles
-        into, out_of = effort * cut.in_blocks * cut.parts, effort * cut.out_blocks
-        weights = self.storage.element_bytes * cut.weight_points * ops.ic * out_channels
-        scratch = 4.0 * (cut.points_floats(width) + cut.sums_floats(width))
-        passes = ceil_div(cut.computed, cut.together)
+        out_channels = t.padded_blocks * width
+        odd = rest(t.side, 2) > 0  # those of stride 2, with transforms of their own
+        effort = np.where(t.side < 6, 0.6, np.where(t.side < 8, 0.8, 1.0))
+        effort = effort * t.points * t.tiles
+        into, out_of = effort * t.in_blocks * t.parts, effort * t.out_blocks
+        weights = self.storage.element_bytes * t.weight_points * ops.ic * out_channels
+        scratch = 4.0 * (t.points_floats(width) + t.sums_floats(width))
+        passes = ceil_div(t.computed, t.together)
         moved = self.byte_columns(ops, soc)
         moved_bytes = moved["input_bytes"] + moved["output_bytes"] + weights
         far = THIRD_LEVEL * cache
         return {
-            "padded_macs": cut.points * cut.computed * ops.ic * out_channels,
+            "padded_macs": t.points * t.computed * ops.ic * out_channels,
             "input_transforms": into * ~odd,
             "output_transforms": out_of * ~odd,
             "strided_input_transforms": into * odd,
             "strided_output_transforms": out_of * odd,
-            "weight_passes": cut.points * cut.padded_blocks * ops.ic * passes,
-            "weights_streamed": beyond(weights, cache) * cut.blocks,
+            "weight_passes": t.points * t.padded_blocks * ops.ic * passes,
+            "weights_streamed": beyond(weights, cache) * t.blocks,
             "weights_far": beyond(weights, far),
-            "scratch_beyond": beyond(scratch, cache) / cut.most * cut.computed,
-            "block_tiles": cut.most,
-            "waves": ceil_div(cut.blocks, cut.workers),
+            "scratch_beyond": beyond(scratch, cache) / t.most * t.computed,
+            "block_tiles": t.most,
+            "waves": ceil_div(t.blocks, t.workers),
             "output_bytes": moved["output_bytes"],
             "output_far": beyond(moved["output_bytes"], far),
             **by_level("moved", moved_bytes, cache),
         }
 
-    def scratch(self, cut: WinogradTiling, soc: Soc) -> dict[str, int]:
-        points, sums = _scratch_floats(cut, soc)
-        parts, workers, out_blocks = whole(cut.parts, cut.workers, cut.out_blocks)
+    def build(self, op: Conv2d, soc: Soc, choice: Choice) -> KernelPlan:
+        t, width = WinogradTiling.of(*self.alone(op, soc, choice)), soc.gpu.vector_width
+        # A work-item's on a CPU, otherwise the image's: for points, and sums of `outs` blocks.
+        points, sums = 4 * t.points_floats(width), 4 * t.sums_floats(width)
+        scratch = {"points": points, "sums": sums * t.out_blocks}
         if soc.gpu.is_cpu:
-            return {"tiles": 4 * (points + sums) * parts * workers}
-        return {"points": 4 * points, "sums": 4 * sums * out_blocks}
-
-    def launches(self, op: Conv2d, cut: WinogradTiling, soc: Soc) -> tuple[KernelLaunch, ...]:
-        """One persistent work-item for every worker and part of the output channels of a CPU.
-
-        Elsewhere the input's transform, the products and the output's transform.
-        """
-        counts = whole(cut.most, cut.tiles, cut.tiles_w)
-        in_blocks, out_blocks, parts, workers = whole(
-            cut.in_blocks, cut.out_blocks, cut.parts, cut.workers
-        )
-        if soc.gpu.is_cpu:
-            item_floats = sum(_scratch_floats(cut, soc))
-            sizes = (item_floats, *counts, op.input.c, in_blocks, op.input.h, op.input.w)
-            sizes = (*sizes, out_blocks, *op.out_hw, op.pad.top, op.pad.left)
-            args = (*WEIGHTED, ScratchArg("tiles"), *sizes)
-            return (KernelLaunch("conv2d_winograd", (parts, workers), args, (1, 1)),)
-        source, target = TensorArg("input"), TensorArg("output")
-        points, sums, bias = ScratchArg("points"), ScratchArg("sums"), ConstantArg("bias")
-        (most, tiles, _), (together, points_a_tile) = counts, whole(cut.together, cut.points)
-        window = (op.input.h, op.input.w, op.pad.top, op.pad.left)
-        channels = (op.input.c, in_blocks, out_blocks)
-        for_input, local = item_grid(tiles, in_blocks, soc)
-        for_output, _ = item_grid(tiles, out_blocks, soc)
-        for_product, _ = item_grid(most // together, out_blocks, soc)
-        into: tuple[Arg, ...] = (source, points, *counts, in_blocks, *window)
-        products: tuple[Arg, ...] = (points, sums, ConstantArg("weight"), most, *channels)
-        out_of: tuple[Arg, ...] = (sums, target, bias, *counts, *op.out_hw)
-        return (
-            KernelLaunch("winograd_input", for_input, into, local),
-            KernelLaunch("winograd_product", (*for_product, points_a_tile), products, (*local, 1)),
-            KernelLaunch("winograd_output", for_output, out_of, local),
+            scratch = {"tiles": (points + sums) * t.parts * t.workers}
+        return self.convolved(
+            op,
+            soc,
+            *_launches(op, t, soc),
+            macros={
+                "SIDE": int(t.side[0]),
+                "TILE": choice["tile"],
+                "STRIDE": op.stride.w,
+                "TOGETHER": choice["together"],
+                "OUTS": choice["outs"],
+            },
+            pack=lambda weight: _pack(weight, width, int(t.side[0]), choice),
+            scratch={name: int(size[0]) for name, size in scratch.items()},
         )
 
-    def macros(self, op: Conv2d, cut: WinogradTiling, soc: Soc) -> Macros:
-        side, tile, together, outs = whole(cut.side, cut.tile, cut.together, cut.outs)
-        sizes = {"SIDE": side, "TILE": tile, "STRIDE": op.stride.w}
-        return {**sizes, "TOGETHER": together, "OUTS": outs}
 
-    def pack(self, weight: Array, cut: WinogradTiling, soc: Soc) -> Array:
-        """(oc, ic, k, k) -> [oc blocks / outs][point][ic][outs][lane of oc], flat.
+def _launches(op: Conv2d, t: WinogradTiling, soc: Soc) -> tuple[KernelLaunch, ...]:
+    """The input's transform, the products and the output's transform.
 
-        With eight points a side it is enlarged where it is smallest, which `SMALL` of the source
-        takes back: there small weights would be too small for halves.
-        """
-        width, channels = soc.gpu.vector_width, weight.shape[1]
-        side, tile, outs, blocks = whole(cut.side, cut.tile, cut.outs, cut.out_blocks)
-        transform = filter_transform(side, weight.shape[3])
-        if side == 8:
-            transform[SMALL_POINTS] *= 2.0 ** (tile - 2)
-        groups, count = -(-blocks // outs), len(transform) ** 2
-        packed = np.zeros((groups, count, channels, outs, width), np.float32)
-        for first, points in filter_points(weight, transform, width):
-            block = first // width
-            place = packed[block // outs, :, :, block % outs, : len(points)]
-            place[...] = points.transpose(2, 1, 0)
-        return packed.reshape(-1)
+    On a CPU all in one: a persistent work-item for every worker and part of the output channels.
+    """
+    most, tiles, in_blocks, out_blocks, parts, workers = (
+        int(column[0])
+        for column in (t.most, t.tiles, t.in_blocks, t.out_blocks, t.parts, t.workers)
+    )
+    counts = {"most": most, "tiles": tiles, "tiles_w": t.tiles_w}
+    blocks = {"in_channels": op.input.c, "in_blocks": in_blocks, "out_blocks": out_blocks}
+    before, after = input_args(op), {"out_h": op.output.h, "out_w": op.output.w}
+    if soc.gpu.is_cpu:
+        floats = t.points_floats(soc.gpu.vector_width) + t.sums_floats(soc.gpu.vector_width)
+        grid = ((parts, workers), (1, 1))
+        args, sizes = (*WEIGHTED, ScratchArg("tiles")), {"item_floats": floats, **counts, **blocks}
+        return (launch("conv2d_winograd", grid, *args, **sizes, **before, **after),)
+    source, target = ENDS
+    points, sums, bias = ScratchArg("points"), ScratchArg("sums"), ConstantArg("bias")
+    for_input, for_output = item_grid(tiles, in_blocks, soc), item_grid(tiles, out_blocks, soc)
+    items, local = item_grid(most // int(t.together[0]), out_blocks, soc)
+    for_product, product = ((*items, int(t.points[0])), (*local, 1)), {"most": most, **blocks}
+    before = {"in_blocks": in_blocks, **before}
+    return (
+        launch("winograd_input", for_input, source, points, **counts, **before),
+        launch("winograd_product", for_product, points, sums, ConstantArg("weight"), **product),
+        launch("winograd_output", for_output, sums, target, bias, **counts, **after),
+    )
 
 
-def _scratch_floats(cut: WinogradTiling, soc: Soc) -> tuple[int, ...]:
-    """For points, and for sums of `outs` blocks: a work-item's on a CPU, otherwise the image's."""
-    width = soc.gpu.vector_width
-    return whole(cut.points_floats(width), cut.sums_floats(width))
+def _pack(weight: Array, width: int, side: int, choice: Choice) -> Array:
+    """(oc, ic, k, k) -> [oc blocks / outs][point][ic][outs][lane of oc], flat.
+
+    With eight points a side it is enlarged where it is smallest, which `SMALL` of the source takes
+    back: there small weights would be too small for halves.
+    """
+    transform, outs = filter_transform(side, weight.shape[3]), choice["outs"]
+    if side == 8:
+        transform[SMALL_POINTS] *= 2.0 ** (choice["tile"] - 2)
+    groups = -(-weight.shape[0] // (outs * width))
+    packed = np.zeros((groups, len(transform) ** 2, weight.shape[1], outs, width), np.float32)
+    for first, points in filter_points(weight, transform, width):
+        group, out = divmod(first // width, outs)
+        packed[group, :, :, out, : len(points)] = points.transpose(2, 1, 0)
+    return packed.reshape(-1)

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 
 from codl.ir.ops.base import Array, Weights
-from codl.ir.ops.convolution import Conv2d
+from codl.ir.ops.convolution import Conv2d, ConvColumns
 from codl.kernels.base import (
     ENDS,
     ApartArg,
-    Arg,
     Choice,
     ConstantArg,
     KernelLaunch,
     KernelPlan,
     ScratchArg,
 )
-from codl.kernels.conv2d.gpu import byte_features, pack_bias
+from codl.kernels.conv2d.gpu import byte_columns, pack_bias
 from codl.kernels.conv2d.gpu_gemm import (
     MOST_CHOICES,
     GemmCut,
@@ -28,9 +26,15 @@ from codl.kernels.conv2d.gpu_gemm import (
     refuse_width,
     row_window,
 )
-from codl.kernels.conv2d.winograd import filter_points, filter_transform, refuse_window
-from codl.kernels.tiling import GROUP, base_defines, ceil_div, round_up
-from codl.kernels.variant import ForStorage
+from codl.kernels.conv2d.winograd import (
+    filter_points,
+    filter_transform,
+    input_args,
+    refuse_window,
+)
+from codl.kernels.feature_columns import single
+from codl.kernels.kernel import BLOCKS, REAL_GPU, Kernel, launch
+from codl.kernels.tiling import GROUP, ceil_div, round_up
 from codl.records.soc import GpuSide, Soc
 
 #: Rows and columns of a tile of outputs.
@@ -111,25 +115,25 @@ def _tilings(op: Conv2d, soc: Soc) -> list[tuple[_WinogradGemmTiling, GemmCut]]:
     return sorted(found, key=lambda pair: pair[0].cost(pair[1], soc.gpu))
 
 
-def _chosen(op: Conv2d, soc: Soc, choice: Choice | None) -> tuple[_WinogradGemmTiling, GemmCut]:
-    if choice is None:
-        return _tilings(op, soc)[0]
-    rest = dict(choice)
-    return _WinogradGemmTiling.of(op, rest.pop("tile")), GemmCut(**rest)
+def _chosen(op: Conv2d, choice: Choice) -> tuple[_WinogradGemmTiling, GemmCut]:
+    parameters = dict(choice)
+    return _WinogradGemmTiling.of(op, parameters.pop("tile")), GemmCut(**parameters)
 
 
-class GpuWinogradGemm(ForStorage):
+class GpuWinogradGemm(Kernel):
     """3x3 windows with stride 1: 16, 36 or 64 products for 4, 16 or 36 outputs.
 
     Whatever tensors are stored as, points, their weights and sums are floats.
     """
 
-    base_name: ClassVar[str] = "gpu_winograd_gemm"
-    op_kind: ClassVar[str] = "conv2d"
-    meant_for: ClassVar[frozenset[str]] = frozenset({"gpu"})
-    takes_batch: ClassVar[bool] = True
+    op_kind = "conv2d"
+    base_name = "gpu_winograd_gemm"
+    source = "conv2d/gpu_winograd_gemm.cl"
+    storages = BLOCKS
+    meant_for = REAL_GPU
+    batches = True
 
-    def refusal(self, op: Conv2d, soc: Soc) -> str | None:
+    def refuse(self, op: Conv2d, soc: Soc) -> str | None:
         if reason := refuse_window(op):
             return reason
         if op.input.c < FEWEST_INPUTS:
@@ -141,11 +145,11 @@ class GpuWinogradGemm(ForStorage):
         return None
 
     def choices(self, op: Conv2d, soc: Soc) -> tuple[Choice, ...]:
-        found = _tilings(op, soc)[:MOST_CHOICES]
-        return tuple({"tile": tiling.tile, **asdict(cut)} for tiling, cut in found)
+        likely = _tilings(op, soc)[:MOST_CHOICES]
+        return tuple({"tile": tiling.tile, **asdict(cut)} for tiling, cut in likely)
 
-    def features(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
-        t, cut = _chosen(op, soc, choice)
+    def counts(self, op: Conv2d, soc: Soc, choice: Choice) -> dict[str, float]:
+        t, cut = _chosen(op, choice)
         turns = len(t.turns(op))
         products = cut.features(t.product, soc.gpu)
         steps = products.pop("steps")
@@ -155,41 +159,26 @@ class GpuWinogradGemm(ForStorage):
             "point_bytes": float(t.bytes(t.in_blocks) * turns),
             "sum_bytes": float(t.bytes(t.out_blocks * cut.splits) * turns),
             "flops": float(op.flops),
-            **byte_features(op, soc, self.storage),
+            **single(byte_columns(ConvColumns.of([op]), 4, self.storage)),
             "weight_bytes": 64.0 * t.points * t.in_blocks * t.out_blocks,
         }
 
-    def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
-        t, cut = _chosen(op, soc, choice)
+    def build(self, op: Conv2d, soc: Soc, choice: Choice) -> KernelPlan:
+        t, cut = _chosen(op, choice)
 
         def pack(weights: Weights) -> dict[str, Array]:
-            return {
-                "weight": cut.pack(_transform(weights["weight"], t.tile), t.product),
-                "bias": pack_bias(weights["bias"], 4),
-            }
+            points = _transform(weights["weight"], t.tile)
+            return {"weight": cut.pack(points, t.product), "bias": pack_bias(weights["bias"], 4)}
 
-        return KernelPlan(
-            source="conv2d/gpu_winograd_gemm.cl",
-            launches=tuple(
-                replace(launch, image=first)
-                for first, tiling in t.turns(op)
-                for launch in _launches(op, tiling, cut)
-            ),
-            defines={
-                **base_defines(op.activation, soc, self.storage),
-                **cut.defines,
-                "POINTWISE": 1,
-                "RAW": 1,
-                "TILE": t.tile,
-            },
-            pack=pack,
-            scratch={
-                "points": t.bytes(t.in_blocks),
-                "sums": t.bytes(t.out_blocks * cut.splits),
-            },
-            storages=dict.fromkeys(ENDS, self.storage),
-            whole_batch=True,
+        launches = (
+            replace(each, image=first)
+            for first, tiling in t.turns(op)
+            for each in _launches(op, tiling, cut)
         )
+        macros = {**cut.defines, "POINTWISE": True, "RAW": True, "TILE": t.tile}
+        scratch = {"points": t.bytes(t.in_blocks), "sums": t.bytes(t.out_blocks * cut.splits)}
+        plan = self.assemble(op, soc, *launches, macros=macros, scratch=scratch)
+        return replace(plan, pack=pack)
 
 
 def _launches(op: Conv2d, t: _WinogradGemmTiling, cut: GemmCut) -> tuple[KernelLaunch, ...]:
@@ -199,17 +188,31 @@ def _launches(op: Conv2d, t: _WinogradGemmTiling, cut: GemmCut) -> tuple[KernelL
     """
     (source, target), points, sums = ENDS, ScratchArg("points"), ScratchArg("sums")
     weight, bias = ConstantArg("weight"), ConstantArg("bias")
-    tiles = (t.tiles, t.image_tiles, t.tiles_w)
-    lanes = round_up(4 * t.tiles, GROUP)
-    window = (t.in_blocks, op.input.h, op.input.w, op.pad.top, op.pad.left)
-    into: tuple[Arg, ...] = (source, points, *tiles, *window, ApartArg(source))
-    sizes = (cut.splits, *tiles, t.out_blocks, *op.out_hw)
-    out_of: tuple[Arg, ...] = (sums, target, bias, *sizes, ApartArg(target))
+    tiles = {"tiles": t.tiles, "image_tiles": t.image_tiles, "tiles_w": t.tiles_w}
+    lanes, local = round_up(4 * t.tiles, GROUP), (GROUP, 1)
     buffers = (points, 0, t.tiles, sums, 0, 0, weight, bias)
     return (
-        KernelLaunch("winograd_points", (lanes, t.in_blocks), into, (GROUP, 1)),
+        launch(
+            "winograd_points",
+            ((lanes, t.in_blocks), local),
+            *(source, points),
+            **tiles,
+            in_blocks=t.in_blocks,
+            **input_args(op),
+            input_apart=ApartArg(source),
+        ),
         cut.launch(t.product, buffers, row_window(t.tiles), (t.in_blocks * t.tiles, 0)),
-        KernelLaunch("winograd_outputs", (lanes, t.out_blocks), out_of, (GROUP, 1)),
+        launch(
+            "winograd_outputs",
+            ((lanes, t.out_blocks), local),
+            *(sums, target, bias),
+            splits=cut.splits,
+            **tiles,
+            out_blocks=t.out_blocks,
+            out_h=op.output.h,
+            out_w=op.output.w,
+            output_apart=ApartArg(target),
+        ),
     )
 
 

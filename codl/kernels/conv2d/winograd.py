@@ -6,7 +6,7 @@ Convolutional Neural Networks", CVPR 2016.)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from codl.ir.columns import Column, ceil_div, rest, round_up
 from codl.ir.ops.base import Array
 from codl.ir.ops.convolution import Conv2d, ConvColumns
-from codl.kernels.feature_columns import ChoiceColumns
 from codl.records.soc import Soc
 
 #: Points a side by window and stride, each with another tile; see the source.
@@ -62,6 +61,11 @@ def filter_points(
         yield first, (taps @ both).reshape(-1, ins, both.shape[1])
 
 
+def input_args(op: Conv2d) -> dict[str, int]:
+    """What the transform of an input is told of it."""
+    return {"in_h": op.input.h, "in_w": op.input.w, "pad_top": op.pad.top, "pad_left": op.pad.left}
+
+
 @dataclass(frozen=True)
 class WinogradTiling:
     """How convolutions are cut; all that the plan and the features have in common.
@@ -82,7 +86,7 @@ class WinogradTiling:
     out_blocks: Column
 
     @classmethod
-    def of(cls, ops: ConvColumns, soc: Soc, choice: ChoiceColumns) -> WinogradTiling:
+    def of(cls, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> WinogradTiling:
         tile, together, outs = choice["tile"], choice["together"], choice["outs"]
         tiles_w, tiles = tile_counts(ops, tile)
         units = float(soc.gpu.compute_units)
