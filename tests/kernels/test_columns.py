@@ -47,8 +47,9 @@ from codl.ir.ops.window import (
 )
 from codl.kernels import feature_columns as caches
 from codl.kernels import registry, tiling_columns
-from codl.kernels.conv2d.cpu import CpuDirect
-from codl.kernels.conv2d.cpu_winograd import TILES, CpuWinograd, usual_tile
+from codl.kernels.conv2d.cpu import DIRECT
+from codl.kernels.conv2d.cpu_winograd import TILES, WINOGRAD, usual_tile
+from codl.kernels.kernel import CpuKernel
 from codl.kernels.ncnn import NcnnLayer
 from codl.kernels.source import source_digest
 from codl.kernels.tuning import Tuning
@@ -96,16 +97,15 @@ OPS = (
 )
 
 
-class OneTile(CpuWinograd):
+def one_tile(tile: int) -> CpuKernel:
     """Winograd with the tile that is told, and not the one that ncnn would take."""
+    tiles = {f"use_winograd{size}3_convolution": size == tile for size in TILES}
 
-    def __init__(self, tile: int) -> None:
-        self.tile = tile
-
-    def plan(self, op: Conv2d, soc: Soc) -> NcnnLayer:
-        layer = super().plan(op, soc)
-        tiles = {f"use_winograd{tile}3_convolution": tile == self.tile for tile in TILES}
+    def describe(op: Conv2d) -> NcnnLayer:
+        layer: NcnnLayer = WINOGRAD.describe(op)
         return replace(layer, options={**layer.options, **tiles})
+
+    return replace(WINOGRAD, describe=describe)
 
 
 def by_columns(op: Op) -> list[Any]:
@@ -234,7 +234,7 @@ def test_a_tuned_choice_changes_the_row_of_its_op_alone() -> None:
 
 
 #: Channels in and out, and rows and columns, on either side of what decides.
-WINOGRAD = (
+SIZES = (
     *((ic, oc, size, 30) for ic in (17, 32, 64) for oc in (8, 16, 48) for size in (4, 9, 13, 30)),
     *((ic, oc, 9, size) for ic in (8, 128, 512) for oc in (32, 64, 256) for size in (6, 9, 11)),
     *((24, 24, size, size) for size in (21, 25, 36, 37, 42, 75, 76, 108)),
@@ -246,10 +246,10 @@ WINOGRAD = (
 @pytest.mark.skipif(machine() not in ("x86_64", "AMD64"), reason="other machines, other choices")
 def test_the_tile_that_is_counted_is_the_one_that_ncnn_takes(first_soc: Soc) -> None:
     """Tiles round differently, so the outputs of only one tile are those of ncnn's choice."""
-    ops = [parse(f"conv2d in=1x{c}x{h}x{w} oc={o} kernel=3x3 pad=1") for c, o, h, w in WINOGRAD]
+    ops = [parse(f"conv2d in=1x{c}x{h}x{w} oc={o} kernel=3x3 pad=1") for c, o, h, w in SIZES]
     found = []
     for op in ops:
-        variants = (CpuWinograd(), *(OneTile(tile) for tile in TILES))
+        variants = (WINOGRAD, *map(one_tile, TILES))
         usual, *others = (cpu_output(op, variant, first_soc) for variant in variants)
         same = [t for t, other in zip(TILES, others, strict=True) if np.array_equal(usual, other)]
         assert len(same) == 1
@@ -258,7 +258,7 @@ def test_the_tile_that_is_counted_is_the_one_that_ncnn_takes(first_soc: Soc) -> 
     assert found == usual_tile(ConvColumns.of(ops)).tolist()
 
 
-def cpu_output(op: Op, variant: CpuWinograd, soc: Soc) -> Array:
+def cpu_output(op: Op, variant: CpuKernel, soc: Soc) -> Array:
     inputs, weights = operands(op)
     return run_cpu(variant, op, Region.whole(op.output), inputs, weights, soc)
 
@@ -339,7 +339,7 @@ def plain_general_steps(op: Conv2d, lanes: int) -> tuple[float, float, float]:
 def test_steps_of_direct_convolution_are_those_of_ncnns_loops(text: str, is_general: bool) -> None:
     op = parse(f"conv2d {text}")
     assert isinstance(op, Conv2d)
-    found = CpuDirect().features(op, SOCS[0])
+    found = DIRECT.features(op, SOCS[0])
     wanted = plain_general_steps(op, 16) if is_general else (0, 0, 0)
     own = (found["sum_steps"], found["waiting_steps"], found["chunks"])
     assert own == pytest.approx(wanted, rel=1e-12)

@@ -19,9 +19,9 @@ from codl.kernels.registry import register
 from codl.kernels.replayed import CLASSES
 
 register(
-    cpu_winograd.CpuWinograd(),
-    cpu.CpuGemm(),
-    cpu.CpuDirect(),
+    cpu_winograd.WINOGRAD,
+    cpu.GEMM,
+    cpu.DIRECT,
     *of_every_storage(
         gpu_winograd_gemm.GpuWinogradGemm,
         gpu_windows.GpuDepthwisePixels,
