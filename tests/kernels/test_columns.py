@@ -46,9 +46,10 @@ from codl.ir.ops.window import (
     WindowColumns,
 )
 from codl.kernels import feature_columns as caches
-from codl.kernels import registry, tiling_columns
+from codl.kernels import registry
 from codl.kernels.conv2d.cpu import DIRECT
 from codl.kernels.conv2d.cpu_winograd import TILES, WINOGRAD, usual_tile
+from codl.kernels.conv2d.gpu_windows import row_tile
 from codl.kernels.kernel import CpuKernel
 from codl.kernels.ncnn import NcnnLayer
 from codl.kernels.source import source_digest
@@ -169,7 +170,7 @@ def check_alone(variant: Any, ops: Sequence[Op], soc: Soc) -> None:
 
 @given(width=st.integers(1, 500))
 def test_row_tile_wastes_least_and_is_the_largest_of_equals(width: int) -> None:
-    tile = tiling_columns.row_tile(np.array([float(width)]), SOCS[0])[0]
+    tile = row_tile(np.array([float(width)]), SOCS[0])[0]
     if width < 7:
         assert tile == 7
         return

@@ -11,9 +11,9 @@ from codl.ir.columns import Column, FeatureColumns, ceil_div, rest
 from codl.ir.ops.base import Array
 from codl.ir.ops.convolution import Conv2d, ConvColumns
 from codl.kernels import tiling
-from codl.kernels.cpu_device import registers
 from codl.kernels.base import WEIGHTED, Choice, KernelPlan
 from codl.kernels.conv2d.gpu import GpuConv, refuse_groups
+from codl.kernels.cpu_device import registers
 from codl.kernels.feature_columns import (
     FIRST_LEVEL,
     ChoiceColumns,
@@ -23,7 +23,6 @@ from codl.kernels.feature_columns import (
     unique,
 )
 from codl.kernels.kernel import Grid, launch
-from codl.kernels.tiling_columns import pixel_tile
 from codl.kernels.window import window_args
 from codl.records.soc import Soc
 
@@ -171,6 +170,16 @@ class GpuDirect(GpuConv):
             pack=lambda weight: pack_blocks(weight, width, outs),
             zeros=1,  # what pixels on padding point to
         )
+
+
+def pixel_tile(width: Column, soc: Soc) -> Column:
+    """Output pixels of one register tile, for rows of `width` pixels.
+
+    Eight accumulators keep a core that multiplies vectors busy, and as many pointers to pixels fit
+    in its registers; so a tile may go over row ends and only the last one is not full. Rows of 7
+    are so few that this matters. A work-item of a GPU gets 4.
+    """
+    return np.where(width == 7, 7.0, 8.0) if soc.gpu.is_cpu else np.full_like(width, 4)
 
 
 def _group_blocks(ops: ConvColumns, width: int) -> Column:

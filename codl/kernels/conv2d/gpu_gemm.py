@@ -145,8 +145,8 @@ class GemmCut:
         return min(self.tm * self.tn + 4 * self.tn + 4 * self.loads + 40, 255)
 
     @property
-    def defines(self) -> dict[str, int | float | str]:
-        return {
+    def macros(self) -> dict[str, int | bool]:
+        sizes = {
             "TM": self.tm,
             "ITEMS_M": self.items_m,
             "TN": self.tn,
@@ -154,6 +154,7 @@ class GemmCut:
             "DEPTH": self.depth,
             "TEAMS": self.teams,
         }
+        return {**sizes, "RAW": self.splits > 1}
 
     def steps(self, product: Product) -> int:
         """Steps of one team."""
@@ -384,7 +385,7 @@ class GpuGemm(Products):
             op,
             soc,
             *cut.launches(product, ENDS, window_args(op), apart),
-            macros={**cut.defines, "POINTWISE": pointwise, "RAW": cut.splits > 1},
+            macros={**cut.macros, "POINTWISE": pointwise},
             pack=pack,
             scratch=cut.scratch(product),
         )

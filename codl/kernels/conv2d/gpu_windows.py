@@ -14,11 +14,11 @@ from codl.ir.ops.base import Array
 from codl.ir.ops.convolution import Conv2d, ConvColumns
 from codl.kernels.base import WEIGHTED, Choice, KernelPlan
 from codl.kernels.conv2d.gpu import GpuConv, refuse_groups
+from codl.kernels.cpu_device import registers
 from codl.kernels.feature_columns import ChoiceColumns
 from codl.kernels.image import pack_filter
 from codl.kernels.kernel import BLOCKS, IMAGES, REAL_GPU, Grid, launch
 from codl.kernels.tiling import GROUP, TEXEL, round_up
-from codl.kernels.tiling_columns import row_tile
 from codl.kernels.window import RowTiles, span, window_args
 from codl.records.soc import Soc
 
@@ -52,6 +52,16 @@ def pack_windows(weight: Array, width: int) -> Array:
     padded = np.zeros((round_up(channels, width), window), np.float32)
     padded[:channels] = weight.reshape(channels, window)
     return np.ascontiguousarray(padded.reshape(-1, width, window).swapaxes(1, 2))
+
+
+def row_tile(width: Column, soc: Soc) -> Column:
+    """Pixels of a tile of one row: those that waste least, the largest of equals; 4 on a GPU."""
+    if not soc.gpu.is_cpu:
+        return np.full_like(width, 4)
+    low, high = (7, 16) if registers.assumed_registers(soc.gpu) >= 32 else (4, 10)
+    sizes = np.arange(high, low - 1, -1, dtype=np.float64)
+    least = sizes[np.argmin(round_up(width, sizes[:, None]), axis=0)]
+    return np.where(width < low, float(low), least)
 
 
 class GpuDepthwise(GpuConv):

@@ -10,9 +10,9 @@ from codl.ir.columns import Column, FeatureColumns, ceil_div
 from codl.ir.ops.base import Array
 from codl.ir.ops.convolution import Conv2d, ConvColumns
 from codl.kernels import tiling
-from codl.kernels.cpu_device import registers
 from codl.kernels.base import WEIGHTED, Choice, KernelPlan
 from codl.kernels.conv2d.gpu import GpuConv
+from codl.kernels.cpu_device import registers
 from codl.kernels.feature_columns import ChoiceColumns
 from codl.kernels.kernel import CPU_DEVICE, launch
 from codl.kernels.window import RowTiles, window_args

@@ -6,7 +6,7 @@ Kernels for a device that is a CPU are in `codl.kernels.cpu_device.matmul`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import Any, ClassVar
@@ -21,23 +21,14 @@ from codl.kernels.base import (
     Arg,
     Choice,
     ConstantArg,
-    KernelLaunch,
     KernelPlan,
-    ScratchArg,
     TensorArg,
     no_constants,
 )
-from codl.kernels.conv2d.gpu_gemm import (
-    MOST_CHOICES,
-    GemmCut,
-    Product,
-    cuts,
-    refuse_width,
-    row_window,
-)
+from codl.kernels.conv2d.gpu_gemm import GemmCut, Product, Products, row_window
 from codl.kernels.kernel import REAL_GPU, Kernel, launch, of_every_storage
 from codl.kernels.registry import register
-from codl.kernels.tiling import GROUP, ceil_div, round_up, waves
+from codl.kernels.tiling import ceil_div, round_up, waves
 from codl.records.soc import Soc
 
 #: Batch axes that remain at most where neighbours are merged; kernels take this many apart.
@@ -106,54 +97,31 @@ def _steps(axes: tuple[int, ...], present: list[bool]) -> tuple[int, ...]:
     return tuple(reversed(steps))
 
 
-class GpuGemm(Kernel):
+class GpuGemm(Products):
     """A constant matrix by the tiles of convolutions: rows as they lie, columns and k in fours."""
 
     op_kind = "matmul"
-    base_name = "gpu_gemm"
-    source = "conv2d/gpu_gemm.cl"
-    meant_for = REAL_GPU
+
+    def product(self, op: MatMul) -> Product:
+        """Rows of all batches are pixels."""
+        return Product(Problem.of(op).m, op.k // 4, op.n // 4)
 
     def refuse(self, op: MatMul, soc: Soc) -> str | None:
         if not op.matrix or op.trans_a:
             return "b must be a constant, and a stored by rows"
         if op.k % 4 or op.n % 4:
             return f"k and columns must be multiples of 4, got {op.k} and {op.n}"
-        if reason := refuse_width(soc):
-            return reason
-        if not cuts(_product(op), soc.gpu):
-            return f"no tile fits {soc.gpu.local_mem_bytes} bytes of local memory"
-        return None
-
-    def choices(self, op: MatMul, soc: Soc) -> tuple[Choice, ...]:
-        return tuple(asdict(cut) for cut in cuts(_product(op), soc.gpu)[:MOST_CHOICES])
+        return super().refuse(op, soc)
 
     def counts(self, op: MatMul, soc: Soc, choice: Choice) -> dict[str, float]:
-        product, cut = _product(op), GemmCut(**choice)
-        tiles_m, tiles_n, others = cut.groups(product)
-        groups = tiles_m * tiles_n * others
-        padded = tiles_m * cut.tile_m * tiles_n * cut.tile_n * 4 * cut.padded_depth(product)
         return {
-            "padded_macs": padded,
-            "work_groups": groups,
-            "work_items": groups * cut.items,
-            "waves": ceil_div(groups, soc.gpu.compute_units),
-            "steps": cut.steps(product),
-            "partial_bytes": 4 * cut.splits * product.pixels * op.n * (cut.splits > 1),
-            "launches": 1 + (cut.splits > 1),
-            "flops": op.flops,
+            **self.product_counts(op, soc, choice),
             "input_bytes": self.stored((op.bytes - op.output.bytes) / 4),
             "output_bytes": self.stored(op.output.elements),
         }
 
     def build(self, op: MatMul, soc: Soc, choice: Choice) -> KernelPlan:
-        product, cut = _product(op), GemmCut(**choice)
-        in_one = cut.splits == 1
-        buffers: tuple[Arg, ...] = (OUT,) if in_one else (ScratchArg("parts"), 0, 0)
-        buffers = (A, *buffers, ConstantArg("weight"), ConstantArg("bias"))
-        # A row is a pixel, and one is so many blocks of four behind the other.
-        window = row_window(product.pixels, product.in_blocks)
-        first = cut.launch(product, buffers, window, (0, 0))
+        product, cut = self.product(op), GemmCut(**choice)
 
         def pack(weights: Weights) -> dict[str, ConstantArray]:
             matrix = weights["weight"].T if op.trans_b else weights["weight"]
@@ -163,34 +131,16 @@ class GpuGemm(Kernel):
                 "bias": np.ascontiguousarray(weights["bias"]),
             }
 
-        parts = {"parts": 4 * cut.splits * product.pixels * op.n}
-        launches = (first,) if in_one else (first, _sum(product, cut.splits))
+        # A row is a pixel, and one is so many blocks of four behind the other.
+        window = row_window(product.pixels, product.in_blocks)
         return self.assemble(
             op,
             soc,
-            *launches,
-            macros={**cut.defines, "POINTWISE": 1, "ROWS": 1, "RAW": not in_one},
+            *cut.launches(product, (A, OUT), window, (0, 0)),
+            macros={**cut.macros, "POINTWISE": True, "ROWS": True},
             pack=pack,
-            scratch={} if in_one else parts,
+            scratch=cut.scratch(product),
         )
-
-
-def _product(op: MatMul) -> Product:
-    """Rows of all batches are pixels."""
-    return Product(Problem.of(op).m, op.k // 4, op.n // 4)
-
-
-def _sum(product: Product, splits: int) -> KernelLaunch:
-    """Adds the sums of all splits."""
-    return launch(
-        "conv2d_gemm_sum",
-        ((round_up(product.pixels * product.out_blocks, GROUP), 1, 1), (GROUP, 1, 1)),
-        *(ScratchArg("parts"), OUT, ConstantArg("bias")),
-        splits=splits,
-        out_blocks=product.out_blocks,
-        out_pixels=product.pixels,
-        output_apart=0,
-    )
 
 
 class GpuTiled(Kernel):
