@@ -26,9 +26,7 @@ from codl.ir.constants import digest
 from codl.ir.executable import Executable
 from codl.ir.executable_json import decode
 from codl.ir.plan import read_plan
-from codl.kernels.flag import SOURCE as FLAG
-from codl.kernels.flag import flag_text
-from codl.kernels.source import text_of
+from codl.kernels.source import FLAG_SOURCE, flag_text, text_of
 from codl.records import soc as socs
 from codl.records.results import Checked
 from codl.runtime.placement import LocalSoc, Placement
@@ -191,7 +189,7 @@ def _check_kernels(executable: Executable, archive: Archive) -> None:
     """A stranger's bundle brings no code: what is compiled are the kernels of this codl."""
     for program in executable.programs:
         with _readable(archive):
-            own = flag_text() if program.name == FLAG else text_of(program.name)
+            own = flag_text() if program.name == FLAG_SOURCE else text_of(program.name)
         if executable.texts[program.text] != own:
             raise MismatchError(
                 f"{archive.path} brings another {program.name} than this codl has, and was not "

@@ -29,10 +29,10 @@ _KIND = attrgetter("activation.kind")
 
 def exponentials(ops: Sequence[Op]) -> NDArray[np.float64]:
     """What the activations of ops compute in all, in exponentials, shaped (ops)."""
-    found = np.array([EXPONENTIALS.get(kind, 0.0) for kind in map(_KIND, ops)])
-    for at in np.flatnonzero(found).tolist():
-        found[at] *= ops[at].output.elements
-    return found
+    each = np.array([EXPONENTIALS.get(kind, 0.0) for kind in map(_KIND, ops)])
+    for at in np.flatnonzero(each).tolist():
+        each[at] *= ops[at].output.elements
+    return each
 
 
 def activation_defines(activation: Activation) -> dict[str, int | float | str]:

@@ -3,26 +3,64 @@
 A SoC of other people's measurements (`source: replayed`) has one variant for each processor and
 kind of op, whatever kernels its library chose from: the choice is part of what is predicted.
 Latencies of other numbers of CPU threads than the SoC's have variants of their own, which are
-trained on but never planned with. The kernels of the original CoDL's program are known by name, see
-`codl.kernels.mace`, and have a variant each.
+trained on but never planned with. The original CoDL is made of MACE's kernels, which are in its
+program `codl_op_run`: they are known by name, and have a variant each.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, NoReturn
 
 from codl.errors import UnsupportedError
 from codl.ir.ops.base import Op
+from codl.ir.ops.convolution import Conv2d
+from codl.ir.ops.fully_connected import FullyConnected
+from codl.ir.ops.pooling import Pool2d
 from codl.ir.types import BLOCKED, PROCESSORS, Processor, Storage
-from codl.kernels import mace
 from codl.kernels.base import Backend, Choice
 from codl.records.soc import Soc
 from codl.registry import Registry
 
 #: Numbers of CPU threads that a table may have columns for, beside the SoC's own.
 THREADS = (1, 2, 3, 4, 6, 8)
+#: What the GPU's tensors lie in, by the kernel's name; the program is told which it is to be.
+MACE_MEMORY: Mapping[str, str] = {"mace_image": "image", "mace_buffer": "buffer"}
+MACE_KERNELS: Mapping[tuple[str, Processor], tuple[str, ...]] = {
+    (Conv2d.kind, "cpu"): ("mace_direct", "mace_gemm", "mace_winograd"),
+    (Pool2d.kind, "cpu"): ("mace_direct",),
+    (FullyConnected.kind, "cpu"): ("mace_gemv",),
+    **{(op.kind, "gpu"): tuple(MACE_MEMORY) for op in (Conv2d, Pool2d, FullyConnected)},
+}
+#: Winograd needs at least so many channels on either side.
+WINOGRAD_CHANNELS = 8
+
+
+def mace_cpu_kernel(op: Op) -> str:
+    """The kernel that computes an op of one of these kinds on the CPU."""
+    if isinstance(op, FullyConnected):
+        return "mace_gemv"
+    if isinstance(op, Conv2d) and op.stride == (1, 1):
+        if op.kernel == (1, 1):
+            return "mace_gemm"
+        if op.kernel == (3, 3) and min(op.input.c, op.out_channels) >= WINOGRAD_CHANNELS:
+            return "mace_winograd"
+    return "mace_direct"
+
+
+def mace_refusal(op: Op, processor: Processor, kernel: str) -> str | None:
+    """Why a kernel does not compute an op; None where it does."""
+    if op.inputs[0].n != 1:
+        return "codl_op_run has one image at a time"
+    if isinstance(op, Conv2d) and op.groups != 1:
+        return "codl_op_run has no convolution with groups"
+    if isinstance(op, Conv2d | Pool2d) and op.dilation != (1, 1):
+        return "codl_op_run has no dilation"
+    if processor == "cpu" and kernel != mace_cpu_kernel(op):
+        return f"codl_op_run computes it by {mace_cpu_kernel(op)}"
+    return None
 
 
 @dataclass(frozen=True)
@@ -30,7 +68,7 @@ class Replayed:
     """The kernels of another library for one kind of op on one processor.
 
     `threads` is the number of CPU threads, None for all that the SoC's CPU side has. `kernel` is
-    one of `codl.kernels.mace`, or "" for whatever a library has.
+    one of `MACE_KERNELS`, or "" for whatever a library has.
     """
 
     op_kind: str
@@ -61,7 +99,7 @@ class Replayed:
 
     def refusal(self, op: Any, soc: Soc) -> str | None:
         if soc.is_replayed:
-            return mace.refusal(op, self.processor, self.kernel) if self.kernel else None
+            return mace_refusal(op, self.processor, self.kernel) if self.kernel else None
         return f"its latencies are replayed, and the SoC {soc.name!r} is {soc.source}"
 
     def features(self, op: Any, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
@@ -95,7 +133,7 @@ def _variants(cls: Any, op_kind: str) -> tuple[Replayed, ...]:
     named = (
         cls(op_kind, processor, kernel=kernel)
         for processor in PROCESSORS
-        for kernel in mace.KERNELS.get((op_kind, processor), ())
+        for kernel in MACE_KERNELS.get((op_kind, processor), ())
     )
     return (cls(op_kind, "cpu"), cls(op_kind, "gpu"), *more, *named)
 

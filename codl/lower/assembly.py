@@ -36,10 +36,16 @@ from codl.ir.executable import (
 from codl.ir.network import Network
 from codl.ir.region import Region, Shape
 from codl.ir.types import BLOCKED, PLANAR, PROCESSORS, ImageSize, Processor, Storage
-from codl.kernels import flag
 from codl.kernels.base import KernelPlan
 from codl.kernels.image import image_refusal
-from codl.kernels.source import compile_options, source_text
+from codl.kernels.source import (
+    FLAG_KERNEL,
+    FLAG_SOURCE,
+    compile_options,
+    flag_options,
+    flag_text,
+    source_text,
+)
 from codl.lower.partition import PartitionedPlan
 from codl.records.soc import Soc
 
@@ -297,10 +303,10 @@ class Assembly:
 
     def raise_flag(self, event: int, *, step: int, soc: Soc) -> None:
         """Let a flag of its own signal an event when all that was emitted so far is done."""
-        options = flag.flag_options(soc.gpu.opencl_version)
-        program = self._program(flag.SOURCE, flag.flag_text(), options)
+        options = flag_options(soc.gpu.opencl_version)
+        program = self._program(FLAG_SOURCE, flag_text(), options)
         buffer = self.buffer("flag", FLAG_BYTES)
-        self.emit(Raise(step, program, flag.KERNEL, buffer, event))
+        self.emit(Raise(step, program, FLAG_KERNEL, buffer, event))
 
     @property
     def version(self) -> int:

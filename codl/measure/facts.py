@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from codl.kernels.flag import flag_options
+from codl.kernels.source import flag_options
 from codl.registry import Registry
 from codl.runtime.drivers import cl_module
 from codl.runtime.probe import BareDevice

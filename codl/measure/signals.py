@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from codl.errors import DeviceError
-from codl.kernels.flag import KERNEL, SOURCE, flag_options, flag_text
+from codl.kernels.source import FLAG_KERNEL, FLAG_SOURCE, flag_options, flag_text
 from codl.measure.tasks import SignalTask
 from codl.measure.timing import WHOLE, Seconds
 from codl.runtime.drivers import cl_module, explained, make_kernel
@@ -127,10 +127,10 @@ class SignalTimer:
 def make_flag(gpu: OpenClDevice) -> Flag:
     """A flag by itself; raises `DeviceError` where the device has no such memory."""
     options = flag_options(gpu.soc.gpu.opencl_version)
-    program = gpu.programs.build_text(SOURCE, flag_text(), options)
+    program = gpu.programs.build_text(FLAG_SOURCE, flag_text(), options)
     words, seen = flag_words(gpu)
     with explained("Binding the kernel of a flag"):
-        kernel = BoundKernel(KERNEL, make_kernel(program, KERNEL), (1,), (1,), [seen])
+        kernel = BoundKernel(FLAG_KERNEL, make_kernel(program, FLAG_KERNEL), (1,), (1,), [seen])
     return Flag(gpu, words, kernel)
 
 

@@ -11,7 +11,7 @@ from support.simulated import REPLAYED, SOC
 
 from codl.errors import InvalidFileError, UnsupportedError
 from codl.ir import OP_TYPES, parse
-from codl.kernels import mace, registry
+from codl.kernels import registry, replayed
 from codl.kernels.replayed import CLASSES, Replayed, replayed_variants, work
 from codl.measure.collector import collect
 from codl.measure.dataset import Dataset
@@ -30,9 +30,9 @@ def test_a_replayed_soc_has_these_variants_and_no_other() -> None:
         for side in features.PROCESSORS:
             first, *named = [v.name for v in registry.variants(op, side, REPLAYED)]
             assert first == f"{side}_replayed"
-            can = mace.refusal(op, "gpu", "mace_image") is None
-            kernels = mace.KERNELS.get((op.kind, side), ()) if can else ()
-            own = kernels if side == "gpu" or not kernels else [mace.cpu_kernel(op)]
+            can = replayed.mace_refusal(op, "gpu", "mace_image") is None
+            kernels = replayed.MACE_KERNELS.get((op.kind, side), ()) if can else ()
+            own = kernels if side == "gpu" or not kernels else [replayed.mace_cpu_kernel(op)]
             assert named == [f"{side}_{kernel}" for kernel in own]
             for every in (False, True):
                 names = [v.name for v in registry.variants(op, side, SOC, include_unfit=every)]

@@ -28,7 +28,7 @@ from codl.errors import CodlError, DeviceError, MismatchError, UnknownNameError
 from codl.ir import Op, to_text
 from codl.ir.ops.convolution import Conv2d
 from codl.ir.types import Processor
-from codl.kernels import mace
+from codl.kernels.replayed import MACE_MEMORY, mace_cpu_kernel
 from codl.measure.budget import Budget, Progress, nobody
 from codl.measure.collector import Collected, Stopped
 from codl.measure.dataset import Dataset, OpRow
@@ -80,13 +80,13 @@ def make_tasks(
 ) -> list[OpTask]:
     """All measurements of those ops that the program has: whole ops first, else in random order."""
     own = dict.fromkeys(run for run in map(as_run, ops) if run is not None)
-    memory = next(name for name, kind in mace.MEMORY.items() if kind == options.memory_type)
+    memory = next(name for name, kind in MACE_MEMORY.items() if kind == options.memory_type)
     tasks = [
         task
         for op in own
         for processor in get_args(Processor)
         for task in op_tasks(op, processor, soc, shares)
-        if task.variant in (f"cpu_{mace.cpu_kernel(task.part)}", f"gpu_{memory}")
+        if task.variant in (f"cpu_{mace_cpu_kernel(task.part)}", f"gpu_{memory}")
     ]
     random.Random(SEED).shuffle(tasks)
     return sorted(tasks, key=lambda task: task.share != 1)

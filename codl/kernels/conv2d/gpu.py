@@ -13,7 +13,7 @@ from codl.ir.ops.convolution import Conv2d, ConvColumns
 from codl.ir.types import Storage
 from codl.kernels.base import ENDS, Choice, KernelLaunch, KernelPlan
 from codl.kernels.feature_columns import ChoiceColumns, by_level, gpu_cache_bytes, in_order, least
-from codl.kernels.kernel import BLOCKS, ColumnKernel
+from codl.kernels.kernel import BLOCKS, ColumnKernel, Kernel
 from codl.kernels.tiling import ceil_div, round_up
 from codl.records.soc import Soc
 
@@ -37,15 +37,6 @@ class GpuConv(ColumnKernel):
 
     def default_columns(self, ops: ConvColumns, soc: Soc) -> ChoiceColumns:
         return least(*self.ranked(ops, soc))
-
-    def byte_columns(self, ops: ConvColumns, soc: Soc) -> FeatureColumns:
-        return byte_columns(ops, self.width(soc), self.storage)
-
-    def moved_columns(self, ops: ConvColumns, soc: Soc) -> FeatureColumns:
-        """Bytes of the tensors, where weights hardly count, by how far away they lie."""
-        moved = self.byte_columns(ops, soc)
-        moved_bytes = moved["input_bytes"] + moved["output_bytes"]
-        return by_level("moved", moved_bytes, gpu_cache_bytes(soc))
 
     def convolved(
         self,
@@ -71,14 +62,22 @@ class GpuConv(ColumnKernel):
         return self.assemble(op, soc, *launches, pack=constants, **others)
 
 
-def byte_columns(ops: ConvColumns, width: int, storage: Storage) -> FeatureColumns:
+def byte_columns(kernel: Kernel, ops: ConvColumns, soc: Soc) -> FeatureColumns:
     """Bytes touched once: whole blocks of the input and output, and the weights as packed."""
-    size, oc = float(storage.element_bytes), round_up(ops.oc, width)
+    width = kernel.width(soc)
+    oc = round_up(ops.oc, width)
     return {
-        "input_bytes": size * round_up(ops.ic, width) * ops.ih * ops.iw,
-        "weight_bytes": size * oc * ops.group_ic * ops.window,
-        "output_bytes": size * oc * ops.pixels,
+        "input_bytes": kernel.stored(round_up(ops.ic, width) * ops.ih * ops.iw),
+        "weight_bytes": kernel.stored(oc * ops.group_ic * ops.window),
+        "output_bytes": kernel.stored(oc * ops.pixels),
     }
+
+
+def moved_columns(kernel: Kernel, ops: ConvColumns, soc: Soc) -> FeatureColumns:
+    """Bytes of the tensors, where weights hardly count, by how far away they lie."""
+    moved = byte_columns(kernel, ops, soc)
+    moved_bytes = moved["input_bytes"] + moved["output_bytes"]
+    return by_level("moved", moved_bytes, gpu_cache_bytes(soc))
 
 
 def refuse_groups(op: Conv2d, width: int) -> str | None:

@@ -12,7 +12,7 @@ from codl.ir.ops.base import Array
 from codl.ir.ops.convolution import Conv2d, ConvColumns
 from codl.kernels import tiling
 from codl.kernels.base import WEIGHTED, Choice, KernelPlan
-from codl.kernels.conv2d.gpu import GpuConv, refuse_groups
+from codl.kernels.conv2d.gpu import GpuConv, byte_columns, refuse_groups
 from codl.kernels.cpu_device import registers
 from codl.kernels.feature_columns import (
     FIRST_LEVEL,
@@ -112,7 +112,7 @@ class GpuDirect(GpuConv):
         lanes = np.where(few, 0.0, rest(ops.group_ic, width))
         # Output pixel rows times taps whose columns reach into the padding.
         padded_taps = ops.oh * ops.kh * np.minimum(ops.kw - 1, ops.left + ops.right)
-        moved = self.byte_columns(ops, soc)
+        moved = byte_columns(self, ops, soc)
         weights = moved["weight_bytes"]
         strip_input = 4.0 * t.in_blocks * width * t.pixels * ops.sh * ops.sw * t.grid.strip
         panels = beyond(4.0 * width * loop * t.outs, FIRST_LEVEL)

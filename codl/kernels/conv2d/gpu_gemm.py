@@ -368,7 +368,7 @@ class GpuGemm(Products):
         return super().refuse(op, soc)
 
     def counts(self, op: Conv2d, soc: Soc, choice: Choice) -> dict[str, float]:
-        moved = byte_columns(ConvColumns.of([op]), 4, self.storage)
+        moved = byte_columns(self, ConvColumns.of([op]), soc)
         return {**self.product_counts(op, soc, choice), **single(moved)}
 
     def build(self, op: Conv2d, soc: Soc, choice: Choice) -> KernelPlan:

@@ -13,7 +13,7 @@ from codl.ir.ops.base import Array
 from codl.ir.ops.convolution import Conv2d, ConvColumns
 from codl.ir.types import ImageSize
 from codl.kernels.base import ENDS, Choice, ConstantArg, KernelPlan, ScratchArg
-from codl.kernels.conv2d.gpu import GpuConv
+from codl.kernels.conv2d.gpu import GpuConv, byte_columns
 from codl.kernels.conv2d.winograd import (
     filter_points,
     filter_transform,
@@ -133,7 +133,7 @@ class GpuImageWinograd(GpuConv):
             "work_items": products,
             "waves": waves(products, soc),
             "flops": ops.flops,
-            **self.byte_columns(ops, soc),
+            **byte_columns(self, ops, soc),
         }
 
     def build(self, op: Conv2d, soc: Soc, choice: Choice) -> KernelPlan:

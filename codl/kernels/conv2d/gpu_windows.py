@@ -13,7 +13,7 @@ from codl.ir.columns import Column, FeatureColumns, ceil_div
 from codl.ir.ops.base import Array
 from codl.ir.ops.convolution import Conv2d, ConvColumns
 from codl.kernels.base import WEIGHTED, Choice, KernelPlan
-from codl.kernels.conv2d.gpu import GpuConv, refuse_groups
+from codl.kernels.conv2d.gpu import GpuConv, byte_columns, moved_columns, refuse_groups
 from codl.kernels.cpu_device import registers
 from codl.kernels.feature_columns import ChoiceColumns
 from codl.kernels.image import pack_filter
@@ -110,7 +110,7 @@ class GpuDepthwise(GpuConv):
             "tile_pixels": t.pixels,
             "tiles": t.tiles * t.blocks,
             **t.grid.features,
-            **self.moved_columns(ops, soc),
+            **moved_columns(self, ops, soc),
         }
 
     def build(self, op: Conv2d, soc: Soc, choice: Choice) -> KernelPlan:
@@ -162,7 +162,7 @@ class GpuDepthwisePixels(GpuConv):
             "padded_macs": t.grid.items * t.pixels * ops.window * self.width(soc),
             **t.grid.features,
             "flops": ops.flops,
-            **self.byte_columns(ops, soc),
+            **byte_columns(self, ops, soc),
         }
 
     def build(self, op: Conv2d, soc: Soc, choice: Choice) -> KernelPlan:
@@ -211,7 +211,7 @@ class GpuGrouped(GpuConv):
             "rows_of_taps": outputs * ops.group_ic * ops.kh,
             "outputs": outputs,
             **self.cut(ops, soc).features,
-            **self.moved_columns(ops, soc),
+            **moved_columns(self, ops, soc),
         }
 
     def build(self, op: Conv2d, soc: Soc, choice: Choice) -> KernelPlan:
@@ -290,7 +290,7 @@ class GpuImage(OverImages):
             "tiles": t.tiles * t.blocks,
             **t.grid.features,
             "flops": ops.flops,
-            **self.byte_columns(ops, soc),
+            **byte_columns(self, ops, soc),
         }
 
     def build(self, op: Conv2d, soc: Soc, choice: Choice) -> KernelPlan:
@@ -343,7 +343,7 @@ class GpuImageDepthwise(OverImages):
             "tiles": tiles,
             **t.grid.features,
             "flops": ops.flops,
-            **self.byte_columns(ops, soc),
+            **byte_columns(self, ops, soc),
         }
 
     def build(self, op: Conv2d, soc: Soc, choice: Choice) -> KernelPlan:

@@ -19,7 +19,7 @@ from codl.kernels.base import (
     KernelPlan,
     ScratchArg,
 )
-from codl.kernels.conv2d.gpu import GpuConv
+from codl.kernels.conv2d.gpu import GpuConv, byte_columns
 from codl.kernels.conv2d.winograd import (
     SIDES,
     WinogradTiling,
@@ -120,7 +120,7 @@ class GpuWinograd(GpuConv):
         weights = self.storage.element_bytes * t.weight_points * ops.ic * out_channels
         scratch = 4.0 * (t.points_floats(width) + t.sums_floats(width))
         passes = ceil_div(t.computed, t.together)
-        moved = self.byte_columns(ops, soc)
+        moved = byte_columns(self, ops, soc)
         moved_bytes = moved["input_bytes"] + moved["output_bytes"] + weights
         far = THIRD_LEVEL * cache
         return {

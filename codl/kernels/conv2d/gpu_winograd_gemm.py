@@ -159,7 +159,7 @@ class GpuWinogradGemm(Kernel):
             "point_bytes": float(t.bytes(t.in_blocks) * turns),
             "sum_bytes": float(t.bytes(t.out_blocks * cut.splits) * turns),
             "flops": float(op.flops),
-            **single(byte_columns(ConvColumns.of([op]), 4, self.storage)),
+            **single(byte_columns(self, ConvColumns.of([op]), soc)),
             "weight_bytes": 64.0 * t.points * t.in_blocks * t.out_blocks,
         }
 

@@ -11,7 +11,7 @@ from codl.ir.ops.base import Array
 from codl.ir.ops.convolution import Conv2d, ConvColumns
 from codl.kernels import tiling
 from codl.kernels.base import WEIGHTED, Choice, KernelPlan
-from codl.kernels.conv2d.gpu import GpuConv
+from codl.kernels.conv2d.gpu import GpuConv, byte_columns
 from codl.kernels.cpu_device import registers
 from codl.kernels.feature_columns import ChoiceColumns
 from codl.kernels.kernel import CPU_DEVICE, launch
@@ -57,7 +57,7 @@ class GpuNarrow(GpuConv):
             "lane_sums": pixels * ops.oc,
             **t.grid.features,
             "flops": ops.flops,
-            **self.byte_columns(ops, soc),
+            **byte_columns(self, ops, soc),
         }
 
     def build(self, op: Conv2d, soc: Soc, choice: Choice) -> KernelPlan:
