@@ -109,8 +109,8 @@ def test_every_number_has_a_name() -> None:
     for name in VARIANTS:
         for plan in plans(registry.VARIANTS[name]):
             for launch in plan.launches:
-                if plan.source.startswith(("conv2d/", "cpu_device/")):
-                    continue
+                if launch.kernel == "conv2d_gemm":
+                    continue  # scratch has numbers where a tensor has its offset and stride
                 named = dict(zip(range(len(launch.args)), launch.names, strict=False))
                 numbers = [i for i, arg in enumerate(launch.args) if isinstance(arg, int | float)]
                 assert all(named.get(at) for at in numbers), (name, launch)
