@@ -37,19 +37,20 @@ from codl.ir import OP_TYPES
 from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry
 from codl.records.waterfall import MEASURED_TERMS, PREDICTED_TERMS
-from codl.report.content import Column, TextRow, TextSection, TextTable, count
-from codl.report.curve_picture import curve_svg
-from codl.report.curves import closest_content, curve_content
+from codl.report.curves import closest_content, curve_content, curve_svg
 from codl.report.load import load_result
-from codl.report.summaries import (
+from codl.report.plots import stand_alone
+from codl.report.tables import (
     accuracy_content,
     bundles_content,
     comparison_content,
     conformance_content,
+    plan_content,
     refusals_content,
+    run_content,
+    train_content,
 )
-from codl.report.svg import stand_alone
-from codl.report.tables import plan_content, run_content, train_content
+from codl.report.text_table import Column, TextRow, TextSection, TextTable, count
 from codl.report.validations import validations_content
 
 ROOT = Path(__file__).resolve().parent.parent

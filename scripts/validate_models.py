@@ -24,7 +24,7 @@ from codl import files
 from codl.frontend.models import BUILT_IN
 from codl.provenance import provenance
 from codl.report.load import VERSION, parse_result
-from codl.report.validation_results import ValidatedModel, ValidationsResult
+from codl.report.results import ValidatedModel, ValidationsResult
 
 #: What a row is of: its processor, the type that is stored, and the options that make it so.
 WAYS: Mapping[tuple[str, str], tuple[str, ...]] = {

@@ -28,7 +28,7 @@ from codl.measure.timing import Effort
 from codl.predict import FOLDER
 from codl.records import statistic
 from codl.records.results import Conditions, Digests, EvalRequest
-from codl.report.agreement import Figure, compare
+from codl.report.comparability import Figure, compare
 from codl.report.load import eval_result, load_result
 from codl.report.results import SINGLES, EvalResult
 from codl.runtime.placement import at_hand, limits_of

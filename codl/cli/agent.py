@@ -13,7 +13,7 @@ import typer
 from codl.cli.options import JsonOption, OutputOption
 from codl.cli.output import emit
 from codl.errors import CodlError
-from codl.report.terminal import Table
+from codl.report.text_table import Table
 from codl.targets.connect import machine_of
 from codl.targets.install import PURPOSES, Installed, install
 

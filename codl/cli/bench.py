@@ -24,7 +24,7 @@ from codl.measure.op_runner import ELSEWHERE
 from codl.measure.timing import Protocol
 from codl.records.results import Digests
 from codl.records.tuned import BenchRow
-from codl.report.terminal import Table
+from codl.report.text_table import Table
 from codl.runtime.placement import LocalSoc
 from codl.targets.connect import connect
 from codl.targets.detect import load_local

@@ -29,7 +29,7 @@ from codl.measure.decoder_speed import (
 )
 from codl.measure.timing import Effort
 from codl.predict import FOLDER
-from codl.report.terminal import Table
+from codl.report.text_table import Table
 from codl.runtime.loaded import Footprint
 from codl.runtime.placement import LocalSoc
 from codl.strategies import DEFAULT, STRATEGIES, Context, find

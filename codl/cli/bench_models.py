@@ -16,7 +16,7 @@ from codl.measure.budget import Budget
 from codl.measure.inputs import random_inputs
 from codl.measure.sustained import Window, summary, sustain
 from codl.records.gpu_limits import UNLIMITED, GpuLimits
-from codl.report.terminal import Table
+from codl.report.text_table import Table
 from codl.targets.connect import connect
 from codl.targets.detect import load_local
 

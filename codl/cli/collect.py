@@ -22,7 +22,7 @@ from codl.measure.devices_at_work import DeviceNews
 from codl.measure.measurement_order import MOST_SIMILAR
 from codl.measure.tasks import FEW_SHARES, SHARES
 from codl.plugins import RUNNERS
-from codl.report.terminal import Table
+from codl.report.text_table import Table
 
 #: What measures unless --runner names a plugin's, which is called as `collect_original` is.
 CODL = "codl"

@@ -10,7 +10,7 @@ from codl.cli.options import DatasetsOption, JsonOption, OutputOption
 from codl.cli.output import emit
 from codl.measure import dataset as datasets
 from codl.measure.dataset import Dataset
-from codl.report.terminal import Table
+from codl.report.text_table import Table
 
 dataset_app = typer.Typer(
     help="""Datasets of measured latencies.

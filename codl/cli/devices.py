@@ -21,7 +21,7 @@ from codl.files import check_writable, set_aside
 from codl.records import soc as socs
 from codl.records.published_soc import PublishedSoc
 from codl.records.soc import ELEMENT_NAMES, MEMORY_TYPES, Soc
-from codl.report.terminal import Table
+from codl.report.text_table import Table
 from codl.runtime.detect import choose, describe
 from codl.runtime.hardware import CpuFacts
 from codl.runtime.placement import LocalSoc, beside

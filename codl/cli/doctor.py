@@ -17,7 +17,7 @@ from codl.cli.base_options import JsonOption, OutputOption, SerialOption, read_b
 from codl.cli.output import emit, note, progress
 from codl.doctor.examine import BUDGET_S, examine
 from codl.measure.budget import Budget
-from codl.report.terminal import Table
+from codl.report.text_table import Table
 from codl.targets.checks import Finding
 
 QuickOption = Annotated[

@@ -155,7 +155,7 @@ def evaluate_strategies(
 
 
 def _tables(run: EvalRun, result: dict[str, Any]) -> RenderableType:
-    from codl.report.agreement import agreement_content
+    from codl.report.comparability import agreement_content
     from codl.report.load import eval_result
     from codl.report.tables import eval_table
 

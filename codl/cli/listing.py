@@ -25,7 +25,7 @@ from codl.ir.executable import (
     Wait,
 )
 from codl.ir.types import Processor
-from codl.report.terminal import Table
+from codl.report.text_table import Table
 
 #: So many names are listed of what uses a buffer.
 MOST_NAMES = 3

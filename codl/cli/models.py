@@ -13,7 +13,7 @@ from codl.cli.output import emit
 from codl.errors import UnknownNameError
 from codl.frontend.models import BUILT_IN, described
 from codl.frontend.models.builder import summary
-from codl.report.terminal import Table
+from codl.report.text_table import Table
 
 
 def list_models(

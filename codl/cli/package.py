@@ -17,7 +17,7 @@ from codl.ir import Network
 from codl.ir.plan import Plan
 from codl.measure import dataset as datasets
 from codl.predict import FOLDER
-from codl.report.terminal import Table
+from codl.report.text_table import Table
 from codl.validate.references import read_network
 
 BundleOption = Annotated[

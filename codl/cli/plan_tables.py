@@ -8,7 +8,7 @@ from codl.ir.ops.onnx_model import OnnxModel
 from codl.ir.plan import Plan
 from codl.kernels.ort import CpuOrt
 from codl.plan.op_placement import OpPlacement
-from codl.report.terminal import Table
+from codl.report.text_table import Table
 
 
 def op_placement_table(placed: Sequence[OpPlacement], source: str, *, every: bool) -> Table:

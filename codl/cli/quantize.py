@@ -18,7 +18,7 @@ from codl.frontend import models
 from codl.frontend.decoders import DECODERS, exported
 from codl.frontend.quantize import check_format, quantize, quantize_dynamic
 from codl.ir.ops.matmul_quantized import BITS, BLOCKS
-from codl.report.terminal import Table
+from codl.report.text_table import Table
 
 FileOption = Annotated[
     Path, typer.Option("-o", "--output", help="The .onnx file to write.", callback=writable)

@@ -26,7 +26,7 @@ from codl.plan.beam_search import GOALS
 from codl.plan.search import METHODS
 from codl.predict import FOLDER
 from codl.records import soc as socs
-from codl.report.terminal import Table
+from codl.report.text_table import Table
 from codl.strategies import ideal
 from codl.strategies.model_search import FoundBound, FoundPlan, Outcome
 

@@ -21,7 +21,7 @@ from codl.measure.dataset import Dataset
 from codl.measure.tuner import FINAL, TuneRun, TuneTask, cut_short, tune_tasks
 from codl.records.results import Digests
 from codl.records.tuned import Tuned
-from codl.report.terminal import Table
+from codl.report.text_table import Table
 from codl.runtime import cache
 from codl.targets.base import Target
 from codl.targets.connect import connect

@@ -30,7 +30,7 @@ from codl.plan.build_plan import for_soc, preferring
 from codl.plan.price import price
 from codl.predict import FOLDER
 from codl.records import soc as socs
-from codl.report.terminal import Table
+from codl.report.text_table import Table
 from codl.strategies import Context
 from codl.validate.references import Model, Reader, Samples, Values
 from codl.validate.remedy import Remedy, find_remedy, reason_of

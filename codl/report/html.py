@@ -13,11 +13,11 @@ from markupsafe import Markup
 
 from codl import files
 from codl.errors import CodlError
-from codl.report import curves, plots, summaries, tables, validations, waterfalls
-from codl.report.content import TextTable, stem
-from codl.report.curve_picture import curve_svg
+from codl.report import curves, plots, tables, validations, waterfalls
+from codl.report.caveats import findings
+from codl.report.comparability import check_results
+from codl.report.curves import curve_svg
 from codl.report.load import load_result
-from codl.report.notes import check_results, findings
 from codl.report.results import (
     UNMEASURED,
     CollectResult,
@@ -35,6 +35,7 @@ from codl.report.results import (
     ValidateResult,
     ValidationsResult,
 )
+from codl.report.text_table import TextTable, stem
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ def _search(key: str, result: SearchResult) -> PageSection:
 
 
 def _searches(key: str, result: SearchesResult) -> PageSection:
-    parts = [PagePart(tables=(summaries.plans_content(result),))]
+    parts = [PagePart(tables=(tables.plans_content(result),))]
     parts += [
         replace(_plan(f"{key}-m{i}", own), heading=own.model)
         for i, own in enumerate(result.results, start=1)
@@ -217,12 +218,12 @@ def _run(key: str, result: RunResult) -> PageSection:
 
 
 def _conformance(key: str, result: ConformanceResult) -> PageSection:
-    shown = (summaries.conformance_content([result]), summaries.refusals_content([result]))
+    shown = (tables.conformance_content([result]), tables.refusals_content([result]))
     return PageSection(key, "Conformance", result, (PagePart(tables=shown),))
 
 
 def _package(key: str, result: PackageResult) -> PageSection:
-    shown = (summaries.bundles_content([result]),)
+    shown = (tables.bundles_content([result]),)
     return PageSection(key, f"Bundle of {result.model}", result, (PagePart(tables=shown),))
 
 

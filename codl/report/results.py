@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import fsum
+from pathlib import PurePath
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
-from codl.ir.plan import Chain
+from codl.ir.environment import Environment
+from codl.ir.plan import Chain, OpFallback
 from codl.ir.types import Processor
 from codl.records.results import SINGLES as SINGLES
 from codl.records.results import (
@@ -24,11 +26,124 @@ from codl.records.results import (
     times_faster,
 )
 from codl.records.waterfall import BOUND, ChainTerms, Term
-from codl.report.result_file import ProcessorSummary as ProcessorSummary
-from codl.report.result_file import ResultFile as ResultFile
-from codl.report.result_file import SocSummary as SocSummary
-from codl.report.validation_results import ValidateResult as ValidateResult
-from codl.report.validation_results import ValidationsResult as ValidationsResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultFile:
+    """What every result file says of itself: which codl wrote it, and when; empty where it doesn't.
+
+    `path` is where it was read, `environment` where and how it was measured.
+    """
+
+    #: What wrote it.
+    command: ClassVar[str] = ""
+    path: str = "result"
+    codl: str = ""
+    commit: str = ""
+    created: str = ""
+    environment: Environment | None = None
+
+    @property
+    def file(self) -> str:
+        """The file's name alone: a page travels, its writer's folders need not."""
+        return PurePath(self.path).name
+
+
+@dataclass(frozen=True)
+class ProcessorSummary:
+    """One side of a SoC. `cores` are host cores, empty for a real GPU."""
+
+    name: str
+    cores: tuple[Count, ...] = ()
+    platform: str = ""
+    driver: str = ""
+    type: str = ""
+
+
+@dataclass(frozen=True)
+class SocSummary:
+    """The SoC of a result; `cpu` and `gpu` are None where the file only names it."""
+
+    name: str
+    description: str = ""
+    cpu: ProcessorSummary | None = None
+    gpu: ProcessorSummary | None = None
+
+    @property
+    def is_one_cpu(self) -> bool:
+        """Whether the OpenCL device is a CPU, so that both sides are halves of one."""
+        return self.gpu is not None and self.gpu.type == "cpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedOp:
+    """One part of an op; one that was not reached has no figures, and nobody knows if it is ok."""
+
+    op: str
+    processor: Processor
+    variant: str
+    verdict: str
+    ok: bool | None = None
+    cosine: float | None = None
+    max_rel_err: Amount | None = None
+    limit: Amount | None = None
+    layout: str = ""
+    precision: Mapping[str, str] = field(default_factory=dict)
+    placed: str | None = None
+    accumulated_max_rel_err: Amount | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidateResult(ResultFile):
+    """What `codl validate` wrote of one plan."""
+
+    command: ClassVar[str] = "validate"
+    model: str
+    soc: SocSummary
+    ok: bool
+    diagnosis: str
+    ops: tuple[CheckedOp, ...]
+    strategy: str = ""
+    cosine: float | None = None
+    max_rel_err: Amount | None = None
+    fallback: tuple[OpFallback, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidatedModel:
+    """A model's ops on one processor of a SoC, and the whole of it, in a line.
+
+    `parts` were checked, in so many `variants`; `wrong` are those that are not ok and `left` those
+    that were not reached. `op_cosine` is the lowest of a part, `op_err` the largest error of one
+    over what is rounding in its variant. `reason` says why there is nothing but that.
+    """
+
+    model: str
+    processor: Processor
+    stored: str
+    parts: Count = 0
+    variants: Count = 0
+    wrong: tuple[str, ...] = ()
+    left: Count = 0
+    op_cosine: float | None = None
+    op_err: Amount | None = None
+    cosine: float | None = None
+    max_rel_err: Amount | None = None
+    ok: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationsResult(ResultFile):
+    """What `scripts/validate_models.py` wrote of many models on one device."""
+
+    command: ClassVar[str] = "validations"
+    soc: SocSummary
+    gpu: str
+    driver: str
+    rows: tuple[ValidatedModel, ...]
+
 
 #: Sources of which a reader must be warned: codl did not measure these numbers for this report.
 UNMEASURED = ("replayed", "simulated", "codl_op_run")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from codl.report.content import (
+from codl.report.results import CheckedOp, ValidatedModel, ValidateResult, ValidationsResult
+from codl.report.tables import origin_lines, soc_lines
+from codl.report.text_table import (
     NONE,
     Column,
     TextRow,
@@ -14,10 +16,6 @@ from codl.report.content import (
     digits,
     nearness,
 )
-from codl.report.results import ValidateResult, ValidationsResult
-from codl.report.summaries import origin_lines
-from codl.report.tables import soc_lines
-from codl.report.validation_results import CheckedOp, ValidatedModel
 
 
 def validation_content(result: ValidateResult) -> TextTable:

@@ -11,11 +11,10 @@ from typing import Any
 from codl.ir.types import PROCESSORS, Processor
 from codl.records.results import WIDE
 from codl.records.waterfall import BOUND, MEASURED_TERMS, TERMS, ChainTerms, Term
-from codl.report.content import NONE, Column, TextRow, TextSection, TextTable, digits
-from codl.report.plots import WIDTH
+from codl.report.plots import INK, WIDTH, style, to_svg
 from codl.report.results import ExplainResult
-from codl.report.svg import INK, style, to_svg
 from codl.report.tables import mark, soc_lines, warnings
+from codl.report.text_table import NONE, Column, TextRow, TextSection, TextTable, digits
 
 PREDICTED, MEASURED = "predicted", "measured"
 #: Less is the rounding of sums, in milliseconds.

@@ -18,7 +18,7 @@ from support.clocks import Hands
 from codl.cli import output
 from codl.cli.run import _warn_of_no_numbers
 from codl.measure.budget import Budget
-from codl.report.terminal import Table
+from codl.report.text_table import Table
 
 
 def test_words_of_a_device_steer_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,8 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from codl.errors import InvalidFileError
-from codl.report.curve_picture import curve_svg
-from codl.report.curves import closest_content, curve_content, families, findings
+from codl.report.curves import closest_content, curve_content, curve_svg, families, findings
 from codl.report.html import write_report
 from codl.report.load import load_result, parse_result
 from codl.report.results import CurveResult

@@ -18,7 +18,19 @@ from rich.console import Console, RenderableType
 
 from codl.errors import CodlError, InvalidFileError
 from codl.report import plots
-from codl.report.content import (
+from codl.report.caveats import findings
+from codl.report.html import write_report
+from codl.report.load import eval_result, load_result, parse_result, train_result
+from codl.report.plots import SVG
+from codl.report.results import COMMANDS
+from codl.report.tables import (
+    accuracy_content,
+    comparison_content,
+    eval_content,
+    eval_table,
+    train_table,
+)
+from codl.report.text_table import (
     NONE,
     Column,
     TextRow,
@@ -28,13 +40,6 @@ from codl.report.content import (
     nearness,
     spread,
 )
-from codl.report.html import write_report
-from codl.report.load import eval_result, load_result, parse_result, train_result
-from codl.report.notes import findings
-from codl.report.results import COMMANDS
-from codl.report.summaries import accuracy_content, comparison_content
-from codl.report.svg import SVG
-from codl.report.tables import eval_content, eval_table, train_table
 
 JsonObject = dict[str, Any]
 HOSTILE = '<script>alert("x")</script>&[bold]$a_b$'

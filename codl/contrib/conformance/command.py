@@ -11,7 +11,7 @@ from rich.console import Group
 
 from codl.cli import options as opt
 from codl.cli.output import emit, note, progress
-from codl.report.terminal import Table
+from codl.report.text_table import Table
 from codl.runtime.placement import LocalSoc
 from codl.targets.connect import connect
 from codl.targets.detect import detect, load_local

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from codl.errors import MismatchError
-from codl.report.agreement import LEAST_TOLERANCE, Figure, agreement_content, compare
+from codl.report.comparability import LEAST_TOLERANCE, Figure, agreement_content, compare
 from codl.report.html import write_report
 from codl.report.load import eval_result
 

@@ -1,15 +1,12 @@
-"""Sentences of an evaluation: who was fastest, what must be read with the latencies, what is not
-alike.
-"""
+"""What must be read with the latencies of an evaluation, and who was fastest."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from codl.ir.environment import check_alike, differences
 from codl.records.results import EvalRow, Latency
-from codl.report.content import digits, stem
-from codl.report.results import IDEAL, CurveResult, EvalResult, Result
+from codl.report.results import IDEAL, EvalResult
+from codl.report.text_table import digits, stem
 
 
 def findings(result: EvalResult) -> tuple[str, ...]:
@@ -47,32 +44,6 @@ def _latency(row: EvalRow) -> Latency:
 
 def _overlap(faster: Latency, slower: Latency) -> bool:
     return faster.p80 >= slower.p20
-
-
-FIX = "Report them apart, or say by --apart that nobody will compare them."
-
-
-def check_results(results: Sequence[Result]) -> None:
-    """Raise `MismatchError` where evaluations of one SoC are not of one environment.
-
-    It names what differs and both values. Files from before environments were kept pass.
-    """
-    first: dict[str, EvalResult] = {}
-    for own in _evaluations(results):
-        if own.environment is None:
-            continue
-        other = first.setdefault(own.soc.name, own)
-        assert other.environment is not None
-        found = differences(other.environment, own.environment)
-        check_alike(found, other.file, own.file, fix=FIX)
-
-
-def _evaluations(results: Sequence[Result]) -> Iterator[EvalResult]:
-    for result in results:
-        if isinstance(result, EvalResult):
-            yield result
-        elif isinstance(result, CurveResult):
-            yield from result.evaluations
 
 
 #: Processors that are slower or faster than usual by less than this are as usual.

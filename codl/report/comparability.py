@@ -1,14 +1,41 @@
-"""Whether an evaluation that was run again agrees with the first one."""
+"""Whether evaluations may be compared, and whether one that was run again agrees with the first."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import exp, hypot, log
 
+from codl.ir.environment import check_alike, differences
 from codl.records.results import EvalRow, Latency
-from codl.report.content import Column, TextRow, TextSection, TextTable, digits
-from codl.report.results import SINGLES, EvalResult
+from codl.report.results import SINGLES, CurveResult, EvalResult, Result
+from codl.report.text_table import Column, TextRow, TextSection, TextTable, digits
+
+FIX = "Report them apart, or say by --apart that nobody will compare them."
+
+
+def check_results(results: Sequence[Result]) -> None:
+    """Raise `MismatchError` where evaluations of one SoC are not of one environment.
+
+    It names what differs and both values. Files from before environments were kept pass.
+    """
+    first: dict[str, EvalResult] = {}
+    for own in _evaluations(results):
+        if own.environment is None:
+            continue
+        other = first.setdefault(own.soc.name, own)
+        assert other.environment is not None
+        found = differences(other.environment, own.environment)
+        check_alike(found, other.file, own.file, fix=FIX)
+
+
+def _evaluations(results: Sequence[Result]) -> Iterator[EvalResult]:
+    for result in results:
+        if isinstance(result, EvalResult):
+            yield result
+        elif isinstance(result, CurveResult):
+            yield from result.evaluations
+
 
 #: Two processes on a quiet machine differ by this part at times, whatever each of them has seen.
 LEAST_TOLERANCE = 0.03
