@@ -210,6 +210,6 @@ def _converter(node: Node) -> Convert:
     if node.type == ENCLOSED:
         return enclosed
     if node.type not in CONVERTERS:
-        known = ", ".join(sorted(CONVERTERS))
-        raise unsupported(node, f"codl has no operator for it (known: {known}).")
+        names = ", ".join(sorted(CONVERTERS))
+        raise unsupported(node, f"codl has no operator for it (known: {names}).")
     return CONVERTERS[node.type].convert

@@ -29,9 +29,9 @@ class QuantizedOp:
 
 def check_format(bits: int, block: int) -> None:
     """Raise `CodlError` for what no kernel reads."""
-    for name, value, known in (("bits", bits, BITS), ("block", block, BLOCKS)):
-        if value not in known:
-            words = ", ".join(map(str, known))
+    for name, value, allowed in (("bits", bits, BITS), ("block", block, BLOCKS)):
+        if value not in allowed:
+            words = ", ".join(map(str, allowed))
             raise CodlError(f"The {name} of packed numbers must be one of {words}, got {value}.")
 
 
@@ -107,25 +107,25 @@ def _found(ops: list[QuantizedOp]) -> list[QuantizedOp]:
 def _dynamic_ops(model: onnx.ModelProto) -> list[QuantizedOp]:
     """Every zero point has a scale of 4 bytes."""
     constants = {item.name: item for item in model.graph.initializer}
-    found = []
+    ops = []
     for node in model.graph.node:
         if node.op_type != "MatMulInteger":
             continue
         matrix, zeros = (numpy_helper.to_array(constants[node.input[at]]) for at in (1, 3))
         size = matrix.nbytes + zeros.nbytes + 4 * zeros.size
         k, n = matrix.shape
-        found.append(QuantizedOp(node.name or node.output[0], k, n, size))
-    return found
+        ops.append(QuantizedOp(node.name or node.output[0], k, n, size))
+    return ops
 
 
 def _ops(model: onnx.ModelProto) -> list[QuantizedOp]:
     constants = {item.name: item for item in model.graph.initializer}
-    found = []
+    ops = []
     for node in model.graph.node:
         if (node.op_type, node.domain) != (KIND, DOMAIN):
             continue
-        given = {item.name: helper.get_attribute_value(item) for item in node.attribute}
-        own = (constants[name] for name in node.input if name in constants)
-        size = sum(numpy_helper.to_array(item).nbytes for item in own)
-        found.append(QuantizedOp(node.name or node.output[0], given["K"], given["N"], size))
-    return found
+        attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+        operands = (constants[name] for name in node.input if name in constants)
+        size = sum(numpy_helper.to_array(item).nbytes for item in operands)
+        ops.append(QuantizedOp(node.name or node.output[0], attributes["K"], attributes["N"], size))
+    return ops

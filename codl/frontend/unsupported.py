@@ -52,8 +52,8 @@ def enclosing_node(graph: Graph, nodes: Sequence[Node]) -> Node:
     inside = {name for node in nodes for name in node.outputs}
     reads = dict.fromkeys(name for node in nodes for name in node.reads)
     inputs = [name for name in reads if name not in inside and name not in graph.constants]
-    own = {node.name for node in nodes}
-    read = {name for node in graph.nodes if node.name not in own for name in node.reads}
+    names = {node.name for node in nodes}
+    read = {name for node in graph.nodes if node.name not in names for name in node.reads}
     outputs = [name for node in nodes for name in node.outputs
                if name and (name in graph.outputs or name in read)]  # fmt: skip
     for node in nodes:
@@ -65,9 +65,9 @@ def enclosing_node(graph: Graph, nodes: Sequence[Node]) -> Node:
     for name in (*inputs, *outputs):
         kind = graph.types.get(name, TensorProto.FLOAT)
         if kind not in NUMBERS:
-            given = TensorProto.DataType.Name(kind).lower()
+            type_name = TensorProto.DataType.Name(kind).lower()
             raise UnsupportedError(
-                f"The tensor {name!r} is of type {given}; codl knows numbers only."
+                f"The tensor {name!r} is of type {type_name}; codl knows numbers only."
             )
     model = _model(graph, nodes, inputs, outputs)
     kinds = "+".join(dict.fromkeys(node.type for node in nodes))
@@ -130,7 +130,7 @@ def enclosed(graph: Graph, node: Node) -> list[ConvertedOp]:
     model = bytes(node.attributes["model"])
     shapes = tuple(tuple(graph.shapes[name]) for name in node.inputs)
     sizes = [tuple(graph.shapes[name]) for name in node.outputs]
-    counts = [prod(own) for own in sizes]
+    counts = [prod(to) for to in sizes]
     op = OnnxModel(
         shapes=shapes,
         to=sizes[0] if len(sizes) == 1 else (sum(counts),),
@@ -179,7 +179,7 @@ def enclose(graph: Graph) -> Graph:
     groups = _Groups(len(graph.nodes), links, foreign)
     number = {node.name: at for at, node in enumerate(graph.nodes)}
     for tensor in inner:  # stays inside one group, with all that make and read it
-        groups.join({makers[tensor], *(number[own.name] for own in graph.consumers(tensor))})
+        groups.join({makers[tensor], *(number[reader.name] for reader in graph.consumers(tensor))})
     for maker, reader in sorted(links, key=lambda link: link[1]):
         groups.merge(maker, reader)
     return _with_groups(graph, groups.members)
@@ -200,9 +200,9 @@ def _with_groups(graph: Graph, groups: Sequence[Sequence[int]]) -> Graph:
 def _is_known(graph: Graph, node: Node) -> bool:
     """Whether a node has a converter, and floats to compute with."""
     for index, name in enumerate(node.inputs):
-        given = name in graph.inputs and INDICES.get(node.type) == index
-        given |= name in graph.inputs and node.type == "Cast"
-        if name and name not in graph.constants and not given and not _may_cross(graph, name):
+        is_input = name in graph.inputs and INDICES.get(node.type) == index
+        is_input |= name in graph.inputs and node.type == "Cast"
+        if name and name not in graph.constants and not is_input and not _may_cross(graph, name):
             return False
     if any(name and not _may_cross(graph, name) for name in node.outputs):
         return False
@@ -237,8 +237,8 @@ def _light(graph: Graph, node: Node) -> Graph:
 
 def _may_cross(graph: Graph, tensor: str) -> bool:
     """Whether a tensor may pass between a group and the rest."""
-    known = tensor in graph.shapes and tensor not in graph.unknown
-    return known and graph.types.get(tensor, TensorProto.FLOAT) in FLOATS
+    has_shape = tensor in graph.shapes and tensor not in graph.unknown
+    return has_shape and graph.types.get(tensor, TensorProto.FLOAT) in FLOATS
 
 
 class _Groups:
@@ -269,7 +269,7 @@ class _Groups:
             for other in self._groups:
                 group |= other if other & group else 0
             group = self._filled(group)
-        self._groups = [own for own in self._groups if not own & group] + [group]
+        self._groups = [other for other in self._groups if not other & group] + [group]
 
     def merge(self, maker: int, reader: int) -> None:
         """Unite the groups of two nodes, where nothing outside lies between."""
@@ -290,7 +290,7 @@ class _Groups:
         while sources:
             for at in _numbers(sources):
                 reached |= steps[at]
-            entered = sum(own for own in self._groups if own & reached and own & ~reached)
+            entered = sum(other for other in self._groups if other & reached and other & ~reached)
             sources = entered & ~reached
             reached |= entered
         return reached

@@ -166,8 +166,8 @@ class ColumnsByType:
         """Elements of inputs, weights and output, and FLOPs, shaped (4, ops)."""
         rows = np.empty((4, len(self._ops)))
         for cls, places in self._of_type.items():
-            own = self._columns[cls]
-            sizes = own.input_elements, own.weight_elements, own.output_elements, own.flops
+            held = self._columns[cls]
+            sizes = held.input_elements, held.weight_elements, held.output_elements, held.flops
             rows[:, places] = sizes
         return rows
 
@@ -179,5 +179,5 @@ class ColumnsByType:
 
 def columns_of(cls: type[Columns], ops: Sequence[Any]) -> Columns:
     """The columns of ops: those that are known, or read of each."""
-    known = ops.columns if isinstance(ops, OpsWithColumns) else None
-    return known if isinstance(known, cls) else cls.of(ops)
+    columns = ops.columns if isinstance(ops, OpsWithColumns) else None
+    return columns if isinstance(columns, cls) else cls.of(ops)

@@ -40,7 +40,7 @@ class Environment:
     protocol: Mapping[str, Any] = field(default_factory=dict)
 
 
-ALL = tuple(own.name for own in fields(Environment))
+ALL = tuple(field.name for field in fields(Environment))
 
 
 @dataclass(frozen=True)
@@ -56,27 +56,27 @@ def differences(
     first: Environment, second: Environment, keys: Collection[str] = ALL
 ) -> tuple[Difference, ...]:
     """All that keeps two results from being compared, of these keys."""
-    found: list[Difference] = []
+    differing: list[Difference] = []
     for key in keys:
-        one, other = getattr(first, key), getattr(second, key)
+        value, other = getattr(first, key), getattr(second, key)
         if key == "clocks_mhz":
-            found += [own for own in _each(key, one, other) if _are_apart(own)]
+            differing += [d for d in _each(key, value, other) if _are_apart(d)]
         elif key == "libraries":
-            found += [own for own in _each(key, one, other) if own.what.split()[-1] in COMPUTING]
-        elif isinstance(one, Mapping):
-            found += _each(key, one, other)
-        elif one != other:
-            found.append(Difference(key.replace("_", " "), one, other))
-    return tuple(found)
+            differing += [d for d in _each(key, value, other) if d.what.split()[-1] in COMPUTING]
+        elif isinstance(value, Mapping):
+            differing += _each(key, value, other)
+        elif value != other:
+            differing.append(Difference(key.replace("_", " "), value, other))
+    return tuple(differing)
 
 
-def _each(key: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> list[Difference]:
+def _each(key: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Difference]:
     """The entries in which two mappings differ."""
     names = {"clocks_mhz": "clock in MHz of", "clocks": "setting of the clock of"}
     return [
-        Difference(f"{names.get(key, key)} {name}", one.get(name, NONE), other.get(name, NONE))
-        for name in dict.fromkeys((*one, *other))
-        if one.get(name) != other.get(name)
+        Difference(f"{names.get(key, key)} {name}", first.get(name, NONE), second.get(name, NONE))
+        for name in dict.fromkeys((*first, *second))
+        if first.get(name) != second.get(name)
     ]
 
 
@@ -89,12 +89,12 @@ def _are_apart(clocks: Difference) -> bool:
 
 
 def check_alike(
-    found: tuple[Difference, ...], first: object, second: object, *, fix: str = ""
+    differing: tuple[Difference, ...], first: object, second: object, *, fix: str = ""
 ) -> None:
     """Raise `MismatchError` where there are differences between what two names stand for."""
-    if not found:
+    if not differing:
         return
-    each = "; ".join(f"{own.what}: {_shown(own.first)} and {_shown(own.second)}" for own in found)
+    each = "; ".join(f"{d.what}: {_shown(d.first)} and {_shown(d.second)}" for d in differing)
     raise MismatchError(
         f"{first} and {second} were not measured alike, and cannot be compared. {each}."
         f"{' ' if fix else ''}{fix}"

@@ -88,10 +88,10 @@ class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.storage.layout != "planar":
             return not self.lead(part)
         before = 1  # elements of the axes further out
-        for own, held in zip(part, self.held, strict=True):
-            if own != held and before > 1:
+        for span, held in zip(part, self.held, strict=True):
+            if span != held and before > 1:
                 return False
-            before *= own.size
+            before *= span.size
         return True
 
     def place(self, part: Region, image: int = 0) -> tuple[int, int]:
@@ -399,8 +399,8 @@ class Refusal(Record, frozen=True):
     reason: str
 
     def is_of(self, label: str, variant: str, choice: Mapping[str, int] | None) -> bool:
-        own = (self.label, self.variant, self.choice)
-        return own == (label, variant, None if choice is None else dict(choice))
+        kernels = (self.label, self.variant, self.choice)
+        return kernels == (label, variant, None if choice is None else dict(choice))
 
     def __str__(self) -> str:
         return f"{self.variant}: {self.reason}"

@@ -101,7 +101,7 @@ def check_text(text: str, inputs: Collection[str], outputs: Collection[str]) -> 
 def _blobs(words: list[str]) -> tuple[list[str], list[str]]:
     """The blobs that a layer reads and makes."""
     line = " ".join(words)[:80]
-    if len(words) < 4 or not all(one.isdecimal() and len(one) < 6 for one in words[2:4]):
+    if len(words) < 4 or not all(word.isdecimal() and len(word) < 6 for word in words[2:4]):
         raise UnfitError(f"the layer {line!r}")
     count, results = int(words[2]), int(words[3])
     names, parameters = words[4 : 4 + count + results], words[4 + count + results :]
@@ -121,11 +121,11 @@ def _key(parameter: str) -> int:
         raise UnfitError(f"the parameter {parameter[:40]!r}")
     key = int(match[1])
     is_array = key <= ARRAYS
-    own = ARRAYS - key if is_array else key
+    number = ARRAYS - key if is_array else key
     fits = values[0] == str(len(values) - 1) if is_array else len(values) == 1
-    if not 0 <= own < KEYS or not fits:
+    if not 0 <= number < KEYS or not fits:
         raise UnfitError(f"the parameter {parameter[:40]!r}")
-    return own
+    return number
 
 
 #: An op's tensors have fewer elements, the padding of a window included.
@@ -166,18 +166,18 @@ def check_layers(
 
     Regions come with the shapes of their tensors, of which the width alone counts.
     """
-    known = dict(inputs)
+    values = dict(inputs)
     for layer in layers:
         op, shapes = _parsed(layer.op), []
         for name, region in layer.inputs:
-            if name not in known or not known[name][0].covers(region) or region.is_empty:
+            if name not in values or not values[name][0].covers(region) or region.is_empty:
                 raise UnfitError(f"{layer.name!r} reads {name} ({region}), which is not there")
-            shapes.append(region.shape(known[name][1]))
+            shapes.append(region.shape(values[name][1]))
         _check_inputs(op, shapes)
         if layer.region.shape(op.output) != op.output:
             raise UnfitError(f"{layer.region} is written by {layer.op!r}")
-        known[layer.output] = layer.region, op.output
-    return known
+        values[layer.output] = layer.region, op.output
+    return values
 
 
 def _parsed(text: str) -> Op:
@@ -196,19 +196,19 @@ def _parsed(text: str) -> Op:
     return op
 
 
-def _check_inputs(op: Op, given: Sequence[Shape]) -> None:
-    sizes = [shape.elements for shape in given], [shape.elements for shape in op.inputs]
+def _check_inputs(op: Op, shapes: Sequence[Shape]) -> None:
+    sizes = [shape.elements for shape in shapes], [shape.elements for shape in op.inputs]
     if sizes[0] != sizes[1]:
         raise UnfitError(f"{sizes[0]} elements are read by an op {op.kind} of {sizes[1]}")
 
 
 def check_flags(executable: Executable) -> None:
     """Raise `UnfitError` with what does not hold, and its value."""
-    flags = {n: own for n, own in enumerate(executable.buffers) if own.place == "flag"}
-    raised = [one.buffer for one in executable.commands if isinstance(one, Raise)]
+    flags = {n: buffer for n, buffer in enumerate(executable.buffers) if buffer.place == "flag"}
+    raised = [command.buffer for command in executable.commands if isinstance(command, Raise)]
     if executable.version not in VERSIONS or (flags and executable.version == VERSION):
         raise UnfitError(f"flags in an executable of version {executable.version}")
-    if any(isinstance(one, Raise) for one in executable.setup):
+    if any(isinstance(command, Raise) for command in executable.setup):
         raise UnfitError("a flag that is raised once, in the setup")
     for number, buffer in flags.items():
         if buffer.bytes != FLAG_BYTES:
@@ -362,8 +362,8 @@ class Checker:
     def _program(self, program: Program, at: str) -> None:
         source = self._executable.texts.get(program.text)
         self._that(source is not None, at, "digest of a text that is not there", program.text)
-        own = sha256((source or "").encode(errors="replace")).hexdigest()
-        self._that(own == program.text, at, "digest of the text", program.text)
+        digest = sha256((source or "").encode(errors="replace")).hexdigest()
+        self._that(digest == program.text, at, "digest of the text", program.text)
         self._that(OPTIONS.fullmatch(program.options) is not None, at, "options", program.options)
         self._that(SOURCE.fullmatch(program.name) is not None, at, "name", program.name)
 
@@ -416,13 +416,13 @@ class Checker:
         for access in (*inputs, *outputs):
             self._access(access, at, on_cpu=True)
         tensors = self._executable.tensors
-        given = {tensors[a.tensor].name: (a.region, tensors[a.tensor].shape) for a in inputs}
-        self._that(len(given) == len(inputs), at, "inputs of one tensor", list(given))
+        entering = {tensors[a.tensor].name: (a.region, tensors[a.tensor].shape) for a in inputs}
+        self._that(len(entering) == len(inputs), at, "inputs of one tensor", list(entering))
         with self._fitting(at, "layers that do not fit"):
-            known = check_layers(net.layers, given)
+            values = check_layers(net.layers, entering)
         for access in outputs:
             tensor = tensors[access.tensor]
-            region, shape = known.get(tensor.name, (None, None))
+            region, shape = values.get(tensor.name, (None, None))
             is_made = region is not None and region.covers(access.region)
             is_made = is_made and shape is not None and shape.w == tensor.shape.w
             self._that(is_made, at, "output that no layer computes", tensor.name)
@@ -431,26 +431,26 @@ class Checker:
         return access.region.shape(self._executable.tensors[access.tensor].shape)
 
     def _ncnn(self, net: NcnnNet, at: str) -> None:
-        count, known = len(net.values), {value for value, _ in net.inputs}
+        count, made = len(net.values), {value for value, _ in net.inputs}
         for value, access in (*net.inputs, *net.outputs):
             self._that(0 <= value < count, at, "value", value)
             self._access(access, at, on_cpu=True)
             images = (net.values[value].region.images, access.region.images)
             self._that(images[0] == images[1], at, "images of a value", images)
-        self._that(set(net.copied) <= known, at, "copied values", net.copied)
+        self._that(set(net.copied) <= made, at, "copied values", net.copied)
         self._that(len(net.parts) > 0, at, "parts", 0)
         for part in net.parts:
             self._that(0 <= part.images.start < part.images.stop, at, "images", part.images)
             for _, value in part.inputs:
-                self._that(value in known, at, "value that is read before it is there", value)
-                own = net.values[value].region.images
-                is_there = own.size == 1 or (
-                    own.start <= part.images.start and part.images.stop <= own.stop
+                self._that(value in made, at, "value that is read before it is there", value)
+                held = net.values[value].region.images
+                is_there = held.size == 1 or (
+                    held.start <= part.images.start and part.images.stop <= held.stop
                 )
-                self._that(is_there, at, "images of a value", own)
+                self._that(is_there, at, "images of a value", held)
             for _, value in part.outputs:
                 self._that(0 <= value < count, at, "value", value)
-                known.add(value)
+                made.add(value)
             for constant in part.weights:
                 self._constant(constant, at)
             with self._fitting(at, "text of a net"):
@@ -458,10 +458,10 @@ class Checker:
             for option in part.options:
                 self._that(NET_OPTIONS.fullmatch(option) is not None, at, "option", option)
         for value, access in (*net.inputs, *net.outputs):
-            there = NetValue(self._executable.tensors[access.tensor].name, access.region)
-            is_alike = net.values[value] == there
-            self._that(is_alike, at, f"value where there is {there}", net.values[value])
-        missing = [value for value, _ in net.outputs if value not in known]
+            expected = NetValue(self._executable.tensors[access.tensor].name, access.region)
+            is_alike = net.values[value] == expected
+            self._that(is_alike, at, f"value where there is {expected}", net.values[value])
+        missing = [value for value, _ in net.outputs if value not in made]
         self._that(not missing, at, "outputs that no part computes", missing)
 
     # Commands.
@@ -514,7 +514,7 @@ class Checker:
         self._that(is_sound and prod(sizes) < MOST_WORK_ITEMS, at, "global size", sizes)
         if local is not None:
             divides = len(local) == len(sizes) and all(
-                own > 0 and size % own == 0 for size, own in zip(sizes, local, strict=True)
+                part > 0 and size % part == 0 for size, part in zip(sizes, local, strict=True)
             )
             self._that(divides, at, f"local size of {sizes}", local)
         for arg in launch.args:
@@ -593,7 +593,7 @@ def _sides(net: Net) -> tuple[list[Access], list[Access]]:
     """Where what a net reads lies, and what it writes."""
     if isinstance(net, NcnnNet):
         return [access for _, access in net.inputs], [access for _, access in net.outputs]
-    return [one.access for one in net.inputs], [one.access for one in net.outputs]
+    return [binding.access for binding in net.inputs], [binding.access for binding in net.outputs]
 
 
 def check(executable: Executable) -> None:

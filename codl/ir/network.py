@@ -106,9 +106,9 @@ class Network:
         """Identifies structure and weights; reads every weight once."""
         if self.content:
             return self.content
-        named = [(f"{x.name} {name}", own) for x in self.layers for name, own in x.weights.items()]
-        arrays = sorted([*named, *self.constants.items()], key=lambda one: one[0])
-        lines = [self.digest, *(f"{name} {array_digest(own)}" for name, own in arrays)]
+        named = [(f"{x.name} {name}", w) for x in self.layers for name, w in x.weights.items()]
+        arrays = sorted([*named, *self.constants.items()], key=lambda item: item[0])
+        lines = [self.digest, *(f"{name} {array_digest(w)}" for name, w in arrays)]
         return sha256("\n".join(lines).encode()).hexdigest()[:16]
 
     @property
@@ -132,11 +132,11 @@ class Network:
 
     @cached_property
     def _readers(self) -> Mapping[str, list[Layer]]:
-        found: dict[str, list[Layer]] = {}
+        readers: dict[str, list[Layer]] = {}
         for layer in self.layers:
             for name in dict.fromkeys(layer.inputs):
-                found.setdefault(name, []).append(layer)
-        return found
+                readers.setdefault(name, []).append(layer)
+        return readers
 
 
 #: What is behind a product's name in that of its sum, and in that of the tensor of its terms.
@@ -214,14 +214,14 @@ def _is_flat(sizes: Sizes) -> bool:
 
 
 def _written(layer: Layer, makers: Mapping[str, Layer], cut: int) -> Iterator[Layer]:
-    found = terms_of(layer, makers, cut)
-    if found is None:
+    terms = terms_of(layer, makers, cut)
+    if terms is None:
         raise MismatchError(
             f"The plan has {layer.name!r} as partial sums of the features before and behind "
             f"{cut}; it is a {layer.op.kind}, which is not cut there."
         )
     product: Any = layer.op
-    name, op = found
+    name, op = terms
     output = layer.output + TERMS_OF
     yield replace(layer, op=op, inputs=(name,), output=output)
     total = Reduce(

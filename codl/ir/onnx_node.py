@@ -33,21 +33,21 @@ class Node:
 
 def type_of(node: onnx.NodeProto) -> str:
     """What a node computes: ONNX's own by its name, `com.microsoft.Gelu` for one of a domain."""
-    own = node.domain in ("", "ai.onnx")
-    return str(node.op_type) if own else f"{node.domain}.{node.op_type}"
+    is_standard = node.domain in ("", "ai.onnx")
+    return str(node.op_type) if is_standard else f"{node.domain}.{node.op_type}"
 
 
 def _captured(node: onnx.NodeProto) -> list[str]:
     """What the graphs in a node's attributes read and do not make."""
-    found: dict[str, None] = {}
+    captured: dict[str, None] = {}
     for attribute in node.attribute:
         graphs = [*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])]
         for graph in graphs:
-            known = {item.name for item in (*graph.input, *graph.initializer)}
+            made = {item.name for item in (*graph.input, *graph.initializer)}
             for inner in graph.node:
                 read = (*inner.input, *_captured(inner))
-                found |= dict.fromkeys(name for name in read if name and name not in known)
-                known.update(inner.output)
+                captured |= dict.fromkeys(name for name in read if name and name not in made)
+                made.update(inner.output)
             results = (item.name for item in graph.output)
-            found |= dict.fromkeys(name for name in results if name not in known)
-    return list(found)
+            captured |= dict.fromkeys(name for name in results if name not in made)
+    return list(captured)

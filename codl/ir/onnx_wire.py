@@ -61,7 +61,7 @@ def external_tensors(model: bytes, *, but: Collection[str] = ()) -> list[str]:
 
     But for one initializer of the graph itself of each name in `but`: the caller has its elements.
     """
-    found, given = [], {*but}
+    external, left_out = [], {*but}
     left = [(0, "ModelProto", memoryview(model))]
     while left:
         depth, kind, content = left.pop()
@@ -74,11 +74,11 @@ def external_tensors(model: bytes, *, but: Collection[str] = ()) -> list[str]:
                 name = bytes(value).decode(errors="replace")
             elif kind == "TensorProto" and number == LOCATION:
                 is_external |= value != 0
-        if depth == OF_GRAPH and name in given:
-            given.remove(name)
+        if depth == OF_GRAPH and name in left_out:
+            left_out.remove(name)
         elif is_external:
-            found.append(name)
-    return found
+            external.append(name)
+    return external
 
 
 def _fields(content: memoryview) -> Iterator[tuple[int, int | memoryview]]:

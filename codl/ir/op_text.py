@@ -31,14 +31,14 @@ SHORT = {"inputs": "in", "shapes": "in", "out_channels": "oc", "activation": "ac
 
 def to_text(op: Op) -> str:
     """The op as one line; equal ops give equal lines."""
-    given = {
+    words = {
         key: _write(getattr(op, field.name))
         for key, field in _fields(type(op)).items()
         if getattr(op, field.name) != field.default
     }
-    others = sorted(given.keys() - {*ORDER, "act"})
-    order = [key for key in (*ORDER, *others, "act") if key in given]
-    return " ".join([op.kind, *(f"{key}={given[key]}" for key in order)])
+    others = sorted(words.keys() - {*ORDER, "act"})
+    order = [key for key in (*ORDER, *others, "act") if key in words]
+    return " ".join([op.kind, *(f"{key}={words[key]}" for key in order)])
 
 
 def _fields(cls: type[Op]) -> dict[str, Field[Any]]:
@@ -66,18 +66,18 @@ def parse(text: str) -> Op:
 
 @lru_cache(maxsize=65536)
 def _parse(cls: Any, text: str) -> Op:
-    known = _fields(cls)
+    fields_of = _fields(cls)
     values: dict[str, Any] = {}
     for word in text.split()[1:]:
         key, equals, value = word.partition("=")
-        if key not in known or not equals:
-            raise UnknownNameError(f"field of {cls.kind}", word, known)
-        if known[key].name in values:
+        if key not in fields_of or not equals:
+            raise UnknownNameError(f"field of {cls.kind}", word, fields_of)
+        if fields_of[key].name in values:
             raise CodlError(f"The op {text!r} has {key} twice.")
-        values[known[key].name] = read = _read(cls, known[key], value)
+        values[fields_of[key].name] = read = _read(cls, fields_of[key], value)
         if key in STEPS and min(read if isinstance(read, tuple) else (read,)) < 1:
             raise CodlError(f"{key} of the op {text!r} must be at least 1, got {value}.")
-    missing = [key for key, f in known.items() if _is_required(f) and f.name not in values]
+    missing = [key for key, f in fields_of.items() if _is_required(f) and f.name not in values]
     if missing:
         raise CodlError(f"The op {text!r} lacks {', '.join(missing)}.")
     op: Op = cls(**values)

@@ -47,11 +47,11 @@ def those_of(fallbacks: Iterable[OpFallback], op: Op, processor: Processor) -> l
     Raises `CodlError` for the text of an op that cannot be read.
     """
     return [
-        one
-        for one in fallbacks
-        if one.processor == processor
-        and one.op.partition(" ")[0] == op.kind
-        and _is_part(op, one.op)
+        fallback
+        for fallback in fallbacks
+        if fallback.processor == processor
+        and fallback.op.partition(" ")[0] == op.kind
+        and _is_part(op, fallback.op)
     ]
 
 
@@ -64,7 +64,7 @@ def _is_part(part: Op, text: str) -> bool:
     everything = Region.whole(whole.output)
     for dim in whole.dims:
         axis = AXES[dim]
-        size, of = (getattr(Region.whole(one.output), axis).size for one in (part, whole))
+        size, of = (getattr(Region.whole(op.output), axis).size for op in (part, whole))
         cuts = (Span(first, first + size) for first in range(of - size + 1))
         if any(whole.restrict(everything._replace(**{axis: cut})) == part for cut in cuts):
             return True
@@ -148,9 +148,9 @@ class Plan:
     @property
     def fingerprint(self) -> str:
         """Identifies what runs: plans that differ in nothing else have the same."""
-        own = {"chains": [asdict(chain) for chain in self.chains], "sharing": self.sharing}
+        running = {"chains": [asdict(chain) for chain in self.chains], "sharing": self.sharing}
         sums = {"sums": dict(self.sums)} if self.sums else {}
-        return digest({"model": self.digest, "soc": self.soc, **own, **sums})[:16]
+        return digest({"model": self.digest, "soc": self.soc, **running, **sums})[:16]
 
     def check(self, network: Network, soc: str) -> None:
         """Raise `MismatchError` where this plan was made for another model or SoC."""
@@ -206,8 +206,8 @@ def read_plan(content: Any, path: Path) -> Plan:
     """A plan from what the file `path` holds; raises as `load_plan` does."""
     if not isinstance(content, dict) or content.get("version") != VERSION:
         raise InvalidFileError(path, f"expected a plan of version {VERSION}.", where="version")
-    own = {key: value for key, value in content.items() if key != "version"}
-    plan = yaml_file.convert(own, Plan, path)
+    fields = {key: value for key, value in content.items() if key != "version"}
+    plan = yaml_file.convert(fields, Plan, path)
     for number, chain in enumerate(plan.chains):
         if not 0 <= chain.gpu_ratio <= 1:
             problem = f"must be 0 ... 1, got {chain.gpu_ratio}."

@@ -49,7 +49,7 @@ class Mask:
     """
 
     fixed: Array | None = None
-    given: list[Operand] = field(default_factory=list)
+    tensors: list[Operand] = field(default_factory=list)
     rows: Operand | None = None
 
     def forbid(self, allowed: NDArray[np.bool_]) -> None:
@@ -90,7 +90,7 @@ def add_choice(steps: Steps, mask: Mask, chosen: Operand) -> None:
         Reduce(shapes=(bias.sizes,), mode="max", axes=(axis,), keepdims=True), (bias,), "best"
     )
     mask.rows = steps.function("sign", steps.function("exp", best, "seen"), "rows")
-    mask.given.append(steps.combine("max", bias, Operand.number(LOW), "bias"))
+    mask.tensors.append(steps.combine("max", bias, Operand.number(LOW), "bias"))
 
 
 def split_heads(steps: Steps, x: Operand, heads: int) -> Operand:
@@ -162,16 +162,16 @@ def _as_one(
     q, k, v = parts
     full = (*q.sizes[:3], k.sizes[2])
     first = None if mask.fixed is None else causal_first(mask.fixed, full)
-    known = None if mask.fixed is None or first is not None else mask.fixed
-    if mask.rows is not None or (known is not None and _hides_all(known)):
+    hidden = None if mask.fixed is None or first is not None else mask.fixed
+    if mask.rows is not None or (hidden is not None and _hides_all(hidden)):
         return None
-    given = [seen(x, (1,) * (4 - len(x.sizes)) + x.sizes) for x in mask.given]
-    if known is not None and known.any():
-        given.append(steps.constant("mask", known.clip(LOW)))
-    if any(len(x.sizes) > 4 for x in given):
+    biases = [seen(x, (1,) * (4 - len(x.sizes)) + x.sizes) for x in mask.tensors]
+    if hidden is not None and hidden.any():
+        biases.append(steps.constant("mask", hidden.clip(LOW)))
+    if any(len(x.sizes) > 4 for x in biases):
         return None
-    sizes = np.broadcast_shapes((1, 1, 1, full[3]), *(x.sizes for x in given))
-    shapes = (q.sizes, k.sizes, v.sizes, *([sizes] if given else []))
+    sizes = np.broadcast_shapes((1, 1, 1, full[3]), *(x.sizes for x in biases))
+    shapes = (q.sizes, k.sizes, v.sizes, *([sizes] if biases else []))
     op = Attention(
         shapes=shapes,
         scale=float(np.float32(scale)),
@@ -180,14 +180,14 @@ def _as_one(
     )
     if op.problem is not None or q.sizes[3] + v.sizes[3] > MOST_FEATURES:
         return None
-    return steps.apply(op, (*parts, *_together(steps, given, sizes)), "attended")
+    return steps.apply(op, (*parts, *_together(steps, biases, sizes)), "attended")
 
 
-def _together(steps: Steps, given: list[Operand], sizes: Sizes) -> list[Operand]:
+def _together(steps: Steps, biases: list[Operand], sizes: Sizes) -> list[Operand]:
     """The sum of biases, of these sizes; none of none."""
-    if not given:
+    if not biases:
         return []
-    bias, *others = given
+    bias, *others = biases
     for other in others:
         bias = steps.combine("add", bias, other, "bias")
     if bias.sizes != sizes:
@@ -223,7 +223,7 @@ def _masked(steps: Steps, scores: Operand, mask: Mask, exact: bool) -> Operand:
         fixed = mask.fixed if exact else np.asarray(mask.fixed.clip(LOW))
         if fixed.any():
             scores = steps.combine("add", scores, steps.constant("mask", fixed), "masked")
-    for bias in mask.given:
+    for bias in mask.tensors:
         scores = steps.combine("add", scores, bias, "masked")
     return scores
 
@@ -238,9 +238,9 @@ def _rotary(graph: Graph, node: Node) -> list[ConvertedOp]:
     """Inputs: x, cosines, sines, positions; without those, every token has a row of its own."""
     steps = Steps(graph, node)
     x, axis = _heads_of(steps, int(attribute(node, "num_heads", 0)))
-    given = has_input(node, 3)
-    cos, sin = (steps.ranked(name, 2 if given else 3) for name in node.inputs[1:3])
-    if given:
+    has_positions = has_input(node, 3)
+    cos, sin = (steps.ranked(name, 2 if has_positions else 3) for name in node.inputs[1:3])
+    if has_positions:
         rows = steps.ranked(node.inputs[3], 2)
         cos, sin = (table_rows(steps, table, rows) for table in (cos, sin))
     return _turned(steps, x, cos, sin, axis)
@@ -276,8 +276,8 @@ def table_rows(steps: Steps, table: Operand, rows: Operand) -> Operand:
         return steps.gather(table, rows, "rows")
     positions = rows.value.astype(np.int64)
     if positions.min() < 0 or positions.max() >= table.sizes[0]:
-        first, last, known = positions.min(), positions.max(), table.sizes[0]
-        reason = f"positions {first} to {last} are outside of a table of {known}."
+        first, last, count = positions.min(), positions.max(), table.sizes[0]
+        reason = f"positions {first} to {last} are outside of a table of {count}."
         raise unsupported(steps.node, reason)
     return steps.constant("rows", table.value[positions])
 
@@ -332,8 +332,8 @@ def _attention(graph: Graph, node: Node) -> list[ConvertedOp]:
     flat = len(graph.shapes[node.inputs[0]]) == 3
     q, k, v = (steps.ranked(name, 3 if flat else 4) for name in node.inputs[:3])
     if flat:
-        own, shared = (int(attribute(node, f"{p}_num_heads", 0)) for p in ("q", "kv"))
-        parts = zip((q, k, v), (own, shared, shared), strict=True)
+        heads_of_q, shared = (int(attribute(node, f"{p}_num_heads", 0)) for p in ("q", "kv"))
+        parts = zip((q, k, v), (heads_of_q, shared, shared), strict=True)
         q, k, v = (heads_first(steps, split_heads(steps, x, heads), "heads") for x, heads in parts)
     past = graph.shapes[node.inputs[4]][2] if has_input(node, 4) else 0
     k, v = (_with_past(steps, x, index) for x, index in ((k, 4), (v, 5)))
@@ -381,7 +381,7 @@ def _multi_head_attention(graph: Graph, node: Node) -> list[ConvertedOp]:
     if has_input(node, 4):
         _add_padding(steps, mask, node.inputs[4])
     if has_input(node, 5):
-        mask.given.append(steps.operand(node.inputs[5]))
+        mask.tensors.append(steps.operand(node.inputs[5]))
     y, _ = attend(steps, q, k, v, mask, scale=_scale(node, q))
     if _is_wanted(steps, 3):
         raise unsupported(node, "its scores are not handed out.")
@@ -421,7 +421,7 @@ def _group_query_attention(graph: Graph, node: Node) -> list[ConvertedOp]:
     left = window - 1 if window > 0 else -1
     mask.forbid(allowed_keys(q.sizes[2], keys, past, causal=True, left=left))
     if has_input(node, 10):
-        mask.given.append(steps.operand(node.inputs[10]))
+        mask.tensors.append(steps.operand(node.inputs[10]))
     softcap = number(attribute(node, "softcap", 0.0))
     y, _ = attend(steps, q, k, v, mask, scale=_scale(node, q), softcap=softcap)
     _finish(steps, join_heads(steps, y), (k, v))
@@ -432,17 +432,17 @@ def _cached_attention(graph: Graph, node: Node) -> list[ConvertedOp]:
     """The same with the past in states, which are as long as they may ever be."""
     steps = Steps(graph, node)
     heads, groups = (int(attribute(node, name, 0)) for name in ("num_heads", "kv_num_heads"))
-    given = {name: attribute(node, name, usual) for name, usual in UNCACHED.items()}
+    settings = {name: attribute(node, name, usual) for name, usual in UNCACHED.items()}
     smooth = attribute(node, "smooth_softmax", 0) > 0
     if (
         smooth
-        or given != UNCACHED
+        or settings != UNCACHED
         or any(has_input(node, index) for index in range(10, len(node.inputs)))
     ):
         rules = ", ".join(f"{name} {usual}" for name, usual in UNCACHED.items())
         reason = (
             f"with a cache it must have {rules}, no smooth softmax and 10 inputs at most, got "
-            f"{given} and {len(node.inputs)} inputs."
+            f"{settings} and {len(node.inputs)} inputs."
         )
         raise unsupported(node, reason)
     q, k, v = _own_parts(steps, heads, groups)
@@ -480,8 +480,8 @@ def _packed_attention(graph: Graph, node: Node) -> list[ConvertedOp]:
         raise unsupported(node, f"{list(widths)} features are not those of {matrix.shape}.")
     x, cuts = steps.ranked(node.inputs[0], 3), np.cumsum(widths)[:-1]
     q, k, v = (
-        heads_first(steps, split_heads(steps, steps.linear(x, own, start, "part"), heads), "heads")
-        for own, start in zip(np.split(matrix, cuts, axis=1), np.split(bias, cuts), strict=True)
+        heads_first(steps, split_heads(steps, steps.linear(x, part, start, "part"), heads), "heads")
+        for part, start in zip(np.split(matrix, cuts, axis=1), np.split(bias, cuts), strict=True)
     )
     mask = Mask()
     if attribute(node, "unidirectional", 0):
@@ -489,7 +489,7 @@ def _packed_attention(graph: Graph, node: Node) -> list[ConvertedOp]:
     if has_input(node, 3):
         _add_padding(steps, mask, node.inputs[3])
     if has_input(node, 5):
-        mask.given.append(steps.operand(node.inputs[5]))
+        mask.tensors.append(steps.operand(node.inputs[5]))
     y, _ = attend(steps, q, k, v, mask, scale=_scale(node, q))
     _finish(steps, join_heads(steps, y), ())
     return steps.made
@@ -571,11 +571,11 @@ def _onnx_mask(steps: Steps, q: Operand, k: Operand, past: int) -> Mask:
 
 def _add_given(steps: Steps, mask: Mask, name: str, keys: int) -> None:
     """A mask of numbers or of truths; keys that it does not know do not count."""
-    known = steps.graph.constants.get(name)
+    constant = steps.graph.constants.get(name)
     bias = steps.operand(name)
     missing = keys - bias.sizes[-1]
-    if known is not None:
-        value = np.where(known, 0.0, -np.inf) if known.dtype == bool else known
+    if constant is not None:
+        value = np.where(constant, 0.0, -np.inf) if constant.dtype == bool else constant
         wide = [(0, 0)] * (value.ndim - 1) + [(0, missing)]
         mask.add(np.pad(value.astype(np.float32), wide, constant_values=-np.inf))
         return
@@ -585,7 +585,7 @@ def _add_given(steps: Steps, mask: Mask, name: str, keys: int) -> None:
     if is_choice:
         add_choice(steps, mask, bias)
     else:
-        mask.given.append(bias)
+        mask.tensors.append(bias)
 
 
 def _add_padding(steps: Steps, mask: Mask, name: str) -> None:
@@ -598,4 +598,4 @@ def _add_padding(steps: Steps, mask: Mask, name: str) -> None:
         mask.add((1 - padding.value) * np.float32(low))
         return
     missing = steps.combine("sub", Operand.number(1.0), padding, "missing")
-    mask.given.append(steps.combine("mul", missing, Operand.number(low), "padding"))
+    mask.tensors.append(steps.combine("mul", missing, Operand.number(low), "padding"))

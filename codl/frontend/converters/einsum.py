@@ -70,8 +70,8 @@ def _equation(steps: Steps) -> tuple[list[Indexed], str]:
             raise unsupported(steps.node, f"{text!r} takes a diagonal.")
         terms.append(Indexed(operand, axes))
     if not arrow:
-        given = "".join(texts).replace(".", "")
-        target = "..." + "".join(sorted(i for i in set(given) if given.count(i) == 1))
+        indices = "".join(texts).replace(".", "")
+        target = "..." + "".join(sorted(i for i in set(indices) if indices.count(i) == 1))
     target = target.replace("...", LEFT_OUT[: max(hidden)])
     if len(set(target)) < len(target) or not set(target) <= set("".join(t.axes for t in terms)):
         raise unsupported(steps.node, f"{target!r} is no result of {equation!r}.")

@@ -50,8 +50,8 @@ def _transpose(graph: Graph, node: Node) -> list[ConvertedOp]:
 
 def _permuted(node: Node, shape: Sizes, axes: Sizes, perm: Sizes, to: Sizes) -> ConvertedOp:
     plain = to == tuple(axes[axis] for axis in perm)
-    given = () if axes == shape else axes
-    op = Transpose(shapes=(shape,), perm=perm, axes=given, to=() if plain else to)
+    seen = () if axes == shape else axes
+    op = Transpose(shapes=(shape,), perm=perm, axes=seen, to=() if plain else to)
     return _step(node, op)
 
 

@@ -83,8 +83,8 @@ def _runs(sizes: Sizes, axes: Sizes) -> Iterator[Sizes]:
 def _reduce(graph: Graph, node: Node) -> list[ConvertedOp]:
     steps, mode = Steps(graph, node), MODES[node.type]
     x = steps.operand(node.inputs[0])
-    given = parameter(graph, node, "axes", 1)
-    axes = () if given is None else ints(given)
+    named = parameter(graph, node, "axes", 1)
+    axes = () if named is None else ints(named)
     if not axes and not attribute(node, "noop_with_empty_axes", 0):
         axes = tuple(range(len(x.sizes)))
     if len(x.sizes) == 4 and {axis % 4 for axis in axes} == {2, 3} and mode in POOLINGS:

@@ -93,8 +93,8 @@ def _scales(
     if has_input(node, 2) and graph.constants[node.inputs[2]].size:
         return constant_input(graph, node, 2)
     policy = attribute(node, "keep_aspect_ratio_policy", "stretch")
-    given = constant_input(graph, node, 3)
-    ratios = [np.float32(n) / np.float32(sizes[a]) for n, a in zip(given, named, strict=True)]
+    wanted = constant_input(graph, node, 3)
+    ratios = [np.float32(n) / np.float32(sizes[a]) for n, a in zip(wanted, named, strict=True)]
     if policy == "stretch":
         return ratios
     return [(min if policy == "not_larger" else max)(ratios)] * len(named)

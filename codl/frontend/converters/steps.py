@@ -53,8 +53,8 @@ def merge(shapes: Sequence[Sizes]) -> list[Sizes]:
         before = merged[-1] if merged else None
         if full == 1:
             continue
-        if before and [prod(own) == max(prod(o) for o in before) for own in before] == alike:
-            merged[-1] = [(*own, size) for own, size in zip(before, sizes, strict=True)]
+        if before and [prod(axis) == max(prod(o) for o in before) for axis in before] == alike:
+            merged[-1] = [(*axis, size) for axis, size in zip(before, sizes, strict=True)]
         else:
             merged.append([(size,) for size in sizes])
     return [tuple(prod(axis[index]) for axis in merged) for index in range(len(shapes))]
@@ -116,8 +116,8 @@ class Steps:
         weights = {"weight": np.ascontiguousarray(matrix), "bias": np.ascontiguousarray(bias)}
         return self.apply(op, (x,), word, weights)
 
-    def matmul(self, a: Operand, b: Operand, word: str, **given: Any) -> Operand:
-        return self.apply(MatMul(shapes=(a.sizes, b.sizes), **given), (a, b), word)
+    def matmul(self, a: Operand, b: Operand, word: str, **fields: Any) -> Operand:
+        return self.apply(MatMul(shapes=(a.sizes, b.sizes), **fields), (a, b), word)
 
     def transpose(
         self, x: Operand, perm: Sizes, word: str, *, axes: Sizes = (), to: Sizes = ()
@@ -159,8 +159,8 @@ class Steps:
         if len(to) > 4 and padded[0] != padded[1]:
             padded = merge(padded)
             if len(padded[0]) > 4:
-                given = f"{a.sizes} and {b.sizes}"
-                reason = f"{given} are stretched along more than 4 separate axes."
+                shapes = f"{a.sizes} and {b.sizes}"
+                reason = f"{shapes} are stretched along more than 4 separate axes."
                 raise unsupported(self.node, reason)
         op = Eltwise(inputs=tuple(as_nchw(sizes) for sizes in padded), mode=mode)
         inputs = list(zip((a, b), padded, strict=True))

@@ -189,8 +189,8 @@ def _conv3d(
         **window.over(1, 2),
     )
     weight = weights["weight"].reshape(oc, -1, *window.kernel[1:])
-    own = {"weight": weight, "bias": weights["bias"]}
-    steps.append(ConvertedOp(conv, (steps[-1].output,), f"{node.outputs[0]}.images", own))
+    filters = {"weight": weight, "bias": weights["bias"]}
+    steps.append(ConvertedOp(conv, (steps[-1].output,), f"{node.outputs[0]}.images", filters))
     area = prod(window.to[1:])
     back = Transpose(
         shapes=(tuple(conv.output),),
@@ -224,8 +224,8 @@ def _conv_transpose(graph: Graph, node: Node) -> list[ConvertedOp]:
         dilation=Size2(*(*_ints(node, "dilations", (1,) * rank), 1)[:2]),
         crop=Size2(*(*_crop(graph, node, kernel), 0)[:2]),
     )
-    own = np.ascontiguousarray(grouped).reshape(oc, shape.c // groups, *op.kernel)
-    return [ConvertedOp(op, node.inputs[:1], node.outputs[0], {"weight": own, "bias": bias})]
+    filters = np.ascontiguousarray(grouped).reshape(oc, shape.c // groups, *op.kernel)
+    return [ConvertedOp(op, node.inputs[:1], node.outputs[0], {"weight": filters, "bias": bias})]
 
 
 def _crop(graph: Graph, node: Node, kernel: Sizes) -> Sizes:

@@ -115,7 +115,7 @@ def _attention(
     widths = (sizes.heads * sizes.each, narrow, narrow)
     queries, keys, values = (b.linear(x, width, bias=False) for width in widths)
     if sizes.has_norms:
-        queries, keys = (_norm_of_heads(b, own, sizes) for own in (queries, keys))
+        queries, keys = (_norm_of_heads(b, x, sizes) for x in (queries, keys))
     cache = (1, sizes.groups, capacity, sizes.each)
     past = [b.input(name.format(layer), cache) for name in PAST]
     present = [name.format(layer) for name in PRESENT]
@@ -137,8 +137,8 @@ def _norm(b: ModelBuilder, x: str, sizes: DecoderSizes) -> str:
     shape = b.shapes[x]
     name = f"{x}.norm"
     scale = b.learned(f"{name}.scale", shape[-1:], spread=0.1, mean=1.0)
-    given = {"axis": -1, "epsilon": sizes.epsilon}
-    return b.foreign("SimplifiedLayerNormalization", [x, scale], {name: shape}, domain="", **given)
+    rule = {"axis": -1, "epsilon": sizes.epsilon}
+    return b.foreign("SimplifiedLayerNormalization", [x, scale], {name: shape}, domain="", **rule)
 
 
 def _norm_of_heads(b: ModelBuilder, x: str, sizes: DecoderSizes) -> str:

@@ -29,11 +29,11 @@ def merge_equal(network: Network) -> Network:
     """
     same = _equal_constants(network.constants)
     layers: list[Layer] = []
-    known: dict[tuple[Op, tuple[str, ...]], str] = {}
+    outputs: dict[tuple[Op, tuple[str, ...]], str] = {}
     for layer in network.layers:
         inputs = tuple(same.get(name, name) for name in layer.inputs)
         if not layer.weights and not layer.op.states:
-            first = known.setdefault((layer.op, inputs), layer.output)
+            first = outputs.setdefault((layer.op, inputs), layer.output)
             if first != layer.output:
                 same[layer.output] = first
                 continue
@@ -51,9 +51,9 @@ def _equal_constants(constants: Mapping[str, Array]) -> dict[str, str]:
     first: dict[str, str] = {}
     same: dict[str, str] = {}
     for name, value in constants.items():
-        known = first.setdefault(array_digest(value), name)
-        if known != name:
-            same[name] = known
+        earlier = first.setdefault(array_digest(value), name)
+        if earlier != name:
+            same[name] = earlier
     return same
 
 
@@ -108,11 +108,11 @@ def step_of(source: DecoderSource, tokens: int, capacity: int) -> Step:
             f"A step of {tokens} tokens does not go into a cache of {capacity}: give 1 to "
             f"{capacity} tokens, or a larger capacity."
         )
-    given = source.model(tokens, capacity)
+    model = source.model(tokens, capacity)
     proto = onnx.ModelProto()
-    proto.CopyFrom(given.proto)
+    proto.CopyFrom(model.proto)
     caches = list(caches_of(proto, source.name))
-    shapes: dict[str, Sizes] = {own.past: (1, own.groups, capacity, own.features) for own in caches}
+    shapes: dict[str, Sizes] = {kv.past: (1, kv.groups, capacity, kv.features) for kv in caches}
     _fix_counts(proto, capacity)
     words, logits = _ends(proto, source.name, caches)
     if tokens > 1:
@@ -120,7 +120,7 @@ def step_of(source: DecoderSource, tokens: int, capacity: int) -> Step:
     _drop_unread(proto)
     inputs = {info.name for info in proto.graph.input}
     shapes |= {name: (1, tokens) for name in (words, POSITIONS) if name in inputs}
-    graph = import_onnx(replace(given, proto=proto), source.name, shapes)
+    graph = import_onnx(replace(model, proto=proto), source.name, shapes)
     network = network_of(_with_states(graph, logits, shapes, caches))
     return Step(merge_equal(network), tokens, capacity, words, logits)
 
@@ -168,10 +168,10 @@ def _fix_counts(proto: onnx.ModelProto, capacity: int) -> None:
 def _ends(proto: onnx.ModelProto, model: str, caches: list[Cache]) -> tuple[str, str]:
     """What the tokens' input and the logits are called."""
     _drop_unread(proto)
-    known = {POSITIONS, *(own.past for own in caches)}
+    others = {POSITIONS, *(cache.past for cache in caches)}
     fixed = {item.name for item in proto.graph.initializer}
-    words = [i.name for i in proto.graph.input if i.name not in known | fixed]
-    present = {own.present for own in caches}
+    words = [i.name for i in proto.graph.input if i.name not in others | fixed]
+    present = {cache.present for cache in caches}
     logits = [info.name for info in proto.graph.output if info.name not in present]
     if len(words) != 1 or len(logits) != 1:
         raise UnsupportedError(
@@ -190,10 +190,10 @@ def _drop_unread(proto: onnx.ModelProto) -> None:
         if wanted.intersection(node.output):
             kept.append(node)
             wanted.update(node.input)
-    for field, own in ((graph.node, kept[::-1]),
+    for field, items in ((graph.node, kept[::-1]),
                        (graph.input, [i for i in graph.input if i.name in wanted])):  # fmt: skip
         del field[:]
-        field.extend(own)
+        field.extend(items)
 
 
 def pick_row(proto: onnx.ModelProto, logits: str) -> None:
@@ -217,7 +217,7 @@ def _with_states(
     graph: Graph, logits: str, shapes: Mapping[str, Sizes], caches: list[Cache]
 ) -> Graph:
     """The graph with caches as states."""
-    past = [own.past for own in caches]
+    past = [cache.past for cache in caches]
     left = [name for name in graph.inputs if name not in past]
     return replace(
         graph,

@@ -218,9 +218,9 @@ def fuse_rotaries(graph: Graph) -> Graph:
             made = Node(node.name, "RotaryEmbedding", names, node.outputs, {"axis": axis})
             return Rewrite(
                 node,
-                [*(new for own in halves for new in own.nodes), made],
-                {name: value for own in halves for name, value in own.constants.items()},
-                {name: sizes for own in halves for name, sizes in own.shapes.items()},
+                [*(new for table in halves for new in table.nodes), made],
+                {name: value for table in halves for name, value in table.constants.items()},
+                {name: sizes for table in halves for name, sizes in table.shapes.items()},
             )
         return None
 
@@ -275,8 +275,8 @@ def _part(graph: Graph, name: str, x: str) -> tuple[int, int] | None:
         return first, first + graph.shapes[name][3]
     if node.type != "Slice" or not all(n in graph.constants for n in node.inputs[1:]):
         return None
-    given = [graph.constants[n].reshape(-1).tolist() for n in node.inputs[1:]]
-    start, stop, axis, step = [*given, *([[3], [1]][len(given) - 2 :])][:4]
+    bounds = [graph.constants[n].reshape(-1).tolist() for n in node.inputs[1:]]
+    start, stop, axis, step = [*bounds, *([[3], [1]][len(bounds) - 2 :])][:4]
     if len(axis) != 1 or axis[0] % 4 != 3 or step != [1]:
         return None
     place = range(size)[slice(start[0], stop[0])]

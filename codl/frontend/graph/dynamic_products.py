@@ -67,8 +67,8 @@ def is_fusible(graph: Graph, node: Node) -> bool:
     if len(node.inputs) <= MATRIX or not node.inputs[MATRIX]:
         return False
     rows = graph.shapes.get(node.inputs[0], ())
-    given = [name for name in node.inputs[MATRIX:] if name]
-    if len(rows) < 2 or any(name not in graph.constants for name in given):
+    constants = [name for name in node.inputs[MATRIX:] if name]
+    if len(rows) < 2 or any(name not in graph.constants for name in constants):
         return False
     matrix = graph.constants[node.inputs[MATRIX]]
     return matrix.ndim == 2 and matrix.dtype.name in NUMBERS
@@ -77,15 +77,15 @@ def is_fusible(graph: Graph, node: Node) -> bool:
 def _product(graph: Graph, node: Node) -> Product | None:
     """What a node that multiplies whole numbers is a part of; None where that is something else."""
     if node.type == TO_FLOAT:
-        found = _to_float(graph, node)
+        product = _to_float(graph, node)
     elif node.type == "MatMulInteger":
-        found = _written_out(graph, node)
+        product = _written_out(graph, node)
     else:
         return None
-    known = found and is_fusible(graph, _fused(found, ""))
-    if not found or not known or any(name not in graph.constants for name in found.scales):
+    fits = product and is_fusible(graph, _fused(product, ""))
+    if not product or not fits or any(name not in graph.constants for name in product.scales):
         return None
-    return found
+    return product
 
 
 def _to_float(graph: Graph, node: Node) -> Product | None:
@@ -139,10 +139,10 @@ def _scales(graph: Graph, product: Product) -> NDArray[np.float32]:
 
 
 def _fused(product: Product, scales: str) -> Node:
-    given = (product.rows, product.matrix, scales, product.zero_points, product.bias)
+    inputs = (product.rows, product.matrix, scales, product.zero_points, product.bias)
     last = product.last
     kind = KIND.rpartition(".")[2]
-    return made_node(last.name, kind, given, last.outputs, domain=MICROSOFT)
+    return made_node(last.name, kind, inputs, last.outputs, domain=MICROSOFT)
 
 
 def _check(graph: Graph, node: Node) -> None:

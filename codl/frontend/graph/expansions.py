@@ -28,8 +28,8 @@ def expand(graph: Graph) -> Graph:
     rewrites, shapes, types = [], dict(graph.shapes), dict(graph.types)
     for node in graph.nodes:
         write = EXPANSIONS.get(node.type)
-        known = all(name in shapes for name in (*node.inputs, node.outputs[0]) if name)
-        made = write(graph, node) if write and known else None
+        has_shapes = all(name in shapes for name in (*node.inputs, node.outputs[0]) if name)
+        made = write(graph, node) if write and has_shapes else None
         if made is None:
             continue
         rewrites.append(made)
@@ -91,9 +91,9 @@ def _attention(graph: Graph, node: Node) -> Rewrite | None:
         made_node(f"{node.name}.{name[-1]}", "Add", [x, f"{name}.bias"], [name])
         for name, x in zip(names, inputs, strict=False)
     ]
-    given = [*names, "", *node.inputs[4:]]
+    reads = [*names, "", *node.inputs[4:]]
     kept = made_node(
-        node.name, "MultiHeadAttention", given, node.outputs, domain=MICROSOFT, **node.attributes
+        node.name, "MultiHeadAttention", reads, node.outputs, domain=MICROSOFT, **node.attributes
     )
     constants = {f"{name}.bias": part for name, part in zip(names, parts, strict=True)}
     return Rewrite(node, [*sums, kept], constants)
@@ -127,10 +127,10 @@ def _skip_rms_norm(graph: Graph, node: Node) -> Rewrite | None:
 
 
 def _sum(
-    graph: Graph, node: Node, given: tuple[str, str, str], output: str
+    graph: Graph, node: Node, terms: tuple[str, str, str], output: str
 ) -> tuple[list[Node], str]:
     """Nodes that add x, skip and, if there is one, a bias: to what a product has made."""
-    x, skip, bias = given
+    x, skip, bias = terms
     if not bias:
         return [made_node(f"{node.name}.sum", "Add", [x, skip], [output])], output
     makers = {name: maker.type for maker in graph.nodes for name in maker.outputs}

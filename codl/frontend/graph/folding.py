@@ -68,11 +68,11 @@ def _affine(graph: Graph, node: Node) -> Affine | None:
     value = graph.constants[name].astype(np.float64)
     if value.ndim > len(graph.shapes[x]) or not np.isfinite(value).all():
         return None
-    one, zero = np.ones(()), np.zeros(())
+    unit, zero = np.ones(()), np.zeros(())
     if node.type == "Add":
-        return Affine(x, one, value)
+        return Affine(x, unit, value)
     if node.type == "Sub":
-        return Affine(x, -one, value) if first else Affine(x, one, -value)
+        return Affine(x, -unit, value) if first else Affine(x, unit, -value)
     if node.type == "Mul":
         return Affine(x, value, zero)
     return None if first or not value.all() else Affine(x, 1 / value, zero)
@@ -80,9 +80,9 @@ def _affine(graph: Graph, node: Node) -> Affine | None:
 
 def _batch_norm(graph: Graph, node: Node) -> Affine | None:
     """Of rows alone: there the channels are the last axis."""
-    known = all(name in graph.constants for name in node.inputs[1:5])
+    fixed = all(name in graph.constants for name in node.inputs[1:5])
     rows = len(graph.shapes.get(node.inputs[0], ())) == 2
-    if not known or not rows or node.attributes.get("training_mode", 0):
+    if not fixed or not rows or node.attributes.get("training_mode", 0):
         return None
     scale, bias, mean, variance = (graph.constants[n].astype(np.float64) for n in node.inputs[1:5])
     factor = scale / np.sqrt(variance + node.attributes.get("epsilon", 1e-5))

@@ -48,9 +48,9 @@ class Graph:
     def rewritten(self, *rewrites: Rewrite) -> Graph:
         """The graph with other nodes in the place of some."""
         places = {rewrite.at.name: rewrite.nodes for rewrite in rewrites}
-        constants = {name: value for own in rewrites for name, value in own.constants.items()}
+        constants = {name: value for each in rewrites for name, value in each.constants.items()}
         shapes = {name: value.shape for name, value in constants.items()}
-        shapes |= {name: sizes for own in rewrites for name, sizes in own.shapes.items()}
+        shapes |= {name: sizes for each in rewrites for name, sizes in each.shapes.items()}
         return replace(
             self,
             nodes=tuple(new for node in self.nodes for new in places.get(node.name, (node,))),
@@ -99,11 +99,11 @@ class Graph:
 
     @cached_property
     def _consumers(self) -> Mapping[str, list[Node]]:
-        found: dict[str, list[Node]] = {}
+        consumers: dict[str, list[Node]] = {}
         for node in self.nodes:
             for name in dict.fromkeys(node.reads):
-                found.setdefault(name, []).append(node)
-        return found
+                consumers.setdefault(name, []).append(node)
+        return consumers
 
     @cached_property
     def handed_out(self) -> frozenset[str]:
@@ -143,7 +143,7 @@ class Rewrite:
 
 def fuse(graph: Graph, find: Callable[[Graph, Node], Rewrite | None]) -> Graph:
     """Rewrite what `find` finds to end at some node; what only that read goes."""
-    rewrites = {found.at.name: found for node in graph.nodes if (found := find(graph, node))}
+    rewrites = {rewrite.at.name: rewrite for node in graph.nodes if (rewrite := find(graph, node))}
     return graph.rewritten(*rewrites.values()).without_unread
 
 

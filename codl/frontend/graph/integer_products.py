@@ -92,7 +92,7 @@ def _changed(model: Model, change: Callable[[NDArray[np.int8]], NDArray[Any]]) -
 
 def _signed_constants(model: Model) -> dict[str, NDArray[np.int8]]:
     """Those of int8 by name, also where nodes make them of nothing or hand them on."""
-    found = {
+    signed = {
         item.name: model.weights[item.name] if item.name in model.weights else array_of(item)
         for item in model.proto.graph.initializer
         if item.data_type == TensorProto.INT8
@@ -100,7 +100,7 @@ def _signed_constants(model: Model) -> dict[str, NDArray[np.int8]]:
     for node in model.proto.graph.node:
         values = [a.t for a in node.attribute if a.name == "value"]
         if node.op_type == "Constant" and values and values[0].data_type == TensorProto.INT8:
-            found[node.output[0]] = array_of(values[0])
-        elif node.op_type == "Identity" and node.input[0] in found:
-            found[node.output[0]] = found[node.input[0]]
-    return found
+            signed[node.output[0]] = array_of(values[0])
+        elif node.op_type == "Identity" and node.input[0] in signed:
+            signed[node.output[0]] = signed[node.input[0]]
+    return signed

@@ -52,7 +52,8 @@ def op(kinds: str, *inputs: Part, where: Where | None = None, name: str = "",
 
 def product(a: Part, b: Part, c: Part) -> Part:
     """A product of three, in any order."""
-    return tuple(op("Mul", op("Mul", *two), one) for *two, one in ((a, b, c), (a, c, b), (b, c, a)))
+    orders = ((a, b, c), (a, c, b), (b, c, a))
+    return tuple(op("Mul", op("Mul", first, second), third) for first, second, third in orders)
 
 
 def matches(graph: Graph, node: Node, pattern: Part) -> Iterator[Bound]:

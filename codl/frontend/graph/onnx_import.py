@@ -38,11 +38,11 @@ def import_onnx(
     `UnsupportedError` for a model that is not valid, and for any other open size of an input, and
     `CodlError` for a packed matrix whose sizes do not fit.
     """
-    given = source if isinstance(source, Model) else Model.of(source)
-    check_packed_matrices(given.proto)
-    fixed = _in_order(_without_defaults(fix_shapes(given.proto, shapes or {})))
+    model_given = source if isinstance(source, Model) else Model.of(source)
+    check_packed_matrices(model_given.proto)
+    fixed = _in_order(_without_defaults(fix_shapes(model_given.proto, shapes or {})))
     fixed = fold_shapes(fixed)
-    folded = _optimise(Model(fixed, given.weights))
+    folded = _optimise(Model(fixed, model_given.weights))
     model = _with_shapes(Model(_in_order(folded.proto), folded.weights))
     graph = model.proto.graph
     constants = model.constants()
@@ -51,8 +51,8 @@ def import_onnx(
     later = [*graph.value_info, *graph.output]
     infos = [*graph.input, *(info for info in later if info.name not in fixed_sizes)]
     unknown = {info.name: reason for info in infos if (reason := _unknown(info))}
-    known = {info.name: sizes_of(info) for info in infos if info.name not in unknown}
-    known |= {key: tuple(value.shape) for key, value in constants.items()}
+    shapes_known = {info.name: sizes_of(info) for info in infos if info.name not in unknown}
+    shapes_known |= {key: tuple(value.shape) for key, value in constants.items()}
     types = {info.name: info.type.tensor_type.elem_type for info in infos}
     types |= {k: helper.np_dtype_to_tensor_dtype(v.dtype) for k, v in constants.items()}
     kept = [node for node in graph.node if node.op_type != "Constant"]
@@ -70,7 +70,7 @@ def import_onnx(
         nodes,
         inputs,
         outputs,
-        known,
+        shapes_known,
         constants,
         opset=opset,
         types=types,
@@ -94,9 +94,9 @@ def _without_defaults(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 def _in_order(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Nodes in topological order: files have them in any, and so has what ONNX Runtime writes."""
-    given = [_node(node, index) for index, node in enumerate(proto.graph.node)]
-    nodes = in_order(given)
-    if all(node is same for node, same in zip(nodes, given, strict=True)):
+    unordered = [_node(node, index) for index, node in enumerate(proto.graph.node)]
+    nodes = in_order(unordered)
+    if all(node is same for node, same in zip(nodes, unordered, strict=True)):
         return proto
     ordered = onnx.ModelProto()
     ordered.CopyFrom(proto)
@@ -150,37 +150,37 @@ def _fold(model: Model) -> Model:
     return model
 
 
-def _with_shapes(given: Model) -> Model:
+def _with_shapes(source: Model) -> Model:
     """ONNX infers the shapes of what its own operators make; ONNX Runtime those of its own too.
 
     ONNX Runtime says the same of a scalar as of what it knows nothing of.
     """
-    model = infer_shapes(given.proto)
-    inferred = Model(model, given.weights)
+    model = infer_shapes(source.proto)
+    inferred = Model(model, source.weights)
     if all(onnx.defs.has(node.op_type, node.domain) for node in model.graph.node):
         return inferred
     infos = (*model.graph.value_info, *model.graph.input, *model.graph.output)
-    known = {info.name for info in infos if not _unknown(info)}
+    shaped = {info.name for info in infos if not _unknown(info)}
     made = [name for node in model.graph.node for name in node.output if name]
     asked = onnx.ModelProto()
     asked.CopyFrom(model)
     del asked.graph.output[:]
-    asked.graph.output.extend(onnx.ValueInfoProto(name=n) for n in made if n not in known)
+    asked.graph.output.extend(onnx.ValueInfoProto(name=n) for n in made if n not in shaped)
     options = session_options()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
-        session = Model(asked, given.weights).session(options)
+        session = Model(asked, source.weights).session(options)
     except Exception:  # ONNX Runtime's exceptions share no base class
         return inferred
     args = [arg for arg in session.get_outputs() if arg.type in TENSOR_TYPES and arg.shape]
-    found = {arg.name: _info(arg) for arg in args}
+    answers = {arg.name: _info(arg) for arg in args}
     for outputs in (model.graph.output, model.graph.value_info):
-        kept = [found.get(info.name, info) for info in outputs]
+        kept = [answers.get(info.name, info) for info in outputs]
         del outputs[:]
         outputs.extend(kept)
     declared = {info.name for info in (*model.graph.output, *model.graph.value_info)}
-    model.graph.value_info.extend(found[name] for name in sorted(found.keys() - declared))
-    return Model(infer_shapes(model), given.weights)
+    model.graph.value_info.extend(answers[name] for name in sorted(answers.keys() - declared))
+    return Model(infer_shapes(model), source.weights)
 
 
 def _info(arg: ort.NodeArg) -> onnx.ValueInfoProto:
@@ -195,10 +195,10 @@ def _unknown(info: onnx.ValueInfoProto) -> str:
     dims = info.type.tensor_type.shape.dim
     if all(dim.dim_value > 0 for dim in dims):
         return ""
-    given = text_of(info)
+    sizes = text_of(info)
     if all(dim.HasField("dim_value") for dim in dims):
-        return f"The tensor {info.name!r} is empty ({given}); codl has no empty tensors."
-    return f"The tensor {info.name!r} has the shape {given}; every size must be fixed."
+        return f"The tensor {info.name!r} is empty ({sizes}); codl has no empty tensors."
+    return f"The tensor {info.name!r} has the shape {sizes}; every size must be fixed."
 
 
 def _nodes(protos: Sequence[onnx.NodeProto]) -> Iterator[Node]:

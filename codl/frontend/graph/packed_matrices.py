@@ -46,16 +46,16 @@ def check_packed_matrices(proto: onnx.ModelProto) -> None:
 
 
 def _problems(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> Iterator[str]:
-    given = {item.name: helper.get_attribute_value(item) for item in node.attribute}
-    numbers = {"bits": BITS[0], **given}
+    attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+    numbers = {"bits": BITS[0], **attributes}
     for name in ("K", "N", "bits", "block_size"):
         value = numbers.get(name)
         if not isinstance(value, int) or value < 1:
             yield f"{name} must be a whole number above 0, got {value}."
     k, n, bits, block = (int(numbers[name]) for name in ("K", "N", "bits", "block_size"))
-    for name, value, known in (("bits", bits, BITS), ("block_size", block, BLOCKS)):
-        if value not in known:
-            yield f"{name} must be one of {', '.join(map(str, known))}, got {value}."
+    for name, value, allowed in (("bits", bits, BITS), ("block_size", block, BLOCKS)):
+        if value not in allowed:
+            yield f"{name} must be one of {', '.join(map(str, allowed))}, got {value}."
     blocks = -(-k // block)
     sizes: dict[int, tuple[int, ...]] = {
         WEIGHT: (n, blocks, block * bits // 8),
@@ -67,12 +67,12 @@ def _problems(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -
         name = node.input[index] if len(node.input) > index else ""
         if name not in constants:
             continue
-        own, is_packed = tuple(constants[name].dims), constants[name].data_type == TensorProto.UINT8
-        if index == ZERO_POINTS and not is_packed:
+        dims = tuple(constants[name].dims)
+        if index == ZERO_POINTS and constants[name].data_type != TensorProto.UINT8:
             wanted = (n, blocks)
-        if own not in (wanted, (prod(wanted),)):
+        if dims not in (wanted, (prod(wanted),)):
             yield (
-                f"{name!r} must be {wanted}, got {own}: K is {k}, N {n}, bits {bits} and "
+                f"{name!r} must be {wanted}, got {dims}: K is {k}, N {n}, bits {bits} and "
                 f"block_size {block}."
             )
 
@@ -205,13 +205,13 @@ def _is_product(graph: Graph, node: Node, matrix: str) -> bool:
 
 def _with_packed(graph: Graph, node: Node, quantized: Quantized) -> Graph:
     """The product by a packed matrix; the same graph where the scales do not allow that."""
-    own = quantized.turned if node.attributes.get("transB", 0) else quantized
-    found = own.in_blocks
-    if found is None:
+    matrix = quantized.turned if node.attributes.get("transB", 0) else quantized
+    blocks = matrix.in_blocks
+    if blocks is None:
         return graph
-    block, scales, zeros = found
-    (k, n), (bits, middle) = own.numbers.shape, TYPES[own.numbers.dtype.name]
-    numbers = (own.numbers.T.astype(np.int16) + middle).astype(np.uint8)
+    block, scales, zeros = blocks
+    (k, n), (bits, middle) = matrix.numbers.shape, TYPES[matrix.numbers.dtype.name]
+    numbers = (matrix.numbers.T.astype(np.int16) + middle).astype(np.uint8)
     whole = np.pad(numbers, ((0, 0), (0, -k % block)))
     constants: dict[str, NDArray[Any]] = {
         "weight": _bytes(whole, bits).reshape(n, -(-k // block), -1),
@@ -222,8 +222,8 @@ def _with_packed(graph: Graph, node: Node, quantized: Quantized) -> Graph:
     inputs = (node.inputs[0], *names.values(), "", *node.inputs[2:])
     attributes = {"K": k, "N": n, "bits": bits, "block_size": block}
     made = made_node(node.name, KIND, inputs, node.outputs, domain=DOMAIN, **attributes)
-    given = {names[key]: value for key, value in constants.items()}
-    graph = graph.rewritten(Rewrite(node, [made], given))
+    added = {names[key]: value for key, value in constants.items()}
+    graph = graph.rewritten(Rewrite(node, [made], added))
     return replace(graph, domains={DOMAIN: 1, **graph.domains})
 
 

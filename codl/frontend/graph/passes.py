@@ -131,8 +131,8 @@ def merge_reshapes(graph: Graph) -> Graph:
         before = graph.makers.get(node.inputs[0])
         if before is None or before.type not in RESHAPES or before.inputs[0] in graph.constants:
             continue
-        known = before.outputs[0] in graph.shapes
-        if known and graph.reader_of(before.outputs[0]) is node:
+        has_shape = before.outputs[0] in graph.shapes
+        if has_shape and graph.reader_of(before.outputs[0]) is node:
             seen = {**node.attributes, "axes": graph.shapes[before.outputs[0]]}
             merged = replace(node, inputs=before.inputs[:1], attributes=seen)
             graph = graph.rewritten(Rewrite(before), Rewrite(node, [merged]))

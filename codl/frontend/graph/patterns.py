@@ -52,17 +52,17 @@ def fuse_activations(graph: Graph) -> Graph:
 def _activation(graph: Graph, node: Node) -> Rewrite | None:
     for pattern, kind, attributes in ACTIVATIONS:
         for bound in matches(graph, node, pattern):
-            given = attributes(bound)
-            if given.get("alpha", 1):
-                made = replace(node, type=kind, inputs=(bound["x"],), attributes=given)
+            parameters = attributes(bound)
+            if parameters.get("alpha", 1):
+                made = replace(node, type=kind, inputs=(bound["x"],), attributes=parameters)
                 return Rewrite(node, [made])
     return None
 
 
 def _is_along_last(graph: Graph, node: Node) -> bool:
     """Whether a mean is along the last axis, which stays."""
-    given = graph.constants.get(node.inputs[1]) if len(node.inputs) > 1 else None
-    axes = node.attributes.get("axes", ()) if given is None else given.reshape(-1).tolist()
+    second = graph.constants.get(node.inputs[1]) if len(node.inputs) > 1 else None
+    axes = node.attributes.get("axes", ()) if second is None else second.reshape(-1).tolist()
     rank = len(graph.shapes.get(node.inputs[0], ()))
     is_last = bool(rank) and [int(axis) % rank for axis in axes] == [rank - 1]
     return is_last and bool(node.attributes.get("keepdims", 1))

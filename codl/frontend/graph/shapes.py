@@ -78,19 +78,19 @@ def _set(proto: onnx.ModelProto, shapes: Mapping[str, Sizes]) -> None:
                 f"got {'x'.join(map(str, sizes))}."
             )
         for dim, size in zip(dims, sizes, strict=True):
-            known = dim.dim_value or named.get(dim.dim_param, size)
-            if known != size:
+            wanted = dim.dim_value or named.get(dim.dim_param, size)
+            if wanted != size:
                 raise CodlError(
                     f"The input {info.name!r} has the shape {text_of(info)}: {dim.dim_param or ''}"
-                    f"{' is ' if dim.dim_param else ''}{known}, got {'x'.join(map(str, sizes))}."
+                    f"{' is ' if dim.dim_param else ''}{wanted}, got {'x'.join(map(str, sizes))}."
                 )
             if dim.dim_param:
                 named[dim.dim_param] = size
     for info in data_inputs(proto):
-        given = shapes.get(info.name)
+        fixed = shapes.get(info.name)
         for axis, dim in enumerate(info.type.tensor_type.shape.dim):
             if dim.dim_value < 1:
-                size = given[axis] if given else named.get(dim.dim_param, 1 if axis == 0 else 0)
+                size = fixed[axis] if fixed else named.get(dim.dim_param, 1 if axis == 0 else 0)
                 if size > 0:
                     dim.dim_value = size
 
@@ -116,7 +116,7 @@ def infer_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
     there is a window for each stride whatever it rounds.
     """
     pools = {i: _attributes(n) for i, n in enumerate(proto.graph.node) if n.op_type in POOLS}
-    pools = {i: own for i, own in pools.items() if own.get("ceil_mode")}
+    pools = {i: pool for i, pool in pools.items() if pool.get("ceil_mode")}
     if not pools:
         return onnx.shape_inference.infer_shapes(proto)
     plain, given_types = onnx.ModelProto(), {info.name: info.type for info in proto.graph.input}
@@ -132,8 +132,8 @@ def infer_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
         infos = (*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output)
         sizes = {info.name: sizes_of(info) for info in infos}
         before = [plain.graph.node[index].SerializeToString() for index in pools]
-        for index, given in pools.items():
-            _round_up(plain.graph.node[index], given, sizes.get(proto.graph.node[index].input[0]))
+        for index, pool in pools.items():
+            _round_up(plain.graph.node[index], pool, sizes.get(proto.graph.node[index].input[0]))
         if before == [plain.graph.node[index].SerializeToString() for index in pools]:
             break
     for index in pools:
@@ -145,16 +145,16 @@ def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
     return {item.name: helper.get_attribute_value(item) for item in node.attribute}
 
 
-def _round_up(node: onnx.NodeProto, given: Mapping[str, Any], sizes: Sizes | None) -> None:
+def _round_up(node: onnx.NodeProto, attributes: Mapping[str, Any], sizes: Sizes | None) -> None:
     """Let a pooling have as many windows without rounding, by more padding behind."""
-    if bytes(given.get("auto_pad", b"")).startswith(b"SAME"):
-        _replace_attributes(node, {**given, "ceil_mode": 0})
+    if bytes(attributes.get("auto_pad", b"")).startswith(b"SAME"):
+        _replace_attributes(node, {**attributes, "ceil_mode": 0})
         return
-    kernel = given["kernel_shape"]
+    kernel = attributes["kernel_shape"]
     rank = len(kernel)
-    strides, dilations = (given.get(name, [1] * rank) for name in ("strides", "dilations"))
-    pads = given.get("pads", [0] * (2 * rank))
-    pads = [0] * (2 * rank) if given.get("auto_pad") == b"VALID" else list(pads)
+    strides, dilations = (attributes.get(name, [1] * rank) for name in ("strides", "dilations"))
+    pads = attributes.get("pads", [0] * (2 * rank))
+    pads = [0] * (2 * rank) if attributes.get("auto_pad") == b"VALID" else list(pads)
     if sizes is not None and len(sizes) == rank + 2 and min(sizes) > 0:
         for axis, size in enumerate(sizes[2:]):
             front, step = pads[axis], strides[axis]
@@ -162,7 +162,7 @@ def _round_up(node: onnx.NodeProto, given: Mapping[str, Any], sizes: Sizes | Non
             last = -(-(size + front + pads[axis + rank] - extent) // step)
             last -= last * step >= size + front
             pads[axis + rank] = max(pads[axis + rank], last * step + extent - size - front)
-    _replace_attributes(node, {**given, "pads": pads, "ceil_mode": 0, "auto_pad": b"NOTSET"})
+    _replace_attributes(node, {**attributes, "pads": pads, "ceil_mode": 0, "auto_pad": b"NOTSET"})
 
 
 def _replace_attributes(node: onnx.NodeProto, values: Mapping[str, Any]) -> None:
@@ -185,10 +185,10 @@ def fold_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
     folded = onnx.ModelProto()
     folded.CopyFrom(proto)
     for node in folded.graph.node:
-        given = sizes.get(node.input[0], (0,)) if node.op_type == "Shape" else (0,)
-        if all(given):
-            own = _attributes(node)
-            value = np.array(given[own.get("start", 0) : own.get("end", len(given))], np.int64)
+        shape = sizes.get(node.input[0], (0,)) if node.op_type == "Shape" else (0,)
+        if all(shape):
+            ends = _attributes(node)
+            value = np.array(shape[ends.get("start", 0) : ends.get("end", len(shape))], np.int64)
             node.CopyFrom(
                 helper.make_node(
                     "Constant", [], node.output, node.name, value=numpy_helper.from_array(value)

@@ -77,15 +77,15 @@ class Model:
         """The model with some of its inputs as weights; those that are no inputs are left out."""
         proto = _without(self.proto, "graph")
         proto.graph.CopyFrom(_without(self.proto.graph, "input"))
-        own = {}
+        added = {}
         for info in self.proto.graph.input:
             if info.name in weights:
-                own[info.name] = value = weights[info.name]
+                added[info.name] = value = weights[info.name]
                 kind = info.type.tensor_type.elem_type
                 stand_in(proto.graph.initializer.add(), info.name, kind, value.shape)
             else:
                 proto.graph.input.add().CopyFrom(info)
-        return Model(proto, {**self.weights, **own})
+        return Model(proto, {**self.weights, **added})
 
     def whole(self) -> onnx.ModelProto:
         """The model with its constants in it."""
@@ -98,10 +98,10 @@ class Model:
 
     def digest(self) -> str:
         """SHA-256 of structure and constants; reads every constant once."""
-        found = sha256(self.proto.SerializeToString(deterministic=True))
+        digest = sha256(self.proto.SerializeToString(deterministic=True))
         for name, value in sorted(self.weights.items()):
-            found.update(f"\n{name} {array_digest(value)}".encode())
-        return found.hexdigest()
+            digest.update(f"\n{name} {array_digest(value)}".encode())
+        return digest.hexdigest()
 
     def constants(self) -> dict[str, NDArray[Any]]:
         """All initializers."""
@@ -206,7 +206,7 @@ class Model:
             helper.make_tensor_value_info(name, kinds[name], self.weights[name].shape)
             for name in names
         )
-        kept = {name: own for name, own in self.weights.items() if name not in names}
+        kept = {name: value for name, value in self.weights.items() if name not in names}
         return Model(proto, kept)
 
 
@@ -249,14 +249,14 @@ def _read(path: Path) -> Model:
             continue
         place = {entry.key: entry.value for entry in item.external_data}
         first = int(place.get("offset", 0))
-        own = data[first : first + int(place["length"])]
+        content = data[first : first + int(place["length"])]
         if item.data_type in PLAIN:
             kind = helper.tensor_dtype_to_np_dtype(item.data_type)
-            weights[item.name] = np.asarray(own).view(kind).reshape(tuple(item.dims))
+            weights[item.name] = np.asarray(content).view(kind).reshape(tuple(item.dims))
         else:
             item.data_location = TensorProto.DEFAULT
             del item.external_data[:]
-            item.raw_data = own.tobytes()
+            item.raw_data = content.tobytes()
     return Model(proto, weights)
 
 
@@ -266,11 +266,11 @@ def _without(message: M, left_out: str) -> M:
     for field, value in message.ListFields():
         if field.name == left_out:
             continue
-        own = getattr(copy, field.name)
-        if hasattr(own, "extend"):
-            own.extend(value)
-        elif hasattr(own, "CopyFrom"):
-            own.CopyFrom(value)
+        target = getattr(copy, field.name)
+        if hasattr(target, "extend"):
+            target.extend(value)
+        elif hasattr(target, "CopyFrom"):
+            target.CopyFrom(value)
         else:
             setattr(copy, field.name, value)
     return copy

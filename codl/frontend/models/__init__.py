@@ -171,12 +171,12 @@ def _from_yaml(path: Path, part: str) -> ModelSource:
 
 
 def _chosen(top: Section, part: str) -> Deployment:
-    found, path = deployment.read(top), top.path
-    if not part and len(found) > 1:
+    models, path = deployment.read(top), top.path
+    if not part and len(models) > 1:
         raise InvalidFileError(
             path,
-            f"has the models {', '.join(found)}: name one, such as {path}#{next(iter(found))}.",
+            f"has the models {', '.join(models)}: name one, such as {path}#{next(iter(models))}.",
         )
-    if part and part not in found:
-        raise UnknownNameError(f"model of {path}", part, found)
-    return found[part] if part else next(iter(found.values()))
+    if part and part not in models:
+        raise UnknownNameError(f"model of {path}", part, models)
+    return models[part] if part else next(iter(models.values()))

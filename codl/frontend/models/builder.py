@@ -88,16 +88,16 @@ class ModelBuilder:
              dilation: IntPair = 1, bias: bool = True, groups: int = 1,
              gain: float = HALF_KEPT) -> str:  # fmt: skip
         shape = (oc, self.shapes[x][1] // groups, *_pair(kernel))
-        given: dict[str, Any] = {**_window(kernel, stride, pad), "group": groups}
+        attributes: dict[str, Any] = {**_window(kernel, stride, pad), "group": groups}
         if _pair(dilation) != (1, 1):
-            given["dilations"] = _pair(dilation)
-        return self._product("Conv", x, shape, oc, gain / prod(shape[1:]), bias=bias, **given)
+            attributes["dilations"] = _pair(dilation)
+        return self._product("Conv", x, shape, oc, gain / prod(shape[1:]), bias=bias, **attributes)
 
     def conv1d(self, x: str, oc: int, kernel: int, *, pad: int, stride: int = 1) -> str:
         """Along the last of three axes."""
         shape = (oc, self.shapes[x][1], kernel)
-        given: dict[str, Any] = {"kernel_shape": [kernel], "strides": [stride], "pads": [pad, pad]}
-        return self._product("Conv", x, shape, oc, ALL_KEPT / prod(shape[1:]), **given)
+        window: dict[str, Any] = {"kernel_shape": [kernel], "strides": [stride], "pads": [pad, pad]}
+        return self._product("Conv", x, shape, oc, ALL_KEPT / prod(shape[1:]), **window)
 
     def conv_transpose(self, x: str, oc: int, kernel: IntPair, *, stride: IntPair, pad: Pads,
                        bias: bool = True) -> str:  # fmt: skip
@@ -124,7 +124,7 @@ class ModelBuilder:
         ends = {"scale": (scale * 0.9, scale * 1.1), "shift": spread, "mean": spread,
                 "var": (0.8, 1.2)}  # fmt: skip
         c = self.shapes[x][1]
-        inputs = [self._uniform(f"{name}.{key}", c, *own) for key, own in ends.items()]
+        inputs = [self._uniform(f"{name}.{key}", c, *bounds) for key, bounds in ends.items()]
         return self.node("BatchNormalization", [x, *inputs], name=name)
 
     def instance_norm(self, x: str) -> str:
@@ -133,9 +133,9 @@ class ModelBuilder:
 
     def layer_norm(self, x: str, *, epsilon: float | None = None) -> str:
         """Over the last axis; ONNX's own epsilon where none is given."""
-        kind, given = "LayerNormalization", {} if epsilon is None else {"epsilon": epsilon}
+        kind, attributes = "LayerNormalization", {} if epsilon is None else {"epsilon": epsilon}
         return self._scaled_norm(
-            kind, self._numbered(kind), x, self.shapes[x][-1], axis=-1, **given
+            kind, self._numbered(kind), x, self.shapes[x][-1], axis=-1, **attributes
         )
 
     def _scaled_norm(self, kind: str, name: str, x: str, size: int, **attributes: Any) -> str:
@@ -158,8 +158,8 @@ class ModelBuilder:
     ) -> str:
         """A node that reads constants of its own behind other inputs."""
         name = self._numbered(kind)
-        own = [self.constant(f"{name}.{key}", value) for key, value in values.items()]
-        return self.node(kind, [*inputs, *own], name=name, **attributes)
+        constants = [self.constant(f"{name}.{key}", value) for key, value in values.items()]
+        return self.node(kind, [*inputs, *constants], name=name, **attributes)
 
     def add(self, x: str, y: str) -> str:
         return self.node("Add", [x, y])
@@ -308,8 +308,8 @@ class ModelBuilder:
         }
         schema = onnx.defs.get_schema(node.op_type, OPSET)
         opset = [helper.make_opsetid("", OPSET)]
-        found = shape_inference.infer_node_outputs(schema, node, kinds, values, opset_imports=opset)
-        return tuple(dim.dim_value for dim in found[node.output[0]].tensor_type.shape.dim)
+        types = shape_inference.infer_node_outputs(schema, node, kinds, values, opset_imports=opset)
+        return tuple(dim.dim_value for dim in types[node.output[0]].tensor_type.shape.dim)
 
     def _element(self, name: str) -> int:
         value = self._constants.get(name)

@@ -60,9 +60,9 @@ class LayerKind:
 def _conv(b: ModelBuilder, x: str, *, channels: int | None = None, groups: int | None = None,
           **window: Any) -> str:  # fmt: skip
     """Each channel alone where no number of them is given."""
-    given = b.shapes[x][1]
-    oc, groups = channels or given, groups or given
-    for name, count in (("the input's", given), ("the output's", oc)):
+    ic = b.shapes[x][1]
+    oc, groups = channels or ic, groups or ic
+    for name, count in (("the input's", ic), ("the output's", oc)):
         if count % groups:
             problem = f"groups must divide {name} {count} channels, got {groups}."
             raise LayerError(problem, "groups")
@@ -245,27 +245,27 @@ def build(top: Section) -> onnx.ModelProto:
 
 def _inputs(top: Section) -> Mapping[str, tuple[int, ...]]:
     """One shape, or several by name."""
-    given = top.take("inputs", anything)
-    if not isinstance(given, Mapping):
+    shapes = top.take("inputs", anything)
+    if not isinstance(shapes, Mapping):
         return {INPUT: top.take("inputs", sizes)}
     section = top.section("inputs")
-    if not given:
+    if not shapes:
         section.refuse("expected at least one input.")
-    return {name: section.take(name, sizes) for name in given}
+    return {name: section.take(name, sizes) for name in shapes}
 
 
 def _names(layers: list[Section], taken: Mapping[str, str]) -> list[str]:
     """What each layer is called: as it says, or its op and the next free number."""
-    given = [layer.take("name", text, "") for layer in layers]
+    names_given = [layer.take("name", text, "") for layer in layers]
     used = set(taken)
-    for layer, name in zip(layers, given, strict=True):
+    for layer, name in zip(layers, names_given, strict=True):
         if name and name in used:
             layer.refuse(f"the name {name!r} is taken, give another.", "name")
         used.add(name)
     names = []
-    for layer, name in zip(layers, given, strict=True):
+    for layer, name in zip(layers, names_given, strict=True):
         op, number = layer.take("op", text), 1
-        while not name or (name in used and name not in given):
+        while not name or (name in used and name not in names_given):
             name, number = f"{op}{number}", number + 1
         used.add(name)
         names.append(name)
@@ -305,10 +305,10 @@ def _layer(b: ModelBuilder, layer: Section, tensors: Mapping[str, str], last: st
 
 
 def _read(layer: Section, tensors: Mapping[str, str], last: str) -> tuple[str, ...]:
-    given = layer.take("from", anything, None)
-    if given is None:
+    sources = layer.take("from", anything, None)
+    if sources is None:
         return (last,)
-    names = (given,) if isinstance(given, str) else layer.take("from", sequence(text))
+    names = (sources,) if isinstance(sources, str) else layer.take("from", sequence(text))
     for name in names:
         if name not in tensors:
             layer.refuse(str(UnknownNameError("layer before this one", name, tensors)), "from")

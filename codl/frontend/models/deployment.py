@@ -57,8 +57,8 @@ class Preprocessing:
 
 
 def _finite(value: Any) -> float:
-    if isfinite(found := number(value)):
-        return found
+    if isfinite(value_read := number(value)):
+        return value_read
     raise ValueError("expected a finite number")
 
 
@@ -84,8 +84,8 @@ PREPROCESSING: Mapping[str, ValueReader[Any]] = {
 def read_preprocessing(section: Section) -> Preprocessing:
     """A section of a file; raises `InvalidFileError` with line and key."""
     section.check_keys(PREPROCESSING)
-    given = {key: section.take(key, PREPROCESSING[key]) for key in section.content}
-    preprocessing = Preprocessing(**given)
+    values = {key: section.take(key, PREPROCESSING[key]) for key in section.content}
+    preprocessing = Preprocessing(**values)
     if not all(preprocessing.std):
         section.refuse("nothing is divided by 0.", "std")
     return preprocessing
@@ -196,11 +196,11 @@ def _check_texts(message: Any) -> None:
         return
     for field, value in message.ListFields():
         if field.message_type is not None:
-            for one in [value] if hasattr(value, "ListFields") else value:
-                _check_texts(one)
+            for item in [value] if hasattr(value, "ListFields") else value:
+                _check_texts(item)
         elif field.type == field.TYPE_STRING:
-            for one in [value] if isinstance(value, str | bytes) else value:
-                _check_text(one)
+            for item in [value] if isinstance(value, str | bytes) else value:
+                _check_text(item)
 
 
 def _check_text(text: str | bytes) -> None:
@@ -211,13 +211,13 @@ def _check_text(text: str | bytes) -> None:
 def check_sum(path: Path, expected: str) -> None:
     """Raise `InvalidFileError` unless the file has that SHA-256."""
     with path.open("rb") as file:
-        found = sha256()
+        digest = sha256()
         while block := file.read(1 << 20):
-            found.update(block)
-    if found.hexdigest() != expected.lower():
+            digest.update(block)
+    if digest.hexdigest() != expected.lower():
         raise InvalidFileError(
             path,
-            f"its SHA-256 is {found.hexdigest()}, the deployment file says {expected.lower()}.",
+            f"its SHA-256 is {digest.hexdigest()}, the deployment file says {expected.lower()}.",
             fix="Get the right file, or correct model_sha256_checksum.",
         )
 
@@ -272,19 +272,19 @@ MODEL: Mapping[str, Key] = {
 
 def _model(section: Section, name: str, ignored: tuple[str, ...]) -> Deployment:
     section.check_keys(MODEL)
-    given = section.values(MODEL)
-    path = section.path.parent / given["model_file_path"]
+    values = section.values(MODEL)
+    path = section.path.parent / values["model_file_path"]
     subgraph = _subgraph(section)
     inputs, outputs = (_tensors(subgraph, side) for side in ("input", "output"))
-    if given["platform"] != "onnx":
-        _refuse_platform(section, given, path, inputs, outputs)
+    if values["platform"] != "onnx":
+        _refuse_platform(section, values, path, inputs, outputs)
     if not path.is_file():
         section.refuse(f"there is no file {str(path)!r}.", "model_file_path")
-    longest_ms = 1.0 if given["limit_opencl_kernel_time"] else None
-    if given["max_kernel_ms"] is not None:
-        longest_ms = given["max_kernel_ms"]
+    longest_ms = 1.0 if values["limit_opencl_kernel_time"] else None
+    if values["max_kernel_ms"] is not None:
+        longest_ms = values["max_kernel_ms"]
     try:
-        limits = GpuLimits(longest_ms, given["gpu_duty"])
+        limits = GpuLimits(longest_ms, values["gpu_duty"])
     except LimitError as error:
         section.refuse(str(error))
     has_preprocessing = "preprocessing" in section.content
@@ -292,13 +292,13 @@ def _model(section: Section, name: str, ignored: tuple[str, ...]) -> Deployment:
         file=section.path,
         name=name,
         path=path,
-        checksum=given["model_sha256_checksum"],
+        checksum=values["model_sha256_checksum"],
         inputs=inputs,
         outputs=outputs,
-        strategy=RUNTIMES[given["runtime"]],
-        element=DATA_TYPES.get(given["data_type"]),
+        strategy=RUNTIMES[values["runtime"]],
+        element=DATA_TYPES.get(values["data_type"]),
         limits=limits,
-        winograd=bool(given["winograd"]),
+        winograd=bool(values["winograd"]),
         input_files=_input_files(section, subgraph, inputs),
         preprocessing=read_preprocessing(section.section("preprocessing"))
         if has_preprocessing
@@ -310,15 +310,15 @@ def _model(section: Section, name: str, ignored: tuple[str, ...]) -> Deployment:
 def _subgraph(section: Section) -> Section | None:
     if "subgraphs" not in section.content:
         return None
-    found = list(section.sections("subgraphs"))
-    if len(found) > 1:
+    parts = list(section.sections("subgraphs"))
+    if len(parts) > 1:
         section.refuse(
-            f"a model has one subgraph, got {len(found)}; give each of the others a model of its "
+            f"a model has one subgraph, got {len(parts)}; give each of the others a model of its "
             "own with the same model_file_path.",
             "subgraphs",
         )
-    found[0].check_keys(SUBGRAPH_KEYS)
-    return found[0]
+    parts[0].check_keys(SUBGRAPH_KEYS)
+    return parts[0]
 
 
 def _tensors(subgraph: Section | None, side: str) -> Shapes:
@@ -350,9 +350,9 @@ def _input_files(section: Section, subgraph: Section | None, inputs: Shapes) -> 
     if len(holders) > 1:
         section.refuse("input_files is given here and in the subgraph: once is enough.")
     holder = holders[0]
-    given = holder.take("input_files", anything)
-    if isinstance(given, Mapping):
-        by_name = {name: text(value) for name, value in given.items()}
+    named = holder.take("input_files", anything)
+    if isinstance(named, Mapping):
+        by_name = {name: text(value) for name, value in named.items()}
         for name in by_name:
             if inputs and name not in inputs:
                 reason = str(UnknownNameError("input tensor", name, inputs))
@@ -372,13 +372,13 @@ def _input_files(section: Section, subgraph: Section | None, inputs: Shapes) -> 
 
 
 def _refuse_platform(
-    section: Section, given: Mapping[str, Any], path: Path, inputs: Shapes, outputs: Shapes
+    section: Section, values: Mapping[str, Any], path: Path, inputs: Shapes, outputs: Shapes
 ) -> NoReturn:
-    platform = given["platform"]
+    platform = values["platform"]
     command = CONVERTERS[platform].format(
         model=path,
         onnx=path.with_suffix(".onnx"),
-        weights=given["weight_file_path"] or path.with_suffix(".caffemodel"),
+        weights=values["weight_file_path"] or path.with_suffix(".caffemodel"),
         inputs=",".join(f"{name}:0" for name in inputs) or "NAMES",
         outputs=",".join(f"{name}:0" for name in outputs) or "NAMES",
     )

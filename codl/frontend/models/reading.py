@@ -38,13 +38,13 @@ class _Loader(yaml_file.Loader):
 
     def lined(self, node: yaml.MappingNode) -> _Lined:
         self.flatten_mapping(node)
-        found, lines = _Lined(), {}
+        mapping, lines = _Lined(), {}
         for key_node, value_node in node.value:
             key = str(self.construct_object(key_node, deep=True))
-            found[key] = self.construct_object(value_node, deep=True)
+            mapping[key] = self.construct_object(value_node, deep=True)
             lines[key] = key_node.start_mark.line + 1
-        found.lines = lines
-        return found
+        mapping.lines = lines
+        return mapping
 
 
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _Loader.lined)
@@ -65,11 +65,11 @@ class Section:
         """Where this mapping is in the file, as a path of keys."""
         return self._place or "top"
 
-    def check_keys(self, known: Collection[str]) -> None:
+    def check_keys(self, keys: Collection[str]) -> None:
         """Refuse keys that are not known, with the nearest one that is."""
         for key in self.content:
-            if key not in known:
-                self.refuse(str(UnknownNameError("key", key, known)), key)
+            if key not in keys:
+                self.refuse(str(UnknownNameError("key", key, keys)), key)
 
     def take(self, key: str, reader: ValueReader[T], default: Any = MISSING) -> T:
         """The value of a key, or the default where it is not there; raises where it has none."""
@@ -150,12 +150,12 @@ def number(value: Any) -> float:
     raise ValueError("expected a number")
 
 
-def one_of(*known: Any) -> ValueReader[Any]:
+def one_of(*choices: Any) -> ValueReader[Any]:
     def reader(value: Any) -> Any:
         # 1 is also True, and "a" no part of "abc"
-        if any(value == other and type(value) is type(other) for other in known):
+        if any(value == other and type(value) is type(other) for other in choices):
             return value
-        raise ValueError(f"expected one of {', '.join(map(str, known))}")
+        raise ValueError(f"expected one of {', '.join(map(str, choices))}")
 
     return reader
 

@@ -32,19 +32,19 @@ def cut_out(
     """
     graph = proto.graph
     fixed = {item.name for item in graph.initializer}
-    own = [info.name for info in graph.input if info.name not in fixed]
+    entries = [info.name for info in graph.input if info.name not in fixed]
     made = {name for node in graph.node for name in node.output if name}
-    for key, names, known in (
-        ("input_tensors", inputs, {*own, *made}),
+    for key, names, allowed in (
+        ("input_tensors", inputs, {*entries, *made}),
         ("output_tensors", outputs, made),
     ):
         for name in names:
-            if name not in known:
-                reason = str(UnknownNameError("tensor", name, _few(graph, own)))
+            if name not in allowed:
+                reason = str(UnknownNameError("tensor", name, _few(graph, entries)))
                 raise place.error(key, reason)
-    if set(inputs) == set(own) and list(outputs) == [info.name for info in graph.output]:
+    if set(inputs) == set(entries) and list(outputs) == [info.name for info in graph.output]:
         return proto
-    missing = _needed(graph, set(inputs) | fixed, outputs) & set(own)
+    missing = _needed(graph, set(inputs) | fixed, outputs) & set(entries)
     if missing:
         raise place.error(
             "input_tensors",
@@ -61,9 +61,9 @@ def cut_out(
     return utils.Extractor(typed).extract_model(list(inputs), list(outputs))
 
 
-def _few(graph: onnx.GraphProto, own: Iterable[str]) -> list[str]:
+def _few(graph: onnx.GraphProto, entries: Iterable[str]) -> list[str]:
     """The model's own inputs and outputs: it may have hundreds of other tensors."""
-    return [*own, *(info.name for info in graph.output)]
+    return [*entries, *(info.name for info in graph.output)]
 
 
 def _needed(graph: onnx.GraphProto, have: set[str], outputs: Iterable[str]) -> set[str]:
@@ -104,8 +104,8 @@ def fix_inputs(
     del proto.graph.value_info[:]
     for info in proto.graph.output:
         info.type.tensor_type.ClearField("shape")
-    found = shape_inference.infer_shapes(proto, data_prop=True).graph.output
-    for info in found:
+    inferred = shape_inference.infer_shapes(proto, data_prop=True).graph.output
+    for info in inferred:
         if info.name in outputs:
             _agree(info, outputs[info.name], place, "output_shapes")
     for info in proto.graph.output:
@@ -125,11 +125,11 @@ def _agree(
         dim.dim_value in (0, size) for dim, size in zip(dims, declared, strict=True)
     )
     if not equal:
-        own = ",".join(str(dim.dim_value or dim.dim_param or "?") for dim in dims)
-        given = ",".join(map(str, declared))
+        modelled = ",".join(str(dim.dim_value or dim.dim_param or "?") for dim in dims)
+        wanted = ",".join(map(str, declared))
         hint = ""
         if len(dims) == 4 == len(declared) and (
             declared[0], declared[3], declared[1], declared[2]
         ) == tuple(dim.dim_value for dim in dims):  # fmt: skip
             hint = " Shapes of an ONNX model are nchw."
-        raise place.error(key, f"{info.name!r} is {own} in the model, got {given}.{hint}")
+        raise place.error(key, f"{info.name!r} is {modelled} in the model, got {wanted}.{hint}")

@@ -144,9 +144,9 @@ class Attention(NdOp):
         if k[:3] != v[:3] or k[0] != q[0] or k[3] != q[3] or q[1] % k[1]:
             return f"q, k and v do not fit together: {q}, {k}, {v}."
         full = (*q[:3], k[2])
-        for own in bias:
-            if own[3] != k[2] or any(a not in (1, b) for a, b in zip(own, full, strict=True)):
-                return f"the bias must have all keys and stretch to {full}, got {own}."
+        for shape in bias:
+            if shape[3] != k[2] or any(a not in (1, b) for a, b in zip(shape, full, strict=True)):
+                return f"the bias must have all keys and stretch to {full}, got {shape}."
         if not self.scale:
             return "scale must not be 0, which libraries take for the usual one."
         return None if self.first >= 0 else f"first must not be negative, got {self.first}."
@@ -163,21 +163,21 @@ class Attention(NdOp):
     def source(self, axis: int, index: int) -> int | None:
         """Keys and values have an axis of groups; all of them are needed for a range of queries."""
         if index in (1, 2):
-            own = axis == 0 or (axis == HEADS and self.groups > 1)
-            return axis if own else None
+            has_axis = axis == 0 or (axis == HEADS and self.groups > 1)
+            return axis if has_axis else None
         return axis if self.shapes[index][axis] > 1 else None
 
     def _needs(self, cuts: Mapping[int, Span], index: int) -> dict[int, Span]:
         """Of a causal mask's keys those that the last of the queries sees."""
-        found = super()._needs(cuts, index)
+        needed = super()._needs(cuts, index)
         if index not in (1, 2):
-            return found
-        if HEADS in found:
+            return needed
+        if HEADS in needed:
             step = self.heads // self.groups
-            found[HEADS] = Span(found[HEADS].start // step, -(-found[HEADS].stop // step))
+            needed[HEADS] = Span(needed[HEADS].start // step, -(-needed[HEADS].stop // step))
         if self.causal and TOKENS in cuts and not self.has_bias:
-            found[TOKENS] = Span(0, min(self.first + cuts[TOKENS].stop, self.keys))
-        return found
+            needed[TOKENS] = Span(0, min(self.first + cuts[TOKENS].stop, self.keys))
+        return needed
 
     def parted(self, cuts: Mapping[int, Span]) -> dict[str, Any]:
         queries = cuts.get(TOKENS)
@@ -344,7 +344,7 @@ class CachedAttention(NdOp):
         if ranks != (4, 4, 4, 1, 4, 4):
             return f"queries, keys, values and caches must have 4 axes, the count 1, got {ranks}."
         queries, keys, values, count, *caches = self.shapes
-        wanted = [(1, keys[2], self.capacity, own[3]) for own in (keys, values)]
+        wanted = [(1, keys[2], self.capacity, new[3]) for new in (keys, values)]
         alike = queries[:3] == keys[:3] == values[:3] and keys[0] == 1 and count == (1,)
         if not alike or queries[3] % keys[3] or caches != wanted:
             return f"queries, keys, values and caches do not fit together: {self.shapes}."
@@ -365,7 +365,7 @@ class CachedAttention(NdOp):
 
     def updated(self, inputs: Sequence[Values]) -> tuple[Values, ...]:
         kept = self._kept(self.shaped(inputs))
-        return tuple(own.reshape(self.inputs[i]) for i, own in zip(self.states, kept, strict=True))
+        return tuple(new.reshape(self.inputs[i]) for i, new in zip(self.states, kept, strict=True))
 
     def _first(self, shaped: Sequence[Values]) -> int:
         """The place of the first new token."""

@@ -364,13 +364,13 @@ def cuts(op: Op, dim: Dim, gpu_ratios: Iterable[float], *, align: int = 1) -> li
     """Where `split` cuts an op's output at such ratios: how many rows, say, are the GPU's."""
     size = getattr(Region.whole(op.output), AXES[dim]).size
     step = cut_step(op, dim, align)
-    found = []
+    places = []
     for ratio in gpu_ratios:
         place = size if ratio == 1 else min(round(ratio * size / step) * step, size)
         if 0 < ratio < 1 and place in (0, size) and size > step:
             place = step if place == 0 else (size - 1) // step * step
-        found.append(place)
-    return found
+        places.append(place)
+    return places
 
 
 def cut_step(op: Op, dim: Dim, align: int) -> int:

@@ -47,8 +47,8 @@ class ConcatColumns(Columns):
     @cached_property
     def offsets(self) -> Column:
         """The first output channel of every part."""
-        found: Column = np.cumsum(self.parts, axis=0) - self.parts
-        return found
+        offsets: Column = np.cumsum(self.parts, axis=0) - self.parts
+        return offsets
 
     @cached_property
     def oc(self) -> Column:
@@ -199,8 +199,8 @@ class Gather(NdOp):
         return min(self.output.elements, data.elements) + indices.elements
 
     def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
-        data, given = inputs
+        data, places = inputs
         size = self.shapes[0][self.axis]
-        indices = np.trunc(given).astype(np.int64)
+        indices = np.trunc(places).astype(np.int64)
         indices = np.clip(np.where(indices < 0, indices + size, indices), 0, size - 1)
         return np.take(data, indices, self.axis)

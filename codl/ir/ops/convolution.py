@@ -178,8 +178,8 @@ class Conv2d(GroupedOp, WindowOp):
         c = self.input.c if is_image else channels(self.input.c * times)
         out = channels(self.out_channels * times * 2 ** dice.gauss(0, OWN_WIDTH))
         if not is_image:
-            own = self.out_channels / self.input.c
-            most = max(CHANNEL_RATIO, own, 1 / own)
+            widening = self.out_channels / self.input.c
+            most = max(CHANNEL_RATIO, widening, 1 / widening)
             out = channels(min(max(out, c / most), c * most))
         return replace(self, inputs=(Shape(1, c, h, w),), out_channels=out)
 

@@ -118,8 +118,8 @@ class EltwiseColumns(Columns):
         """Inputs whose pixels and the output's differ."""
         first = (self.h0 != self.oh) | (self.w0 != self.ow)
         second = (self.h1 != self.oh) | (self.w1 != self.ow)
-        found: Column = first * 1.0 + second * (self.inputs > 1)
-        return found
+        count: Column = first * 1.0 + second * (self.inputs > 1)
+        return count
 
     @cached_property
     def input_elements(self) -> Column:
@@ -196,13 +196,13 @@ class Eltwise(Op):
 
     def needs(self, part: Region, index: int = 0) -> Region:
         """The same region; all of an axis that is stretched."""
-        shape, output, one = self.inputs[index], self.output, Span(0, 1)
+        shape, output, single = self.inputs[index], self.output, Span(0, 1)
         if shape == output:
             return part
         return Region(
-            part.images if shape.n == output.n else one,
-            part.channels if shape.c == output.c else one,
-            part.rows if shape.h == output.h else one,
+            part.images if shape.n == output.n else single,
+            part.channels if shape.c == output.c else single,
+            part.rows if shape.h == output.h else single,
         )
 
     def restrict(self, part: Region) -> Eltwise:

@@ -173,8 +173,8 @@ class MatMul(NdOp):
             is_own = index == axis - (rank - 2)
             is_turned = (self.trans_a, self.trans_b)[index]
             return len(sizes) - 2 + (index != is_turned) if is_own else None
-        own = axis - (rank - len(sizes))
-        return own if own >= 0 and sizes[own] == self.out_sizes[axis] else None
+        place = axis - (rank - len(sizes))
+        return place if place >= 0 and sizes[place] == self.out_sizes[axis] else None
 
     def parted(self, cuts: Mapping[int, Span]) -> dict[str, Any]:
         columns = cuts.get(len(self.out_sizes) - 1)
@@ -188,9 +188,9 @@ class MatMul(NdOp):
         columns = cuts_of(part, sizes).get(len(sizes) - 1)
         if not self.matrix or columns is None:
             return dict(weights)
-        matrix, own = weights["weight"], slice(*columns)
-        taken = matrix[own] if self.trans_b else matrix[:, own]
-        return {"weight": taken, "bias": weights["bias"][own]}
+        matrix, part_of_columns = weights["weight"], slice(*columns)
+        taken = matrix[part_of_columns] if self.trans_b else matrix[:, part_of_columns]
+        return {"weight": taken, "bias": weights["bias"][part_of_columns]}
 
     @property
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:

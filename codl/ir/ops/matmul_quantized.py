@@ -126,8 +126,8 @@ class MatMulNBits(MatMul):
     def restrict_weights(self, weights: Weights, part: Region) -> dict[str, NDArray[Any]]:
         """Those of the output's columns, as views."""
         columns = cuts_of(part, self.out_sizes).get(len(self.out_sizes) - 1)
-        own = slice(None) if columns is None else slice(*columns)
-        return {name: value[own] for name, value in weights.items()}
+        rows = slice(None) if columns is None else slice(*columns)
+        return {name: value[rows] for name, value in weights.items()}
 
     def dequantized(self, weights: Weights) -> Values:
         """The matrix (k, n) that the weights stand for."""
@@ -237,13 +237,13 @@ class MatMulDynamic(MatMul):
     def restrict_weights(self, weights: Weights, part: Region) -> dict[str, NDArray[Any]]:
         """Those of the output's columns, as views."""
         columns = cuts_of(part, self.out_sizes).get(len(self.out_sizes) - 1)
-        own = slice(None) if columns is None else slice(*columns)
-        return {name: value[own] for name, value in weights.items()}
+        rows = slice(None) if columns is None else slice(*columns)
+        return {name: value[rows] for name, value in weights.items()}
 
     def numbers(self, weights: Weights) -> NDArray[np.uint8]:
         """The matrix (n, k) as it is stored, unsigned."""
-        found: NDArray[np.uint8] = unpacked(weights["weight"], 8)[:, : self.k].astype(np.uint8)
-        return found
+        numbers: NDArray[np.uint8] = unpacked(weights["weight"], 8)[:, : self.k].astype(np.uint8)
+        return numbers
 
     def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
         scale, zero = rounding_of(inputs[1])

@@ -40,8 +40,8 @@ class Terms(MatMul):
     @classmethod
     def of(cls, product: MatMul, shape: Sizes, cut: int) -> Terms:
         """Those of a product whose first operand is seen as `shape`."""
-        own = {field.name: getattr(product, field.name) for field in fields(product) if field.init}
-        return cls(**{**own, "shapes": (shape,), "activation": Activation(), "cut": cut})
+        kept = {field.name: getattr(product, field.name) for field in fields(product) if field.init}
+        return cls(**{**kept, "shapes": (shape,), "activation": Activation(), "cut": cut})
 
     @property
     def problem(self) -> str | None:
@@ -117,9 +117,9 @@ class Terms(MatMul):
         return self._product((self.m,), self.k)
 
     def _product(self, rows: Sizes, depth: int) -> MatMul:
-        own = {f.name: getattr(self, f.name) for f in fields(self.term) if f.init}
+        values = {f.name: getattr(self, f.name) for f in fields(self.term) if f.init}
         matrix = (self.n, depth) if self.trans_b else (depth, self.n)
-        return self.term(**{**own, "shapes": ((*rows, depth),), "matrix": matrix})
+        return self.term(**{**values, "shapes": ((*rows, depth),), "matrix": matrix})
 
     def restrict_weights(self, weights: Weights, part: Region) -> dict[str, NDArray[Any]]:
         """Rows of the matrix, as views; the bias is the second term's."""
@@ -137,8 +137,8 @@ class Terms(MatMul):
         a, terms = inputs[0].reshape(self.m, self.k), []
         for image, span in enumerate(self.spans):
             part = Region.whole(self.output)._replace(images=Span(image, image + 1))
-            term, own = self.restrict(part), self.restrict_weights(weights, part)
-            terms.append(term.reference([a[:, slice(*span)].reshape(term.input)], own))
+            term, term_weights = self.restrict(part), self.restrict_weights(weights, part)
+            terms.append(term.reference([a[:, slice(*span)].reshape(term.input)], term_weights))
         return np.concatenate(terms)
 
 

@@ -30,28 +30,28 @@ class Origin(NamedTuple):
         return Span(span.start * self.scale, span.stop * self.scale)
 
 
-def origins(to: Sizes, given: Sizes) -> Mapping[int, Origin]:
+def origins(to: Sizes, seen: Sizes) -> Mapping[int, Origin]:
     """By axis of `to`, where each range of it is a range of an axis of `given` too.
 
     Both are sizes of the same elements. So it is of the outermost of some axes that come from
     others, if each of its elements is whole ones of their outermost; axes of size 1 have none.
     """
-    found = {}
-    for own, theirs in _groups(to, given):
-        inner, inner_given = (prod(s[a] for a in g[1:]) for s, g in ((to, own), (given, theirs)))
+    ways = {}
+    for axes, seen_axes in _groups(to, seen):
+        inner, inner_given = (prod(s[a] for a in g[1:]) for s, g in ((to, axes), (seen, seen_axes)))
         if not inner % inner_given:
-            found[own[0]] = Origin(theirs[0], inner // inner_given)
-    return found
+            ways[axes[0]] = Origin(seen_axes[0], inner // inner_given)
+    return ways
 
 
-def _groups(to: Sizes, given: Sizes) -> Iterator[tuple[list[int], list[int]]]:
+def _groups(to: Sizes, seen: Sizes) -> Iterator[tuple[list[int], list[int]]]:
     """The smallest runs of axes that hold the same elements, without those of size 1."""
-    sides = (to, given)
+    sides = (to, seen)
     left = [[axis for axis, size in enumerate(sizes) if size > 1] for sizes in sides]
-    if prod(to) != prod(given) or not prod(to):
+    if prod(to) != prod(seen) or not prod(to):
         return
     while all(left):
-        taken = [[own.pop(0)] for own in left]
+        taken = [[run.pop(0)] for run in left]
         products = [sizes[axes[0]] for sizes, axes in zip(sides, taken, strict=True)]
         while products[0] != products[1]:
             less = int(products[1] < products[0])
@@ -134,9 +134,9 @@ class Transpose(Movement):
         """From a free axis of the output to one of `seen`, and on to one of the input."""
         moved = tuple(self.seen[axis] for axis in self.perm)
         before, ways = origins(self.seen, self.shapes[0]), {}
-        for axis, (own, scale) in origins(self.out_sizes, moved).items():
-            if self.perm[own] in before:
-                ways[axis] = Origin(self.perm[own], scale), before[self.perm[own]]
+        for axis, (place, scale) in origins(self.out_sizes, moved).items():
+            if self.perm[place] in before:
+                ways[axis] = Origin(self.perm[place], scale), before[self.perm[place]]
         return ways
 
     @property
@@ -147,8 +147,8 @@ class Transpose(Movement):
         return self._ways[axis][1].axis
 
     def needed(self, axis: int, span: Span) -> Span:
-        seen, given = self._ways[axis]
-        return given.of(seen.of(span))
+        seen, source = self._ways[axis]
+        return source.of(seen.of(span))
 
     def parted(self, cuts: Mapping[int, Span]) -> dict[str, Any]:
         ways = [(self._ways[axis][0], span) for axis, span in cuts.items()]
@@ -204,12 +204,12 @@ class SliceNd(Movement):
 
     @property
     def offsets(self) -> tuple[Offsets, ...]:
-        given = zip(axis_offsets(self.shapes[0]), self.starts, self.steps, self.to, strict=True)
-        return tuple(table[start + step * np.arange(n)] for table, start, step, n in given)
+        axes = zip(axis_offsets(self.shapes[0]), self.starts, self.steps, self.to, strict=True)
+        return tuple(table[start + step * np.arange(n)] for table, start, step, n in axes)
 
     def moved(self, x: Values) -> Values:
-        given = zip(self.starts, self.steps, self.to, strict=True)
-        for axis, (start, step, count) in enumerate(given):
+        axes = zip(self.starts, self.steps, self.to, strict=True)
+        for axis, (start, step, count) in enumerate(axes):
             x = np.take(x, [start + step * i for i in range(count)], axis)
         return x
 
@@ -234,7 +234,7 @@ class TileNd(Movement):
         return (axis for axis, (size, repeat) in pairs if 1 in (size, repeat))
 
     def parted(self, cuts: Mapping[int, Span]) -> dict[str, Any]:
-        stretched = {axis: own for axis, own in cuts.items() if self.repeats[axis] > 1}
+        stretched = {axis: span for axis, span in cuts.items() if self.repeats[axis] > 1}
         return {"repeats": resized(self.repeats, stretched)}
 
     @property
@@ -277,7 +277,7 @@ class PadNd(Movement):
     def free_axes(self) -> Iterable[int]:
         """Those that nothing is added to or taken from."""
         sides = enumerate(zip(self.before, self.after, strict=True))
-        return (axis for axis, own in sides if own == (0, 0))
+        return (axis for axis, ends in sides if ends == (0, 0))
 
     @property
     def offsets(self) -> tuple[Offsets, ...]:
@@ -286,17 +286,17 @@ class PadNd(Movement):
         for table, before, after in sides:
             kept = table[max(-before, 0) : table.size - max(-after, 0)]
             wide = (max(before, 0), max(after, 0))
-            given: dict[str, Any] = {"constant_values": -1} if self.mode == "constant" else {}
-            tables.append(np.pad(kept, wide, self.mode, **given))
+            value: dict[str, Any] = {"constant_values": -1} if self.mode == "constant" else {}
+            tables.append(np.pad(kept, wide, self.mode, **value))
         return tuple(tables)
 
     def moved(self, x: Values) -> Values:
         sides = list(zip(self.before, self.after, strict=True))
         kept = x[tuple(slice(max(-b, 0), n - max(-a, 0))
                        for n, (b, a) in zip(x.shape, sides, strict=True))]  # fmt: skip
-        given: dict[str, Any] = {"constant_values": self.value} if self.mode == "constant" else {}
+        value: dict[str, Any] = {"constant_values": self.value} if self.mode == "constant" else {}
         wide = [(max(before, 0), max(after, 0)) for before, after in sides]
-        return np.pad(kept, wide, self.mode, **given)
+        return np.pad(kept, wide, self.mode, **value)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -110,7 +110,7 @@ class NdOp(Op):
     def _reaches(self, axis: int) -> bool:
         """Whether what is cut of every input with an axis is one that a dimension cuts."""
         sources = [(self.source(axis, index), sizes) for index, sizes in enumerate(self.shapes)]
-        return all(own is None or own < len(dims_of(sizes)) for own, sizes in sources)
+        return all(source is None or source < len(dims_of(sizes)) for source, sizes in sources)
 
     @cached_property
     def carries_channels(self) -> bool:
@@ -138,7 +138,7 @@ class NdOp(Op):
     def _needs(self, cuts: Mapping[int, Span], index: int) -> dict[int, Span]:
         """The axes of an input that are cut with the output's, with what is needed of each."""
         sources = ((self.source(axis, index), axis, span) for axis, span in cuts.items())
-        return {own: self.needed(axis, span) for own, axis, span in sources if own is not None}
+        return {at: self.needed(axis, span) for at, axis, span in sources if at is not None}
 
     def restrict(self, part: Region) -> Op:
         cuts = cuts_of(part, self.out_sizes)
@@ -157,7 +157,7 @@ class NdOp(Op):
         return super().reference(self.shaped(inputs), weights)
 
     def shaped(self, inputs: Sequence[Values]) -> list[Values]:
-        return [value.reshape(own) for value, own in zip(inputs, self.shapes, strict=True)]
+        return [value.reshape(sizes) for value, sizes in zip(inputs, self.shapes, strict=True)]
 
     def restrict_weights(self, weights: Weights, part: Region) -> dict[str, Array]:
         """All of them: no axis of theirs need be the output's channels."""

@@ -22,13 +22,13 @@ class Channels(NamedTuple):
     @classmethod
     def of(cls, sizes: Sizes, among: Sizes) -> Channels | None:
         """Of a tensor that is stretched to `among`; None where it is so between its own axes."""
-        own = [axis for axis, size in enumerate(sizes) if size > 1]
-        if not own:
+        axes = [axis for axis, size in enumerate(sizes) if size > 1]
+        if not axes:
             return cls(1, prod(among))
-        block = slice(own[0], own[-1] + 1)
+        block = slice(axes[0], axes[-1] + 1)
         if sizes[block] != among[block]:
             return None
-        return cls(prod(sizes[block]), prod(among[own[-1] + 1 :]))
+        return cls(prod(sizes[block]), prod(among[axes[-1] + 1 :]))
 
 
 @dataclass(frozen=True, kw_only=True)

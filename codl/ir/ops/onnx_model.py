@@ -69,9 +69,9 @@ class OnnxModel(NdOp):
         """By ONNX's own reference, in float32."""
         from onnx.reference import ReferenceEvaluator
 
-        given = {
+        feed = {
             f"{INPUT}{index}": value.reshape(sizes).astype(np.float32)
             for index, (value, sizes) in enumerate(zip(inputs, self.shapes, strict=True))
         }
-        (value,) = ReferenceEvaluator(self.proto).run([OUTPUT], given)
+        (value,) = ReferenceEvaluator(self.proto).run([OUTPUT], feed)
         return np.asarray(value, np.float64).reshape(self.output)

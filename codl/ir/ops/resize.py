@@ -179,9 +179,9 @@ class Resize(Op):
         if self.mode != "nearest" or not self.rounding.startswith("round"):
             return False
         axes = (self._axis(0, self.input.h, self.size.h), self._axis(1, self.input.w, self.size.w))
-        changed = [own for own in axes if own.size != own.to or own.scale != 1]
+        changed = [axis for axis in axes if axis.size != axis.to or axis.scale != 1]
         positions = [
-            COORDS[self.coords](np.arange(own.to, dtype=np.float32), own) for own in changed
+            COORDS[self.coords](np.arange(axis.to, dtype=np.float32), axis) for axis in changed
         ]
         distances = [np.abs(at - np.floor(at) - HALF) for at in positions]
         return any(((far > 0) & (far < NEARLY)).any() for far in distances)
@@ -226,8 +226,8 @@ def _table(rule: _Rule, axis: Axis) -> AxisTable:
     crops = rule.coords == "tf_crop_and_resize"
     if axis.size == axis.to and axis.scale == 1 and not crops:
         taps = {"nearest": 1, "linear": 2, "cubic": 4}[rule.mode]
-        own = np.repeat(np.arange(axis.to)[:, None], taps, 1)
-        return AxisTable(own, np.eye(1, taps, dtype=np.float32).repeat(axis.to, 0))
+        indices_kept = np.repeat(np.arange(axis.to)[:, None], taps, 1)
+        return AxisTable(indices_kept, np.eye(1, taps, dtype=np.float32).repeat(axis.to, 0))
     at = COORDS[rule.coords](np.arange(axis.to, dtype=np.float32), axis)
     indices, weights = _taps(rule, axis, at)
     if crops:

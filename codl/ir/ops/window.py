@@ -105,13 +105,13 @@ def _inside(
     `step`: the stride, the dilation, and the padding in front.
     """
     stride, dilation, before = step
-    found = np.zeros_like(size)
+    inside = np.zeros_like(size)
     for tap in range(int(taps.max())):
         offset = before - tap * dilation
         first = np.maximum(ceil_div(offset, stride), 0)
         last = np.minimum(np.floor((offset + size - 1) / stride), outs - 1)
-        found = found + np.where(tap < taps, np.maximum(last - first + 1, 0), 0)
-    return found
+        inside = inside + np.where(tap < taps, np.maximum(last - first + 1, 0), 0)
+    return inside
 
 
 @dataclass(frozen=True, kw_only=True)
