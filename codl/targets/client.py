@@ -68,8 +68,6 @@ class AgentLostError(DeviceError):
 class _Running:
     child: Child
     connection: Connection[Said, Asked]
-    #: By this process's clock.
-    begin: float
     #: None before the agent has said that it is there, which took so long.
     hello: Hello | None = None
     start_s: float = 0.0
@@ -117,33 +115,27 @@ class AgentClient:
         with self.lock:
             return self._exchange(self._ready(), method, arguments, named)  # type: ignore[no-any-return]
 
-    def spawn(self) -> None:
-        """Start the agent's process without waiting for it, as where several begin at once."""
-        begin = perf_counter()
-        child = Child(self._command, cores=self._cores, environment=self._environment)
-        self.generation += 1
-        child.limit(START_S)
-        connection: Connection[Said, Asked] = Connection(child.output, child.input, Said)
-        self._running = _Running(child, connection, begin)
-
     def _ready(self) -> _Running:
         """The running agent, greeted and made what the one before was."""
-        if self._running is None:
-            self.spawn()
-        running = self._running
-        assert running is not None
-        if running.hello is None:
-            first, _ = self._receive(running)
-            if not isinstance(first, Hello) or first.version != VERSION:
-                raise self._lost(f"expected an agent of version {VERSION}, which says so first")
-            if first.build != self._build:
-                raise self._lost(
-                    f"it is of another codl ({first.codl}, build {first.build or 'none'}; this is "
-                    f"{CODL}, build {self._build or 'none'})"
-                )
-            running.hello, running.start_s = first, perf_counter() - running.begin
-            for method, arguments in self.prelude.items():
-                self._exchange(running, method, arguments, {})
+        if self._running is not None:
+            return self._running
+        begin = perf_counter()
+        child = Child(self._command, cores=self._cores, environment=self._environment)
+        child.limit(START_S)
+        connection: Connection[Said, Asked] = Connection(child.output, child.input, Said)
+        self.generation += 1
+        self._running = running = _Running(child, connection)
+        first, _ = self._receive(running)
+        if not isinstance(first, Hello) or first.version != VERSION:
+            raise self._lost(f"expected an agent of version {VERSION}, which says so first")
+        if first.build != self._build:
+            raise self._lost(
+                f"it is of another codl ({first.codl}, build {first.build or 'none'}; this is "
+                f"{CODL}, build {self._build or 'none'})"
+            )
+        running.hello, running.start_s = first, perf_counter() - begin
+        for method, arguments in self.prelude.items():
+            self._exchange(running, method, arguments, {})
         return running
 
     def start_seconds(self) -> tuple[float, float]:
@@ -167,11 +159,6 @@ class AgentClient:
         running, self._running = self._running, None
         if running is not None:
             running.child.close()
-
-    def fileno(self) -> int:
-        """What becomes readable when the agent answers."""
-        assert self._running is not None
-        return self._running.child.output.fileno()
 
     def _exchange(
         self,
@@ -209,14 +196,6 @@ class AgentClient:
         except CodlError as error:
             raise self._lost(str(error)) from error
 
-    def post(
-        self, method: Callable[Concatenate[Any, P], Any], *arguments: P.args, **named: P.kwargs
-    ) -> None:
-        """Ask something whose answer is taken later, by `receive`."""
-        question = question_of(method)
-        sent, _ = question.bind(arguments, named)
-        self._post(self._ready(), question, sent, question.limit_s(sent))
-
     def _post(
         self, running: _Running, question: Question, sent: Mapping[str, Any], limit_s: float
     ) -> None:
@@ -230,11 +209,6 @@ class AgentClient:
             if isinstance(error, ConnectionEnded):
                 raise self._lost(_last_words(running)) from error
             raise self._lost(str(error)) from error
-
-    def receive(self) -> Said:
-        """The next message; raises `AgentLostError`."""
-        assert self._running is not None
-        return self._receive(self._running)[0]
 
     def _receive(self, running: _Running) -> tuple[Said, list[Blob]]:
         try:

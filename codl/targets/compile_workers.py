@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from select import select
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 from time import monotonic
 from types import TracebackType
 
+from codl.errors import CodlError
 from codl.kernels.tuning import Tuning
 from codl.measure.tasks import SharingTask, StageTask, Task
 from codl.runtime.examination import memory_of
@@ -23,7 +24,6 @@ from codl.runtime.placement import LocalSoc
 from codl.targets.base import Target
 from codl.targets.client import COMMAND, AgentClient, AgentLostError
 from codl.targets.process import Process
-from codl.targets.wire import Answered
 
 #: On fewer cores the others would not make up for what it takes to start them.
 LEAST_CORES = 4
@@ -62,10 +62,11 @@ class CompileWorkers:
 
     def __init__(self, soc: LocalSoc, count: int, command: Sequence[str] = COMMAND) -> None:
         self.deadly: dict[Task, str] = {}
-        self._soc, self._count, self._command = soc, count, tuple(command)
-        self._workers: list[_Worker] = []
+        how = {"name": "a process", "cores": _cores(soc), "prelude": {Process.begin: (soc,)}}
+        self._agents = [AgentClient(command, **how) for _ in range(count)]  # type: ignore[arg-type]
         self._done: set[Task] = set()
         self._deaths: dict[Task, int] = {}
+        self._taking = Lock()
 
     def __enter__(self) -> CompileWorkers:
         return self
@@ -80,12 +81,12 @@ class CompileWorkers:
 
     def close(self) -> None:
         """End the agents."""
-        while self._workers:
-            self._workers.pop().client.close()
+        for agent in self._agents:
+            agent.close()
 
     @property
     def is_used(self) -> bool:
-        return self._count > 0
+        return bool(self._agents)
 
     def compile(self, tasks: Sequence[Task], tuning: Tuning, seconds: float) -> None:
         """Compile what the first tasks need and no worker has seen; begins no more after `seconds`.
@@ -94,94 +95,43 @@ class CompileWorkers:
         """
         unseen = (task for task in tasks[:FURTHEST] if task not in self._done)
         left = deque(task for task in unseen if needs_kernels(task))
-        if not self._workers and len(left) < WORTH * self._count:
+        count = len(self._agents)
+        if not any(agent.pid for agent in self._agents) and len(left) < WORTH * count:
             return
-        self._start(self._count - len(self._workers))
         end = monotonic() + seconds
-        while True:
-            # What one of them died of is not left to this process.
-            for worker in [one for one in self._workers if one.is_idle]:
-                if left and (monotonic() < end or left[0] in self._deaths):
-                    self._give(worker, left, tuning)
-            busy = [worker for worker in self._workers if not worker.is_idle]
-            if not busy:
-                return
-            readable, _, _ = select([worker.client for worker in busy], [], [])
-            for client in readable:
-                self._hear(next(one for one in busy if one.client is client), left)
+        with ThreadPoolExecutor(max(1, count)) as pool:
+            list(pool.map(lambda agent: self._work(agent, left, tuning, end), [*self._agents]))
 
-    def _start(self, count: int) -> None:
-        """Start agents at the same time; those that do not answer are done without."""
-        prelude = {Process.begin: (self._soc,)}
-        name, cores = "a process", _cores(self._soc)
-        new = [
-            AgentClient(self._command, name=name, cores=cores, prelude=prelude)
-            for _ in range(count)
-        ]
-        for client in new:
-            client.spawn()
-        for client in new:
-            try:
-                client.post(Target.open)
-                self._workers.append(_Worker(client))
-            except AgentLostError:
-                self._count -= 1
+    def _work(self, agent: AgentClient, left: deque[Task], tuning: Tuning, end: float) -> None:
+        """Compile one task after the other; what cannot open its device is done without.
 
-    def _give(self, worker: _Worker, left: deque[Task], tuning: Tuning) -> None:
-        worker.task = left.popleft()
-        try:
-            worker.client.post(Target.compile, worker.task, tuning)
-        except AgentLostError as error:
-            self._bury(worker, error, left)
-
-    def _hear(self, worker: _Worker, left: deque[Task]) -> None:
-        """Take an answer, that a worker has begun or done its task, or see that it has ended."""
-        try:
-            answer = worker.client.receive()
-        except AgentLostError as error:
-            self._bury(worker, error, left)
-            return
-        if worker.has_begun:
-            assert worker.task is not None
-            self._done.add(worker.task)
-            worker.task = None
-        elif isinstance(answer, Answered):
-            worker.has_begun = True
-        else:  # the device cannot be opened, as where a card has no room for so many
-            self._workers.remove(worker)
-            worker.client.close()
-            self._count -= 1
-
-    def _bury(self, worker: _Worker, error: AgentLostError, left: deque[Task]) -> None:
-        """Another worker takes a dead one's place and its task; none that of one that never began.
-
-        A task on which several died is deadly.
+        A task on which several agents died is deadly.
         """
-        self._workers.remove(worker)
-        task = worker.task
-        if task is None:
-            self._count -= 1
+        try:
+            agent.ask(Target.open)
+        except CodlError:  # as where a card has no room for so many
+            self._agents.remove(agent)
+            agent.close()
             return
-        self._deaths[task] = self._deaths.get(task, 0) + 1
-        if self._deaths[task] < DEATHS:
-            left.appendleft(task)
-        else:
+        while (task := self._next(left, end)) is not None:
+            try:
+                agent.ask(Target.compile, task, tuning)
+            except AgentLostError as error:
+                self._deaths[task] = self._deaths.get(task, 0) + 1
+                if self._deaths[task] < DEATHS:
+                    left.appendleft(task)
+                    continue
+                self.deadly[task] = f"{DEATHS} processes died while it was compiled: {error}"
+            except CodlError:
+                pass  # it is told where the task is measured
             self._done.add(task)
-            self.deadly[task] = f"{DEATHS} processes died while it was compiled: {error}"
-        self._start(1)
 
-
-@dataclass
-class _Worker:
-    """An agent that compiles one task at a time; it opens its device before the first."""
-
-    client: AgentClient
-    task: Task | None = None
-    has_begun: bool = False
-
-    @property
-    def is_idle(self) -> bool:
-        return self.has_begun and self.task is None
+    def _next(self, left: deque[Task], end: float) -> Task | None:
+        """The next task; what one of them died of is not left to this process."""
+        with self._taking:
+            return (
+                left.popleft() if left and (monotonic() < end or left[0] in self._deaths) else None
+            )
 
 
 def _cores(soc: LocalSoc) -> tuple[int, ...]:

@@ -20,7 +20,6 @@ from math import prod
 from pathlib import Path
 from types import UnionType
 from typing import (
-    Annotated,
     Any,
     NamedTuple,
     TypeAlias,
@@ -134,13 +133,8 @@ class Question:
     @cached_property
     def arguments(self) -> Form:
         """Of the arguments that are sent, by their names."""
-        forms = {name: form_of(own) for name, own in self._hints.items() if not _is_call(own)}
-        struct = _struct(self.name, forms)
-        return Form(
-            struct,
-            lambda values: struct(**{name: forms[name].send(v) for name, v in values.items()}),
-            lambda sent: {name: form.take(getattr(sent, name)) for name, form in forms.items()},
-        )
+        sent = {name: own for name, own in self._hints.items() if not _is_call(own)}
+        return _record(self.name, sent, dict.__getitem__, dict)
 
     @cached_property
     def events(self) -> Mapping[str, Form]:
@@ -300,23 +294,20 @@ class Form(NamedTuple):
 def form_of(hint: Any) -> Form:
     """The form of a type hint: msgspec's own wherever nothing in it needs another."""
     origin, parts = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return Form(hint)
     if origin in (Union, UnionType):
         return _form_of_union(hint, parts)
-    if origin is tuple and parts[-1:] != (Ellipsis,):
-        return _form_of_tuple(hint, tuple(map(form_of, parts)))
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        return _form_of_mapping(hint, *map(form_of, parts))
-    if isinstance(origin, type) and issubclass(origin, Sequence):
-        inner, kind = form_of(parts[0]), list if origin is list else tuple
-        if inner.is_plain:
+    if isinstance(origin, type) and issubclass(origin, tuple | Sequence | Mapping):
+        forms = tuple(form_of(own) for own in parts if own is not Ellipsis)
+        is_usual = not issubclass(origin, Mapping) or get_origin(parts[0]) is not tuple
+        if is_usual and all(form.is_plain for form in forms):
             return Form(hint)
-        return Form(
-            list[inner.sent],  # type: ignore[name-defined]
-            lambda values: [inner.send(own) for own in values],
-            lambda sent: kind(inner.take(own) for own in sent),
-        )
+        if issubclass(origin, Mapping):  # as pairs
+            items = form_of(tuple[tuple[parts], ...])  # type: ignore[valid-type]
+            pairs, back = items.send, items.take
+            return Form(items.sent, lambda own: pairs(own.items()), lambda own: dict(back(own)))
+        if origin is tuple and Ellipsis not in parts:
+            return _form_of_tuple(forms)
+        return _form_of_list(forms[0], list if origin is list else tuple)
     if hint is bytes:
         return Form(Content, Content, lambda sent: sent.content)
     if not isinstance(hint, type) or not is_dataclass(hint):
@@ -327,9 +318,7 @@ def form_of(hint: Any) -> Form:
     return special(hint) if special else _form_of_dataclass(hint)
 
 
-def _form_of_tuple(hint: Any, forms: Sequence[Form]) -> Form:
-    if all(form.is_plain for form in forms):
-        return Form(hint)
+def _form_of_tuple(forms: Sequence[Form]) -> Form:
     return Form(
         tuple[tuple(form.sent for form in forms)],  # type: ignore[misc]
         lambda values: tuple(form.send(v) for form, v in zip(forms, values, strict=True)),
@@ -337,20 +326,11 @@ def _form_of_tuple(hint: Any, forms: Sequence[Form]) -> Form:
     )
 
 
-def _form_of_mapping(hint: Any, key: Form, value: Form) -> Form:
-    """A mapping whose keys are no texts goes as pairs."""
-    if key.sent is str and value.is_plain:
-        return Form(hint)
-    if key.sent is str:
-        return Form(
-            dict[str, value.sent],  # type: ignore[name-defined]
-            lambda values: {k: value.send(v) for k, v in values.items()},
-            lambda sent: {k: value.take(v) for k, v in sent.items()},
-        )
+def _form_of_list(inner: Form, kind: Callable[[Any], Any]) -> Form:
     return Form(
-        list[tuple[key.sent, value.sent]],  # type: ignore[name-defined]
-        lambda values: [(key.send(k), value.send(v)) for k, v in values.items()],
-        lambda sent: {key.take(k): value.take(v) for k, v in sent},
+        list[inner.sent],  # type: ignore[name-defined]
+        lambda values: [inner.send(own) for own in values],
+        lambda sent: kind(inner.take(own) for own in sent),
     )
 
 
@@ -358,7 +338,7 @@ def _form_of_union(hint: Any, parts: Sequence[Any]) -> Form:
     """Several dataclasses are told apart by a tag; of other unions msgspec knows the members."""
     classes = [own for own in parts if isinstance(own, type) and is_dataclass(own)]
     if len(classes) > 1:
-        forms = {own: _form_of_dataclass(own, is_tagged=True) for own in classes}
+        forms = {own: _form_of_dataclass(own, tag_field="is", tag=True) for own in classes}
         by_sent = {form.sent: form for form in forms.values()}
         return Form(
             Union[tuple(by_sent)],  # noqa: UP007
@@ -368,7 +348,6 @@ def _form_of_union(hint: Any, parts: Sequence[Any]) -> Form:
     inner = next((form for own in parts if not (form := form_of(own)).is_plain), None)
     if inner is None:
         return Form(hint)
-    assert type(None) in parts
     return Form(
         inner.sent | None,
         lambda value: None if value is None else inner.send(value),
@@ -376,22 +355,30 @@ def _form_of_union(hint: Any, parts: Sequence[Any]) -> Form:
     )
 
 
-def _form_of_dataclass(cls: Any, *, is_tagged: bool = False) -> Form:
-    hints = get_type_hints(cls, include_extras=True)
-    forms = {own.name: form_of(hints[own.name]) for own in fields(cls) if own.init}
-    if all(form.is_plain for form in forms.values()) and not is_tagged:
+def _form_of_dataclass(cls: Any, **tag: Any) -> Form:
+    known = get_type_hints(cls, include_extras=True)
+    hints = {own.name: known[own.name] for own in fields(cls) if own.init}
+    if all(form_of(own).is_plain for own in hints.values()) and not tag:
         return Form(cls)
-    struct = _struct(cls.__name__, forms, **({"tag_field": "is", "tag": True} if is_tagged else {}))
+    return _record(cls.__name__, hints, getattr, cls, **tag)
+
+
+def _record(
+    name: str,
+    hints: Mapping[str, Any],
+    get: Callable[[Any, str], Any],
+    make: Callable[..., Any],
+    **tag: Any,
+) -> Form:
+    """Values by their names, which `get` gives and `make` takes."""
+    forms = {own: form_of(hint) for own, hint in hints.items()}
+    members = [(own, form.sent) for own, form in forms.items()]
+    struct = msgspec.defstruct(name, members, frozen=True, forbid_unknown_fields=True, **tag)
     return Form(
         struct,
-        lambda own: struct(**{name: form.send(getattr(own, name)) for name, form in forms.items()}),
-        lambda sent: cls(**{name: form.take(getattr(sent, name)) for name, form in forms.items()}),
+        lambda value: struct(**{own: form.send(get(value, own)) for own, form in forms.items()}),
+        lambda sent: make(**{own: form.take(getattr(sent, own)) for own, form in forms.items()}),
     )
-
-
-def _struct(name: str, forms: Mapping[str, Form], **options: Any) -> Any:
-    members = [(own, form.sent) for own, form in forms.items()]
-    return msgspec.defstruct(name, members, frozen=True, forbid_unknown_fields=True, **options)
 
 
 def _sent_op(op: Op) -> SentOp:
