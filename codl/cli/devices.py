@@ -29,8 +29,7 @@ from codl.runtime.placement import read as read_placement
 from codl.runtime.probe import ProbeResult
 from codl.targets.base import TargetInfo
 from codl.targets.connect import connect, transport_of
-from codl.targets.detect import detect, load_local
-from codl.targets.find_facts import FoundFacts, find_facts
+from codl.targets.detect import FoundFacts, detect, find_facts, load_local
 
 soc_app = typer.Typer(
     help="""SoC files: the pair of processors under study.

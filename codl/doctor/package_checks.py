@@ -9,7 +9,7 @@ from codl.errors import CodlError
 from codl.optional import BASE, OPTIONAL, PACKAGES, PURPOSES, PYTHON
 from codl.targets.base import Target
 from codl.targets.checks import Check, Outcome, Patient
-from codl.targets.wheels import termux_fix
+from codl.targets.install import termux_fix
 
 #: What tells whether it can be imported itself, by opening the loader of OpenCL.
 LOADER = "pyopencl"

@@ -2,7 +2,7 @@
 
 It runs on a device before anything of codl is there, on a Python that may be too old: standard
 library alone. With --check it prints what is there, with --add it takes packages that were brought
-(see `codl.targets.wheels`); then it serves nothing.
+(see `codl.targets.install`); then it serves nothing.
 """
 
 from __future__ import annotations

@@ -9,12 +9,11 @@ from codl.errors import UnknownNameError, UnsupportedError
 from codl.records.soc import Soc
 from codl.registry import Registry
 from codl.targets import adb, replay, ssh
-from codl.targets.agent_file import build
 from codl.targets.base import Target
 from codl.targets.checks import Check
 from codl.targets.client import Fix
 from codl.targets.device_shell import DeviceShell
-from codl.targets.install import launcher
+from codl.targets.install import build, launcher
 from codl.targets.local import LocalTarget
 from codl.targets.remote import RemoteTarget, process_target
 

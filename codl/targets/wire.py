@@ -304,7 +304,7 @@ def form_of(hint: Any) -> Form:
         if issubclass(origin, Mapping):  # as pairs
             items = form_of(tuple[tuple[parts], ...])  # type: ignore[valid-type]
             pairs, back = items.send, items.take
-            return Form(items.sent, lambda own: pairs(own.items()), lambda own: dict(back(own)))
+            return Form(items.sent, lambda own: pairs([*own.items()]), lambda own: dict(back(own)))
         if origin is tuple and Ellipsis not in parts:
             return _form_of_tuple(forms)
         return _form_of_list(forms[0], list if origin is list else tuple)

@@ -31,7 +31,7 @@ from codl.measure.timing import Effort
 from codl.records import soc as socs
 from codl.records.soc import Soc
 from codl.strategies import codl_refined
-from codl.targets import find_facts
+from codl.targets import detect as detecting
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def test_detect_writes_a_soc_that_show_reads(workplace: Path) -> None:
 def test_detect_measures_what_no_driver_tells(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(find_facts, "WAITS", QUICK)
+    monkeypatch.setattr(detecting, "WAITS", QUICK)
     made = answer(workplace, "soc", "detect", "--serial", "process", "--name", "measured")
     shown = answer(workplace, "soc", "show", "measured")
     told = {"wave_size", "svm_atomics", "opencl_version", "svm", "half"}

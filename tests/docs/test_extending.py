@@ -32,7 +32,7 @@ from codl.predict import ESTIMATORS
 from codl.records.soc import Soc
 from codl.registry import rolled_back
 from codl.strategies import STRATEGIES
-from codl.targets import find_facts
+from codl.targets import detect as detecting
 from codl.targets.connect import TRANSPORTS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/extending.md"
@@ -152,7 +152,7 @@ def test_one_that_fails_adds_nothing(folder: Path) -> None:
 def test_its_commands_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Collected, trained, planned and run on this machine; the output is ONNX Runtime's."""
     monkeypatch.setattr("codl.measure.collector.Rounds", lambda: QUICK)
-    monkeypatch.setattr(find_facts, "WAITS", QUICK)
+    monkeypatch.setattr(detecting, "WAITS", QUICK)
     (commands,) = COMMANDS.findall(PAGE.read_text())
     for line in commands.splitlines():
         word, *rest = shlex.split(line)

@@ -11,7 +11,7 @@ from typing import Any, get_args, get_type_hints
 from codl.measure.facts import FACTS
 from codl.records.soc import Soc
 from codl.runtime.placement import Placement
-from codl.targets.find_facts import SIGNAL
+from codl.targets.detect import SIGNAL
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "soc.md").read_text()
 ROW = re.compile(r"^\| `([\w.]+)` \|", re.MULTILINE)

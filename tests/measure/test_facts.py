@@ -21,7 +21,7 @@ from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc
 from codl.runtime.probe import BareDevice
 from codl.targets.base import Target
-from codl.targets.find_facts import SIGNAL, choose_signal, find_facts, with_facts
+from codl.targets.detect import SIGNAL, choose_signal, find_facts, with_facts
 from codl.targets.local import LocalTarget
 
 
@@ -88,7 +88,7 @@ def test_waits_that_failed_choose_nothing() -> None:
 def test_a_signal_is_chosen_by_what_is_measured(
     first_soc: LocalSoc, meets: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("codl.targets.find_facts.WAITS", Rounds(1, 1, 1, 0, more=1))
+    monkeypatch.setattr("codl.targets.detect.WAITS", Rounds(1, 1, 1, 0, more=1))
     target = cast(Target, Answering(Fact("gpu.svm_atomics", meets, "as I say")))
     found = find_facts(target, first_soc)
     fact = next(fact for fact in found.facts if fact.key == SIGNAL)

@@ -30,8 +30,7 @@ from codl.runtime.placement import LocalSoc
 from codl.runtime.probe import ProbedDevice, ProbeResult
 from codl.targets import client
 from codl.targets.base import Target
-from codl.targets.detect import detect
-from codl.targets.find_facts import _checked, with_facts
+from codl.targets.detect import _checked, detect, with_facts
 from codl.targets.process import Process
 from codl.targets.remote import RemoteTarget
 from codl.targets.served_models import LoadedModel, Models, StartedPeer

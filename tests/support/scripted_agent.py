@@ -19,8 +19,9 @@ from codl.measure.batch import BatchResult, MeasureBatch, Measurement, Watcher
 from codl.records.soc import Soc
 from codl.runtime import child
 from codl.runtime.hardware import CpuFacts
-from codl.targets import agent, agent_file, local
+from codl.targets import agent, local
 from codl.targets.base import TargetInfo
+from codl.targets.install import build
 from support.device_doubles import DeviceDouble, measured
 
 #: After so many rows.
@@ -98,4 +99,4 @@ if __name__ == "__main__":
     MARK = Path(FOLDER) / FAULT
     child.GRACE_S = 0.1
     local.LocalTarget = Scripted  # type: ignore[assignment, misc]
-    sys.exit(agent.main(time.perf_counter(), agent_file.build()))
+    sys.exit(agent.main(time.perf_counter(), build()))

@@ -14,11 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codl.errors import CodlError, DeviceError
-from codl.targets import adb, agent_archive, agent_file, ssh
+from codl.targets import adb, agent_archive, ssh
 from codl.targets.client import AgentLostError
 from codl.targets.connect import connect, transport_of
 from codl.targets.device_shell import DeviceShell, ShellError
-from codl.targets.install import ARCHIVE, LAUNCHER, install, launcher
+from codl.targets.install import (
+    ARCHIVE,
+    HOST_ONLY,
+    LAUNCHER,
+    agent_file,
+    build,
+    install,
+    launcher,
+)
 from codl.targets.remote import RemoteTarget
 
 #: The shell of this machine: what its client is given runs here, so all but the way is real.
@@ -111,14 +119,14 @@ def test_failures_say_what_was_said_and_what_to_do() -> None:
 
 
 def test_the_agents_file_is_small_and_the_same_each_time() -> None:
-    file = agent_file.agent_file()
-    agent_file.agent_file.cache_clear()
-    agent_file.build.cache_clear()
-    assert agent_file.agent_file() == file
+    file = agent_file()
+    agent_file.cache_clear()
+    build.cache_clear()
+    assert agent_file() == file
     assert len(file.content) <= MOST_BYTES
     names = zipfile.ZipFile(io.BytesIO(file.content)).namelist()
     assert {"__main__.py", "BUILD", "codl/targets/agent.py", "codl/kernels/common.cl"} <= {*names}
-    of_the_host = tuple(f"codl/{own}/" for own in agent_file.HOST_ONLY)
+    of_the_host = tuple(f"codl/{own}/" for own in HOST_ONLY)
     assert "codl/doctor/" in of_the_host
     assert not [name for name in names if name.startswith((*of_the_host, "/", ".."))]
 
@@ -138,7 +146,7 @@ def test_a_damaged_agent_is_replaced(tmp_path: Path) -> None:
     archive = tmp_path / ARCHIVE
     archive.write_bytes(archive.read_bytes()[:-100])
     assert install(shell, [sys.executable]).is_new
-    assert archive.read_bytes() == agent_file.agent_file().content
+    assert archive.read_bytes() == agent_file().content
 
 
 def test_an_old_python_is_named(tmp_path: Path) -> None:
@@ -154,13 +162,13 @@ def test_an_old_python_is_named(tmp_path: Path) -> None:
 def test_an_installed_agent_answers_as_this_machine(tmp_path: Path) -> None:
     shell = shell_in(tmp_path)
     install(shell, [sys.executable])
-    command, build = shell.command(launcher(shell)), agent_file.build()
+    command = shell.command(launcher(shell))
     with (
         closing(connect("local")) as here,
-        closing(RemoteTarget("there", command, build=build)) as there,
+        closing(RemoteTarget("there", command, build=build())) as there,
     ):
         assert there.describe() == here.describe()
-    assert (tmp_path / f"codl-{build}" / "codl" / "targets" / "agent.py").is_file()
+    assert (tmp_path / f"codl-{build()}" / "codl" / "targets" / "agent.py").is_file()
 
 
 def test_an_agent_of_another_codl_is_refused(tmp_path: Path) -> None:
@@ -221,10 +229,10 @@ def test_an_agent_that_has_no_room_to_unpack_says_so(tmp_path: Path) -> None:
     line = shell.command(launcher(shell))[-1]
     command, limited = ([*shell.client, text] for text in (line, f"ulimit -f 8; exec {line}"))
     with (
-        closing(RemoteTarget("there", limited, build=agent_file.build())) as there,
+        closing(RemoteTarget("there", limited, build=build())) as there,
         pytest.raises(AgentLostError, match=r"cannot be unpacked there: .*Make room on the device"),
     ):
         there.describe()
     assert sorted(tmp_path.iterdir()) == before
-    with closing(RemoteTarget("there", command, build=agent_file.build())) as there:
+    with closing(RemoteTarget("there", command, build=build())) as there:
         there.describe()

@@ -18,9 +18,10 @@ from support.random_messages import WORDS, message
 
 from codl import errors
 from codl.errors import DeviceError
-from codl.targets import adb, device_shell, wheels
+from codl.targets import adb, device_shell
+from codl.targets import install as installing
 from codl.targets.device_shell import DeviceShell
-from codl.targets.install import PURPOSES, Checked, install
+from codl.targets.install import PURPOSES, Checked, DevicePython, fetch_wheels, install
 
 #: Texts that are near to what `adb devices` prints.
 LISTS = st.lists(st.sampled_from(["R58M1", "\t", "device", "-s1", "offline", " ", "\n", "\x1b[2J"]))
@@ -77,7 +78,7 @@ def test_what_a_device_says_of_its_python_reaches_pip_as_plain_words(
         commands.append(command)
         return subprocess.CompletedProcess(command, 1, b"", b"")
 
-    monkeypatch.setattr(wheels.subprocess, "run", run)
+    monkeypatch.setattr(installing.subprocess, "run", run)
     dice = random.Random(3)
     for _ in range(1000):
         said = message(dice, Checked)
@@ -85,7 +86,7 @@ def test_what_a_device_says_of_its_python_reaches_pip_as_plain_words(
         assert {*said.missing} <= {*PURPOSES}
         words = ["3.11.2", "x86_64", "glibc 2.36", "cpython"]
         words[dice.randrange(4)] += dice.choice(WORDS)
-        wheels.fetch("ncnn", wheels.Python(*words), Path("wheels"))
+        fetch_wheels("ncnn", DevicePython(*words), Path("wheels"))
     given = {part for own in commands for part in own[own.index("--python-version") :]}
     odd = {part for part in given if not PLAIN.fullmatch(part)}
     assert odd == {"--python-version", "--platform", "--dest"}

@@ -10,15 +10,20 @@ from pathlib import Path
 import pytest
 
 from codl.errors import DeviceError
-from codl.targets import agent_archive, wheels
+from codl.targets import agent_archive
 from codl.targets.device_shell import DeviceShell
-from codl.targets.install import ARCHIVE, install
-from codl.targets.wheels import Python
+from codl.targets.install import (
+    ARCHIVE,
+    DevicePython,
+    fetch_wheels,
+    install,
+    packed_wheels,
+)
 
 #: A Python of this machine that sees no packages, as on a device that has none.
 BARE = [sys.executable, "-S"]
-PI = Python("3.11.2", "aarch64", "glibc 2.36", "cpython")
-ALPINE = Python("3.12.1", "x86_64", "musl", "cpython")
+PI = DevicePython("3.11.2", "aarch64", "glibc 2.36", "cpython")
+ALPINE = DevicePython("3.12.1", "x86_64", "musl", "cpython")
 
 
 def shell_in(folder: Path) -> DeviceShell:
@@ -48,42 +53,42 @@ def wheel(folder: Path, name: str, version: str, **modules: str) -> Path:
         (ALPINE, "musllinux_1_2_x86_64", "musllinux_1_1_x86_64"),
     ],
 )
-def test_platforms_are_named_best_first(python: Python, first: str, last: str) -> None:
+def test_platforms_are_named_best_first(python: DevicePython, first: str, last: str) -> None:
     assert (python.platforms[0], python.platforms[-1]) == (first, last)
 
 
 @pytest.mark.parametrize(
     "python",
     [
-        Python("3.12.1", "aarch64", "bionic", "cpython"),
-        Python("3.12.1", "aarch64", "glibc 2.12", "cpython"),
-        Python("3.12.1", "aarch64", "", "cpython"),
-        Python("3.13.1", "aarch64", "glibc 2.36", "cpythont"),
-        Python("3.11.2", "aarch64", "glibc 2.36", "pypy"),
-        Python("3.11.2", "--index-url=x", "glibc 2.36", "cpython"),
-        Python("--pre", "aarch64", "glibc 2.36", "cpython"),
-        Python("3.11.2", "aarch64", "glibc 2.36 --pre", "cpython"),
+        DevicePython("3.12.1", "aarch64", "bionic", "cpython"),
+        DevicePython("3.12.1", "aarch64", "glibc 2.12", "cpython"),
+        DevicePython("3.12.1", "aarch64", "", "cpython"),
+        DevicePython("3.13.1", "aarch64", "glibc 2.36", "cpythont"),
+        DevicePython("3.11.2", "aarch64", "glibc 2.36", "pypy"),
+        DevicePython("3.11.2", "--index-url=x", "glibc 2.36", "cpython"),
+        DevicePython("--pre", "aarch64", "glibc 2.36", "cpython"),
+        DevicePython("3.11.2", "aarch64", "glibc 2.36 --pre", "cpython"),
     ],
 )
-def test_what_has_no_wheels_is_asked_of_nobody(python: Python, tmp_path: Path) -> None:
+def test_what_has_no_wheels_is_asked_of_nobody(python: DevicePython, tmp_path: Path) -> None:
     assert python.platforms == ()
-    problem = wheels.fetch("msgspec", python, tmp_path)
+    problem = fetch_wheels("msgspec", python, tmp_path)
     assert problem.startswith("There are no wheels for")
     assert "`pip install msgspec`" in problem
 
 
 def test_termux_has_a_package_of_numpy() -> None:
-    termux = Python("3.12.1", "aarch64", "bionic", "cpython")
-    problem = wheels.fetch("numpy", termux, Path("nowhere"))
+    termux = DevicePython("3.12.1", "aarch64", "bionic", "cpython")
+    problem = fetch_wheels("numpy", termux, Path("nowhere"))
     assert problem == "There are no wheels for Termux: `pkg install python-numpy`."
 
 
 def test_a_folder_without_the_wheel_is_named(tmp_path: Path) -> None:
-    problem = wheels.fetch("msgspec", PI, tmp_path / "to", wheels=tmp_path)
+    problem = fetch_wheels("msgspec", PI, tmp_path / "to", wheels=tmp_path)
     assert f"for Python 3.11 on aarch64 was found in {tmp_path}" in problem
     assert problem.endswith("`pip install msgspec` there.")
     (tmp_path / "msgspec-0.1-cp311-cp311-win_amd64.whl").touch()
-    problem = wheels.fetch("msgspec", PI, tmp_path / "to", wheels=tmp_path)
+    problem = fetch_wheels("msgspec", PI, tmp_path / "to", wheels=tmp_path)
     assert f"for Python 3.11 on aarch64 was found in {tmp_path} (No matching" in problem
     assert problem.endswith("`pip install msgspec` there.")
 
@@ -91,7 +96,7 @@ def test_a_folder_without_the_wheel_is_named(tmp_path: Path) -> None:
 def test_only_what_can_be_imported_is_packed(tmp_path: Path) -> None:
     members = {"a_b-1.0.data__purelib__more.py": "1", "a_b-1.0.data__scripts__run": "2"}
     archive = tmp_path / "all.zip"
-    archive.write_bytes(wheels.packed([wheel(tmp_path, "a_b", "1.0", **members)]))
+    archive.write_bytes(packed_wheels([wheel(tmp_path, "a_b", "1.0", **members)]))
     names = {n for n in zipfile.ZipFile(archive).namelist() if "dist-info" not in n}
     assert names == {"a-b==1.0/a_b.py", "a-b==1.0/more.py"}
 
@@ -129,7 +134,7 @@ def test_the_devices_own_are_not_hidden(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_damaged_packages_are_not_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    content = wheels.packed([wheel(tmp_path / "wheels", "ncnn", "1.2")])
+    content = packed_wheels([wheel(tmp_path / "wheels", "ncnn", "1.2")])
     home = tmp_path / "home"
     home.mkdir()
     sent = home / agent_archive.BROUGHT
