@@ -15,7 +15,7 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -89,7 +89,12 @@ class Slot:
             files.write(self.path, json.dumps(self._header(blob)).encode() + b"\n" + blob)
             _prune_in_turn()
         except UnwritableFileError as error:
-            warnings.warn(_without(error), stacklevel=1)
+            # Of the folder alone, so that it is said once.
+            reason = str(error).split(" cannot be written: ")[-1].rstrip(".")
+            text = f"The cache {folder()} cannot be written: {reason}. Kernels are compiled anew "
+            warnings.warn(
+                CodlWarning(f"{text}each time; {VARIABLE} names another folder."), stacklevel=1
+            )
 
     def touch(self) -> None:
         """Note a use: what was used last is pruned last."""
@@ -102,15 +107,6 @@ class Slot:
 
     def _header(self, blob: bytes) -> dict[str, Any]:
         return {"version": VERSION, "key": dict(self.key), "sha256": sha256(blob).hexdigest()}
-
-
-def _without(error: UnwritableFileError) -> CodlWarning:
-    """Of the folder alone, so that it is said once."""
-    reason = str(error).split(" cannot be written: ")[-1].rstrip(".")
-    return CodlWarning(
-        f"The cache {folder()} cannot be written: {reason}. Kernels are compiled anew each time; "
-        f"{VARIABLE} names another folder."
-    )
 
 
 def _prune_in_turn() -> None:
@@ -128,7 +124,13 @@ def prune(*, limit_bytes: int = LIMIT_BYTES, max_age_s: float = MAX_AGE_S) -> Us
     """
     now, kept, removed, freed = time.time(), 0, 0, 0
     room = limit_bytes
-    for path, status in sorted(_files(), key=lambda item: -item[1].st_mtime):
+    statuses: list[tuple[Path, os.stat_result]] = []
+    for path in folder().parent.glob("codl-v*/**/*"):  # of any version
+        with suppress(OSError):  # another process may be pruning too
+            status = path.stat()
+            if path.is_file():
+                statuses.append((path, status))
+    for path, status in sorted(statuses, key=lambda item: -item[1].st_mtime):
         age, partial = now - status.st_mtime, path.suffix == files.PARTIAL
         old = age > (min(PARTIAL_AGE_S, max_age_s) if partial else max_age_s)
         if old or (not partial and status.st_size > room):
@@ -143,15 +145,6 @@ def prune(*, limit_bytes: int = LIMIT_BYTES, max_age_s: float = MAX_AGE_S) -> Us
 def clear() -> Usage:
     """Delete everything."""
     return prune(limit_bytes=-1, max_age_s=-1)
-
-
-def _files() -> Iterator[tuple[Path, os.stat_result]]:
-    """Every file of the cache, of any version."""
-    for path in folder().parent.glob("codl-v*/**/*"):
-        with suppress(OSError):  # another process may be pruning too
-            status = path.stat()
-            if path.is_file():
-                yield path, status
 
 
 #: The kind of slot that blocked variants lie in.
@@ -187,7 +180,7 @@ class VariantBlocklist:
         known = self.ops(variant)
         if is_wrong == (op in known):
             return
-        others = [own for own in known if own != op]
+        others = [other for other in known if other != op]
         wrong = [op, *others][:MOST_OPS] if is_wrong else others
         slot = self._slot(variant)
         if wrong:

@@ -148,12 +148,9 @@ class Child:
 
 
 def telling(lines: Sequence[str], keys: Iterable[str]) -> str:
-    """The first line that has a key, else the last: programs say why they end now here, now there.
-
-    `lines` has one at least.
-    """
-    known = tuple(keys)
-    return next((line for line in lines if any(key in line for key in known)), lines[-1])
+    """The first of some lines that has a key, else the last: programs say why they end anywhere."""
+    keys = tuple(keys)
+    return next((line for line in lines if any(key in line for key in keys)), lines[-1])
 
 
 def inherited() -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from codl.ir.types import PROCESSORS, Processor
@@ -62,25 +62,20 @@ class GpuFiles:
 
 def clusters(files: SystemFiles = SYSTEM) -> list[Cluster]:
     """All that the machine tells of; none where it keeps its clocks to itself."""
+
+    def cores(text: str) -> tuple[int, ...]:
+        return tuple(int(digits) for digits in re.findall(r"\d{1,4}", text))
+
     folders = files.find(f"{CPU}/cpufreq/policy[0-9]*") or files.find(f"{CPU}/cpu[0-9]*/cpufreq")
-    found = [Cluster(folder, _cores(files.text(f"{folder}/related_cpus"))) for folder in folders]
-    return [own if own.cores else Cluster(own.folder, _cores(own.name)) for own in found]
-
-
-def _cores(text: str) -> tuple[int, ...]:
-    return tuple(int(digits) for digits in re.findall(r"\d{1,4}", text))
+    some = [Cluster(folder, cores(files.text(f"{folder}/related_cpus"))) for folder in folders]
+    return [one if one.cores else Cluster(one.folder, cores(one.name)) for one in some]
 
 
 def gpu_files(files: SystemFiles = SYSTEM) -> GpuFiles | None:
     """Those of an Adreno, or of another GPU whose clock the kernel's `devfreq` chooses."""
     if files.find(KGSL):
-        clocks = ("gpuclk", "clock_mhz", "devfreq/cur_freq")
-        return GpuFiles(
-            devfreq=f"{KGSL}/devfreq",
-            clocks=tuple(f"{KGSL}/{name}" for name in clocks),
-            temperature=f"{KGSL}/temp",
-            level=f"{KGSL}/thermal_pwrlevel",
-        )
+        clocks = tuple(f"{KGSL}/{x}" for x in ("gpuclk", "clock_mhz", "devfreq/cur_freq"))
+        return GpuFiles(f"{KGSL}/devfreq", clocks, f"{KGSL}/temp", f"{KGSL}/thermal_pwrlevel")
     for folder in files.find("sys/class/devfreq/*"):
         if DEVFREQ.search(folder.rsplit("/", 1)[-1]):
             return GpuFiles(devfreq=folder, clocks=(f"{folder}/cur_freq",))
@@ -110,9 +105,10 @@ class ConditionReader:
         self._zones = _zones(files)
         if self._gpu and self._gpu.temperature:
             self._zones.append(self._gpu.temperature)
-        kinds = {own: files.text(f"{own}/type") for own in files.find(f"{THERMAL}/cooling_device*")}
+        devices = files.find(f"{THERMAL}/cooling_device*")
+        kinds = {device: files.text(f"{device}/type") for device in devices}
         self._cooling = {
-            side: [own for own, kind in kinds.items() if pattern.search(kind)]
+            side: [device for device, kind in kinds.items() if pattern.search(kind)]
             for side, pattern in COOLING.items()
         }
         self._limits: dict[str, float] = {}
@@ -120,12 +116,12 @@ class ConditionReader:
     def read(self) -> Conditions:
         """As they are now."""
         batteries = list(self._files.batteries())
-        fullest = max(batteries, key=lambda own: own.percent or 0, default=None)
+        fullest = max(batteries, key=lambda battery: battery.percent or 0, default=None)
         degrees = [self._files.celsius(path) for path in self._zones]
         degrees.append(_told(self._card.celsius) if self._card else None)
         throttled = self._throttled()
         return Conditions(
-            temperature_c=max((own for own in degrees if own is not None), default=None),
+            temperature_c=max((c for c in degrees if c is not None), default=None),
             cpu_mhz=self._cores_mhz(self._cpu_cores),
             gpu_mhz=self._gpu_mhz(),
             battery_percent=fullest.percent if fullest else None,
@@ -134,14 +130,15 @@ class ConditionReader:
             governors=self._governors(),
         )
 
-    def _own(self, cores: Collection[int]) -> list[Cluster]:
-        """The clusters of some cores; all of them where none is named."""
-        return [own for own in self._clusters if not cores or {*own.cores} & {*cores}]
+    def _folders(self, cores: Collection[int]) -> list[str]:
+        """Those of the clusters of some cores; of all where none is named."""
+        clusters = self._clusters
+        return [one.folder for one in clusters if not cores or {*one.cores} & {*cores}]
 
     def _cores_mhz(self, cores: Collection[int]) -> float | None:
         """The fastest of their clocks: idle clusters are slow."""
-        clocks = [self._files.mhz(f"{own.folder}/scaling_cur_freq") for own in self._own(cores)]
-        return max((own for own in clocks if own is not None), default=None)
+        clocks = [self._files.mhz(f"{own}/scaling_cur_freq") for own in self._folders(cores)]
+        return max((mhz for mhz in clocks if mhz is not None), default=None)
 
     def _gpu_mhz(self) -> float | None:
         if self._is_one_cpu:
@@ -149,15 +146,16 @@ class ConditionReader:
         if self._card:
             return _told(self._card.mhz)
         clocks = map(self._files.mhz, self._gpu.clocks if self._gpu else ())
-        return next((own for own in clocks if own is not None), None)
+        return next((mhz for mhz in clocks if mhz is not None), None)
 
     def _throttled(self) -> set[Processor]:
         held: set[Processor] = set()
         for side in PROCESSORS:
-            states = [self._files.number(f"{own}/cur_state") or 0 for own in self._cooling[side]]
-            if max(states, default=0) > 0:
+            if any((self._files.number(f"{x}/cur_state") or 0) > 0 for x in self._cooling[side]):
                 held.add(side)
-        lowered = [self._is_lowered(path) for path in self._cpu_limits()]
+        folders = self._folders({*self._cpu_cores, *self._gpu_cores})
+        # Each is looked at: the highest limit that was seen is kept of each.
+        lowered = [self._is_lowered(f"{folder}/scaling_max_freq") for folder in folders]
         if any(lowered):
             held.add("cpu")
         if self._gpu:
@@ -170,10 +168,6 @@ class ConditionReader:
             return {*PROCESSORS} if "cpu" in held else set()
         return held
 
-    def _cpu_limits(self) -> Sequence[str]:
-        cores = {*self._cpu_cores, *self._gpu_cores}
-        return [f"{own.folder}/scaling_max_freq" for own in self._own(cores)]
-
     def _is_lowered(self, path: str) -> bool:
         """Whether a limit is lower than it was."""
         limit = self._files.mhz(path)
@@ -183,11 +177,11 @@ class ConditionReader:
         return limit < most
 
     def _governors(self) -> dict[str, str]:
-        paths = {own.name: f"{own.folder}/scaling_governor" for own in self._clusters}
+        paths = {one.name: f"{one.folder}/scaling_governor" for one in self._clusters}
         if self._gpu:
             paths["gpu"] = f"{self._gpu.devfreq}/governor"
-        found = {name: self._files.text(path) for name, path in paths.items()}
-        return {name: own for name, own in found.items() if GOVERNOR.fullmatch(own)}
+        names = {name: self._files.text(path) for name, path in paths.items()}
+        return {name: governor for name, governor in names.items() if GOVERNOR.fullmatch(governor)}
 
 
 def thermometers(files: SystemFiles = SYSTEM) -> tuple[str, ...]:
@@ -204,7 +198,7 @@ def _card(soc: LocalSoc | None, gpus: Callable[[], list[NvidiaGpu]]) -> NvidiaGp
     """The SoC's GPU where it is NVIDIA's; None where several have its name, of which any may be."""
     if soc is None or soc.gpu.is_cpu:
         return None
-    alike = [own for own in gpus() if own.model == soc.gpu.name]
+    alike = [gpu for gpu in gpus() if gpu.model == soc.gpu.name]
     return alike[0] if len(alike) == 1 else None
 
 
@@ -219,7 +213,7 @@ def _zones(files: SystemFiles) -> list[str]:
     """The temperatures of processors, or of the board where there are none."""
     kinds = {zone: files.text(f"{zone}/type") for zone in files.find(f"{THERMAL}/thermal_zone*")}
     for pattern in (ZONES, BOARD):
-        found = [f"{zone}/temp" for zone, kind in kinds.items() if pattern.search(kind)]
-        if found:
-            return found
+        zones = [f"{zone}/temp" for zone, kind in kinds.items() if pattern.search(kind)]
+        if zones:
+            return zones
     return []

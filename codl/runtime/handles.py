@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -80,7 +81,14 @@ class Handles:
         for launch in self._launches:
             if launch.step not in self.refusals:
                 self._bind(launch)
-        self._flags = {one: self._flag(one) for one in commands if isinstance(one, Raise)}
+        self._flags: dict[Raise, Flag] = {}
+        for command in commands:
+            if isinstance(command, Raise):  # nothing stands in for a flag's kernel
+                memory_of_flag, name = self._memory[command.buffer], command.kernel
+                with explained("Binding the kernel of a flag"):
+                    kernel = make_kernel(self._program(command.program), name)
+                    bound = BoundKernel(name, kernel, (1,), (1,), [memory_of_flag.argument])
+                self._flags[command] = Flag(device, memory_of_flag.words, bound)
 
     # Memory.
 
@@ -126,21 +134,16 @@ class Handles:
         for constant, steps in sorted(users.items(), key=lambda item: item[0].constants):
             values = self.host.packed(constant.constants)[constant.name]
             self._check_size(constant, values, steps)
+            make = partial(upload, values, constant, self._device)
             try:
-                uploaded[constant] = self._uploaded(constant, values, steps)
+                uploaded[constant] = (
+                    self._share.constant(constant, steps, values, make) if self._share else make()
+                )
             except DeviceError as error:
                 self._refuse(steps, str(error))
                 continue
             self.weight_bytes += uploaded[constant].size
         return uploaded
-
-    def _uploaded(self, constant: Constant, values: Array, steps: set[int]) -> cl.MemoryObject:
-        if self._share is None:
-            return upload(values, constant, self._device)
-        memory: cl.MemoryObject = self._share.constant(
-            constant, steps, values, lambda: upload(values, constant, self._device)
-        )
-        return memory
 
     def _check_size(self, constant: Constant, values: Array, steps: Iterable[int]) -> None:
         """Raise `CodlError` for an array that is too small for the op of one of some steps."""
@@ -187,14 +190,6 @@ class Handles:
         """The flag that a command raises, however often that is bound."""
         return self._flags[command]
 
-    def _flag(self, command: Raise) -> Flag:
-        """Raises `DeviceError` where the device does not have its kernel: nothing stands in."""
-        memory = self._memory[command.buffer]
-        with explained("Binding the kernel of a flag"):
-            kernel = make_kernel(self._program(command.program), command.kernel)
-            bound = BoundKernel(command.kernel, kernel, (1,), (1,), [memory.argument])
-        return Flag(self._device, memory.words, bound)
-
     def _program(self, number: int) -> cl.Program:
         if number not in self._programs:
             program = self._executable.programs[number]
@@ -222,16 +217,12 @@ class Handles:
 
     def refuse_blocked(self) -> None:
         """Leave steps to other variants whose own is known to compute something wrong here."""
-        known = VariantBlocklist(self._device.programs.identity)
-        variants: dict[str, list[int]] = {}
+        reason_of = cache(VariantBlocklist(self._device.programs.identity).reason)
         for number, step in enumerate(self._executable.steps):
             if isinstance(step, GpuOp) and step.variant:
                 kind, _, _ = step.ops[0].partition(" ")
-                variants.setdefault(f"{kind} {step.variant}", []).append(number)
-        for variant, steps in variants.items():
-            reason = known.reason(variant)
-            if reason:
-                self._refuse(steps, reason)
+                if reason := reason_of(f"{kind} {step.variant}"):
+                    self._refuse([number], reason)
 
     def try_kernels(self) -> None:
         """Run every kernel once to its end: what a driver does or refuses at a first launch."""

@@ -32,83 +32,15 @@ ARM_PARTS = {
 }  # fmt: skip
 #: Clocks in MHz and capacities are less.
 MOST = 1e5
+#: The device tree, the kernel's word on the SoC, and the firmware of PCs.
+TREE, SOC, FIRMWARE = "proc/device-tree", "sys/devices/soc0", "sys/class/dmi/id"
+#: Longer names are no names.
+MOST_CHARACTERS, MOST_ENTRIES = 100, 16
+GETPROP_S = 2.0
 _CORE = re.compile(r"cpu(\d{1,4})")
 _SIZE = re.compile(r"(\d{1,9})([KMG]?)")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _KINDS: tuple[str, ...] = get_args(CacheKind)
-
-
-def all_cores(files: SystemFiles = SYSTEM) -> list[int]:
-    """The numbers of all cores that the machine has, whether or not they are in use."""
-    found = (_CORE.fullmatch(path.rsplit("/", 1)[-1]) for path in files.find(f"{CPU}/cpu[0-9]*"))
-    return sorted(int(match[1]) for match in found if match)
-
-
-def core_clusters(files: SystemFiles = SYSTEM) -> tuple[CoreCluster, ...]:
-    """Cores of the same kind, capacity and highest clock together, the slowest first."""
-    alike: dict[tuple[int, int, str], list[int]] = defaultdict(list)
-    for core in all_cores(files):
-        folder = f"{CPU}/cpu{core}"
-        most_mhz = _whole(files.mhz(f"{folder}/cpufreq/cpuinfo_max_freq"))
-        capacity = _whole(files.number(f"{folder}/cpu_capacity"))
-        alike[capacity, most_mhz, _part(files, core)].append(core)
-    return tuple(
-        CoreCluster(part or "core", len(cores), most_mhz, capacity, tuple(cores))
-        for (capacity, most_mhz, part), cores in sorted(alike.items())
-    )
-
-
-def _whole(value: float | None) -> int:
-    """A clock in MHz or a capacity; 0 where it is not told, or cannot be one."""
-    return round(value) if value is not None and 0 < value < MOST else 0
-
-
-def _part(files: SystemFiles, core: int) -> str:
-    """What an Arm core is called; empty for others, and for those that are not known."""
-    text = files.text(f"{CPU}/cpu{core}/regs/identification/midr_el1")
-    try:
-        register = int(text, 16)
-    except ValueError:
-        return ""
-    return ARM_PARTS.get((register >> 24 & 0xFF, register >> 4 & 0xFFF), "")
-
-
-def big_cores(clusters: Sequence[CoreCluster]) -> tuple[int, ...]:
-    """The fastest cores, as `--cpu-affinity big` has them; all where they are alike."""
-    has_capacity = all(own.capacity for own in clusters)
-    speed = {
-        core: own.capacity if has_capacity else own.max_mhz for own in clusters for core in own.ids
-    }
-    return cores_of("big", sorted(speed), speed) if speed else ()
-
-
-def cpu_caches(files: SystemFiles = SYSTEM) -> tuple[CpuCache, ...]:
-    """Caches of all cores, those that are alike together, by level."""
-    each: dict[tuple[int, str, int, int], set[str]] = defaultdict(set)
-    for path in files.find(f"{CPU}/cpu[0-9]*/cache/index*"):
-        level, size = files.number(f"{path}/level"), _bytes(files.text(f"{path}/size"))
-        kind, sharing = files.text(f"{path}/type").lower(), files.text(f"{path}/shared_cpu_list")
-        if level and 1 <= level < 10 and size and kind in _KINDS:
-            key = int(level), kind, size, _count(sharing)
-            each[key].add(sharing or path)
-    return tuple(
-        CpuCache(level, kind, size, shared_by, len(places))  # type: ignore[arg-type]
-        for (level, kind, size, shared_by), places in sorted(each.items())
-    )
-
-
-def _bytes(text: str) -> int:
-    match = _SIZE.fullmatch(text)
-    return int(match[1]) * _UNITS[match[2]] if match else 0
-
-
-def _count(cores: str) -> int:
-    """How many a list such as 0-3,8 names; 1 where it is none."""
-    ranges = re.findall(r"(\d{1,4})(?:-(\d{1,4}))?", cores)
-    return max(1, sum(int(last or first) - int(first) + 1 for first, last in ranges))
-
-
-SYSTEM_CPU = Path("/sys/devices/system/cpu")
 
 
 @dataclass(frozen=True)
@@ -128,12 +60,16 @@ class CpuFacts:
 
 def cpu_facts() -> CpuFacts:
     """Those of this machine."""
-    clusters = core_clusters()
+    path, clusters = Path("/proc/cpuinfo"), core_clusters()
+    lines = path.read_text().splitlines() if path.exists() else []
+    named = (x.split(":", 1)[1] for x in lines if x.lower().startswith(("model name", "hardware")))
+    flags = next((line for line in lines if line.startswith("flags")), "")
+    l2_bytes = _bytes(SYSTEM.text(f"{CPU}/cpu0/cache/index2/size"))
     return CpuFacts(
-        name=cpu_name(),
+        name=next(named, platform.machine()).strip(),
         cores=physical_cores(),
-        simd_floats=simd_floats(),
-        l2_cache_bytes=l2_cache_bytes(),
+        simd_floats=16 if " avx512f " in flags else 8 if " avx " in flags else 4,
+        l2_cache_bytes=l2_bytes or 1 << 19,  # where the system does not tell
         clusters=clusters,
         big_cores=big_cores(clusters),
         caches=cpu_caches(),
@@ -144,54 +80,79 @@ def physical_cores() -> tuple[int, ...]:
     """The cores that this process may use, one of each group that shares a physical core."""
     firsts: dict[str, int] = {}
     for core in threads.available_cores():
-        path = SYSTEM_CPU / f"cpu{core}/topology/thread_siblings_list"
-        siblings = path.read_text().strip() if path.exists() else str(core)
-        firsts.setdefault(siblings, core)
+        siblings = SYSTEM.text(f"{CPU}/cpu{core}/topology/thread_siblings_list")
+        firsts.setdefault(siblings or str(core), core)
     return tuple(firsts.values())
 
 
-def cpu_name() -> str:
-    """As the system calls it, else the architecture."""
-    for line in _cpuinfo():
-        if line.lower().startswith(("model name", "hardware")):
-            return line.split(":", 1)[1].strip()
-    return platform.machine()
+def core_clusters(files: SystemFiles = SYSTEM) -> tuple[CoreCluster, ...]:
+    """All cores, in use or not: those of the same kind, capacity and highest clock together, the
+    slowest first.
+    """
+    matches = (_CORE.fullmatch(path.rsplit("/", 1)[-1]) for path in files.find(f"{CPU}/cpu[0-9]*"))
+    alike: dict[tuple[int, int, str], list[int]] = defaultdict(list)
+    for core in sorted(int(match[1]) for match in matches if match):
+        folder = f"{CPU}/cpu{core}"
+        most_mhz = _whole(files.mhz(f"{folder}/cpufreq/cpuinfo_max_freq"))
+        capacity = _whole(files.number(f"{folder}/cpu_capacity"))
+        alike[capacity, most_mhz, _arm_part(files, core)].append(core)
+    return tuple(
+        CoreCluster(part or "core", len(cores), most_mhz, capacity, tuple(cores))
+        for (capacity, most_mhz, part), cores in sorted(alike.items())
+    )
 
 
-def simd_floats() -> int:
-    """Floats in the widest vector that ncnn uses here."""
-    flags = next((line for line in _cpuinfo() if line.startswith("flags")), "")
-    if " avx512f " in flags:
-        return 16
-    return 8 if " avx " in flags else 4
+def _whole(value: float | None) -> int:
+    """A clock in MHz or a capacity; 0 where it is not told, or cannot be one."""
+    return round(value) if value is not None and 0 < value < MOST else 0
 
 
-def l2_cache_bytes() -> int:
-    """Of one core; 512 KiB where the system does not tell."""
-    path = SYSTEM_CPU / "cpu0/cache/index2/size"
-    if not path.exists():
-        return 1 << 19
-    text = path.read_text().strip()
-    return int(text[:-1]) * {"K": 1 << 10, "M": 1 << 20}[text[-1]]
+def _arm_part(files: SystemFiles, core: int) -> str:
+    """What an Arm core is called; empty for others, and for those that are not known."""
+    try:
+        register = int(files.text(f"{CPU}/cpu{core}/regs/identification/midr_el1"), 16)
+    except ValueError:
+        return ""
+    return ARM_PARTS.get((register >> 24 & 0xFF, register >> 4 & 0xFFF), "")
 
 
-def _cpuinfo() -> list[str]:
-    path = Path("/proc/cpuinfo")
-    return path.read_text().splitlines() if path.exists() else []
+def big_cores(clusters: Sequence[CoreCluster]) -> tuple[int, ...]:
+    """The fastest cores, as `--cpu-affinity big` has them; all where they are alike."""
+    has_capacity = all(cluster.capacity for cluster in clusters)
+    speed = {
+        core: cluster.capacity if has_capacity else cluster.max_mhz
+        for cluster in clusters
+        for core in cluster.ids
+    }
+    return cores_of("big", sorted(speed), speed) if speed else ()
+
+
+def cpu_caches(files: SystemFiles = SYSTEM) -> tuple[CpuCache, ...]:
+    """Caches of all cores, those that are alike together, by level."""
+    each: dict[tuple[int, str, int, int], set[str]] = defaultdict(set)
+    for path in files.find(f"{CPU}/cpu[0-9]*/cache/index*"):
+        level, size = files.number(f"{path}/level"), _bytes(files.text(f"{path}/size"))
+        kind, sharing = files.text(f"{path}/type").lower(), files.text(f"{path}/shared_cpu_list")
+        if level and 1 <= level < 10 and size and kind in _KINDS:
+            # Of a list such as 0-3,8 the number of cores; 1 where it is none.
+            ranges = re.findall(r"(\d{1,4})(?:-(\d{1,4}))?", sharing)
+            sharers = max(1, sum(int(last or first) - int(first) + 1 for first, last in ranges))
+            each[int(level), kind, size, sharers].add(sharing or path)
+    return tuple(
+        CpuCache(level, kind, size, shared_by, len(places))  # type: ignore[arg-type]
+        for (level, kind, size, shared_by), places in sorted(each.items())
+    )
+
+
+def _bytes(text: str) -> int:
+    match = _SIZE.fullmatch(text)
+    return int(match[1]) * _UNITS[match[2]] if match else 0
 
 
 def clocks_mhz(cores: Iterable[int]) -> dict[str, float]:
     """The current clock of each of these cores, where the system tells."""
-    folder = "sys/devices/system/cpu"
-    clocks = {core: SYSTEM.mhz(f"{folder}/cpu{core}/cpufreq/scaling_cur_freq") for core in cores}
+    clocks = {core: SYSTEM.mhz(f"{CPU}/cpu{core}/cpufreq/scaling_cur_freq") for core in cores}
     return {str(core): mhz for core, mhz in clocks.items() if mhz is not None}
-
-
-#: The device tree, the kernel's word on the SoC, and the firmware of PCs.
-TREE, SOC, FIRMWARE = "proc/device-tree", "sys/devices/soc0", "sys/class/dmi/id"
-#: Longer names are no names.
-MOST_CHARACTERS, MOST_ENTRIES = 100, 16
-GETPROP_S = 2.0
 
 
 def read_chip(files: SystemFiles = SYSTEM, property_of: Callable[[str], str] | None = None) -> Chip:
@@ -203,21 +164,19 @@ def read_chip(files: SystemFiles = SYSTEM, property_of: Callable[[str], str] | N
     # Ends are stripped by `text`; entries of the device tree are separated by zero bytes.
     entries = files.text(f"{TREE}/compatible").split("\0")[:MOST_ENTRIES]
     compatible = tuple(filter(None, map(_name, entries)))
-    told = (
+    soc_id = files.text(f"{SOC}/soc_id")
+    chips = (
         android("ro.soc.model"),
         files.text(f"{SOC}/machine"),
-        files.text(f"{SOC}/soc_id") if not files.text(f"{SOC}/soc_id").isdigit() else "",
+        "" if soc_id.isdigit() else soc_id,
         compatible[-1] if compatible else "",
         android("ro.board.platform"),
     )
-    maker = _name(files.text(f"{FIRMWARE}/sys_vendor"))
-    product = _name(files.text(f"{FIRMWARE}/product_name"))
-    boards = (
-        android("ro.product.model"),
-        files.text(f"{TREE}/model"),
-        f"{maker} {product}".strip(),
-    )
-    return Chip(_first(told), _first(boards), compatible)
+    maker, product = (_name(files.text(f"{FIRMWARE}/{x}")) for x in ("sys_vendor", "product_name"))
+    model = files.text(f"{TREE}/model")
+    boards = (android("ro.product.model"), model, f"{maker} {product}".strip())
+    chip, board = (next(filter(None, map(_name, names)), "") for names in (chips, boards))
+    return Chip(chip, board, compatible)
 
 
 def read_property(name: str) -> str:
@@ -238,11 +197,7 @@ def read_property(name: str) -> str:
     return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
 
 
-def _first(candidates: tuple[str, ...]) -> str:
-    return next(filter(None, map(_name, candidates)), "")
-
-
 def _name(text: str) -> str:
     """A text as a name: one line that can be printed, not too long."""
     line = text.strip().splitlines()[0].strip() if text.strip() else ""
-    return "".join(own for own in line if own.isprintable())[:MOST_CHARACTERS]
+    return "".join(character for character in line if character.isprintable())[:MOST_CHARACTERS]

@@ -106,31 +106,24 @@ class HostHandles:
         """Libraries are imported here: what describes a machine, and most executables, need one or
         none.
         """
+        soc, share, packed = self._soc, self._share, self._counted
         if isinstance(net, NcnnNet):
             # Its OpenMP counts the cores that it may use when it is loaded.
             with threads.pinned(threads.INITIAL_CORES), explained():
                 from codl.runtime.ncnn_net import NcnnSession
-            views = [self.view(access) for _, access in net.inputs]
-            results = [self.view(access) for _, access in net.outputs]
-            return NcnnSession(
-                net,
-                views,
-                results,
-                self._counted,
-                self._soc,
-                own_memory=self._own_memory,
-                share=self._share,
+            views, results = (
+                [self.view(access) for _, access in side] for side in (net.inputs, net.outputs)
             )
+            own_memory = self._own_memory
+            return NcnnSession(net, views, results, packed, soc, own_memory=own_memory, share=share)
         with explained():
             from codl.runtime.ort_net import OnnxSession
-        views = [self.view(binding.access) for binding in net.inputs]
-        results = [self.view(binding.access) for binding in net.outputs]
-        share = self._share
-        if share is None:
-            return OnnxSession(net, views, results, self._counted, self._soc, lambda own: own)
-        session = OnnxSession(
-            net, views, results, self._counted, self._soc, share.array, share.arranged
+        views, results = (
+            [self.view(binding.access) for binding in side] for side in (net.inputs, net.outputs)
         )
+        if share is None:
+            return OnnxSession(net, views, results, packed, soc, lambda array: array)
+        session = OnnxSession(net, views, results, packed, soc, share.array, share.arranged)
         share.count(session.weight_bytes)
         return session
 

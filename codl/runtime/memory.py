@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock
@@ -292,8 +291,10 @@ class Flag:
         with explained(f"Waiting for a flag of {name}"):
             marker = cl.enqueue_marker(self._device.queue)
             self._device.queue.flush()
-            status = _status_of(marker)
-            while not self.is_up and (now := status()) != cl.command_execution_status.COMPLETE:
+            while (
+                not self.is_up
+                and (now := _status_of(marker)) != cl.command_execution_status.COMPLETE
+            ):
                 if now < cl.command_execution_status.COMPLETE:
                     raise DeviceError(f"A command failed on {name} ({describe(now)}).")
                 sleep(AGAIN_S)
@@ -305,8 +306,5 @@ class Flag:
                 )
 
 
-def _status_of(event: cl.Event) -> Callable[[], int]:
-    def status() -> int:
-        return int(event.command_execution_status)
-
-    return status
+def _status_of(event: cl.Event) -> int:
+    return int(event.command_execution_status)

@@ -115,31 +115,24 @@ class NcnnSession:
     def _net(
         self, part: NcnnPart, packed: Callable[[int], Arrays], share: Share | None
     ) -> ncnn.Net:
+        load = partial(_load, part.options, threads=self._lanes.threads, pools=self._pools)
+        weights = (packed(one.constants)[one.name] for one in part.weights)
         if share is None:
-            weights = (packed(one.constants)[one.name] for one in part.weights)
-            return _load(
-                part.param, part.options, weights, threads=self._lanes.threads, pools=self._pools
-            )
-        arrays = [packed(one.constants)[one.name] for one in part.weights]
-        return share.net(
-            part,
-            arrays,
-            lambda param: _load(
-                param, part.options, arrays, threads=self._lanes.threads, pools=self._pools
-            ),
-        )
+            return load(part.param, weights)
+        arrays = list(weights)
+        return share.net(part, arrays, lambda param: load(param, arrays))
 
     def run(self) -> None:
         self.unpack(self.compute())
 
     def compute(self) -> Mats:
         """Compute and leave the results with ncnn in its own packed layout, image by image."""
-        known: dict[int, list[ncnn.Mat]] = dict(self._inputs)
+        values: dict[int, list[ncnn.Mat]] = dict(self._inputs)
         for value in self._copied:
-            known[value] = [mat.clone() for mat in known[value]]
+            values[value] = [mat.clone() for mat in values[value]]
         for part in self._parts:
-            known |= part.run(known)
-        return known
+            values |= part.run(values)
+        return values
 
     def unpack(self, results: Mats) -> None:
         """Write what `compute` left with ncnn to the output arrays."""
@@ -152,7 +145,9 @@ class NcnnSession:
         if result.elempack > 1 and result.dims == 3:
             ncnn.convert_packing(result, mat, 1, self._unpacking)
         else:
-            np.copyto(target, np.asarray(self._planar(result)).reshape(target.shape))
+            if result.elempack > 1:
+                result = ncnn.convert_packing(result, 1, self._unpacking)
+            np.copyto(target, np.asarray(result).reshape(target.shape))
 
     def packed(self) -> Mats:
         """What the inputs hold now in ncnn's own packed layout, as layers before would leave it."""
@@ -170,9 +165,6 @@ class NcnnSession:
 
     def close(self) -> None:
         self._parts.clear()
-
-    def _planar(self, mat: ncnn.Mat) -> ncnn.Mat:
-        return mat if mat.elempack == 1 else ncnn.convert_packing(mat, 1, self._unpacking)
 
 
 class _LoadedPart:
@@ -214,8 +206,8 @@ class _LoadedPart:
 
 
 def _load(
-    param: str,
     options: Mapping[str, bool],
+    param: str,
     arrays: Iterable[Array],
     *,
     threads: int,
@@ -236,10 +228,10 @@ def _load(
         raise DeviceError(f"ncnn cannot read the net that codl wrote:\n{param}")
     weights = WeightReader(arrays)
     if net.load_model(weights) or weights.left:
-        given, left = weights.bytes, weights.left
         raise DeviceError(
-            f"ncnn could not load a net and its {given} bytes of weights ({left} were not read). "
-            "There may be too little memory for it: take a smaller batch or model, or free some."
+            f"ncnn could not load a net and its {weights.bytes} bytes of weights ({weights.left} "
+            "were not read). There may be too little memory for it: take a smaller batch or model, "
+            "or free some."
         )
     return net
 

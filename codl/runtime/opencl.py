@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import get_native_id
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import TYPE_CHECKING, NoReturn, TypeAlias, cast
 
 from codl.errors import CodlError, CodlWarning, DeviceError
 from codl.records.gpu_limits import UNLIMITED
@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
 
 CONTEXT_PLATFORM = 0x1084
-#: The extension, the property that it defines, and the property's values by hint.
-CONTEXT_HINTS = {
+#: By kind of hint the extension, the property that it defines, and the property's values by hint.
+Hints: TypeAlias = dict[str, tuple[str, int, dict[str, int]]]
+CONTEXT_HINTS: Hints = {
     "performance": ("cl_qcom_perf_hint", 0x40C2, {"high": 0x40C3, "normal": 0x40C4, "low": 0x40C5}),
     "priority": (
         "cl_qcom_priority_hint",
@@ -38,7 +39,7 @@ CONTEXT_HINTS = {
         {"high": 0x40CA, "normal": 0x40CB, "low": 0x40CC},
     ),
 }
-QUEUE_HINTS = {
+QUEUE_HINTS: Hints = {
     "performance": ("cl_khr_throttle_hints", 0x1097, {"high": 1, "normal": 2, "low": 4}),
     "priority": ("cl_khr_priority_hints", 0x1096, {"high": 1, "normal": 2, "low": 4}),
 }
@@ -59,49 +60,71 @@ def wanted(placement: Placement) -> dict[str, str]:
 
 def context_properties(placement: Placement, extensions: str) -> list[int]:
     """Properties and values for a context on a device with these extensions."""
-    return _properties(CONTEXT_HINTS, placement, extensions)
+    kinds = _taken(CONTEXT_HINTS, placement, extensions)
+    hints = wanted(placement)
+    return [value for kind in kinds for value in _property(CONTEXT_HINTS, kind, hints[kind])]
 
 
 def queue_properties(placement: Placement, extensions: str) -> list[int]:
     """The same for a queue; what a context has taken is not asked for again."""
     taken = _taken(CONTEXT_HINTS, placement, extensions)
-    left = {kind: hint for kind, hint in QUEUE_HINTS.items() if kind not in taken}
-    return _properties(left, placement, extensions)
+    kinds = [k for k in _taken(QUEUE_HINTS, placement, extensions) if k not in taken]
+    hints = wanted(placement)
+    return [value for kind in kinds for value in _property(QUEUE_HINTS, kind, hints[kind])]
+
+
+def _taken(table: Hints, placement: Placement, extensions: str) -> list[str]:
+    """The kinds of wanted hints for which a device has the extension."""
+    listed = extensions.split()
+    return [
+        kind
+        for kind in wanted(placement)
+        if {table[kind][0], LISTED_AS.get(table[kind][0])}.intersection(listed)
+    ]
+
+
+def _property(table: Hints, kind: str, hint: str) -> tuple[int, int]:
+    _, name, values = table[kind]
+    return name, values[hint]
+
+
+def _lacks(placement: Placement, extensions: str) -> dict[str, str]:
+    """By wanted hint what a driver does not have that takes it; "" where it takes it."""
+    tables = (CONTEXT_HINTS, QUEUE_HINTS)
+    taken = {kind for table in tables for kind in _taken(table, placement, extensions)}
+    return {
+        kind: ""
+        if kind in taken
+        else f"it has neither {CONTEXT_HINTS[kind][0]} nor {QUEUE_HINTS[kind][0]}"
+        for kind in wanted(placement)
+    }
 
 
 def ignored(device: cl.Device, placement: Placement) -> list[str]:
     """A line for every hint that was asked for and that a device's driver does not take."""
-    asked = wanted(replace(placement, limits=UNLIMITED))
+    asked = replace(placement, limits=UNLIMITED)
+    hints = wanted(asked)
     return [
-        f"The driver of {device.name} takes no {kind} hint, so {hint!r} has no effect: {reason}."
-        for kind, hint in asked.items()
-        if (reason := _lack(kind, placement, device.extensions))
+        f"The driver of {device.name} takes no {kind} hint, so {hints[kind]!r} has no effect: "
+        f"{reason}."
+        for kind, reason in _lacks(asked, device.extensions).items()
+        if reason
     ]
 
 
 def told(device: cl.Device, placement: Placement) -> dict[str, str]:
     """By hint what the driver is asked for, and why it takes that not, if so."""
-    lacks = {kind: _lack(kind, placement, device.extensions) for kind in wanted(placement)}
+    hints = wanted(placement)
     return {
-        kind: f"{hint}, without effect: {lacks[kind]}" if lacks[kind] else hint
-        for kind, hint in wanted(placement).items()
+        kind: f"{hints[kind]}, without effect: {reason}" if reason else hints[kind]
+        for kind, reason in _lacks(placement, device.extensions).items()
     }
-
-
-def _lack(kind: str, placement: Placement, extensions: str) -> str:
-    """What a driver does not have that takes a hint; "" where it takes it."""
-    known = (CONTEXT_HINTS, QUEUE_HINTS)
-    if any(kind in _taken(own, placement, extensions) for own in known):
-        return ""
-    return f"it has neither {CONTEXT_HINTS[kind][0]} nor {QUEUE_HINTS[kind][0]}"
 
 
 def make_context(device: cl.Device, placement: Placement) -> cl.Context:
     """A context on one device, with what hints it takes there."""
     properties = context_properties(placement, device.extensions)
-    if not properties:
-        return cl_module().Context([device])
-    return context_of(device, properties)
+    return context_of(device, properties) if properties else cl_module().Context([device])
 
 
 def make_queue(context: cl.Context, placement: Placement) -> cl.CommandQueue:
@@ -115,15 +138,18 @@ def make_queue(context: cl.Context, placement: Placement) -> cl.CommandQueue:
 
 def context_of(device: cl.Device, properties: list[int]) -> cl.Context:
     """A context with properties that pyopencl does not know, made by the loader itself."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    loaders = [line.split()[-1] for line in maps if "libOpenCL" in line]
+    if not loaders:
+        raise DeviceError("This process has loaded no OpenCL loader, which hints go through.")
     values = [CONTEXT_PLATFORM, device.platform.int_ptr, *properties, 0]
-    devices = (ctypes.c_void_p * 1)(device.int_ptr)
     error = ctypes.c_int32()
-    create = ctypes.CDLL(_loader()).clCreateContext
+    create = ctypes.CDLL(loaders[0]).clCreateContext
     create.restype = ctypes.c_void_p
     made = create(
         (ctypes.c_ssize_t * len(values))(*values),
         ctypes.c_uint32(1),
-        devices,
+        (ctypes.c_void_p * 1)(device.int_ptr),
         None,
         None,
         ctypes.byref(error),
@@ -135,38 +161,6 @@ def context_of(device: cl.Device, properties: list[int]) -> cl.Context:
             "performance and priority at their defaults."
         )
     return cl_module().Context.from_int_ptr(made, retain=False)
-
-
-def _loader() -> str:
-    """The OpenCL loader that this process has loaded already, with pyopencl."""
-    maps = Path("/proc/self/maps").read_text().splitlines()
-    found = [line.split()[-1] for line in maps if "libOpenCL" in line]
-    if not found:
-        raise DeviceError("This process has loaded no OpenCL loader, which hints go through.")
-    return found[0]
-
-
-def _taken(
-    known: dict[str, tuple[str, int, dict[str, int]]], placement: Placement, extensions: str
-) -> list[str]:
-    listed = extensions.split()
-    return [
-        kind
-        for kind in wanted(placement)
-        if kind in known
-        and (known[kind][0] in listed or LISTED_AS.get(known[kind][0], "") in listed)
-    ]
-
-
-def _properties(
-    known: dict[str, tuple[str, int, dict[str, int]]], placement: Placement, extensions: str
-) -> list[int]:
-    hints = wanted(placement)
-    return [
-        value
-        for kind in _taken(known, placement, extensions)
-        for value in (known[kind][1], known[kind][2][hints[kind]])
-    ]
 
 
 BUSY = """
@@ -196,9 +190,9 @@ class OpenClDevice:
         #: Held by whoever runs something on this device and its CPU.
         self.lock = threads.ProcessLock()
         self._held: list[object] = []
-        own, other = soc.placement.gpu_cores, soc.placement.cpu_cores
+        place = soc.placement
         #: A thread that waits has a core that the device does not use, and keeps off its work.
-        self.waits_apart = soc.gpu.is_cpu and not {*own} & {*other}
+        self.waits_apart = soc.gpu.is_cpu and not {*place.gpu_cores} & {*place.cpu_cores}
         with threads.pinned(soc.placement.gpu_cores) as existing:
             driver = drivers.find_driver(soc.placement.icd)
             others = threads.others_threads()
@@ -222,11 +216,11 @@ class OpenClDevice:
     @property
     def mismatch(self) -> str:
         """How the driver differs from the SoC file's, under whose name all results are filed."""
-        found, named = self.device.driver_version, self.soc.gpu.driver
-        if found == named:
+        driver, named = self.device.driver_version, self.soc.gpu.driver
+        if driver == named:
             return ""
         return (
-            f"The driver of {self.soc.gpu.name} is {found!r}, the SoC file says {named!r}: "
+            f"The driver of {self.soc.gpu.name} is {driver!r}, the SoC file says {named!r}: "
             f"`codl soc detect --serial local --name {self.soc.name}` writes it anew."
         )
 
@@ -318,11 +312,15 @@ class OpenClDevice:
 
 
 def _find_device(soc: LocalSoc) -> cl.Device:
-    found = [(p, d) for p in _platforms() for d in p.get_devices()]
-    for platform, device in found:
+    try:
+        platforms = list(cl_module().get_platforms())
+    except cl_module().LogicError as error:
+        raise DeviceError(f"The OpenCL driver does not load: {error}") from error
+    devices = [(platform, device) for platform in platforms for device in platform.get_devices()]
+    for platform, device in devices:
         if (platform.name.strip(), device.name.strip()) == (soc.gpu.platform, soc.gpu.name):
             return device
-    names = ", ".join(repr(d.name.strip()) for _, d in found) or "none"
+    names = ", ".join(repr(d.name.strip()) for _, d in devices) or "none"
     raise DeviceError(
         f"The driver {soc.placement.icd!r} has no device {soc.gpu.name!r} (found: {names}). A "
         f"process loads one driver; `codl soc detect --serial local --name {soc.name}` writes "
@@ -330,15 +328,8 @@ def _find_device(soc: LocalSoc) -> cl.Device:
     )
 
 
-def _platforms() -> list[cl.Platform]:
-    try:
-        return list(cl_module().get_platforms())
-    except cl_module().LogicError as error:
-        raise DeviceError(f"The OpenCL driver does not load: {error}") from error
-
-
 class AbsentDevice:
-    """Knows its SoC; whatever else is asked of it raises `why`."""
+    """Stands for a device where there is none: it knows its SoC, and all else raises `why`."""
 
     def __init__(self, soc: LocalSoc, why: CodlError) -> None:
         self.soc = soc
@@ -349,5 +340,5 @@ class AbsentDevice:
 
 
 def absent_device(soc: LocalSoc, why: CodlError) -> OpenClDevice:
-    """A device of which everything raises `why`."""
+    """With it the CPU side is measured alone."""
     return cast(OpenClDevice, AbsentDevice(soc, why))

@@ -68,9 +68,7 @@ class Placement:
 
     def to_dict(self) -> dict[str, Any]:
         """As YAML and JSON hold it; what is usual is left out."""
-        usual = {field.name: field.default for field in fields(self)}
-        own = {field.name: getattr(self, field.name) for field in fields(self)}
-        changed = {key for key, value in own.items() if value != usual[key]}
+        changed = {x.name for x in fields(self) if getattr(self, x.name) != x.default}
         values = {key: value for key, value in asdict(self).items() if key in changed}
         return {key: list(v) if isinstance(v, tuple) else v for key, v in values.items()}
 
@@ -239,10 +237,10 @@ KINDS = ("none", "big", "little")
 def speeds(cores: Sequence[int], system: SystemFiles = SYSTEM) -> dict[int, float]:
     """A core's capacity or highest clock; 1 for all where the machine does not tell."""
     for name in SPEEDS:
-        found = {core: system.number(f"{CPUS}/cpu{core}/{name}") for core in cores}
-        known = {core: speed for core, speed in found.items() if speed is not None}
-        if len(known) == len(found):
-            return known
+        numbers = {core: system.number(f"{CPUS}/cpu{core}/{name}") for core in cores}
+        told = {core: speed for core, speed in numbers.items() if speed is not None}
+        if len(told) == len(numbers):
+            return told
     return dict.fromkeys(cores, 1.0)
 
 
@@ -268,8 +266,7 @@ def cores_of(affinity: str, cores: Sequence[int], speed: Mapping[int, float]) ->
         ) from error
     for core in named:
         if core not in cores:
-            known = ", ".join(map(str, cores))
-            raise CodlError(f"There is no core {core} for the CPU side, only {known}.")
+            raise CodlError(f"There is no core {core} for the CPU side, only {_listed(cores)}.")
     return named
 
 

@@ -27,15 +27,8 @@ def platforms_of(driver: str) -> list[cl.Platform]:
     """
     with drivers.loaded([drivers.find_driver(driver)], cores=()):
         platforms = cl_module().get_platforms()
-    return [p for p in platforms if _is_meant(p.name.strip(), driver)]
-
-
-def _is_meant(platform: str, driver: str) -> bool:
-    """Whether a platform belongs to the driver that was asked for.
-
-    pyopencl adds an installed Oclgrind to whatever else is loaded; a simulator is no device.
-    """
-    return platform != "Oclgrind" or "oclgrind" in driver
+    # pyopencl adds an installed Oclgrind to whatever else is loaded; a simulator is no device.
+    return [p for p in platforms if p.name.strip() != "Oclgrind" or "oclgrind" in driver]
 
 
 class BareDevice:

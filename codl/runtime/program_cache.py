@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -107,7 +107,7 @@ class Programs:
 
     def _build(self, job: _Compilation) -> cl.Program:
         if job not in self._built:
-            program = self._find(job)
+            program = self._load(job) or self._compile(job)
             if not self._keeping:
                 return program
             self._built[job] = program
@@ -150,9 +150,6 @@ class Programs:
     def _slot(self, kind: Kind, job: _Compilation) -> Slot:
         made_from = {"name": job.name, "source": job.digest, "options": job.options}
         return Slot(kind, {**self.identity, **made_from})
-
-    def _find(self, job: _Compilation) -> cl.Program:
-        return self._load(job) or self._compile(job)
 
     def _load(self, job: _Compilation) -> cl.Program | None:
         """The program of a binary, offered or on disk; None where the driver takes none."""
@@ -240,12 +237,11 @@ def _identity(device: cl.Device) -> dict[str, str]:
 
 
 def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # somebody else's
-        return True
+    with suppress(PermissionError):  # somebody else's
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
     return True
 
 
@@ -253,5 +249,5 @@ def _is_alive(pid: int) -> bool:
 def _host() -> str:
     lines = CPUINFO.read_text().splitlines() if CPUINFO.exists() else []
     telling = ("model name", "flags", "Features", "CPU part")
-    found = dict.fromkeys(line for line in lines if line.startswith(telling))
-    return digest("\n".join([platform.machine(), *found]))[:16]
+    told = dict.fromkeys(line for line in lines if line.startswith(telling))
+    return digest("\n".join([platform.machine(), *told]))[:16]

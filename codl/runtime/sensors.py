@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from threading import Event, Thread
@@ -21,12 +21,15 @@ from codl.runtime.system_files import SYSTEM, Battery, SystemFiles
 
 LIBRARY = "libnvidia-ml.so.1"
 _NAME_BYTES = 96
-_Unsigned: TypeAlias = ctypes.c_uint | ctypes.c_ulonglong
 #: NVML's numbers: the sensor on the chip, and the clock of what computes.
 _CHIP, _SM = 0, 1
 #: Its reasons for a lower clock that are heat, or a supply that gives no more: slowdowns by the
 #: hardware, by the driver for heat, by the hardware for heat, and power brakes.
 _HELD_DOWN = 0x8 | 0x20 | 0x40 | 0x80
+#: How often a sensor that tells power, not energy, is read.
+PERIOD_S = 0.05
+#: What a sensor counts: a processor with its memory, or everything.
+Part: TypeAlias = Literal["cpu", "gpu", "device"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class NvidiaGpu:
 
 
 @cache
-def _library() -> ctypes.CDLL | None:
+def _nvml() -> ctypes.CDLL | None:
     """NVML, initialised; None where there is none, or no device behind it."""
     try:
         library = ctypes.CDLL(LIBRARY)
@@ -57,23 +60,32 @@ def _library() -> ctypes.CDLL | None:
 
 
 def nvidia_gpus() -> list[NvidiaGpu]:
-    """All GPUs of this machine; those before Volta tell their power, later ones their energy."""
-    library = _library()
+    """All of this machine; those before Volta tell their power, later ones their energy."""
+    library, count = _nvml(), ctypes.c_uint()
     if library is None:
         return []
-    count = ctypes.c_uint()
     library.nvmlDeviceGetCount_v2(ctypes.byref(count))
-    return [_gpu(library, index) for index in range(count.value)]
+    return [_nvidia_gpu(library, index) for index in range(count.value)]
 
 
-def _gpu(library: ctypes.CDLL, index: int) -> NvidiaGpu:
+def _nvidia_gpu(library: ctypes.CDLL, index: int) -> NvidiaGpu:
     handle, name = ctypes.c_void_p(), ctypes.create_string_buffer(_NAME_BYTES)
     library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
     library.nvmlDeviceGetName(handle, name, _NAME_BYTES)
     model = name.value.decode(errors="replace")
 
-    def reader(function: str, kind: type[_Unsigned], *which: int) -> Callable[[], int]:
-        return _reader(getattr(library, function), handle, kind, *which)
+    def reader(
+        function: str, kind: type[ctypes.c_uint | ctypes.c_ulonglong], *which: int
+    ) -> Callable[[], int]:
+        """Calls what puts a number where it is told to; `which` is what it asks about."""
+
+        def read() -> int:
+            value = kind()
+            if code := getattr(library, function)(handle, *which, ctypes.byref(value)):
+                raise OSError(f"NVML refuses with code {code}")
+            return int(value.value)
+
+        return read
 
     energy = reader("nvmlDeviceGetTotalEnergyConsumption", ctypes.c_ulonglong)
     power = reader("nvmlDeviceGetPowerUsage", ctypes.c_uint)
@@ -92,26 +104,6 @@ def _gpu(library: ctypes.CDLL, index: int) -> NvidiaGpu:
         mhz=reader("nvmlDeviceGetClockInfo", ctypes.c_uint, _SM),
         is_held_down=lambda: bool(reasons() & _HELD_DOWN),
     )
-
-
-def _reader(
-    function: Callable[..., int], handle: ctypes.c_void_p, kind: type[_Unsigned], *which: int
-) -> Callable[[], int]:
-    """Calls a function that puts a number where it is told to; `which` is what it asks about."""
-
-    def read() -> int:
-        value = kind()
-        if code := function(handle, *which, ctypes.byref(value)):
-            raise OSError(f"NVML refuses with code {code}")
-        return int(value.value)
-
-    return read
-
-
-#: How often a sensor that tells power, not energy, is read.
-PERIOD_S = 0.05
-#: What a sensor counts: a processor with its memory, or everything.
-Part: TypeAlias = Literal["cpu", "gpu", "device"]
 
 
 @dataclass(frozen=True)
@@ -169,21 +161,16 @@ def find_sensors(
 
 def _rapl(files: SystemFiles) -> Iterator[Sensor]:
     """CPU packages; the domains inside one are part of it, and `psys` is more than the CPU."""
+
+    def joules(path: str) -> float:
+        return 1e-6 * int(files.read(path))
+
     for zone in files.find("sys/class/powercap/intel-rapl:*"):
         name = files.text(f"{zone}/name")
-        if not name.startswith("package") or zone.count(":") > 1:
-            continue
-        most = files.number(f"{zone}/max_energy_range_uj")
-        yield Sensor(
-            name=f"rapl {name}",
-            part="cpu",
-            read=partial(_joules, files, f"{zone}/energy_uj"),
-            wraps_j=most * 1e-6 if most else None,
-        )
-
-
-def _joules(files: SystemFiles, path: str) -> float:
-    return 1e-6 * int(files.read(path))
+        if name.startswith("package") and zone.count(":") == 1:
+            most = files.number(f"{zone}/max_energy_range_uj")
+            read = partial(joules, f"{zone}/energy_uj")
+            yield Sensor(f"rapl {name}", "cpu", read, wraps_j=most * 1e-6 if most else None)
 
 
 def _of_battery(battery: Battery) -> Sensor:
@@ -235,25 +222,25 @@ class Meter:
 
     def _sample(self) -> None:
         """Trapezoids between readings; a sensor that fails on the way has no joules."""
-        at, last = time.perf_counter(), {s.name: _watts(s) for s in self._sampled}
-        over = False
+
+        def watts() -> dict[str, float | None]:
+            readings: dict[str, float | None] = dict.fromkeys(s.name for s in self._sampled)
+            for sensor in self._sampled:
+                with suppress(OSError):
+                    readings[sensor.name] = sensor.read()
+            return readings
+
+        at, last, over = time.perf_counter(), watts(), False
         while not over:
             over = self._done.wait(PERIOD_S)
-            now, found = time.perf_counter(), {s.name: _watts(s) for s in self._sampled}
-            for name, watts in found.items():
+            now, readings = time.perf_counter(), watts()
+            for name, after in readings.items():
                 before = last[name]
-                if watts is None or before is None:
+                if after is None or before is None:
                     self._summed.pop(name, None)
                 elif name in self._summed:
-                    self._summed[name] += 0.5 * (before + watts) * (now - at)
-            at, last = now, found
-
-
-def _watts(sensor: Sensor) -> float | None:
-    try:
-        return sensor.read()
-    except OSError:
-        return None
+                    self._summed[name] += 0.5 * (before + after) * (now - at)
+            at, last = now, readings
 
 
 @contextmanager

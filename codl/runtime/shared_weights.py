@@ -8,6 +8,7 @@ counted once. What lasts from run to run, as caches do, is one state for all of 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -65,8 +66,19 @@ class SharedResources:
 
     def __init__(self, executables: Sequence[Executable]) -> None:
         self._items: list[Item] = []
-        self.ports = _ports(executables)
-        self.sizes = _sizes(executables)
+        #: The memory of every input and output: such as suits all executables.
+        self.ports: dict[str, Buffer] = {}
+        #: What the largest buffer of a kind takes, the second largest, ...: as much as in any.
+        self.sizes: dict[tuple[Kind, int], int] = {}
+        for executable in executables:
+            buffers = executable.buffers
+            for number, name in _port_names(executable).items():
+                buffer = buffers[number]
+                other = self.ports.get(name, buffer)
+                place: Place = "shared" if "shared" in (buffer.place, other.place) else buffer.place
+                self.ports[name] = Buffer(place, max(buffer.bytes, other.bytes))
+            for number, rank in _ranks(executable).items():
+                self.sizes[rank] = max(self.sizes.get(rank, 0), buffers[number].bytes)
         #: ncnn is told the usual shapes: by these it picks how to compute.
         self.params = {
             without_hints(part.param): part.param
@@ -119,45 +131,25 @@ class SharedResources:
     @property
     def footprint(self) -> Footprint:
         """Everything, each thing once."""
-        found = dict.fromkeys(("cpu", "gpu", "cpu_weights", "gpu_weights", ""), 0)
+        total: Counter[Account] = Counter()
         for item in self._items:
-            found[item.account] += item.bytes
-        return Footprint(found["cpu"], found["gpu"], found["cpu_weights"], found["gpu_weights"])
+            total[item.account] += item.bytes
+        return Footprint(total["cpu"], total["gpu"], total["cpu_weights"], total["gpu_weights"])
 
 
-def by_kind(executable: Executable) -> dict[Kind, list[int]]:
-    """The buffers that only one inference needs, the largest of each kind first."""
-    found: dict[Kind, list[int]] = {}
-    own = {*_port_names(executable), *_lasting(executable), *_states(executable)}
+def _ranks(executable: Executable) -> dict[int, tuple[Kind, int]]:
+    """By number the buffers that only one inference needs: their kind, and the rank by size in it."""
+    lasting = {tensor.buffer for tensor, _ in _fills(executable)}
+    kept = {*_port_names(executable), *lasting, *_states(executable)}
+    by_kind: dict[Kind, list[int]] = {}
     for number, buffer in enumerate(executable.buffers):
-        if number not in own and buffer.place in ACCOUNTS:
-            found.setdefault((buffer.place, buffer.image), []).append(number)
-    for numbers in found.values():
-        numbers.sort(key=lambda number: -executable.buffers[number].bytes)
-    return found
-
-
-def _sizes(executables: Sequence[Executable]) -> dict[tuple[Kind, int], int]:
-    """What the largest buffer of every kind takes, the second largest, ...: as much as in any."""
-    sizes: dict[tuple[Kind, int], int] = {}
-    for executable in executables:
-        for kind, numbers in by_kind(executable).items():
-            for rank, number in enumerate(numbers):
-                known = sizes.get((kind, rank), 0)
-                sizes[kind, rank] = max(known, executable.buffers[number].bytes)
-    return sizes
-
-
-def _ports(executables: Sequence[Executable]) -> dict[str, Buffer]:
-    """The memory of every input and output: such as suits all executables."""
-    ports: dict[str, Buffer] = {}
-    for executable in executables:
-        for number, name in _port_names(executable).items():
-            own = executable.buffers[number]
-            known = ports.get(name, own)
-            place: Place = "shared" if "shared" in (own.place, known.place) else own.place
-            ports[name] = Buffer(place, max(own.bytes, known.bytes))
-    return ports
+        if number not in kept and buffer.place in ACCOUNTS:
+            by_kind.setdefault((buffer.place, buffer.image), []).append(number)
+    return {
+        number: (kind, rank)
+        for kind, numbers in by_kind.items()
+        for rank, number in enumerate(sorted(numbers, key=lambda n: -executable.buffers[n].bytes))
+    }
 
 
 def _port_names(executable: Executable) -> dict[int, str]:
@@ -175,12 +167,14 @@ class Share:
     def __init__(self, common: SharedResources, user: int, executable: Executable) -> None:
         self._shared, self.user, self._executable = common, user, executable
         self._ports, self._states = _port_names(executable), _states(executable)
-        self._filled = _filled(executable)
-        self._ranks = {
-            number: (kind, rank)
-            for kind, numbers in by_kind(executable).items()
-            for rank, number in enumerate(numbers)
+        #: What is in the buffers that are filled once and for all, but for those that several
+        #: constants go through.
+        self._filled: dict[int, tuple[Storage, Constants]] = {
+            tensor.buffer: (tensor.storage, constants)
+            for tensor, constants in _fills(executable)
+            if executable.buffers[tensor.buffer].place != "staging"
         }
+        self._ranks = _ranks(executable)
         self.marks: list[int] = []
 
     @property
@@ -203,13 +197,12 @@ class Share:
             key = self._ranks[number]
             buffer = Buffer(buffer.place, self._shared.sizes[key], buffer.image)
         item = self._shared.find(("memory", key), self.user)
-        if item is not None:
-            found: DeviceMemory = item.thing
-            return found
-        made = make(buffer)
-        own = Item(("memory", key), made, buffer.bytes, ACCOUNTS.get(buffer.place, ""))
-        self._shared.keep(self.user, own)
-        return made
+        if item is None:
+            account = ACCOUNTS.get(buffer.place, "")
+            item = Item(("memory", key), make(buffer), buffer.bytes, account)
+            self._shared.keep(self.user, item)
+        memory: DeviceMemory = item.thing
+        return memory
 
     def constant(
         self, constant: Constant, steps: set[int], values: Array, make: Callable[[], Any]
@@ -260,8 +253,8 @@ class Share:
         if item is None:
             item = Item(key, values, values.nbytes, "cpu_weights")
             self._shared.keep(self.user, item)
-        found: Array = item.thing
-        return found
+        array: Array = item.thing
+        return array
 
     def count(self, weight_bytes: int) -> None:
         """Weights of a net of another library, which are nobody else's."""
@@ -279,37 +272,22 @@ def check_states(executables: Sequence[Executable]) -> None:
 
     Or the same part stored in another way.
     """
-    first, *others = (_held(one) for one in executables)
-    for own in others:
-        for name, processor in sorted(first.keys() | own.keys()):
-            part, there = (one.get((name, processor), "nothing") for one in (first, own))
-            if part == there:
-                continue
-            raise MismatchError(
-                f"One plan lets the {processor} keep {part} of the state {name!r}, another "
-                f"{there}: plans that run by turns must cut what writes it alike, and store it so."
-            )
 
+    def held(executable: Executable) -> dict[tuple[str, Processor], str]:
+        tensors = executable.tensors
+        kept = {key: tensors[number] for key, number in state_tensors(executable).items()}
+        return {key: f"{tensor.held} ({tensor.storage})" for key, tensor in kept.items()}
 
-def _held(executable: Executable) -> dict[tuple[str, Processor], str]:
-    states = state_tensors(executable)
-    kept = {key: executable.tensors[number] for key, number in states.items()}
-    return {key: f"{own.held} ({own.storage})" for key, own in kept.items()}
-
-
-def _lasting(executable: Executable) -> set[int]:
-    """The buffers that are filled once and for all."""
-    return {tensor.buffer for tensor, _ in _fills(executable)}
-
-
-def _filled(executable: Executable) -> dict[int, tuple[Storage, Constants]]:
-    """By number such buffers, but for those that several constants go through: what is in them."""
-    found: dict[int, tuple[Storage, Constants]] = {}
-    staging = {n for n, buffer in enumerate(executable.buffers) if buffer.place == "staging"}
-    for tensor, constants in _fills(executable):
-        if tensor.buffer not in staging:
-            found[tensor.buffer] = tensor.storage, constants
-    return found
+    first, *others = map(held, executables)
+    for other in others:
+        for name, processor in sorted(first.keys() | other.keys()):
+            part, part_there = (one.get((name, processor), "nothing") for one in (first, other))
+            if part != part_there:
+                raise MismatchError(
+                    f"One plan lets the {processor} keep {part} of the state {name!r}, another "
+                    f"{part_there}: plans that run by turns must cut what writes it alike, and "
+                    "store it so."
+                )
 
 
 def _fills(executable: Executable) -> Iterator[tuple[Tensor, Constants]]:

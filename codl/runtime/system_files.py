@@ -40,10 +40,9 @@ class SystemFiles:
     def find(self, pattern: str) -> list[str]:
         """Paths that match, by name; none where a folder cannot be listed."""
         try:
-            found = sorted(self.root.glob(pattern))
+            return [str(path.relative_to(self.root)) for path in sorted(self.root.glob(pattern))]
         except OSError:
             return []
-        return [str(path.relative_to(self.root)) for path in found]
 
     def read(self, path: str) -> str:
         """The text of a file without space around it; raises `OSError`.
@@ -103,8 +102,8 @@ class SystemFiles:
     def is_plugged_in(self) -> bool:
         """Whether a supply that is no battery gives current."""
         supplies = self.find(f"{SUPPLIES}/*")
-        others = [own for own in supplies if self.text(f"{own}/type") != "Battery"]
-        return any(self.number(f"{own}/online") == 1 for own in others)
+        others = [folder for folder in supplies if self.text(f"{folder}/type") != "Battery"]
+        return any(self.number(f"{folder}/online") == 1 for folder in others)
 
 
 #: This machine's.
@@ -148,21 +147,18 @@ class Battery:
         if power is not None:
             return abs(1e-6 * power)
         current, voltage = (self._number(name) for name in ("current_now", "voltage_now"))
-        return _amperes(current) * _volts(voltage)
+        amperes = current * (1e-6 if current >= LEAST_UA else 1e-3)
+        return (
+            amperes
+            * voltage
+            * (1e-6 if voltage >= LEAST_UV else 1e-3 if voltage >= LEAST_MV else 1.0)
+        )
 
     def _number(self, name: str) -> float:
         value = _number(self.files.read(f"{self.folder}/{name}"))
         if value is None:
             raise OSError(f"{self.folder}/{name} holds no number")
         return abs(value)
-
-
-def _volts(value: float) -> float:
-    return value * (1e-6 if value >= LEAST_UV else 1e-3 if value >= LEAST_MV else 1.0)
-
-
-def _amperes(value: float) -> float:
-    return value * (1e-6 if value >= LEAST_UA else 1e-3)
 
 
 def _number(text: str) -> float | None:

@@ -73,11 +73,11 @@ def spread(threads: Iterable[int], cores: Iterable[int]) -> None:
 
     Two that are woken at once may else begin on one core, while another one is idle.
     """
-    own, places = sorted(threads), sorted(cores)
-    if len(own) != len(places):
-        pin(own, places)
+    ids, places = sorted(threads), sorted(cores)
+    if len(ids) != len(places):
+        pin(ids, places)
         return
-    for thread, core in zip(own, places, strict=True):
+    for thread, core in zip(ids, places, strict=True):
         pin([thread], [core])
 
 
@@ -111,7 +111,7 @@ def pinned(cores: Iterable[int]) -> Iterator[set[int]]:
 
 def others_threads() -> set[int]:
     """Threads that no driver has made: those of Python, and all before a driver was loaded."""
-    ids = (thread.native_id for thread in threading.enumerate())
+    ids = {thread.native_id for thread in threading.enumerate()}
     return {*_before_drivers(), *(number for number in ids if number is not None)}
 
 
@@ -208,9 +208,7 @@ def one_blas_thread() -> AbstractContextManager[object]:
     return _blas().limit(limits=1, user_api="blas")  # type: ignore[no-any-return]
 
 
-@cache
-def _blas() -> ThreadpoolController:
-    return ThreadpoolController()
+_blas = cache(ThreadpoolController)
 
 
 Item = TypeVar("Item")
@@ -219,7 +217,7 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class ImageParallel:
-    """So many lanes on these cores, with so many `threads` each.
+    """`count` lanes on these cores, with `threads` each.
 
     Most layers share a core's time better with another image than with another thread: these wait
     for each other after every layer. One image has all the threads in one lane.
@@ -236,7 +234,7 @@ class ImageParallel:
         return cls(cores, count, threads // count)
 
     def narrow(self, most: int) -> ImageParallel:
-        """So many of these lanes at most."""
+        """At most `most` of these lanes."""
         return replace(self, count=min(self.count, most))
 
     def each(self, work: Callable[[Item], Made], items: Sequence[Item]) -> list[Made]:

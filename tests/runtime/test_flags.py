@@ -115,7 +115,7 @@ def test_a_flag_that_never_comes_is_an_error(
 
 def test_a_command_that_failed_is_told(flag: Flag, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "ASK_S", 0.0)
-    monkeypatch.setattr(memory, "_status_of", lambda event: lambda: -36)
+    monkeypatch.setattr(memory, "_status_of", lambda event: -36)
     monkeypatch.setattr(Flag, "is_up", property(lambda self: False))
     flag.enqueue()
     with pytest.raises(DeviceError, match=r"A command failed on .* \(INVALID_COMMAND_QUEUE"):
