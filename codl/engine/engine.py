@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # what a target measures is not loaded to run
 
 #: Ops that masks of infinities may pass on their way to attention.
 PASSING = ("eltwise", "reshape", "transpose", "slice", "tile", "concat", "concat_nd")
-#: A plan and what it may become take at most so many times the memory of the plan alone.
+#: A plan and what it may become take at most this many times the memory of the plan alone.
 MOST_MEMORY = 1.5
 #: What the alternatives share is known when they are loaded: where that is too much, they are made
 #: again for these parts of the memory that they may take.
@@ -88,7 +88,7 @@ class Engine:
                 break
             except RefusedError as error:
                 refusals += error.refusals
-        fallbacks = fallbacks_of(executable, refusals, plan)
+        fallbacks = fallbacks_of(executable, refusals)
         how = partial(lower, network, soc=finer, tuning=tuning, without=refusals, fuse=fuse)
         self._begin(loaded, network, plan, soc, fallbacks)
         self._cpu_fallback, self._recovers = CpuFallback(network, soc, target, how), recovers
@@ -166,7 +166,7 @@ class Engine:
         if self._adaptive is None:
             yield self.plan
             return
-        for scale in (*(own for own in self._adaptive.scales if own != 1.0), 1.0):
+        for scale in (*(scale for scale in self._adaptive.scales if scale != 1.0), 1.0):
             if self._adaptive is not None:
                 self._adaptive.use(scale)
                 yield self._plans[scale]
@@ -236,7 +236,7 @@ class Engine:
         self._strays = (*self._stray_constants, *self._strays_of(arrays))
 
     def _strays_of(self, tensors: Mapping[str, Array]) -> list[str]:
-        return [name for name, own in tensors.items() if self._is_stray(own, name in self._masks)]
+        return [name for name, x in tensors.items() if self._is_stray(x, name in self._masks)]
 
     def _is_stray(self, array: Array, is_mask: bool) -> bool:
         """Whether a tensor has what ncnn's activations would make numbers of.
@@ -256,7 +256,7 @@ class Engine:
         layers = [
             layer.name
             for layer in network.layers
-            if any(self._is_stray(own, is_mask=True) for own in layer.weights.values())
+            if any(self._is_stray(array, is_mask=True) for array in layer.weights.values())
         ]
         return (*self._strays_of(network.constants), *layers)
 
@@ -411,13 +411,9 @@ class Engine:
         self.close()
 
 
-def fallbacks_of(
-    executable: Executable, refusals: Sequence[Refusal], plan: Plan
-) -> tuple[Fallback, ...]:
+def fallbacks_of(executable: Executable, refusals: Sequence[Refusal]) -> tuple[Fallback, ...]:
     """What stands in for each of the refused kernels in an executable that was lowered without."""
     ops = {step.label: step for step in executable.steps if isinstance(step, GpuOp)}
-    planned = {n: own["gpu"] for chain in plan.chains for n, own in chain.variants.items()
-               if "gpu" in own}  # fmt: skip
     fallen = [
         Fallback(one.label, one.variant, one.reason, ops[one.label].variant)
         for one in refusals
@@ -425,8 +421,8 @@ def fallbacks_of(
     ]
     for label in dict.fromkeys(one.label for one in refusals if one.label not in ops):
         reasons = "; ".join(str(one) for one in refusals if one.label == label)
-        variant = planned[label.split(" + ")[0]]
-        fallen.append(Fallback(label, f"one of {variant}", reasons, "two kernels"))
+        first = next(one.variant for one in refusals if one.label == label)
+        fallen.append(Fallback(label, f"one of {first}", reasons, "two kernels"))
     return tuple(fallen)
 
 

@@ -33,17 +33,10 @@ class Kept(NamedTuple):
     @property
     def split(self) -> Kept:
         """The nearest in which no group is kept twice: the GPU has the first ones."""
-        cut = min(self.gpu.size, self.groups - self.cpu.size + self._shared)
+        # Groups that both keep are the GPU's up to the half of them.
+        shared = (self.cpu.size + self.gpu.size - self.groups + 1) // 2
+        cut = min(self.gpu.size, self.groups - self.cpu.size + shared)
         return Kept(Span(cut, self.groups), Span(0, cut), self.groups)
-
-    @property
-    def _shared(self) -> int:
-        """Groups that both keep, less half of them."""
-        return (self.cpu.size + self.gpu.size - self.groups + 1) // 2
-
-    @property
-    def sizes(self) -> tuple[int, int]:
-        return self.cpu.size, self.gpu.size
 
 
 #: Where weights may be: wherever each step is fastest, or each on one processor, the same in both.
@@ -74,7 +67,7 @@ def plan_steps(
         plans: Sequence[Plan] = _with_weights_once(networks, strategy, context, runs)
     else:
         plans = [strategy.plan(network, context) for network in networks]
-    kept = {name: own.split for name, own in kept_of(networks[1], plans[1], context.soc)}
+    kept = {name: parts.split for name, parts in kept_of(networks[1], plans[1], context.soc)}
     first, second = (
         _keeping(network, plan, kept, context)
         for network, plan in zip(networks, plans, strict=True)
@@ -86,33 +79,24 @@ def _with_weights_once(
     networks: tuple[Network, Network], strategy: Strategy, context: Context, runs: tuple[int, int]
 ) -> list[Plan]:
     """Plans with the same weights on each processor; both run so many times."""
-    found: list[list[Plan]] = []
-    problem: CodlError | None = None
-    for first in (1, 0):
+    pairs: list[list[Plan]] = []
+    problems: list[CodlError] = []
+    for leader, follower in ((networks[1], networks[0]), networks):
         try:
-            found.append(_following(networks, first, strategy, context))
+            plan = strategy.plan(leader, replace(context, places=WeightPlaces(once=True)))
+            there = replace(context, places=WeightPlaces.of(leader, plan, context.soc))
+            written = with_sums(follower, plan.sums)
+            other = strategy.plan(written, there).restored(follower, plan.sums)
+            pairs.append([plan, other] if leader is networks[0] else [other, plan])
         except CodlError as error:
-            problem = error
-    if not found:
-        assert problem is not None
-        raise problem
+            problems.append(error)
+    if not pairs:
+        raise problems[-1]
 
     def taken_ms(plans: Sequence[Plan]) -> float:
         return sum(n * (plan.predicted_ms or 0.0) for n, plan in zip(runs, plans, strict=True))
 
-    return min(found, key=taken_ms)
-
-
-def _following(
-    networks: tuple[Network, Network], first: int, strategy: Strategy, context: Context
-) -> list[Plan]:
-    """The plan of one network with weights once, and that of the other with them there."""
-    own = strategy.plan(networks[first], replace(context, places=WeightPlaces(once=True)))
-    places = WeightPlaces.of(networks[first], own, context.soc)
-    second = networks[1 - first]
-    written = with_sums(second, own.sums)
-    other = strategy.plan(written, replace(context, places=places)).restored(second, own.sums)
-    return [other, own] if first else [own, other]
+    return min(pairs, key=taken_ms)
 
 
 def kept_of(network: Network, plan: Plan, soc: Soc) -> Iterator[tuple[str, Kept]]:
@@ -120,10 +104,10 @@ def kept_of(network: Network, plan: Plan, soc: Soc) -> Iterator[tuple[str, Kept]
     nothing = Span(0, 0)
     for segment in partition_plan(network, plan, soc).segments:
         sides = [
-            {part.layer.name: part for part in own.parts} for own in (segment.cpu, segment.gpu)
+            {part.layer.name: part for part in side.parts} for side in (segment.cpu, segment.gpu)
         ]
         for name in {**sides[0], **sides[1]}:
-            parts = [own.get(name) for own in sides]
+            parts = [side.get(name) for side in sides]
             op = next(part for part in parts if part is not None).layer.op
             if op.states:
                 cpu, gpu = (nothing if part is None else part.region.rows for part in parts)
@@ -156,8 +140,12 @@ def _keeping(network: Network, plan: Plan, kept: Mapping[str, Kept], context: Co
 
 def _others(network: Network, plan: Plan, kept: Mapping[str, Kept], soc: Soc) -> set[str]:
     """The layers of which a plan keeps something else."""
-    own = dict(kept_of(network, plan, soc))
-    return {name for name, wanted in kept.items() if own[name].sizes != wanted.sizes}
+
+    def sizes(parts: Kept) -> tuple[int, int]:
+        return parts.cpu.size, parts.gpu.size
+
+    planned = dict(kept_of(network, plan, soc))
+    return {name for name, wanted in kept.items() if sizes(planned[name]) != sizes(wanted)}
 
 
 def _sums(
@@ -170,16 +158,11 @@ def _sums(
     for layer in network.layers:
         if layer.name in plan.sums:
             wanted = kept[behind[layer.name]] if layer.name in behind else None
-            both = wanted is not None and 0 < wanted.gpu.size < wanted.groups
             product: Any = layer.op
-            yield (
-                layer.name,
-                (
-                    product.k * wanted.gpu.size // wanted.groups
-                    if wanted is not None and both
-                    else plan.sums[layer.name]
-                ),
-            )
+            if wanted is not None and 0 < wanted.gpu.size < wanted.groups:
+                yield layer.name, product.k * wanted.gpu.size // wanted.groups
+            else:
+                yield layer.name, plan.sums[layer.name]
 
 
 def _apart(

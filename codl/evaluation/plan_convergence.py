@@ -13,7 +13,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -107,17 +106,20 @@ class PlanConvergence:
     def look(self) -> None:
         """Plan each model by predictors of all rows so far, and compare with the plan kept."""
         try:
-            found = self._planned()
+            planned = self._planned()
         except CodlError as error:
             self.looks.append(Look(self._measured, {}, {}, 0, str(error)))
             return
-        behind = {name: longer for name, (_, longer) in found.items()}
-        worse = [name for name, longer in behind.items() if not longer <= self.tolerance]
-        new = [name for name in found if name in worse or name not in self._kept]
-        self._kept |= {name: found[name][0] for name in new}
+        behind = {name: longer for name, (_, longer) in planned.items()}
+        new = {
+            name: plan
+            for name, (plan, longer) in planned.items()
+            if not longer <= self.tolerance or name not in self._kept
+        }
+        self._kept |= new
         before = self.looks[-1].unchanged if self.looks else -1
         unchanged = 0 if new else before + 1
-        predicted = {name: plan.predicted_ms or 0.0 for name, (plan, _) in found.items()}
+        predicted = {name: plan.predicted_ms or 0.0 for name, (plan, _) in planned.items()}
         self.looks.append(Look(self._measured, predicted, behind, unchanged))
         self._write()
 
@@ -159,16 +161,12 @@ class PlanConvergence:
 
         soc, tuning = self.context.soc, self.context.tuning
         context = self.context.with_predictors(fitted(soc, self.dataset, tuning))
-        found = {}
+        planned = {}
         for network in self._networks:
             plan = STRATEGIES.find(STRATEGY).plan(network, context)
             kept = self._kept.get(network.name, plan)
-            found[network.name] = plan, longer(kept, plan, network, context)
-        return found
-
-    @property
-    def _path(self) -> Path:
-        return self.dataset.folder / FILE
+            planned[network.name] = plan, longer(kept, plan, network, context)
+        return planned
 
     @cached_property
     def _of(self) -> dict[str, Any]:
@@ -182,10 +180,10 @@ class PlanConvergence:
 
     def _read(self) -> None:
         """Go on with the looks in the file; where it is none or of something else, begin anew."""
-        self._is_read = True
+        self._is_read, path = True, self.dataset.folder / FILE
         try:
-            file = msgspec.convert(files.read_json(self._path), _File)
-            plans = [read_plan(plan, self._path) for plan in file.plans]
+            file = msgspec.convert(files.read_json(path), _File)
+            plans = [read_plan(plan, path) for plan in file.plans]
         except (msgspec.ValidationError, CodlError):
             return
         digests = {plan.model: plan.digest for plan in plans}
@@ -201,7 +199,7 @@ class PlanConvergence:
             "looks": [asdict(look) for look in self.looks],
             "plans": [plan.to_json() for plan in self._kept.values()],
         }
-        files.write(self._path, json.dumps(content, indent=1) + "\n", fix=RESUMED)
+        files.write(self.dataset.folder / FILE, json.dumps(content, indent=1) + "\n", fix=RESUMED)
 
 
 def longer(kept: Plan, new: Plan, network: Network, context: Context) -> float:

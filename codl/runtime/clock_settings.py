@@ -200,25 +200,22 @@ class ClockSettings:
             self._held = wanted
             atexit.register(self.put_back)
             self._watch_signals()
-            for own in wanted:
-                reason = self._try(own)
-                if reason:
-                    done.refused[own.path] = reason
+            for setting in wanted:
+                path = setting.path
+                try:
+                    self._files.write(path, setting.wanted)
+                except OSError as error:
+                    done.refused[path] = error.strerror or str(error)
+                    continue
+                now = self._files.text(path)
+                if now == setting.wanted:
+                    done.changed[path] = now
                 else:
-                    done.changed[own.path] = own.wanted
+                    done.refused[path] = f"it stays {now!r}"
         except BaseException:
             self.put_back()
             raise
         return done
-
-    def _try(self, own: Setting) -> str:
-        """Set it; empty, or why it was not set."""
-        try:
-            self._files.write(own.path, own.wanted)
-        except OSError as error:
-            return error.strerror or str(error)
-        now = self._files.text(own.path)
-        return "" if now == own.wanted else f"it stays {now!r}"
 
     def put_back(self) -> None:
         """Have everything as it was before `hold`; warns of what cannot be put back."""
@@ -269,16 +266,15 @@ class ClockSettings:
         """Put former values back, the last first; those that it failed for, by file."""
         failed = {}
         is_same_boot = note.boot == this_boot()
-        for own in reversed(note.settings):
+        for setting in reversed(note.settings):
             try:
-                now = self._files.read(own.path)
-                if now == own.former or not (is_same_boot or now == own.wanted):
-                    continue
-                self._files.write(own.path, own.former)
+                now = self._files.read(setting.path)
+                if now != setting.former and (is_same_boot or now == setting.wanted):
+                    self._files.write(setting.path, setting.former)
             except FileNotFoundError:
                 continue  # its cores were taken away, and all their settings with them
             except OSError:
-                failed[own.path] = own.former
+                failed[setting.path] = setting.former
         return failed
 
     def _watch_signals(self) -> None:
@@ -299,15 +295,15 @@ class ClockSettings:
             yield
             return
         came: list[int] = []
-        found = {number: signal.getsignal(number) for number in (*ENDING, signal.SIGINT)}
+        every = {number: signal.getsignal(number) for number in (*ENDING, signal.SIGINT)}
         # None: somebody's, but not Python's, which could not be put back.
-        found = {number: handler for number, handler in found.items() if handler is not None}
-        for number in found:
+        handlers = {number: handler for number, handler in every.items() if handler is not None}
+        for number in handlers:
             signal.signal(number, lambda number, frame: came.append(number))
         try:
             yield
         finally:
-            for number, handler in {**found, **self._handlers}.items():
+            for number, handler in {**handlers, **self._handlers}.items():
                 signal.signal(number, handler)
             self._handlers.clear()
             for first in came[:1]:
@@ -319,29 +315,25 @@ def settings(governor: str, files: SystemFiles = SYSTEM) -> tuple[Setting, ...]:
 
     Raises `CodlError` where no cluster of cores has such a governor.
     """
-    found, offered = [], set()
-    folders = [own.folder for own in clusters(files)]
+    chosen, offered = [], set()
+    folders = [cluster.folder for cluster in clusters(files)]
     for folder in folders:
         names = files.text(f"{folder}/scaling_available_governors").split()
         offered |= {*names}
         if governor in names:
-            found.append((f"{folder}/scaling_governor", governor))
-    if folders and not found:
-        known = ", ".join(sorted(filter(GOVERNOR.fullmatch, offered))) or "none that it names"
-        raise CodlError(f"This machine has no governor {governor!r}; it has {known}.")
+            chosen.append((f"{folder}/scaling_governor", governor))
+    if folders and not chosen:
+        listed = ", ".join(sorted(filter(GOVERNOR.fullmatch, offered))) or "none that it names"
+        raise CodlError(f"This machine has no governor {governor!r}; it has {listed}.")
     gpu = gpu_files(files)
     if gpu is not None:
-        found += _of_gpu(gpu.devfreq, governor, files)
-    changes = [Setting(path, files.text(path), wanted) for path, wanted in found]
-    return tuple(own for own in changes if own.is_valid and own.former != own.wanted)
-
-
-def _of_gpu(folder: str, governor: str, files: SystemFiles) -> list[tuple[str, str]]:
-    if governor in files.text(f"{folder}/available_governors").split():
-        return [(f"{folder}/governor", governor)]
-    if governor == FASTEST:
-        return [(f"{folder}/min_freq", files.text(f"{folder}/max_freq"))]
-    return []
+        folder = gpu.devfreq
+        if governor in files.text(f"{folder}/available_governors").split():
+            chosen.append((f"{folder}/governor", governor))
+        elif governor == FASTEST:
+            chosen.append((f"{folder}/min_freq", files.text(f"{folder}/max_freq")))
+    changes = [Setting(path, files.text(path), wanted) for path, wanted in chosen]
+    return tuple(change for change in changes if change.is_valid and change.former != change.wanted)
 
 
 def put_back_left() -> None:

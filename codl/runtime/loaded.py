@@ -4,6 +4,7 @@ profile: what each processor did when, of one inference.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -102,14 +103,14 @@ class Timeline:
 
         The device's clock is laid over the host's at the first enqueue.
         """
-        found = list(self._cpu)
+        spans = list(self._cpu)
         if self._gpu:
             _, _, host, first, _ = self._gpu[0]
             shift = host - first.profile.queued * 1e-9
             for kind, label, _, event, last in self._gpu:
                 start, end = (1e-9 * t + shift for t in (event.profile.start, last.profile.end))
-                found.append(TimeSpan("gpu", kind, label, self._ms(start), self._ms(end)))
-        return sorted(found, key=lambda span: span.start_ms)
+                spans.append(TimeSpan("gpu", kind, label, self._ms(start), self._ms(end)))
+        return sorted(spans, key=lambda span: span.start_ms)
 
     def gpu_s(self) -> float:
         """Seconds from the first kernel's start to the last one's end, by the device's clock."""
@@ -122,11 +123,10 @@ class Timeline:
 
 def totals_ms(spans: Iterable[TimeSpan]) -> dict[tuple[str, str], float]:
     """Milliseconds in a profile by kind and label: of a net, or of all kernels of an op."""
-    totals: dict[tuple[str, str], float] = {}
+    totals: dict[tuple[str, str], float] = defaultdict(float)
     for span in spans:
-        key = (span.kind, span.label)
-        totals[key] = totals.get(key, 0.0) + span.end_ms - span.start_ms
-    return totals
+        totals[span.kind, span.label] += span.end_ms - span.start_ms
+    return dict(totals)
 
 
 def sharing_ms(spans: list[TimeSpan]) -> float:

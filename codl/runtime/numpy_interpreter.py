@@ -61,9 +61,9 @@ class Memory:
     def __init__(self, executable: Executable, *, poisoned: bool = False) -> None:
         self._tensors, self._is_poisoned = executable.tensors, poisoned
         try:
-            self._bytes = [np.zeros(one.bytes, np.uint8) for one in executable.buffers]
+            self._bytes = [np.zeros(buffer.bytes, np.uint8) for buffer in executable.buffers]
         except MemoryError as error:
-            total = sum(one.bytes for one in executable.buffers)
+            total = sum(buffer.bytes for buffer in executable.buffers)
             raise CodlError(f"The buffers take {total:,} bytes, which are not there.") from error
         kept = {self._tensors[number].buffer for number in state_tensors(executable).values()}
         for number in range(len(self._bytes) if poisoned else 0):
@@ -167,7 +167,10 @@ class References:
         known = dict(known)
         for layer in net.layers:
             inputs = [self._part(layer, known, *pair) for pair in layer.inputs]
-            op = self._with_model(parse(layer.op), layer.constants)
+            op = parse(layer.op)
+            if isinstance(op, OnnxModel) and layer.constants is not None:
+                constants = self._executable.constants[layer.constants]
+                op = replace(op, model=constants.arrays()[MODEL].tobytes())
             value = self._compute(op, layer.name, inputs, layer.constants)
             shaped = [own.reshape(shape) for own, shape in zip(inputs, op.inputs, strict=True)]
             for index, new in zip(op.states, op.updated(shaped), strict=True):
@@ -207,12 +210,6 @@ class References:
         if sizes != op.weight_shapes:
             raise CodlError(f"The weights of {label!r} must be {op.weight_shapes}, got {sizes}.")
         return weights
-
-    def _with_model(self, op: Op, constants: int | None) -> Op:
-        if not isinstance(op, OnnxModel) or constants is None:
-            return op
-        model: Mapping[str, NDArray[np.uint8]] = self._executable.constants[constants].arrays()
-        return replace(op, model=model[MODEL].tobytes())
 
 
 def _by_onnx_runtime(op: OnnxModel, inputs: Sequence[Values]) -> Values:
@@ -279,7 +276,9 @@ class Interpreter:
             (f"{where}[{number}] ({describe(one, self.executable)})", one)
             for number, one in enumerate(commands)
         ]
-        for step, group in groupby(placed, _launched_step):
+        # By the step that they launch a kernel of; None of other commands.
+        steps = groupby(placed, lambda one: one[1].step if isinstance(one[1], Launch) else None)
+        for step, group in steps:
             if step is None:
                 for self._order.at, command in group:
                     self._on_cpu(command)
@@ -331,12 +330,7 @@ class Interpreter:
     def _launch(self, number: int, group: Sequence[Placed]) -> None:
         """All launches of a step, one after the other: read, compute and write at once."""
         step = self.executable.steps[number]
-        launches = [launch for _, launch in group if isinstance(launch, Launch)]
-        for self._order.at, launch in zip((at for at, _ in group), launches, strict=True):
-            self._order.enqueue(launch.signals)
-        reads, target = self._accesses(step, launches)
-        for access in reads:
-            self._order.gpu_uses(access, writes=False)
+        launches, reads, target = self._enqueue(step, group)
         values = [self._memory.read(access, self._order.at) for access in reads]
         self._spoil_memory_between(launches, [*reads, target])
         self._order.gpu_uses(target, writes=True)
@@ -349,6 +343,18 @@ class Interpreter:
         else:
             self._memory.write(target, values[0])
 
+    def _enqueue(
+        self, step: Step, group: Sequence[Placed]
+    ) -> tuple[list[Launch], tuple[Access, ...], Access]:
+        """The launches of a step, and what they read and write; that they read is in order."""
+        launches = [launch for _, launch in group if isinstance(launch, Launch)]
+        for self._order.at, launch in zip((at for at, _ in group), launches, strict=True):
+            self._order.enqueue(launch.signals)
+        reads, target = self._accesses(step, launches)
+        for access in reads:
+            self._order.gpu_uses(access, writes=False)
+        return launches, reads, target
+
     def _accesses(
         self, step: Step, launches: Sequence[Launch]
     ) -> tuple[tuple[Access, ...], Access]:
@@ -359,20 +365,19 @@ class Interpreter:
         if isinstance(step, GpuOp):
             self._refuse_others(step, launches)
             return step.reads, step.writes
+        tensors, buffers = self.executable.tensors, self.executable.buffers
         touched = {slice.tensor for slice in _slices(launches)}
-        staged = [tensor for tensor in touched if self._place(tensor) == "staging"]
-        ends = []
-        for own in (step.source, step.target):
-            ends.append(own if own.tensor in touched else self._staged(own, staged))
-        return (ends[0],), ends[1]
+        staged = [t for t in touched if buffers[tensors[t].buffer].place == "staging"]
 
-    def _staged(self, access: Access, staged: Sequence[int]) -> Access:
-        """A region in the staging memory that kernels touch; raises `CodlError` if it has none."""
-        tensors = self.executable.tensors
-        if len(staged) != 1 or not tensors[staged[0]].held.covers(access.region):
-            name = tensors[access.tensor].name
-            raise CodlError(f"{self._order.at}: no kernel touches {name} ({access.region}).")
-        return Access(staged[0], access.region)
+        def in_staging(access: Access) -> Access:
+            if access.tensor in touched:
+                return access
+            if len(staged) != 1 or not tensors[staged[0]].held.covers(access.region):
+                name = tensors[access.tensor].name
+                raise CodlError(f"{self._order.at}: no kernel touches {name} ({access.region}).")
+            return Access(staged[0], access.region)
+
+        return (in_staging(step.source),), in_staging(step.target)
 
     def _refuse_others(self, step: GpuOp, launches: Sequence[Launch]) -> None:
         """The kernels of an op touch what its step says, all of it, and nothing else."""
@@ -390,17 +395,14 @@ class Interpreter:
 
         Neither they nor what is written may lie where the step's own tensors do.
         """
-        tensors, own = self.executable.tensors, {access.tensor for access in accesses}
+        tensors, used = self.executable.tensors, {access.tensor for access in accesses}
         ends = [tensors[access.tensor].buffer for access in accesses]
-        between = {tensors[one.tensor].buffer for one in _slices(launches) if one.tensor not in own}
+        between = {tensors[x.tensor].buffer for x in _slices(launches) if x.tensor not in used}
         between |= {arg.buffer for one in launches for arg in one.args if isinstance(arg, Scratch)}
         for buffer in between.intersection(ends) or {ends[-1]}.intersection(ends[:-1]):
             raise OrderError(f"{self._order.at} reads and overwrites buffers[{buffer}] at once.")
         for buffer in between:
             self._memory.spoil(buffer)
-
-    def _place(self, tensor: int) -> str:
-        return self.executable.buffers[self.executable.tensors[tensor].buffer].place
 
 
 class _OrderWalk(Interpreter):
@@ -427,12 +429,7 @@ class _OrderWalk(Interpreter):
                 self._order.cpu_uses(access, writes=bool(writes))
 
     def _launch(self, number: int, group: Sequence[Placed]) -> None:
-        launches = [launch for _, launch in group if isinstance(launch, Launch)]
-        for self._order.at, launch in zip((at for at, _ in group), launches, strict=True):
-            self._order.enqueue(launch.signals)
-        reads, target = self._accesses(self.executable.steps[number], launches)
-        for access in reads:
-            self._order.gpu_uses(access, writes=False)
+        _, _, target = self._enqueue(self.executable.steps[number], group)
         self._order.gpu_uses(target, writes=True)
 
 
@@ -460,11 +457,6 @@ def describe(command: Command, executable: Executable) -> str:
         return f"run of {executable.nets[command.net].label}"
     step: int | None = getattr(command, "step", None)
     return kind if step is None else f"{kind} of {executable.steps[step].label}"
-
-
-def _launched_step(placed: Placed) -> int | None:
-    """The step that a command launches a kernel of; None of any other command."""
-    return placed[1].step if isinstance(placed[1], Launch) else None
 
 
 def _slices(launches: Sequence[Launch]) -> Iterator[Slice]:

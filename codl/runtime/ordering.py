@@ -132,9 +132,9 @@ class Ordering:
         latest = int(self._part(last, access).max(initial=0))
         if latest > self._done:
             name = self._executable.tensors[access.tensor].name
-            own = "writes" if writes else "reads"
+            verb = "writes" if writes else "reads"
             raise OrderError(
-                f"{self.at} {own} {name} ({access.region}) on the CPU while "
+                f"{self.at} {verb} {name} ({access.region}) on the CPU while "
                 f"{self._enqueued[latest - 1]} {does} it on the GPU: no wait lies between."
             )
 

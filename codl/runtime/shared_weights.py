@@ -138,7 +138,7 @@ class SharedResources:
 
 
 def _ranks(executable: Executable) -> dict[int, tuple[Kind, int]]:
-    """By number the buffers that only one inference needs: their kind, and the rank by size in it."""
+    """By number the buffers that only one inference needs: their kind, and rank by size in it."""
     lasting = {tensor.buffer for tensor, _ in _fills(executable)}
     kept = {*_port_names(executable), *lasting, *_states(executable)}
     by_kind: dict[Kind, list[int]] = {}

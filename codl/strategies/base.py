@@ -32,8 +32,7 @@ from codl.targets.base import Target
 BUDGET_S = 30.0
 
 
-def _tell_nobody(text: str) -> None:
-    """Where nobody listens."""
+def _tell_nobody(text: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -97,8 +96,8 @@ class Context:
         loaded = self._loaded[key]
         predictors = loaded if self.winograd else without_winograd(loaded)
         limits = self.limits or limits_of(self.soc)
-        own = CostModel(self.soc, predictors, by_op, tuning=self.tuning, limits=limits)
-        return replace(own, places=self.places)
+        cost = CostModel(self.soc, predictors, by_op, tuning=self.tuning, limits=limits)
+        return replace(cost, places=self.places)
 
     def with_predictors(self, predictors: LatencyPredictors) -> Context:
         """The same with predictors in the place of the stored ones of their name."""

@@ -68,7 +68,9 @@ def codl_refined(network: Network, context: Context) -> Plan:
     cost = covered(context.cost(DEFAULT), network)
     budget = Budget(context.budget_s, context.clock)
     with Trials(network, cost, context.device, budget, context.note) as trials:
-        singles = _alone(network, cost)
+        plans = [one_processor(network, cost, side, strategy=NAME) for side in PROCESSORS]
+        # Each processor alone, the one that is predicted to be faster first.
+        singles = sorted(plans, key=lambda plan: plan.predicted_ms or 0.0)
         with budget.keeping(trials):
             _refine(network, cost, trials, budget, singles, context.method)
         if budget.ended == "interrupted":
@@ -86,8 +88,8 @@ def _refine(
     method: str,
 ) -> None:
     """Run the plan that is found, and those that are found by what ran, while there is time."""
-    found = search(network, cost, NAME, method=method)
-    for plan in (unless_alone(found, network, cost), *singles, found):
+    predicted = search(network, cost, NAME, method=method)
+    for plan in (unless_alone(predicted, network, cost), *singles, predicted):
         if budget.has_time(keep=FINAL_PART) and not trials.has_run(plan):
             trials.run(plan)
     losses = 0
@@ -101,12 +103,6 @@ def _refine(
         losses = 0 if trials.run(plan) else losses + 1
         if losses == PATIENCE:
             break
-
-
-def _alone(network: Network, cost: CostModel) -> list[Plan]:
-    """Each processor alone, the one that is predicted to be faster first."""
-    plans = [one_processor(network, cost, side, strategy=NAME) for side in PROCESSORS]
-    return sorted(plans, key=lambda plan: plan.predicted_ms or 0.0)
 
 
 def within(effort: Effort, seconds: float, round_s: float) -> Effort:
@@ -188,22 +184,17 @@ class Trials:
         is_alone = _key(self.best) in alone
         rivals = [key for key in self._plans if (key in alone) != is_alone]
         if rivals and self._budget.left_s > self._ready_s:
-            rival = min(rivals, key=lambda key: self._latency_ms.get(key, inf))
-            worth = 1 / WORTH if is_alone else WORTH
-            self._compare_last(self._candidate(self._plans[rival]), worth)
-        count = len(self._plans)
+            key = min(rivals, key=lambda key: self._latency_ms.get(key, inf))
+            rival, best = self._candidate(self._plans[key]), self._best
+            share_s = min(FINAL_PART * self._budget.limit_s, self._budget.left_s)
+            # Where a round fits in what is left.
+            if best is not None and share_s >= LEAST_RUNS * (best.run_s + rival.run_s):
+                self._is_best(rival, FINAL, share_s, worth=1 / WORTH if is_alone else WORTH)
+            else:
+                rival.engine.close()
         took = f"{self._budget.spent_s:.0f} of {self._budget.limit_s:g} s"
-        method = f"{self.best.method}, refined by {count} plans that ran in {took}"
+        method = f"{self.best.method}, refined by {len(self._plans)} plans that ran in {took}"
         return replace(self.best, method=method)
-
-    def _compare_last(self, rival: Candidate, worth: float) -> None:
-        """Where a round fits in what is left."""
-        assert self._best is not None
-        share_s = min(FINAL_PART * self._budget.limit_s, self._budget.left_s)
-        if share_s >= LEAST_RUNS * (self._best.run_s + rival.run_s):
-            self._is_best(rival, FINAL, share_s, worth=worth)
-        else:
-            rival.engine.close()
 
     def _candidate(self, plan: Plan) -> Candidate:
         begin, run_s = self._budget.spent_s, 0.0
@@ -234,9 +225,11 @@ class Trials:
         new_ms, best_ms = times.latency_ms["new"].level, times.latency_ms["best"].level
         self._latency_ms[_key(new.engine.plan)] = new_ms
         self._latency_ms[_key(best.engine.plan)] = best_ms
+        chains = new.engine.plan.chains
+        split = sum(0 < chain.gpu_ratio < 1 for chain in chains)
         self._note(
-            f"{self._network.name}: plan {len(self._plans)}, {_summary(new.engine.plan)}, takes "
-            f"{new_ms:.2f} ms, the best before {best_ms:.2f} ms "
+            f"{self._network.name}: plan {len(self._plans)}, {len(chains)} chains, {split} of them "
+            f"split, takes {new_ms:.2f} ms, the best before {best_ms:.2f} ms "
             f"({self._budget.spent_s:.0f} of {self._budget.limit_s:g} s)"
         )
         faster = worth * new_ms < best_ms
@@ -254,8 +247,3 @@ def observe(engine: Engine, cost: CostModel, runs: int) -> list[OpRatio]:
 def _key(plan: Plan) -> str:
     """Tells plans apart that run something else."""
     return repr((plan.chains, plan.sums))
-
-
-def _summary(plan: Plan) -> str:
-    split = sum(0 < chain.gpu_ratio < 1 for chain in plan.chains)
-    return f"{len(plan.chains)} chains, {split} of them split"

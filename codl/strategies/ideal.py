@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from codl.errors import CodlError
 from codl.ir import Dim, Network, Op, to_text
-from codl.ir.types import Processor
+from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry
 from codl.measure.dataset import Dataset
 from codl.measure.tasks import SHARES
@@ -36,8 +36,7 @@ def bound(network: Network, soc: Soc, dataset: Dataset) -> IdealLatency:
 
     Raises `CodlError` where an op of the network was not measured on either processor.
     """
-    cpu = _measured(network, "cpu", soc, dataset)
-    gpu = _measured(network, "gpu", soc, dataset)
+    cpu, gpu = (_measured(network, side, soc, dataset) for side in PROCESSORS)
     layers = []
     for layer in network.layers:
         splits = _splits(layer.op, cpu, gpu)
@@ -73,9 +72,9 @@ def _splits(op: Op, cpu: Measured, gpu: Measured) -> list[tuple[float, str, floa
         splits.append((gpu[text, whole, 1.0], str(whole), 1.0))
     for dim in op.dims:
         for share in SHARES[:-1]:
-            mine, theirs = (text, dim, round(1 - share, 6)), (text, dim, share)
-            if mine in cpu and theirs in gpu:
-                splits.append((max(cpu[mine], gpu[theirs]), str(dim), share))
+            of_cpu, of_gpu = (text, dim, round(1 - share, 6)), (text, dim, share)
+            if of_cpu in cpu and of_gpu in gpu:
+                splits.append((max(cpu[of_cpu], gpu[of_gpu]), str(dim), share))
     return splits
 
 

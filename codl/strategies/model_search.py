@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -108,8 +108,10 @@ def search_models(
     context.preload(*predictors)
     ready = context if workers.are_here else context.portable(*predictors)
     done: dict[int, Outcome] = {}
+    # Files are read while others are at work.
+    sent = (one if workers.have_files else one.without_files() for one in searches)
     with (
-        closing(workers.results(_outcome, ready, _sent(searches, workers))) as results,
+        closing(workers.results(_outcome, ready, sent)) as results,
         budget.keeping(done),
     ):
         for at, outcome in budget.steps(results, progress, total=len(searches)):
@@ -119,24 +121,16 @@ def search_models(
     return [done.get(at, missing) for at in range(len(searches))]
 
 
-def _sent(searches: Sequence[Search], workers: Workers) -> Iterator[Search]:
-    """What goes to a worker; files are read while others are at work."""
-    yield from (one if workers.have_files else one.without_files() for one in searches)
-
-
 def _outcome(context: Context, search: Search) -> Outcome:
+    context = replace(context, winograd=search.winograd, limits=search.limits)
     try:
-        return _found(search, replace(context, winograd=search.winograd, limits=search.limits))
+        network, planner = search.load(), search.planner
+        if planner is None:
+            return FoundBound(network.name, ideal.bound(network, context.soc, context.dataset))
+        start = perf_counter()
+        plan = planner.plan(network, context)
+        search_ms = 1e3 * (perf_counter() - start)
+        cost = context.default_cost(network)
+        return FoundPlan(plan, search_ms, op_placement.predicted(network, plan, context.soc, cost))
     except CodlError as error:
         return error
-
-
-def _found(search: Search, context: Context) -> FoundPlan | FoundBound:
-    network, planner = search.load(), search.planner
-    if planner is None:
-        return FoundBound(network.name, ideal.bound(network, context.soc, context.dataset))
-    start = perf_counter()
-    plan = planner.plan(network, context)
-    search_ms = 1e3 * (perf_counter() - start)
-    cost = context.default_cost(network)
-    return FoundPlan(plan, search_ms, op_placement.predicted(network, plan, context.soc, cost))
