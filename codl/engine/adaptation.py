@@ -3,8 +3,8 @@
 It sees of every inference how long the CPU worked in stages that both processors share, and how
 long it then waited for the GPU. With `t` the time and `r` the share of each processor, the shares
 that would have ended together are r_i' = r_i / sum_j(t_i r_j / t_j). Where the CPU waited, the GPU
-took both times together, and all that is left of the rule is one number: the GPU is now so many
-times as fast beside the CPU as where the plan is balanced. Where the CPU did not wait, the GPU was
+took both times together, and all that is left of the rule is one number: how many times
+as fast the GPU is now beside the CPU as where the plan is balanced. Where the CPU did not wait, the GPU was
 done before, nobody knows how long; then the CPU's own time says whether it has become slower, and
 else one step is tried.
 
@@ -26,23 +26,23 @@ from codl.records.results import Move
 
 #: Inferences whose median is looked at: two of them may be disturbed.
 WINDOW = 5
-#: So many in turn that are unlike all before them are the first ones after a change.
+#: How many in turn must be unlike all before them to be the first ones after a change.
 FIRST = 2
 #: A share of the time in which a wait is none.
 DONE = 0.02
-#: A move wants evidence of so much of the way to the next alternative.
+#: A move wants evidence of this part of the way to the next alternative.
 HYSTERESIS = 0.6
 #: Inferences must take less than this part of what they took before for a move to be kept.
 WORTH = 0.98
-#: A processor has changed where the CPU's time, by this part, or the waiting, by so much of the
-#: time, is out of the range that it had.
+#: A processor has changed where the CPU's time, by the first part, or the share of the time that
+#: is waiting, by the second, is out of the range that it had.
 CHANGED, CHANGED_WAITING = 0.15, 0.08
-#: So many inferences pass before what did not pay is tried again: at first, and at the most.
+#: How many inferences pass before what did not pay is tried again: at first, and at the most.
 PATIENCE, MOST_PATIENCE = 100, 800
 #: After a move that did not pay none is tried for two windows, after the next one for four, up to
-#: so many, whatever has changed: on a machine where everything changes all the time nothing pays.
+#: this many, whatever has changed: on a machine where everything changes all the time nothing pays.
 MOST_REST = 32
-#: So many moves are remembered.
+#: How many moves are remembered.
 REMEMBERED = 256
 
 Direction = Literal[-1, 1]
@@ -53,13 +53,13 @@ class Sample:
     """One inference: nanoseconds in all, of the CPU's work in shared stages, and of its waits."""
 
     total: int
-    own: int
+    work: int
     wait: int
 
     @cached_property
     def waiting(self) -> float:
         """The part of the shared stages that is waiting."""
-        return self.wait / max(1, self.own + self.wait)
+        return self.wait / max(1, self.work + self.wait)
 
 
 def _median(values: list[float]) -> float:
@@ -73,16 +73,16 @@ class _Seen:
 
     samples: tuple[Sample, ...]
     total: float
-    own: float
+    work: float
     waiting: float
 
     @classmethod
-    def of(cls, own: tuple[Sample, ...]) -> _Seen:
+    def of(cls, samples: tuple[Sample, ...]) -> _Seen:
         return cls(
-            own,
-            _median([sample.total for sample in own]),
-            _median([sample.own for sample in own]),
-            _median([sample.waiting for sample in own]),
+            samples,
+            _median([sample.total for sample in samples]),
+            _median([sample.work for sample in samples]),
+            _median([sample.waiting for sample in samples]),
         )
 
     def is_like(self, other: _Seen) -> bool:
@@ -90,9 +90,9 @@ class _Seen:
 
         One inference on either side of the range may have been disturbed.
         """
-        own = sorted(sample.own for sample in other.samples)[1:-1]
+        working = sorted(sample.work for sample in other.samples)[1:-1]
         waiting = sorted(sample.waiting for sample in other.samples)[1:-1]
-        if not (1 - CHANGED) * own[0] <= self.own <= (1 + CHANGED) * own[-1]:
+        if not (1 - CHANGED) * working[0] <= self.work <= (1 + CHANGED) * working[-1]:
             return False
         return waiting[0] - CHANGED_WAITING <= self.waiting <= waiting[-1] + CHANGED_WAITING
 
@@ -169,7 +169,7 @@ class Controller:
         What is half from before a change and half from after it says nothing of either.
         """
         samples = tuple(self._window)
-        for amounts in ([one.own for one in samples], [one.total for one in samples]):
+        for amounts in ([one.work for one in samples], [one.total for one in samples]):
             then, now = amounts[:-FIRST], amounts[-FIRST:]
             if min(now) > (1 + CHANGED) * max(then) or max(now) < (1 - CHANGED) * min(then):
                 self._window = deque(samples[-FIRST:], WINDOW)
@@ -186,10 +186,10 @@ class Controller:
         self._losses += 1
         self._rest_until = self.runs + WINDOW * min(2**self._losses, MOST_REST)
         key = (trial.origin, trial.direction)
-        known = self._holds.get(key)
+        hold = self._holds.get(key)
         patience = PATIENCE
-        if known is not None and trial.before.is_like(known.seen):
-            patience = min(2 * known.patience, MOST_PATIENCE)
+        if hold is not None and trial.before.is_like(hold.seen):
+            patience = min(2 * hold.patience, MOST_PATIENCE)
         self._holds[key] = _Hold(trial.before, self.runs + patience, patience)
         self._stride = 1
         self._move(trial.origin)
@@ -205,10 +205,10 @@ class Controller:
         if seen.waiting > DONE:
             return self._nearest(scale * (1 - seen.waiting)), 0
         settled = self._settled.get(self.active)
-        if settled is not None and seen.own > (1 + CHANGED) * settled.own:
-            found = self._nearest(scale * seen.own / settled.own)
-            if found != self.active:
-                return found, 0
+        if settled is not None and seen.work > (1 + CHANGED) * settled.work:
+            fitting = self._nearest(scale * seen.work / settled.work)
+            if fitting != self.active:
+                return fitting, 0
         target = min(self.active + self._stride, last)
         return target, target - self.active
 
@@ -260,7 +260,7 @@ class OverlapMonitor:
 
     def calibrate(self, drained: Sequence[Sequence[int]]) -> None:
         """Take the marks of runs in which the GPU was idle whenever the CPU came to a stage."""
-        exchanges = [min(own) for own in zip(*map(self._waits, drained), strict=True)]
+        exchanges = [min(waits) for waits in zip(*map(self._waits, drained), strict=True)]
         self._plain = [
             (*plain[:2], exchange) for plain, exchange in zip(self._plain, exchanges, strict=True)
         ]
@@ -282,27 +282,27 @@ class OverlapMonitor:
 
     def _waits(self, marks: Sequence[int]) -> list[int]:
         """What the waits of every stretch took."""
-        found, at = [], 0
+        taken, at = [], 0
         for span in self.spans:
             stop = at + 2 * span.waits
-            found.append(sum(marks[at + 1 : stop : 2]) - sum(marks[at:stop:2]))
+            taken.append(sum(marks[at + 1 : stop : 2]) - sum(marks[at:stop:2]))
             at = stop
-        return found
+        return taken
 
 
 def overlap_spans(executable: Executable) -> tuple[OverlapSpan, ...]:
     """Those of one inference, in order."""
-    found: list[OverlapSpan] = []
+    spans: list[OverlapSpan] = []
     between: list[tuple[bool, bool]] = []
     for stage in executable.stages:
         waits = sum(is_for_gpu(executable, one) for one in stage.commands if isinstance(one, Wait))
         if waits:
-            found.append(OverlapSpan(waits, bool(between) and all(map(all, between))))
+            spans.append(OverlapSpan(waits, bool(between) and all(map(all, between))))
             between = []
         works = _works(executable, stage)
         if any(works):
             between.append(works)
-    return tuple(found)
+    return tuple(spans)
 
 
 def is_for_gpu(executable: Executable, wait: Wait) -> bool:

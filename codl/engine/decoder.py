@@ -59,22 +59,24 @@ class Decoder:
         refusals = [*without]
         while True:
             executables = {
-                name: lower(own.step.network, own.plan, soc, tuning, without=refusals)
-                for name, own in steps.items()
+                name: lower(planned.step.network, planned.plan, soc, tuning, without=refusals)
+                for name, planned in steps.items()
             }
             try:
                 self._loaded = JoinedSessions(executables, target.device, soc.placement.limits)
                 break
             except RefusedError as error:
                 refusals += error.refusals
-        for constants in (one for own in executables.values() for one in own.constants):
+        for constants in (
+            one for executable in executables.values() for one in executable.constants
+        ):
             constants.let_go()
         give_back_freed()
         self.executables = tuple(executables.values())
         #: What came of comparing it with a reference; None where nobody did.
         self.checked: Checked | None = None
         self._steps = {
-            name: LoadedStep(own.step, self._loaded[name]) for name, own in steps.items()
+            name: LoadedStep(planned.step, self._loaded[name]) for name, planned in steps.items()
         }
 
     @property
@@ -90,10 +92,10 @@ class Decoder:
         for more than the cache has room for.
         """
         self._check(len(tokens))
-        given, step = np.asarray(tokens, np.int64), self._steps[PREFILL]
+        ids, step = np.asarray(tokens, np.int64), self._steps[PREFILL]
         logits = np.empty(0, np.float32)
-        for start in range(0, len(given), step.size):
-            chunk = given[start : start + step.size]
+        for start in range(0, len(ids), step.size):
+            chunk = ids[start : start + step.size]
             if self.length + step.size <= self.capacity:
                 logits = self._run(step, chunk)
             else:

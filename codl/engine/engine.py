@@ -428,7 +428,7 @@ def fallbacks_of(executable: Executable, refusals: Sequence[Refusal]) -> tuple[F
 
 def _as_float32(name: str, value: NDArray[Any]) -> Array:
     """An input as tensors hold it; raises `CodlError` for integers that float32 cannot."""
-    given = np.asarray(value)
-    if given.dtype.kind not in "biuf":
-        raise CodlError(f"The input {name!r} must hold numbers, got {given.dtype}.")
-    return as_float32(name, given)
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf":
+        raise CodlError(f"The input {name!r} must hold numbers, got {array.dtype}.")
+    return as_float32(name, array)

@@ -41,9 +41,9 @@ class JoinedSessions:
         self._shared = SharedResources([*executables.values()])
         self._sessions: dict[str, Session] = {}
         try:
-            for user, (name, own) in enumerate(executables.items()):
-                share = Share(self._shared, user, own)
-                self._sessions[name] = Session(own, device, share=share, limits=limits)
+            for user, (name, executable) in enumerate(executables.items()):
+                share = Share(self._shared, user, executable)
+                self._sessions[name] = Session(executable, device, share=share, limits=limits)
         except BaseException:
             self.close()
             raise
@@ -84,7 +84,7 @@ class AdaptiveSession:
         if not OverlapMonitor(usual).sees:
             executables = {1.0: usual}
         self._shared = SharedResources(
-            [usual, *(own for own in executables.values() if own is not usual)]
+            [usual, *(executable for executable in executables.values() if executable is not usual)]
         )
         with self.lock:
             loaded = self._load(executables)

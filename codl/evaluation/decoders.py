@@ -57,8 +57,8 @@ def plan_steps(
 ) -> tuple[Plan, Plan]:
     """A strategy's plans of both steps: decoding's has its way with caches, and the other follows.
 
-    Where weights are to be there `once`, one step has its way with them: the one with which so many
-    tokens of a prompt, and new ones, are predicted to take least. Raises `CodlError` where the
+    Where weights are to be there `once`, one step has its way with them: the one with which
+    `tokens` of a prompt, and new ones, are predicted to take least. Raises `CodlError` where the
     strategy has no such plans.
     """
     networks = prefill.network, decode.network
@@ -78,15 +78,15 @@ def plan_steps(
 def _with_weights_once(
     networks: tuple[Network, Network], strategy: Strategy, context: Context, runs: tuple[int, int]
 ) -> list[Plan]:
-    """Plans with the same weights on each processor; both run so many times."""
+    """Plans with the same weights on each processor; `runs` says how often each runs."""
     pairs: list[list[Plan]] = []
     problems: list[CodlError] = []
     for leader, follower in ((networks[1], networks[0]), networks):
         try:
             plan = strategy.plan(leader, replace(context, places=WeightPlaces(once=True)))
-            there = replace(context, places=WeightPlaces.of(leader, plan, context.soc))
+            following = replace(context, places=WeightPlaces.of(leader, plan, context.soc))
             written = with_sums(follower, plan.sums)
-            other = strategy.plan(written, there).restored(follower, plan.sums)
+            other = strategy.plan(written, following).restored(follower, plan.sums)
             pairs.append([plan, other] if leader is networks[0] else [other, plan])
         except CodlError as error:
             problems.append(error)
@@ -179,8 +179,8 @@ def _apart(
             continue
         ratio = kept[name].gpu.size / kept[name].groups
         if run:
-            own = replace(chain, dim="H", gpu_ratio=ratio) if chain.ops[-1] in sums else chain
-            yield replace(own, ops=tuple(run), variants={})
+            rest = replace(chain, dim="H", gpu_ratio=ratio) if chain.ops[-1] in sums else chain
+            yield replace(rest, ops=tuple(run), variants={})
         run = []
         yield Chain((name,), "H", ratio, {})
     if run:

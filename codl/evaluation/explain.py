@@ -211,7 +211,7 @@ class _Parts:
     def _works_ms(self, times: Sequence[StageTimes]) -> list[Mapping[Processor, float]]:
         """What each processor computes in every chain."""
         sides = [
-            self._chains.total(processor, [own.works_ms[side] for own in times]).chains_ms
+            self._chains.total(processor, [stage.works_ms[side] for stage in times]).chains_ms
             for side, processor in enumerate(PROCESSORS)
         ]
         return [dict(zip(PROCESSORS, pair, strict=True)) for pair in zip(*sides, strict=True)]

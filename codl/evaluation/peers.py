@@ -40,8 +40,8 @@ def check(names: Sequence[str], soc: Soc) -> None:
 
 def with_opencl_all(names: Sequence[str], soc: Soc) -> list[str]:
     """Beside other libraries on every core of a host, our own kernels on every core."""
-    own = [OpenClAll.name] if names and soc.gpu.is_cpu else []
-    return list(dict.fromkeys([*names, *own]))
+    added = [OpenClAll.name] if names and soc.gpu.is_cpu else []
+    return list(dict.fromkeys([*names, *added]))
 
 
 @contextmanager
@@ -62,8 +62,8 @@ def started(
         for name in names:
             context.note(f"{network.name}: starting {name}")
             try:
-                own = name == OpenClAll.name
-                plan = STRATEGIES["gpu"].plan(network, context) if own else None
+                is_ours = name == OpenClAll.name
+                plan = STRATEGIES["gpu"].plan(network, context) if is_ours else None
                 peers[name] = target.start_peer(name, model.SerializeToString(), inputs, plan)
             except CodlError as error:
                 peers[name] = error

@@ -34,7 +34,7 @@ from codl.strategies.base import STRATEGIES, Context
 STRATEGY = "codl"
 #: The part by which a kept plan may take longer than a new one and still count as unchanged.
 TOLERANCE = 0.03
-#: The plans are unchanged in so many looks in a row at the end.
+#: How many looks in a row at the end find the plans unchanged.
 LOOKS = 3
 #: A look comes with this share of more measurements than at the last one.
 NEWS = 0.2
@@ -45,10 +45,10 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Look:
-    """What came of a look with so many tasks measured.
+    """What came of a look when `measured` tasks were measured.
 
     `predicted_ms` is by model what its newest plan takes, and `behind` by how much longer the kept
-    one does, as a part. The plans have been `unchanged` for so many looks, this one included.
+    one does, as a part. The plans have been `unchanged` for that many looks, this one included.
     `problem` says why a model has no plan.
     """
 
@@ -147,7 +147,7 @@ class PlanConvergence:
 
     @property
     def _next(self) -> int:
-        """With so many tasks measured comes the next look."""
+        """How many tasks are measured when the next look comes."""
         last = self.looks[-1].measured if self.looks else 0
         return round((1 + NEWS) * last)
 

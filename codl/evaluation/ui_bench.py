@@ -17,7 +17,7 @@ from codl.records.gpu_limits import LimitedGpu
 from codl.records.results import Latency
 from codl.targets.base import Target
 
-#: Everybody has so many turns, one after the other.
+#: How many turns everybody has, one after the other.
 TURNS = 3
 #: What is drawn while an engine runs, and the seconds of its runs.
 Beside: TypeAlias = tuple[Drawn, list[float]]

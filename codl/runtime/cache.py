@@ -163,10 +163,10 @@ class VariantBlocklist:
         """The ops that a variant was wrong on, by its name such as `conv2d gpu_gemm`."""
         blob = self._slot(variant).load()
         try:
-            known = [] if blob is None else json.loads(blob)
+            ops = [] if blob is None else json.loads(blob)
         except ValueError:
             return ()
-        return tuple(map(str, known)) if isinstance(known, list) else ()
+        return tuple(map(str, ops)) if isinstance(ops, list) else ()
 
     def reason(self, variant: str) -> str:
         """Why a variant must not be run; "" where nothing is known against it."""
@@ -177,10 +177,10 @@ class VariantBlocklist:
 
     def note(self, variant: str, op: str, *, is_wrong: bool) -> None:
         """Keep what was found of a variant on an op; what is right again is forgotten."""
-        known = self.ops(variant)
-        if is_wrong == (op in known):
+        ops = self.ops(variant)
+        if is_wrong == (op in ops):
             return
-        others = [other for other in known if other != op]
+        others = [other for other in ops if other != op]
         wrong = [op, *others][:MOST_OPS] if is_wrong else others
         slot = self._slot(variant)
         if wrong:

@@ -26,7 +26,7 @@ from codl.errors import DeviceError
 from codl.runtime import threads
 
 LOG = logging.getLogger("codl.agent")
-#: A child whose input has ended gets so long to end by itself.
+#: How long a child whose input has ended may take to end by itself.
 END_S = 5.0
 
 
@@ -111,7 +111,7 @@ class Child:
         return self._process.pid
 
     def limit(self, seconds: float) -> None:
-        """From now on it may take so long to read what is written or to write what is read."""
+        """From now on it may take that long to read what is written or to write what is read."""
         self.input.deadline = self.output.deadline = monotonic() + seconds
 
     def kill(self) -> None:

@@ -113,7 +113,7 @@ class Notes:
         content = {
             "version": VERSION,
             "boot": this_boot(),
-            "settings": [asdict(own) for own in settings],
+            "settings": [asdict(setting) for setting in settings],
         }
         partial = self.path.with_suffix(".tmp")
         with partial.open("w") as file:
@@ -126,11 +126,11 @@ class Notes:
         """The note that is there; None for no note, and for what codl has not written."""
         try:
             content = json.loads(self.path.read_text())
-            settings = tuple(Setting(**own) for own in content["settings"])
+            settings = tuple(Setting(**setting) for setting in content["settings"])
             note = Note(settings, str(content["boot"]))
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return None
-        is_known = content["version"] == VERSION and all(own.is_valid for own in settings)
+        is_known = content["version"] == VERSION and all(setting.is_valid for setting in settings)
         return note if is_known else None
 
     def drop(self) -> None:

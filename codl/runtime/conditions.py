@@ -28,7 +28,7 @@ COOLING: dict[Processor, re.Pattern[str]] = {
 }
 #: What the folder of a GPU below `sys/class/devfreq` is called.
 DEVFREQ = re.compile(r"gpu|mali|kgsl|g3d|gv11b|ga10b|gp10b", re.IGNORECASE)
-#: A sensor's name has at most so many characters.
+#: The most characters of a sensor's name.
 MOST_NAME = 64
 #: What governors are called.
 GOVERNOR = re.compile(r"[\w-]{1,32}", re.ASCII)
@@ -137,7 +137,7 @@ class ConditionReader:
 
     def _cores_mhz(self, cores: Collection[int]) -> float | None:
         """The fastest of their clocks: idle clusters are slow."""
-        clocks = [self._files.mhz(f"{own}/scaling_cur_freq") for own in self._folders(cores)]
+        clocks = [self._files.mhz(f"{folder}/scaling_cur_freq") for folder in self._folders(cores)]
         return max((mhz for mhz in clocks if mhz is not None), default=None)
 
     def _gpu_mhz(self) -> float | None:

@@ -46,8 +46,8 @@ def describe(
         if memory not in MEMORY_TYPES:
             raise UnknownNameError("memory type", memory, MEMORY_TYPES)
         if memory not in device.memory_types:
-            known = ", ".join(device.memory_types)
-            raise DeviceError(f"{device.name!r} has no {memory}; its memory types are {known}.")
+            names = ", ".join(device.memory_types)
+            raise DeviceError(f"{device.name!r} has no {memory}; its memory types are {names}.")
     placement = place(device, cpu.cores)
     gpu = _gpu_side(device, placement.gpu_cores)
     halves = f"two halves of one CPU: ncnn on some cores, {device.platform} on the others"

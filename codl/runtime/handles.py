@@ -96,7 +96,7 @@ class Handles:
         try:
             if self._share is None:
                 return allocate(buffer, self._device)
-            return self._share.memory(number, buffer, lambda own: allocate(own, self._device))
+            return self._share.memory(number, buffer, lambda wanted: allocate(wanted, self._device))
         except DeviceError as error:
             self._refuse(self._users(number), str(error))
             return DeviceMemory()

@@ -48,8 +48,8 @@ TRIALS = 3
 AIM = 0.8
 #: How often pieces that are still too long are split anew, at most.
 ROUNDS = 4
-#: A quarter of the time between two frames at 60 Hz: behind so much work a frame that takes half of
-#: it is still on time.
+#: A quarter of the time between two frames at 60 Hz: behind this much work a frame that takes half
+#: of it is still on time.
 IN_FLIGHT_MS = 4.0
 #: How often the end of the work under way is looked for.
 LOOK_S = 0.0001
@@ -156,7 +156,11 @@ class SplitLaunches:
             longest_kernel=longest.kernel.name if longest else "",
             launches=len(self._timed),
             enqueued=len(every),
-            split={own[0].kernel.name: len(own) for own in self._timed.values() if len(own) > 1},
+            split={
+                pieces[0].kernel.name: len(pieces)
+                for pieces in self._timed.values()
+                if len(pieces) > 1
+            },
             too_long=tuple(
                 TooLong(self._timed[launch][0].kernel.name, self._longest_ms(launch), reason)
                 for launch, reason in self._reasons.items()
@@ -213,8 +217,13 @@ class SplitLaunches:
         return []
 
     def _measured(self, kernels: dict[Launch, list[BoundKernel]]) -> dict[Launch, list[Timed]]:
-        taken = iter(measured_ms(self._device, [one for own in kernels.values() for one in own]))
-        return {launch: [Timed(one, next(taken)) for one in own] for launch, own in kernels.items()}
+        taken = iter(
+            measured_ms(self._device, [one for pieces in kernels.values() for one in pieces])
+        )
+        return {
+            launch: [Timed(one, next(taken)) for one in pieces]
+            for launch, pieces in kernels.items()
+        }
 
 
 def measured_ms(device: OpenClDevice, kernels: Sequence[BoundKernel]) -> list[float]:
@@ -251,7 +260,7 @@ class Pacer:
         self._end_s = 0.0
 
     def before(self, ms: float) -> None:
-        """Wait until a kernel that takes so long may be enqueued."""
+        """Wait until a kernel that takes `ms` may be enqueued."""
         if self._in_flight_ms and self._in_flight_ms + ms > self._most_ms:
             self._let_rest()
         self._end_s = max(self._clock(), self._end_s) + 1e-3 * ms

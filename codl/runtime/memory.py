@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from codl.runtime.opencl import OpenClDevice
 
 
-#: Memory that begins at a multiple of so many bytes is copied up to twice as fast.
+#: Memory that begins at a multiple of this many bytes is copied up to twice as fast.
 ALIGNMENT = 64
 
 
@@ -210,7 +210,7 @@ def make_image(gpu: OpenClDevice, size: ImageSize, values: ConstantArray | None 
 #: Counts are unsigned words that begin anew behind the last one; of two the one that is less than
 #: half of them ahead is the later one.
 WORDS, HALF = 1 << 32, 1 << 31
-#: Of what a wait took before, the part that is slept, where that is at least so long: systems wake
+#: Of what a wait took before, the part that is slept, and the least sleep: systems wake
 #: a thread up to a tenth of a millisecond late.
 SLEPT, LEAST_S = 0.7, 0.0005
 #: How fast the usual wait follows longer ones; it follows shorter ones at once.

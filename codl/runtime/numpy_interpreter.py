@@ -158,7 +158,7 @@ class References:
         """What a step leaves in those of its inputs that it writes in place."""
         op = parse(step.ops[0])
         new = op.updated(
-            [value.reshape(own) for value, own in zip(inputs, op.inputs, strict=False)]
+            [value.reshape(shape) for value, shape in zip(inputs, op.inputs, strict=False)]
         )
         return [(step.reads[index], value) for index, value in zip(op.states, new, strict=True)]
 
@@ -172,7 +172,7 @@ class References:
                 constants = self._executable.constants[layer.constants]
                 op = replace(op, model=constants.arrays()[MODEL].tobytes())
             value = self._compute(op, layer.name, inputs, layer.constants)
-            shaped = [own.reshape(shape) for own, shape in zip(inputs, op.inputs, strict=True)]
+            shaped = [value.reshape(shape) for value, shape in zip(inputs, op.inputs, strict=True)]
             for index, new in zip(op.states, op.updated(shaped), strict=True):
                 known[layer.inputs[index][0]] = layer.inputs[index][1], new
             known[layer.output] = layer.region, value
@@ -220,12 +220,12 @@ def _by_onnx_runtime(op: OnnxModel, inputs: Sequence[Values]) -> Values:
     from codl.frontend.graph.integer_products import reference_session
     from codl.frontend.graph.weights import Model
 
-    given = {
+    feeds = {
         f"{INPUT}{index}": np.asarray(value.reshape(sizes), np.float32)
         for index, (value, sizes) in enumerate(zip(inputs, op.shapes, strict=True))
     }
     session = reference_session(Model(onnx.load_from_string(op.model), {}))
-    (made,) = session.run([OUTPUT], given)
+    (made,) = session.run([OUTPUT], feeds)
     return np.asarray(made, np.float64).reshape(op.output)
 
 
@@ -447,7 +447,7 @@ def _ends(net: Net) -> tuple[list[Access], list[Access]]:
     """What a net reads and what it writes."""
     if isinstance(net, NcnnNet):
         return [access for _, access in net.inputs], [access for _, access in net.outputs]
-    return [own.access for own in net.inputs], [own.access for own in net.outputs]
+    return [binding.access for binding in net.inputs], [binding.access for binding in net.outputs]
 
 
 def describe(command: Command, executable: Executable) -> str:

@@ -26,7 +26,7 @@ class OrderError(CodlError):
 
 
 class Event(NamedTuple):
-    """What is known once an event was waited for: so many commands are done, a buffer is mapped."""
+    """What is known once an event was waited for: commands that are done, and what is mapped."""
 
     done: int
     buffer: int | None = None

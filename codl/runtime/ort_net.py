@@ -81,8 +81,8 @@ class ArrangedWeights:
         data = path.with_suffix(".data")
         _write(model, weights, options(), path, data)
         proto = onnx.load(path, load_external_data=False)
-        apart = [own for own in proto.graph.initializer if own.external_data]
-        new_bytes = sum(self._place(own, data) for own in apart)
+        apart = [tensor for tensor in proto.graph.initializer if tensor.external_data]
+        new_bytes = sum(self._place(tensor, data) for tensor in apart)
         path.write_bytes(proto.SerializeToString())
         if not any(place["location"] == data.name for place in self._places.values()):
             data.unlink(missing_ok=True)
@@ -90,13 +90,13 @@ class ArrangedWeights:
 
     def _place(self, tensor: Any, data: Path) -> int:
         """Let an initializer be read where one with equal elements lies; the bytes that are new."""
-        own: Place = {entry.key: entry.value for entry in tensor.external_data}
-        elements = np.memmap(data, np.uint8, "r", int(own["offset"]), (int(own["length"]),))
-        form, _, arranged = own.get(ARRANGED, "").partition("|")
+        entries: Place = {entry.key: entry.value for entry in tensor.external_data}
+        elements = np.memmap(data, np.uint8, "r", int(entries["offset"]), (int(entries["length"]),))
+        form, _, arranged = entries.get(ARRANGED, "").partition("|")
         key = tensor.data_type, *tensor.dims, form, array_digest(elements)
-        place = self._places.setdefault(key, own)
-        if place is own:
-            return int(arranged.split(";")[1] if arranged else own["length"])
+        place = self._places.setdefault(key, entries)
+        if place is entries:
+            return int(arranged.split(";")[1] if arranged else entries["length"])
         for entry in tensor.external_data:
             entry.value = place[entry.key]
         return 0
@@ -120,7 +120,7 @@ def _write(
 
 def values_of(arrays: Arrays) -> dict[str, ort.OrtValue]:
     """Arrays as ONNX Runtime takes them, which it does not keep."""
-    return {name: ort.OrtValue.ortvalue_from_numpy(own) for name, own in arrays.items()}
+    return {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()}
 
 
 def _session(model: bytes | str, options: ort.SessionOptions) -> ort.InferenceSession:
@@ -155,9 +155,9 @@ class OnnxSession:
         weights = dict(packed(net.model.constants))
         model = weights.pop(net.model.name).tobytes()
         names = [layer.name for layer in net.layers]
-        in_place = {} if arranges(net) else {name: share(own) for name, own in weights.items()}
+        in_place = {} if arranges(net) else {name: share(array) for name, array in weights.items()}
         #: Bytes of weights in memory for this session alone.
-        self.weight_bytes = 0 if in_place else sum(own.nbytes for own in weights.values())
+        self.weight_bytes = 0 if in_place else sum(array.nbytes for array in weights.values())
         opened = None
         if arranged is not None and has_packed_matrices(net):
             _check_is_whole(model, ", ".join(names), weights)
@@ -236,11 +236,11 @@ def make_session(
     they lie, as long as the session lives, and else they are copied. Raises `DeviceError` with the
     layers of the model where it does not load, and `CodlError` where it would read files.
     """
-    names, given = ", ".join(layers), weights or {}
-    _check_is_whole(model, names, given)
+    names, external = ", ".join(layers), weights or {}
+    _check_is_whole(model, names, external)
     try:
         # The arrays are read until the session is made, or as long as it lives.
-        values, options = values_of(given), _options(soc)
+        values, options = values_of(external), _options(soc)
         if values:
             options.add_external_initializers([*values], [*values.values()])
         if in_place:

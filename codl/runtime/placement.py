@@ -33,8 +33,8 @@ from codl.runtime.system_files import SYSTEM, SystemFiles
 SUFFIX = ".local.yaml"
 #: How fast, and how urgent beside other programs, a GPU may be asked to work.
 HINTS = ("default", "low", "normal", "high")
-#: On a device that is a CPU, a core's share of a kernel is so many work-items where it may have to
-#: be split: as one, convolutions of large networks take some ten milliseconds.
+#: On a device that is a CPU, a core's share of a kernel is this many work-items where it may have
+#: to be split: as one, convolutions of large networks take some ten milliseconds.
 FINER = 32
 Core: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -113,9 +113,12 @@ class LocalSoc(Soc):
 
     def to_json(self) -> dict[str, Any]:
         """Facts and placement as results have them, with the cores of each side."""
-        content, own = self.to_dict(), self.placement
-        content["cpu"]["cores"], content["gpu"]["cores"] = list(own.cpu_cores), list(own.gpu_cores)
-        return {**content, "placement": own.to_dict()}
+        content, place = self.to_dict(), self.placement
+        content["cpu"]["cores"], content["gpu"]["cores"] = (
+            list(place.cpu_cores),
+            list(place.gpu_cores),
+        )
+        return {**content, "placement": place.to_dict()}
 
 
 def limits_of(soc: Soc) -> GpuLimits:

@@ -44,11 +44,11 @@ class BareDevice:
     @classmethod
     def open(cls, driver: str, name: str) -> BareDevice:
         """A device of a driver by its name; raises `UnknownNameError` where there is none."""
-        found = [d for platform in platforms_of(driver) for d in platform.get_devices()]
-        for device in found:
+        devices = [d for platform in platforms_of(driver) for d in platform.get_devices()]
+        for device in devices:
             if device.name.strip() == name:
                 return cls(device)
-        raise UnknownNameError("OpenCL device", name, [d.name.strip() for d in found])
+        raise UnknownNameError("OpenCL device", name, [d.name.strip() for d in devices])
 
     def kernel(self, source: str, name: str, options: tuple[str, ...] = ()) -> Any:
         """A kernel of a source text."""
@@ -124,7 +124,7 @@ def look(name: str) -> list[ProbedDevice]:
     A driver may take the process down, and no other can be loaded afterwards: this is for a process
     that does nothing else. Raises `DeviceError` where there is no such driver.
     """
-    found = []
+    devices = []
     for platform in platforms_of(name):
         for device in platform.get_devices():
             cl = cl_module()
@@ -140,8 +140,8 @@ def look(name: str) -> list[ProbedDevice]:
             cl.enqueue_copy(queue, out, buffer)
             if not np.array_equal(out[:ITEMS], np.arange(ITEMS)):
                 raise RuntimeError(f"{device.name}: a trivial kernel gave a wrong result")
-            found.append(_describe(name, platform, device, kernel, compiled=int(out[ITEMS])))
-    return found
+            devices.append(_describe(name, platform, device, kernel, compiled=int(out[ITEMS])))
+    return devices
 
 
 def _describe(icd: str, platform: Any, device: Any, kernel: Any, *, compiled: int) -> ProbedDevice:

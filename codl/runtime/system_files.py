@@ -17,13 +17,13 @@ from pathlib import Path
 MOST_BYTES = 1 << 16
 #: What a processor that works can have, in degrees Celsius; 0 is what a sensor that is off says.
 COLDEST_C, HOTTEST_C = 0.0, 150.0
-#: Up to so much a temperature is in degrees, and up to so much in tenths of one; then thousandths.
+#: The most of a temperature in degrees, and of one in tenths of a degree; more is in thousandths.
 MOST_DEGREES, MOST_TENTHS = 200.0, 2000.0
-#: A clock has so many Hz or so many kHz at least; less is in MHz. All are of 10 MHz to 10 GHz.
+#: The least of a clock in Hz, and in kHz; less is in MHz. All are of 10 MHz to 10 GHz.
 LEAST_HZ, LEAST_KHZ = 1e7, 1e4
-#: A battery has so many microvolts or so many millivolts at least; less is in volts.
+#: The least of a battery's voltage in microvolts, and in millivolts; less is in volts.
 LEAST_UV, LEAST_MV = 1e6, 1e3
-#: A device that works takes so many microamperes at least; less is in milliamperes.
+#: The least of a current in microamperes; less is in milliamperes.
 LEAST_UA = 1e4
 SUPPLIES = "sys/class/power_supply"
 

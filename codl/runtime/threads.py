@@ -23,7 +23,7 @@ from threadpoolctl import ThreadpoolController
 from codl.errors import ForkError
 
 TASKS = Path("/proc/self/task")
-#: A process is idle when it used less than this share of a look's time; looks last so long.
+#: A process is idle when it used less than this share of a look's time, `LOOK_S`.
 IDLE_SHARE, LOOK_S = 0.2, 0.001
 #: The cores that this process was started on, before any of its threads was pinned to some of them.
 INITIAL_CORES = tuple(sorted(os.sched_getaffinity(0)))

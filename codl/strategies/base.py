@@ -117,7 +117,7 @@ class Context:
             return None
 
     def within(self, budget: Budget, *, plans: int) -> Context:
-        """The same where so many plans that run may take half of a budget, and no more."""
+        """The same where `plans` plans that run may take half of a budget, and no more."""
         return replace(self, budget_s=min(self.budget_s, budget.left_s / max(1, 2 * plans)))
 
     def with_memory(self, memory: str) -> Context:

@@ -40,7 +40,7 @@ ROUNDS, PATIENCE = 8, 2
 #: How long two plans are compared, and at the end the best one with its rival.
 DUEL = Effort(min_rounds=3, min_seconds=2.0)
 FINAL = Effort(min_rounds=5, min_seconds=3.0)
-#: Of the budget, one comparison takes at most so much, and the one at the end, which is kept free.
+#: The most of the budget that one comparison takes, and the one at the end, which is kept free.
 DUEL_PART, FINAL_PART = 0.1, 0.2
 #: So many runs of a turn at least, the cold one included.
 LEAST_RUNS = 2
@@ -106,7 +106,7 @@ def _refine(
 
 
 def within(effort: Effort, seconds: float, round_s: float) -> Effort:
-    """As much of an effort as takes so many seconds, where everybody's run takes `round_s` in all.
+    """As much of an effort as takes `seconds`, where everybody's run takes `round_s` in all.
 
     At least one round of `LEAST_RUNS`.
     """
@@ -210,7 +210,7 @@ class Trials:
     def _is_best(
         self, new: Candidate, effort: Effort, share_s: float, *, worth: float = 1.0
     ) -> bool:
-        """Compare with the best one, for at most so many seconds, and keep the faster of the two.
+        """Compare with the best one, for at most `share_s` seconds, and keep the faster of the two.
 
         The best one must take less than `worth` of what the new one takes to stay.
         """

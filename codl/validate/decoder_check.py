@@ -112,7 +112,7 @@ def _compared(
     noise = distance(reference(optimised=True))
     limit = max(limit, SPREAD * noise.max_rel_err)
     cosine = min(cosine, 1 - SPREAD * (1 - noise.cosine))
-    keys = dict.fromkeys(key for own in executables for key, _ in _variants(own))
+    keys = dict.fromkeys(key for executable in executables for key, _ in _variants(executable))
     left_out = [(OpFallback(k, "gpu", v, NEXT, "wrong where it is used"),) for k, v in keys]
     for fallbacks in ((), *left_out):
         try:
@@ -158,12 +158,13 @@ def _without(
     refusals: list[Refusal] = []
     while True:
         made = [
-            lower(own.step.network, own.plan, target.soc, tuning, without=refusals) for own in steps
+            lower(planned.step.network, planned.plan, target.soc, tuning, without=refusals)
+            for planned in steps
         ]
         more = [
             Refusal(step.label, step.variant, step.choice, "it computes something wrong")
-            for own in made
-            for key, step in _variants(own)
+            for executable in made
+            for key, step in _variants(executable)
             if key in left_out
         ]
         if not more:

@@ -225,18 +225,18 @@ class _Comparison:
         time = Budget(BUDGET_S)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CodlWarning)
-            found = validate(tested, applied, limit=self._least, budget=time)
-            if not found.is_wrong:
+            checked = validate(tested, applied, limit=self._least, budget=time)
+            if not checked.is_wrong:
                 # Where ops are right and what one reads is not, that is lost on its way there.
-                so_far = found.ops.accumulated.values()
+                so_far = checked.ops.accumulated.values()
                 if all(is_right(one, -1.0, OF_HALVES) for one in so_far):
                     return ()
-                found = replace(found, limit=limit)
+                checked = replace(checked, limit=limit)
             if self._strict:
-                raise wrong(network, found.diagnosis)
-            remedy = find_remedy(tested, found, budget=time)
+                raise wrong(network, checked.diagnosis)
+            remedy = find_remedy(tested, checked, budget=time)
         if not remedy.is_right or any(one.verdict != "imprecise" for one in remedy.unmet):
-            raise wrong(network, found.diagnosis)
+            raise wrong(network, checked.diagnosis)
         return remedy.fallbacks
 
 

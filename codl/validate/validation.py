@@ -423,8 +423,11 @@ def to_float16(network: Network, plan: Plan, soc: Soc) -> Plan:
 
     def changed(chain: Chain) -> Chain:
         variants = {
-            name: {**own, **({"gpu": _half(ops[name], own["gpu"], soc)} if "gpu" in own else {})}
-            for name, own in chain.variants.items()
+            name: {
+                **by_side,
+                **({"gpu": _half(ops[name], by_side["gpu"], soc)} if "gpu" in by_side else {}),
+            }
+            for name, by_side in chain.variants.items()
         }
         return replace(chain, variants=variants)
 

@@ -106,8 +106,8 @@ def test_an_engine_moves_when_its_waits_say_so(
 
     def late(self: OverlapMonitor, start: int, marks: Any, end: int) -> Any:
         seen = reading(self, start, marks, end)
-        assert 0 <= seen.own <= seen.total
-        return replace(seen, total=int(1e9 * loaded(engine).scale), own=1000, wait=1000)
+        assert 0 <= seen.work <= seen.total
+        return replace(seen, total=int(1e9 * loaded(engine).scale), work=1000, wait=1000)
 
     monkeypatch.setattr(OverlapMonitor, "sample", late)
     for _ in range(8):
@@ -199,4 +199,4 @@ def test_exchanges_are_no_waiting(case: Case, first_soc: Soc) -> None:
     assert watch.spans == (OverlapSpan(1, True),) * 3
     watch.calibrate([(0, 7, 50, 52, 90, 93), (0, 5, 50, 53, 90, 94)])
     seen = watch.sample(0, (100, 104, 200, 232, 300, 303), 310)
-    assert (seen.total, seen.own, seen.wait) == (310, 303 - 30, 30)
+    assert (seen.total, seen.work, seen.wait) == (310, 303 - 30, 30)
