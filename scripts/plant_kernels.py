@@ -26,7 +26,7 @@ from codl.kernels.tuning import Tuning
 from codl.measure.budget import Budget
 from codl.runtime.detect import describe
 from codl.runtime.placement import LocalSoc
-from codl.validate.references import Model
+from codl.validate.references import ModelAndSource
 from codl.validate.remedy import find_remedy
 from codl.validate.validation import ModelUnderTest, validate
 
@@ -55,7 +55,10 @@ def one_round(nodes: int, seed: int, turn: int, soc: LocalSoc, folder: Path) -> 
         for fault in [faults[(number + turn) % len(faults)]]
     }
     planted = plant(network, inputs, soc, faulty)
-    bench, begin = ModelUnderTest(Model(network), here(soc), Tuning(), [inputs]), monotonic()
+    bench, begin = (
+        ModelUnderTest(ModelAndSource(network), here(soc), Tuning(), [inputs]),
+        monotonic(),
+    )
     found = validate(bench, planted.plan)
     checked = monotonic()
     remedy = find_remedy(bench, found, budget=Budget())

@@ -39,7 +39,7 @@ from codl.registry import rolled_back
 from codl.report.load import load_result
 from codl.report.results import SearchesResult
 from codl.strategies import Context
-from codl.strategies.model_search import FoundPlan, Search, search_models
+from codl.strategies.model_search import FoundPlan, ModelSearch, search_models
 from codl.workers import Workers
 
 TWO = Workers(2)
@@ -194,7 +194,7 @@ def test_plans_do_not_depend_on_the_workers(workers: Workers, tmp_path: Path) ->
     file = tmp_path / "small.onnx"
     write_model(file)
     asked = ("op_chain", "codl"), (str(file), "codl"), (str(file), "mulayer"), ("yolo", "codl")
-    searches = [Search(model=model, strategy=strategy) for model, strategy in asked]
+    searches = [ModelSearch(model=model, strategy=strategy) for model, strategy in asked]
     here = search_models(searches, SyntheticContext())
     assert [type(one) for one in here] == [FoundPlan] * 3 + [UnknownNameError]
     if not workers.have_files:
@@ -206,7 +206,7 @@ def test_plans_do_not_depend_on_the_workers(workers: Workers, tmp_path: Path) ->
 def test_a_model_that_no_time_is_left_for_has_no_plan_and_says_so() -> None:
     """The clock moves by three seconds each time that it is read."""
     seconds = itertools.count(0.0, 3.0)
-    searches = [Search(model="op_chain", strategy="cpu") for _ in range(3)]
+    searches = [ModelSearch(model="op_chain", strategy="cpu") for _ in range(3)]
     budget = Budget(20.0, lambda: next(seconds))
     first, *others = search_models(searches, SyntheticContext(), budget=budget)
     assert isinstance(first, FoundPlan)
@@ -219,7 +219,7 @@ def test_a_model_that_ctrl_c_came_before_has_no_plan_and_says_so() -> None:
         if done == 1:
             raise KeyboardInterrupt
 
-    searches, budget = [Search(model="op_chain", strategy="cpu") for _ in range(2)], Budget()
+    searches, budget = [ModelSearch(model="op_chain", strategy="cpu") for _ in range(2)], Budget()
     first, second = search_models(searches, SyntheticContext(), budget=budget, progress=after_one)
     assert isinstance(first, FoundPlan)
     assert str(second) == "Ctrl-C came before it."
@@ -231,12 +231,12 @@ def test_what_goes_to_a_worker_is_small(tmp_path: Path) -> None:
     x = b.fully_connected(b.input("x", (1, 512)), 2048)
     b.output(b.node("CumSum", [x, b.constant("axis", 1)]))
     (tmp_path / "wide.onnx").write_bytes(b.build().SerializeToString())
-    sent = Search(model=str(tmp_path / "wide.onnx"), strategy="codl").without_files()
+    sent = ModelSearch(model=str(tmp_path / "wide.onnx"), strategy="codl").without_files()
     network = sent.load()
     assert "onnx" in {layer.op.kind for layer in network.layers}
     assert len(pickle.dumps(sent)) < 10_000
-    assert network.digest == Search(model=sent.model, strategy="codl").load().digest
-    assert Search(model="vgg16", strategy="codl").without_files().network is None
+    assert network.digest == ModelSearch(model=sent.model, strategy="codl").load().digest
+    assert ModelSearch(model="vgg16", strategy="codl").without_files().network is None
 
 
 def test_predictors_go_along_for_every_memory(simulated: Dataset, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from codl.predict import FOLDER
 from codl.records import soc as socs
 from codl.strategies import Context, ideal
 from codl.strategies.base import BUDGET_S
-from codl.strategies.model_search import FoundBound, FoundPlan, Outcome, Search, search_models
+from codl.strategies.model_search import FoundBound, FoundPlan, ModelSearch, Outcome, search_models
 from codl.targets.connect import connect
 from codl.targets.detect import load_local
 from codl.targets.environment import environment_of
@@ -89,7 +89,7 @@ def search_all(
     """
     job, *_ = jobs
     searches = [
-        Search(model=own.model, strategy=own.strategy_name, batch=own.batch, shapes=own.shapes)
+        ModelSearch(model=own.model, strategy=own.strategy_name, batch=own.batch, shapes=own.shapes)
         for own in jobs
     ]
     _check(searches, workers)
@@ -124,7 +124,7 @@ def search_all(
     return [_made_with(outcome, origin) for outcome in outcomes]
 
 
-def _check(searches: Sequence[Search], workers: Workers) -> None:
+def _check(searches: Sequence[ModelSearch], workers: Workers) -> None:
     running = next((search.strategy for search in searches if search.runs_plans), None)
     if running is not None and not workers.are_here:
         raise CodlError(
@@ -139,7 +139,7 @@ def _check(searches: Sequence[Search], workers: Workers) -> None:
 
 
 def _outcomes(
-    searches: Sequence[Search],
+    searches: Sequence[ModelSearch],
     context: Context,
     workers: Workers,
     budget: Budget,

@@ -32,7 +32,7 @@ from codl.predict import FOLDER
 from codl.records import soc as socs
 from codl.report.text_table import Table
 from codl.strategies import Context
-from codl.validate.references import Model, Reader, Samples, Values
+from codl.validate.references import InputSamples, ModelAndSource, Reader, Values
 from codl.validate.remedy import Remedy, find_remedy, reason_of
 from codl.validate.validation import (
     COSINE,
@@ -75,21 +75,21 @@ def files_of(given: Path | None) -> list[Path]:
 
 
 def samples_of(
-    model: Model, files: Sequence[Path], deployed: Deployment | None, seed: int
-) -> Samples:
+    model: ModelAndSource, files: Sequence[Path], deployed: Deployment | None, seed: int
+) -> InputSamples:
     """Inputs from files; without any those that a deployment names, or random ones.
 
     Each file is read once now, so that a broken one ends nothing that has taken hours.
     """
     network = model.network
     readers = _readers(network, files, deployed, seed)
-    samples = Samples([partial(_shaped, model, reader) for reader in readers])
+    samples = InputSamples([partial(_shaped, model, reader) for reader in readers])
     for sample in samples:
         assert sample
     return samples
 
 
-def _shaped(model: Model, reader: Reader) -> Values:
+def _shaped(model: ModelAndSource, reader: Reader) -> Values:
     return model.shaped(reader())
 
 
@@ -356,7 +356,7 @@ def validate_plan(
         reporter=TERMINAL,
     )
     assert job.context  # before the model is read, which takes longer
-    loaded = Model.load(model, batch, opt.read_shapes(shape))
+    loaded = ModelAndSource.load(model, batch, opt.read_shapes(shape))
     files = files_of(inputs)
     classes = None if labels is None else read_labels(labels, [file.name for file in files])
     samples = samples_of(loaded, files, job.deployment, seed)

@@ -3,8 +3,8 @@
 It sees of every inference how long the CPU worked in stages that both processors share, and how
 long it then waited for the GPU. With `t` the time and `r` the share of each processor, the shares
 that would have ended together are r_i' = r_i / sum_j(t_i r_j / t_j). Where the CPU waited, the GPU
-took both times together, and all that is left of the rule is one number: how many times
-as fast the GPU is now beside the CPU as where the plan is balanced. Where the CPU did not wait, the GPU was
+took both times together, and all that is left of the rule is one number: how many times as fast
+the GPU is now beside the CPU as where the plan is balanced. Where the CPU did not wait, the GPU was
 done before, nobody knows how long; then the CPU's own time says whether it has become slower, and
 else one step is tried.
 
@@ -49,7 +49,7 @@ Direction = Literal[-1, 1]
 
 
 @dataclass(frozen=True)
-class Sample:
+class RunTimes:
     """One inference: nanoseconds in all, of the CPU's work in shared stages, and of its waits."""
 
     total: int
@@ -71,13 +71,13 @@ def _median(values: list[float]) -> float:
 class _Seen:
     """Some inferences, and their medians."""
 
-    samples: tuple[Sample, ...]
+    samples: tuple[RunTimes, ...]
     total: float
     work: float
     waiting: float
 
     @classmethod
-    def of(cls, samples: tuple[Sample, ...]) -> _Seen:
+    def of(cls, samples: tuple[RunTimes, ...]) -> _Seen:
         return cls(
             samples,
             _median([sample.total for sample in samples]),
@@ -98,7 +98,7 @@ class _Seen:
 
 
 @dataclass(frozen=True)
-class _Trial:
+class _TriedMove:
     """A move that is not yet known to pay: from where, and what was seen there."""
 
     origin: int
@@ -129,8 +129,8 @@ class Controller:
         self.scales, self.active = tuple(scales), active
         self.runs = 0
         self.moves: deque[Move] = deque(maxlen=REMEMBERED)
-        self._window: deque[Sample] = deque(maxlen=WINDOW)
-        self._trial: _Trial | None = None
+        self._window: deque[RunTimes] = deque(maxlen=WINDOW)
+        self._trial: _TriedMove | None = None
         self._holds: dict[tuple[int, Direction], _Hold] = {}
         #: By alternative, what was seen of it when nothing was left to do.
         self._settled: dict[int, _Seen] = {}
@@ -143,7 +143,7 @@ class Controller:
         self._trial, self._stride = None, 1
         self._move(self.scales.index(scale))
 
-    def observe(self, sample: Sample) -> None:
+    def observe(self, sample: RunTimes) -> None:
         """Take in an inference of the active alternative, and choose the next one's."""
         self.runs += 1
         self._window.append(sample)
@@ -160,7 +160,7 @@ class Controller:
             self._settled[self.active] = seen
             self._stride = 1
         else:
-            self._trial = _Trial(self.active, direction, seen, blind)
+            self._trial = _TriedMove(self.active, direction, seen, blind)
             self._move(target)
 
     def _forgets(self) -> bool:
@@ -176,7 +176,7 @@ class Controller:
                 return True
         return False
 
-    def _has_paid(self, trial: _Trial, seen: _Seen) -> bool:
+    def _has_paid(self, trial: _TriedMove, seen: _Seen) -> bool:
         """Keep a move that made inferences faster, or take it back."""
         self._trial = None
         if seen.total < WORTH * trial.before.total:
@@ -265,7 +265,7 @@ class OverlapMonitor:
             (*plain[:2], exchange) for plain, exchange in zip(self._plain, exchanges, strict=True)
         ]
 
-    def sample(self, start: int, marks: Sequence[int], end: int) -> Sample:
+    def sample(self, start: int, marks: Sequence[int], end: int) -> RunTimes:
         """A run from `start` to `end`, in nanoseconds: one plain loop, as every run pays for it."""
         taken, waited, last, at = 0, 0, start, 0
         for waits, is_shared, exchange in self._plain:
@@ -278,7 +278,7 @@ class OverlapMonitor:
                 if wait > exchange:
                     waited += wait - exchange
             last = marks[at - 1]
-        return Sample(end - start, taken - waited, waited)
+        return RunTimes(end - start, taken - waited, waited)
 
     def _waits(self, marks: Sequence[int]) -> list[int]:
         """What the waits of every stretch took."""

@@ -83,7 +83,7 @@ def explain_predicted(network: Network, plan: Plan, context: Context) -> Explana
     Raises `MismatchError` where the plan is for another model or SoC.
     """
     executable = lower(network, plan, context.soc, context.tuning)
-    return _Parts.of(network, plan, executable, cost_of(network, plan, context)).explanation()
+    return _Accounts.of(network, plan, executable, cost_of(network, plan, context)).explanation()
 
 
 def explain_measured(engine: Engine, context: Context, *, rounds: int) -> Explanation:
@@ -92,7 +92,7 @@ def explain_measured(engine: Engine, context: Context, *, rounds: int) -> Explan
     It runs on seeded inputs, `rounds` times to be timed. Raises `DeviceError` where a run fails.
     """
     cost = cost_of(engine.network, engine.plan, context)
-    parts = _Parts.of(engine.network, engine.plan, engine.executable, cost)
+    parts = _Accounts.of(engine.network, engine.plan, engine.executable, cost)
     engine.feed(random_inputs(engine.network))
     for _ in range(WARM_UP):
         engine.run()
@@ -120,7 +120,7 @@ def _timed(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Parts:
+class _Accounts:
     """What an explanation is made of: totals in order, and the times of stages."""
 
     plan: Plan
@@ -134,7 +134,7 @@ class _Parts:
     slowdown: Mapping[str, float] | None = None
 
     @classmethod
-    def of(cls, network: Network, plan: Plan, executable: Executable, cost: CostModel) -> _Parts:
+    def of(cls, network: Network, plan: Plan, executable: Executable, cost: CostModel) -> _Accounts:
         """Without runs."""
         written, applied = plan.applied(network)
         return cls(
@@ -148,7 +148,7 @@ class _Parts:
 
     def with_runs(
         self, profiled: ProfiledTimes, latency_ms: Latency, slower: Mapping[str, float] | None
-    ) -> _Parts:
+    ) -> _Accounts:
         """The walk with one measured term after the other, and at last what was measured."""
         steps: dict[str, Callable[[Sequence[StageTimes]], list[StageTimes]]] = {
             **({"pace": partial(paced, slowdown=slower)} if slower else {}),

@@ -51,7 +51,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Reference:
+class ReferenceRun:
     """A model, inputs for it, made from a seed, and what ONNX Runtime makes of them."""
 
     model: onnx.ModelProto
@@ -59,7 +59,7 @@ class Reference:
     outputs: Mapping[str, NDArray[Any]]
 
 
-def load(model: str, batch: int | None = None) -> tuple[Network, Reference]:
+def load(model: str, batch: int | None = None) -> tuple[Network, ReferenceRun]:
     """Import a model for `batch` images at a time; run it in ONNX Runtime on seeded inputs."""
     from codl.frontend.convert import network_of
     from codl.frontend.graph.integer_products import session_options
@@ -74,7 +74,7 @@ def load(model: str, batch: int | None = None) -> tuple[Network, Reference]:
     session = source.model.session(options)
     names = list(network.outputs)
     outputs = dict(zip(names, session.run(names, inputs), strict=True))
-    return network, Reference(fix_batch(source.proto), inputs, outputs)
+    return network, ReferenceRun(fix_batch(source.proto), inputs, outputs)
 
 
 def evaluate(
@@ -142,7 +142,7 @@ def _engines(
     model: str,
     strategies: Sequence[Strategy],
     network: Network,
-    reference: Reference,
+    reference: ReferenceRun,
     context: Context,
     plans: dict[str, Plan],
     opened: ExitStack,
@@ -176,7 +176,7 @@ def _engines(
     return engines, rows
 
 
-def compare(outputs: Mapping[str, NDArray[Any]], reference: Reference) -> Closeness:
+def compare(outputs: Mapping[str, NDArray[Any]], reference: ReferenceRun) -> Closeness:
     """The worst of all outputs, against the reference.
 
     Raises `DeviceError` where an output is missing, of another size, or not finite elsewhere than
@@ -236,7 +236,9 @@ def _drifts(
     return drifts
 
 
-def _of_engine(model: str, engine: Engine, reference: Reference, cost: CostModel | None) -> EvalRow:
+def _of_engine(
+    model: str, engine: Engine, reference: ReferenceRun, cost: CostModel | None
+) -> EvalRow:
     """What is known of a strategy before it is measured."""
     close = compare(engine(reference.inputs), reference)
     return EvalRow(
@@ -256,7 +258,7 @@ def _of_engine(model: str, engine: Engine, reference: Reference, cost: CostModel
     )
 
 
-def _of_peer(model: str, name: str, peer: Started | CodlError, reference: Reference) -> EvalRow:
+def _of_peer(model: str, name: str, peer: Started | CodlError, reference: ReferenceRun) -> EvalRow:
     """What is known of a peer, or why it cannot run, before it is measured."""
     if isinstance(peer, CodlError):
         return failed_row(model, name, str(peer))

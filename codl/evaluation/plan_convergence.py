@@ -59,7 +59,7 @@ class Look:
     problem: str = ""
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True):
+class _StoredLooks(msgspec.Struct, forbid_unknown_fields=True):
     version: int
     of: dict[str, Any]
     looks: list[Look]
@@ -182,7 +182,7 @@ class PlanConvergence:
         """Go on with the looks in the file; where it is none or of something else, begin anew."""
         self._is_read, path = True, self.dataset.folder / FILE
         try:
-            file = msgspec.convert(files.read_json(path), _File)
+            file = msgspec.convert(files.read_json(path), _StoredLooks)
             plans = [read_plan(plan, path) for plan in file.plans]
         except (msgspec.ValidationError, CodlError):
             return

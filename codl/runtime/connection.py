@@ -55,7 +55,7 @@ class Writer(Protocol):
 
 
 @dataclass(frozen=True)
-class Limits:
+class FrameLimits:
     """The largest frame that is taken or sent."""
 
     json_bytes: int = MOST_JSON
@@ -77,7 +77,7 @@ class Limits:
             )
 
 
-LIMITS = Limits()
+LIMITS = FrameLimits()
 
 
 #: What came with a message; it is read in place, as it may be most of a device's memory.
@@ -91,7 +91,7 @@ class Connection(Generic[In, Out]):
     """
 
     def __init__(
-        self, reader: Reader, writer: Writer, incoming: Any, *, limits: Limits = LIMITS
+        self, reader: Reader, writer: Writer, incoming: Any, *, limits: FrameLimits = LIMITS
     ) -> None:
         self._reader, self._writer, self._limits = reader, writer, limits
         self._decoder = msgspec.json.Decoder(incoming)

@@ -56,14 +56,14 @@ LOOK_S = 0.0001
 
 
 @dataclass(frozen=True)
-class Piece:
+class LaunchPiece:
     """Where a piece begins, and its size, in work-items."""
 
     offset: Sizes
     size: Sizes
 
 
-def cut(global_size: Sizes, local_size: Sizes | None, count: int) -> list[Piece]:
+def cut(global_size: Sizes, local_size: Sizes | None, count: int) -> list[LaunchPiece]:
     """About `count` pieces of a launch, of whole work-groups; fewer where it has no more of those.
 
     The outermost dimension is cut first, since work-items that differ there alone share the least;
@@ -80,7 +80,9 @@ def cut(global_size: Sizes, local_size: Sizes | None, count: int) -> list[Piece]
         bounds.insert(0, [(a, b - a) for a, b in pairwise(ends)])
     # In the order of the whole: the outermost dimension changes last.
     every = (tuple(reversed(piece)) for piece in product(*reversed(bounds)))
-    return [Piece(tuple(at for at, _ in piece), tuple(n for _, n in piece)) for piece in every]
+    return [
+        LaunchPiece(tuple(at for at, _ in piece), tuple(n for _, n in piece)) for piece in every
+    ]
 
 
 def most(global_size: Sizes, local_size: Sizes | None) -> int:
@@ -115,7 +117,7 @@ def _by_dimension(sizes: Sequence[int]) -> str:
     return f"((size_t)({chosen}))"
 
 
-class Timed(NamedTuple):
+class TimedKernel(NamedTuple):
     """A launch that is enqueued as it is, and the milliseconds that it takes."""
 
     kernel: BoundKernel
@@ -142,7 +144,7 @@ class SplitLaunches:
         if limits.max_kernel_ms is not None:
             self._split(limits.max_kernel_ms)
 
-    def of(self, launch: Launch) -> Sequence[Timed]:
+    def of(self, launch: Launch) -> Sequence[TimedKernel]:
         """What is enqueued for a launch, in order."""
         return self._timed[launch]
 
@@ -216,12 +218,14 @@ class SplitLaunches:
         self._reasons[launch] = reason
         return []
 
-    def _measured(self, kernels: dict[Launch, list[BoundKernel]]) -> dict[Launch, list[Timed]]:
+    def _measured(
+        self, kernels: dict[Launch, list[BoundKernel]]
+    ) -> dict[Launch, list[TimedKernel]]:
         taken = iter(
             measured_ms(self._device, [one for pieces in kernels.values() for one in pieces])
         )
         return {
-            launch: [Timed(one, next(taken)) for one in pieces]
+            launch: [TimedKernel(one, next(taken)) for one in pieces]
             for launch, pieces in kernels.items()
         }
 
@@ -319,13 +323,13 @@ class PacedQueue:
             future.result()
         self.begin()
 
-    def enqueue(self, kernels: Sequence[Timed]) -> None:
+    def enqueue(self, kernels: Sequence[TimedKernel]) -> None:
         """Enqueue kernels, each when it may be; on the thread."""
         for kernel, ms in kernels:
             self._pacer.before(ms)
             self._device.submit([kernel])
 
-    def enqueue_signalling(self, kernels: Sequence[Timed]) -> cl.Event:
+    def enqueue_signalling(self, kernels: Sequence[TimedKernel]) -> cl.Event:
         """The same, with the last one's event."""
         self.enqueue(kernels[:-1])
         kernel, ms = kernels[-1]

@@ -50,7 +50,7 @@ from codl.runtime.ordering import OrderError, Ordering
 SPOILT = 0xFF
 
 
-class Memory:
+class SimulatedMemory:
     """Every buffer as bytes. What is read and written are regions, shaped nchw.
 
     With `poisoned` memory, that of states apart, begins as not-a-numbers, and to read one is an
@@ -246,7 +246,7 @@ class Interpreter:
     def __init__(self, executable: Executable, *, poisoned: bool = False) -> None:
         check(executable)
         self.executable = executable
-        self._memory = Memory(executable, poisoned=poisoned)
+        self._memory = SimulatedMemory(executable, poisoned=poisoned)
         self._order = Ordering(executable)
         self._references = References(executable)
         self._interpret(executable.setup, "setup")

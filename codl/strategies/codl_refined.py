@@ -67,7 +67,7 @@ def codl_refined(network: Network, context: Context) -> Plan:
     check_measured(context.soc)
     cost = covered(context.cost(DEFAULT), network)
     budget = Budget(context.budget_s, context.clock)
-    with Trials(network, cost, context.device, budget, context.note) as trials:
+    with PlanTrials(network, cost, context.device, budget, context.note) as trials:
         plans = [one_processor(network, cost, side, strategy=NAME) for side in PROCESSORS]
         # Each processor alone, the one that is predicted to be faster first.
         singles = sorted(plans, key=lambda plan: plan.predicted_ms or 0.0)
@@ -82,7 +82,7 @@ def codl_refined(network: Network, context: Context) -> Plan:
 def _refine(
     network: Network,
     cost: CostModel,
-    trials: Trials,
+    trials: PlanTrials,
     budget: Budget,
     singles: Sequence[Plan],
     method: str,
@@ -117,14 +117,14 @@ def within(effort: Effort, seconds: float, round_s: float) -> Effort:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ReadyPlan:
     """A plan that is ready to run; one run takes about `run_s` seconds."""
 
     engine: Engine
     run_s: float
 
 
-class Trials:
+class PlanTrials:
     """Plans that run on the device, what they say of predictions, and the fastest of them."""
 
     def __init__(
@@ -143,9 +143,9 @@ class Trials:
         #: Those that ran, and what each took when it was last compared.
         self._plans: dict[str, Plan] = {}
         self._latency_ms: dict[str, float] = {}
-        self._best: Candidate | None = None
+        self._best: ReadyPlan | None = None
 
-    def __enter__(self) -> Trials:
+    def __enter__(self) -> PlanTrials:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -196,7 +196,7 @@ class Trials:
         method = f"{self.best.method}, refined by {len(self._plans)} plans that ran in {took}"
         return replace(self.best, method=method)
 
-    def _candidate(self, plan: Plan) -> Candidate:
+    def _candidate(self, plan: Plan) -> ReadyPlan:
         begin, run_s = self._budget.spent_s, 0.0
         engine = Engine(self._network, plan, self._target, self._cost.tuning)
         engine.feed(random_inputs(self._network))
@@ -205,10 +205,10 @@ class Trials:
             engine.run()
             run_s = self._budget.spent_s - start
         self._ready_s = max(self._ready_s, self._budget.spent_s - begin)
-        return Candidate(engine, run_s)
+        return ReadyPlan(engine, run_s)
 
     def _is_best(
-        self, new: Candidate, effort: Effort, share_s: float, *, worth: float = 1.0
+        self, new: ReadyPlan, effort: Effort, share_s: float, *, worth: float = 1.0
     ) -> bool:
         """Compare with the best one, for at most `share_s` seconds, and keep the faster of the two.
 

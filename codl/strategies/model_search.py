@@ -24,7 +24,7 @@ from codl.workers import Workers
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search:
+class ModelSearch:
     """A model (its name or file) and how it is planned; by `ideal` only its bound is computed.
 
     `network` is what was read of a model's file where the worker has none, or why it cannot be.
@@ -57,7 +57,7 @@ class Search:
         load = load_network if self.runs_plans else load_structure
         return self.network or load(self.model, self.batch, self.shapes)
 
-    def without_files(self) -> Search:
+    def without_files(self) -> ModelSearch:
         """The same for where the model's file is not: built-in models are described anywhere."""
         if self.model in BUILT_IN:
             return self
@@ -89,7 +89,7 @@ Outcome: TypeAlias = FoundPlan | FoundBound | CodlError
 
 
 def search_models(
-    searches: Sequence[Search],
+    searches: Sequence[ModelSearch],
     context: Context,
     workers: Workers = Workers(),
     *,
@@ -121,7 +121,7 @@ def search_models(
     return [done.get(at, missing) for at in range(len(searches))]
 
 
-def _outcome(context: Context, search: Search) -> Outcome:
+def _outcome(context: Context, search: ModelSearch) -> Outcome:
     context = replace(context, winograd=search.winograd, limits=search.limits)
     try:
         network, planner = search.load(), search.planner

@@ -36,7 +36,7 @@ from codl.runtime.examination import memory_of
 from codl.runtime.numpy_interpreter import check_order
 from codl.targets.base import Target
 from codl.validate import verdicts
-from codl.validate.references import Model, Source, Values, outputs_by_ops
+from codl.validate.references import ModelAndSource, Source, Values, outputs_by_ops
 from codl.validate.remedy import find_remedy
 from codl.validate.validation import COSINE, ModelUnderTest, Outputs, usual_cosine, validate
 
@@ -110,7 +110,7 @@ class _Comparison:
 
     def __init__(
         self,
-        model: Model,
+        model: ModelAndSource,
         target: Target,
         tuning: Tuning,
         build: Callable[[Sequence[OpFallback]], Engine],
@@ -240,7 +240,7 @@ class _Comparison:
         return remedy.fallbacks
 
 
-def _references(model: Model) -> tuple[list[Values], list[Outputs], str]:
+def _references(model: ModelAndSource) -> tuple[list[Values], list[Outputs], str]:
     """Samples, their right outputs, and what those are by.
 
     Values are those of images, then of both signs, and these turned: operators differ where numbers

@@ -40,9 +40,9 @@ class Source:
     shapes: Mapping[str, tuple[int, ...]]
     digest: str
 
-    def again(self, network: Network) -> Model:
+    def again(self, network: Network) -> ModelAndSource:
         """The model that this network is of."""
-        return Model(network, _fixed(models.load(self.model, self.batch), self.shapes))
+        return ModelAndSource(network, _fixed(models.load(self.model, self.batch), self.shapes))
 
 
 def read_network(
@@ -53,7 +53,7 @@ def read_network(
     check: bool = True,
 ) -> tuple[Network, Source | None]:
     """A network as `codl.frontend.convert.load_network` reads it, and to `check` it its source."""
-    loaded = Model.load(model, batch, shapes)
+    loaded = ModelAndSource.load(model, batch, shapes)
     if not check or loaded.source is None:
         return loaded.network, None
     return loaded.network, Source(model, batch, shapes or {}, loaded.source.digest())
@@ -64,7 +64,7 @@ def _fixed(source: models.ModelSource, shapes: Mapping[str, tuple[int, ...]]) ->
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelAndSource:
     """A network, and the ONNX model that it was made of with the sizes of its inputs, if any."""
 
     network: Network
@@ -76,7 +76,7 @@ class Model:
         model: str,
         batch: int | None = None,
         shapes: Mapping[str, tuple[int, ...]] | None = None,
-    ) -> Model:
+    ) -> ModelAndSource:
         """As `codl.frontend.convert.load_network` loads it."""
         named = models.load(model, batch)
         source = _fixed(named, shapes or {})
@@ -201,7 +201,7 @@ def outputs_by_ops(network: Network, inputs: Values) -> dict[str, NDArray[Any]]:
 Reader: TypeAlias = Callable[[], Values]
 
 
-class Samples(Sequence[Values]):
+class InputSamples(Sequence[Values]):
     """Inputs that are read whenever one is asked for: a folder may hold more than memory does."""
 
     def __init__(self, readers: Sequence[Reader]) -> None:
@@ -213,8 +213,8 @@ class Samples(Sequence[Values]):
     @overload
     def __getitem__(self, place: int) -> Values: ...
     @overload
-    def __getitem__(self, place: slice) -> Samples: ...
-    def __getitem__(self, place: int | slice) -> Values | Samples:
+    def __getitem__(self, place: slice) -> InputSamples: ...
+    def __getitem__(self, place: int | slice) -> Values | InputSamples:
         if isinstance(place, slice):
-            return Samples(self._readers[place])
+            return InputSamples(self._readers[place])
         return self._readers[place]()

@@ -62,7 +62,7 @@ class Remedy:
 
 
 @dataclass
-class _Trials:
+class _TriedFallbacks:
     """Plans that were run with some fallbacks, each set of them once, until the time is over."""
 
     tested: ModelUnderTest
@@ -100,7 +100,7 @@ def find_remedy(
 
     That is looked for for two minutes, where no budget is given.
     """
-    trials = _Trials(tested, checked, budget or Budget(BUDGET_S))
+    trials = _TriedFallbacks(tested, checked, budget or Budget(BUDGET_S))
     is_over = trials.budget.is_over
     trials.whole[frozenset()] = checked.whole.worst
     wrong, unmet = _for_wrong_ops(trials)
@@ -117,7 +117,7 @@ def find_remedy(
     return trials.result(sure, unmet)
 
 
-def _for_wrong_ops(trials: _Trials) -> tuple[list[OpFallback], list[OpCheck]]:
+def _for_wrong_ops(trials: _TriedFallbacks) -> tuple[list[OpFallback], list[OpCheck]]:
     """What stands in for the ops that are wrong by themselves, and those that nothing does for.
 
     A plan with that may fuse kernels that were not checked: those are checked then, and where they
@@ -147,7 +147,7 @@ def _for_wrong_ops(trials: _Trials) -> tuple[list[OpFallback], list[OpCheck]]:
 
 
 def _newly_bad(
-    trials: _Trials, fallbacks: Sequence[OpFallback], reached: set[tuple[Hashable, ...]]
+    trials: _TriedFallbacks, fallbacks: Sequence[OpFallback], reached: set[tuple[Hashable, ...]]
 ) -> list[OpCheck]:
     """Parts of the plan with some fallbacks that are wrong and were not checked before."""
     tested = trials.tested

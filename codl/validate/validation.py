@@ -28,7 +28,14 @@ from codl.records.results import Fallback
 from codl.records.soc import Soc
 from codl.targets.base import Target
 from codl.validate.executable_ops import OpCheck, OpPart, check, not_reached, parts_of
-from codl.validate.references import Exact, Model, Values, computed, outputs_by_ops, outputs_of
+from codl.validate.references import (
+    Exact,
+    ModelAndSource,
+    Values,
+    computed,
+    outputs_by_ops,
+    outputs_of,
+)
 
 #: The lowest cosine of outputs that counts as right, and that of a network that rounds: there the
 #: last bit of a float decides, layer by layer, what becomes of some numbers. ONNX Runtime itself is
@@ -50,7 +57,7 @@ class ModelUnderTest:
     Ops are checked on the first of them, and outputs on all.
     """
 
-    model: Model
+    model: ModelAndSource
     target: Target
     tuning: Tuning
     samples: Sequence[Values]

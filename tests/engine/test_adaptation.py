@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from codl.engine.adaptation import WINDOW, Controller, Sample
+from codl.engine.adaptation import WINDOW, Controller, RunTimes
 from codl.lower.alternatives import SCALES, shifted
 
 PLAN = SCALES.index(1.0)
@@ -40,14 +40,14 @@ class Machine:
             made.append((ratio, own, own * random.lognormvariate(0, spread)))
         return cls(made, noise, random)
 
-    def times(self, scale: float, noise: float = 0.0) -> Sample:
+    def times(self, scale: float, noise: float = 0.0) -> RunTimes:
         own = wait = 0.0
         for ratio, cpu, gpu in self.stages:
             now = shifted(ratio, scale)
             own_ns = cpu * self.cpu * (1 - now) / (1 - ratio) * self.random.lognormvariate(0, noise)
             gpu_ns = gpu * self.gpu * now / ratio * self.random.lognormvariate(0, noise)
             own, wait = own + own_ns, wait + max(0.0, gpu_ns - own_ns)
-        return Sample(int(own + wait), int(own), int(wait))
+        return RunTimes(int(own + wait), int(own), int(wait))
 
     def runs(self, count: int) -> list[float]:
         """Run inferences: of each, what it takes over what the best alternative takes."""
@@ -116,7 +116,7 @@ def test_one_move_is_enough_where_the_gpu_was_waited_for() -> None:
 def test_a_move_that_does_not_pay_is_taken_back_and_not_repeated_at_once() -> None:
     controller = Controller(SCALES, PLAN)
     for _ in range(60):  # the GPU is always done before, and yet more of it is no faster
-        controller.observe(Sample(1_000_000, 1_000_000, 0))
+        controller.observe(RunTimes(1_000_000, 1_000_000, 0))
     assert [(move.previous, move.scale) for move in controller.moves] == [
         (1.0, SCALES[PLAN + 1]),
         (SCALES[PLAN + 1], 1.0),
@@ -126,7 +126,10 @@ def test_a_move_that_does_not_pay_is_taken_back_and_not_repeated_at_once() -> No
 
 def test_two_disturbed_inferences_move_nothing() -> None:
     controller = Controller(SCALES, PLAN)
-    calm, disturbed = Sample(1_050_000, 1_000_000, 50_000), Sample(9_000_000, 1_000_000, 8_000_000)
+    calm, disturbed = (
+        RunTimes(1_050_000, 1_000_000, 50_000),
+        RunTimes(9_000_000, 1_000_000, 8_000_000),
+    )
     for turn in range(100):
         controller.observe(disturbed if turn % 5 in (0, 3) else calm)
     assert not controller.moves
@@ -135,7 +138,7 @@ def test_two_disturbed_inferences_move_nothing() -> None:
 def test_one_alternative_stays() -> None:
     controller = Controller((1.0,), 0)
     for _ in range(20):
-        controller.observe(Sample(2_000_000, 1_000_000, 1_000_000))
+        controller.observe(RunTimes(2_000_000, 1_000_000, 1_000_000))
     assert controller.active == 0
     assert not controller.moves
 

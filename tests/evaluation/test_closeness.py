@@ -10,7 +10,7 @@ import pytest
 
 from codl.errors import DeviceError, InvalidFileError
 from codl.evaluation.closeness import agreement, closeness, read_labels, worst
-from codl.evaluation.interleaved import Reference, compare
+from codl.evaluation.interleaved import ReferenceRun, compare
 
 
 def test_equal_outputs_are_as_close_as_can_be() -> None:
@@ -69,8 +69,8 @@ def test_the_worst_of_several() -> None:
 EXPECTED = [1.0, np.nan, np.inf, -np.inf, 4.0]
 
 
-def reference(values: list[float]) -> Reference:
-    return Reference(onnx.ModelProto(), {}, {"y": np.array(values, np.float32)})
+def reference(values: list[float]) -> ReferenceRun:
+    return ReferenceRun(onnx.ModelProto(), {}, {"y": np.array(values, np.float32)})
 
 
 def test_what_is_no_number_in_both_is_equal() -> None:

@@ -34,7 +34,7 @@ from codl.plan.build_plan import with_fallbacks
 from codl.records.soc import Soc
 from codl.runtime.numpy_interpreter import Interpreter
 from codl.runtime.placement import LocalSoc
-from codl.validate.references import Model
+from codl.validate.references import ModelAndSource
 from codl.validate.validation import ModelUnderTest, to_float16, validate
 
 FEATURES, WIDE = 32, 96
@@ -129,7 +129,9 @@ def test_where_a_processor_is_slower_the_rest_shifts(case: Case) -> None:
 def test_it_is_checked_op_by_op(case: Case, first_soc: LocalSoc) -> None:
     network, x, _ = case
     written, plan = pair_plan(case, first_soc).applied(network)
-    found = validate(ModelUnderTest(Model(written), here(first_soc), Tuning(), [{"x": x}]), plan)
+    found = validate(
+        ModelUnderTest(ModelAndSource(written), here(first_soc), Tuning(), [{"x": x}]), plan
+    )
     assert found.ok, found.diagnosis
     assert {one.part.layer.name for one in found.ops.checks} == {x.name for x in written.layers}
 

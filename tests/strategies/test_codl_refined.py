@@ -72,7 +72,7 @@ class StandIn:
 
 def trials(
     latency_ms: Mapping[str, Sequence[float]], monkeypatch: pytest.MonkeyPatch
-) -> tuple[codl_refined.Trials, dict[str, Plan], list[str]]:
+) -> tuple[codl_refined.PlanTrials, dict[str, Plan], list[str]]:
     """Two plans, `one` on a processor alone, and what each takes in one comparison and the next."""
     network = row(2)
     plans = {name: replace(default_plan(network, SOC, "gpu"), strategy=name) for name in latency_ms}
@@ -88,7 +88,7 @@ def trials(
     notes: list[str] = []
     target: Any = SimpleNamespace(time=time)
     cost, budget = CostModel(SOC, SyntheticPredictors()), Budget(30.0, lambda: 0.0)
-    return codl_refined.Trials(network, cost, target, budget, notes.append), plans, notes
+    return codl_refined.PlanTrials(network, cost, target, budget, notes.append), plans, notes
 
 
 @pytest.mark.parametrize(("both_ms", "taken"), [(9.9, "one"), (9.6, "both")])

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from codl.runtime.connection import HEAD, MAGIC, Connection, Limits
+from codl.runtime.connection import HEAD, MAGIC, Connection, FrameLimits
 from codl.targets.agent import question_named
 from codl.targets.wire import Answered, Asked, Event, Said, decode
 from support.fuzzing import Subject
@@ -17,7 +17,7 @@ from support.message_seeds import ANSWER, EVENT, REPLIES, REQUESTS
 from support.mutations import BYTES, TREE
 
 #: A length that lies must not cost memory either.
-LIMITS = Limits(json_bytes=1 << 20, blobs=100, blob_bytes=1 << 40)
+LIMITS = FrameLimits(json_bytes=1 << 20, blobs=100, blob_bytes=1 << 40)
 
 
 class Ping(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="message", tag=True):

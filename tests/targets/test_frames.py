@@ -11,16 +11,23 @@ import pytest
 from support.frame_fuzz import Ping, Pong, frames, frames_of, replies, requests
 from support.fuzzing import Subject, fuzz
 
-from codl.runtime.connection import HEAD, MAGIC, Connection, ConnectionEnded, FrameError, Limits
+from codl.runtime.connection import (
+    HEAD,
+    MAGIC,
+    Connection,
+    ConnectionEnded,
+    FrameError,
+    FrameLimits,
+)
 
-SMALL = Limits(json_bytes=1000, blobs=3, blob_bytes=1000)
+SMALL = FrameLimits(json_bytes=1000, blobs=3, blob_bytes=1000)
 
 
-def reading(data: bytes, limits: Limits = SMALL) -> Connection[Any, Any]:
+def reading(data: bytes, limits: FrameLimits = SMALL) -> Connection[Any, Any]:
     return Connection(io.BytesIO(data), io.BytesIO(), Ping | Pong, limits=limits)
 
 
-def writing(limits: Limits = SMALL) -> tuple[Connection[Any, Any], io.BytesIO]:
+def writing(limits: FrameLimits = SMALL) -> tuple[Connection[Any, Any], io.BytesIO]:
     out = io.BytesIO()
     return Connection(io.BytesIO(), out, Ping, limits=limits), out
 

@@ -28,7 +28,7 @@ from codl.kernels.tuning import Tuning
 from codl.measure.check_variants import OPS
 from codl.plan.build_plan import for_soc, preferring
 from codl.runtime.placement import LocalSoc
-from codl.validate.references import Model
+from codl.validate.references import ModelAndSource
 from codl.validate.remedy import find_remedy, smallest
 from codl.validate.validation import ModelUnderTest, to_float16, validate
 
@@ -38,7 +38,7 @@ SOME = tuple(text for text in OPS if text.partition(" ")[0] in KINDS)
 
 
 def bench_of(network: Network, inputs: Any, soc: LocalSoc) -> ModelUnderTest:
-    return ModelUnderTest(Model(network), here(soc), Tuning(), [inputs])
+    return ModelUnderTest(ModelAndSource(network), here(soc), Tuning(), [inputs])
 
 
 def test_only_faulty_ops_are_moved(

@@ -14,7 +14,7 @@ from codl.kernels.tuning import Tuning
 from codl.measure.check_variants import OPS
 from codl.plan.build_plan import preferring
 from codl.runtime.placement import LocalSoc
-from codl.validate.references import Model
+from codl.validate.references import ModelAndSource
 from codl.validate.validation import (
     COSINE,
     COSINE_OF_ROUNDED,
@@ -28,7 +28,7 @@ ONE_EACH = tuple({text.partition(" ")[0]: text for text in reversed(OPS)}.values
 
 
 def bench_of(planted: Planted, soc: LocalSoc) -> ModelUnderTest:
-    return ModelUnderTest(Model(planted.network), here(soc), Tuning(), [planted.inputs])
+    return ModelUnderTest(ModelAndSource(planted.network), here(soc), Tuning(), [planted.inputs])
 
 
 def faulty_of(network: Any, soc: LocalSoc, folder: Path) -> dict[str, Faulty]:
