@@ -38,6 +38,10 @@ class Kept(NamedTuple):
         cut = min(self.gpu.size, self.groups - self.cpu.size + shared)
         return Kept(Span(cut, self.groups), Span(0, cut), self.groups)
 
+    @property
+    def sizes(self) -> tuple[int, int]:
+        return self.cpu.size, self.gpu.size
+
 
 #: Where weights may be: wherever each step is fastest, or each on one processor, the same in both.
 Weights: TypeAlias = Literal["anywhere", "once"]
@@ -140,12 +144,8 @@ def _keeping(network: Network, plan: Plan, kept: Mapping[str, Kept], context: Co
 
 def _others(network: Network, plan: Plan, kept: Mapping[str, Kept], soc: Soc) -> set[str]:
     """The layers of which a plan keeps something else."""
-
-    def sizes(parts: Kept) -> tuple[int, int]:
-        return parts.cpu.size, parts.gpu.size
-
     planned = dict(kept_of(network, plan, soc))
-    return {name for name, wanted in kept.items() if sizes(planned[name]) != sizes(wanted)}
+    return {name for name, wanted in kept.items() if planned[name].sizes != wanted.sizes}
 
 
 def _sums(
