@@ -30,8 +30,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
-import numpy as np
-
 from codl.ir.columns import Columns
 from codl.ir.ops.base import Weights
 from codl.ir.types import BLOCKED, ConstantArray, ImageSize, Processor, Storage
@@ -141,17 +139,6 @@ class KernelPlan:
     def storage(self, tensor: TensorArg) -> Storage:
         return self.storages.get(tensor, BLOCKED)
 
-    def stored_as(self, storage: Storage, inputs: int = 1) -> KernelPlan:
-        """The same plan with its output and first `inputs` inputs in another storage.
-
-        Constants are packed to its type of element, but for the bias, which costs next to nothing.
-        """
-        tensors = [TensorArg("output"), *(TensorArg("input", i) for i in range(inputs))]
-        plan = replace(self, storages=dict.fromkeys(tensors, storage))
-        if storage.element == "float32":
-            return plan
-        return replace(plan, pack=lambda weights: halved(self.pack(weights)))
-
     def adding(self) -> KernelPlan:
         """The same plan with a second input, a residual: added before the activation.
 
@@ -170,10 +157,6 @@ class KernelPlan:
             defines={**self.defines, "ADDED": 1},
             storages={**self.storages, added: self.storage(output)},
         )
-
-
-def halved(constants: Mapping[str, ConstantArray]) -> Mapping[str, ConstantArray]:
-    return {k: v if k == "bias" else v.astype(np.float16) for k, v in constants.items()}
 
 
 #: What runs a variant: ncnn, ONNX Runtime, our own OpenCL kernels; or nothing, for latencies that

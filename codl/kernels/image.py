@@ -1,4 +1,4 @@
-"""What the variants over images have in common: sizes that fit, macros, filters as texels."""
+"""What the variants over images have in common: sizes that fit, and filters as texels."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from codl.ir.ops.base import Activation, Array
+from codl.ir.ops.base import Array
 from codl.ir.region import Shape
-from codl.ir.types import Storage
-from codl.kernels.tiling import TEXEL as TEXEL
-from codl.kernels.tiling import base_defines, ceil_div, round_up
+from codl.kernels.tiling import TEXEL, ceil_div, round_up
 from codl.records.soc import Soc
 
 
@@ -36,13 +34,6 @@ def image_refusal(soc: Soc, shapes: Iterable[Shape]) -> str | None:
 def fits(soc: Soc, width: int, height: int) -> bool:
     """Whether an image of this size in texels can be made."""
     return width <= soc.gpu.max_image_width and height <= soc.gpu.max_image_height
-
-
-def image_defines(
-    activation: Activation, soc: Soc, storage: Storage
-) -> dict[str, int | float | str]:
-    """The macros of `common.cl` where a block of channels is a texel."""
-    return {**base_defines(activation, soc, storage), "V": TEXEL}
 
 
 def pack_filter(weight: Array) -> Array:

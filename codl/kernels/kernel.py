@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -38,12 +39,11 @@ from codl.kernels.base import (
     KernelLaunch,
     KernelPlan,
     TensorArg,
-    halved,
     no_constants,
 )
 from codl.kernels.feature_columns import ChoiceColumns, first_choice, single, unique
-from codl.kernels.image import TEXEL, image_refusal
-from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip, waves
+from codl.kernels.image import image_refusal
+from codl.kernels.tiling import TEXEL, base_defines, ceil_div, item_grid, strip, waves
 from codl.records.soc import Soc
 
 #: The storages of most entries: buffers in blocks of channels, buffers of any rank, and images.
@@ -101,21 +101,6 @@ def _number(value: Any) -> Any:
 def apart(*tensors: TensorArg) -> dict[str, ApartArg]:
     """How far apart the images of tensors lie."""
     return {f"{tensor.role}_apart": ApartArg(tensor) for tensor in tensors}
-
-
-def window(op: Any) -> dict[str, int]:
-    """The arguments of a kernel that has a window of any size."""
-    height, width = op.kernel
-    return {
-        "kernel_h": height,
-        "kernel_w": width,
-        "stride_h": op.stride.h,
-        "stride_w": op.stride.w,
-        "pad_top": op.pad.top,
-        "pad_left": op.pad.left,
-        "dilation_h": op.dilation.h,
-        "dilation_w": op.dilation.w,
-    }
 
 
 @dataclass(frozen=True)
@@ -258,7 +243,7 @@ class Kernel:
             source=source or self.source,
             launches=launches,
             defines={**base_defines(op.activation, soc, self.storage), **defined(macros or {})},
-            pack=(lambda weights: halved(pack(weights))) if in_halves else pack,
+            pack=partial(_halved, pack) if in_halves else pack,
             scratch=scratch or {},
             images=frozenset(images),
             storages={
@@ -332,6 +317,12 @@ def _columns(choice: ChoiceColumns, count: int) -> dict[str, Column]:
         name: np.broadcast_to(np.asarray(value, np.float64), (count,))
         for name, value in choice.items()
     }
+
+
+def _halved(
+    pack: Callable[[Weights], Mapping[str, ConstantArray]], weights: Weights
+) -> Mapping[str, ConstantArray]:
+    return {k: v if k == "bias" else v.astype(np.float16) for k, v in pack(weights).items()}
 
 
 def defined(macros: Mapping[str, int | float | str | bool]) -> dict[str, int | float | str]:

@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from codl.ir.columns import Column, ceil_div
 from codl.ir.ops.window import WindowColumns, WindowOp
-from codl.kernels.kernel import Grid, window
+from codl.kernels.kernel import Grid
 from codl.records.soc import Soc
+
+
+def window(op: Any) -> dict[str, int]:
+    """The arguments of a kernel that has a window of any size."""
+    height, width = op.kernel
+    return {
+        "kernel_h": height,
+        "kernel_w": width,
+        "stride_h": op.stride.h,
+        "stride_w": op.stride.w,
+        "pad_top": op.pad.top,
+        "pad_left": op.pad.left,
+        "dilation_h": op.dilation.h,
+        "dilation_w": op.dilation.w,
+    }
 
 
 def window_args(op: WindowOp) -> dict[str, int]:

@@ -32,7 +32,7 @@ from codl.kernels import registry
 from codl.kernels.activation import exponentials
 from codl.kernels.base import Variant
 from codl.kernels.feature_columns import by_level, packed_vectors
-from codl.kernels.image import TEXEL
+from codl.kernels.tiling import TEXEL
 from codl.kernels.tuning import Tuning
 from codl.predict import context_terms as surroundings
 from codl.predict.context_terms import Surrounding

@@ -67,6 +67,10 @@ def check(plan: KernelPlan, launch: KernelLaunch) -> None:
 
 
 def check_one(argument: Any, name: str, found: Parameter, plan: KernelPlan, where: str) -> None:
+    if isinstance(argument, int | float):
+        # Without a name an order that is wrong compiles, and computes something else. Scratch memory
+        # may stand in for a tensor.
+        assert name or found.name.endswith(("_offset", "_stride")), where
     if name:
         assert found.name == name, where
     if isinstance(argument, ConstantArg | ScratchArg):
@@ -102,15 +106,3 @@ def test_arguments_of_copies_between_layouts(source: Any, target: Any) -> None:
                 Storage(source, element), Storage(target, other), Shape(1, 8, 9, 7), soc
             )
             check(plan, plan.launches[0])
-
-
-def test_every_number_has_a_name() -> None:
-    """An order that is wrong compiles, and computes something else."""
-    for name in VARIANTS:
-        for plan in plans(registry.VARIANTS[name]):
-            for launch in plan.launches:
-                if launch.kernel == "conv2d_gemm":
-                    continue  # scratch has numbers where a tensor has its offset and stride
-                named = dict(zip(range(len(launch.args)), launch.names, strict=False))
-                numbers = [i for i, arg in enumerate(launch.args) if isinstance(arg, int | float)]
-                assert all(named.get(at) for at in numbers), (name, launch)

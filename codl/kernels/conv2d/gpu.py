@@ -14,7 +14,7 @@ from codl.ir.types import Storage
 from codl.kernels.base import ENDS, Choice, KernelLaunch, KernelPlan
 from codl.kernels.feature_columns import ChoiceColumns, by_level, gpu_cache_bytes, in_order, least
 from codl.kernels.kernel import BLOCKS, ColumnKernel, Kernel
-from codl.kernels.tiling import ceil_div, round_up
+from codl.kernels.tiling import pack_bias, round_up
 from codl.records.soc import Soc
 
 
@@ -89,10 +89,3 @@ def refuse_groups(op: Conv2d, width: int) -> str | None:
             f"got {per_group[0]} and {per_group[1]}"
         )
     return None
-
-
-def pack_bias(bias: Array, width: int, *, blocks_of_zeros: int = 0) -> Array:
-    """The bias as whole blocks, followed by blocks of zeros."""
-    packed = np.zeros((ceil_div(bias.size, width) + blocks_of_zeros) * width, np.float32)
-    packed[: bias.size] = bias.reshape(-1)
-    return packed

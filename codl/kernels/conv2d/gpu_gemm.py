@@ -23,10 +23,10 @@ from codl.kernels.base import (
     ScratchArg,
     TensorArg,
 )
-from codl.kernels.conv2d.gpu import byte_columns, pack_bias
+from codl.kernels.conv2d.gpu import byte_columns
 from codl.kernels.feature_columns import single
 from codl.kernels.kernel import BLOCKS, REAL_GPU, Kernel, launch
-from codl.kernels.tiling import GROUP, ceil_div, round_up
+from codl.kernels.tiling import GROUP, ceil_div, pack_bias, round_up
 from codl.kernels.window import window_args
 from codl.records.soc import GpuSide, Soc
 

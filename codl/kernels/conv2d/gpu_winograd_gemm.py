@@ -17,7 +17,7 @@ from codl.kernels.base import (
     KernelPlan,
     ScratchArg,
 )
-from codl.kernels.conv2d.gpu import byte_columns, pack_bias
+from codl.kernels.conv2d.gpu import byte_columns
 from codl.kernels.conv2d.gpu_gemm import (
     MOST_CHOICES,
     GemmCut,
@@ -34,7 +34,7 @@ from codl.kernels.conv2d.winograd import (
 )
 from codl.kernels.feature_columns import single
 from codl.kernels.kernel import BLOCKS, REAL_GPU, Kernel, launch
-from codl.kernels.tiling import GROUP, ceil_div, round_up
+from codl.kernels.tiling import GROUP, ceil_div, pack_bias, round_up
 from codl.records.soc import GpuSide, Soc
 
 #: Rows and columns of a tile of outputs.

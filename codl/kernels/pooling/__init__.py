@@ -23,10 +23,10 @@ from codl.kernels.kernel import (
     Kernel,
     launch,
     of_every_storage,
-    window,
 )
 from codl.kernels.registry import register
 from codl.kernels.tiling import ceil_div, round_up
+from codl.kernels.window import span, window
 from codl.records.soc import Soc
 
 #: Input columns that are collected at once at most, by vector width: as many as registers hold.
@@ -54,15 +54,10 @@ class _Tiling:
         pixels = choice["pixels"]
         blocks = ceil_div(ops.ic, soc.gpu.vector_width)
         # Vectors that a tile reads, each from its own column and row of the window.
-        steps = ops.kh * np.where(pixels > 0, _span(ops, pixels), ops.kw)
+        steps = ops.kh * np.where(pixels > 0, span(ops, pixels), ops.kw)
         tiles = ops.oh * ceil_div(ops.ow, np.maximum(1, pixels))
         most = np.maximum(1, np.floor(choice["strip"] / steps))
         return cls(pixels, tiles, steps, blocks, Grid.of(tiles, blocks, most, soc))
-
-
-def _span(ops: PoolColumns, pixels: Column | int) -> Column:
-    """Input columns under `pixels` pixels of a row."""
-    return (pixels - 1) * ops.sw + ops.extent_w
 
 
 def _mode(op: Pool2d) -> dict[str, bool]:
@@ -93,12 +88,12 @@ class GpuDirect(ColumnKernel):
         most, pixels = MOST_COLUMNS[soc.gpu.vector_width], np.zeros_like(ops.ow)
         if not soc.gpu.is_cpu:
             for size in (1, 2, 4):
-                pixels = np.where(_span(ops, size) <= most, float(size), pixels)
+                pixels = np.where(span(ops, size) <= most, float(size), pixels)
             return {"pixels": pixels, "strip": 1}
         least = np.full_like(ops.ow, np.inf)
         for size in range(1, LONGEST_ROW + 1):
             computed = round_up(ops.ow, size)
-            better = (_span(ops, size) <= most) & (computed <= least)
+            better = (span(ops, size) <= most) & (computed <= least)
             pixels = np.where(better, float(size), pixels)
             least = np.where(better, computed, least)
         return {"pixels": pixels, "strip": LONGEST_STRIP}
