@@ -16,6 +16,7 @@ from codl.frontend.decoders.build import DecoderSource
 from codl.frontend.graph.graph import PAST_LENGTH as PAST_LENGTH
 from codl.frontend.graph.graph import Graph
 from codl.frontend.graph.onnx_import import import_onnx
+from codl.frontend.graph.weights import refill, with_fields
 from codl.ir.constants import array_digest
 from codl.ir.network import Layer, Network
 from codl.ir.ops.base import Array, Op
@@ -109,8 +110,7 @@ def step_of(source: DecoderSource, tokens: int, capacity: int) -> Step:
             f"{capacity} tokens, or a larger capacity."
         )
     model = source.model(tokens, capacity)
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = with_fields(model.proto)
     caches = list(caches_of(proto, source.name))
     shapes: dict[str, Sizes] = {kv.past: (1, kv.groups, capacity, kv.features) for kv in caches}
     _fix_counts(proto, capacity)
@@ -190,10 +190,8 @@ def _drop_unread(proto: onnx.ModelProto) -> None:
         if wanted.intersection(node.output):
             kept.append(node)
             wanted.update(node.input)
-    for field, items in ((graph.node, kept[::-1]),
-                       (graph.input, [i for i in graph.input if i.name in wanted])):  # fmt: skip
-        del field[:]
-        field.extend(items)
+    refill(graph.node, kept[::-1])
+    refill(graph.input, [info for info in graph.input if info.name in wanted])
 
 
 def pick_row(proto: onnx.ModelProto, logits: str) -> None:

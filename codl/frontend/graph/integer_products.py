@@ -12,12 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
-from codl.frontend.graph.weights import Model, array_of
+from codl.frontend.graph.weights import Model, array_of, refill, with_fields
 from codl.ir.ops.onnx_model import EXACT
 
 #: The inputs of products that are their matrix or filter, and its zero point.
@@ -74,8 +73,7 @@ def _changed(model: Model, change: Callable[[NDArray[np.int8]], NDArray[Any]]) -
     signed = _signed_constants(model) if products else {}
     if not signed:
         return model
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = with_fields(model.proto)
     for number, matrix, zero in products:
         node = proto.graph.node[number]
         names = [*node.input, *[""] * (zero + 1 - len(node.input))]
@@ -85,8 +83,7 @@ def _changed(model: Model, change: Callable[[NDArray[np.int8]], NDArray[Any]]) -
             value = change(signed.get(names[place], np.zeros((), np.int8)))
             names[place] = f"{names[place]}.{number}.{place}"
             proto.graph.initializer.append(numpy_helper.from_array(value, names[place]))
-        del node.input[:]
-        node.input.extend(names)
+        refill(node.input, names)
     return replace(model, proto=proto)
 
 

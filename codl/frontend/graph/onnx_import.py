@@ -16,7 +16,7 @@ from codl.frontend.graph.graph import Graph, in_order
 from codl.frontend.graph.integer_products import session_options
 from codl.frontend.graph.packed_matrices import check_packed_matrices, keep_packed
 from codl.frontend.graph.shapes import fix_shapes, fold_shapes, infer_shapes, sizes_of, text_of
-from codl.frontend.graph.weights import Model, constant_of
+from codl.frontend.graph.weights import Model, constant_of, refill, with_fields
 from codl.ir.onnx_node import Node, type_of
 
 ROUNDS = 3
@@ -85,11 +85,7 @@ def _without_defaults(proto: onnx.ModelProto) -> onnx.ModelProto:
     fixed = {item.name for item in proto.graph.initializer}
     if fixed.isdisjoint(info.name for info in proto.graph.input):
         return proto
-    plain = onnx.ModelProto()
-    plain.CopyFrom(proto)
-    del plain.graph.input[:]
-    plain.graph.input.extend(info for info in proto.graph.input if info.name not in fixed)
-    return plain
+    return with_fields(proto, input=[i for i in proto.graph.input if i.name not in fixed])
 
 
 def _in_order(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -98,11 +94,7 @@ def _in_order(proto: onnx.ModelProto) -> onnx.ModelProto:
     nodes = in_order(unordered)
     if all(node is same for node, same in zip(nodes, unordered, strict=True)):
         return proto
-    ordered = onnx.ModelProto()
-    ordered.CopyFrom(proto)
-    del ordered.graph.node[:]
-    ordered.graph.node.extend(node.proto for node in nodes)
-    return ordered
+    return with_fields(proto, node=[node.proto for node in nodes])
 
 
 def _optimise(model: Model) -> Model:
@@ -162,10 +154,8 @@ def _with_shapes(source: Model) -> Model:
     infos = (*model.graph.value_info, *model.graph.input, *model.graph.output)
     shaped = {info.name for info in infos if not _unknown(info)}
     made = [name for node in model.graph.node for name in node.output if name]
-    asked = onnx.ModelProto()
-    asked.CopyFrom(model)
-    del asked.graph.output[:]
-    asked.graph.output.extend(onnx.ValueInfoProto(name=n) for n in made if n not in shaped)
+    outputs = [onnx.ValueInfoProto(name=name) for name in made if name not in shaped]
+    asked = with_fields(model, output=outputs)
     options = session_options()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
@@ -174,10 +164,8 @@ def _with_shapes(source: Model) -> Model:
         return inferred
     args = [arg for arg in session.get_outputs() if arg.type in TENSOR_TYPES and arg.shape]
     answers = {arg.name: _info(arg) for arg in args}
-    for outputs in (model.graph.output, model.graph.value_info):
-        kept = [answers.get(info.name, info) for info in outputs]
-        del outputs[:]
-        outputs.extend(kept)
+    for field in (model.graph.output, model.graph.value_info):
+        refill(field, [answers.get(info.name, info) for info in field])
     declared = {info.name for info in (*model.graph.output, *model.graph.value_info)}
     model.graph.value_info.extend(answers[name] for name in sorted(answers.keys() - declared))
     return Model(infer_shapes(model), source.weights)

@@ -10,6 +10,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from codl.errors import CodlError, UnknownNameError, UnsupportedError
+from codl.frontend.graph.weights import refill, with_fields
 from codl.yaml_file import MOST
 
 Sizes = tuple[int, ...]
@@ -49,8 +50,7 @@ def fix_shapes(proto: onnx.ModelProto, shapes: Mapping[str, Sizes]) -> onnx.Mode
             raise UnknownNameError("input", name, names)
     if not shapes and all(min(sizes_of(info), default=1) > 0 for info in data_inputs(proto)):
         return proto
-    fixed = onnx.ModelProto()
-    fixed.CopyFrom(proto)
+    fixed = with_fields(proto)
     _set(fixed, shapes)
     for info in data_inputs(fixed):
         _check(info)
@@ -119,8 +119,7 @@ def infer_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
     pools = {i: pool for i, pool in pools.items() if pool.get("ceil_mode")}
     if not pools:
         return onnx.shape_inference.infer_shapes(proto)
-    plain, given_types = onnx.ModelProto(), {info.name: info.type for info in proto.graph.input}
-    plain.CopyFrom(proto)
+    plain, given_types = with_fields(proto), {info.name: info.type for info in proto.graph.input}
     made = {name for node in plain.graph.node for name in node.output}
     for info in (*plain.graph.output, *plain.graph.value_info):
         if info.name in made:  # weights may be declared, too
@@ -166,8 +165,7 @@ def _round_up(node: onnx.NodeProto, attributes: Mapping[str, Any], sizes: Sizes 
 
 
 def _replace_attributes(node: onnx.NodeProto, values: Mapping[str, Any]) -> None:
-    del node.attribute[:]
-    node.attribute.extend(helper.make_attribute(name, value) for name, value in values.items())
+    refill(node.attribute, [helper.make_attribute(name, v) for name, v in values.items()])
 
 
 def fold_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -182,8 +180,7 @@ def fold_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
     graph = infer_shapes(proto).graph
     infos = (*graph.input, *graph.value_info, *graph.output)
     sizes = {info.name: sizes_of(info) for info in infos if info.type.tensor_type.HasField("shape")}
-    folded = onnx.ModelProto()
-    folded.CopyFrom(proto)
+    folded = with_fields(proto)
     for node in folded.graph.node:
         shape = sizes.get(node.input[0], (0,)) if node.op_type == "Shape" else (0,)
         if all(shape):

@@ -75,22 +75,18 @@ class Model:
 
     def with_weights(self, weights: Mapping[str, NDArray[Any]]) -> Model:
         """The model with some of its inputs as weights; those that are no inputs are left out."""
-        proto = _without(self.proto, "graph")
-        proto.graph.CopyFrom(_without(self.proto.graph, "input"))
-        added = {}
-        for info in self.proto.graph.input:
-            if info.name in weights:
-                added[info.name] = value = weights[info.name]
+        inputs = self.proto.graph.input
+        added = {info.name: weights[info.name] for info in inputs if info.name in weights}
+        proto = with_fields(self.proto, input=[i for i in inputs if i.name not in added])
+        for info in inputs:
+            if info.name in added:
                 kind = info.type.tensor_type.elem_type
-                stand_in(proto.graph.initializer.add(), info.name, kind, value.shape)
-            else:
-                proto.graph.input.add().CopyFrom(info)
+                stand_in(proto.graph.initializer.add(), info.name, kind, added[info.name].shape)
         return Model(proto, {**self.weights, **added})
 
     def whole(self) -> onnx.ModelProto:
         """The model with its constants in it."""
-        proto = onnx.ModelProto()
-        proto.CopyFrom(self.proto)
+        proto = with_fields(self.proto)
         for item in proto.graph.initializer:
             if item.name in self.weights:
                 item.CopyFrom(numpy_helper.from_array(self.weights[item.name], item.name))
@@ -164,8 +160,7 @@ class Model:
         places = {tuple(node.output): at for at, node in enumerate(self.proto.graph.node)}
         if places.keys() == {tuple(node.output) for node in made.node}:
             nodes = sorted(made.node, key=lambda node: places[tuple(node.output)])
-            del made.node[:]
-            made.node.extend(nodes)
+            refill(made.node, nodes)
 
     def _untouched(self) -> list[str]:
         """Weights that no rewriting looks into: matrices of products, and tables, alone.
@@ -198,16 +193,30 @@ class Model:
 
     def _with_inputs(self, names: Sequence[str]) -> Model:
         """The model with some weights as inputs."""
-        proto, graph = _without(self.proto, "graph"), self.proto.graph
-        proto.graph.CopyFrom(_without(graph, "initializer"))
-        kinds = {item.name: item.data_type for item in graph.initializer}
-        proto.graph.initializer.extend(x for x in graph.initializer if x.name not in names)
+        items = self.proto.graph.initializer
+        kinds = {item.name: item.data_type for item in items}
+        kept = [item for item in items if item.name not in names]
+        proto = with_fields(self.proto, initializer=kept)
         proto.graph.input.extend(
             helper.make_tensor_value_info(name, kinds[name], self.weights[name].shape)
             for name in names
         )
-        kept = {name: value for name, value in self.weights.items() if name not in names}
-        return Model(proto, kept)
+        return Model(proto, {k: value for k, value in self.weights.items() if k not in names})
+
+
+def with_fields(proto: onnx.ModelProto, **fields: Sequence[Any]) -> onnx.ModelProto:
+    """A copy of a model with other entries in some lists of its graph, by their names."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    for name, entries in fields.items():
+        refill(getattr(copy.graph, name), entries)
+    return copy
+
+
+def refill(field: Any, entries: Sequence[Any]) -> None:
+    """Put other entries into a list of a message."""
+    del field[:]
+    field.extend(entries)
 
 
 def array_of(item: TensorProto) -> NDArray[Any]:
