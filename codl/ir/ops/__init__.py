@@ -1,4 +1,4 @@
-"""Operators: one file each, with shapes, FLOPs, needed ranges and a float64 reference.
+"""Operators, a file for each family: shapes, work, needed ranges and a float64 reference.
 
 Importing this package imports every module in it: each adds its op to `base.OP_TYPES`.
 """
