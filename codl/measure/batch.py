@@ -20,8 +20,8 @@ from codl.ir.types import PROCESSORS, Processor
 from codl.kernels.tuning import Tuning
 from codl.measure import drift, timing
 from codl.measure.dataset import AnchorRow, Row
-from codl.measure.runner import Bench, Prepared, deadly_row
-from codl.measure.tasks import BatchTask, OpTask, SharingTask, StageTask, Task
+from codl.measure.runner import Bench, Prepared
+from codl.measure.tasks import BatchTask, OpTask, SharingTask, StageTask, Task, deadly_row
 from codl.measure.timing import WHOLE, AnchorTime, Effort, Rounds, Timed, TimedRun, TimedTogether
 from codl.records.results import Conditions, Latency
 from codl.records.statistic import level

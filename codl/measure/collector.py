@@ -31,8 +31,7 @@ from codl.measure.devices_at_work import (
     devices_of,
     untold,
 )
-from codl.measure.runner import deadly_row
-from codl.measure.tasks import Task
+from codl.measure.tasks import Task, deadly_row
 from codl.measure.timing import Rounds
 
 #: Why a collection ended: nothing is left, a limit was reached, more would change nothing, or no

@@ -14,8 +14,7 @@ from codl.kernels.tuning import Tuning
 from codl.measure.dataset import AnchorRow, Dataset, Row
 from codl.measure.devices_at_work import Measures, Reached
 from codl.measure.drift import Anchors, by_processor, calibration
-from codl.measure.runner import DEADLY
-from codl.measure.tasks import Task
+from codl.measure.tasks import DEADLY, Task
 from codl.measure.timing import Rounds
 from codl.provenance import now as time_now
 from codl.provenance import provenance

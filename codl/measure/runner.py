@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from codl.errors import DeviceError
-from codl.ir import to_text
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
-from codl.measure.dataset import BatchRow, OpRow, Row, SharingRow, StageRow
+from codl.measure.dataset import BatchRow, Row, SharingRow, StageRow
 from codl.measure.exchanges import TINY, Caches, Exchanges, Timer, filled
 from codl.measure.measurement_order import in_batch
 from codl.measure.op_runner import Work, default_work, repeated, work_of
@@ -24,15 +23,13 @@ from codl.measure.tasks import (
     SharingTask,
     SignalTask,
     StageTask,
-    SurroundingsTask,
     Task,
+    failed_row,
 )
 from codl.measure.timing import WHOLE, Rounds, Samples, Seconds, Timed, by_clock
 from codl.records.statistic import level
 from codl.runtime.opencl import OpenClDevice
 
-#: How the reason of a row ends that another run leaves alone.
-DEADLY = "No other run tries it again."
 #: One image and the batch are run for so long in a sample, and sampled at least so often.
 BATCH_S, BATCH_VISITS = 0.004, 5
 MOST_REPEATS = 400
@@ -58,7 +55,7 @@ class Prepared:
         try:
             return self.fill(samples)
         except DeviceError as error:
-            return _failed(self.blank, error)
+            return failed_row(self.task, self.blank.run, _reason(error))
 
 
 class Bench:
@@ -80,14 +77,14 @@ class Bench:
 
     def prepare(self, task: Task) -> Prepared | Row:
         """Build a task and run it; whatever goes wrong becomes a failed row with its reason."""
-        blank = blank_row(task, self._run)
+        blank = replace(task.blank, run=self._run)
         least = {StageTask: VISITS, BatchTask: BATCH_VISITS}.get(type(task), self.rounds.least)
         try:
             sample, fill = self._timer(task, blank)
             timed = Timed(sample, replace(self.rounds, least=least))
             return Prepared(task, blank, timed, fill)
         except Exception as error:  # a failed configuration is a result, not the end
-            return _failed(blank, error)
+            return failed_row(task, self._run, _reason(error))
 
     def _timer(self, task: Task, blank: Row) -> Timer:
         """What takes samples of a task, and what makes a row of them."""
@@ -113,7 +110,7 @@ class Bench:
 
         What goes wrong here goes wrong in `prepare` too, which reports it.
         """
-        blank = blank_row(task, "")
+        blank = task.blank
         with suppress(Exception):
             if isinstance(task, SharingTask) and isinstance(blank, SharingRow):
                 sample, _ = self._exchanges.timer(task, blank)
@@ -177,29 +174,5 @@ def _positive(blank: Row, samples: Samples) -> Row:
     return row
 
 
-def blank_row(task: Task, run: str) -> Row:
-    """The task's row, without numbers."""
-    if isinstance(task, SurroundingsTask):
-        return replace(task.blank, run=run)
-    if isinstance(task, SharingTask):
-        return SharingRow(
-            direction=task.direction, shape=str(task.shape), layout=str(task.storage), run=run
-        )
-    op, part = to_text(task.op), to_text(task.part)
-    return OpRow(op=op, dim=task.dim, share=task.share, part=part, run=run)
-
-
-def failed_row(task: Task, run: str, reason: str) -> Row:
-    """The row of a task that failed, or must not be tried."""
-    return _failed(blank_row(task, run), DeviceError(reason))
-
-
-def deadly_row(task: Task, run: str, reason: str) -> Row:
-    """The row of a task that takes processes down, which other runs leave alone."""
-    row = failed_row(task, run, reason)
-    return replace(row, reason=f"{row.reason.rstrip('.')}. {DEADLY}")
-
-
-def _failed(row: Row, error: Exception) -> Row:
-    reason = " ".join(str(error).split())[:300] or type(error).__name__
-    return replace(row, status="failed", reason=reason)
+def _reason(error: Exception) -> str:
+    return str(error).strip() or type(error).__name__

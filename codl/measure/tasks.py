@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, TypeAlias, get_args
 
@@ -19,7 +19,16 @@ from codl.ir.ops.pooling import Pool2d
 from codl.ir.ops.window import Size2
 from codl.ir.types import BLOCKED, Direction, Processor, Signalling, Storage
 from codl.kernels import registry
-from codl.measure.dataset import SEPARATOR, BatchRow, DispatchRow, SignalRow, StageRow
+from codl.measure.dataset import (
+    SEPARATOR,
+    BatchRow,
+    DispatchRow,
+    OpRow,
+    Row,
+    SharingRow,
+    SignalRow,
+    StageRow,
+)
 from codl.records.soc import Soc
 
 #: A processor's shares of an op's output; 1 is the whole op.
@@ -34,12 +43,28 @@ SEED = 20220627
 #: Other data that goes through the caches before something is run cold: more than those of phones
 #: and laptops hold.
 FAR_BYTES = 64 << 20
+#: How the reason of a row ends that another run leaves alone.
+DEADLY = "No other run tries it again."
 #: No queue is left empty for longer, to see how it wakes up.
 MOST_GAP_MS = 1000.0
 
 
+class ByRow:
+    """What a task and its row have in common."""
+
+    @property
+    def blank(self) -> Row:
+        """The task's row, without numbers."""
+        raise NotImplementedError
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What identifies it among the rows of a table."""
+        return self.blank.key
+
+
 @dataclass(frozen=True)
-class OpTask:
+class OpTask(ByRow):
     """One kernel variant on one part of an op; `tables` are where the row goes."""
 
     tables: tuple[str, ...]
@@ -51,12 +76,13 @@ class OpTask:
     part: Op
 
     @property
-    def key(self) -> tuple[object, ...]:
-        return (to_text(self.op), self.dim, self.share)
+    def blank(self) -> OpRow:
+        op, part = to_text(self.op), to_text(self.part)
+        return OpRow(op=op, dim=self.dim, share=self.share, part=part)
 
 
 @dataclass(frozen=True)
-class SharingTask:
+class SharingTask(ByRow):
     """Moving a tensor of one shape: to the GPU, to the CPU, into the CPU's net (`load`), out of it
     (`store`), or on the GPU to another layout; `storage` is how the GPU stores it.
     """
@@ -65,17 +91,16 @@ class SharingTask:
     shape: Shape
     storage: Storage = BLOCKED
 
-    @property
-    def tables(self) -> tuple[str, ...]:
-        return ("data_sharing",)
+    tables: ClassVar[tuple[str, ...]] = ("data_sharing",)
 
     @property
-    def key(self) -> tuple[object, ...]:
-        return (self.direction, str(self.shape), str(self.storage))
+    def blank(self) -> SharingRow:
+        shape, layout = str(self.shape), str(self.storage)
+        return SharingRow(direction=self.direction, shape=shape, layout=layout)
 
 
 @dataclass(frozen=True)
-class DispatchTask:
+class DispatchTask(ByRow):
     """So many launches on the GPU that compute next to nothing."""
 
     count: int
@@ -85,16 +110,12 @@ class DispatchTask:
     tables: ClassVar[tuple[str, ...]] = ("dispatch",)
 
     @property
-    def key(self) -> tuple[object, ...]:
-        return (self.processor, self.count)
-
-    @property
     def blank(self) -> DispatchRow:
         return DispatchRow(processor=self.processor, count=self.count)
 
 
 @dataclass(frozen=True)
-class SignalTask:
+class SignalTask(ByRow):
     """A first launch, or a wait, after about so many milliseconds; see `SignalRow`."""
 
     kind: Signalling
@@ -108,16 +129,12 @@ class SignalTask:
         return (self.kind,)
 
     @property
-    def key(self) -> tuple[object, ...]:
-        return (self.gap_ms,)
-
-    @property
     def blank(self) -> SignalRow:
         return SignalRow(gap_ms=self.gap_ms)
 
 
 @dataclass(frozen=True)
-class StageTask:
+class StageTask(ByRow):
     """A chain of ops behind another op: each reads what the one before it makes, and no more."""
 
     before: Op
@@ -126,10 +143,6 @@ class StageTask:
     gpu_ratio: Annotated[float, Meta(ge=0, le=1)]
 
     tables: ClassVar[tuple[str, ...]] = ("stage",)
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        return (to_text(self.before), self.chain, self.dim, self.gpu_ratio)
 
     @property
     def bytes(self) -> int:
@@ -147,7 +160,7 @@ class StageTask:
 
 
 @dataclass(frozen=True)
-class BatchTask:
+class BatchTask(ByRow):
     """So many images at once of an op of one image, in its default variant for the batch."""
 
     processor: Processor
@@ -158,21 +171,24 @@ class BatchTask:
     tables: ClassVar[tuple[str, ...]] = ("batch",)
 
     @property
-    def key(self) -> tuple[object, ...]:
-        return (to_text(self.op), self.variant, self.images)
-
-    @property
     def blank(self) -> BatchRow:
-        return BatchRow(
-            op=to_text(self.op),
-            variant=self.variant,
-            processor=self.processor,
-            images=self.images,
-        )
+        op, side = to_text(self.op), self.processor
+        return BatchRow(op=op, variant=self.variant, processor=side, images=self.images)
 
 
 SurroundingsTask: TypeAlias = DispatchTask | SignalTask | StageTask | BatchTask
 Task: TypeAlias = OpTask | SharingTask | SurroundingsTask
+
+
+def failed_row(task: Task, run: str, reason: str) -> Row:
+    """The row of a task that failed, or must not be tried."""
+    return replace(task.blank, run=run, status="failed", reason=" ".join(reason.split())[:300])
+
+
+def deadly_row(task: Task, run: str, reason: str) -> Row:
+    """The row of a task that takes processes down, which other runs leave alone."""
+    row = failed_row(task, run, reason)
+    return replace(row, reason=f"{row.reason.rstrip('.')}. {DEADLY}")
 
 
 def load_ops(sources: Sequence[str]) -> list[Op]:

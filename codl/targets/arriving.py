@@ -18,7 +18,6 @@ from codl.ir.types import PROCESSORS
 from codl.measure import drift
 from codl.measure.batch import MeasureBatch, Measurement, Unwatched, Watcher
 from codl.measure.dataset import AnchorRow, Row
-from codl.measure.runner import blank_row
 from codl.measure.tasks import Task
 from codl.runtime.connection import FrameError
 from codl.targets.client import AgentLostError
@@ -117,7 +116,7 @@ class Arriving:
 
 def checked_row(task: Task, run: str, content: dict[str, Any]) -> Row:
     """The row of a task, of what a device sent; raises `FrameError` where it is none."""
-    blank = blank_row(task, run)
+    blank = replace(task.blank, run=run)
     try:
         row: Row = msgspec.convert(content, type(blank))
     except msgspec.ValidationError as error:

@@ -15,8 +15,7 @@ from codl.errors import CodlError, MismatchError, UnsupportedError
 from codl.measure.batch import BatchResult, MeasureBatch, Measurement, Watcher
 from codl.measure.dataset import Row
 from codl.measure.recording import Recording
-from codl.measure.runner import failed_row
-from codl.measure.tasks import Task
+from codl.measure.tasks import Task, failed_row
 from codl.records.results import Conditions
 from codl.records.soc import MEMORY_TYPES, Soc
 from codl.records.soc_facts import Chip

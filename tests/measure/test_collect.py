@@ -29,8 +29,7 @@ from codl.measure.collector import collect
 from codl.measure.dataset import Dataset, OpRow, Table
 from codl.measure.dataset_writer import RowWriter
 from codl.measure.measurement_order import surroundings_tasks
-from codl.measure.runner import deadly_row, failed_row
-from codl.measure.tasks import OpTask, load_ops, make_tasks, read_csv
+from codl.measure.tasks import OpTask, deadly_row, failed_row, load_ops, make_tasks, read_csv
 from codl.measure.timing import Protocol, Rounds, measure_together
 from codl.records.results import Latency
 from codl.records.soc import Soc

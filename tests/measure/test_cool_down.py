@@ -13,7 +13,6 @@ from codl.measure.batch import BatchResult, MeasureBatch, Measurement
 from codl.measure.collector import Collected, collect
 from codl.measure.cool_down import CoolDown, low_battery
 from codl.measure.dataset import AnchorRow, Dataset
-from codl.measure.runner import blank_row
 from codl.measure.tasks import OpTask
 from codl.records.results import Conditions
 from codl.runtime.placement import LocalSoc, Placement
@@ -164,7 +163,7 @@ class Double:
         now = self.machine.read()
         tasks = [task for task in batch.tasks[: self.each] if isinstance(task, OpTask)]
         self.batches.append(tasks)
-        rows = [replace(blank_row(t, batch.run), latency_ms=1.0, runs=1).under(now) for t in tasks]
+        rows = [replace(t.blank, run=batch.run, latency_ms=1.0, runs=1).under(now) for t in tasks]
         measured = tuple(Measurement(t, r) for t, r in zip(tasks, rows, strict=True))
         anchors = tuple(
             AnchorRow(op="a", processor=side, batch=0, latency_ms=1.0, run=batch.run)

@@ -29,7 +29,7 @@ from codl.measure import collector as collection
 from codl.measure.batch import BatchResult, MeasureBatch
 from codl.measure.collector import PATIENCE_S, collect
 from codl.measure.dataset import Dataset, dataset_digest
-from codl.measure.runner import DEADLY
+from codl.measure.tasks import DEADLY
 from codl.measure.timing import Rounds
 
 TASKS = conv_tasks()[:40]

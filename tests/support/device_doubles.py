@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +19,6 @@ from codl.measure.batch import (
     Watcher,
 )
 from codl.measure.dataset import AnchorRow, Dataset
-from codl.measure.runner import blank_row
 from codl.measure.tasks import Task
 from codl.records.results import Conditions
 from codl.runtime.placement import LocalSoc, Placement
@@ -39,9 +38,8 @@ def measured(
     watcher, found = watcher or Unwatched(), []
     for index, task in enumerate(batch.tasks[:most]):
         watcher.building(index)
-        row = blank_row(task, batch.run)
-        values: dict[str, Any] = vars(row) | {"latency_ms": latency_ms, "runs": 1}
-        found.append(Measurement(task, type(row)(**values)))
+        row = replace(task.blank, run=batch.run, latency_ms=latency_ms, runs=1)
+        found.append(Measurement(task, row))
         watcher.measured(found[-1])
     watcher.timing()
     anchors = tuple(

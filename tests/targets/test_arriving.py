@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -12,7 +13,6 @@ from support.simulated import conv_tasks
 from codl.ir import to_text
 from codl.kernels.tuning import Tuning
 from codl.measure.batch import MeasureBatch
-from codl.measure.runner import blank_row
 from codl.measure.timing import Rounds
 from codl.runtime.connection import FrameError
 from codl.targets.arriving import MOST_LETTERS, Arriving, Remaining, check_anchors, checked_row
@@ -24,7 +24,7 @@ BATCH = MeasureBatch(TASKS, "run2", Rounds(), Tuning(), float("inf"), {}, {})
 
 def content(**changes: Any) -> dict[str, Any]:
     """A row of the first task as it is sent."""
-    row = msgspec.to_builtins(blank_row(TASKS[0], "run2"))
+    row = msgspec.to_builtins(replace(TASKS[0].blank, run="run2"))
     return {**row, "latency_ms": 1.5, "runs": 3, **changes}
 
 
