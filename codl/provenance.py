@@ -37,3 +37,18 @@ def commit() -> str:
         return ""
     # An installed codl may lie inside somebody else's repository.
     return revision if Path(top) == ROOT else ""
+
+
+#: In codl's package, or in a checkout beside that.
+ROOTS = tuple(Path(__file__).resolve().parents[0:2])
+
+
+def shipped(folder: Path) -> Path:
+    """The folder of that name which comes with codl; it need not be there."""
+    return next((root / folder.name for root in ROOTS if (root / folder.name).is_dir()), folder)
+
+
+def own_or_shipped(name: str, root: Path, usual: Path) -> Path:
+    """`name` under `root`; where it is not there, in the `usual` one, what comes with codl."""
+    own, other = root / name, shipped(usual) / name
+    return other if root == usual and not own.exists() and other.exists() else own

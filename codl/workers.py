@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from codl.boundary import explained
 from codl.errors import CodlError, MismatchError
-from codl.optional import explained
 from codl.plugins import listed, load_installed, load_plugin
 from codl.provenance import VERSION
 

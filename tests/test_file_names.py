@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codl.errors import CodlError
-from codl.file_names import inside
+from codl.files import inside
 from codl.measure.dataset import Dataset
 
 

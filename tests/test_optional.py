@@ -14,13 +14,13 @@ import pytest
 from support.devices import here
 from support.plans import make_plan
 
-from codl import optional
+from codl import boundary
+from codl.boundary import PACKAGES, MissingPackageError, explained
 from codl.bundle.packaging import write
 from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
 from codl.measure.inputs import random_inputs
-from codl.optional import PACKAGES, MissingPackageError, explained
 from codl.records.soc import Soc
 
 ROOT = Path(__file__).parents[1]
@@ -115,7 +115,7 @@ def test_stored_predictors_need_the_base_alone() -> None:
         ("import codl; codl.compile('squeezenet')", "onnxruntime", "onnx"),
         ("from codl.cli import main; main()", "typer", "cli"),
         (
-            "from codl.optional import explained\nwith explained(): import codl.measure.images",
+            "from codl.boundary import explained\nwith explained(): import codl.measure.images",
             "pillow",
             "images",
         ),
@@ -153,16 +153,16 @@ def test_extras_are_those_of_the_wheel() -> None:
     tomllib = pytest.importorskip("tomllib")  # from Python 3.11 on
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    for extra, packages in optional.PACKAGES.items():
+    for extra, packages in boundary.PACKAGES.items():
         assert {name(line) for line in extras[extra]} == set(packages.values())
     base = {name(line) for line in project["dependencies"]}
     drivers = {"intel-cmplr-lib-rt", "intel-opencl-rt"}
-    assert set(optional.BASE.values()) == base - drivers
-    assert project["requires-python"] == f">={'.'.join(map(str, optional.PYTHON))}"
-    assert set(optional.OPTIONAL) == set(extras) & set(optional.PACKAGES) - set(
+    assert set(boundary.BASE.values()) == base - drivers
+    assert project["requires-python"] == f">={'.'.join(map(str, boundary.PYTHON))}"
+    assert set(boundary.OPTIONAL) == set(extras) & set(boundary.PACKAGES) - set(
         re.split(r"[\[\],]", extras["all"][0])
     )
-    assert not base & {name for own in optional.PACKAGES.values() for name in own.values()}
+    assert not base & {name for own in boundary.PACKAGES.values() for name in own.values()}
     assert all(find_spec(name) for name in ("typer", "onnx", "jinja2", "sklearn"))
 
 

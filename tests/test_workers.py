@@ -27,12 +27,12 @@ from support.worker_tasks import STARS, die, hears, misread, refuse, scaled, shi
 from typer.testing import CliRunner
 
 from codl import workers as module
+from codl.boundary import MissingPackageError
 from codl.cli.app import app
 from codl.errors import CodlError, InvalidFileError, MismatchError, UnknownNameError
 from codl.frontend.models.builder import ModelBuilder
 from codl.measure.budget import Budget
 from codl.measure.dataset import Dataset
-from codl.optional import MissingPackageError
 from codl.plugins import VARIABLE, load_plugin
 from codl.predict.training import train
 from codl.registry import rolled_back

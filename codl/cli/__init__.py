@@ -5,8 +5,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from codl.boundary import explained
 from codl.errors import CodlError
-from codl.optional import explained
 
 #: The command that says what is missing; it needs no extra but the command line's.
 DOCTOR = "doctor"

@@ -18,10 +18,9 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from codl import __version__, plugins
-from codl.boundary import boundary
+from codl.boundary import MissingPackageError, boundary, explained
 from codl.cli.output import STAGE, fail, heartbeat, warn
 from codl.errors import CodlError, CodlWarning, InterruptedCommandError
-from codl.optional import MissingPackageError, explained
 from codl.plugins import load_installed, load_plugin, load_shipped
 
 PluginOption = Annotated[

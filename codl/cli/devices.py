@@ -16,11 +16,11 @@ from rich.syntax import Syntax
 from codl.cli import options as opt
 from codl.cli.output import emit, note
 from codl.errors import DeviceError
-from codl.file_names import inside
-from codl.files import check_writable, set_aside
+from codl.files import check_writable, inside, set_aside
 from codl.records import soc as socs
-from codl.records.published_soc import PublishedSoc
 from codl.records.soc import ELEMENT_NAMES, MEMORY_TYPES, Soc
+from codl.records.soc_facts import PublishedSoc
+from codl.report.terminal import Table
 from codl.report.text_table import Table
 from codl.runtime.detect import choose, describe
 from codl.runtime.hardware import CpuFacts

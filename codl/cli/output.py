@@ -26,8 +26,8 @@ from rich.text import Text
 
 from codl import files
 from codl.api.reporter import Reporter
+from codl.files import printable
 from codl.measure.budget import Budget, Progress
-from codl.printable import printable
 from codl.provenance import provenance
 from codl.records.results import Checked
 

@@ -18,8 +18,7 @@ from codl.cli.base_options import result_file
 from codl.cli.output import TERMINAL, emit, note, warn
 from codl.cli.plan_tables import op_placement_table, plan_table
 from codl.errors import CodlError
-from codl.file_names import inside
-from codl.files import check_folder
+from codl.files import check_folder, inside
 from codl.measure import dataset as datasets
 from codl.measure.budget import Budget
 from codl.plan.beam_search import GOALS

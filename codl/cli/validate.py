@@ -14,6 +14,7 @@ from rich.console import Group
 from rich.text import Text
 
 from codl.api.job import Job, digests_of, read_inputs, recorded
+from codl.boundary import explained
 from codl.cli import options as opt
 from codl.cli.output import TERMINAL, emit, note, progress, stage
 from codl.errors import CodlError
@@ -25,7 +26,6 @@ from codl.ir.types import PROCESSORS, Processor
 from codl.lower import lower
 from codl.measure import dataset as datasets
 from codl.measure.inputs import SEED, random_inputs
-from codl.optional import explained
 from codl.plan.build_plan import for_soc, preferring
 from codl.plan.price import price
 from codl.predict import FOLDER

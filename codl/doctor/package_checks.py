@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from time import perf_counter
 
+from codl.boundary import BASE, OPTIONAL, PACKAGES, PURPOSES, PYTHON
 from codl.errors import CodlError
-from codl.optional import BASE, OPTIONAL, PACKAGES, PURPOSES, PYTHON
 from codl.targets.base import Target
 from codl.targets.checks import Check, Outcome, Patient
 from codl.targets.install import termux_fix

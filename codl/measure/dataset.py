@@ -25,10 +25,11 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args, get_type_
 
 from codl import files
 from codl.errors import InvalidFileError, UnwritableFileError
-from codl.file_names import inside
+from codl.files import inside
 from codl.ir.constants import digest
 from codl.ir.ops.base import Dim
-from codl.records import shipped, statistic
+from codl.provenance import own_or_shipped
+from codl.records import statistic
 from codl.records.results import Conditions
 
 FOLDER = files.HOME / "lat_datasets"
@@ -392,12 +393,12 @@ class Dataset:
     def found(cls, soc: str, root: Path = FOLDER) -> Dataset:
         """Under `root`; in the usual place also one that comes with codl."""
         inside(root, soc)
-        return cls(shipped.found(soc, root, FOLDER))
+        return cls(own_or_shipped(soc, root, FOLDER))
 
     @classmethod
     def at(cls, folder: Path) -> Dataset:
         """Of a folder; in the usual place also one that comes with codl."""
-        return cls(shipped.found(folder.name, folder.parent, FOLDER))
+        return cls(own_or_shipped(folder.name, folder.parent, FOLDER))
 
     def ops(self, name: str) -> Table[OpRow]:
         """The table of one kernel variant, such as `conv2d_cpu_gemm`."""

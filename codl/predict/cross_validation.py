@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from codl.boundary import explained
 from codl.errors import CodlError
-from codl.optional import explained
 from codl.predict.estimators import LatencyEstimator
 
 with explained():

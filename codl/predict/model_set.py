@@ -32,7 +32,7 @@ from codl.predict.estimators import LatencyEstimator
 from codl.predict.estimators.numerics import from_json, to_json
 from codl.predict.features import SHARING_PARTS, FeatureTable, Item, sharing_target
 from codl.predict.in_network_cost import InNetworkCost, InNetworkCosts
-from codl.records import shipped
+from codl.provenance import own_or_shipped
 from codl.records.soc import Soc
 
 E = TypeVar("E", bound=LatencyEstimator)
@@ -181,7 +181,7 @@ def load(soc: Soc, name: str, folder: Path = FOLDER, tuning: Tuning = Tuning()) 
     file cannot be read, and `MismatchError` for one that belongs to something else.
     """
     ESTIMATORS.find(name)
-    path = path_of(shipped.found(soc.name, folder, FOLDER).parent, soc.name, name)
+    path = path_of(own_or_shipped(soc.name, folder, FOLDER).parent, soc.name, name)
     if not path.exists():
         fix = f"`codl train --soc {soc.name} --predictor {name}` trains them."
         raise InvalidFileError(path, "there are no predictors here.", fix=fix)

@@ -17,16 +17,21 @@ import yaml
 
 from codl import yaml_file
 from codl.errors import CodlError, InvalidFileError, UnknownNameError, UnsupportedError
-from codl.file_names import inside
-from codl.files import HOME
+from codl.files import HOME, inside
 from codl.ir.op_text import parse
 from codl.ir.ops.base import OP_TYPES
 from codl.ir.plan import OpFallback
 from codl.ir.types import ELEMENTS, LAYOUTS
-from codl.records import published_soc
-from codl.records.published_soc import PublishedSoc
-from codl.records.shipped import shipped
-from codl.records.soc_facts import SVM_LEVELS, Chip, CoreCluster, CpuCache, SensorFact
+from codl.provenance import shipped
+from codl.records import soc_facts as published_soc
+from codl.records.soc_facts import (
+    SVM_LEVELS,
+    Chip,
+    CoreCluster,
+    CpuCache,
+    PublishedSoc,
+    SensorFact,
+)
 from codl.yaml_file import NotNegative, Positive, Threads
 
 FOLDER = HOME / "socs"

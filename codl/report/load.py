@@ -16,9 +16,9 @@ import msgspec
 
 from codl import files
 from codl.errors import InvalidFileError, UnknownNameError
+from codl.files import printable
 from codl.ir.ops.base import Dim
 from codl.ir.types import PROCESSORS
-from codl.printable import printable
 from codl.records.results import Source, SpanKind, Split, Status
 from codl.report.results import (
     COMMANDS,

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from codl.optional import BASE, PACKAGES
+from codl.boundary import BASE, PACKAGES
 from codl.provenance import VERSION
 from codl.records.results import Conditions
 from codl.runtime import cache, threads

@@ -9,12 +9,12 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
+from codl.boundary import explained
 from codl.errors import CodlError, DeviceError
 from codl.ir.constants import Arrays
 from codl.ir.executable import Access, Executable, Fill, NcnnNet, Net, Port, RunNet
 from codl.ir.ops.base import Array
 from codl.lower.nets import TAG
-from codl.optional import explained
 from codl.records.results import TimeSpan
 from codl.records.span_names import span_of
 from codl.runtime import threads

@@ -101,7 +101,7 @@ class ProbedDevice:
     max_image_width: int = 0
     max_image_height: int = 0
     fine_grained_svm: bool = False
-    #: Of `codl.records.soc_facts.SVM_LEVELS`; then whether kernels may compute in `half`.
+    #: Of `codl.records.soc.SVM_LEVELS`; then whether kernels may compute in `half`.
     svm: str = "none"
     half: bool = False
     max_read_images: int = 0

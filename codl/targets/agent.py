@@ -15,8 +15,8 @@ from importlib import import_module
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from codl.boundary import explained
 from codl.errors import CodlError, CodlWarning
-from codl.optional import explained
 from codl.plugins import load_installed
 from codl.provenance import VERSION as CODL
 from codl.runtime import clock_settings

@@ -15,9 +15,9 @@ from functools import cached_property, wraps
 from threading import Lock
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
+from codl.boundary import BASE, PACKAGES, MissingPackageError
 from codl.errors import CodlError, CodlWarning, DeviceError, ForkError, UnknownNameError
 from codl.ir.executable import Executable
-from codl.optional import BASE, PACKAGES, MissingPackageError
 from codl.records.soc import Soc
 from codl.records.soc_facts import Chip
 from codl.runtime import threads

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from codl.boundary import MissingPackageError
 from codl.errors import DeviceError
 from codl.ir.environment import Environment
-from codl.optional import MissingPackageError
 from codl.records.results import Conditions
 from codl.runtime.examination import Examination
 from codl.runtime.placement import at_hand

@@ -13,11 +13,11 @@ from threading import Event, Thread, get_native_id
 from time import perf_counter, process_time
 from typing import TypeVar
 
+from codl.boundary import explained
 from codl.errors import CodlError, DeviceError
 from codl.ir.plan import Plan
 from codl.measure.peers import PEERS, Job
 from codl.measure.timing import timed
-from codl.optional import explained
 from codl.runtime import threads
 from codl.runtime.child import inherited
 from codl.runtime.drivers import COUNTS

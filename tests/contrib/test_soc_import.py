@@ -12,7 +12,7 @@ from codl.cli.app import app
 from codl.contrib.importers.importer import import_soc, import_tables
 from codl.errors import CodlError, InvalidFileError
 from codl.records import soc as socs
-from codl.records.published_soc import PublishedSoc
+from codl.records.soc_facts import PublishedSoc
 
 #: Four keys and no line end behind them, as the original's files are.
 ORIGINAL = (

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from support.patients import HEALTHY, MadeUp, findings, patient
 
+from codl.boundary import BASE, PACKAGES
 from codl.doctor.package_checks import CHECKS
-from codl.optional import BASE, PACKAGES
 from codl.targets.checks import Patient
 
 

@@ -18,7 +18,7 @@ from codl.ir.types import Processor
 from codl.measure.dataset import Dataset, StageRow
 from codl.measure.measurement_order import stage_tasks
 from codl.predict.in_network_cost import FEWEST, Caches, InNetworkCost, fitted
-from codl.records.soc import CpuCache
+from codl.records.soc_facts import CpuCache
 
 COSTS: dict[Processor, InNetworkCost] = {
     "cpu": InNetworkCost(1.1, 0.02, 5e-8, 4e-8, 3e-8, 2e-8, 9e-8, 1e-8),

@@ -10,12 +10,12 @@ from typing import get_type_hints
 import pytest
 from typer.testing import CliRunner
 
+from codl import provenance
 from codl.cli.app import app
 from codl.errors import InvalidFileError, UnknownNameError, UnsupportedError
-from codl.records import shipped
 from codl.records import soc as socs
-from codl.records.published_soc import PublishedCpu, PublishedGpu, PublishedSoc
 from codl.records.soc import CpuSide, GpuSide, Soc
+from codl.records.soc_facts import PublishedCpu, PublishedGpu, PublishedSoc
 
 ROOT = Path(__file__).parents[2]
 #: global_mem_cache_size, compute_units, max_work_group_size and kernel_wave_size, as published.
@@ -101,7 +101,7 @@ def test_a_machines_own_files_are_nobody_elses(monkeypatch: pytest.MonkeyPatch) 
     (folder / "host.yaml").write_text(MINE)
     (folder / "host.local.yaml").write_text("")
     (folder / "phone.yaml").write_text(MINE)
-    monkeypatch.setattr(shipped, "ROOTS", (Path("nowhere"), folder.parent))
+    monkeypatch.setattr(provenance, "ROOTS", (Path("nowhere"), folder.parent))
     assert socs.names() == ["phone"]
     with pytest.raises(UnknownNameError, match="Known: phone"):
         socs.load("host")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from codl.records import shipped
-from codl.records.shipped import found
+from codl import provenance
+from codl.provenance import own_or_shipped
 
 USUAL = Path("predictors")
 
@@ -15,10 +15,10 @@ USUAL = Path("predictors")
 def test_what_the_user_has_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     own, others = tmp_path / "own", tmp_path / "codl"
-    monkeypatch.setattr(shipped, "ROOTS", (tmp_path / "nowhere", others))
+    monkeypatch.setattr(provenance, "ROOTS", (tmp_path / "nowhere", others))
     (others / "predictors" / "board").mkdir(parents=True)
-    assert found("board", USUAL, USUAL) == others / "predictors" / "board"
-    assert found("phone", USUAL, USUAL) == USUAL / "phone"
-    assert found("board", own, USUAL) == own / "board"
+    assert own_or_shipped("board", USUAL, USUAL) == others / "predictors" / "board"
+    assert own_or_shipped("phone", USUAL, USUAL) == USUAL / "phone"
+    assert own_or_shipped("board", own, USUAL) == own / "board"
     (USUAL / "board").mkdir(parents=True)
-    assert found("board", USUAL, USUAL) == USUAL / "board"
+    assert own_or_shipped("board", USUAL, USUAL) == USUAL / "board"

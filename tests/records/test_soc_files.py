@@ -11,8 +11,8 @@ from support.simulated import SOC
 
 from codl import yaml_file
 from codl.errors import CodlError, InvalidFileError
+from codl.provenance import shipped
 from codl.records import soc as socs
-from codl.records.shipped import shipped
 from codl.runtime import placement
 from codl.runtime.placement import Placement
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from codl.boundary import BASE, PACKAGES
 from codl.doctor.examine import no_progress
 from codl.errors import DeviceError
-from codl.optional import BASE, PACKAGES
 from codl.records.results import Conditions
 from codl.runtime.examination import Examination, Room
 from codl.runtime.hardware import CpuFacts

@@ -36,7 +36,7 @@ from codl.measure.dataset import Dataset
 from codl.measure.inputs import read_npz
 from codl.measure.recording import Recording
 from codl.predict import DEFAULT, FOLDER, features, model_set
-from codl.records import shipped
+from codl.provenance import own_or_shipped
 from codl.records import soc as socs
 from codl.report.load import load_result
 from codl.runtime.placement import Placement
@@ -148,7 +148,7 @@ def _predictors(folder: Path) -> Subject:
     """Of every kind of target that comes with codl the first; what is read predicts something."""
     soc = socs.load(SHIPPED)
     tuning = tuning_file.read(Dataset.found(SHIPPED), soc)
-    own = shipped.found(SHIPPED, FOLDER, FOLDER) / f"{DEFAULT}.json"
+    own = own_or_shipped(SHIPPED, FOLDER, FOLDER) / f"{DEFAULT}.json"
     content = json.loads(own.read_bytes())
     targets = content["targets"]
     content["targets"] = {

@@ -22,8 +22,8 @@ from codl.measure.dataset import Dataset
 from codl.measure.dataset_writer import open_manifest
 from codl.provenance import now, provenance
 from codl.records import soc as socs
-from codl.records.published_soc import PublishedCpu, PublishedGpu, PublishedSoc
 from codl.records.soc import CpuSide, GpuSide, Soc
+from codl.records.soc_facts import PublishedCpu, PublishedGpu, PublishedSoc
 from codl.yaml_file import NotNegative, Positive
 
 #: What a SoC is taken to be where its mapping does not say: 0 and "unknown" where nobody knows,

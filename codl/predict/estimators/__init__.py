@@ -14,8 +14,8 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
+from codl.boundary import explained
 from codl.errors import CodlError
-from codl.optional import explained
 from codl.predict.estimators import run_effects
 from codl.predict.estimators.numerics import Groups, Vector, rounded
 from codl.predict.estimators.run_effects import RunTerm, RunTermSearch

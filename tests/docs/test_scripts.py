@@ -1,0 +1,33 @@
+"""Scripts import what there is: nothing else runs most of them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = sorted((ROOT / "scripts").rglob("*.py"))
+
+
+def imported(script: Path) -> Iterator[tuple[str, str]]:
+    """Modules of codl, or beside a script, and the names that are imported from each."""
+    for node in ast.walk(ast.parse(script.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from ((node.module, alias.name) for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_script_imports_what_there_is(script: Path) -> None:
+    beside = {path.stem for path in script.parent.glob("*.py")}
+    for module, name in imported(script):
+        if module.split(".")[0] == "codl" and name and not hasattr(import_module(module), name):
+            import_module(f"{module}.{name}")
+        elif module in beside and name:
+            tree = ast.parse((script.parent / f"{module}.py").read_text())
+            assert name in ast.unparse(tree), f"{script}: {module} has no {name}"
