@@ -14,8 +14,7 @@ import pytest
 from support.devices import here
 from support.plans import make_plan
 
-from codl import boundary
-from codl.boundary import PACKAGES, MissingPackageError, explained
+from codl.boundary import BASE, OPTIONAL, PACKAGES, PYTHON, MissingPackageError, explained
 from codl.bundle.packaging import write
 from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.onnx_import import import_onnx
@@ -153,16 +152,16 @@ def test_extras_are_those_of_the_wheel() -> None:
     tomllib = pytest.importorskip("tomllib")  # from Python 3.11 on
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    for extra, packages in boundary.PACKAGES.items():
+    for extra, packages in PACKAGES.items():
         assert {name(line) for line in extras[extra]} == set(packages.values())
     base = {name(line) for line in project["dependencies"]}
     drivers = {"intel-cmplr-lib-rt", "intel-opencl-rt"}
-    assert set(boundary.BASE.values()) == base - drivers
-    assert project["requires-python"] == f">={'.'.join(map(str, boundary.PYTHON))}"
-    assert set(boundary.OPTIONAL) == set(extras) & set(boundary.PACKAGES) - set(
+    assert set(BASE.values()) == base - drivers
+    assert project["requires-python"] == f">={'.'.join(map(str, PYTHON))}"
+    assert set(OPTIONAL) == set(extras) & set(PACKAGES) - set(
         re.split(r"[\[\],]", extras["all"][0])
     )
-    assert not base & {name for own in boundary.PACKAGES.values() for name in own.values()}
+    assert not base & {name for own in PACKAGES.values() for name in own.values()}
     assert all(find_spec(name) for name in ("typer", "onnx", "jinja2", "sklearn"))
 
 

@@ -20,7 +20,6 @@ from codl.files import check_writable, inside, set_aside
 from codl.records import soc as socs
 from codl.records.soc import ELEMENT_NAMES, MEMORY_TYPES, Soc
 from codl.records.soc_facts import PublishedSoc
-from codl.report.terminal import Table
 from codl.report.text_table import Table
 from codl.runtime.detect import choose, describe
 from codl.runtime.hardware import CpuFacts

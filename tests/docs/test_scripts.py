@@ -25,7 +25,9 @@ def imported(script: Path) -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_script_imports_what_there_is(script: Path) -> None:
     beside = {path.stem for path in script.parent.glob("*.py")}
-    for module, name in imported(script):
+    names = list(imported(script))
+    assert names
+    for module, name in names:
         if module.split(".")[0] == "codl" and name and not hasattr(import_module(module), name):
             import_module(f"{module}.{name}")
         elif module in beside and name:
