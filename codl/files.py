@@ -200,7 +200,7 @@ def _take(folder: Path, new: list[Path]) -> int | None:
 
 
 #: What file systems take as a name, in bytes.
-MOST_BYTES = 255
+MOST_NAME_BYTES = 255
 
 
 def inside(folder: Path, name: str) -> Path:
@@ -210,7 +210,7 @@ def inside(folder: Path, name: str) -> Path:
     option, or one with letters that cannot be seen.
     """
     is_plain = name.isprintable() and not set(name) & {"/", "\\"} and name.strip() == name
-    if not name or not is_plain or name[0] in ".-" or len(name.encode()) > MOST_BYTES:
+    if not name or not is_plain or name[0] in ".-" or len(name.encode()) > MOST_NAME_BYTES:
         raise CodlError(
             f"{name!r} cannot be the name of a file in {folder}: it must be a plain name, such as "
             "sdm865."

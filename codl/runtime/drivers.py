@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import Any
 
-from codl.boundary import explained
+from codl.boundary import explained as missing_extra_explained
 from codl.errors import DeviceError, UnknownNameError
 
 SYSTEM_ICDS = Path("/etc/OpenCL/vendors")
@@ -170,7 +170,7 @@ def cl_module() -> Any:
     # It would keep binaries of its own; `device.programs` has the only ones. It looks just once.
     os.environ[_NO_CACHE] = "1"
     try:
-        with explained():
+        with missing_extra_explained():
             import pyopencl
             import pyopencl.invoker
     finally:

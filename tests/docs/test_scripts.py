@@ -26,7 +26,7 @@ def imported(script: Path) -> Iterator[tuple[str, str]]:
 def test_a_script_imports_what_there_is(script: Path) -> None:
     beside = {path.stem for path in script.parent.glob("*.py")}
     names = list(imported(script))
-    assert names
+    assert names or script.name == "__init__.py"
     for module, name in names:
         if module.split(".")[0] == "codl" and name and not hasattr(import_module(module), name):
             import_module(f"{module}.{name}")
