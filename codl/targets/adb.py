@@ -49,17 +49,17 @@ def matches(serial: str) -> bool:
 
 def shell_of(serial: str) -> DeviceShell:
     """The shell of a phone; raises `CodlError` for what cannot be a serial."""
-    own = serial.removeprefix(PREFIX)
-    if SERIAL.fullmatch(own) is None:
+    name = serial.removeprefix(PREFIX)
+    if SERIAL.fullmatch(name) is None:
         raise CodlError(f"The serial must be as `adb devices` prints it, got {serial!r}.")
-    client = ("adb", "-s", own, "shell", "-T")
-    fixes: dict[str, Fix] = {ABSENT: partial(absent, own), **FIXES}
+    client = ("adb", "-s", name, "shell", "-T")
+    fixes: dict[str, Fix] = {ABSENT: partial(absent, name), **FIXES}
     return DeviceShell(serial, client, FOLDER, fixes, CUTS, is_silent=True)
 
 
-def absent(own: str) -> str:
+def absent(name: str) -> str:
     """What to do about a device that the server does not know: which ones it knows."""
-    connect = f"`adb connect {own}` reaches it. " if ADDRESS.fullmatch(own) else ""
+    connect = f"`adb connect {name}` reaches it. " if ADDRESS.fullmatch(name) else ""
     listed = ""
     with suppress(DeviceError):
         listed = ", ".join(f"{serial} ({state})" for serial, state in devices().items())
@@ -71,7 +71,11 @@ def absent(own: str) -> str:
 def devices() -> dict[str, str]:
     """The state of every device that the server knows, by serial; raises `DeviceError`."""
     lines = (line.split(maxsplit=1) for line in said_by(["adb", "devices"]).splitlines())
-    return {own[0]: own[1].strip() for own in lines if len(own) == 2 and SERIAL.fullmatch(own[0])}
+    return {
+        words[0]: words[1].strip()
+        for words in lines
+        if len(words) == 2 and SERIAL.fullmatch(words[0])
+    }
 
 
 def checks_of(serial: str) -> tuple[Check, ...]:
@@ -87,14 +91,14 @@ def checks_of(serial: str) -> tuple[Check, ...]:
 
 def _state(serial: str) -> Iterator[Outcome]:
     """What `adb devices` says of a phone: `device` where this computer may use it."""
-    own = serial.removeprefix(PREFIX)
+    name = serial.removeprefix(PREFIX)
     states = devices()
-    state = states.get(own)
+    state = states.get(name)
     if state is None:
         others = ", ".join(states) or "none"
-        yield Outcome(False, f"`adb devices` does not list {own} (it lists {others})")
+        yield Outcome(False, f"`adb devices` does not list {name} (it lists {others})")
     elif state != "device":
         fix = next((fix for key, fix in FIXES.items() if state.startswith(key)), "")
-        yield Outcome(False, f"{own} is {state}", fix=fix)
+        yield Outcome(False, f"{name} is {state}", fix=fix)
     else:
-        yield Outcome(True, f"{own} is there, and this computer may use it")
+        yield Outcome(True, f"{name} is there, and this computer may use it")

@@ -40,11 +40,11 @@ def installed(name: str) -> str | None:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        found = version(name)
+        text = version(name)
     except PackageNotFoundError:
         return None
-    numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
-    return found if numbers >= FIRST.get(name, ()) else None
+    numbers = tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
+    return text if numbers >= FIRST.get(name, ()) else None
 
 
 def packages_folder(place: str) -> str:
@@ -55,18 +55,18 @@ def packages_folder(place: str) -> str:
 def brought(place: str) -> dict[str, tuple[str, str]]:
     """Version and folder of each package that was brought and is not the device's own."""
     folder = packages_folder(place)
-    found = {}
+    packages = {}
     for entry in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
         name, is_one, version = entry.partition("==")
         if is_one and installed(name) is None:
-            found[name] = version, os.path.join(folder, entry)
-    return found
+            packages[name] = version, os.path.join(folder, entry)
+    return packages
 
 
 def versions(place: str) -> dict[str, str | None]:
     """The version of every package that counts, None for what is not there."""
-    there = brought(place)
-    return {name: there[name][0] if name in there else installed(name) for name in NEEDED + USEFUL}
+    added = brought(place)
+    return {name: added[name][0] if name in added else installed(name) for name in NEEDED + USEFUL}
 
 
 def digest_of(path: str) -> str:
@@ -162,8 +162,8 @@ def main() -> int:
         )
         return 1
     place = room(archive)
-    found = versions(place)
-    missing = [name for name in NEEDED if found[name] is None]
+    packages = versions(place)
+    missing = [name for name in NEEDED if packages[name] is None]
     if missing:
         print("packages are missing there: " + ", ".join(missing), file=sys.stderr)
         return 1
@@ -172,11 +172,11 @@ def main() -> int:
     except OSError as error:
         print("the agent cannot be unpacked there: " + str(error), file=sys.stderr)
         return 1
-    own = [folder, *(path for _, path in brought(place).values())]
+    paths = [folder, *(path for _, path in brought(place).values())]
     # Processes that the agent starts find codl there too.
     rest = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([*own, *([rest] if rest else [])])
-    sys.path[:1] = own
+    os.environ["PYTHONPATH"] = os.pathsep.join([*paths, *([rest] if rest else [])])
+    sys.path[:1] = paths
     # A phone's shell has no home: settings are noted, and compiled kernels kept, in this place.
     os.environ.setdefault("CODL_STATE", place)
     if not os.access(os.path.expanduser("~"), os.W_OK):

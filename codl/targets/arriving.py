@@ -121,7 +121,7 @@ def checked_row(task: Task, run: str, content: dict[str, Any]) -> Row:
         row: Row = msgspec.convert(content, type(blank))
     except msgspec.ValidationError as error:
         raise FrameError(f"It sent a row that is none: {error}.") from error
-    for name in (own.name for own in fields(row)):
+    for name in (column.name for column in fields(row)):
         value, asked = getattr(row, name), getattr(blank, name)
         if isinstance(asked, str) and asked and name != "status" and value != asked:
             raise FrameError(f"It sent a row whose {name} is {value!r}, where {asked!r} was asked.")
@@ -140,9 +140,9 @@ def checked_row(task: Task, run: str, content: dict[str, Any]) -> Row:
 
 def check_anchors(rows: Sequence[AnchorRow], run: str) -> None:
     """Raise `FrameError` for what are no anchors of a run."""
-    known = {to_text(parse(op)) for op in drift.OPS}
+    ops = {to_text(parse(op)) for op in drift.OPS}
     for row in rows:
-        is_known = row.op in known and row.processor in PROCESSORS
+        is_known = row.op in ops and row.processor in PROCESSORS
         if not is_known or row.run != run or row.status != "ok":
             raise FrameError(f"It sent {row.op!r} on {row.processor!r}, which is no anchor.")
         if not (isfinite(row.latency_ms) and row.latency_ms > 0):

@@ -236,8 +236,8 @@ class Target:
         from importlib import import_module
         from time import perf_counter
 
-        modules = {package: module for known in (BASE, *PACKAGES.values())
-                   for module, package in known.items()}  # fmt: skip
+        modules = {package: module for packages in (BASE, *PACKAGES.values())
+                   for module, package in packages.items()}  # fmt: skip
         if name not in modules:
             raise UnknownNameError("package", name, modules)
         begin = perf_counter()

@@ -108,15 +108,15 @@ class Check:
 
     def findings(self, patient: Patient) -> list[Finding]:
         """The rows of this check; an error is a failed one, a defect included."""
-        found: list[Finding] = []
+        rows: list[Finding] = []
         try:
             for outcome in self.run(patient):
-                found.append(self._finding(outcome))
+                rows.append(self._finding(outcome))
         except CodlError as error:
-            found.append(self._finding(Outcome(False, str(error))))
+            rows.append(self._finding(Outcome(False, str(error))))
         except Exception as error:  # whatever is broken there, the other checks go on
-            found.append(self._finding(Outcome(False, f"{type(error).__name__}: {error}")))
-        return found
+            rows.append(self._finding(Outcome(False, f"{type(error).__name__}: {error}")))
+        return rows
 
     def _finding(self, outcome: Outcome) -> Finding:
         name = f"{self.name} {outcome.of}" if outcome.of else self.name

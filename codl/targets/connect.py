@@ -132,7 +132,7 @@ def machine_of(serial: str, what: str) -> Transport:
 
 def transport_of(serial: str) -> Transport:
     """The way to reach a serial; raises `UnknownNameError` where there is none."""
-    for transport in sorted(TRANSPORTS.values(), key=lambda one: one.takes_most):
+    for transport in sorted(TRANSPORTS.values(), key=lambda way: way.takes_most):
         if transport.matches(serial):
             return transport
     raise UnknownNameError("serial", serial, TRANSPORTS)

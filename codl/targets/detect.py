@@ -56,7 +56,7 @@ def detect(
     chosen = choose(target.probe(), device)
     info = target.describe()
     soc = describe(name, chosen, cpu=info.cpu, memory_types=memory_types, element=element)
-    found = replace(
+    described = replace(
         soc,
         chip=info.chip if info.chip != Chip() else None,
         sensors=sensors_of(info),
@@ -68,10 +68,10 @@ def detect(
         },
     )
     try:
-        socs.from_dict(found.to_dict(), socs.own_path_of(name))
+        socs.from_dict(described.to_dict(), socs.own_path_of(name))
     except InvalidFileError as error:
         raise DeviceError(f"{target.serial!r} says of itself what cannot be: {error}") from error
-    return found
+    return described
 
 
 def _registers_source(gpu: GpuSide) -> dict[str, str]:
@@ -84,7 +84,7 @@ def _registers_source(gpu: GpuSide) -> dict[str, str]:
 
 def sensors_of(info: TargetInfo) -> tuple[SensorFact, ...]:
     """The sensors of a machine that can be read."""
-    energy = (SensorFact(own.name, "energy", own.part) for own in info.sensors)
+    energy = (SensorFact(sensor.name, "energy", sensor.part) for sensor in info.sensors)
     return (*energy, *(SensorFact(name, "temperature") for name in info.thermometers))
 
 
@@ -99,9 +99,9 @@ def load_local(name: str | Path, serial: str = "local") -> LocalSoc:
     soc, path = socs.load(name), socs.path_of(name)
     transport = machine_of(serial, f"run anything on the SoC {soc.name!r}")
     check_measured(soc)
-    known = read(soc, path, is_here=transport.shell is None)
-    if known is not None:
-        return known
+    placed = read(soc, path, is_here=transport.shell is None)
+    if placed is not None:
+        return placed
     with closing(connect(serial)) as target:
         return _placed(soc, path, target)
 
@@ -179,7 +179,9 @@ def find_facts(
 
 def _checked(key: str, answered: Sequence[Fact]) -> Fact:
     """The fact that was asked for, of a value that its key can have: a device may say anything."""
-    fact = next((own for own in answered if own.key == key), Fact(key, None, "no answer"))
+    fact = next(
+        (candidate for candidate in answered if candidate.key == key), Fact(key, None, "no answer")
+    )
     hint = get_type_hints(GpuSide, include_extras=True)[key.removeprefix("gpu.")]
     try:
         if fact.value is not None:
@@ -231,8 +233,8 @@ def choose_signal(measured: Iterable[Measurement]) -> Fact:
     None where no length was measured both ways.
     """
     waits_ms: dict[str, dict[float, float]] = {"event_wait": {}, "flag_wait": {}}
-    for one in measured:
-        task, row = one.task, one.row
+    for measurement in measured:
+        task, row = measurement.task, measurement.row
         if not isinstance(task, SignalTask) or not isinstance(row, SignalRow):
             continue
         if row.status == "ok" and 0 < row.latency_ms < inf:

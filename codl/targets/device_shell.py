@@ -106,15 +106,15 @@ class DeviceShell:
         """The command line on this machine that runs a program with these arguments there."""
         return (*self.client, shlex.join(arguments))
 
-    def run(self, arguments: Sequence[str], *, given: bytes = b"", limit_s: float = 60.0) -> bytes:
-        """What a program writes to its output when `given` is its input.
+    def run(self, arguments: Sequence[str], *, stdin: bytes = b"", limit_s: float = 60.0) -> bytes:
+        """What a program writes to its output when `stdin` is its input.
 
         Raises `ShellError` where it fails or takes longer, or the device cannot be reached.
         """
         text = shlex.join(arguments) + (SAY_END if self.is_silent else "")
         try:
             done = subprocess.run(
-                (*self.client, text), input=given, capture_output=True, timeout=limit_s
+                (*self.client, text), input=stdin, capture_output=True, timeout=limit_s
             )
         except FileNotFoundError:
             raise ShellError(f"{self.client[0]!r} is not installed on this machine.", 127) from None
@@ -133,4 +133,4 @@ class DeviceShell:
 
     def write(self, path: str, content: bytes) -> None:
         """Put a whole file in its place at once; raises `ShellError`."""
-        self.run(["sh", "-c", WRITE, path], given=content, limit_s=600.0)
+        self.run(["sh", "-c", WRITE, path], stdin=content, limit_s=600.0)

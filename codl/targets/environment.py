@@ -34,7 +34,7 @@ def environment_of(target: Target, protocol: Mapping[str, Any]) -> Environment |
     placement, seen = at_hand(target.soc).placement, target.examine()
     device = identity_of(target)
     now = target.conditions()
-    found = Environment(
+    environment = Environment(
         machine=target.describe().cpu.name,
         system=f"{seen.system} {seen.machine}",
         platform=device.get("platform", ""),
@@ -47,7 +47,7 @@ def environment_of(target: Target, protocol: Mapping[str, Any]) -> Environment |
         libraries={name: version for name, version in seen.packages.items() if version},
         protocol=dict(protocol),
     )
-    return under(found, now)
+    return under(environment, now)
 
 
 def library_environment(
@@ -68,15 +68,15 @@ def library_environment(
 def under(environment: Environment, conditions: Conditions) -> Environment:
     """The same with the clocks of a while."""
     clocks = {"cpu": conditions.cpu_mhz, "gpu": conditions.gpu_mhz}
-    return replace(environment, clocks_mhz={k: own for k, own in clocks.items() if own is not None})
+    return replace(environment, clocks_mhz={k: mhz for k, mhz in clocks.items() if mhz is not None})
 
 
 def _settings(seen: Examination, now: Conditions) -> dict[str, str]:
     """What chooses the clocks of each cluster of cores, and of the GPU."""
-    found = {}
-    for own in seen.governors:
-        limit = f", at most {own.allowed_mhz:.0f} MHz" if own.allowed_mhz else ""
-        found[f"cores {', '.join(map(str, own.cores))}"] = f"{own.name}{limit}"
+    settings = {}
+    for governor in seen.governors:
+        limit = f", at most {governor.allowed_mhz:.0f} MHz" if governor.allowed_mhz else ""
+        settings[f"cores {', '.join(map(str, governor.cores))}"] = f"{governor.name}{limit}"
     if "gpu" in now.governors:
-        found["gpu"] = now.governors["gpu"]
-    return found
+        settings["gpu"] = now.governors["gpu"]
+    return settings

@@ -87,8 +87,8 @@ def _members() -> list[tuple[str, bytes]]:
     program = resources.files("codl.targets").joinpath(
         f"{agent_archive.__name__.split('.')[-1]}.py"
     )
-    own = [("__main__.py", program.read_bytes()), *_codl(resources.files("codl"), "codl")]
-    return sorted([*own, *_along()])
+    modules = [("__main__.py", program.read_bytes()), *_codl(resources.files("codl"), "codl")]
+    return sorted([*modules, *_along()])
 
 
 def _codl(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
@@ -97,7 +97,7 @@ def _codl(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
         path = f"{name}/{entry.name}"
         if entry.is_file() and entry.name.endswith((".py", ".cl")):
             yield path, entry.read_bytes()
-        elif entry.is_dir() and path not in {f"codl/{own}" for own in HOST_ONLY}:
+        elif entry.is_dir() and path not in {f"codl/{package}" for package in HOST_ONLY}:
             yield from _codl(entry, path)
 
 
@@ -142,10 +142,10 @@ class DevicePython:
             return ()
         if self.libc == "musl":
             return tuple(f"{tag}_{self.machine}" for tag in MUSL)
-        found = re.fullmatch(r"glibc 2\.(\d{1,2})", self.libc, re.ASCII)
-        if found is None or int(found[1]) < OLDEST_GLIBC:
+        glibc = re.fullmatch(r"glibc 2\.(\d{1,2})", self.libc, re.ASCII)
+        if glibc is None or int(glibc[1]) < OLDEST_GLIBC:
             return ()
-        tags = [f"manylinux_2_{minor}" for minor in range(int(found[1]), OLDEST_GLIBC - 1, -1)]
+        tags = [f"manylinux_2_{minor}" for minor in range(int(glibc[1]), OLDEST_GLIBC - 1, -1)]
         return tuple(f"{tag}_{self.machine}" for tag in (*tags, OLDEST_NAME))
 
 
@@ -169,7 +169,7 @@ def fetch_wheels(
         where = f"{python.abi} {python.version} on {python.machine} ({python.libc or 'no glibc'})"
         return f"There are no wheels for {where}: `pip install {package}` there."
     missing = f"No wheel for Python {python.short} on {python.machine} was found"
-    files = [] if wheels is None else [package_name(own.name) for own in wheels.glob("*.whl")]
+    files = [] if wheels is None else [package_name(file.name) for file in wheels.glob("*.whl")]
     if wheels is not None and package not in files:
         return f"{missing} in {wheels}: `pip install {package}` there."
     if find_spec("pip") is None:
@@ -224,18 +224,18 @@ def packed_wheels(wheels: Iterable[Path]) -> bytes:
 def _modules(members: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Where the files of a wheel that can be imported lie, and their names in it."""
     for member in members:
-        found = APART.fullmatch(member)
-        if not member.endswith("/") and (found is None or found["data"] is None):
-            yield (found["path"] if found else member), member
+        apart = APART.fullmatch(member)
+        if not member.endswith("/") and (apart is None or apart["data"] is None):
+            yield (apart["path"] if apart else member), member
 
 
-def lacking_wheels(wheels: Iterable[Path], there: Mapping[str, str | None]) -> list[Path]:
+def lacking_wheels(wheels: Iterable[Path], installed: Mapping[str, str | None]) -> list[Path]:
     """Those of one version each that a device lacks, where `there` are versions by name."""
-    found: dict[str, Path] = {}
+    lacking: dict[str, Path] = {}
     for wheel in sorted(wheels):
-        if there.get(name_of_wheel(wheel)[0]) is None:
-            found[name_of_wheel(wheel)[0]] = wheel
-    return list(found.values())
+        if installed.get(name_of_wheel(wheel)[0]) is None:
+            lacking[name_of_wheel(wheel)[0]] = wheel
+    return list(lacking.values())
 
 
 # Installing.
@@ -356,11 +356,11 @@ def _bring(
     shell: DeviceShell, python: Python, checked: Checked, wheel_folder: Path | None
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """Bring what is missing; what was brought, and what to do about each that was not."""
-    own = DevicePython(checked.python, checked.machine, checked.libc, checked.abi)
+    device = DevicePython(checked.python, checked.machine, checked.libc, checked.abi)
     with TemporaryDirectory(prefix="codl-wheels-") as name:
         folder = Path(name)
         problems = {
-            package: fetch_wheels(package, own, folder, wheels=wheel_folder)
+            package: fetch_wheels(package, device, folder, wheels=wheel_folder)
             for package in checked.missing
         }
         chosen = lacking_wheels(folder.glob("*.whl"), checked.packages)
@@ -376,10 +376,10 @@ def _bring(
     return tuple("==".join(name_of_wheel(wheel)) for wheel in chosen), fixes
 
 
-def _python(shell: DeviceShell, given: Python | None) -> Python:
+def _python(shell: DeviceShell, wanted: Python | None) -> Python:
     """The command of a Python that is there and young enough."""
     tried = []
-    for command in (given,) if given else PYTHONS:
+    for command in (wanted,) if wanted else PYTHONS:
         try:
             said = shell.run([*command, "-c", "import sys; print(*sys.version_info[:2])"])
         except ShellError as error:

@@ -101,7 +101,9 @@ class RemoteModel:
         """What the agent calls it, once it is there and has run on what `inputs` hold."""
         self._reload()
         fed = self._fed
-        if fed is None or any(v.tobytes() != fed[n].tobytes() for n, v in self.inputs.items()):
+        if fed is None or any(
+            not _is_same(fed[name], value) for name, value in self.inputs.items()
+        ):
             self.run()
         return self._handle
 
@@ -163,6 +165,11 @@ def load(
     if not isinstance(loaded, LoadedModel):
         raise RefusedError(loaded)
     return loaded
+
+
+def _is_same(array: NDArray[Any], other: NDArray[Any]) -> bool:
+    """Bit by bit: no number is told from itself."""
+    return np.array_equal(array.reshape(-1).view(np.uint8), other.reshape(-1).view(np.uint8))
 
 
 class RemotePeer:
@@ -279,8 +286,8 @@ class RemoteTarget(Elsewhere):
         progress: Progress = lambda done, total, left: None,
     ) -> TuneRun:
         """Tune over there; the task of which an agent is lost fails, and another does the rest."""
-        known, budget = done_before(tasks, tuning, self.soc), Budget(budget_s)
-        keys = {result.key for result in known}
+        finished, budget = done_before(tasks, tuning, self.soc), Budget(budget_s)
+        keys = {result.key for result in finished}
         left = Remaining([task for task in tasks if task.key not in keys])
         by_key = {task.key: task for task in left.tasks}
         tuned = [tuning.find(task.variant, task.op, self.soc) for task in left.tasks]
@@ -292,7 +299,7 @@ class RemoteTarget(Elsewhere):
             left.begins(task)
             searching(task)
 
-        def found(result: Tuned) -> None:
+        def ends(result: Tuned) -> None:
             if result.key not in by_key:
                 raise FrameError(f"It sent a result of {result.key}, which was not asked.")
             left.done(by_key[result.key])
@@ -302,7 +309,7 @@ class RemoteTarget(Elsewhere):
         def ask(missing: tuple[TuneTask, ...]) -> None:
             before = tuple(begun[task.key] for task in missing if task.key in begun)
             share_s = budget.share().seconds
-            run = self.agent.ask(Models.tune, missing, before, share_s, found, begins, progress)
+            run = self.agent.ask(Models.tune, missing, before, share_s, ends, begins, progress)
             try:
                 for failure in run.failures:
                     left.done(failure.task)
@@ -311,7 +318,7 @@ class RemoteTarget(Elsewhere):
             failures.extend(run.failures)
 
         left.work(ask, lambda task, why: failures.append(Failure(task, why, ())))
-        return TuneRun(tuple(results), known, tuple(failures), len(left.tasks), budget.spent_s)
+        return TuneRun(tuple(results), finished, tuple(failures), len(left.tasks), budget.spent_s)
 
     def check_kernels(
         self,
@@ -329,7 +336,7 @@ class RemoteTarget(Elsewhere):
             left.begins(task)
             checking(task)
 
-        def found(checked: Checked) -> None:
+        def ends(checked: Checked) -> None:
             left.done(checked.task)
             kept(checked)
 
@@ -342,7 +349,7 @@ class RemoteTarget(Elsewhere):
         def ask(missing: tuple[CheckTask, ...]) -> None:
             share_s = budget.share().seconds
             self.agent.ask(
-                Target.check_kernels, missing, keep=found, checking=begins, budget_s=share_s
+                Target.check_kernels, missing, keep=ends, checking=begins, budget_s=share_s
             )
 
         left.work(ask, lambda task, why: kept(Checked(task, why, is_lost=True)))
@@ -395,7 +402,7 @@ class RemoteTarget(Elsewhere):
         start_s, import_s = self.agent.start_seconds()
 
         def ms(*methods: Callable[..., Any]) -> float:
-            return 1e3 * sum(spent.get(question_of(own).name, 0.0) for own in methods)
+            return 1e3 * sum(spent.get(question_of(method).name, 0.0) for method in methods)
 
         begin_ms, run_ms = ms(Process.begin), ms(Models.run)
         load_ms = ms(Target.open, Models.lacks, Models.load)

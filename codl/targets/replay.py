@@ -89,18 +89,18 @@ class ReplayTarget(Elsewhere):
     @property
     def replays(self) -> Mapping[str, Any]:
         """The dataset, what its latencies are, and the runs that they are of."""
-        own = self._recording
+        recording = self._recording
         return {
-            "folder": str(own.dataset.folder),
-            "source": own.source,
-            "runs": dict(own.manifest_runs),
+            "folder": str(recording.dataset.folder),
+            "source": recording.source,
+            "runs": dict(recording.manifest_runs),
         }
 
     def describe(self) -> TargetInfo:
         """The machine that was measured, as the manifest tells."""
         soc, placement = self._recording.soc, self._recording.placement
-        sensors = (own for own in soc.sensors if own.quantity == "energy")
-        warm = (own.name for own in soc.sensors if own.quantity == "temperature")
+        sensors = (sensor for sensor in soc.sensors if sensor.quantity == "energy")
+        warm = (sensor.name for sensor in soc.sensors if sensor.quantity == "temperature")
         return TargetInfo(
             cpu=CpuFacts(
                 name=soc.cpu.name,
@@ -111,7 +111,7 @@ class ReplayTarget(Elsewhere):
                 big_cores=soc.cpu.big_cores,
                 caches=soc.cpu.caches,
             ),
-            sensors=tuple(SensorInfo(own.name, own.part) for own in sensors),  # type: ignore[arg-type]
+            sensors=tuple(SensorInfo(sensor.name, sensor.part) for sensor in sensors),  # type: ignore[arg-type]
             chip=soc.chip or Chip(),
             thermometers=tuple(warm),
         )
@@ -132,16 +132,16 @@ class ReplayTarget(Elsewhere):
 
     def measure(self, batch: MeasureBatch, watcher: Watcher | None = None) -> BatchResult:
         """The rows of as many tasks as were measured in the time of a batch."""
-        own, at_most = self._recording, len(batch.tasks)
+        recording, at_most = self._recording, len(batch.tasks)
         seconds = min(batch.left_s, STEPS * batch.rounds.span_s)
-        if own.seconds_per_row > 0:
-            at_most = max(1, min(at_most, int(seconds / own.seconds_per_row)))
+        if recording.seconds_per_row > 0:
+            at_most = max(1, min(at_most, int(seconds / recording.seconds_per_row)))
         rows = {task: self._row(task) for task in batch.tasks[:at_most]}
         return BatchResult(
             tuple(_measurement(task, row, batch.run) for task, row in rows.items()),
-            tuple(replace(row, run=batch.run, source=SOURCE) for row in own.anchors),
+            tuple(replace(row, run=batch.run, source=SOURCE) for row in recording.anchors),
             conditions=self.conditions(),
-            skipped_s=own.seconds_per_row * sum(isinstance(r, Row) for r in rows.values()),
+            skipped_s=recording.seconds_per_row * sum(isinstance(r, Row) for r in rows.values()),
         )
 
     def _row(self, task: Task) -> Row | UnsupportedError:
@@ -156,8 +156,8 @@ class ReplayTarget(Elsewhere):
 
 
 def _measurement(task: Task, row: Row | UnsupportedError, run: str) -> Measurement:
-    own = row if isinstance(row, Row) else failed_row(task, run, str(row))
-    return Measurement(task, replace(own, run=run, source=SOURCE))
+    replayed = row if isinstance(row, Row) else failed_row(task, run, str(row))
+    return Measurement(task, replace(replayed, run=run, source=SOURCE))
 
 
 def _probed(recording: Recording) -> ProbeResult:

@@ -95,10 +95,10 @@ class Models:
     def run(self, handle: int, inputs: Arrays) -> Arrays:
         """The outputs of a model."""
         model = self._model(handle)
-        wanted = {name: (own.dtype, own.shape) for name, own in model.inputs.items()}
-        given = {name: (own.dtype, own.shape) for name, own in inputs.items()}
-        if given != wanted:
-            raise CodlError(f"The inputs must be {wanted}, got {given}.")
+        wanted = {name: (array.dtype, array.shape) for name, array in model.inputs.items()}
+        sent = {name: (array.dtype, array.shape) for name, array in inputs.items()}
+        if sent != wanted:
+            raise CodlError(f"The inputs must be {wanted}, got {sent}.")
         with model.lock:
             for name, value in inputs.items():
                 np.copyto(model.inputs[name], value)
@@ -194,8 +194,8 @@ class Models:
 
     def _model(self, handle: int) -> Any:
         if handle not in self._models:
-            known = ", ".join(map(str, self._models)) or "none"
-            raise CodlError(f"There is no model {handle} here; there are: {known}.")
+            held = ", ".join(map(str, self._models)) or "none"
+            raise CodlError(f"There is no model {handle} here; there are: {held}.")
         return self._models[handle]
 
     def _array(self, digest: str) -> NDArray[Any]:
@@ -217,6 +217,6 @@ class _Watched:
         self._tasks, self._measured = tasks, measured
         self.building, self.timing = building, timing
 
-    def measured(self, one: Measurement) -> None:
-        row = msgspec.to_builtins(one.row)
-        self._measured(self._tasks.index(one.task), row, one.is_disturbed)
+    def measured(self, measurement: Measurement) -> None:
+        row = msgspec.to_builtins(measurement.row)
+        self._measured(self._tasks.index(measurement.task), row, measurement.is_disturbed)

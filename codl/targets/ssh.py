@@ -53,12 +53,12 @@ def matches(serial: str) -> bool:
 
 def shell_of(serial: str) -> DeviceShell:
     """The shell at an address; raises `CodlError` for what is none."""
-    found = ADDRESS.fullmatch(serial)
-    if found is None or int(found["port"] or 22) > 65535:
+    address = ADDRESS.fullmatch(serial)
+    if address is None or int(address["port"] or 22) > 65535:
         raise CodlError(f"The serial must be like ssh://pi@board.local:22, got {serial!r}.")
-    host = found["host"].strip("[]")
-    where = f"{found['user']}@{host}" if found["user"] else host
-    port = ("-p", found["port"]) if found["port"] else ()
+    host = address["host"].strip("[]")
+    where = f"{address['user']}@{host}" if address["user"] else host
+    port = ("-p", address["port"]) if address["port"] else ()
     settings = [part for option in OPTIONS for part in ("-o", option)]
     client = (*_client(), "-T", *settings, *port, "--", where)
     return DeviceShell(serial, client, FOLDER, FIXES, CUTS)

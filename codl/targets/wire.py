@@ -125,7 +125,7 @@ class Question:
         self, arguments: Sequence[Any], named: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Callable[..., Any]]]:
         """By their names the arguments of a call that are sent, and those that are called."""
-        bound = inspect.signature(self.method).bind(None, *arguments, **named)
+        bound = self._signature.bind(None, *arguments, **named)
         bound.apply_defaults()
         sent = dict(list(bound.arguments.items())[1:])
         return sent, {name: sent.pop(name) for name in self.events}
@@ -133,22 +133,26 @@ class Question:
     @cached_property
     def arguments(self) -> Form:
         """Of the arguments that are sent, by their names."""
-        sent = {name: own for name, own in self._hints.items() if not _is_call(own)}
+        sent = {name: hint for name, hint in self._hints.items() if not _is_call(hint)}
         return _record(self.name, sent, dict.__getitem__, dict)
 
     @cached_property
     def events(self) -> Mapping[str, Form]:
         """What is told, by the names of the arguments that are called with it."""
-        called = {name: own for name, own in self._hints.items() if _is_call(own)}
-        return {name: form_of(tuple[tuple(get_args(own)[0])]) for name, own in called.items()}  # type: ignore[misc]
+        called = {name: hint for name, hint in self._hints.items() if _is_call(hint)}
+        return {name: form_of(tuple[tuple(get_args(hint)[0])]) for name, hint in called.items()}  # type: ignore[misc]
 
     @cached_property
     def answer(self) -> Form:
         return form_of(_evaluated(self.method)["return"])
 
     @cached_property
+    def _signature(self) -> inspect.Signature:
+        return inspect.signature(self.method)
+
+    @cached_property
     def _hints(self) -> Mapping[str, Any]:
-        return {name: own for name, own in _evaluated(self.method).items() if name != "return"}
+        return {name: hint for name, hint in _evaluated(self.method).items() if name != "return"}
 
 
 def question(limit: Limit | None = 60.0) -> Callable[[F], F]:
@@ -166,8 +170,8 @@ def question(limit: Limit | None = 60.0) -> Callable[[F], F]:
 
 def question_of(method: Callable[..., Any]) -> Question:
     """The question that a method was marked as."""
-    found: Question = method.question  # type: ignore[attr-defined]
-    return found
+    question: Question = method.question  # type: ignore[attr-defined]
+    return question
 
 
 def questions(cls: type[Any]) -> Iterator[Question]:
@@ -297,14 +301,16 @@ def form_of(hint: Any) -> Form:
     if origin in (Union, UnionType):
         return _form_of_union(hint, parts)
     if isinstance(origin, type) and issubclass(origin, tuple | Sequence | Mapping):
-        forms = tuple(form_of(own) for own in parts if own is not Ellipsis)
+        forms = tuple(form_of(part) for part in parts if part is not Ellipsis)
         is_usual = not issubclass(origin, Mapping) or get_origin(parts[0]) is not tuple
         if is_usual and all(form.is_plain for form in forms):
             return Form(hint)
         if issubclass(origin, Mapping):  # as pairs
             items = form_of(tuple[tuple[parts], ...])  # type: ignore[valid-type]
             pairs, back = items.send, items.take
-            return Form(items.sent, lambda own: pairs([*own.items()]), lambda own: dict(back(own)))
+            return Form(
+                items.sent, lambda mapping: pairs([*mapping.items()]), lambda sent: dict(back(sent))
+            )
         if origin is tuple and Ellipsis not in parts:
             return _form_of_tuple(forms)
         return _form_of_list(forms[0], list if origin is list else tuple)
@@ -329,23 +335,23 @@ def _form_of_tuple(forms: Sequence[Form]) -> Form:
 def _form_of_list(inner: Form, kind: Callable[[Any], Any]) -> Form:
     return Form(
         list[inner.sent],  # type: ignore[name-defined]
-        lambda values: [inner.send(own) for own in values],
-        lambda sent: kind(inner.take(own) for own in sent),
+        lambda values: [inner.send(item) for item in values],
+        lambda sent: kind(inner.take(item) for item in sent),
     )
 
 
 def _form_of_union(hint: Any, parts: Sequence[Any]) -> Form:
     """Several dataclasses are told apart by a tag; of other unions msgspec knows the members."""
-    classes = [own for own in parts if isinstance(own, type) and is_dataclass(own)]
+    classes = [part for part in parts if isinstance(part, type) and is_dataclass(part)]
     if len(classes) > 1:
-        forms = {own: _form_of_dataclass(own, tag_field="is", tag=True) for own in classes}
+        forms = {part: _form_of_dataclass(part, tag_field="is", tag=True) for part in classes}
         by_sent = {form.sent: form for form in forms.values()}
         return Form(
             Union[tuple(by_sent)],  # noqa: UP007
             lambda value: forms[type(value)].send(value),
             lambda sent: by_sent[type(sent)].take(sent),
         )
-    inner = next((form for own in parts if not (form := form_of(own)).is_plain), None)
+    inner = next((form for part in parts if not (form := form_of(part)).is_plain), None)
     if inner is None:
         return Form(hint)
     return Form(
@@ -356,9 +362,9 @@ def _form_of_union(hint: Any, parts: Sequence[Any]) -> Form:
 
 
 def _form_of_dataclass(cls: Any, **tag: Any) -> Form:
-    known = get_type_hints(cls, include_extras=True)
-    hints = {own.name: known[own.name] for own in fields(cls) if own.init}
-    if all(form_of(own).is_plain for own in hints.values()) and not tag:
+    every = get_type_hints(cls, include_extras=True)
+    hints = {member.name: every[member.name] for member in fields(cls) if member.init}
+    if all(form_of(member).is_plain for member in hints.values()) and not tag:
         return Form(cls)
     return _record(cls.__name__, hints, getattr, cls, **tag)
 
@@ -371,13 +377,13 @@ def _record(
     **tag: Any,
 ) -> Form:
     """Values by their names, which `get` gives and `make` takes."""
-    forms = {own: form_of(hint) for own, hint in hints.items()}
-    members = [(own, form.sent) for own, form in forms.items()]
+    forms = {key: form_of(hint) for key, hint in hints.items()}
+    members = [(key, form.sent) for key, form in forms.items()]
     struct = msgspec.defstruct(name, members, frozen=True, forbid_unknown_fields=True, **tag)
     return Form(
         struct,
-        lambda value: struct(**{own: form.send(get(value, own)) for own, form in forms.items()}),
-        lambda sent: make(**{own: form.take(getattr(sent, own)) for own, form in forms.items()}),
+        lambda value: struct(**{key: form.send(get(value, key)) for key, form in forms.items()}),
+        lambda sent: make(**{key: form.take(getattr(sent, key)) for key, form in forms.items()}),
     )
 
 
@@ -412,7 +418,7 @@ def _form_of_kernel_task(cls: Any) -> Form:
     from codl.kernels import registry
 
     hints = get_type_hints(cls)
-    rest = [own.name for own in fields(cls)][2:]
+    rest = [member.name for member in fields(cls)][2:]
     members = (Op, str, *(hints[name] for name in rest))
     inner = form_of(tuple[members])  # type: ignore[valid-type]
 
@@ -443,9 +449,9 @@ class _Names(dict[str, Any]):
         self._module = module
 
     def __missing__(self, name: str) -> Any:
-        known = vars(sys.modules[self._module])
-        if name in known or hasattr(builtins, name):
-            return known.get(name, getattr(builtins, name, None))
+        names = vars(sys.modules[self._module])
+        if name in names or hasattr(builtins, name):
+            return names.get(name, getattr(builtins, name, None))
         module, attribute = _type_imports(self._module)[name]
         return getattr(import_module(module), attribute)
 
@@ -454,11 +460,11 @@ class _Names(dict[str, Any]):
 def _type_imports(module: str) -> Mapping[str, tuple[str, str]]:
     """Module and name there of every name that is imported under `if TYPE_CHECKING`."""
     tree = ast.parse(inspect.getsource(sys.modules[module]))
-    blocks = (own for own in tree.body if isinstance(own, ast.If))
-    imports = (own for block in blocks if ast.unparse(block.test) == "TYPE_CHECKING"
-               for own in block.body if isinstance(own, ast.ImportFrom))  # fmt: skip
-    return {alias.asname or alias.name: (str(own.module), alias.name)
-            for own in imports for alias in own.names}  # fmt: skip
+    blocks = (node for node in tree.body if isinstance(node, ast.If))
+    imports = (node for block in blocks if ast.unparse(block.test) == "TYPE_CHECKING"
+               for node in block.body if isinstance(node, ast.ImportFrom))  # fmt: skip
+    return {alias.asname or alias.name: (str(node.module), alias.name)
+            for node in imports for alias in node.names}  # fmt: skip
 
 
 def _evaluated(method: Callable[..., Any]) -> dict[str, Any]:

@@ -230,11 +230,11 @@ class GoesAway(LocalShell):
     def __init__(self, commands: int) -> None:
         self.left = commands
 
-    def run(self, arguments: Sequence[str], *, given: bytes = b"", limit_s: float = 60.0) -> bytes:
+    def run(self, arguments: Sequence[str], *, stdin: bytes = b"", limit_s: float = 60.0) -> bytes:
         self.left -= 1
         if self.left < 0:
             raise DeviceError("device '3a9c4f5' not found.")
-        return super().run(arguments, given=given, limit_s=limit_s)
+        return super().run(arguments, stdin=stdin, limit_s=limit_s)
 
 
 def test_a_device_that_goes_away_writes_no_row(program: str) -> None:

@@ -117,7 +117,7 @@ def test_a_program_that_does_not_read_holds_up_nobody_else(plug: Plug, tmp_path:
     os.mkfifo(gate)
     said: list[bytes] = []
     waiting = ["sh", "-c", f"read line < {gate}; wc -c"]
-    slow = Thread(target=lambda: said.append(shell.run(waiting, given=LARGE)))
+    slow = Thread(target=lambda: said.append(shell.run(waiting, stdin=LARGE)))
     slow.start()
     assert shell.run(["echo", "meanwhile"]) == b"meanwhile\n"
     gate.write_text("now\n")

@@ -190,11 +190,11 @@ def _last(text: str) -> str:
 class LocalShell:
     """Runs programs on this machine, as a `DeviceShell` does on a device."""
 
-    def run(self, arguments: Sequence[str], *, given: bytes = b"", limit_s: float = 60.0) -> bytes:
+    def run(self, arguments: Sequence[str], *, stdin: bytes = b"", limit_s: float = 60.0) -> bytes:
         """What a program writes to its output; raises `DeviceError` where it fails."""
         try:
             done = subprocess.run(
-                list(arguments), input=given, capture_output=True, timeout=limit_s, check=True
+                list(arguments), input=stdin, capture_output=True, timeout=limit_s, check=True
             )
         except subprocess.CalledProcessError as error:
             said = error.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
