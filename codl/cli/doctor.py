@@ -15,7 +15,7 @@ from rich.text import Text
 
 from codl.cli.base_options import JsonOption, OutputOption, SerialOption, read_budget
 from codl.cli.output import emit, note, progress
-from codl.doctor.examine import BUDGET_S, examine
+from codl.doctor import BUDGET_S, examine
 from codl.measure.budget import Budget
 from codl.report.text_table import Table
 from codl.targets.checks import Finding

@@ -1,4 +1,4 @@
-"""Checks of cores, clocks, memory, room on disks and temperatures."""
+"""Checks of the machine: cores, clocks, memory, room on disks, temperatures, and a steady pace."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from codl.measure import dataset
+from codl.measure.cool_down import held, tolerance
 from codl.measure.tuner import TOGETHER_BYTES
 from codl.runtime.cache import LIMIT_BYTES
 from codl.runtime.examination import WAIT_POLICY, Governor, Room, room
@@ -13,6 +14,8 @@ from codl.targets.checks import Check, Outcome, Patient
 
 #: The tables of a SoC whose every op was collected, and the files beside them, several times over.
 DATASET_BYTES = 64 << 20
+#: How long one core is kept busy.
+PACE_S = 2.0
 #: With less, phones save power by slowing down.
 LEAST_PERCENT = 20.0
 #: Drivers of clocks that go up and down under this governor too; with others it is the lowest one.
@@ -123,6 +126,14 @@ def _size(count: int) -> str:
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
 
 
+def pace(patient: Patient) -> Iterator[Outcome]:
+    with patient.apart() as target:
+        samples = target.pace(PACE_S)
+    ratio, limit = held(samples), tolerance(samples)
+    detail = f"at the end of {PACE_S:g} s one core works at {ratio:.2f} of its pace at the start"
+    yield Outcome(ratio >= 1 - limit, f"{detail}; {1 - limit:.2f} or more is steady")
+
+
 CHECKS = (
     Check(
         "cores",
@@ -153,4 +164,9 @@ CHECKS = (
     Check("space for datasets", dataset_room, "Make room there, or collect with -o.", "nothing"),
     Check("battery", battery, "Plug the device in.", "system"),
     Check("temperature", temperature, "Let the device cool down, and look again.", "system"),
+    Check(
+        "pace",
+        pace,
+        "Let the device cool down, end what else runs, and keep it plugged in; then look again.",
+    ),
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.patients import GIB, MadeUp, findings, patient
 
-from codl.doctor import machine_checks, pace_checks
+from codl.doctor import machine_checks
 from codl.doctor.machine_checks import CHECKS
 from codl.records.results import Conditions
 from codl.runtime.examination import Governor, Room, ThermalZone
@@ -98,7 +98,7 @@ def test_a_hot_zone_is_named_with_its_limit() -> None:
 
 def test_a_clock_that_falls() -> None:
     slower = (*[1e-3] * 15, *[1.5e-3] * 15)
-    found = findings(pace_checks.CHECKS, patient(MadeUp(samples_s=slower)))["pace"]
+    found = findings(CHECKS, patient(MadeUp(samples_s=slower)))["pace"]
     assert not found.ok
     assert "works at 0.67 of its pace at the start; 0.97 or more is steady" in found.detail
 
@@ -106,7 +106,7 @@ def test_a_clock_that_falls() -> None:
 def test_a_pace_that_others_disturb_holds() -> None:
     """Other programs make single rounds slower, at the end too."""
     disturbed = [*[1e-3] * 18, *[1e-3, 3e-3] * 6]
-    found = findings(pace_checks.CHECKS, patient(MadeUp(samples_s=disturbed)))["pace"]
+    found = findings(CHECKS, patient(MadeUp(samples_s=disturbed)))["pace"]
     assert found.ok
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from codl.boundary import BASE, PACKAGES
-from codl.doctor.examine import no_progress
+from codl.doctor import no_progress
 from codl.errors import DeviceError
 from codl.records.results import Conditions
 from codl.runtime.examination import Examination, Room

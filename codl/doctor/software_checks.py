@@ -1,0 +1,271 @@
+"""Checks of software: Python, the agent, packages, OpenCL's drivers, and every kernel variant."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing
+from time import perf_counter
+
+from codl.errors import CodlError
+from codl.ir import to_text
+from codl.ir.types import PROCESSORS, Processor
+from codl.kernels import registry
+from codl.measure.check_variants import IMPRECISE, Checked, CheckRun, CheckTask, check_tasks
+from codl.boundary import BASE, OPTIONAL, PACKAGES, PURPOSES, PYTHON
+from codl.runtime.detect import describe
+from codl.runtime.drivers import INSTALL_HINT
+from codl.runtime.placement import LocalSoc
+from codl.runtime.probe import ProbedDevice
+from codl.targets.base import Target
+from codl.targets.checks import Check, Outcome, Patient
+from codl.targets.connect import connect
+from codl.targets.install import termux_fix
+
+#: What tells whether it can be imported itself, by opening the loader of OpenCL.
+LOADER = "pyopencl"
+WANTED = ".".join(map(str, PYTHON))
+
+
+def python(patient: Patient) -> Iterator[Outcome]:
+    there = patient.examination
+    version, system = ".".join(map(str, there.python)), f"{there.system} {there.machine}"
+    place = f"{system}, Termux" if there.is_termux else system
+    yield Outcome(there.python >= PYTHON, f"{version} on {place}; codl needs {WANTED} or later")
+
+
+def agent(patient: Patient) -> Iterator[Outcome]:
+    """Start a process that answers: what codl measures and runs by."""
+    begin = perf_counter()
+    try:
+        with patient.apart() as target:
+            cpu = target.describe().cpu
+    except CodlError as error:
+        there = f"`codl agent install --serial {patient.serial}` puts it there."
+        yield Outcome(False, str(error), fix="" if patient.is_here else there)
+    else:
+        yield Outcome(True, f"answers after {perf_counter() - begin:.1f} s: {cpu.name}")
+
+
+def base(patient: Patient) -> Iterator[Outcome]:
+    """Every package of the base is installed and can be imported."""
+    with patient.apart() as target:
+        for package in BASE.values():
+            version, problem = _found(patient, target, package)
+            fix = termux_fix(package) if patient.examination.is_termux else ""
+            yield Outcome(not problem, problem or version, of=package, fix=fix)
+
+
+def extras(patient: Patient) -> Iterator[Outcome]:
+    """The extras, on the machine where plans are made; a device needs none."""
+    if not patient.is_here:
+        return
+    with patient.apart() as target:
+        for extra, packages in PACKAGES.items():
+            found = {name: _found(patient, target, name) for name in packages.values()}
+            problems = "; ".join(problem for _, problem in found.values() if problem)
+            listed = ", ".join(f"{name} {version}" for name, (version, _) in found.items())
+            purpose = f"for {PURPOSES[extra]}"
+            if problems and extra in OPTIONAL:
+                yield Outcome(True, f"{problems}; wanted only {purpose}", of=extra)
+            else:
+                detail = f"{problems or listed}; {purpose}"
+                yield Outcome(not problems, detail, of=extra, fix=f"`pip install 'codl[{extra}]'`.")
+
+
+def _found(patient: Patient, target: Target, package: str) -> tuple[str, str]:
+    """The version of a package, and what is wrong with it, "" for nothing.
+
+    An agent's file brings some that are not installed.
+    """
+    version = patient.examination.packages.get(package, "")
+    if package == LOADER:
+        return version, "" if version else f"{package} is not installed"
+    try:
+        target.import_package(package)
+    except CodlError as error:
+        problem = f"{package} {version}: {error}" if version else f"{package} is not installed"
+        return version, problem
+    return version or "comes with the agent", ""
+
+
+TERMUX_LOADER = "`pkg install ocl-icd`, then `pip install pyopencl`."
+TERMUX_DRIVER = "`pkg install opencl-vendor-driver` makes the phone's own driver known."
+
+
+def loader(patient: Patient) -> Iterator[Outcome]:
+    fix = TERMUX_LOADER if patient.examination.is_termux else ""
+    version = patient.examination.packages.get(LOADER, "")
+    if not version:
+        yield Outcome(False, f"{LOADER} is not installed", fix=fix)
+        return
+    try:
+        with patient.apart() as target:
+            target.import_package(LOADER)
+    except Exception as error:
+        yield Outcome(False, str(error), fix=fix)
+    else:
+        yield Outcome(True, f"loaded by {LOADER} {version}")
+
+
+def drivers(patient: Patient) -> Iterator[Outcome]:
+    fix = TERMUX_DRIVER if patient.examination.is_termux else INSTALL_HINT
+    if not patient.drivers:
+        yield Outcome(False, "none was found", fix=fix)
+    for result in patient.drivers:
+        names = ", ".join(device.name for device in result.devices)
+        if result.error:
+            yield Outcome(False, result.error, of=result.icd)
+        elif result.devices:
+            yield Outcome(True, f"answers with {names}", of=result.icd)
+        elif patient.devices:
+            yield Outcome(True, "has no device here; another driver has", of=result.icd)
+        else:
+            yield Outcome(False, "loads, and has no device", of=result.icd, fix=fix)
+
+
+def devices(patient: Patient) -> Iterator[Outcome]:
+    """Looking at a driver has built and run a kernel on each of its devices."""
+    for device in patient.devices:
+        yield Outcome(True, f"built and ran a kernel: {_described(device)}", of=title(device))
+
+
+def title(device: ProbedDevice) -> str:
+    """A device and its driver, by which findings are told apart."""
+    return f"{device.name} ({device.icd})"
+
+
+def _described(device: ProbedDevice) -> str:
+    facts = (
+        device.version,
+        f"driver {device.driver}",
+        f"{device.compute_units} compute units",
+        f"work-groups of up to {device.max_work_group_size}",
+        f"vectors of {device.vector_width} floats",
+        " and ".join(device.memory_types),
+    )
+    return ", ".join(facts)
+
+
+#: Of ops on which a variant failed, so many are named.
+NAMED = 2
+
+
+def kernels(patient: Patient) -> Iterator[Outcome]:
+    """On each device its kernels; on the first one the CPU's variants too."""
+    processors: Sequence[Processor] = PROCESSORS
+    for device in patient.devices:
+        yield from _on(patient, device, processors)
+        processors = ("gpu",)
+
+
+def _on(
+    patient: Patient, device: ProbedDevice, processors: Sequence[Processor]
+) -> Iterator[Outcome]:
+    try:
+        soc = describe("doctor", device, cpu=patient.target.describe().cpu)
+        tasks = check_tasks(soc, processors)
+        run = _checked(patient, soc, tasks, f"Kernels on {device.name}")
+    except Exception as error:  # other devices go on
+        yield Outcome(False, str(error), of=f"on {title(device)}")
+        return
+    problems = run.problems()
+    yield Outcome(not problems, _summary(run, tasks), of=f"on {title(device)}", fix="See below.")
+    for name, failed in problems.items():
+        yield _failure(name, failed, problems, soc, device)
+
+
+def _checked(patient: Patient, soc: LocalSoc, tasks: Sequence[CheckTask], label: str) -> CheckRun:
+    """Behind an agent, on this machine too: a driver that crashes costs the task that did it."""
+    with (
+        closing(connect(patient.serial, soc)) as target,
+        closing(target.fresh()) as fresh,
+        patient.progress(label) as progress,
+    ):
+        return fresh.check_kernels(tasks, budget_s=patient.budget_s, progress=progress)
+
+
+def _summary(run: CheckRun, tasks: Sequence[CheckTask]) -> str:
+    names = {one.task.name for one in run.checked}
+    right = len(names) - len(run.problems())
+    text = f"{right} of {len(names)} variants compute what NumPy does, in {len(run.checked)} runs"
+    if not run.left:
+        return text
+    unmet = len({task.name for task in tasks} - names)
+    return f"{text}; no time was left for {run.left} runs, and {unmet} variants had none"
+
+
+def _failure(
+    name: str,
+    failed: Sequence[Checked],
+    problems: Mapping[str, object],
+    soc: LocalSoc,
+    device: ProbedDevice,
+) -> Outcome:
+    some = [f"{to_text(one.task.op)}: {one.problem.rstrip('.')}" for one in failed[:NAMED]]
+    more = f"; and {len(failed) - NAMED} more" if len(failed) > NAMED else ""
+    consequence, fix = _consequence(failed, problems, soc)
+    detail = f"driver {device.driver}: {'; '.join(some)}{more}. {consequence}"
+    return Outcome(False, detail, of=f"{name} on {title(device)}", fix=fix)
+
+
+def _consequence(
+    failed: Sequence[Checked], problems: Collection[str], soc: LocalSoc
+) -> tuple[str, str]:
+    """What codl does about a variant that fails, and what is left to do."""
+    update = "Update the driver, or choose another by `codl soc detect --device`"
+    task = failed[0].task
+    if task.variant.processor == "cpu":
+        package = {"ncnn": "ncnn", "ort": "onnxruntime"}.get(task.variant.backend, "codl")
+        fix = f"`pip install --force-reinstall {package}`."
+        return "Nothing stands in for it where a plan names it.", fix
+    if all(one.problem.startswith(IMPRECISE) for one in failed):
+        return "codl runs it all the same.", f"{update}, or make plans without {task.name}."
+    other = stand_in(task, problems, soc)
+    if not other:
+        return "No other variant on the GPU takes this op.", f"{update}, or plan it on the CPU."
+    if any(one.is_wrong for one in failed):
+        detail = f"From now on {other} stands in for it on this driver, where a plan names it."
+        return detail, f"{update}; make bundles again that were made before."
+    if any(one.is_lost for one in failed):
+        detail = "Where the driver dies of compiling it, codl gives it up after the second time, "
+        return f"{detail}and {other} stands in.", f"{update}."
+    return f"Where a plan names it, {other} stands in.", f"Nothing must be done. {update}."
+
+
+def stand_in(task: CheckTask, problems: Collection[str], soc: LocalSoc) -> str:
+    """The variant that codl runs in the place of one that fails; "" where there is none."""
+    own = registry.variants(task.op, task.variant.processor, soc)
+    names = (v.name for v in own if f"{v.op_kind} {v.name}" not in problems)
+    return next((name for name in names if name != task.variant.name), "")
+
+
+PACKAGE_CHECKS = (
+    Check(
+        "agent",
+        agent,
+        "Install codl and what it needs again: `pip install codl`.",
+        "system",
+        decides=True,
+    ),
+    Check("python", python, f"Install Python {WANTED} or later.", "system"),
+    Check("package", base, "`pip install --force-reinstall codl`."),
+    Check("extra", extras, "`pip install 'codl[all]'`."),
+)
+DRIVER_CHECKS = (
+    Check("opencl loader", loader, f"`pip install --force-reinstall {LOADER}`."),
+    Check(
+        "opencl driver",
+        drivers,
+        "codl uses the drivers that work. Install this one again, or remove its ICD file "
+        "(/etc/OpenCL/vendors) or its package.",
+    ),
+    Check("opencl device", devices, ""),
+)
+KERNEL_CHECKS = (
+    Check(
+        "kernels",
+        kernels,
+        "Look at the other failed checks first; then update the driver.",
+        is_long=True,
+    ),
+)
