@@ -7,15 +7,18 @@ size and SHA-256; its own CRC is the archive's.
 
 from __future__ import annotations
 
+import hmac
 import json
 import mmap
 import struct
+import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
+from secrets import token_bytes
 from shutil import copyfileobj
 from typing import Any, NoReturn
 from zipfile import ZIP_STORED, BadZipFile, ZipFile, ZipInfo
@@ -23,8 +26,9 @@ from zipfile import ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 import msgspec
 
 from codl import files
-from codl.bundle.signature import is_own, signed
-from codl.errors import InvalidFileError
+from codl.errors import CodlError, CodlWarning, InvalidFileError
+from codl.ir.constants import digest
+from codl.runtime.cache import state_folder
 
 MANIFEST = "manifest.json"
 #: The executable, and the arrays of its constants.
@@ -124,7 +128,7 @@ class Archive:
     @property
     def is_own(self) -> bool:
         """Whether this user wrote it on this machine."""
-        return is_own(self.manifest)
+        return _is_own(self.manifest)
 
     def unchecked(self, name: str) -> memoryview:
         """The bytes of a part, in place, for `checking`."""
@@ -207,17 +211,62 @@ class Archive:
     def _checked(self, content: bytes) -> dict[str, Any]:
         manifest = files.parse_json(content, f"{self.path}, {MANIFEST}", fix=FIX)
         try:
-            own = (manifest["format"], manifest["version"])
+            kind, version = manifest["format"], manifest["version"]
             sums = msgspec.convert(manifest["parts"], dict[str, _Sum])
         except (KeyError, TypeError, ValueError) as error:
             self.refuse(f"{MANIFEST} cannot be read ({error!r}).", FIX)
-        if own[0] != FORMAT:
-            self.refuse(f"{MANIFEST}, format: expected {FORMAT!r}, got {own[0]!r}.", FIX)
-        if own[1] != VERSION:
+        if kind != FORMAT:
+            self.refuse(f"{MANIFEST}, format: expected {FORMAT!r}, got {kind!r}.", FIX)
+        if version != VERSION:
             self.refuse(
-                f"it is of format version {own[1]}, written by codl {manifest.get('codl')}; this "
+                f"it is of format version {version}, written by codl {manifest.get('codl')}; this "
                 f"codl reads version {VERSION}.",
                 "Package the model again, or use a codl that knows the version.",
             )
         self._sums = sums
         return dict(manifest)
+
+
+# Whether a bundle was written by this user on this machine: a sum that takes a key of theirs.
+# Drivers run the compiled kernels that they are given, so those of a stranger are not used. The key
+# lies in the user's state folder, or where the variable CODL_STATE says, and never leaves it.
+
+#: The key of a manifest that holds its signature, which is of all others.
+SIGNATURE = "signature"
+KEY_NAME, KEY_BYTES = "bundles.key", 32
+
+
+def signed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The manifest with a signature; where no key can be kept a `CodlWarning`, and none."""
+    path = state_folder() / KEY_NAME
+    try:
+        if not path.exists():
+            _make_key(path)
+        return {**manifest, SIGNATURE: _signature(manifest, path)}
+    except CodlError as error:
+        text = (
+            f"The bundle has no signature, so it will count as a stranger's here, too: {error} "
+            "CODL_STATE names another folder for the key."
+        )
+        warnings.warn(text, CodlWarning, stacklevel=2)
+    return dict(manifest)
+
+
+def _is_own(manifest: Mapping[str, Any]) -> bool:
+    """Whether this user signed it here; it names the sums of all parts of the bundle."""
+    with suppress(CodlError):
+        signature = manifest.get(SIGNATURE)
+        ours = _signature(manifest, state_folder() / KEY_NAME)
+        return isinstance(signature, str) and hmac.compare_digest(signature.encode(), ours.encode())
+    return False
+
+
+def _make_key(path: Path) -> None:
+    with files.writing(path) as partial:
+        partial.touch(mode=0o600)
+        partial.write_bytes(token_bytes(KEY_BYTES))
+
+
+def _signature(manifest: Mapping[str, Any], path: Path) -> str:
+    content = {key: value for key, value in manifest.items() if key != SIGNATURE}
+    return hmac.new(files.read_bytes(path), digest(content).encode(), sha256).hexdigest()

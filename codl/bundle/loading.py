@@ -15,9 +15,8 @@ import msgspec
 from numpy.typing import NDArray
 
 from codl import yaml_file
-from codl.bundle import network as networks
-from codl.bundle import tensors
 from codl.bundle.archive import CONSTANTS, EXECUTABLE, FIX, REFERENCE, Archive
+from codl.bundle.parts import network_from_json, read_arrays
 from codl.engine.engine import Engine
 from codl.errors import CodlError, CodlWarning, DeviceError, MismatchError, WrongResultError
 from codl.evaluation.closeness import Closeness, closeness, is_right, worst
@@ -51,15 +50,6 @@ class _Reference(msgspec.Struct, frozen=True):
     outputs: dict[str, str]
 
 
-class _Listed(msgspec.Struct, frozen=True):
-    """A compiled program in `programs.json`."""
-
-    name: str
-    source: str
-    options: str
-    part: str
-
-
 def load(
     path: str | Path,
     *,
@@ -86,7 +76,7 @@ def load(
     with _readable(archive):
         own = soc_of(archive)
         plan = read_plan(archive.json("plan.json"), archive.path)
-        network = networks.from_json(archive.json("network.json"), archive.path)
+        network = network_from_json(archive.json("network.json"), archive.path)
         network = replace(network, content=str(archive.manifest.get("content", "")))
         is_trusted = trusted or archive.is_own
         binaries = _binaries(archive) if is_trusted else ()
@@ -151,7 +141,7 @@ def _compared(engine: Engine, content: Any, archive: Archive) -> tuple[Closeness
     """How close outputs are to those of the bundle, and how close they should be."""
     with _readable(archive):
         wanted = msgspec.convert(content, _Reference)
-        get = _of(tensors.read(archive.part(REFERENCE), wanted.header))
+        get = _of(read_arrays(archive.part(REFERENCE), wanted.header))
     got = engine({name: get(key) for name, key in wanted.inputs.items()})
     with _readable(archive):
         return worst(closeness(got[k], get(key)) for k, key in wanted.outputs.items()), wanted
@@ -167,7 +157,7 @@ def soc_of(archive: Archive) -> LocalSoc:
 def _executable(archive: Archive, constants: memoryview) -> Executable:
     """The executable; raises `InvalidFileError` where it is not sound, or of another version."""
     with _readable(archive):
-        arrays = tensors.read(constants, archive.manifest["constants_header"])
+        arrays = read_arrays(constants, archive.manifest["constants_header"])
     text = bytes(archive.text(EXECUTABLE))
     try:
         return decode(text, _of(arrays))
@@ -201,8 +191,8 @@ def _check_kernels(executable: Executable, archive: Archive) -> None:
 def _binaries(archive: Archive) -> tuple[Binary, ...]:
     """Drivers may crash on a binary that is damaged: all are checked before one is used."""
     return tuple(
-        Binary(own.name, own.source, own.options, bytes(archive.part(own.part)))
-        for own in msgspec.convert(archive.json("programs.json"), list[_Listed])
+        Binary(row["name"], row["source"], row["options"], bytes(archive.part(row["part"])))
+        for row in msgspec.convert(archive.json("programs.json"), list[dict[str, str]])
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from codl.bundle import network as networks
-from codl.bundle import tensors
 from codl.bundle.archive import CONSTANTS, EXECUTABLE, REFERENCE, Archive, to_json, write_archive
 from codl.bundle.loading import compare, load
+from codl.bundle.parts import ArrayStore, network_to_json
 from codl.engine.engine import Engine
 from codl.errors import CodlError
 from codl.evaluation.closeness import max_rel_err
@@ -109,7 +108,7 @@ def write(
     """
     soc, identity = at_hand(target.soc), target.open()
     engine = checked_engine(network, plan, target, tuning, source=source)
-    arrays = tensors.Arrays()
+    arrays = ArrayStore()
     executable = encode(engine.executable, arrays.put)
     listed, programs = _programs(target.binaries(engine.loaded))
     manifest: dict[str, Any] = {
@@ -128,7 +127,7 @@ def write(
         manifest["reference"] = _reference(engine, reference)
         parts: dict[str, bytes | Path] = {
             "plan.json": to_json(_as_run(engine.plan, engine.executable).to_json()),
-            "network.json": to_json(networks.to_json(network)),
+            "network.json": to_json(network_to_json(network)),
             EXECUTABLE: executable,
             "programs.json": to_json(listed),
             **programs,
@@ -147,7 +146,7 @@ def _reference(engine: Engine, path: Path) -> dict[str, Any] | None:
     checked = engine.checked
     if checked is None or not checked.reference:
         return None
-    arrays, inputs = tensors.Arrays(), random_inputs(engine.network)
+    arrays, inputs = ArrayStore(), random_inputs(engine.network)
     outputs = {k: v for k, v in engine(inputs).items() if k not in checked.ignored}
     listed = {
         kind: {name: arrays.put(np.asarray(value, np.float32)) for name, value in own.items()}
@@ -179,8 +178,8 @@ def _programs(binaries: Sequence[Binary]) -> tuple[list[dict[str, Any]], dict[st
     """What `programs.json` says of compiled programs, and the parts with them."""
     listed, parts = [], {}
     for binary in binaries:
-        name = f"programs/{sha256(repr(binary.key).encode()).hexdigest()[:16]}.bin"
-        own = {key: value for key, value in asdict(binary).items() if key != "blob"}
-        listed.append({**own, "part": name})
-        parts[name] = binary.blob
+        part = f"programs/{sha256(repr(binary.key).encode()).hexdigest()[:16]}.bin"
+        name, source, options = binary.key
+        listed.append({"name": name, "source": source, "options": options, "part": part})
+        parts[part] = binary.blob
     return listed, parts

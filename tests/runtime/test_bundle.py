@@ -27,10 +27,18 @@ from support.plans import CUTS, branching, legal, make_plan, one_by_one
 from support.variants import with_variants
 
 import codl
-from codl.bundle import load, packaging, tensors
-from codl.bundle.archive import EXECUTABLE, MANIFEST, PAGE, Archive, to_json, write_archive
+from codl.bundle import load, packaging
+from codl.bundle.archive import (
+    EXECUTABLE,
+    MANIFEST,
+    PAGE,
+    Archive,
+    signed,
+    to_json,
+    write_archive,
+)
 from codl.bundle.packaging import package, write
-from codl.bundle.signature import signed
+from codl.bundle.parts import ArrayStore, read_arrays
 from codl.engine.engine import Engine
 from codl.errors import (
     CodlError,
@@ -219,12 +227,12 @@ def test_parts_are_read_in_place(made: Path) -> None:
 
 
 def test_equal_weights_are_stored_once(tmp_path: Path) -> None:
-    kept = tensors.Arrays()
+    kept = ArrayStore()
     same = np.arange(6, dtype=np.float32).reshape(2, 3)
     first, again, other = (kept.put(array) for array in (same, same.copy(), same.T))
     assert first == again != other
     digest = kept.save(tmp_path / "w")
-    arrays = tensors.read(memoryview((tmp_path / "w").read_bytes()), digest)
+    arrays = read_arrays(memoryview((tmp_path / "w").read_bytes()), digest)
     np.testing.assert_array_equal(arrays[other], same.T)
     assert set(arrays) == {first, other}
 

@@ -18,9 +18,8 @@ import onnx
 
 from codl import bundle
 from codl.boundary import boundary
-from codl.bundle import network as networks
-from codl.bundle import tensors
 from codl.bundle.archive import CONSTANTS, MANIFEST, Archive, to_json, write_archive
+from codl.bundle.parts import ArrayStore, network_to_json
 from codl.contrib.importers.mapped_tables import load_mapping
 from codl.errors import CodlError
 from codl.evaluation.closeness import read_labels
@@ -235,7 +234,7 @@ def _dataset(folder: Path) -> Path:
 def _bundles(folder: Path) -> Subject:
     network = small_network()
     plan = small_plan(network, SOC)
-    arrays = tensors.Arrays()
+    arrays = ArrayStore()
     executable = encode(lower(network, plan, SOC, Tuning()), arrays.put)
     header = arrays.save(folder / "weights")
     manifest = {
@@ -247,7 +246,7 @@ def _bundles(folder: Path) -> Subject:
     }
     parts = {
         "plan.json": to_json(plan.to_json()),
-        "network.json": to_json(networks.to_json(network)),
+        "network.json": to_json(network_to_json(network)),
         "executable.json": executable,
         "programs.json": to_json([]),
         CONSTANTS: (folder / "weights").read_bytes(),
