@@ -6,12 +6,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from time import perf_counter
 
+from codl.boundary import BASE, OPTIONAL, PACKAGES, PURPOSES, PYTHON
 from codl.errors import CodlError
 from codl.ir import to_text
 from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry
 from codl.measure.check_variants import IMPRECISE, Checked, CheckRun, CheckTask, check_tasks
-from codl.boundary import BASE, OPTIONAL, PACKAGES, PURPOSES, PYTHON
 from codl.runtime.detect import describe
 from codl.runtime.drivers import INSTALL_HINT
 from codl.runtime.placement import LocalSoc

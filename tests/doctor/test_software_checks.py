@@ -13,10 +13,10 @@ from support.devices import here
 from support.patients import DEVICE, HEALTHY, MadeUp, findings, patient
 
 import codl
+from codl.boundary import BASE, PACKAGES
 from codl.doctor import software_checks
 from codl.doctor.software_checks import DRIVER_CHECKS, KERNEL_CHECKS, PACKAGE_CHECKS
 from codl.measure.check_variants import check_tasks
-from codl.boundary import BASE, PACKAGES
 from codl.plugins import VARIABLE
 from codl.registry import rolled_back
 from codl.runtime import cache
