@@ -136,23 +136,23 @@ class BatchRunner:
         for anchor in self._anchors:
             anchor.timed.taken_s.clear()
         watcher.timing()
-        timed: list[Timed] = [one.timed for one in (*self._anchors, *prepared)]
+        timed: list[Timed] = [item.timed for item in (*self._anchors, *prepared)]
         rounds = replace(batch.rounds, span_s=seconds)
         timing.measure(timed, rounds, lambda: self._is_disturbed(batch, prepared), after_round=look)
         meanwhile = Conditions.over(readings)
-        for one in prepared:
-            is_disturbed = self._is_disturbed(batch, [one])
-            row = one.row(1.0 if is_disturbed else self._drift(batch, one.task))
-            done.append(Measurement(one.task, row.under(meanwhile), is_disturbed))
+        for item in prepared:
+            is_disturbed = self._is_disturbed(batch, [item])
+            row = item.row(1.0 if is_disturbed else self._drift(batch, item.task))
+            done.append(Measurement(item.task, row.under(meanwhile), is_disturbed))
             watcher.measured(done[-1])
         anchors = tuple(drift.row_of(anchor).under(meanwhile) for anchor in self._anchors)
         return BatchResult(tuple(done), anchors, conditions=readings[-1])
 
     def _is_disturbed(self, batch: MeasureBatch, prepared: Sequence[Prepared]) -> bool:
         """Whether the anchors of a processor that some of these ran on do not agree."""
-        used = {processor for one in prepared for processor in processors_of(one.task)}
-        found = {p: drift.drift_of(self._anchors, p, batch.reference_ms) for p in used}
-        return any(found[p].scatter > batch.tolerance.get(p, float("inf")) for p in used)
+        used = {processor for item in prepared for processor in processors_of(item.task)}
+        drifts = {p: drift.drift_of(self._anchors, p, batch.reference_ms) for p in used}
+        return any(drifts[p].scatter > batch.tolerance.get(p, float("inf")) for p in used)
 
     def _drift(self, batch: MeasureBatch, task: Task) -> float:
         """How many times slower what a task ran on was; in the mean where that is both sides."""
@@ -183,12 +183,12 @@ class BatchRunner:
             taken, large = taken + size, large + more
             watcher.building(index)
             deadly = self._ahead.deadly.get(task)
-            one = deadly_row(task, batch.run, deadly) if deadly else self._bench.prepare(task)
-            if isinstance(one, Prepared):
-                prepared.append(one)
-                planned += one.timed.seconds
+            built = deadly_row(task, batch.run, deadly) if deadly else self._bench.prepare(task)
+            if isinstance(built, Prepared):
+                prepared.append(built)
+                planned += built.timed.seconds
             else:
-                done.append(Measurement(task, one.under(self._read())))
+                done.append(Measurement(task, built.under(self._read())))
                 watcher.measured(done[-1])
         return prepared, done
 
@@ -240,18 +240,18 @@ def time_together(
         with suppress(CodlError):  # its latency is kept
             energy[name] = energy_mj(partial(runs[name], effort.turn), sensors)
     return TimedTogether(
-        latency_ms={name: Latency.of(own.warm) for name, own in turns.items()},
-        cold_ms={name: Latency.of(own.cold) for name, own in turns.items()},
+        latency_ms={name: Latency.of(taken.warm) for name, taken in turns.items()},
+        cold_ms={name: Latency.of(taken.cold) for name, taken in turns.items()},
         failed={name: str(error) for name, error in failed.items()},
         energy_mj={name: mj / effort.turn for name, mj in energy.items() if mj is not None},
         sensors=tuple(sensor.name for sensor in sensors),
         anchors=tuple(
-            AnchorTime(*drift.key(one), 1e3 * level(one.timed.taken_s[WHOLE]))
-            for one in anchors
-            if one.timed.taken_s.get(WHOLE)
+            AnchorTime(*drift.key(anchor), 1e3 * level(anchor.timed.taken_s[WHOLE]))
+            for anchor in anchors
+            if anchor.timed.taken_s.get(WHOLE)
         ),
         conditions=Conditions.over(readings),
-        runs_ms={name: tuple(1e3 * s for s in own.every) for name, own in turns.items()}
+        runs_ms={name: tuple(1e3 * s for s in taken.every) for name, taken in turns.items()}
         if effort.keep_runs
         else {},
     )

@@ -139,11 +139,11 @@ class CheckRun:
 
     def problems(self) -> dict[str, list[Checked]]:
         """Those with a problem, by the variant's name."""
-        found: dict[str, list[Checked]] = {}
-        for one in self.checked:
-            if one.problem:
-                found.setdefault(one.task.name, []).append(one)
-        return found
+        problems: dict[str, list[Checked]] = {}
+        for result in self.checked:
+            if result.problem:
+                problems.setdefault(result.task.name, []).append(result)
+        return problems
 
 
 def task_of(op: str, variant: str) -> CheckTask:
@@ -158,13 +158,13 @@ def check_tasks(soc: Soc, processors: Sequence[Processor] = PROCESSORS) -> list[
     Those that are not for this SoC included: they are right on any device. Every variant has its
     first turn before any has its second.
     """
-    found: dict[str, list[CheckTask]] = {}
+    tasks: dict[str, list[CheckTask]] = {}
     for op in parts(soc):
         for processor in processors:
             for variant in registry.variants(op, processor, soc, include_unfit=True):
                 task = CheckTask(op, variant)
-                found.setdefault(task.name, []).append(task)
-    turns = zip_longest(*found.values())
+                tasks.setdefault(task.name, []).append(task)
+    turns = zip_longest(*tasks.values())
     return [task for turn in turns for task in turn if task is not None]
 
 
@@ -181,9 +181,9 @@ def parts(soc: Soc) -> Iterator[Op]:
     """
     ops = [parse(text) for text in OPS]
     kinds = {op.kind for op in ops}
-    for kind, own in OP_TYPES.items():
+    for kind, op_type in OP_TYPES.items():
         if kind not in kinds and kind != "onnx":  # the text of an `onnx` op has no model
-            ops += [parse(text) for text in own.examples]
+            ops += [parse(text) for text in op_type.examples]
     for index, op in enumerate(ops):
         yield op
         if not op.dims:
@@ -229,18 +229,18 @@ def check(gpu: OpenClDevice, task: CheckTask) -> Checked:
     try:
         inputs, weights = checked_operands(task.op)
         executable, session = _loaded(gpu, task, weights)
-        given = dict(zip(pieces.input_names(len(inputs)), inputs, strict=True))
-        found = difference(_output(session, given), _output(Interpreter(executable), given))
+        named = dict(zip(pieces.input_names(len(inputs)), inputs, strict=True))
+        error_share = difference(_output(session, named), _output(Interpreter(executable), named))
     except DeviceError as error:
         return Checked(task, " ".join(str(error).split()))
     except Exception as error:  # a variant that fails is a result, not the end
         kind = "" if isinstance(error, CodlError) else f"{type(error).__name__}: "
         return Checked(task, f"{kind}{' '.join(str(error).split())}")
     limit = tolerance(task.variant)
-    if found <= limit:
+    if error_share <= limit:
         return Checked(task, "")
-    how = WRONG if found > OF_HALVES else IMPRECISE
-    off = f"off by {found:.2g} of the largest value, at most {limit:.2g} is rounding"
+    how = WRONG if error_share > OF_HALVES else IMPRECISE
+    off = f"off by {error_share:.2g} of the largest value, at most {limit:.2g} is rounding"
     return Checked(task, f"{how}: {off}")
 
 
@@ -267,8 +267,8 @@ def _remember(gpu: OpenClDevice, result: Checked) -> None:
     """Let engines on this driver know which of its variants are wrong."""
     ran = not result.problem or result.problem.startswith((WRONG, IMPRECISE))
     if result.task.variant.processor == "gpu" and ran:
-        known = VariantBlocklist(gpu.programs.identity)
-        known.note(result.task.name, to_text(result.task.op), is_wrong=result.is_wrong)
+        blocklist = VariantBlocklist(gpu.programs.identity)
+        blocklist.note(result.task.name, to_text(result.task.op), is_wrong=result.is_wrong)
 
 
 def check_all(

@@ -153,10 +153,11 @@ class Collection:
             elif device.state == "idle":
                 reason = self._give(device)
         if all(device.state == "out" for device in self.devices):
-            low = [own for own in self.devices if isinstance(own.problem, LowBatteryError)]
+            low = [device for device in self.devices if isinstance(device.problem, LowBatteryError)]
             several = len(self.devices) > 1
             self.reason = " ".join(
-                f"{own.serial!r}: {own.problem}" if several else str(own.problem) for own in low
+                f"{device.serial!r}: {device.problem}" if several else str(device.problem)
+                for device in low
             )
             return "battery" if self.reason else None
         return "budget" if self.budget.is_over() else reason
@@ -172,9 +173,9 @@ class Collection:
             return "budget" if free else "settled"
         # Every device takes one of so many tasks, to leave some for others; of few only those that
         # wait now do, as small batches are slow.
-        sharing = [own for own in self.devices if own.state != "out"]
+        sharing = [other for other in self.devices if other.state != "out"]
         if len(free) <= FEW * len(sharing):
-            sharing = [own for own in sharing if own.state in ("idle", "joining")]
+            sharing = [other for other in sharing if other.state in ("idle", "joining")]
         batch = MeasureBatch(
             tasks=tuple(free[:: max(1, len(sharing))][: device.most]),
             run=device.run,
@@ -215,15 +216,19 @@ class Collection:
         rows, device.state, device.now = [], "idle", result.conditions
         self.budget.skip(result.skipped_s)
         assert device.cooling is not None
-        for one in result.measurements:
-            throttled = device.cooling.throttled(one.row.throttled) & {*processors_of(one.task)}
-            is_disturbed = one.is_disturbed or (one.row.status == "ok" and bool(throttled))
-            if is_disturbed and self._tries(one.task) < RETRIES:
-                self.again[one.task] = self._tries(one.task) + 1
-                self.held[one.task] = one.row
+        for measured in result.measurements:
+            throttled = device.cooling.throttled(measured.row.throttled) & {
+                *processors_of(measured.task)
+            }
+            is_disturbed = measured.is_disturbed or (
+                measured.row.status == "ok" and bool(throttled)
+            )
+            if is_disturbed and self._tries(measured.task) < RETRIES:
+                self.again[measured.task] = self._tries(measured.task) + 1
+                self.held[measured.task] = measured.row
             else:
-                self.held.pop(one.task, None)
-                rows.append((one.task, one.row))
+                self.held.pop(measured.task, None)
+                rows.append((measured.task, measured.row))
         if result.measurements:
             device.works()
         if result.anchors:

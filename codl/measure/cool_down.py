@@ -50,7 +50,7 @@ def held(samples_s: Sequence[float]) -> float:
 def tolerance(samples_s: Sequence[float]) -> float:
     """By how much the pace may fall: a little, and more where one stretch differs from the next."""
     stretches = np.array_split(np.asarray(samples_s), PART * STRETCHES)
-    levels = [level(own.tolist()) for own in stretches if own.size]
+    levels = [level(stretch.tolist()) for stretch in stretches if stretch.size]
     steps = np.abs(np.diff(np.log(levels)))
     spread = float(np.median(steps)) if steps.size else 0.0
     return max(TOLERANCE, ORDINARY * spread)

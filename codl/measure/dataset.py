@@ -254,7 +254,7 @@ class Table(Generic[RowT]):
         self.path, self._runs = path, runs
         self.row_type = row_type
         # What identifies a row first, then its numbers.
-        names, common = ([field.name for field in fields(own)] for own in (row_type, Row))
+        names, common = ([field.name for field in fields(kind)] for kind in (row_type, Row))
         self.columns = [*(n for n in names if n not in common), *(n for n in names if n in common)]
 
     def read(self) -> list[RowT]:
@@ -420,7 +420,7 @@ class Dataset:
         names = (path.stem[2:] for path in sorted(self.folder.glob("t_*.csv")))
         runs = self.manifest()["runs"].keys() if self.manifest_path.exists() else None
         tables = {n: self.table(n) for n in names if not FORMER_TABLES.fullmatch(n)}
-        return {name: Table(own.path, own.row_type, runs) for name, own in tables.items()}
+        return {name: Table(table.path, table.row_type, runs) for name, table in tables.items()}
 
     def calibration(self) -> dict[str, dict[str, float]]:
         """How much slower each processor was than in the first run, by run; from the manifest."""
@@ -431,7 +431,10 @@ class Dataset:
         """By which statistic the latencies of each run are; those of imports are not known."""
         runs = self.manifest()["runs"] if self.manifest_path.exists() else {}
         protocols = {name: run["protocol"] for name, run in runs.items() if "protocol" in run}
-        return {name: own.get("statistic", statistic.BEFORE) for name, own in protocols.items()}
+        return {
+            name: protocol.get("statistic", statistic.BEFORE)
+            for name, protocol in protocols.items()
+        }
 
     @property
     def manifest_path(self) -> Path:

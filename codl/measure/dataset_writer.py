@@ -119,9 +119,9 @@ class RunLog:
         self._own[run] = anchors
         manifest = self._dataset.manifest()
         runs = manifest["runs"]
-        for name, own in self._own.items():
-            runs[name]["anchors_ms"] = by_processor(own.usual_ms)
-            runs[name]["reference_ms"] = by_processor(own.reference_ms)
+        for name, kept in self._own.items():
+            runs[name]["anchors_ms"] = by_processor(kept.usual_ms)
+            runs[name]["reference_ms"] = by_processor(kept.reference_ms)
         for name in self._own:
             runs[name]["calibration"] = calibration(runs, name)
         self._dataset.write_manifest(manifest)
@@ -169,13 +169,13 @@ def _check_alike(dataset: Dataset, runs: Mapping[str, Any], environment: Environ
 
     Clocks may be others: anchors tell how fast each run's machine was.
     """
-    told = [(name, own["environment"]) for name, own in runs.items() if own.get("environment")]
+    told = [(name, run["environment"]) for name, run in runs.items() if run.get("environment")]
     if told:
         run, content = told[-1]
         before = yaml_file.convert(content, Environment, dataset.manifest_path)
-        found = differences(before, environment, MIXED)
+        differing = differences(before, environment, MIXED)
         fix = "Write another dataset by -o DIR."
-        check_alike(found, f"The rows of {run} in {dataset.folder}", "new ones", fix=fix)
+        check_alike(differing, f"The rows of {run} in {dataset.folder}", "new ones", fix=fix)
 
 
 def check_is_new(dataset: Dataset) -> None:

@@ -71,17 +71,17 @@ def time_decoders(
     Ctrl-C behind the first round ends it with what there is.
     """
     runs: dict[str, TimedRun] = {}
-    found: dict[str, Turns] = {}
+    every: dict[str, Turns] = {}
     rounds: list[float] = []
     budget = budget or Budget()
-    for name, own in decoders.items():
-        runs[f"{name} prefill"] = _timed(own, workload, _prefill)
-        runs[f"{name} decode"] = _timed(own, workload, _decode)
+    for name, decoder in decoders.items():
+        runs[f"{name} prefill"] = _timed(decoder, workload, _prefill)
+        runs[f"{name} decode"] = _timed(decoder, workload, _decode)
     with budget.keeping(rounds):
-        interleave(runs, effort, turns=found, after_round=lambda: rounds.append(budget.spent_s))
+        interleave(runs, effort, turns=every, after_round=lambda: rounds.append(budget.spent_s))
 
     def speed(name: str, tokens: int) -> Speed:
-        turns = found[name]
+        turns = every[name]
         return Speed(tokens, Latency.of([*turns.cold, *turns.warm]))
 
     return {

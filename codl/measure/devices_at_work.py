@@ -227,11 +227,11 @@ def _check_soc(target: Measures) -> None:
     """Raise `MismatchError` where a target is not the SoC that it should be, in what matters."""
     soc, identity, cpu = target.soc, target.open(), target.describe().cpu.name
     wanted = {"OpenCL device": soc.gpu.name, "driver": soc.gpu.driver, "CPU": soc.cpu.name}
-    given = {"OpenCL device": identity["device"], "driver": identity["driver"], "CPU": cpu}
+    actual = {"OpenCL device": identity["device"], "driver": identity["driver"], "CPU": cpu}
     for what, name in wanted.items():
-        if given[what] != name:
+        if actual[what] != name:
             raise MismatchError(
-                f"{target.serial!r} is not the SoC {soc.name!r}: its {what} is {given[what]!r}, "
+                f"{target.serial!r} is not the SoC {soc.name!r}: its {what} is {actual[what]!r}, "
                 f"expected {name!r}. `codl soc detect --serial {target.serial} --name NAME` "
                 "describes it as one of its own."
             )

@@ -110,7 +110,7 @@ def calibration(runs: Mapping[str, Mapping[str, Any]], run: str) -> dict[str, fl
     factors = {}
     for processor, levels in runs[run].get("reference_ms", usual).items():
         others = (other.get("anchors_ms", {}).get(processor, {}) for other in runs.values())
-        first = next(known for known in others if known.keys() & levels.keys())
+        first = next(known_ms for known_ms in others if known_ms.keys() & levels.keys())
         ratios = [levels[op] / first[op] for op in levels.keys() & first.keys()]
         factors[processor] = round(Drift.of(ratios).factor, 4)
     return factors
@@ -132,13 +132,14 @@ def prepare(bench: Bench) -> list[Prepared]:
     for op in map(parse, OPS):
         for processor in get_args(Processor):
             tasks = op_tasks(op, processor, bench.soc, [1.0])[:1]
-            ready += [one for task in tasks if isinstance(one := bench.prepare(task), Prepared)]
+            anchors = (bench.prepare(task) for task in tasks)
+            ready += [anchor for anchor in anchors if isinstance(anchor, Prepared)]
     return ready
 
 
-def row_of(one: Prepared) -> AnchorRow:
+def row_of(anchor: Prepared) -> AnchorRow:
     """What an anchor took, by its samples so far; the collector counts the batches."""
-    row, (op, processor) = one.row(), key(one)
+    row, (op, processor) = anchor.row(), key(anchor)
     common = {field.name: getattr(row, field.name) for field in fields(Row)}
     return AnchorRow(op=op, processor=processor, batch=0, **common)
 
@@ -151,17 +152,17 @@ def drift_of(
     """The drift of a processor by the samples so far; none where there is no reference."""
     return Drift.of(
         [
-            1e3 * level(one.timed.taken_s[WHOLE]) / reference_ms[key(one)]
-            for one in anchors
-            if key(one)[1] == processor and key(one) in reference_ms
+            1e3 * level(anchor.timed.taken_s[WHOLE]) / reference_ms[key(anchor)]
+            for anchor in anchors
+            if key(anchor)[1] == processor and key(anchor) in reference_ms
         ]
     )
 
 
-def key(one: Prepared) -> tuple[str, Processor]:
+def key(anchor: Prepared) -> tuple[str, Processor]:
     """The op of an anchor and its processor."""
-    assert isinstance(one.task, OpTask)
-    return to_text(one.task.op), one.task.processor
+    assert isinstance(anchor.task, OpTask)
+    return to_text(anchor.task.op), anchor.task.processor
 
 
 def slowdown(

@@ -44,28 +44,30 @@ def similar_ops(ops: Sequence[Op], count: int) -> list[Op]:
     dice, classes = random.Random(SEED), _classes(ops)
     weights = {group.name: group.weight for group, _ in classes}
     made: list[Op] = []
-    for (group, inputs), own in classes.items():
+    for (group, inputs), members in classes.items():
         share = group.weight / sum(weights.values()) * _share((group, inputs), classes)
-        made += _spread(own, round(count * share), dice)
+        made += _spread(members, round(count * share), dice)
     return made
 
 
-def _spread(own: Sequence[Op], wanted: int, dice: random.Random) -> list[Op]:
+def _spread(members: Sequence[Op], wanted: int, dice: random.Random) -> list[Op]:
     """New ops of a class, each as far from all others as the best of some candidates."""
-    largest = (max(op.flops for op in own), max(op.bytes for op in own))
-    found: list[Op] = []
-    taken = [_sizes_of(op) for op in own]
+    largest = (max(op.flops for op in members), max(op.bytes for op in members))
+    made: list[Op] = []
+    taken = [_sizes_of(op) for op in members]
     for _ in range(wanted):
-        around = [_another(dice.choice(own), dice.choice(own), dice) for _ in range(CANDIDATES)]
+        around = [
+            _another(dice.choice(members), dice.choice(members), dice) for _ in range(CANDIDATES)
+        ]
         some = [op for op in around if op and op.flops <= largest[0] and op.bytes <= largest[1]]
         if not some:
             continue
         away = [float(np.abs(np.array(taken) - _sizes_of(op)).sum(1).min()) for op in some]
         best = int(np.argmax(away))
         if away[best] > 0:
-            found.append(some[best])
+            made.append(some[best])
             taken.append(_sizes_of(some[best]))
-    return found
+    return made
 
 
 def _sizes_of(op: Op) -> NDArray[np.float64]:
@@ -84,11 +86,11 @@ def _classes(ops: Sequence[Op]) -> dict[_Class, list[Op]]:
     return classes
 
 
-def _share(one: _Class, classes: Mapping[_Class, Sequence[Op]]) -> float:
+def _share(which: _Class, classes: Mapping[_Class, Sequence[Op]]) -> float:
     """A class's share of the ops of its group: as many as it has, but not next to none."""
-    counts = {key: len(own) for key, own in classes.items() if key[0].name == one[0].name}
+    counts = {key: len(members) for key, members in classes.items() if key[0].name == which[0].name}
     least = sum(counts.values()) / (2 * len(counts))
-    return max(counts[one], least) / sum(max(count, least) for count in counts.values())
+    return max(counts[which], least) / sum(max(count, least) for count in counts.values())
 
 
 def _another(a: Op, b: Op, dice: random.Random) -> Op | None:
@@ -160,10 +162,10 @@ class Block:
 def attention_ops(blocks: int) -> list[Op]:
     """The distinct ops of so many blocks; those of fewer blocks come first."""
     dice = random.Random(ATTENTION_SEED)
-    found: dict[Op, None] = {}
+    ops: dict[Op, None] = {}
     for number in range(blocks):
-        found.update(dict.fromkeys(_ops(_block(dice), number, dice)))
-    return list(found)
+        ops.update(dict.fromkeys(_ops(_block(dice), number, dice)))
+    return list(ops)
 
 
 def _block(dice: random.Random) -> Block:

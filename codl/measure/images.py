@@ -83,7 +83,7 @@ class ImageReader:
             raise InvalidFileError(path, "there is no such file.") from error
         except Exception as error:  # Pillow raises many unrelated types for broken files
             raise InvalidFileError(path, f"no image that can be read: {error}.") from error
-        mean, std = (np.asarray(own, np.float32) for own in (self._how.mean, self._how.std))
+        mean, std = (np.asarray(values, np.float32) for values in (self._how.mean, self._how.std))
         values = (pixels * np.float32(self._how.scale) - mean) / std
         if self._how.layout == "nchw":
             values = values.transpose(2, 0, 1)

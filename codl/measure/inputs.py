@@ -52,23 +52,23 @@ def read_npz(path: Path, network: Network) -> dict[str, NDArray[Any]]:
 
     Names and shapes are looked at before any number is read.
     """
-    wanted, found = network.inputs, {}
+    wanted, arrays = network.inputs, {}
     try:
         with ZipFile(path) as archive:
-            sizes = {one.filename.removesuffix(".npy"): one for one in archive.infolist()}
+            sizes = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
             if set(sizes) != set(wanted):
                 problem = (
                     f"its arrays must be {', '.join(wanted)}, got {', '.join(sizes) or 'none'}."
                 )
                 raise InvalidFileError(path, problem)
-            for name, one in sizes.items():
-                with archive.open(one) as stream:
-                    found[name] = _array(stream, one.file_size, name, wanted[name])
+            for name, member in sizes.items():
+                with archive.open(member) as stream:
+                    arrays[name] = _array(stream, member.file_size, name, wanted[name])
     except FileNotFoundError as error:
         raise InvalidFileError(path, "there is no such file.") from error
     except BROKEN as error:
         raise InvalidFileError(path, f"{NPZ}: {error}.") from error
-    return found
+    return arrays
 
 
 def read_file(path: Path, name: str, network: Network) -> NDArray[Any]:

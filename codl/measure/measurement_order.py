@@ -74,22 +74,22 @@ def stage_tasks(ops: Iterable[Op], soc: Soc) -> list[StageTask]:
 
     So they are stages as those of the ops' networks. Ops that read several tensors begin a walk.
     """
-    known = sorted({op for op in ops if _fits_a_stage(op)}, key=to_text)
+    able = sorted({op for op in ops if _fits_a_stage(op)}, key=to_text)
     readers: dict[Shape, list[Op]] = {}
-    for op in known:
+    for op in able:
         if len(op.inputs) == 1:
             readers.setdefault(op.inputs[0], []).append(op)
-    starts = [op for op in known if op.output in readers]
-    dice, found = Random(SEED), dict[StageTask, None]()
-    wanted = min(STAGES, EACH * len(known)) if starts else 0
+    starts = [op for op in able if op.output in readers]
+    dice, tasks = Random(SEED), dict[StageTask, None]()
+    wanted = min(STAGES, EACH * len(able)) if starts else 0
     for _ in range(DRAWS * wanted):
-        ratio = STAGE_RATIOS[len(found) % len(STAGE_RATIOS)]
+        ratio = STAGE_RATIOS[len(tasks) % len(STAGE_RATIOS)]
         task = _walk(dice, starts, readers, ratio, soc)
         if task is not None:
-            found.setdefault(task)
-        if len(found) == wanted:
+            tasks.setdefault(task)
+        if len(tasks) == wanted:
             break
-    return list(found)
+    return list(tasks)
 
 
 def _fits_a_stage(op: Op) -> bool:
@@ -143,10 +143,10 @@ def batch_tasks(ops: Iterable[Op], soc: Soc, batches: Sequence[int]) -> list[Bat
 
     Both share what one image cannot: the CPU has images side by side, the GPU all in one launch.
     """
-    known = sorted({op for op in ops if in_batch(op, 2)}, key=_intensity)
-    found = []
+    batched = sorted({op for op in ops if in_batch(op, 2)}, key=_intensity)
+    tasks = []
     for side in PROCESSORS:
-        able = [op for op in known if _default(op, side, soc)]
+        able = [op for op in batched if _default(op, side, soc)]
         for op in _evenly(able, BATCH_OPS):
             for images in batches:
                 batch = in_batch(op, images)
@@ -154,8 +154,8 @@ def batch_tasks(ops: Iterable[Op], soc: Soc, batches: Sequence[int]) -> list[Bat
                     continue
                 variant = next(iter(registry.variants(batch, side, soc)), None)
                 if variant is not None and variant.takes_batch:
-                    found.append(BatchTask(side, op, images, variant.name))
-    return found
+                    tasks.append(BatchTask(side, op, images, variant.name))
+    return tasks
 
 
 def in_batch(op: Op, images: int) -> Op | None:
@@ -249,9 +249,9 @@ def wholes_first(scope: Scope, soc: Soc) -> OpSelection:
     The first has whole ops and some exchanges, without which nothing can be planned, launches and
     waits, and what was asked for beside: similar ops, batches, ops of attention.
     """
-    own = _first(make_tasks(scope.ops, soc, scope.shares), inf)
+    first = _first(make_tasks(scope.ops, soc, scope.shares), inf)
     tasks = everything(scope, soc)
-    tiers = {task: own.get(task, _tier_beside(task)) for task in tasks}
+    tiers = {task: first.get(task, _tier_beside(task)) for task in tasks}
     return OpSelection(sorted(tasks, key=lambda task: tiers[task]), tiers)
 
 
@@ -263,11 +263,11 @@ def _tier_beside(task: Task) -> Tier:
 def within(budget_s: float, scope: Scope, soc: Soc) -> OpSelection:
     """The tasks for so many seconds."""
     surroundings = surroundings_tasks(scope.ops, soc, scope.batches)
-    own = make_tasks(scope.ops, soc, scope.shares)
+    of_models = make_tasks(scope.ops, soc, scope.shares)
     fits = budget_s / TASK_S
-    others = _similar_ops(scope, fits, len(own) + len(surroundings))
+    others = _similar_ops(scope, fits, len(of_models) + len(surroundings))
     tasks = make_tasks(scope.ops, soc, scope.shares, others)
-    first = _first(own, OWN * fits - len(surroundings))
+    first = _first(of_models, OWN * fits - len(surroundings))
     tiers = {task: first.get(task, Tier.MORE) for task in tasks}
     tiers |= dict.fromkeys(surroundings, Tier.OWN)
     if scope.attention:
@@ -278,38 +278,38 @@ def within(budget_s: float, scope: Scope, soc: Soc) -> OpSelection:
     return OpSelection(mixed(surroundings, ordered), tiers)
 
 
-def _similar_ops(scope: Scope, fits: float, own: int) -> list[Op]:
+def _similar_ops(scope: Scope, fits: float, of_models: int) -> list[Op]:
     """As many as are wanted, or as fit beside so many own tasks of the models.
 
     A longer budget has all that a shorter one has, and more.
     """
     if scope.similar is not None:
         return similar_ops(scope.ops, scope.similar)
-    found = similar_ops(scope.ops, MOST_SIMILAR)
-    random.Random(SEED).shuffle(found)
-    left = (fits - min(own, OWN * fits)) / TASKS_EACH
-    return found[: max(round(left), LEAST_SIMILAR)]
+    similar = similar_ops(scope.ops, MOST_SIMILAR)
+    random.Random(SEED).shuffle(similar)
+    left = (fits - min(of_models, OWN * fits)) / TASKS_EACH
+    return similar[: max(round(left), LEAST_SIMILAR)]
 
 
 def attention_tasks(blocks: int, soc: Soc, *, known: Sequence[Task] = ()) -> list[OpTask]:
     """Whole ops of so many blocks, `BLOCKS` at most, but for `known` tasks."""
-    found = (
+    tasks = (
         task
         for op in attention_ops(min(blocks, BLOCKS))
         for processor in PROCESSORS
         for task in op_tasks(op, processor, soc, [1.0])
     )
     others = set(known)
-    return [task for task in dict.fromkeys(found) if task not in others]
+    return [task for task in dict.fromkeys(tasks) if task not in others]
 
 
-def _first(own: Sequence[Task], fits: float) -> dict[Task, Tier]:
+def _first(tasks: Sequence[Task], fits: float) -> dict[Task, Tier]:
     """The models' own tasks in the first two tiers: all whole ops, and of the rest what fits."""
-    wholes = [task for task in own if isinstance(task, OpTask) and task.share == 1]
+    wholes = [task for task in tasks if isinstance(task, OpTask) and task.share == 1]
     most = int(max(FIRST_EXCHANGES, min(EXCHANGES, EXCHANGES_PART * fits)))
-    exchanges = [task for task in own if isinstance(task, SharingTask)][:most]
+    exchanges = [task for task in tasks if isinstance(task, SharingTask)][:most]
     chosen: set[Task] = {*wholes, *exchanges}
-    parts = [task for task in own if isinstance(task, OpTask) and task not in chosen]
+    parts = [task for task in tasks if isinstance(task, OpTask) and task not in chosen]
     chosen |= set(parts[: round(min(max(0, fits - len(chosen)), len(parts)))])
     first: list[Task] = [*wholes, *exchanges[:FIRST_EXCHANGES]]
     return dict.fromkeys(chosen, Tier.OWN) | dict.fromkeys(first, Tier.WHOLE)
@@ -319,9 +319,9 @@ def mixed(slow: Sequence[Task], others: Sequence[Task]) -> list[Task]:
     """One of the slow ones, in random order, after every few others: a short budget needs both."""
     left = list(slow)
     random.Random(SEED).shuffle(left)
-    found: list[Task] = []
+    order: list[Task] = []
     for at, task in enumerate(others):
-        found.append(task)
+        order.append(task)
         if at % EVERY == EVERY - 1 and left:
-            found.append(left.pop())
-    return [*found, *left]
+            order.append(left.pop())
+    return [*order, *left]

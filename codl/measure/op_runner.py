@@ -172,8 +172,8 @@ def in_turns(works: Sequence[Callable[[int], None]]) -> Callable[[int], None]:
     """So many runs of several works, each followed by the next."""
 
     def work(repeats: int) -> None:
-        for one in islice(cycle(works), repeats):
-            one(1)
+        for following in islice(cycle(works), repeats):
+            following(1)
 
     return work
 

@@ -16,15 +16,15 @@ from codl.runtime.sensors import Sensor, SensorScan, metered
 AHEAD = 16
 
 
-def measure_power(gpu: OpenClDevice, found: SensorScan, seconds: float) -> PowerW:
+def measure_power(gpu: OpenClDevice, scan: SensorScan, seconds: float) -> PowerW:
     """Watts over `seconds` each, of all that the sensors cover.
 
     The CPU side convolves on all of its threads; the GPU side computes in registers. Raises
     `DeviceError` where there is no sensor.
     """
-    sensors = found.sensors
+    sensors = scan.sensors
     if not sensors:
-        refused = "".join(f" {name}: {reason}." for name, reason in found.unreadable.items())
+        refused = "".join(f" {name}: {reason}." for name, reason in scan.unreadable.items())
         raise DeviceError(
             "This machine has no energy sensor that can be read (RAPL, a battery, NVML)." + refused
         )

@@ -146,7 +146,7 @@ class Recording:
         """How long a measurement took, over all runs that ended; 0 where none says."""
         seconds = {name: _seconds(run) for name, run in self.runs.items()}
         count = sum(
-            seconds.get(row.run, 0.0) > 0 for own in self.rows.values() for row in own.values()
+            seconds.get(row.run, 0.0) > 0 for table in self.rows.values() for row in table.values()
         )
         return sum(seconds.values()) / count if count else 0.0
 

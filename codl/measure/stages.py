@@ -53,10 +53,10 @@ def plan_of(task: StageTask, network: Network, soc: Soc) -> Plan:
     """
     before, *chain = network.layers
     dims = cuts_of(before.op)
-    own: Dim = task.dim if task.dim in dims else next(iter(dims), "H")
+    dim: Dim = task.dim if task.dim in dims else next(iter(dims), "H")
     ratio = task.gpu_ratio if dims else float(task.gpu_ratio >= 1 / 2)
     chains = (
-        _chain(network, [before], own, ratio, soc),
+        _chain(network, [before], dim, ratio, soc),
         _chain(network, chain, task.dim, task.gpu_ratio, soc),
     )
     return Plan(network.name, network.digest, soc.name, NAME, "", "missing", None, chains)
@@ -96,7 +96,7 @@ class StageTimer:
         """Mean seconds of what either processor computes in the stage, in profiled runs."""
         runs = [self._run() for _ in range(repeats)]
         each = zip(PROCESSORS, zip(*runs, strict=True), strict=True)
-        return {side: 1e-3 * sum(own) / repeats for side, own in each}
+        return {side: 1e-3 * sum(taken) / repeats for side, taken in each}
 
     def _run(self) -> tuple[float, float]:
         self._evict()
@@ -115,8 +115,8 @@ class _Shards:
         nets = [command.net for command in stage.commands if isinstance(command, RunNet)]
         steps = [command.step for command in stage.commands if isinstance(command, Launch)]
         self._nets = [executable.nets[number] for number in dict.fromkeys(nets)]
-        found = (executable.steps[number] for number in dict.fromkeys(steps))
-        self._steps = [step for step in found if isinstance(step, GpuOp)]
+        launched = (executable.steps[number] for number in dict.fromkeys(steps))
+        self._steps = [step for step in launched if isinstance(step, GpuOp)]
 
     def _second(self) -> Stage:
         """Of those in which something computes; a stage that only moves data is none."""
@@ -140,7 +140,7 @@ class _Shards:
 
     def row(self, blank: StageRow, samples: Samples) -> StageRow:
         cpu, gpu = (Latency.of(samples[side]) for side in PROCESSORS)
-        longer = max(cpu, gpu, key=lambda own: own.level)
+        longer = max(cpu, gpu, key=lambda side: side.level)
         return replace(
             blank,
             cpu_ops=SEPARATOR.join(

@@ -208,7 +208,7 @@ def load_sources(sources: Sequence[str]) -> tuple[list[Op], list[Network]]:
     """The distinct ops as `load_ops` gives them, and the models, without weights."""
     from codl.frontend.convert import load_network  # an agent measures tasks without it
 
-    found: dict[Op, None] = {}
+    every: dict[Op, None] = {}
     networks = []
     for source in sources:
         if source.endswith(".csv"):
@@ -217,8 +217,8 @@ def load_sources(sources: Sequence[str]) -> tuple[list[Op], list[Network]]:
             network = load_network(source)
             networks.append(network.structure)
             ops = [layer.op for layer in network.layers]
-        found.update(dict.fromkeys(ops))
-    return list(found), networks
+        every.update(dict.fromkeys(ops))
+    return list(every), networks
 
 
 def make_tasks(

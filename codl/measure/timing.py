@@ -209,7 +209,7 @@ def measure_together(
 
     def goes_on(_: int) -> bool:
         each_s = (perf_counter() - begin) / len(things)
-        return not all(protocol.is_met(own.taken_s.get(WHOLE, ()), each_s) for own in things)
+        return not all(protocol.is_met(thing.taken_s.get(WHOLE, ()), each_s) for thing in things)
 
     take_turns(things, lambda thing, _: thing.visit(), goes_on)
     return [thing.taken_s[WHOLE] for thing in things]

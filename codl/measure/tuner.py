@@ -73,26 +73,26 @@ class TuneTask:
 
 def done_before(tasks: Iterable[TuneTask], tuning: Tuning, soc: Soc) -> tuple[Tuned, ...]:
     """The results of tasks that need no search any more."""
-    found = ((task, tuning.find(task.variant, task.op, soc)) for task in tasks)
-    return tuple(result for task, result in found if result and task.is_done_by(result, soc))
+    results = ((task, tuning.find(task.variant, task.op, soc)) for task in tasks)
+    return tuple(result for task, result in results if result and task.is_done_by(result, soc))
 
 
 def task_of(op: str, variant: str, *, brief: bool = False) -> TuneTask:
     """The task of an op's text and a variant's name; raises `CodlError` for what is neither."""
     parsed = parse(op)
-    known: Any = registry.find(parsed, variant)
-    return TuneTask(parsed, known, brief)
+    described: Any = registry.find(parsed, variant)
+    return TuneTask(parsed, described, brief)
 
 
 def tune_tasks(ops: Sequence[Op], soc: Soc, shares: Sequence[float]) -> list[TuneTask]:
     """Every GPU variant of every op, and of the parts that the GPU has at some shares of it."""
-    found: dict[tuple[str, str], TuneTask] = {}
+    tasks: dict[tuple[str, str], TuneTask] = {}
     for task in make_tasks(ops, soc, shares):
         if isinstance(task, OpTask) and task.processor == "gpu":
             variant: Any = registry.find(task.part, task.variant)
             made = TuneTask(task.part, variant)
-            found.setdefault(made.key, made)
-    return list(found.values())
+            tasks.setdefault(made.key, made)
+    return list(tasks.values())
 
 
 def brief_tasks(soc: Soc) -> list[TuneTask]:
@@ -203,8 +203,12 @@ def tune(
     soc, budget = gpu.soc, budget or Budget()
     if gpu.mismatch:
         raise MismatchError(gpu.mismatch)
-    found = [tuning.find(task.variant, task.op, soc) for task in tasks]
-    missing = [(t, f) for t, f in zip(tasks, found, strict=True) if not t.is_done_by(f, soc)]
+    results_before = [tuning.find(task.variant, task.op, soc) for task in tasks]
+    missing = [
+        (task, before)
+        for task, before in zip(tasks, results_before, strict=True)
+        if not task.is_done_by(before, soc)
+    ]
     results: list[Tuned] = []
     failures: list[Failure] = []
     for (task, before), share in budget.shared(missing, progress):
@@ -225,12 +229,12 @@ def tune(
 
 
 def cut_short(
-    tasks: Sequence[TuneTask], tuning: Tuning, soc: Soc, found: Sequence[Tuned], *, seconds: float
+    tasks: Sequence[TuneTask], tuning: Tuning, soc: Soc, results: Sequence[Tuned], *, seconds: float
 ) -> TuneRun:
     """What there is of `tune` where it did not come to its end; of failures nothing is known."""
-    known = done_before(tasks, tuning, soc)
-    left = len(tasks) - len(known) - len(found)
-    return TuneRun(results=tuple(found), known=known, left=left, seconds=seconds)
+    done = done_before(tasks, tuning, soc)
+    left = len(tasks) - len(done) - len(results)
+    return TuneRun(results=tuple(results), known=done, left=left, seconds=seconds)
 
 
 class Search:
@@ -282,8 +286,8 @@ class Search:
 
     def _begin(self, default: Choice) -> GpuWork | None:
         """The default, which is measured beside everything else; None where it fails."""
-        known = {key_of(choice) for choice in self._choices}
-        self._trials = {key: trial for key, trial in self._trials.items() if key in known}
+        keys = {key_of(choice) for choice in self._choices}
+        self._trials = {key: trial for key, trial in self._trials.items() if key in keys}
         work = self._bind(default, keep=True)
         if isinstance(work, str):
             self._trials[key_of(default)] = Trial(default, None, work)
@@ -307,7 +311,7 @@ class Search:
             return
         rivals = [work for _, work in works]
         samples = measure_together([control, *rivals] if control else rivals, SCREENING)
-        levels = [1e3 * level(own) for own in samples]
+        levels = [1e3 * level(taken) for taken in samples]
         before = self._trials[key_of(self._choices[0])].latency_ms
         drift = levels.pop(0) / before if control and before else 1.0
         for (choice, _), ms in zip(works, levels, strict=True):
@@ -327,7 +331,7 @@ class Search:
             only = self._trials[key_of(self._choices[0])].latency_ms or 0.0
             return self._choices[0], only, only
         samples = np.array(measure_together([work for _, work in contenders], FINAL))
-        levels = [1e3 * level(own) for own in samples]
+        levels = [1e3 * level(taken) for taken in samples]
         able = list(range(len(contenders)))
         if control is not None:
             able = [i for i in able if i == 0 or is_faster(samples[i], samples[0])]

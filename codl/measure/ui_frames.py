@@ -42,11 +42,11 @@ class Frames:
         shown = [[begun + _periods(ms) for begun, ms in drawn] for drawn in turns]
         firsts = [drawn[0][0] for drawn in turns]
         every = [ms for drawn in turns for _, ms in drawn]
-        refreshes = sum(own[-1] - first for own, first in zip(shown, firsts, strict=True))
+        refreshes = sum(turn[-1] - first for turn, first in zip(shown, firsts, strict=True))
         stalls = [
             after - before
-            for own, first in zip(shown, firsts, strict=True)
-            for before, after in pairwise([first, *own])
+            for turn, first in zip(shown, firsts, strict=True)
+            for before, after in pairwise([first, *turn])
         ]
         return cls(
             refreshes=refreshes,

@@ -45,8 +45,8 @@ class UiProbe:
 
     def _placed(self) -> AbstractContextManager[None]:
         """To the cores that the device works on: its driver lets a thread that waits help."""
-        own = self._device.soc.placement
-        return threads.placed(own.gpu_cores or own.cpu_cores)
+        placement = self._device.soc.placement
+        return threads.placed(placement.gpu_cores or placement.cpu_cores)
 
     def _draw_one(self) -> None:
         self._device.submit([self._kernel])

@@ -165,7 +165,9 @@ class CodlRep(BackendRep):  # type: ignore[misc]  # onnx comes without types
     def ops(self) -> int:
         """Ops of the largest network that was compiled so far, but for those that only rename."""
         networks = [engine.network for engine in self._engines.values()]
-        counts = (sum(not isinstance(x.op, Reshape) for x in own.layers) for own in networks)
+        counts = (
+            sum(not isinstance(x.op, Reshape) for x in network.layers) for network in networks
+        )
         return max(counts, default=0)
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Value, ...]:

@@ -161,17 +161,17 @@ TABLES: dict[str, Original] = {
 }
 
 
-def read_original(path: Path, found: ImportedRows, *, run: str, layout: str) -> None:
+def read_original(path: Path, rows: ImportedRows, *, run: str, layout: str) -> None:
     """Add the rows of one table; raises `InvalidFileError` with the line and what is wrong."""
     name = name_of(path)
     if name == DATA_SHARING:
-        _read_sharing(path, found, run, layout)
+        _read_sharing(path, rows, run, layout)
         return
     if name not in TABLES:
-        known = ", ".join(f"t_{n}" for n in (*TABLES, DATA_SHARING))
+        names = ", ".join(f"t_{n}" for n in (*TABLES, DATA_SHARING))
         raise InvalidFileError(
             path,
-            f"not a table that ops can be made of; those of the original CoDL are {known}.",
+            f"not a table that ops can be made of; those of the original CoDL are {names}.",
             fix="Any other table needs a mapping: --mapping M.yaml.",
         )
     table, parts = TABLES[name], []
@@ -186,7 +186,7 @@ def read_original(path: Path, found: ImportedRows, *, run: str, layout: str) -> 
         whole = next((p.op for p in parts if p.is_whole and part.may_be_of(p)), part.op)
         row = op_row(part.op, part.latency_ms, part.run)
         row = replace(row, op=to_text(whole), dim=part.dim, share=part.share)
-        found.add_op(f"{table.processor}_replayed", row, part.op)
+        rows.add_op(f"{table.processor}_replayed", row, part.op)
 
 
 def name_of(path: Path) -> str:
@@ -269,13 +269,13 @@ def _is_zero(text: str) -> bool:
         return False
 
 
-def _read_sharing(path: Path, found: ImportedRows, run: str, layout: str) -> None:
+def _read_sharing(path: Path, rows: ImportedRows, run: str, layout: str) -> None:
     columns, records = read_table(path, SHARING_WRITTEN)
     check_columns(path, columns, [*SHARING, "IH", "IW", "IC", "OH", "OW", "OC"], "")
     for record in records:
         try:
             for row in _sharing(record, run, layout):
-                found.add(DATA_SHARING, row)
+                rows.add(DATA_SHARING, row)
         except CodlError as error:
             raise InvalidFileError(path, str(error), where=f"line {record.line}") from error
 

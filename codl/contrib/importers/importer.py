@@ -96,36 +96,36 @@ def import_tables(
         run = f"import{len(manifest['runs']) + 1}"
         origin = _origin(paths, mapping, mapping_file, device)
         _refuse_twice(manifest, origin, dataset)
-        found, layout = ImportedRows(), str(registry.storages(soc)[0])
+        imported, layout = ImportedRows(), str(registry.storages(soc)[0])
         for path in paths:
             if mapping is None or mapping_file is None:
-                read_original(path, found, run=run, layout=layout)
+                read_original(path, imported, run=run, layout=layout)
             else:
                 read_mapped(
-                    path, mapping_file, mapping, found, device=device, run=run, layout=layout
+                    path, mapping_file, mapping, imported, device=device, run=run, layout=layout
                 )
-        if not found.rows:
-            skipped = "; ".join(f"{why}: {count} lines" for why, count in found.skipped.items())
+        if not imported.rows:
+            skipped = "; ".join(f"{why}: {count} lines" for why, count in imported.skipped.items())
             raise CodlError(f"The tables hold no row for {name!r}. {skipped or 'They are empty.'}")
         if is_new:
             soc.save(socs.own_path_of(name))
-        for table in (dataset.table(own) for own in found.rows):
+        for table in (dataset.table(table_name) for table_name in imported.rows):
             table.repair()
-            table.append(*found.rows[table.path.stem[2:]])
+            table.append(*imported.rows[table.path.stem[2:]])
         # The manifest does not have the run yet.
-        tables = [dataset.table(own) for own in dataset.tables()]
+        tables = [dataset.table(table_name) for table_name in dataset.tables()]
         manifest["files"] = {table.path.name: len(table.read()) for table in tables}
         manifest["runs"][run] = {**provenance(), **origin, "ended": now()}
         dataset.write_manifest(manifest)
-    rows = [row for own in found.rows.values() for row in own]
+    rows = [row for table_name in imported.rows.values() for row in table_name]
     return Imported(
         rows=len(rows),
         failed=sum(row.status == "failed" for row in rows),
         soc=name,
         source=soc.source,
         run=run,
-        skipped=found.skipped,
-        files=tuple(str(dataset.table(own).path) for own in found.rows),
+        skipped=imported.skipped,
+        files=tuple(str(dataset.table(table_name).path) for table_name in imported.rows),
         soc_file=str(socs.own_path_of(name)) if is_new else None,
     )
 
@@ -257,8 +257,8 @@ def import_soc(path: Path, name: str) -> tuple[PublishedSoc, Path]:
         before = PublishedSoc(name, text, PublishedCpu(), PublishedGpu(), {})
     facts = yaml_file.read(path, OriginalSoc)
     keys = {field.name: field.name.removeprefix("kernel_") for field in fields(OriginalSoc)}
-    values: dict[str, Any] = {own: getattr(facts, key) for key, own in keys.items()}
-    sources = {f"gpu.{own}": f"{key} in {path.name}" for key, own in keys.items()}
+    values: dict[str, Any] = {ours: getattr(facts, key) for key, ours in keys.items()}
+    sources = {f"gpu.{ours}": f"{key} in {path.name}" for key, ours in keys.items()}
     gpu = replace(before.gpu, **values)
     soc = replace(before, gpu=gpu, sources={**before.sources, **sources})
     return soc, soc.save(target)

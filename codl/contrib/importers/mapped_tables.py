@@ -98,7 +98,7 @@ class OpColumns:
 
     @property
     def columns(self) -> Iterator[str]:
-        pairs = (_pair(own) for own in (self.kernel or 1, self.stride, self.pad or 0))
+        pairs = (_pair(pair) for pair in (self.kernel or 1, self.stride, self.pad or 0))
         cells = [*self.input, *(self.output or ()), *(cell for pair in pairs for cell in pair)]
         yield from (cell for cell in (*cells, self.groups) if isinstance(cell, str))
         yield from self.where
@@ -158,11 +158,11 @@ class TableMapping:
     @property
     def columns(self) -> list[str]:
         """Every column that is read, each once."""
-        found = [self.device.column, self.run, *self.where, *(c.column for c in self.latencies)]
-        found += [column for op in self.ops for column in op.columns]
+        names = [self.device.column, self.run, *self.where, *(c.column for c in self.latencies)]
+        names += [column for op in self.ops for column in op.columns]
         if self.transfers:
-            found += [self.transfers.shape, self.transfers.to_gpu, self.transfers.to_cpu]
-        return [column for column in dict.fromkeys(found) if column]
+            names += [self.transfers.shape, self.transfers.to_gpu, self.transfers.to_cpu]
+        return [column for column in dict.fromkeys(names) if column]
 
 
 def load_mapping(path: Path, device: str) -> TableMapping:
@@ -179,7 +179,8 @@ def load_mapping(path: Path, device: str) -> TableMapping:
         content = {**content, "ops": ops}
     mapping = yaml_file.convert(content, TableMapping, path)
     latencies = (
-        replace(own, column=own.column.replace("{device}", device)) for own in mapping.latencies
+        replace(latency, column=latency.column.replace("{device}", device))
+        for latency in mapping.latencies
     )
     return replace(mapping, latencies=tuple(latencies))
 
@@ -188,7 +189,7 @@ def read_mapped(
     path: Path,
     mapping_file: Path,
     mapping: TableMapping,
-    found: ImportedRows,
+    rows: ImportedRows,
     *,
     device: str,
     run: str,
@@ -203,42 +204,44 @@ def read_mapped(
     check_columns(path, columns, mapping.columns, fix)
     of_device = [record for record in records if not by or record.text(by) == device]
     if not of_device and by:
-        known = ", ".join(sorted({record.text(by) for record in records})) or "none"
+        devices = ", ".join(sorted({record.text(by) for record in records})) or "none"
         raise InvalidFileError(
             path,
-            f"no line has {by} = {device!r}; there are {known}.",
+            f"no line has {by} = {device!r}; there are {devices}.",
             fix="Name one by --device, or by the SoC's name.",
         )
     for record in of_device:
         try:
-            _read(record, mapping, found, run, layout)
+            _read(record, mapping, rows, run, layout)
         except CodlError as error:
             where = f"line {record.line}"
             raise InvalidFileError(path, str(error), where=where, fix=fix) from error
 
 
 def _read(
-    record: CellRecord, mapping: TableMapping, found: ImportedRows, run: str, layout: str
+    record: CellRecord, mapping: TableMapping, rows: ImportedRows, run: str, layout: str
 ) -> None:
     label = f"{run}/{record.text(mapping.run)}" if mapping.run else run
     if not _matches(record, mapping.where):
-        found.skip("the mapping's `where` leaves it out")
+        rows.skip("the mapping's `where` leaves it out")
         return
     if mapping.transfers is not None:
         for row in _transfers(record, mapping.transfers, mapping.unit, label, layout):
-            found.add(DATA_SHARING, row)
+            rows.add(DATA_SHARING, row)
     kinds = [columns for columns in mapping.ops if _matches(record, columns.where)]
     if mapping.ops and not kinds:
-        found.skip("no op of the mapping is like it")
+        rows.skip("no op of the mapping is like it")
         return
     for op in (make_op(columns, record) for columns in kinds[:1]):
         for column in mapping.latencies:
             latency = record.latency_ms(column.column, mapping.unit)
-            found.add_op(column.variant, op_row(op, latency, label), op)
+            rows.add_op(column.variant, op_row(op, latency, label), op)
 
 
 def _matches(record: CellRecord, where: Mapping[str, Any]) -> bool:
-    wanted = {column: own if isinstance(own, list) else [own] for column, own in where.items()}
+    wanted = {
+        column: value if isinstance(value, list) else [value] for column, value in where.items()
+    }
     return all(record.text(column) in map(str, values) for column, values in wanted.items())
 
 

@@ -79,11 +79,11 @@ def make_tasks(
     ops: Iterable[Op], soc: Soc, options: Options, shares: Sequence[float] = SHARES
 ) -> list[OpTask]:
     """All measurements of those ops that the program has: whole ops first, else in random order."""
-    own = dict.fromkeys(run for run in map(as_run, ops) if run is not None)
+    runs = dict.fromkeys(run for run in map(as_run, ops) if run is not None)
     memory = next(name for name, kind in MACE_MEMORY.items() if kind == options.memory_type)
     tasks = [
         task
-        for op in own
+        for op in runs
         for processor in get_args(Processor)
         for task in op_tasks(op, processor, soc, shares)
         if task.variant in (f"cpu_{mace_cpu_kernel(task.part)}", f"gpu_{memory}")
@@ -231,9 +231,9 @@ def _finish(dataset: Dataset, run: str) -> None:
     dataset.write_manifest(manifest)
 
 
-def options_of(given: Mapping[str, Any]) -> Options:
+def options_of(fields: Mapping[str, Any]) -> Options:
     """How the program is called, but for its threads; raises `CodlError` for what cannot be."""
-    options = Options(**given)
+    options = Options(**fields)
     if "=" in options.program or options.program.startswith("-"):
         raise CodlError(f"--program must be a path without =, got {options.program!r}.")
     if options.memory_type not in get_args(MemoryType):

@@ -156,15 +156,15 @@ def read_stat(output: bytes) -> Stat:
     if len(lines) != 1:
         problem = "no line that begins with Stat:" if not lines else f"{len(lines)} lines of Stat:"
         raise DeviceError(f"the program printed {problem}{_last(text)}")
-    (found,) = lines
-    parts = _numbers(found["stat"])
+    (line,) = lines
+    parts = _numbers(line["stat"])
     if not parts:
-        raise DeviceError(f"the program measured nothing: {found[0]!r}")
+        raise DeviceError(f"the program measured nothing: {line[0]!r}")
     if not all(isfinite(part) and part >= 0 for part in parts) or not sum(parts):
-        raise DeviceError(f"the program printed what is no latency: {found[0]!r}")
-    rounds = [_numbers(line["parts"]) for line in ROUND.finditer(text[: found.start()])]
-    own = [sum(each) for each in rounds if len(each) == len(parts)]
-    return Stat(parts, tuple(own[int(found["si"]) :]))
+        raise DeviceError(f"the program printed what is no latency: {line[0]!r}")
+    rounds = [_numbers(each["parts"]) for each in ROUND.finditer(text[: line.start()])]
+    sums = [sum(each) for each in rounds if len(each) == len(parts)]
+    return Stat(parts, tuple(sums[int(line["si"]) :]))
 
 
 def _numbers(text: str) -> tuple[float, ...]:

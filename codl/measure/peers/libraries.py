@@ -37,8 +37,8 @@ class OnnxRuntime:
             dense = np.ascontiguousarray(value)
             self._binding.bind_ortvalue_input(name, from_numpy(dense))
         names = [output.name for output in self._session.get_outputs()]
-        for name, found in zip(names, self._session.run(names, dict(inputs)), strict=True):
-            self._binding.bind_ortvalue_output(name, from_numpy(found))
+        for name, output in zip(names, self._session.run(names, dict(inputs)), strict=True):
+            self._binding.bind_ortvalue_output(name, from_numpy(output))
 
     def run(self) -> None:
         self._session.run_with_iobinding(self._binding)
@@ -129,12 +129,12 @@ class Mnn:
             raise DeviceError(f"MNN failed with code {code}.")
 
     def outputs(self) -> Tensors:
-        found = {}
+        arrays = {}
         for name, tensor in self._net.getSessionOutputAll(self._session).items():
             planar = self._planar(tensor, np.zeros(tensor.getShape(), np.float32))
             tensor.copyToHostTensor(planar)
-            found[name] = np.array(planar.getNumpyData(), np.float32)
-        return found
+            arrays[name] = np.array(planar.getNumpyData(), np.float32)
+        return arrays
 
     def _planar(self, tensor: Any, values: Any) -> Any:
         """A tensor in host memory, in planar order."""

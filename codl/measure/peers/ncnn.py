@@ -38,8 +38,8 @@ class Ncnn:
     packages: ClassVar[tuple[str, ...]] = ("ncnn",)
 
     def __init__(self, job: Job) -> None:
-        own = at_hand(job.soc)
-        soc = replace(own, placement=replace(own.placement, cpu_cores=job.cores, cpu_threads=0))
+        local = at_hand(job.soc)
+        soc = replace(local, placement=replace(local.placement, cpu_cores=job.cores, cpu_threads=0))
         self.version = metadata.version("ncnn")
         net: _Translated | _Converted
         try:
@@ -101,8 +101,8 @@ def _variant(layer: Layer, soc: Soc) -> str:
 
 def _converter() -> Path | None:
     """The program in the converter's wheel, which runs without PyTorch, other than its command."""
-    found = find_spec(CONVERTER)
-    for folder in (found.submodule_search_locations or ()) if found else ():
+    spec = find_spec(CONVERTER)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
         if (program := Path(folder) / CONVERTER).is_file():
             return program
     return None

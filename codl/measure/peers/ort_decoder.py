@@ -72,11 +72,11 @@ class OrtDecoder:
         return logits
 
     def _step(self, source: DecoderSource, count: int) -> _OrtStep:
-        given = source.model(count, self.capacity)
+        model = source.model(count, self.capacity)
         proto = onnx.ModelProto()
-        proto.CopyFrom(given.proto)
+        proto.CopyFrom(model.proto)
         caches = list(caches_of(proto, source.name))
-        present = {own.present for own in caches}
+        present = {cache.present for cache in caches}
         (logits,) = (info.name for info in proto.graph.output if info.name not in present)
         if count > 1:
             pick_row(proto, logits)
@@ -89,7 +89,7 @@ class OrtDecoder:
             options.add_session_config_entry("session.disable_prepacking", "1")
         # Threads may spin between the ops of a run, not after it.
         options.add_session_config_entry("session.force_spinning_stop", "1")
-        session = replace(given, proto=proto).session(options)
+        session = replace(model, proto=proto).session(options)
         return _OrtStep(session, logits, caches, self._cache, self.capacity)
 
 
@@ -117,7 +117,7 @@ class _OrtStep:
 
     def run(self, tokens: Sequence[int], length: int) -> NDArray[Any]:
         count, total = len(tokens), length + len(tokens)
-        known = {
+        values = {
             LAST_ROW: np.array([count - 1]),
             MASK: np.ones((1, total), np.int64),
             POSITIONS: np.arange(length, total)[None],
@@ -125,9 +125,9 @@ class _OrtStep:
             "total_sequence_length": np.array(total, np.int32),
         }
         for name in self._inputs:
-            self._binding.bind_cpu_input(name, known.get(name, np.array(tokens)[None]))
+            self._binding.bind_cpu_input(name, values.get(name, np.array(tokens)[None]))
         self._binding.bind_output(self._logits, "cpu")
         self._session.run_with_iobinding(self._binding)
-        found = self._binding.get_outputs()[-1].numpy()
-        row: NDArray[Any] = found.reshape(-1, found.shape[-1])[-1]
+        logits = self._binding.get_outputs()[-1].numpy()
+        row: NDArray[Any] = logits.reshape(-1, logits.shape[-1])[-1]
         return row
