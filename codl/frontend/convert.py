@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 from codl.errors import UnsupportedError
 from codl.frontend import models
-from codl.frontend.converters.base import CONVERTERS, Convert, ConvertedOp, unsupported
+from codl.frontend.converters.base import CONVERTERS, ConvertedOp, unsupported
 from codl.frontend.graph.attention_patterns import fuse_attention, fuse_rotaries, share_heads
 from codl.frontend.graph.folding import fold_affines
 from codl.frontend.graph.graph import Graph
@@ -116,7 +116,11 @@ class _Builder:
         """Add the layers that a node becomes."""
         for tensor in (*node.inputs, *node.outputs):
             self._check_known(tensor)
-        steps = _converter(node)(self._graph, node)
+        if node.type not in CONVERTERS and node.type != ENCLOSED:
+            names = ", ".join(sorted(CONVERTERS))
+            raise unsupported(node, f"codl has no operator for it (known: {names}).")
+        convert = enclosed if node.type == ENCLOSED else CONVERTERS[node.type].convert
+        steps = convert(self._graph, node)
         made = {step.output for step in steps}
         for name in node.outputs:
             if name not in made and self._graph.is_read(name):
@@ -182,13 +186,6 @@ class _Builder:
         self._shapes[name] = Shape(*self._constants[name].shape)
         return name
 
-    def _copied(self, tensor: str) -> str:
-        """A layer's output with what an input, or a constant, holds."""
-        sizes, name = tuple(self._shapes[tensor]), f"{tensor}.copy"
-        if name not in self._layers:
-            self._append(Layer(name, Reshape(shapes=(sizes,), to=sizes), (tensor,), name, {}))
-        return name
-
     def network(self) -> Network:
         graph = self._graph
         outputs = {}
@@ -198,18 +195,12 @@ class _Builder:
             if held in graph.constants:
                 held = self._constant_output(held)
             outputs[name] = (self._fused.get(held, held), graph.shapes[name])
-        if not self._layers:  # a network computes something
-            outputs |= {name: (self._copied(held), to) for name, (held, to) in outputs.items()}
+        if not self._layers:  # a network computes something, if only copies of what it is given
+            for name, (held, to) in outputs.items():
+                sizes, copy = tuple(self._shapes[held]), f"{held}.copy"
+                self._append(Layer(copy, Reshape(shapes=(sizes,), to=sizes), (held,), copy, {}))
+                outputs[name] = (copy, to)
         layers = tuple(self._layers.values())
         return Network(
             graph.name, layers, self._inputs, outputs, self._constants, states=self._states
         )
-
-
-def _converter(node: Node) -> Convert:
-    if node.type == ENCLOSED:
-        return enclosed
-    if node.type not in CONVERTERS:
-        names = ", ".join(sorted(CONVERTERS))
-        raise unsupported(node, f"codl has no operator for it (known: {names}).")
-    return CONVERTERS[node.type].convert

@@ -149,7 +149,10 @@ def attend(
         scores = steps.combine("mul", bent, Operand.number(softcap), "capped")
     stages["capped"] = seen(scores, full)
     scores = stages["masked"] = _masked(steps, seen(scores, full), mask, stage == "masked")
-    odds = stages["probabilities"] = _seen_rows(steps, steps.softmax(scores, "odds"), mask)
+    odds = steps.softmax(scores, "odds")
+    if mask.rows is not None:  # zeros where a query sees no key
+        odds = steps.combine("mul", odds, mask.rows, "seen")
+    stages["probabilities"] = odds
     mixed = steps.matmul(seen(odds, (n, groups, together, keys)), v, "mixed")
     result = seen(mixed, (n, heads, queries, v.sizes[3]))
     return result, stages[stage] if stage else None
@@ -226,11 +229,6 @@ def _masked(steps: Steps, scores: Operand, mask: Mask, exact: bool) -> Operand:
     for bias in mask.tensors:
         scores = steps.combine("add", scores, bias, "masked")
     return scores
-
-
-def _seen_rows(steps: Steps, odds: Operand, mask: Mask) -> Operand:
-    """Zeros where a query sees no key."""
-    return odds if mask.rows is None else steps.combine("mul", odds, mask.rows, "seen")
 
 
 @converts("RotaryEmbedding")

@@ -95,8 +95,7 @@ def describe(b: ModelBuilder, sizes: DecoderSizes, *, tokens: int, capacity: int
     for layer in range(sizes.layers):
         x = b.add(x, _attention(b, _norm(b, x, sizes), sizes, angles, layer, capacity))
         y = _norm(b, x, sizes)
-        gate = b.linear(y, sizes.widened, bias=False)
-        gate = b.mul(gate, b.node("Sigmoid", [gate]))
+        gate = b.silu(b.linear(y, sizes.widened, bias=False))
         y = b.mul(gate, b.linear(y, sizes.widened, bias=False))
         x = b.add(x, b.linear(y, sizes.features, bias=False, gain=2))
     x = b.linear(_norm(b, x, sizes), sizes.words, bias=False)

@@ -163,17 +163,15 @@ def _with_shapes(source: Model) -> Model:
     except Exception:  # ONNX Runtime's exceptions share no base class
         return inferred
     args = [arg for arg in session.get_outputs() if arg.type in TENSOR_TYPES and arg.shape]
-    answers = {arg.name: _info(arg) for arg in args}
+    answers = {  # sizes that depend on data have names
+        arg.name: helper.make_tensor_value_info(arg.name, TENSOR_TYPES[arg.type], arg.shape)
+        for arg in args
+    }
     for field in (model.graph.output, model.graph.value_info):
         refill(field, [answers.get(info.name, info) for info in field])
     declared = {info.name for info in (*model.graph.output, *model.graph.value_info)}
     model.graph.value_info.extend(answers[name] for name in sorted(answers.keys() - declared))
     return Model(infer_shapes(model), source.weights)
-
-
-def _info(arg: ort.NodeArg) -> onnx.ValueInfoProto:
-    """A tensor as ONNX Runtime describes it; sizes that depend on data have names."""
-    return helper.make_tensor_value_info(arg.name, TENSOR_TYPES[arg.type], arg.shape)
 
 
 def _unknown(info: onnx.ValueInfoProto) -> str:

@@ -66,7 +66,8 @@ class Model:
         light.graph.CopyFrom(_without(proto.graph, "initializer"))
         weights = {}
         for item in proto.graph.initializer:
-            if _is_large(item):
+            is_here = item.data_location != TensorProto.EXTERNAL
+            if is_here and item.data_type in PLAIN and prod(item.dims) > LARGE:
                 weights[item.name] = array_of(item)
                 stand_in(light.graph.initializer.add(), item.name, item.data_type, item.dims)
             else:
@@ -239,11 +240,6 @@ def constant_of(node: onnx.NodeProto) -> NDArray[Any]:
     if attribute.name not in ("value_float", "value_floats", "value_int", "value_ints"):
         raise UnsupportedError(f"The Constant {node.output[0]!r} has a {attribute.name}.")
     return np.asarray(value, np.float32 if "float" in attribute.name else np.int64)
-
-
-def _is_large(item: TensorProto) -> bool:
-    is_here = item.data_location != TensorProto.EXTERNAL
-    return is_here and item.data_type in PLAIN and prod(item.dims) > LARGE
 
 
 def _read(path: Path) -> Model:

@@ -40,7 +40,9 @@ def cut_out(
     ):
         for name in names:
             if name not in allowed:
-                reason = str(UnknownNameError("tensor", name, _few(graph, entries)))
+                # The model's own inputs and outputs: it may have hundreds of other tensors.
+                ends = [*entries, *(info.name for info in graph.output)]
+                reason = str(UnknownNameError("tensor", name, ends))
                 raise place.error(key, reason)
     if set(inputs) == set(entries) and list(outputs) == [info.name for info in graph.output]:
         return proto
@@ -59,11 +61,6 @@ def cut_out(
         info = helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
         typed.graph.value_info.append(info)
     return utils.Extractor(typed).extract_model(list(inputs), list(outputs))
-
-
-def _few(graph: onnx.GraphProto, entries: Iterable[str]) -> list[str]:
-    """The model's own inputs and outputs: it may have hundreds of other tensors."""
-    return [*entries, *(info.name for info in graph.output)]
 
 
 def _needed(graph: onnx.GraphProto, have: set[str], outputs: Iterable[str]) -> set[str]:
