@@ -102,10 +102,15 @@ def split_heads(steps: Steps, x: Operand, heads: int) -> Operand:
     return seen(x, (n, tokens, heads, width // heads))
 
 
-def heads_first(steps: Steps, x: Operand, word: str) -> Operand:
+def by_heads(steps: Steps, x: Operand, heads: int) -> Operand:
+    """(images, tokens, heads * features) as (images, heads, tokens, features)."""
+    return heads_first(steps, split_heads(steps, x, heads))
+
+
+def heads_first(steps: Steps, x: Operand) -> Operand:
     """(images, tokens, heads, features) with the heads before the tokens."""
     held = seen(x, steps.graph.shapes.get(x.name, x.sizes))
-    return steps.transpose(held, (0, 2, 1, 3), word, axes=x.sizes)
+    return steps.transpose(held, (0, 2, 1, 3), "heads", axes=x.sizes)
 
 
 def join_heads(steps: Steps, x: Operand) -> Operand:
@@ -332,7 +337,7 @@ def _attention(graph: Graph, node: Node) -> list[ConvertedOp]:
     if flat:
         heads_of_q, shared = (int(attribute(node, f"{p}_num_heads", 0)) for p in ("q", "kv"))
         parts = zip((q, k, v), (heads_of_q, shared, shared), strict=True)
-        q, k, v = (heads_first(steps, split_heads(steps, x, heads), "heads") for x, heads in parts)
+        q, k, v = (by_heads(steps, x, heads) for x, heads in parts)
     past = graph.shapes[node.inputs[4]][2] if has_input(node, 4) else 0
     k, v = (_with_past(steps, x, index) for x, index in ((k, 4), (v, 5)))
     mode = int(attribute(node, "qk_matmul_output_mode", 0))
@@ -359,27 +364,16 @@ def _multi_head_attention(graph: Graph, node: Node) -> list[ConvertedOp]:
     """
     steps = Steps(graph, node)
     heads = int(attribute(node, "num_heads", 0))
-    if not has_input(node, 2) or any(
-        has_input(node, index) for index in range(8, len(node.inputs))
-    ):
+    if not has_input(node, 2) or any(node.inputs[8:]):
         raise unsupported(node, "q, k and v must be tensors of their own, and the past no buffer.")
     q = steps.ranked(node.inputs[0], 3)
     k, v = (steps.ranked(name, 3, 4) for name in node.inputs[1:3])
     if has_input(node, 3):
         raise unsupported(node, f"the bias must be a constant for {q.sizes}.")
-    q, k, v = (
-        heads_first(steps, split_heads(steps, x, heads), "heads") if len(x.sizes) == 3 else x
-        for x in (q, k, v)
-    )
+    q, k, v = (by_heads(steps, x, heads) if len(x.sizes) == 3 else x for x in (q, k, v))
     past = graph.shapes[node.inputs[6]][2] if has_input(node, 6) else 0
     k, v = (_with_past(steps, x, index) for x, index in ((k, 6), (v, 7)))
-    mask = Mask()
-    if attribute(node, "unidirectional", 0):
-        mask.forbid(allowed_keys(q.sizes[2], k.sizes[2], past, causal=True))
-    if has_input(node, 4):
-        _add_padding(steps, mask, node.inputs[4])
-    if has_input(node, 5):
-        mask.tensors.append(steps.operand(node.inputs[5]))
+    mask = _simple_mask(steps, q, k, past, padding=4)
     y, _ = attend(steps, q, k, v, mask, scale=_scale(node, q))
     if _is_wanted(steps, 3):
         raise unsupported(node, "its scores are not handed out.")
@@ -397,9 +391,7 @@ def _group_query_attention(graph: Graph, node: Node) -> list[ConvertedOp]:
         return _cached_attention(graph, node)
     steps = Steps(graph, node)
     heads, groups = (int(attribute(node, name, 0)) for name in ("num_heads", "kv_num_heads"))
-    if attribute(node, "smooth_softmax", 0) > 0 or any(
-        has_input(node, index) for index in range(11, len(node.inputs))
-    ):
+    if attribute(node, "smooth_softmax", 0) > 0 or any(node.inputs[11:]):
         raise unsupported(node, "smooth_softmax must be 0, and there must be no sink.")
     q, k, v = _own_parts(steps, heads, groups)
     past = graph.shapes[node.inputs[3]][2] if has_input(node, 3) else 0
@@ -413,7 +405,7 @@ def _group_query_attention(graph: Graph, node: Node) -> list[ConvertedOp]:
     if attribute(node, "do_rotary", 0):
         rows = steps.constant("positions", past + np.arange(q.sizes[1])[None])
         q, k = _with_positions(steps, (q, k), rows)
-    q, k, v = (heads_first(steps, x, "heads") for x in (q, k, v))
+    q, k, v = (heads_first(steps, x) for x in (q, k, v))
     k, v = (_with_past(steps, x, index) for x, index in ((k, 3), (v, 4)))
     mask, window = Mask(), int(attribute(node, "local_window_size", -1))
     left = window - 1 if window > 0 else -1
@@ -432,11 +424,7 @@ def _cached_attention(graph: Graph, node: Node) -> list[ConvertedOp]:
     heads, groups = (int(attribute(node, name, 0)) for name in ("num_heads", "kv_num_heads"))
     settings = {name: attribute(node, name, usual) for name, usual in UNCACHED.items()}
     smooth = attribute(node, "smooth_softmax", 0) > 0
-    if (
-        smooth
-        or settings != UNCACHED
-        or any(has_input(node, index) for index in range(10, len(node.inputs)))
-    ):
+    if smooth or settings != UNCACHED or any(node.inputs[10:]):
         rules = ", ".join(f"{name} {usual}" for name, usual in UNCACHED.items())
         reason = (
             f"with a cache it must have {rules}, no smooth softmax and 10 inputs at most, got "
@@ -478,16 +466,10 @@ def _packed_attention(graph: Graph, node: Node) -> list[ConvertedOp]:
         raise unsupported(node, f"{list(widths)} features are not those of {matrix.shape}.")
     x, cuts = steps.ranked(node.inputs[0], 3), np.cumsum(widths)[:-1]
     q, k, v = (
-        heads_first(steps, split_heads(steps, steps.linear(x, part, start, "part"), heads), "heads")
+        by_heads(steps, steps.linear(x, part, start, "part"), heads)
         for part, start in zip(np.split(matrix, cuts, axis=1), np.split(bias, cuts), strict=True)
     )
-    mask = Mask()
-    if attribute(node, "unidirectional", 0):
-        mask.forbid(allowed_keys(q.sizes[2], k.sizes[2], 0, causal=True))
-    if has_input(node, 3):
-        _add_padding(steps, mask, node.inputs[3])
-    if has_input(node, 5):
-        mask.tensors.append(steps.operand(node.inputs[5]))
+    mask = _simple_mask(steps, q, k, 0, padding=3)
     y, _ = attend(steps, q, k, v, mask, scale=_scale(node, q))
     _finish(steps, join_heads(steps, y), ())
     return steps.made
@@ -499,11 +481,8 @@ def _own_parts(steps: Steps, heads: int, groups: int) -> tuple[Operand, Operand,
     q = steps.ranked(node.inputs[0], 3)
     if has_input(node, 1):
         k, v = (steps.ranked(name, 3) for name in node.inputs[1:3])
-        return (
-            split_heads(steps, q, heads),
-            split_heads(steps, k, groups),
-            split_heads(steps, v, groups),
-        )
+        q, k, v = (split_heads(steps, x, n) for x, n in ((q, heads), (k, groups), (v, groups)))
+        return q, k, v
     whole = split_heads(steps, q, heads + 2 * groups)
     q, k, v = (
         steps.first(whole, 2, start, count, "part")
@@ -548,6 +527,18 @@ def _finish(steps: Steps, y: Operand, others: tuple[Operand | None, ...]) -> Non
         if other is not None and _is_wanted(steps, index):
             steps.finish(other, steps.node.outputs[index])
     steps.finish(y, steps.node.outputs[0])
+
+
+def _simple_mask(steps: Steps, q: Operand, k: Operand, past: int, *, padding: int) -> Mask:
+    """The mask of Microsoft's nodes: causal, of padding, and input 5, added to scores."""
+    node, mask = steps.node, Mask()
+    if attribute(node, "unidirectional", 0):
+        mask.forbid(allowed_keys(q.sizes[2], k.sizes[2], past, causal=True))
+    if has_input(node, padding):
+        _add_padding(steps, mask, node.inputs[padding])
+    if has_input(node, 5):
+        mask.tensors.append(steps.operand(node.inputs[5]))
+    return mask
 
 
 def _onnx_mask(steps: Steps, q: Operand, k: Operand, past: int) -> Mask:
