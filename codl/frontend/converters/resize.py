@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -20,31 +19,12 @@ from codl.frontend.converters.base import (
 from codl.frontend.graph.graph import Graph
 from codl.ir.onnx_node import Node
 from codl.ir.ops.movement import Reshape
-from codl.ir.ops.nd import Numbers, Sizes
-from codl.ir.ops.resize import Resize
+from codl.ir.ops.nd import Sizes
+from codl.ir.ops.resize import Axis, Resize
 from codl.ir.ops.window import Size2
 from codl.ir.region import Shape, as_nchw
 
 AMBIGUOUS = "which of two elements is nearest is a matter of rounding."
-
-
-@dataclass(frozen=True)
-class _Axes:
-    """What happens to every axis of a tensor: sizes, scales, and the crop of each.
-
-    As in ONNX Runtime, an axis of scale 1 is not cropped.
-    """
-
-    sizes: Sizes
-    to: Sizes
-    scales: Numbers
-    starts: Numbers
-    ends: Numbers
-
-    @property
-    def changed(self) -> list[int]:
-        kept = zip(self.sizes, self.to, self.scales, strict=True)
-        return [i for i, (n, to, scale) in enumerate(kept) if n != to or scale != 1]
 
 
 @converts("Upsample", parameters=(1,))
@@ -57,7 +37,6 @@ def _resize(graph: Graph, node: Node) -> list[ConvertedOp]:
     coords = attribute(node, "coordinate_transformation_mode", "half_pixel")
     if coords == "half_pixel_symmetric" and attribute(node, "mode", "nearest") == "nearest":
         raise unsupported(node, AMBIGUOUS)
-    axes = _axes(graph, node, sizes, to)
     rule: dict[str, Any] = {
         "mode": attribute(node, "mode", "nearest"),
         "coords": "asymmetric" if old else coords,
@@ -66,22 +45,28 @@ def _resize(graph: Graph, node: Node) -> list[ConvertedOp]:
         "exclude_outside": bool(attribute(node, "exclude_outside", 0)),
         "outside": float(attribute(node, "extrapolation_value", 0.0)),
     }
-    return _steps(node, axes, rule)
+    return _steps(node, _axes(graph, node, sizes, to), rule)
 
 
-def _axes(graph: Graph, node: Node, sizes: Sizes, to: Sizes) -> _Axes:
-    """Scales and crops of all axes; the node may give them for some."""
-    rank = len(sizes)
-    named = [int(axis) % rank for axis in attribute(node, "axes", range(rank))]
-    scales, starts, ends = [1.0] * rank, [0.0] * rank, [1.0] * rank
+def _axes(graph: Graph, node: Node, sizes: Sizes, to: Sizes) -> list[Axis]:
+    """What happens to every axis; the node may say it of some.
+
+    As in ONNX Runtime, an axis of scale 1 is not cropped.
+    """
+    axes = [Axis(size, new, 1.0) for size, new in zip(sizes, to, strict=True)]
+    named = [int(axis) % len(sizes) for axis in attribute(node, "axes", range(len(sizes)))]
     for axis, scale in zip(named, _scales(graph, node, sizes, to, named), strict=True):
-        scales[axis] = float(scale)
+        axes[axis] = axes[axis]._replace(scale=float(scale))
     if attribute(node, "coordinate_transformation_mode", "") == "tf_crop_and_resize":
         roi = constant_input(graph, node, 1).reshape(2, -1)
         for axis, start, end in zip(named, *roi, strict=True):
-            if sizes[axis] != to[axis] or scales[axis] != 1:
-                starts[axis], ends[axis] = float(start), float(end)
-    return _Axes(sizes, to, tuple(scales), tuple(starts), tuple(ends))
+            if _is_changed(axes[axis]):
+                axes[axis] = axes[axis]._replace(start=float(start), end=float(end))
+    return axes
+
+
+def _is_changed(axis: Axis) -> bool:
+    return axis.size != axis.to or axis.scale != 1
 
 
 def _scales(
@@ -100,42 +85,39 @@ def _scales(
     return [(min if policy == "not_larger" else max)(ratios)] * len(named)
 
 
-def _steps(node: Node, axes: _Axes, rule: Mapping[str, Any]) -> list[ConvertedOp]:
+def _steps(node: Node, axes: list[Axis], rule: Mapping[str, Any]) -> list[ConvertedOp]:
     """A resize of the last two axes, or one of one axis after the other."""
-    rank, changed = len(axes.sizes), axes.changed
+    sizes, output = [axis.size for axis in axes], node.outputs[0]
+    changed = [at for at, axis in enumerate(axes) if _is_changed(axis)]
     if not changed:
-        op = Reshape(shapes=(axes.sizes,), to=axes.to)
-        return [ConvertedOp(op, node.inputs[:1], node.outputs[0])]
-    if rank == 4 and min(changed) >= 2:
-        return [_step(node, axes, rule, as_nchw(axes.sizes), (2, 3), node.inputs[0], "")]
-    steps, source, sizes = [], node.inputs[0], list(axes.sizes)
-    for axis in changed:
-        shape = Shape(1, prod(sizes[:axis]), sizes[axis], prod(sizes[axis + 1 :]))
-        name = "" if axis == changed[-1] else f".{axis}"
-        steps.append(_step(node, axes, rule, shape, (axis, None), source, name))
-        source, sizes[axis] = steps[-1].output, axes.to[axis]
+        op = Reshape(shapes=(tuple(sizes),), to=tuple(axis.to for axis in axes))
+        return [ConvertedOp(op, node.inputs[:1], output)]
+    if len(axes) == 4 and min(changed) >= 2:
+        resize = _resize_of(node, as_nchw(tuple(sizes)), axes[2], axes[3], rule)
+        return [ConvertedOp(resize, node.inputs[:1], output)]
+    steps, source = [], node.inputs[0]
+    for at in changed:
+        shape = Shape(1, prod(sizes[:at]), sizes[at], prod(sizes[at + 1 :]))
+        resize = _resize_of(node, shape, axes[at], Axis(shape.w, shape.w, 1.0), rule)
+        name = output if at == changed[-1] else f"{output}.{at}"
+        steps.append(ConvertedOp(resize, (source,), name))
+        source, sizes[at] = name, axes[at].to
     return steps
 
 
-def _step(
-    node: Node, axes: _Axes, rule: Mapping[str, Any], shape: Shape,
-    taken: tuple[int, int | None], source: str, name: str,
-) -> ConvertedOp:  # fmt: skip
-    """A resize of the rows of `shape`, which are an axis, and its columns, which may be one."""
-    h, w = taken
-    to = (axes.to[h], shape.w if w is None else axes.to[w])
-    scales = (axes.scales[h], 1.0 if w is None else axes.scales[w])
-    starts = (axes.starts[h], 0.0 if w is None else axes.starts[w])
-    ends = (axes.ends[h], 1.0 if w is None else axes.ends[w])
-    natural = all(np.float32(b / a) == np.float32(s)
-                  for a, b, s in zip(shape[2:], to, scales, strict=True))  # fmt: skip
+def _resize_of(
+    node: Node, shape: Shape, rows: Axis, columns: Axis, rule: Mapping[str, Any]
+) -> Resize:
+    both = (rows, columns)
+    natural = all(np.float32(axis.to / axis.size) == np.float32(axis.scale) for axis in both)
+    crops = (rows.start, columns.start, rows.end, columns.end)
     op = Resize(
         inputs=(shape,),
-        size=Size2(*to),
-        scales=() if natural else scales,
-        roi=() if rule["coords"] != "tf_crop_and_resize" else (*starts, *ends),
+        size=Size2(rows.to, columns.to),
+        scales=() if natural else (rows.scale, columns.scale),
+        roi=crops if rule["coords"] == "tf_crop_and_resize" else (),
         **rule,
     )
     if op.nearly_ties:
         raise unsupported(node, AMBIGUOUS)
-    return ConvertedOp(op, (source,), node.outputs[0] + name)
+    return op
