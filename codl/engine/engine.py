@@ -127,7 +127,7 @@ class Engine:
         self._plans: Mapping[float, Plan] = {1.0: plan}
         self._adaptive: AdaptiveSession | None = None
         #: What has values that are no numbers, and what runs that without ncnn.
-        self._strays: Sequence[str] = ()
+        self._nonfinite: Sequence[str] = ()
         self._without_ncnn: Loaded | None = None
         #: Why the GPU has no part any more; "" as long as it has.
         self.gpu_failure = ""
@@ -184,8 +184,8 @@ class Engine:
                 for scale in self._adaptive.scales
             },
             scale=self._adaptive.scale,
-            runs=self._adaptive.runs,
-            moves=self._adaptive.moves,
+            runs=self._adaptive.controller.runs,
+            moves=tuple(self._adaptive.controller.moves),
         )
 
     @property
@@ -233,35 +233,35 @@ class Engine:
             if as_nchw(value.shape) != shape:
                 raise CodlError(f"The input {name!r} must be {shape}, got {value.shape}.")
             np.copyto(array, value.reshape(array.shape))
-        self._strays = (*self._stray_constants, *self._strays_of(arrays))
+        self._nonfinite = (*self._nonfinite_constants, *self._nonfinite_of(arrays))
 
-    def _strays_of(self, tensors: Mapping[str, Array]) -> list[str]:
-        return [name for name, x in tensors.items() if self._is_stray(x, name in self._masks)]
+    def _nonfinite_of(self, tensors: Mapping[str, Array]) -> list[str]:
+        return [name for name, x in tensors.items() if self._is_nonfinite(x, name in self._masks)]
 
-    def _is_stray(self, array: Array, is_mask: bool) -> bool:
+    def _is_nonfinite(self, array: Array, is_mask: bool) -> bool:
         """Whether a tensor has what ncnn's activations would make numbers of.
 
         Minus infinity is what masks of attention are made of, and harmless there.
         """
         with np.errstate(all="ignore"):
-            if np.isfinite(array.sum()) or not self._hides_strays:
+            if np.isfinite(array.sum()) or not self._ncnn_hides_them:
                 return False
-        strays = ~np.isfinite(array)
-        return bool((strays & (array != -np.inf) if is_mask else strays).any())
+        nonfinite = ~np.isfinite(array)
+        return bool((nonfinite & (array != -np.inf) if is_mask else nonfinite).any())
 
     @cached_property
-    def _stray_constants(self) -> tuple[str, ...]:
+    def _nonfinite_constants(self) -> tuple[str, ...]:
         """Constants with such values, and layers whose weights have some."""
         network = self.network
         layers = [
             layer.name
             for layer in network.layers
-            if any(self._is_stray(array, is_mask=True) for array in layer.weights.values())
+            if any(self._is_nonfinite(array, is_mask=True) for array in layer.weights.values())
         ]
-        return (*self._strays_of(network.constants), *layers)
+        return (*self._nonfinite_of(network.constants), *layers)
 
     @cached_property
-    def _hides_strays(self) -> bool:
+    def _ncnn_hides_them(self) -> bool:
         """Whether ncnn computes anything, and nothing is kept from run to run."""
         nets, states = self.executable.nets, self.network.states
         return any(isinstance(net, NcnnNet) for net in nets) and not states
@@ -285,10 +285,10 @@ class Engine:
 
         return frozenset(filter(masks, (*network.inputs, *network.constants)))
 
-    def _stray_run(self) -> None:
+    def _run_without_ncnn(self) -> None:
         """Run without ncnn, loaded once more, what it would make numbers of."""
-        strays = ", ".join(map(repr, self._strays))
-        told = f"{strays} of {self.network.name!r} has values that are no numbers."
+        nonfinite = ", ".join(map(repr, self._nonfinite))
+        told = f"{nonfinite} of {self.network.name!r} has values that are no numbers."
         try:
             if self._cpu_fallback is None:
                 raise CodlError("there is nothing but what is loaded.")
@@ -306,8 +306,8 @@ class Engine:
 
     def run(self) -> None:
         """Run on what was fed; the outputs then lie in `outputs`. Allocates no tensor."""
-        if self._strays:
-            self._stray_run()
+        if self._nonfinite:
+            self._run_without_ncnn()
             return
         loaded = self._loaded
         try:

@@ -14,7 +14,7 @@ from codl.errors import CodlError
 from codl.ir import Array
 from codl.ir.executable import Executable
 from codl.records.gpu_limits import UNLIMITED, GpuLimits, LimitedGpu
-from codl.records.results import Move, TimeSpan
+from codl.records.results import TimeSpan
 from codl.runtime.loaded import Footprint
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.session import Session
@@ -95,7 +95,7 @@ class AdaptiveSession:
             self._monitors = [OverlapMonitor(session.executable) for session in self._sessions]
             for number in range(len(scales)):
                 self._calibrate(number)
-        self._controller = Controller(scales, scales.index(1.0))
+        self.controller = Controller(scales, scales.index(1.0))
         self.inputs: Mapping[str, Array] = loaded[1.0][0].inputs
         self.outputs: Mapping[str, Array] = loaded[1.0][0].outputs
 
@@ -127,26 +127,16 @@ class AdaptiveSession:
 
     @property
     def scales(self) -> tuple[float, ...]:
-        return self._controller.scales
+        return self.controller.scales
 
     @property
     def scale(self) -> float:
         """That of the active executable."""
-        return self._controller.scales[self._controller.active]
-
-    @property
-    def runs(self) -> int:
-        """The runs that were watched."""
-        return self._controller.runs
-
-    @property
-    def moves(self) -> tuple[Move, ...]:
-        """The last changes."""
-        return tuple(self._controller.moves)
+        return self.controller.scales[self.controller.active]
 
     @property
     def _session(self) -> Session:
-        return self._sessions[self._controller.active]
+        return self._sessions[self.controller.active]
 
     @property
     def executable(self) -> Executable:
@@ -166,13 +156,13 @@ class AdaptiveSession:
     def run(self) -> None:
         """One inference from what `inputs` hold; what it takes decides on the next one's shares."""
         with self.lock:
-            active = self._controller.active
+            active = self.controller.active
             marks = self._marks[active]
             marks.clear()
             start = perf_counter_ns()
             self._sessions[active].run()
             end = perf_counter_ns()
-            self._controller.observe(self._monitors[active].sample(start, marks, end))
+            self.controller.observe(self._monitors[active].sample(start, marks, end))
 
     def profile(self) -> list[TimeSpan]:
         """What each processor did when in one inference by the active alternative."""
@@ -181,7 +171,7 @@ class AdaptiveSession:
 
     def use(self, scale: float) -> None:
         """Make an alternative the active one; runs may change it again."""
-        self._controller.use(scale)
+        self.controller.use(scale)
 
     def close(self) -> None:
         """Release all of them; nothing can run afterwards."""

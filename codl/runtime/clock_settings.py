@@ -27,8 +27,7 @@ from typing import Any
 
 from codl.errors import CodlError, CodlWarning
 from codl.runtime.cache import state_folder
-from codl.runtime.conditions import CPU, GOVERNOR, clusters, gpu_files
-from codl.runtime.system_files import SYSTEM, SystemFiles
+from codl.runtime.system_files import CPU, GOVERNOR, SYSTEM, SystemFiles, clusters, gpu_files
 
 MACHINE = re.sub(r"[^A-Za-z0-9.-]", "_", platform.node())[:64]
 NAME, LOCK = f"clocks-{MACHINE}.json", f"clocks-{MACHINE}.lock"

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 
 from codl.ir.types import PROCESSORS, Processor
 from codl.records.results import Conditions
 from codl.runtime.placement import LocalSoc
 from codl.runtime.sensors import NvidiaGpu, nvidia_gpus
-from codl.runtime.system_files import SYSTEM, SystemFiles
+from codl.runtime.system_files import GOVERNOR, SYSTEM, SystemFiles, clusters, gpu_files
 
-CPU = "sys/devices/system/cpu"
 THERMAL = "sys/class/thermal"
-KGSL = "sys/class/kgsl/kgsl-3d0"
 #: Types of thermal zones on a processor, as SoCs call them. Qualcomm's `soc` is of the battery.
 ZONES = re.compile(
     r"cpu|gpu|g3d|tsens|cluster|core|pkg|soc.?therm|^tj|^(big|mid|little)$", re.IGNORECASE
@@ -26,60 +23,8 @@ COOLING: dict[Processor, re.Pattern[str]] = {
     "cpu": re.compile(r"cpu|cluster|^processor$|powerclamp", re.IGNORECASE),
     "gpu": re.compile(r"gpu|kgsl|mali|g3d|devfreq", re.IGNORECASE),
 }
-#: What the folder of a GPU below `sys/class/devfreq` is called.
-DEVFREQ = re.compile(r"gpu|mali|kgsl|g3d|gv11b|ga10b|gp10b", re.IGNORECASE)
 #: The most characters of a sensor's name.
 MOST_NAME = 64
-#: What governors are called.
-GOVERNOR = re.compile(r"[\w-]{1,32}", re.ASCII)
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """Cores that share a clock; `folder` holds the files of its `cpufreq` policy."""
-
-    folder: str
-    cores: tuple[int, ...]
-
-    @property
-    def name(self) -> str:
-        """As the kernel calls it, such as policy4, or cpu4 where it has no policies."""
-        return next(part for part in reversed(self.folder.split("/")) if part[-1].isdigit())
-
-
-@dataclass(frozen=True)
-class GpuFiles:
-    """Where a GPU's clock stands; `devfreq` is the folder of what chooses it.
-
-    `level` is a file whose number is above 0 while heat holds the clock down, "" without one.
-    """
-
-    devfreq: str
-    clocks: tuple[str, ...]
-    temperature: str = ""
-    level: str = ""
-
-
-def clusters(files: SystemFiles = SYSTEM) -> list[Cluster]:
-    """All that the machine tells of; none where it keeps its clocks to itself."""
-
-    def cores(text: str) -> tuple[int, ...]:
-        return tuple(int(digits) for digits in re.findall(r"\d{1,4}", text))
-
-    folders = files.find(f"{CPU}/cpufreq/policy[0-9]*") or files.find(f"{CPU}/cpu[0-9]*/cpufreq")
-    some = [Cluster(folder, cores(files.text(f"{folder}/related_cpus"))) for folder in folders]
-    return [one if one.cores else Cluster(one.folder, cores(one.name)) for one in some]
-
-
-def gpu_files(files: SystemFiles = SYSTEM) -> GpuFiles | None:
-    """Those of an Adreno, or of another GPU whose clock the kernel's `devfreq` chooses."""
-    if files.find(KGSL):
-        clocks = tuple(f"{KGSL}/{x}" for x in ("gpuclk", "clock_mhz", "devfreq/cur_freq"))
-        return GpuFiles(f"{KGSL}/devfreq", clocks, f"{KGSL}/temp", f"{KGSL}/thermal_pwrlevel")
-    for folder in files.find("sys/class/devfreq/*"):
-        if DEVFREQ.search(folder.rsplit("/", 1)[-1]):
-            return GpuFiles(devfreq=folder, clocks=(f"{folder}/cur_freq",))
-    return None
 
 
 class ConditionReader:

@@ -18,9 +18,9 @@ from codl.boundary import BASE, PACKAGES
 from codl.provenance import VERSION
 from codl.records.results import Conditions
 from codl.runtime import cache, threads
-from codl.runtime.conditions import THERMAL, ConditionReader, clusters
+from codl.runtime.conditions import THERMAL, ConditionReader
 from codl.runtime.hardware import physical_cores
-from codl.runtime.system_files import SYSTEM, SystemFiles
+from codl.runtime.system_files import SYSTEM, SystemFiles, clusters
 
 MEMINFO = "proc/meminfo"
 #: A control group's limit and what it uses, in bytes, by the version of control groups.

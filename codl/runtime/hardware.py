@@ -18,9 +18,8 @@ from typing import get_args
 from codl.records.soc_facts import CacheKind, Chip, CoreCluster, CpuCache
 from codl.runtime import threads
 from codl.runtime.placement import cores_of
-from codl.runtime.system_files import SYSTEM, SystemFiles
+from codl.runtime.system_files import CPU, SYSTEM, SystemFiles
 
-CPU = "sys/devices/system/cpu"
 #: Implementer and part of Arm's register MIDR_EL1 (in the manuals of the cores) by name.
 ARM_PARTS = {
     (0x41, 0xD03): "Cortex-A53", (0x41, 0xD04): "Cortex-A35", (0x41, 0xD05): "Cortex-A55",

@@ -28,7 +28,7 @@ from codl.records import soc as socs
 from codl.records.gpu_limits import UNLIMITED, GpuLimits
 from codl.records.soc import Soc
 from codl.runtime import threads
-from codl.runtime.system_files import SYSTEM, SystemFiles
+from codl.runtime.system_files import CPU, SYSTEM, SystemFiles
 
 SUFFIX = ".local.yaml"
 #: How fast, and how urgent beside other programs, a GPU may be asked to work.
@@ -231,7 +231,6 @@ def _listed(cores: Sequence[int]) -> str:
     return ", ".join(map(str, cores))
 
 
-CPUS = "sys/devices/system/cpu"
 #: What tells a core's speed, the first that a machine has.
 SPEEDS = ("cpu_capacity", "cpufreq/cpuinfo_max_freq")
 KINDS = ("none", "big", "little")
@@ -240,7 +239,7 @@ KINDS = ("none", "big", "little")
 def speeds(cores: Sequence[int], system: SystemFiles = SYSTEM) -> dict[int, float]:
     """A core's capacity or highest clock; 1 for all where the machine does not tell."""
     for name in SPEEDS:
-        numbers = {core: system.number(f"{CPUS}/cpu{core}/{name}") for core in cores}
+        numbers = {core: system.number(f"{CPU}/cpu{core}/{name}") for core in cores}
         told = {core: speed for core, speed in numbers.items() if speed is not None}
         if len(told) == len(numbers):
             return told
