@@ -22,7 +22,7 @@ from codl.provenance import VERSION as CODL
 from codl.runtime import clock_settings
 from codl.runtime.child import ending_with, own_streams
 from codl.runtime.connection import Blob, Connection, ConnectionEnded, FrameError, Reader, Writer
-from codl.targets.process import Process
+from codl.targets.process import Process, first_line
 from codl.targets.wire import (
     VERSION,
     Answered,
@@ -115,7 +115,7 @@ class Agent:
             return Failed(_kind(error), str(error)), ()
         except Exception as error:  # a defect here, or a library's
             traceback.print_exc()
-            return Failed(type(error).__name__, _first_line(error)), ()
+            return Failed(type(error).__name__, first_line(error)), ()
 
     def _answering(self, question: Question) -> Any:
         """Whose question it is."""
@@ -184,11 +184,6 @@ def _sent(
 def _kind(error: CodlError) -> str:
     """The nearest of codl's own classes: others cannot be raised on the other side."""
     return next(c.__name__ for c in type(error).__mro__ if c.__module__ == CodlError.__module__)
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
 
 
 if __name__ == "__main__":

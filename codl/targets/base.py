@@ -144,7 +144,8 @@ class Target:
 
     def close(self) -> None:
         self._device = self._runner = None
-        vars(self).pop("_measured", None)
+        for name in ("_measured", "_ui_probe"):
+            vars(self).pop(name, None)
         if "_clocks" in vars(self):
             self._clocks.put_back()
 

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from time import monotonic
-from types import TracebackType
 
 from codl.errors import CodlError
 from codl.kernels.tuning import Tuning
@@ -67,17 +66,6 @@ class CompileWorkers:
         self._done: set[Task] = set()
         self._deaths: dict[Task, int] = {}
         self._taking = Lock()
-
-    def __enter__(self) -> CompileWorkers:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the agents."""

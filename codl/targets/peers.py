@@ -23,7 +23,7 @@ from codl.runtime.child import inherited
 from codl.runtime.drivers import COUNTS
 from codl.runtime.placement import LocalSoc
 from codl.targets.client import COMMAND, AgentClient
-from codl.targets.process import Process
+from codl.targets.process import Process, first_line
 from codl.targets.wire import Arrays, question
 
 #: What other libraries read from the environment. A peer gets its threads by its own options.
@@ -172,5 +172,4 @@ def _told(work: Callable[[], T]) -> T:
     except CodlError:
         raise
     except Exception as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise DeviceError(lines[0] if lines else type(error).__name__) from error
+        raise DeviceError(first_line(error)) from error

@@ -84,3 +84,9 @@ class Process:
         for opened in (self._peer, self._target):
             if opened is not None:
                 opened.close()
+
+
+def first_line(error: Exception) -> str:
+    """Of what an error says: libraries say much behind it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -6,7 +6,7 @@ For trying what is behind a collection (its order, budgets, active learning) wit
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
@@ -161,30 +161,15 @@ def _measurement(task: Task, row: Row | UnsupportedError, run: str) -> Measureme
 
 
 def _probed(recording: Recording) -> ProbeResult:
+    """The device of the SoC file; what that does not know is as of a device that does not tell."""
     gpu, placement = recording.soc.gpu, recording.placement
     icd = placement.icd if placement else gpu.platform
-    device = ProbedDevice(
-        icd=icd,
-        platform=gpu.platform,
-        name=gpu.name,
-        type=gpu.type,
-        version=gpu.opencl_version,
-        driver=gpu.driver,
-        compute_units=gpu.compute_units,
-        max_work_group_size=gpu.max_work_group_size,
-        wave_size=gpu.wave_size,
-        vector_width=gpu.vector_width,
-        global_mem_cache_size=gpu.global_mem_cache_size,
-        local_mem_bytes=gpu.local_mem_bytes,
-        unified_memory=gpu.unified_memory,
-        memory_types=MEMORY_TYPES if gpu.max_image_width else MEMORY_TYPES[:1],
-        extensions=(),
-        max_image_width=gpu.max_image_width,
-        max_image_height=gpu.max_image_height,
-        fine_grained_svm=gpu.fine_grained_svm,
-        svm=gpu.svm or "none",
-        half=bool(gpu.half),
-        max_read_images=gpu.max_read_images or 0,
-        vector_registers=gpu.vector_registers or 0,
-    )
-    return ProbeResult(icd, (device,))
+    facts = {field.name: getattr(gpu, field.name, None) for field in fields(ProbedDevice)}
+    facts |= {
+        "icd": icd,
+        "version": gpu.opencl_version,
+        "memory_types": MEMORY_TYPES if gpu.max_image_width else MEMORY_TYPES[:1],
+        "extensions": (),
+    }
+    told: dict[str, Any] = {name: value for name, value in facts.items() if value is not None}
+    return ProbeResult(icd, (ProbedDevice(**told),))

@@ -71,7 +71,7 @@ def test_workers_compile_and_survive_each_other(
     monkeypatch.setattr(ahead, "WORTH", 1)
     tasks = kernel_tasks(first_soc)
     assert not any(compiled(first_soc, tasks))
-    with CompileWorkers(first_soc, 2, [sys.executable, "-c", DYING]) as workers:
+    with closing(CompileWorkers(first_soc, 2, [sys.executable, "-c", DYING])) as workers:
         workers.compile(tasks, Tuning(), 60)
     (fatal,) = (
         t for t in tasks if isinstance(t, OpTask) and t.variant == "gpu_direct" and t.op == OPS[1]
@@ -103,7 +103,8 @@ def test_workers_that_cannot_begin_are_done_without(
     first_soc: LocalSoc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ahead, "WORTH", 1)
-    with CompileWorkers(first_soc, 2, [sys.executable, "-c", "raise SystemExit(1)"]) as workers:
+    silent = [sys.executable, "-c", "raise SystemExit(1)"]
+    with closing(CompileWorkers(first_soc, 2, silent)) as workers:
         workers.compile(kernel_tasks(first_soc), Tuning(), 60)
         assert not workers.deadly
         assert not workers.is_used
@@ -119,9 +120,9 @@ def test_few_cores_are_left_alone(first_soc: LocalSoc) -> None:
     assert 1 <= worker_count(with_cores(3, 1)) <= 3
     card = with_cores(16, 0)
     assert worker_count(replace(card, gpu=replace(card.gpu, type="gpu"))) <= MOST_ON_GPU
-    with CompileWorkers(first_soc, 0) as workers:
-        workers.compile(kernel_tasks(first_soc), Tuning(), 60)
-        assert not workers.is_used
+    workers = CompileWorkers(first_soc, 0)
+    workers.compile(kernel_tasks(first_soc), Tuning(), 60)
+    assert not workers.is_used
 
 
 class Once:
