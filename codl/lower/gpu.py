@@ -9,7 +9,6 @@ or numbers.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,6 @@ from typing import Any
 from msgspec.structs import replace
 
 from codl.errors import CodlError, DeviceError
-from codl.ir import Layer
 from codl.ir.executable import (
     Argument,
     Constant,
@@ -30,8 +28,7 @@ from codl.ir.executable import (
     Tensor,
 )
 from codl.ir.op_text import to_text
-from codl.ir.ops.base import Activation, Weights
-from codl.ir.ops.eltwise import Eltwise
+from codl.ir.ops.base import Weights
 from codl.ir.plan import Chain
 from codl.ir.region import Region
 from codl.ir.types import PLANAR, Storage
@@ -53,6 +50,7 @@ from codl.kernels.source import compile_options, source_digest
 from codl.kernels.tuning import Tuning
 from codl.lower.assembly import Arena, Assembly
 from codl.lower.partition import Part, Shard
+from codl.lower.rules import fuses, residual_adds
 from codl.records.soc import Soc
 
 
@@ -166,31 +164,6 @@ class Selector:
         return plan.adding()
 
 
-def residual_adds(layers: Sequence[Layer], outputs: Collection[str]) -> dict[str, Layer]:
-    """The residual add that each convolution among layers could compute, by the convolution's name.
-
-    `outputs` are the tensors that are read by others than these layers.
-    """
-    places = {layer.output: place for place, layer in enumerate(layers)}
-    reads = Counter(name for layer in layers for name in layer.inputs)
-    found = {}
-    for add in filter(_adds_alike, layers):
-        # Of the two that are added the one that is computed later has the other at hand.
-        later = max(add.inputs, key=lambda name: places.get(name, -1))
-        if later in places and later not in outputs and reads[later] == 1:
-            own = layers[places[later]]
-            # A kernel can add to what it computes before an activation, not behind one.
-            if (own.op.kind, own.op.activation) == ("conv2d", Activation()):
-                found[own.name] = add
-    return found
-
-
-def _adds_alike(layer: Layer) -> bool:
-    """Whether a layer is the sum of two tensors of its own shape."""
-    op = layer.op
-    return isinstance(op, Eltwise) and op.mode == "add" and set(op.inputs) == {op.output}
-
-
 def works(
     shard: Shard, outputs: Collection[str], variants: Mapping[str, str], soc: Soc
 ) -> list[Work]:
@@ -204,17 +177,11 @@ def works(
     adds: dict[str, Part] = {}
     for name, layer in residual_adds([part.layer for part in shard.parts], outputs).items():
         own, add = parts[name], parts[layer.name]
-        found = [registry.find(part.op, variants[part.layer.name]) for part in (own, add)]
-        if own.region == add.region and pays(found[0], found[1], soc):
+        planned = [registry.find(part.op, variants[part.layer.name]) for part in (own, add)]
+        if own.region == add.region and fuses(planned[0], planned[1], soc):
             adds[name] = add
     fused = {add.layer.name for add in adds.values()}
     return [Work(part, adds.get(name)) for name, part in parts.items() if name not in fused]
-
-
-def pays(convolution: Any, add: Any, soc: Soc) -> bool:
-    """Whether two variants may become one kernel on a SoC, and that is the faster way."""
-    slow_on: frozenset[str] = convolution.adds_slowly_on
-    return bool(convolution.storage == add.storage) and soc.gpu.type not in slow_on
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from codl.kernels import registry
 from codl.kernels.ncnn import SHAPE_HINT, NcnnLayer, Shifts, activation_layer
 from codl.lower.assembly import Assembly, Numbered
 from codl.lower.partition import Part
+from codl.lower.rules import net_level
 from codl.records.soc import Soc
 
 MAGIC = "7767517"
@@ -363,27 +364,13 @@ class Group:
 def grouped(layers: Sequence[CpuLayer]) -> list[tuple[CpuLayer, ...]]:
     """Layers by net, first to last; a model of its own is alone in one."""
     nets: dict[tuple[int, str], list[CpuLayer]] = {}
-    for layer, level in zip(layers, net_levels(layers), strict=True):
-        own = layer.name if layer.op.kind == OnnxModel.kind else ""
-        nets.setdefault((-level, own), []).append(layer)
-    return [tuple(nets[key]) for key in sorted(nets)]
-
-
-def net_levels(layers: Sequence[CpuLayer]) -> list[int]:
-    """The level of each layer's net: nets run from the highest level to the lowest.
-
-    ncnn's levels are even and ONNX Runtime's odd, and each layer has the lowest that its readers
-    allow, which have the same or a lower one; a model of its own has a higher one than its readers,
-    and a lower one than what it reads. So libraries change seldom, and which net a layer is in is
-    known from the layers behind it: planning counts nets by the same rule (`codl.plan.shards`).
-    """
-    levels: list[int] = []
     least: dict[str, int] = {}
     for layer in reversed(layers):
-        is_model = layer.op.kind == OnnxModel.kind
-        level = least.get(layer.output, 0) + (is_model and layer.output in least)
-        level += level % 2 != layer.is_onnx
-        levels.append(level)
+        output, is_model = layer.output, layer.op.kind == OnnxModel.kind
+        level = net_level(
+            least.get(output, 0), output in least, is_model=is_model, in_onnx=layer.is_onnx
+        )
+        nets.setdefault((-level, layer.name if is_model else ""), []).append(layer)
         for name, _ in layer.inputs:
             least[name] = max(least.get(name, 0), level + is_model)
-    return levels[::-1]
+    return [tuple(reversed(nets[key])) for key in sorted(nets)]

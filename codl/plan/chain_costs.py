@@ -25,7 +25,7 @@ import numpy as np
 from codl.ir import Dim, Network, Shape
 from codl.ir.types import PROCESSORS, Direction
 from codl.kernels.ort import CpuOrt
-from codl.lower.gpu import residual_adds
+from codl.lower.rules import residual_adds
 from codl.plan.cost_model import CostModel, Milliseconds, Move, Pair
 from codl.plan.region_array import NONE, Flags, Numbers, RegionTable, is_something
 from codl.plan.shards import (

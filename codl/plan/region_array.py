@@ -51,22 +51,6 @@ def sizes(boxes: Boxes) -> NDArray[np.int64]:
     return boxes[..., 0::2] + boxes[..., 1::2]
 
 
-def pieces_around(held: Sequence[int], joined: Sequence[int]) -> list[tuple[int, ...]]:
-    """Images, channels and rows of what lies in a box and not in the one held inside of it.
-
-    As `Region.minus` has it: before and behind what is held in images, then channels, then rows.
-    """
-    whole = [first + last for first, last in zip(joined[0::2], joined[1::2], strict=True)]
-    if held[1] == NOTHING:
-        return [tuple(whole)]
-    own = [first + last for first, last in zip(held[0::2], held[1::2], strict=True)]
-    return [
-        (*own[: end // 2], more - mine, *whole[end // 2 + 1 :])
-        for end, (more, mine) in enumerate(zip(joined, held, strict=True))
-        if more > mine
-    ]
-
-
 def missing_sizes(held: Boxes, needs: Boxes) -> NDArray[np.int64]:
     """The sizes of what moves to a processor that holds one of `held` and needs one of `needs`.
 
@@ -153,7 +137,10 @@ class RegionTable:
         self.notes.append(key[1])
         return number
 
+    def region(self, number: int) -> Region:
+        """A numbered region, which must not be of nothing."""
+        return region(self.boxes[number])
+
     def shape(self, number: int) -> Shape:
-        """The shape of a numbered region, which must not be of nothing."""
-        n0, n1, c0, c1, y0, y1 = self.boxes[number]
-        return Shape(n0 + n1, c0 + c1, y0 + y1, self.wholes[number].w)
+        """The shape of such a region."""
+        return self.region(number).shape(self.wholes[number])

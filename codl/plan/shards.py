@@ -1,7 +1,7 @@
 """What the shards of many chains take on either processor: ops, layouts, copies, packing, weights.
 
 On the CPU ncnn's nets and ONNX Runtime's run in turn. Which net a layer is in is known from the
-layers behind it in its chain, by the rule of `codl.lower.nets.net_levels`; here for all chains at
+layers behind it in its chain, by the rule of `codl.lower.rules.net_level`; here for all chains at
 once. On the GPU a layer's storage is known from the layers behind it, too: the variant is taken
 that is fastest with the copies which those need. Element-wise ops are planar where their
 neighbours are, so those of transformers need no copies and those among convolutions stay in
@@ -24,6 +24,7 @@ from codl.ir.plan import those_of
 from codl.ir.types import STORAGES
 from codl.kernels import registry
 from codl.kernels.ort import CpuOrt
+from codl.lower.rules import net_level
 from codl.plan.cost_model import ADDED_INSIDE, CostModel, Milliseconds, Move, WeightPlaces
 from codl.plan.region_array import NONE, Flags, Numbers, box, is_something
 from codl.plan.sub_ops import PLACES, LayerPass, StorageOrders, SubOps, finite
@@ -272,8 +273,7 @@ class NetLevels:
         least = self._least.pop(output, np.zeros(self._walks, np.int64))[walks]
         lowest = self._lowest.pop(output, np.full(self._walks, 1 << 30))[walks]
         has_readers = lowest < 1 << 30
-        level = least + (has_readers if is_model else 0)
-        level += (level % 2) != in_onnx
+        level = net_level(least, has_readers, is_model=is_model, in_onnx=in_onnx)
         while level.max(initial=0) >= self._levels:
             self._widen()
         before = self._counts[walks, level]

@@ -20,7 +20,7 @@ from codl.ir.types import PLANAR, PROCESSORS, STORAGES, Storage
 from codl.kernels import registry
 from codl.kernels.base import Variant
 from codl.kernels.ort import CpuOrt
-from codl.lower.gpu import pays
+from codl.lower.rules import fuses
 from codl.plan import region_array as boxes
 from codl.plan.cost_model import CostModel
 from codl.plan.region_array import NONE, Boxes, Numbers
@@ -236,7 +236,7 @@ class SubOps:
             if key not in self._variants:
                 self._variants[key] = registry.find(op, key[1])
             variants.append(self._variants[key])
-        return pays(variants[0], variants[1], self._cost.soc)
+        return fuses(variants[0], variants[1], self._cost.soc)
 
     def amounts(self) -> Mapping[str, NDArray[np.float64]]:
         """Of every part the bytes in all, FLOPs, and bytes of weights; its images and launches."""

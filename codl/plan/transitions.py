@@ -7,7 +7,7 @@ that is still read.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from operator import ge, itemgetter
+from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from codl.ir import Region, Shape
 from codl.ir.plan import Sharing
 from codl.ir.types import PROCESSORS
-from codl.lower.partition import WAYS, Residency
+from codl.lower.partition import WAYS, Residency, lacking
 from codl.plan import region_array as boxes
 from codl.plan.chain_costs import CandidateChain, CandidateTable, ChainCosts
 from codl.plan.cost_model import Move, Pair
@@ -165,32 +165,20 @@ class Transitions:
         return self._supplies[asked]
 
     def _supply(self, side: int, held: int, need: int) -> Supply:
-        regions = self._regions
-        now: int = held
-        transfers: tuple[TransferCost, ...] = ()
-        if not all(map(ge, regions.boxes[held], regions.boxes[need])):
-            now, transfers = self._fetched(side, held, need)
+        regions, shape = self._regions, self._regions.wholes[need]
+        needed = regions.region(need)
+        mine = regions.region(held) if held != NONE else None
+        joined, missing = lacking(shape, mine, needed, self._sharing)
+        way = WAYS[PROCESSORS[side]]
+        transfers = tuple(self._transfer((way, region.shape(shape))) for region in missing)
+        now = regions.one(shape, boxes.box(joined)) if missing else held
         if side == 0:
             return Supply(now, transfers, len(transfers))
         kept, copies, measured = self.costs.orders.copies(regions.notes[held], regions.notes[need])
         copies_ms = 0.0
         if measured:
-            copies_ms = measured * self._cost.sharing_ms("relayout", regions.shape(need))
+            copies_ms = measured * self._cost.sharing_ms("relayout", needed.shape(shape))
         return Supply(regions.noted(now, kept), transfers, 0, copies, copies_ms)
-
-    def _fetched(self, side: int, held: int, need: int) -> tuple[int, tuple[TransferCost, ...]]:
-        """What a processor holds that has fetched what it lacked of a region, and the transfers.
-
-        As `codl.lower.partition.lacking` has it.
-        """
-        regions, shape = self._regions, self._regions.wholes[need]
-        is_whole = self._sharing == "gather"
-        wanted = boxes.box(Region.whole(shape)) if is_whole else regions.boxes[need]
-        joined = tuple(map(max, regions.boxes[held], wanted))
-        missing = boxes.pieces_around(regions.boxes[held], joined)
-        way = WAYS[PROCESSORS[side]]
-        transfers = tuple(self._transfer((way, Shape._make((*size, shape.w)))) for size in missing)
-        return regions.one(shape, joined), transfers
 
     def _transfer(self, move: Move) -> TransferCost:
         if move not in self._transfer_costs:

@@ -35,9 +35,8 @@ def regions(draw: st.DrawFn) -> Region:
 @given(held=st.one_of(st.none(), regions()), need=regions())
 @settings(max_examples=300, deadline=None, derandomize=True)
 def test_what_is_missing_has_the_sizes_of_what_moves(held: Region | None, need: Region) -> None:
-    joined, moved = lacking(SHAPE, held, need, "missing")
+    _, moved = lacking(SHAPE, held, need, "missing")
     expected = [tuple(piece.shape(SHAPE))[:3] for piece in moved]
-    assert boxes.pieces_around(boxes.box(held), boxes.box(joined)) == expected
     rows = (np.array([boxes.box(one)], np.int64) for one in (held, need))
     assert sorted(map(tuple, boxes.missing_sizes(*rows).tolist())) == sorted(expected)
 

@@ -13,7 +13,7 @@ from codl.ir.network import Layer
 from codl.ir.plan import Plan
 from codl.kernels import registry
 from codl.kernels.base import Choice, KernelLaunch, KernelPlan, TensorArg
-from codl.lower.gpu import residual_adds
+from codl.lower.rules import residual_adds
 from codl.measure.check_variants import OPS, checked_operands
 from codl.plan.build_plan import preferring
 from codl.records.soc import Soc

@@ -1,0 +1,53 @@
+"""What lowering does with neighbouring layers, as rules that planning counts with, too."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from codl.ir import Layer
+from codl.ir.ops.base import Activation
+from codl.ir.ops.eltwise import Eltwise
+from codl.records.soc import Soc
+
+
+def residual_adds(layers: Sequence[Layer], outputs: Collection[str]) -> dict[str, Layer]:
+    """The residual add that each convolution among layers could compute, by the convolution's name.
+
+    `outputs` are the tensors that are read by others than these layers.
+    """
+    places = {layer.output: place for place, layer in enumerate(layers)}
+    reads = Counter(name for layer in layers for name in layer.inputs)
+    adds = {}
+    for add in layers:
+        op = add.op
+        if not (isinstance(op, Eltwise) and op.mode == "add" and set(op.inputs) == {op.output}):
+            continue
+        # Of the two that are added the one that is computed later has the other at hand.
+        later = max(add.inputs, key=lambda name: places.get(name, -1))
+        if later in places and later not in outputs and reads[later] == 1:
+            own = layers[places[later]]
+            # A kernel can add to what it computes before an activation, not behind one.
+            if (own.op.kind, own.op.activation) == ("conv2d", Activation()):
+                adds[own.name] = add
+    return adds
+
+
+def fuses(convolution: Any, add: Any, soc: Soc) -> bool:
+    """Whether two GPU variants become one kernel on a SoC: they may, and that is the faster way."""
+    slow_on: frozenset[str] = convolution.adds_slowly_on
+    return bool(convolution.storage == add.storage) and soc.gpu.type not in slow_on
+
+
+def net_level(least: Any, is_read: Any, *, is_model: bool, in_onnx: Any) -> Any:
+    """The level of the CPU's net that a layer is in: nets run from the highest level to the lowest.
+
+    ncnn's levels are even and ONNX Runtime's odd, and each layer has the lowest from `least` on,
+    which its readers allow: they have the same or a lower one. A model of its own is alone in a net
+    of a higher level than its readers, if any, and a lower one than what it reads. So libraries
+    change seldom, and which net a layer is in is known from the layers behind it in its chain.
+    All are numbers, or arrays of one for each of some chains.
+    """
+    level = least + (is_read if is_model else 0)
+    return level + (level % 2 != in_onnx)
