@@ -262,7 +262,7 @@ class _LabelSearch:
     def __init__(self, candidates: Candidates, sharing: Sharing, objective: Objective) -> None:
         self.candidates, self.objective = candidates, objective
         self.transitions = Transitions(candidates.costs, sharing)
-        self.transitions.prefetch(candidates.table)
+        self.transitions.prefetch([own for at in candidates.starting for own in at])
         self.start = Label(START, self.transitions.start)
         cost = candidates.costs.cost
         self._enqueues_at_once = cost.launches_ms(1) == 0 and cost.signals.first_launch_ms == 0

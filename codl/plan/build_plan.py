@@ -106,9 +106,7 @@ def _with_variants(network: Network, plan: Plan, costs: ChainCosts) -> Plan:
     for chain, key in zip(plan.chains, walks, strict=True):
         candidate = costs.known[key]
         clocks, holdings = transitions.after(clocks, holdings, candidate)
-        variants: dict[str, Mapping[str, str]] = {
-            network.layers[k].name: own for k, own in costs.chosen.variants(candidate) if own
-        }
+        variants = {name: own for name, own in costs.variants(candidate).items() if own}
         chains.append(replace(chain, variants=variants))
     predicted_ms = transitions.end_ms(clocks, holdings)
     return replace(plan, chains=tuple(chains), predicted_ms=predicted_ms)

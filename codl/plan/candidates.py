@@ -48,8 +48,7 @@ class Candidates:
         self._sub_ops = self.costs.sub_ops
         walks = [*self._single(), *self._split()]
         self.starting: list[list[CandidateChain]] = [[] for _ in self._layers]
-        self.table = self.costs.evaluate(walks, limited=not complete)
-        for candidate in self.table.candidates:
+        for candidate in self.costs.evaluate(walks, limited=not complete):
             self.starting[candidate.start].append(candidate)
 
     # Cuts of single ops, from which it is seen what is worth a longer look.

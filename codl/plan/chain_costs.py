@@ -13,8 +13,7 @@ that, the same wherever it is the same.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -28,209 +27,11 @@ from codl.kernels.ort import CpuOrt
 from codl.lower.rules import residual_adds
 from codl.plan.cost_model import CostModel, Milliseconds, Move, Pair
 from codl.plan.region_array import NONE, Flags, Numbers, RegionTable, is_something
-from codl.plan.shards import (
-    CpuShards,
-    GpuShards,
-    LayerWeights,
-    onnx_layers,
-    planar_layers,
-    viewed_layers,
-)
+from codl.plan.shards import CpuShards, GpuShards, LayerWeights, onnx_layers, planar_layers
 from codl.plan.sub_ops import HaloPropagation, LayerPass, StorageOrders, SubOps, Walk
 
 #: Where a chain begins and ends, its dimension and its ratio.
 ChainKey: TypeAlias = tuple[int, int, Dim, float]
-
-
-class CandidateChain(NamedTuple):
-    """Layers `start` ... `stop` - 1 as one chain, cut, with what each shard takes.
-
-    `reads` and `leaves` are rows of a tensor, a processor's number, 0 for the CPU and 1 for the
-    GPU, and a region's: what the shards read from outside, in the order in which lowering asks for
-    it, and leave for others; the regions' notes are storage orders, and tensors are those of
-    `TensorNumbers.seen_from` the chain's start. `work_ms` is how long each shard takes while the
-    other one works, `alone_ms` how long its ops take alone; `launches` how many kernels, or small
-    groups of them, are launched; `weights` the bytes of weights of both. `rows` are the chain's
-    among `ChosenRows`; chains with the same rows are alike in all but where they begin.
-    """
-
-    start: int
-    stop: int
-    dim: Dim
-    gpu_ratio: float
-    reads: Sequence[Sequence[int]]
-    leaves: Sequence[Sequence[int]]
-    work_ms: Pair
-    alone_ms: Pair
-    launches: int
-    weights: float
-    rows: tuple[int, int]
-
-    @property
-    def key(self) -> ChainKey:
-        return self.start, self.stop, self.dim, self.gpu_ratio
-
-    def moved(self, layers: int) -> CandidateChain:
-        """A chain that is alike, so many layers behind this one."""
-        return (
-            CandidateChain(self.start + layers, self.stop + layers, *self[2:]) if layers else self
-        )
-
-
-@dataclass(frozen=True)
-class TensorNumbers:
-    """Tensors by number: what layers make by the layer's, then the others.
-
-    Seen from a layer, what another makes has the number of that which lies so many behind it:
-    stretches of layers that are alike then read the same numbers.
-    """
-
-    names: Sequence[str]
-    layers: int
-
-    def seen_from(self, start: Numbers, tensors: Numbers) -> Numbers:
-        return np.where(tensors < self.layers, tensors - start, tensors + self.layers)
-
-    def name(self, start: int, seen: int) -> str:
-        """The name of a tensor by its number as it is seen from a layer."""
-        return self.names[start + seen if seen < self.layers else seen - self.layers]
-
-
-@dataclass(frozen=True)
-class CandidateTable:
-    """Candidates; and of all of them the tensor and the region of what is read and left, each
-    once, on the CPU and on the GPU: (items, 2).
-    """
-
-    candidates: list[CandidateChain]
-    reads: tuple[Numbers, Numbers]
-    leaves: tuple[Numbers, Numbers]
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """What was chosen for layers in walks: the parts of both processors, and how they are made."""
-
-    layers: Numbers
-    parts: Numbers
-    in_onnx: Flags
-    storages: Numbers
-
-
-class ChosenRows:
-    """What was chosen for the layers of chains, of many evaluations behind one another."""
-
-    def __init__(self, sub_ops: SubOps) -> None:
-        self._sub_ops = sub_ops
-        self._chosen: list[Chosen] = []
-        self._first: list[int] = []
-        self.count = 0
-
-    def add(self, chosen: Chosen) -> None:
-        self._chosen.append(chosen)
-        self._first.append(self.count)
-        self.count += len(chosen.layers)
-
-    def variants(self, candidate: CandidateChain) -> list[tuple[int, dict[str, str]]]:
-        """The layers of a candidate, first to last, with the kernel variant of every part."""
-        at = bisect_right(self._first, candidate.rows[0]) - 1
-        own, first = self._chosen[at], self._first[at]
-        rows = range(candidate.rows[0] - first, candidate.rows[1] - first)  # last layer to first
-        moved = candidate.start - int(own.layers[rows[-1]])
-        return [(int(own.layers[row]) + moved, self._variants(own, row)) for row in reversed(rows)]
-
-    def _variants(self, own: Chosen, row: int) -> dict[str, str]:
-        cpu, gpu = own.parts[row].tolist()
-        variants: dict[str, str] = {}
-        if cpu != NONE:
-            variants["cpu"] = CpuOrt.name if own.in_onnx[row] else self._sub_ops.cpu_variant(cpu)
-        if gpu != NONE:
-            variants["gpu"] = self._sub_ops.gpu_variant(gpu, int(own.storages[row]))
-        return variants
-
-
-def last_readers(network: Network) -> dict[str, int]:
-    """The index of the last layer that reads each tensor; of results, the number of layers."""
-    readers = dict.fromkeys((*network.inputs, *network.constants, *network.states), -1)
-    for index, layer in enumerate(network.layers):
-        readers[layer.output] = -1
-        readers |= dict.fromkeys(layer.inputs, index)
-    return readers | {name: len(network.layers) for name, _ in network.outputs.values()}
-
-
-def live_tensors(
-    network: Network, last_reader: Mapping[str, int], lone: Collection[str]
-) -> list[tuple[str, ...]]:
-    """At every point between layers, the tensors that are there and still read, the oldest first.
-
-    But for constants that are `lone`.
-    """
-    live: list[list[str]] = [[] for _ in range(len(network.layers) + 1)]
-    made = {layer.output: at + 1 for at, layer in enumerate(network.layers)}
-    for name in sorted(last_reader.keys() - lone, key=lambda name: (made.get(name, 0), name)):
-        for at in range(made.get(name, 0), last_reader[name] + 1):
-            live[at].append(name)
-    return [tuple(names) for names in live]
-
-
-@dataclass(frozen=True)
-class Alike:
-    """Numbers of the layers, and of the points before each and behind the last.
-
-    Two stretches of at most `longest` layers are alike if their first points and all of their
-    layers have the same numbers.
-    """
-
-    layers: Sequence[int]
-    points: Sequence[int]
-    longest: int
-
-    @classmethod
-    def of(
-        cls,
-        network: Network,
-        notes: Sequence[Hashable],
-        live: Sequence[Sequence[str]],
-        last_reader: Mapping[str, int],
-        lone: Collection[str],
-        longest: int,
-    ) -> Alike:
-        """`notes` are whatever else makes layers differ, their ops foremost.
-
-        `live` are the tensors at every point; constants that are `lone` are of their layer alone.
-        """
-        maker = {layer.output: at for at, layer in enumerate(network.layers)}
-
-        def seen_from(at: int, name: str) -> tuple[Hashable, int]:
-            """A tensor by where it is from, and for how long it is still read."""
-            if name in lone:
-                return "", 0
-            source = at - maker[name] if name in maker else name
-            return source, min(last_reader[name] - at, longest + 1)
-
-        layers = [
-            (notes[at], *(seen_from(at, name) for name in (*layer.inputs, layer.output)))
-            for at, layer in enumerate(network.layers)
-        ]
-        points = [tuple(seen_from(at, name) for name in own) for at, own in enumerate(live)]
-        return cls(_numbers(layers), _numbers(points), longest)
-
-    def content(self, walk: Walk) -> Hashable:
-        """What walks have in common that are alike; of a longer one itself."""
-        first = min(walk.starts)
-        if walk.stop - first > self.longest:
-            return walk
-        starts = tuple(sorted(walk.stop - start for start in walk.starts))
-        own = tuple(self.layers[first : walk.stop])
-        return walk.dim, walk.step, starts, self.points[first], own
-
-
-def _numbers(contents: Sequence[Hashable]) -> list[int]:
-    """The same number for the same content."""
-    known: dict[Hashable, int] = {}
-    return [known.setdefault(content, len(known)) for content in contents]
-
-
 #: Stretches of more layers than this are not compared.
 LONGEST_ALIKE = 32
 #: What is summed over the layers of a chain.
@@ -249,12 +50,60 @@ COLUMNS = (
 )
 
 
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """What was chosen for layers in walks: the parts of both processors, and how they are made."""
+
+    layers: Numbers
+    parts: Numbers
+    in_onnx: Flags
+    storages: Numbers
+
+
+class CandidateChain(NamedTuple):
+    """Layers `start` ... `stop` - 1 as one chain, cut, with what each shard takes.
+
+    `reads` and `leaves` are rows of a tensor, a processor's number, 0 for the CPU and 1 for the
+    GPU, and a region's: what the shards read from outside, in the order in which lowering asks for
+    it, and leave for others; the regions' notes are storage orders. Tensors are numbered as seen
+    from the chain's start: what a layer makes has the number of that which lies so many behind it,
+    and the others stand behind all layers. `work_ms` is how long each shard takes while the other
+    one works, `alone_ms` how long its ops take alone; `launches` how many kernels, or small groups
+    of them, are launched; `weights` the bytes of weights of both. `rows` are those of its layers,
+    last to first; chains with the same rows are alike in all but where they begin.
+    """
+
+    start: int
+    stop: int
+    dim: Dim
+    gpu_ratio: float
+    reads: Sequence[Sequence[int]]
+    leaves: Sequence[Sequence[int]]
+    work_ms: Pair
+    alone_ms: Pair
+    launches: int
+    weights: float
+    rows: tuple[Chosen, int, int]
+
+    def moved(self, layers: int) -> CandidateChain:
+        """A chain that is alike, so many layers behind this one."""
+        return (
+            CandidateChain(self.start + layers, self.stop + layers, *self[2:]) if layers else self
+        )
+
+
 class ChainCosts:
     """Costs of a network's chains, cut at some ratios, by one cost model."""
 
     def __init__(self, network: Network, cost: CostModel, ratios: Sequence[float]) -> None:
+        layers = network.layers
         self.network, self.cost = network, cost
-        self.last_reader = last_readers(network)
+        #: The index of the last layer that reads each tensor; of results, the number of layers.
+        self.last_reader = dict.fromkeys((*network.inputs, *network.constants, *network.states), -1)
+        for at, layer in enumerate(layers):
+            self.last_reader |= {layer.output: -1, **dict.fromkeys(layer.inputs, at)}
+        results = [name for name, _ in network.outputs.values()]
+        self.last_reader |= dict.fromkeys(results, len(layers))
         #: Constants that one layer alone reads, and states. Both processors have them from the
         #: start, and they lie as that layer wants them: they cost it something, and are no concern
         #: of chains.
@@ -262,73 +111,79 @@ class ChainCosts:
             name for name in network.states if len(network.readers(name)) == 1
         }
         self.weights = LayerWeights(network, cost.places, frozenset(self.lone))
-        self.sub_ops = SubOps([layer.op for layer in network.layers], cost, ratios)
-        #: What was chosen for the layers of chains, and those that are known.
-        self.chosen = ChosenRows(self.sub_ops)
+        self.sub_ops = SubOps([layer.op for layer in layers], cost, ratios)
         self.known: dict[ChainKey, CandidateChain] = {}
-        #: The regions that chains read and leave, of all tensors: results of layers first.
+        #: All tensors, results of layers first; and the regions that chains read or leave.
+        self.makers = {layer.output: at for at, layer in enumerate(layers)}
+        self.tensors = list({**self.makers, **network.shapes})
         self.regions = RegionTable(network.shapes.values())
-        made = [layer.output for layer in network.layers]
-        others = list(network.shapes.keys() - set(made))
-        self.tensors = TensorNumbers([*made, *others], len(made))
-        self.live = live_tensors(network, self.last_reader, self.lone)
         self.orders = StorageOrders(cost.storages)
-        numbers = {layer.name: number for number, layer in enumerate(network.layers)}
-        results = [name for name, last in self.last_reader.items() if last == len(network.layers)]
+        numbers = {layer.name: number for number, layer in enumerate(layers)}
         #: The number of the layer that each convolution's kernels may compute too, by its own.
         self.adds = {
-            numbers[name]: numbers[add.name]
-            for name, add in residual_adds(network.layers, results).items()
+            numbers[name]: numbers[add.name] for name, add in residual_adds(layers, results).items()
         }
+        #: The layers that ONNX Runtime computes on the CPU for the sake of their neighbours.
+        self.in_onnx = onnx_layers(network, cost)
+        #: The layers that the GPU computes on planar tensors, in variants for such.
+        self.planar = planar_layers(network, cost)
+        #: By layer whose output has its input's elements in their order, the layer that makes that,
+        #: in whose memory it may be; -1 of all others.
+        viewed = (self.makers.get(x.inputs[0], -1) if x.op.keeps_order else -1 for x in layers)
+        self.viewed = np.fromiter(viewed, np.int64, len(layers))
 
     @cached_property
-    def in_onnx(self) -> frozenset[int]:
-        """The layers that ONNX Runtime computes on the CPU for the sake of their neighbours."""
-        joins = "joins-onnx" not in self.cost.off
-        return onnx_layers(self.network, self.cost) if joins else frozenset()
+    def live(self) -> list[tuple[str, ...]]:
+        """At every point between layers, the tensors that are there and still read, oldest first.
 
-    @cached_property
-    def planar(self) -> Flags:
-        """The layers that the GPU computes on planar tensors, in variants for such."""
-        return planar_layers(self.network, self.cost)
+        But for constants that are `lone`.
+        """
+        live: list[list[str]] = [[] for _ in range(len(self.network.layers) + 1)]
+        made = {name: at + 1 for name, at in self.makers.items()}
+        names = self.last_reader.keys() - self.lone
+        for name in sorted(names, key=lambda name: (made.get(name, 0), name)):
+            for at in range(made.get(name, 0), self.last_reader[name] + 1):
+                live[at].append(name)
+        return [tuple(names) for names in live]
 
-    @cached_property
-    def viewed(self) -> Numbers:
-        """By layer the one whose output it may be the memory of; -1 of most."""
-        return viewed_layers(self.network)
+    def tensor(self, start: int, seen: int) -> str:
+        """The name of a tensor by its number as it is seen from a layer."""
+        made = len(self.makers)
+        return self.tensors[start + seen if seen < made else seen - made]
 
-    @cached_property
-    def alike(self) -> Alike:
-        """Which stretches of the network are alike."""
-        added = set(self.adds.values())
-        notes = [
-            (
-                op,
-                at in self.in_onnx,
-                at in added,
-                self.adds[at] - at if at in self.adds else 0,
-                self.planar[at],
-                self.weights.note(at),
-            )
-            for at, op in enumerate(self.sub_ops.op_of)
-        ]
-        known = self.live, self.last_reader, self.lone
-        return Alike.of(self.network, notes, *known, longest=LONGEST_ALIKE)
+    def variants(self, candidate: CandidateChain) -> dict[str, dict[str, str]]:
+        """The kernel variants of every part of a candidate, by layer, first to last."""
+        chosen, first, last = candidate.rows
+        variants: dict[str, dict[str, str]] = {}
+        for layer, row in enumerate(reversed(range(first, last)), candidate.start):
+            own = variants[self.network.layers[layer].name] = {}
+            cpu, gpu = chosen.parts[row].tolist()
+            if cpu != NONE:
+                in_onnx = chosen.in_onnx[row]
+                own["cpu"] = CpuOrt.name if in_onnx else self.sub_ops.cpu_variant(cpu)
+            if gpu != NONE:
+                own["gpu"] = self.sub_ops.gpu_variant(gpu, int(chosen.storages[row]))
+        return variants
 
-    def evaluate(self, walks: Sequence[Walk], *, limited: bool = False) -> CandidateTable:
+    def evaluate(self, walks: Sequence[Walk], *, limited: bool = False) -> list[CandidateChain]:
         """The chains of some walks that both processors have variants for.
 
         With `limited`, those are left out that compute much twice. Walks that are alike are looked
         at once.
         """
         numbers: dict[Hashable, int] = {}
-        which = [numbers.setdefault(self.alike.content(walk), len(numbers)) for walk in walks]
+        which = [numbers.setdefault(self._content(walk), len(numbers)) for walk in walks]
         places = dict(zip(reversed(which), reversed(range(len(walks))), strict=True))
-        own = [walks[places[number]] for number in range(len(numbers))]
-        halo = self._halo(own, limited=limited)
-        table = _Evaluation(self, own, halo.steps(), halo.begins).table(walks, which)
-        self.known.update((candidate.key, candidate) for candidate in table.candidates)
-        return table
+        distinct = [walks[places[number]] for number in range(len(numbers))]
+        halo = self._halo(distinct, limited=limited)
+        by_walk = _Evaluation(self, distinct, halo.steps(), halo.begins).candidates()
+        candidates = [
+            candidate.moved(walk.stop - distinct[number].stop)
+            for walk, number in zip(walks, which, strict=True)
+            for candidate in by_walk[number]
+        ]
+        self.known.update((candidate[:4], candidate) for candidate in candidates)
+        return candidates
 
     def steps(self, walks: Sequence[Walk]) -> list[LayerPass]:
         """The parts of every layer that walks pass, last layer to first."""
@@ -337,6 +192,53 @@ class ChainCosts:
     def _halo(self, walks: Sequence[Walk], *, limited: bool) -> HaloPropagation:
         known = self.network.layers, self.sub_ops, self.last_reader, self.lone
         return HaloPropagation(*known, walks, limited=limited)
+
+    # Stretches that are alike.
+
+    def _content(self, walk: Walk) -> Hashable:
+        """What walks have in common that are alike; of a long one itself.
+
+        Their first points have the same number, and so have all of their layers.
+        """
+        first, (layers, points) = min(walk.starts), self._alike
+        if walk.stop - first > LONGEST_ALIKE:
+            return walk
+        starts = tuple(sorted(walk.stop - start for start in walk.starts))
+        return walk.dim, walk.step, starts, points[first], tuple(layers[first : walk.stop])
+
+    @cached_property
+    def _alike(self) -> tuple[list[int], list[int]]:
+        """Numbers of the layers, and of the points before each and behind the last.
+
+        They are the same for the same content: ops, what else makes layers differ, and tensors.
+        """
+
+        def seen_from(at: int, name: str) -> tuple[Hashable, int]:
+            """A tensor by where it is from, and for how long it is still read."""
+            if name in self.lone:
+                return "", 0
+            source = at - self.makers[name] if name in self.makers else name
+            return source, min(self.last_reader[name] - at, LONGEST_ALIKE + 1)
+
+        def numbers(contents: Sequence[Hashable]) -> list[int]:
+            known: dict[Hashable, int] = {}
+            return [known.setdefault(content, len(known)) for content in contents]
+
+        added = set(self.adds.values())
+        layers = [
+            (
+                self.sub_ops.op_of[at],
+                at in self.in_onnx,
+                at in added,
+                self.adds[at] - at if at in self.adds else 0,
+                self.planar[at],
+                self.weights.note(at),
+                *(seen_from(at, name) for name in (*layer.inputs, layer.output)),
+            )
+            for at, layer in enumerate(self.network.layers)
+        ]
+        points = [tuple(seen_from(at, name) for name in own) for at, own in enumerate(self.live)]
+        return numbers(layers), numbers(points)
 
 
 class _Evaluation:
@@ -350,10 +252,10 @@ class _Evaluation:
     ) -> None:
         self._walks, self._steps, self._begins = walks, steps, begins
         self._cost, self._sub_ops, self._regions = costs.cost, costs.sub_ops, costs.regions
-        self._network, self._chosen, self._tensors = costs.network, costs.chosen, costs.tensors
+        self._network, self._tensors = costs.network, costs.tensors
         shapes, numbers = costs.network.shapes, costs.regions.shapes
         #: The number of the shape of every tensor.
-        self._shapes = np.array([numbers[shapes[name]] for name in costs.tensors.names])
+        self._shapes = np.array([numbers[shapes[name]] for name in costs.tensors])
         counts = [len(step.walks) for step in steps]
         self._layer = np.repeat([step.layer for step in steps], counts).astype(np.int64)
         self._walk, self._leaves, self._parts = (
@@ -386,44 +288,40 @@ class _Evaluation:
         backwards = begins[::-1].T
         self._chain = (np.cumsum(backwards).reshape(backwards.shape)[:, ::-1] - 1).T
 
-    def table(self, walks: Sequence[Walk], which: Sequence[int]) -> CandidateTable:
-        """All chains of `walks`, of which each is alike the one here of the number in `which`."""
+    def candidates(self) -> list[list[CandidateChain]]:
+        """By walk, every chain that both processors have variants for, the shortest first."""
         reads, leaves = self._read_rows(), self._left_rows()
         order = np.argsort(self._walk, kind="stable")  # of each walk, last layer to first
-        first_row = np.searchsorted(self._walk[order], np.arange(len(self._walks)))
-        candidates = self._candidates(self._sums()[order], first_row, reads, leaves)
         engines, storages = self._cpu.in_onnx[order], self._gpu.storages[order]
-        self._chosen.add(Chosen(self._layer[order], self._parts[order], engines, storages))
-        moved = np.array([walk.stop - self._walks[own].stop
-                          for walk, own in zip(walks, which, strict=True)], np.int64)  # fmt: skip
-        copies = np.array(which, np.int64), moved
-        return CandidateTable(
-            [
-                candidate.moved(layers)
-                for own, layers in zip(which, moved.tolist(), strict=True)
-                for candidate in candidates[own]
-            ],
-            (self._held(reads, 0, *copies), self._held(reads, 1, *copies)),
-            (self._held(leaves, 0, *copies), self._held(leaves, 1, *copies)),
-        )
-
-    def _held(self, rows: Numbers, side: int, which: Numbers, moved: Numbers) -> Numbers:
-        """The tensors and regions that a processor reads or leaves, each once: (items, 2).
-
-        In walks that are alike those in `which`, and stand `moved` layers behind them.
-        """
+        chosen = Chosen(self._layer[order], self._parts[order], engines, storages)
         walk, start = self._ends
-        chain, _, seen, region = rows[rows[:, 1] == side, :4].T
-        order = np.argsort(which, kind="stable")
-        first = np.searchsorted(which[order], np.arange(len(self._walks) + 1))
-        counts = np.diff(first)[walk[chain]]
-        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        layers = moved[order][np.repeat(first[walk[chain]], counts) + within]
-        seen, region, start = (np.repeat(x, counts) for x in (seen, region, start[chain]))
-        is_made = seen < self._tensors.layers
-        tensor = np.where(is_made, start + layers + seen, seen - self._tensors.layers)
-        keys = np.unique(tensor * len(self._regions.boxes) + region)
-        return np.column_stack(np.divmod(keys, len(self._regions.boxes)))
+        stop = np.array([walk.stop for walk in self._walks], np.int64)[walk]
+        first = np.searchsorted(self._walk[order], np.arange(len(self._walks)))[walk]
+        last = first + stop - start
+        running = np.concatenate(
+            [np.zeros((1, len(COLUMNS))), np.cumsum(self._sums()[order], axis=0)]
+        )
+        totals = dict(zip(COLUMNS, (running[last] - running[first]).T, strict=True))
+        self._add_loads(totals, reads)
+        alone, works = self._works(totals)
+        able = np.flatnonzero(np.rint(totals["missing"]) == 0)
+        reads_of, leaves_of = _by_chain(reads, len(walk)), _by_chain(leaves, len(walk))
+        launches = np.rint(totals["launches"]).astype(np.int64)
+        columns = (walk, start, launches, totals["weights"], first, last)
+        rows = zip(*(column[able].tolist() for column in columns), strict=True)
+        pairs = zip(map(tuple, works[able].tolist()), map(tuple, alone[able].tolist()), strict=True)
+        by_walk: list[list[CandidateChain]] = [[] for _ in self._walks]
+        for at, (w, begin, count, weights, first_, last_), (work_ms, alone_ms) in zip(
+            able.tolist(), rows, pairs, strict=True
+        ):
+            end, dim, step, _ = self._walks[w]
+            by_walk[w].append(
+                CandidateChain(
+                    begin, end, dim, self._sub_ops.ratios[step], reads_of[at], leaves_of[at],
+                    work_ms, alone_ms, count, weights, (chosen, first_, last_)
+                )
+            )  # fmt: skip
+        return by_walk
 
     @cached_property
     def _ends(self) -> tuple[Numbers, Numbers]:
@@ -431,12 +329,17 @@ class _Evaluation:
         walk, start = np.nonzero(self._begins.T[:, ::-1])
         return walk, len(self._begins) - 1 - start
 
+    def _seen(self, chain: Numbers, tensor: Numbers) -> Numbers:
+        """Tensors as seen from the first layers of chains."""
+        made = len(self._network.layers)
+        return np.where(tensor < made, tensor - self._ends[1][chain], tensor + made)
+
     def _read_rows(self) -> Numbers:
         """What is read from outside: rows of chain, processor, tensor, region and its loads.
 
         Tensors are as seen from the chain's first layer.
         """
-        tensor_numbers = {name: number for number, name in enumerate(self._tensors.names)}
+        tensor_numbers = {name: number for number, name in enumerate(self._tensors)}
         first = 0
         columns, read = [np.empty((5, 0), np.int64)], [np.empty((0, 6), np.int64)]
         for step in self._steps:
@@ -457,7 +360,7 @@ class _Evaluation:
         chain, side, tensor, notes, loads = np.concatenate(columns, axis=1)
         regions = self._regions.of(self._shapes[tensor], np.concatenate(read), notes)
         order = np.lexsort([side, chain])
-        seen = self._tensors.seen_from(self._ends[1][chain], tensor)
+        seen = self._seen(chain, tensor)
         return np.column_stack([chain, side, seen, regions, loads])[order]
 
     def _left_rows(self) -> Numbers:
@@ -474,7 +377,7 @@ class _Evaluation:
         chain = np.repeat(first, counts) + within
         order = np.argsort(chain, kind="stable")
         side, layer, regions = (np.repeat(column, counts) for column in (side, layer, regions))
-        seen = self._tensors.seen_from(self._ends[1][chain], layer)
+        seen = self._seen(chain, layer)
         return np.column_stack([chain, side, seen, regions])[order]
 
     def _sums(self) -> Milliseconds:
@@ -526,39 +429,6 @@ class _Evaluation:
         moves: list[Move] = [(way, shape) for shape in shapes]
         self._cost.prefetch_sharing(moves)
         return np.array([self._cost.packing_ms(move) for move in moves], np.float64)
-
-    def _candidates(
-        self, sums: Milliseconds, first_row: Numbers, reads: Numbers, leaves: Numbers
-    ) -> list[list[CandidateChain]]:
-        """By walk, every chain that both processors have variants for, the shortest first."""
-        walk, start = self._ends
-        stop = np.array([walk.stop for walk in self._walks], np.int64)[walk]
-        first = first_row[walk]
-        last = first + stop - start
-        running = np.concatenate([np.zeros((1, len(COLUMNS))), np.cumsum(sums, axis=0)])
-        totals = dict(zip(COLUMNS, (running[last] - running[first]).T, strict=True))
-        self._add_loads(totals, reads)
-        alone, works = self._works(totals)
-        able = np.flatnonzero(np.rint(totals["missing"]) == 0)
-        reads_of, leaves_of = _by_chain(reads, len(walk)), _by_chain(leaves, len(walk))
-        launches = np.rint(totals["launches"]).astype(np.int64)
-        first, last = first + self._chosen.count, last + self._chosen.count
-        columns = (walk, start, launches, totals["weights"], first, last)
-        rows = zip(*(column[able].tolist() for column in columns), strict=True)
-        pairs = zip(map(tuple, works[able].tolist()), map(tuple, alone[able].tolist()), strict=True)
-        ratios, walks = self._sub_ops.ratios, self._walks
-        found: list[list[CandidateChain]] = [[] for _ in walks]
-        for at, (w, begin, count, weights, first_, last_), (work_ms, alone_ms) in zip(
-            able.tolist(), rows, pairs, strict=True
-        ):
-            end, dim, step, _ = walks[w]
-            found[w].append(
-                CandidateChain(
-                    begin, end, dim, ratios[step], reads_of[at], leaves_of[at],
-                    work_ms, alone_ms, count, weights, (first_, last_)
-                )
-            )  # fmt: skip
-        return found
 
     def _works(self, totals: Mapping[str, Milliseconds]) -> tuple[Milliseconds, Milliseconds]:
         """Milliseconds of both shards of chains, each alone, and both at once; (chains, 2)."""

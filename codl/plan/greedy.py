@@ -92,13 +92,13 @@ class ChainSearch:
             start = self._numbers[layers[0].name]
             step = self._ratios.index(ratio)
             walks.append(Walk(start + len(layers), dim, step, frozenset([start])))
-        table = self.costs.evaluate(walks)
-        self._transitions.prefetch(table)
-        return [self._isolated(candidate) for candidate in table.candidates]
+        candidates = self.costs.evaluate(walks)
+        self._transitions.prefetch(candidates)
+        return [self._isolated(candidate) for candidate in candidates]
 
     def _isolated(self, candidate: CandidateChain) -> IsolatedChain:
         """A chain between tensors that are whole on the CPU."""
-        supply, name_of = self._transitions.supply, self.costs.tensors.name
+        supply, name_of = self._transitions.supply, self.costs.tensor
         layers = self.network.layers[candidate.start : candidate.stop]
         before = []
         for seen, side, need in candidate.reads:

@@ -75,18 +75,6 @@ def computed_planar(planned: Sequence[Planned]) -> set[str]:
     return found
 
 
-def viewed_layers(network: Network) -> Numbers:
-    """By layer whose output has its input's elements in their order, the layer that makes that.
-
-    -1 of all others.
-    """
-    makers = {layer.output: at for at, layer in enumerate(network.layers)}
-    viewed = [
-        makers.get(layer.inputs[0], -1) if layer.op.keeps_order else -1 for layer in network.layers
-    ]
-    return np.array(viewed, np.int64)
-
-
 T = TypeVar("T")
 #: Fewer elements may as well be on both, but for those of products.
 LEAST_ELEMENTS = 1 << 14
@@ -206,7 +194,7 @@ def onnx_layers(network: Network, cost: CostModel) -> frozenset[int]:
     Between nets of two engines every tensor is unpacked and packed again, which costs more than an
     op that only adds or copies.
     """
-    if cost.soc.is_replayed:
+    if cost.soc.is_replayed or "joins-onnx" in cost.off:
         return frozenset()
     layers = network.layers
     cost.prefetch((layer.op for layer in layers), "cpu")

@@ -6,7 +6,7 @@ that is still read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
@@ -16,11 +16,10 @@ from codl.ir import Region, Shape
 from codl.ir.plan import Sharing
 from codl.ir.types import PROCESSORS
 from codl.lower.partition import WAYS, Residency, lacking
-from codl.plan import region_array as boxes
-from codl.plan.chain_costs import CandidateChain, CandidateTable, ChainCosts
+from codl.plan.chain_costs import CandidateChain, ChainCosts, Chosen
 from codl.plan.cost_model import Move, Pair
 from codl.plan.price import START, TransferCost, after_stage
-from codl.plan.region_array import NONE, Boxes
+from codl.plan.region_array import NONE, Numbers, box, missing_sizes, weights_of
 
 #: What the CPU and the GPU hold of each tensor that is still read, by the numbers of regions.
 Holdings: TypeAlias = tuple[int, ...]
@@ -81,16 +80,16 @@ class Transitions:
         ]
         fresh = Residency(self.network, sharing)
         self.start: Holdings = tuple(
-            self._regions.one(self.network.shapes[name], boxes.box(fresh.held[side].get(name)))
+            self._regions.one(self.network.shapes[name], box(fresh.held[side].get(name)))
             for name in self._live[0]
             for side in PROCESSORS
         )
         shapes = ((name, self.network.shapes[name]) for name, _ in self.network.outputs.values())
         self._results = {
-            name: self._regions.one(shape, boxes.box(Region.whole(shape))) for name, shape in shapes
+            name: self._regions.one(shape, box(Region.whole(shape))) for name, shape in shapes
         }
         #: By the rows of chains that are alike.
-        self._changes: dict[tuple[int, int], _Change] = {}
+        self._changes: dict[tuple[Chosen, int, int], _Change] = {}
         self._supplies: dict[tuple[int, int, int], Supply] = {}
         self._launches_ms: dict[int, float] = {}
         self._transfer_costs: dict[Move, TransferCost] = {}
@@ -171,7 +170,7 @@ class Transitions:
         joined, missing = lacking(shape, mine, needed, self._sharing)
         way = WAYS[PROCESSORS[side]]
         transfers = tuple(self._transfer((way, region.shape(shape))) for region in missing)
-        now = regions.one(shape, boxes.box(joined)) if missing else held
+        now = regions.one(shape, box(joined)) if missing else held
         if side == 0:
             return Supply(now, transfers, len(transfers))
         kept, copies, measured = self.costs.orders.copies(regions.notes[held], regions.notes[need])
@@ -190,7 +189,7 @@ class Transitions:
         """What a chain does to what is held; noted for all that are alike."""
         start, stop = candidate.start, candidate.stop
         before, live = self._places[start], self._live[stop]
-        name_of = self.costs.tensors.name
+        name_of = self.costs.tensor
         needs = [(name_of(start, seen), side, need) for seen, side, need in candidate.reads]
         new = {name: 2 * at for at, name in enumerate(n for n in live if n not in before)}
         made = [NONE] * (2 * len(new))  # also of one of no size, of which neither has anything
@@ -215,8 +214,8 @@ class Transitions:
         self._changes[candidate.rows] = change
         return change
 
-    def prefetch(self, table: CandidateTable) -> None:
-        """Predict all that may have to move between any two chains of a table, in one batch.
+    def prefetch(self, candidates: Sequence[CandidateChain]) -> None:
+        """Predict all that may have to move between any two chains, in one batch.
 
         A search meets a few hundred shapes of regions, over and over. To predict them where they
         are met would be as many small batches, each of which costs as much as a hundred shapes do.
@@ -224,49 +223,40 @@ class Transitions:
         """
         if self._sharing == "gather":
             return
-        moves: list[Move] = []
-        for side, processor in enumerate(PROCESSORS):
-            results = {} if side else self._results
-            left = self._by_tensor(table.leaves[side])
-            read = self._by_tensor(table.reads[side], results)
-            moves += [(WAYS[processor], shape) for shape in self._between(left, read)]
-        self._cost.prefetch_sharing(moves)
-
-    def _between(self, left: Mapping[str, Boxes], read: Mapping[str, Boxes]) -> list[Shape]:
-        """The shapes of what may move to a processor that has left regions, and reads others."""
+        made, names, all_boxes = len(self.costs.makers), self.costs.tensors, self._regions.boxes
+        #: By processor and tensor, the numbers of the regions that chains leave, and read.
+        left: dict[tuple[int, int], set[int]] = {}
+        read: dict[tuple[int, int], set[int]] = {
+            (0, names.index(name)): {number} for name, number in self._results.items()
+        }
+        for candidate in candidates:
+            start = candidate.start
+            for regions, rows in ((left, candidate.leaves), (read, candidate.reads)):
+                for seen, side, number in rows:
+                    tensor = start + seen if seen < made else seen - made
+                    regions.setdefault((side, tensor), set()).add(number)
         # For tensors of one width alike: a network has few widths and many tensors.
-        sizes: dict[int, list[boxes.Numbers]] = {}
-        seen: set[tuple[int, bytes, bytes]] = set()
-        for name, needs in read.items():
-            held = np.concatenate([left.get(name, needs[:0]), np.full((1, 6), boxes.NOTHING)])
-            shape = self.network.shapes[name]
-            if len(self.network.readers(name)) > 1:
+        sizes: dict[tuple[int, int], list[Numbers]] = {}
+        known: set[tuple[int, int, bytes, bytes]] = set()
+        for (side, tensor), needed in read.items():
+            shape = self.network.shapes[names[tensor]]
+            needs = np.array([*{all_boxes[number]: None for number in needed}], np.int64)
+            mine = {all_boxes[number]: None for number in (NONE, *left.get((side, tensor), ()))}
+            held = np.array([*mine], np.int64)
+            if len(self.network.readers(names[tensor])) > 1:
                 both = np.maximum(held[:, None], needs)
                 held = np.concatenate([held, both.reshape(-1, 6)])
-                keys = held @ boxes.weights_of(shape)
-                held = held[np.unique(keys, return_index=True)[1]]
-            pairs = (shape.w, held.tobytes(), needs.tobytes())
-            if pairs not in seen:
-                seen.add(pairs)
-                sizes.setdefault(shape.w, []).append(boxes.missing_sizes(held, needs))
-        return [
-            Shape(n, c, h, width)
-            for width, own in sizes.items()
+                held = held[np.unique(held @ weights_of(shape), return_index=True)[1]]
+            pairs = (side, shape.w, held.tobytes(), needs.tobytes())
+            if pairs not in known:
+                known.add(pairs)
+                sizes.setdefault((side, shape.w), []).append(missing_sizes(held, needs))
+        self._cost.prefetch_sharing(
+            (WAYS[PROCESSORS[side]], Shape(n, c, h, width))
+            for (side, width), own in sizes.items()
             # A set is several times as fast as `np.unique` along an axis.
             for n, c, h in set(map(tuple, np.concatenate(own).tolist()))
-        ]
-
-    def _by_tensor(
-        self, held: boxes.Numbers, more: Mapping[str, int] | None = None
-    ) -> dict[str, Boxes]:
-        """Regions of tensors, both by number (items, 2), as boxes (regions, 6) by tensor."""
-        rows: dict[str, dict[tuple[int, ...], None]] = {}
-        names, all_boxes = self.costs.tensors.names, self._regions.boxes
-        for tensor, number in held.tolist():
-            rows.setdefault(names[tensor], {})[all_boxes[number]] = None
-        for name, number in (more or {}).items():
-            rows.setdefault(name, {})[all_boxes[number]] = None
-        return {name: np.array(list(own), np.int64) for name, own in rows.items()}
+        )
 
 
 def _taking(places: Sequence[int]) -> Callable[[Holdings], Holdings]:

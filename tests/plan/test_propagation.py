@@ -61,7 +61,7 @@ def test_walks_cut_chains_as_lowering_does(network: Network, data: st.DataObject
     costs = ChainCosts(network, CostModel(SOC, SyntheticPredictors()), ratios)
     walk = Walk(stop, dim, step, starts)
     steps = {one.layer: one for one in costs.steps([walk])}
-    for candidate in some(costs.evaluate([walk]).candidates):
+    for candidate in some(costs.evaluate([walk])):
         own = layers[candidate.start : stop]
         outputs = chain_outputs(network, own)
         shards = cut(own, outputs, dim, ratios[step], block=SOC.gpu.vector_width)
@@ -78,7 +78,7 @@ def test_walks_cut_chains_as_lowering_does(network: Network, data: st.DataObject
                 (candidate.leaves, shard.left(outputs)),
             ):
                 table = {
-                    costs.tensors.name(candidate.start, seen): costs.regions.boxes[number]
+                    costs.tensor(candidate.start, seen): costs.regions.boxes[number]
                     for seen, owner, number in rows
                     if owner == side
                 }

@@ -226,7 +226,7 @@ def test_batches_that_were_measured_cost_what_is_predicted_of_them() -> None:
     network = Network("ten", (layer,), {"x": ten.inputs[0]}, {"y": ("y", tuple(ten.output))})
     for soc, launches in ((SOC, 1), (halved, 5)):
         costs = ChainCosts(network, CostModel(soc, SyntheticPredictors()), [0.0, 0.5, 1.0])
-        (chain,) = costs.evaluate([Walk(1, "N", 1, frozenset([0]))]).candidates
+        (chain,) = costs.evaluate([Walk(1, "N", 1, frozenset([0]))])
         assert chain.launches == launches
 
 
