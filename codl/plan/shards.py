@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import prod
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,49 +30,34 @@ from codl.plan.region_array import NONE, Flags, Numbers, box, is_something
 from codl.plan.sub_ops import PLACES, LayerPass, StorageOrders, SubOps, finite
 
 
-class Planned(NamedTuple):
-    """A layer: whether the planned variant's tensors are planar, or may as well be."""
-
-    layer: Layer
-    is_planar: bool
-    goes_planar: bool
-
-
 def planar_layers(network: Network, cost: CostModel) -> Flags:
-    """By layer whether the GPU computes it on planar tensors, in a variant for such."""
-    layers, planned = network.layers, []
-    cost.prefetch([layer.op for layer in layers], "gpu")
-    for layer in layers:
-        fastest = next(iter(cost.fastest_by_storage(layer.op, "gpu").items()), None)
-        if fastest is None:
-            continue
-        storage, own = fastest
-        wrong = {one.variant for one in those_of(cost.soc.fallbacks, layer.op, "gpu")}
-        is_planar = storage is not None and storage.layout == "planar"
-        planned.append(Planned(layer, is_planar, own.among_planar not in (None, *wrong)))
-    found = computed_planar(planned)
-    return np.array([layer.name in found for layer in layers], np.bool_)
+    """By layer whether the GPU computes it on planar tensors, in a variant for such.
 
-
-def computed_planar(planned: Sequence[Planned]) -> set[str]:
-    """The layers, by name, that may go planar, and of whose tensors more are planar than not.
-
-    That is as the layers make them that have no choice, or want them; `planned` are in order.
+    That is a layer which may go planar, and of whose tensors more are planar than not: as the
+    layers make them that have no choice, or want them.
     """
+    layers = network.layers
+    cost.prefetch([layer.op for layer in layers], "gpu")
+    #: The layers that have a variant, with whether its tensors are planar, or may as well be.
+    planned: list[tuple[int, Layer, bool, bool]] = []
+    for at, layer in enumerate(layers):
+        fastest = next(iter(cost.fastest_by_storage(layer.op, "gpu").values()), None)
+        if fastest is not None:
+            wrong = {own.variant for own in those_of(cost.soc.fallbacks, layer.op, "gpu")}
+            is_planar = fastest.storage is not None and fastest.storage.layout == "planar"
+            goes_planar = fastest.among_planar not in (None, *wrong)
+            planned.append((at, layer, is_planar, goes_planar))
     wanted: dict[str, bool] = {}
-    for layer, is_planar, goes_planar in reversed(planned):
+    for _, layer, is_planar, goes_planar in reversed(planned):
         want = wanted.get(layer.output) if goes_planar else is_planar
         if want is not None:
             wanted |= dict.fromkeys((*layer.inputs, layer.output), want)
-    found: set[str] = set()
-    for layer, _, goes_planar in planned:
+    planar = np.zeros(len(layers), np.bool_)
+    for at, layer, _, goes_planar in planned:
         if goes_planar:
-            known = [wanted[name] for name in (*layer.inputs, layer.output) if name in wanted]
-            is_planar = 2 * sum(known) > len(known)
-            wanted[layer.output] = is_planar
-            if is_planar:
-                found.add(layer.name)
-    return found
+            around = [wanted[name] for name in (*layer.inputs, layer.output) if name in wanted]
+            wanted[layer.output] = planar[at] = 2 * sum(around) > len(around)
+    return planar
 
 
 T = TypeVar("T")
@@ -82,6 +67,8 @@ LEAST_ELEMENTS = 1 << 14
 TOLERANCE = 1.01
 #: Larger than what stands in any box.
 ANYTHING = 1 << 40
+#: A level of nets that no net has.
+NEVER = 1 << 30
 
 
 class LayerWeights:
@@ -89,7 +76,11 @@ class LayerWeights:
 
     def __init__(self, network: Network, places: WeightPlaces, lone: frozenset[str]) -> None:
         self._layers, self._places = network.layers, places
-        self._inputs = [_held_inputs(layer, lone) for layer in network.layers]
+        #: The inputs of each layer that last from run to run.
+        self._inputs = [
+            tuple(at for at, name in enumerate(x.inputs) if name in lone or at in x.op.states)
+            for x in network.layers
+        ]
         self._known: dict[tuple[Op, tuple[int, ...]], tuple[Dim, ...]] = {}
 
     def allowed(self, at: int, ways: dict[Dim, T]) -> dict[Dim, T]:
@@ -135,12 +126,12 @@ class LayerWeights:
                 boxes[at, side, cut] = np.array(box(region))[cut]
         return boxes
 
-    def misplaced(self, layers: Numbers, parts: Numbers, sub_ops: SubOps) -> NDArray[np.bool_]:
+    def misplaced(self, layers: Numbers, parts: Numbers, sub_ops: SubOps) -> Flags:
         """Whether what both processors compute of layers, (rows, 2), needs weights elsewhere."""
-        found = np.zeros(len(layers), np.bool_)
+        misplaced = np.zeros(len(layers), np.bool_)
         rows = np.flatnonzero(self._wholes[layers])
         if not rows.size:
-            return found
+            return misplaced
         layers, parts = layers[rows], parts[rows]
         held: dict[tuple[int, tuple[int, ...]], int] = {}
         totals = []
@@ -152,14 +143,8 @@ class LayerWeights:
             totals.append(sum(held[number, self._inputs[at]] for number in pair))
         twice = np.array(totals) > TOLERANCE * self._wholes[layers]
         beyond = sub_ops.boxes[parts] > self._boxes[layers]
-        found[rows] = twice | (beyond & (parts != NONE)[..., None]).any(axis=(1, 2))
-        return found
-
-
-def _held_inputs(layer: Layer, lone: frozenset[str]) -> tuple[int, ...]:
-    """The inputs that last from run to run."""
-    own = (at for at, name in enumerate(layer.inputs) if name in lone or at in layer.op.states)
-    return tuple(own)
+        misplaced[rows] = twice | (beyond & (parts != NONE)[..., None]).any(axis=(1, 2))
+        return misplaced
 
 
 def _held(op: Op, inputs: Sequence[int]) -> int:
@@ -177,15 +162,16 @@ def _that_matters(op: Op, inputs: Sequence[int]) -> int:
 def _cutting(op: Op, inputs: Sequence[int]) -> tuple[Dim, ...]:
     """The dimensions in which halves hold less than the whole; all of an op that holds little."""
     whole = _that_matters(op, inputs)
-    if not whole:
-        return op.dims
-    found = []
-    for dim in op.dims:
+
+    def halves(dim: Dim) -> list[int]:
         shares = [share for share in split(op, dim, 0.5) if not share.is_empty]
-        total = sum(_held(op.restrict(op.around(share)), inputs) for share in shares)
-        if len(shares) < 2 or total <= TOLERANCE * whole:
-            found.append(dim)
-    return tuple(found)
+        return [_held(op.restrict(op.around(share)), inputs) for share in shares]
+
+    return tuple(
+        dim
+        for dim in op.dims
+        if not whole or len(held := halves(dim)) < 2 or sum(held) <= TOLERANCE * whole
+    )
 
 
 def onnx_layers(network: Network, cost: CostModel) -> frozenset[int]:
@@ -228,86 +214,12 @@ def onnx_layers(network: Network, cost: CostModel) -> frozenset[int]:
     return frozenset(joined)
 
 
-class Joined(NamedTuple):
-    """Of walks whose net a layer has joined: how many layers that had, whether another net reads
-    the layer's output, and how many of ncnn's nets load it.
-    """
-
-    layers_before: Numbers
-    is_read_elsewhere: NDArray[np.bool_]
-    loads: Numbers
-
-
-class NetLevels:
-    """The nets of many walks, as layers join them, last to first.
-
-    A walk's nets are numbered by levels, ncnn's even and ONNX Runtime's odd.
-    """
-
-    def __init__(self, walks: int) -> None:
-        self._walks, self._levels = walks, 4
-        self._counts = np.zeros((walks, self._levels), np.int64)
-        #: By tensor: the least level that its maker may have, the lowest reader's, and by level
-        #: whether an ncnn net reads it.
-        self._least: dict[str, Numbers] = {}
-        self._lowest: dict[str, Numbers] = {}
-        self._readers: dict[str, NDArray[np.bool_]] = {}
-        self._last: tuple[Numbers, Numbers, NDArray[np.bool_], bool] | None = None
-
-    def join(
-        self, output: str, walks: Numbers, in_onnx: NDArray[np.bool_], *, is_model: bool
-    ) -> Joined:
-        """Give a layer of some walks its net; a model of its own is alone in one."""
-        least = self._least.pop(output, np.zeros(self._walks, np.int64))[walks]
-        lowest = self._lowest.pop(output, np.full(self._walks, 1 << 30))[walks]
-        has_readers = lowest < 1 << 30
-        level = net_level(least, has_readers, is_model=is_model, in_onnx=in_onnx)
-        while level.max(initial=0) >= self._levels:
-            self._widen()
-        before = self._counts[walks, level]
-        if is_model:
-            before = np.zeros_like(before)
-        else:
-            self._counts[walks, level] += 1
-        readers = self._readers.pop(output, None)
-        loads = np.zeros(len(walks), np.int64)
-        if readers is not None:
-            loads = readers[walks].sum(axis=1) - (~in_onnx & readers[walks, level])
-        self._last = walks, level, in_onnx, is_model
-        return Joined(before, has_readers & (lowest < level), loads)
-
-    def read(self, tensor: str, reads: NDArray[np.bool_]) -> None:
-        """Note that the layer that joined last reads a tensor, in some of its walks."""
-        assert self._last is not None
-        walks, level, in_onnx, is_model = self._last
-        if tensor not in self._least:
-            self._least[tensor] = np.zeros(self._walks, np.int64)
-            self._lowest[tensor] = np.full(self._walks, 1 << 30)
-            self._readers[tensor] = np.zeros((self._walks, self._levels), bool)
-        walks, level, in_onnx = walks[reads], level[reads], in_onnx[reads]
-        least, lowest = self._least[tensor], self._lowest[tensor]
-        least[walks] = np.maximum(least[walks], level + is_model)
-        lowest[walks] = np.minimum(lowest[walks], level)
-        self._readers[tensor][walks[~in_onnx], level[~in_onnx]] = True
-
-    def loads(self, tensor: str, walks: Numbers) -> Numbers:
-        """How many of ncnn's nets read a tensor from outside the chains of walks."""
-        return np.asarray(self._readers[tensor][walks].sum(axis=1))
-
-    def _widen(self) -> None:
-        """Room for twice as many levels."""
-        self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)], axis=1)
-        for tensor, readers in self._readers.items():
-            self._readers[tensor] = np.concatenate([readers, np.zeros_like(readers)], axis=1)
-        self._levels *= 2
-
-
 class CpuShards:
     """Columns over the rows of some steps; a row is a layer in a walk.
 
     `saved_ms` is what calls of nets take less because ops share them; `loaded` and `stored` how
     often ncnn's nets load and store what the layer makes; `light` rows are of layers that ONNX
-    Runtime computes wherever it can.
+    Runtime computes wherever it can. Layers join nets last to first, by the level of each net.
     """
 
     def __init__(
@@ -316,51 +228,83 @@ class CpuShards:
         cost: CostModel,
         sub_ops: SubOps,
         parts: Numbers,
-        light: NDArray[np.bool_],
+        light: Flags,
         walks: int,
     ) -> None:
-        self._network, self._cost, self._sub_ops = network, cost, sub_ops
+        self._network, self._sub_ops, self._walks = network, sub_ops, walks
         self.parts = parts
         self.ms, self.missing = finite(sub_ops.fastest_ms(self.parts, 0))
         self.saved_ms = np.zeros(len(parts))
         self.loaded, self.stored = np.zeros((2, len(parts)), np.int64)
-        able = [number for number in np.unique(parts[light]).tolist() if self._is_able(number)]
+        able = [
+            number
+            for number in np.unique(parts[light]).tolist()
+            if number != NONE and registry.runs_in_onnx_runtime(sub_ops.op(number), cost.soc)
+        ]
         self.in_onnx = sub_ops.in_onnx(parts) | (light & np.isin(parts, able))
-        self._nets = NetLevels(walks) if self.in_onnx.any() else None
-        self._counts = np.zeros(walks, np.int64)
+        self._are_all_ncnn = not self.in_onnx.any()
         self._call_ms = cost.inside("cpu").call_ms
-
-    def _is_able(self, number: int) -> bool:
-        """Whether ONNX Runtime takes a part."""
-        if number == NONE:
-            return False
-        op = self._sub_ops.op(number)
-        return registry.runs_in_onnx_runtime(op, self._cost.soc)
+        #: By walk and level, how many layers a net has.
+        self._counts = np.zeros((walks, 4), np.int64)
+        #: By tensor: the least level that its maker may have, the lowest reader's, and by level
+        #: whether an ncnn net reads it.
+        self._least: dict[str, Numbers] = {}
+        self._lowest: dict[str, Numbers] = {}
+        self._readers: dict[str, Flags] = {}
 
     def step(self, step: LayerPass, rows: slice) -> None:
-        """Put a layer's parts into nets."""
+        """Put a layer's parts into nets; a model of its own is alone in one."""
         items = np.flatnonzero(self.parts[rows])
         walks, stores = step.walks[items], step.leaves[items]
-        if self._nets is None:
-            before, loads = self._counts[walks], np.zeros(len(items), np.int64)
-            self._counts[walks] += 1
+        if self._are_all_ncnn:
+            before, loads = self._counts[walks, 0], np.zeros(len(items), np.int64)
+            self._counts[walks, 0] += 1
         else:
             layer, in_onnx = self._network.layers[step.layer], self.in_onnx[rows][items]
             is_model = layer.op.kind == OnnxModel.kind
-            net = self._nets.join(layer.output, walks, in_onnx, is_model=is_model)
-            before, loads = net.layers_before, net.loads
-            stores = ~in_onnx & (stores | net.is_read_elsewhere)
+            least = self._least.pop(layer.output, np.zeros(self._walks, np.int64))[walks]
+            lowest = self._lowest.pop(layer.output, np.full(self._walks, NEVER))[walks]
+            level = net_level(least, lowest < NEVER, is_model=is_model, in_onnx=in_onnx)
+            while level.max(initial=0) >= self._counts.shape[1]:
+                self._widen()
+            before = np.zeros_like(level) if is_model else self._counts[walks, level]
+            self._counts[walks, level] += not is_model
+            loads = np.zeros(len(walks), np.int64)
+            readers = self._readers.pop(layer.output, None)
+            if readers is not None:
+                loads = readers[walks].sum(axis=1) - (~in_onnx & readers[walks, level])
+            stores = ~in_onnx & (stores | (lowest < level))
             needs = is_something(self._sub_ops.needs[self.parts[rows][items]])
             for at, name in step.inputs:
-                self._nets.read(name, needs[:, at])
+                reads = needs[:, at]
+                self._read(name, walks[reads], level[reads], in_onnx[reads], is_model=is_model)
         self.saved_ms[rows][items] = self._call_ms * (before > 0)
         self.loaded[rows][items], self.stored[rows][items] = loads, stores
 
+    def _read(
+        self, tensor: str, walks: Numbers, level: Numbers, in_onnx: Flags, *, is_model: bool
+    ) -> None:
+        """Note that nets of walks read a tensor."""
+        if tensor not in self._least:
+            self._least[tensor] = np.zeros(self._walks, np.int64)
+            self._lowest[tensor] = np.full(self._walks, NEVER)
+            self._readers[tensor] = np.zeros(self._counts.shape, bool)
+        least, lowest = self._least[tensor], self._lowest[tensor]
+        least[walks] = np.maximum(least[walks], level + is_model)
+        lowest[walks] = np.minimum(lowest[walks], level)
+        self._readers[tensor][walks[~in_onnx], level[~in_onnx]] = True
+
+    def _widen(self) -> None:
+        """Room for twice as many levels."""
+        self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)], axis=1)
+        for tensor, readers in self._readers.items():
+            self._readers[tensor] = np.concatenate([readers, np.zeros_like(readers)], axis=1)
+
     def loads(self, tensors: Sequence[str], walks: Numbers) -> Numbers:
         """How many nets of walks load tensors from outside their chains, (tensors, walks)."""
-        if self._nets is None:
+        if self._are_all_ncnn:
             return np.ones((len(tensors), len(walks)), np.int64)
-        return np.stack([self._nets.loads(tensor, walks) for tensor in tensors])
+        return np.stack([self._readers[tensor][walks].sum(axis=1) for tensor in tensors])
 
 
 class GpuShards:
@@ -380,7 +324,7 @@ class GpuShards:
         orders: StorageOrders,
         walks: int,
         adds: Mapping[int, int],
-        planar: NDArray[np.bool_],
+        planar: Flags,
     ) -> None:
         self._layers, self._cost, self._sub_ops = network.layers, cost, sub_ops
         self._orders, self._walks, self._adds = orders, walks, adds
@@ -472,13 +416,13 @@ class GpuShards:
         self.launches[rows][at] -= self._part_launches[adds]
 
     @property
-    def is_planar(self) -> NDArray[np.bool_]:
+    def is_planar(self) -> Flags:
         """Whether the output of each row lies planar."""
         planar = np.array([storage.layout == "planar" for storage in STORAGES])
         return np.asarray(planar[self.storages])
 
     def views(
-        self, layers: Numbers, walks: Numbers, leaves: NDArray[np.bool_], viewed: Numbers
+        self, layers: Numbers, walks: Numbers, leaves: Flags, viewed: Numbers
     ) -> tuple[Numbers, Numbers]:
         """The rows of what is memory of the layer before it, as lowering has it, and of those.
 
