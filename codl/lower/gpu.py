@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec.structs import replace
@@ -28,7 +28,7 @@ from codl.ir.executable import (
     Tensor,
 )
 from codl.ir.op_text import to_text
-from codl.ir.ops.base import Weights
+from codl.ir.ops.base import Op, Weights
 from codl.ir.plan import Chain
 from codl.ir.region import Region
 from codl.ir.types import PLANAR, Storage
@@ -109,6 +109,14 @@ class Selector:
     tuning: Tuning
     without: Sequence[Refusal] = ()
     fuse: bool = True
+    _plans: dict[tuple[Any, ...], KernelPlan] = field(default_factory=dict, repr=False)
+
+    def plan(self, variant: Any, op: Op, choice: Choice | None = None) -> KernelPlan:
+        """A variant's kernels for an op, made once for all layers that have it."""
+        key = variant.name, op, None if choice is None else tuple(choice.items())
+        if key not in self._plans:
+            self._plans[key] = variant.plan(op, self.soc, choice)
+        return self._plans[key]
 
     def select(
         self, shard: Shard, planned: Mapping[str, str], outputs: Collection[str]
@@ -157,11 +165,9 @@ class Selector:
     def _plan(self, work: Work, variant: Any, choice: Choice | None) -> KernelPlan:
         """An add that is computed too comes before the activation, which is the add's."""
         if work.add is None:
-            plan: KernelPlan = variant.plan(work.part.op, self.soc, choice)
-            return plan
+            return self.plan(variant, work.part.op, choice)
         op = work.part.op.with_activation(work.add.op.activation)
-        plan = variant.plan(op, self.soc, choice)
-        return plan.adding()
+        return self.plan(variant, op, choice).adding()
 
 
 def works(
@@ -475,15 +481,15 @@ class GpuLowering:
         return own, kept or own
 
 
-def kept_storages(parts: Sequence[tuple[Part, str]], soc: Soc) -> dict[str, Storage]:
+def kept_storages(parts: Sequence[tuple[Part, str]], selector: Selector) -> dict[str, Storage]:
     """How to keep every tensor that parts read or write: as its writer, or first reader, wants it.
 
     `parts` come in order, each with the name of its variant.
     """
     storages: dict[str, Storage] = {}
     for part, name in parts:
-        variant: Any = registry.find(part.op, name, "gpu")
-        plan: KernelPlan = variant.plan(part.op, soc)  # no choice changes a storage
+        # No choice changes a storage.
+        plan = selector.plan(registry.find(part.op, name, "gpu"), part.op)
         for index, tensor in enumerate(part.layer.inputs):
             storages.setdefault(tensor, plan.storage(TensorArg("input", index)))
         storages[part.layer.output] = plan.storage(TensorArg("output"))

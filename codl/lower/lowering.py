@@ -65,8 +65,7 @@ def lower(
     partitioned = partition_plan(network, plan, soc)
     _check_variants(partitioned)
     _check_fallbacks(partitioned, soc)
-    written, _ = plan.applied(network)
-    return Lowering(written, partitioned, selector).run(network.digest)
+    return Lowering(partitioned, selector).run(network.digest)
 
 
 def _check_variants(partitioned: PartitionedPlan) -> None:
@@ -101,14 +100,15 @@ def _check_fallbacks(partitioned: PartitionedPlan, soc: Soc) -> None:
 class Lowering:
     """One executable in the making; memory is taken and given back as stages go by."""
 
-    def __init__(self, network: Network, partitioned: PartitionedPlan, selector: Selector) -> None:
-        self._network, self._partitioned, self._soc = network, partitioned, selector.soc
+    def __init__(self, partitioned: PartitionedPlan, selector: Selector) -> None:
+        self._partitioned, self._soc = partitioned, selector.soc
+        network = self._network = partitioned.network
         planned = [
             (part, segment.chain.variants[part.layer.name]["gpu"])
             for segment in partitioned.segments
             for part in segment.gpu.parts
         ]
-        self._storages = kept_storages(planned, self._soc)
+        self._storages = kept_storages(planned, selector)
         self._assembly = Assembly()
         arena = Arena(self._assembly, self._soc)
         self._memory = NetworkMemory(network, partitioned, arena, self._storages, self._soc)
@@ -268,7 +268,7 @@ class Lowering:
             if name not in places and _is_read_elsewhere(name, groups):
                 places[name] = self._own_memory(part)
         for members in groups:
-            net = lower_net(Group.of(members, places), assembly, self._soc)
+            net = lower_net(Group.of(members, places), assembly)
             assembly.emit(RunNet(assembly.net(net)))
 
     def _own_memory(self, part: Part) -> Access:
@@ -277,10 +277,9 @@ class Lowering:
         return self._assembly.access(Tensor(name, buffer, shape, region, PLANAR, 1), region)
 
 
-def lower_net(group: Group, assembly: Assembly, soc: Soc) -> Net:
+def lower_net(group: Group, assembly: Assembly) -> Net:
     """A group of layers as a net of the library that runs them."""
-    is_onnx = group.layers[0].is_onnx
-    return (lower_onnx if is_onnx else lower_ncnn)(group, assembly, soc)
+    return (lower_onnx if group.layers[0].is_onnx else lower_ncnn)(group, assembly)
 
 
 def in_range(value: Array, element: Element) -> Array:

@@ -48,7 +48,7 @@ class TensorRegion(NamedTuple):
     region: Region
 
 
-def lower_ncnn(group: Group, assembly: Assembly, soc: Soc) -> NcnnNet:
+def lower_ncnn(group: Group, assembly: Assembly) -> NcnnNet:
     """Layers as ncnn nets: one for every run of layers that want the same options.
 
     ncnn knows one image only: of a batch each runs through the same net.
@@ -57,13 +57,13 @@ def lower_ncnn(group: Group, assembly: Assembly, soc: Soc) -> NcnnNet:
     inputs = {TensorRegion(name, access.region): access for name, access in group.inputs.items()}
     outputs = {TensorRegion(name, access.region): access for name, access in group.outputs.items()}
     layers = group.layers
-    constants = {x.name: _constants(x, assembly, soc) for x in layers}
+    constants = {x.name: _constants(x, assembly) for x in layers}
     values: Numbered[TensorRegion] = Numbered()
     for piece in inputs:
         values.number(piece)
     widths = {piece: tensors[access.tensor].shape.w for piece, access in inputs.items()}
     parts, copied = [], set[TensorRegion]()
-    runs = _by_options(layers, soc)
+    runs = _by_options(layers)
     for index, (run, options) in enumerate(runs):
         made = {TensorRegion(x.output, x.region): x.op.output.w for x in run}
         later = {name for rest, _ in runs[index + 1 :] for x in rest for name, _ in x.inputs}
@@ -72,7 +72,7 @@ def lower_ncnn(group: Group, assembly: Assembly, soc: Soc) -> NcnnNet:
         kept |= dict.fromkeys(piece for piece in outputs if piece.tensor in names)
         read = {name for x in run for name, _ in x.inputs} - names
         known = {piece: width for piece, width in widths.items() if piece.tensor in read}
-        text = NetText(run, known, kept, soc, constants)
+        text = NetText(run, known, kept, constants)
         parts.append(text.part(options, values))
         copied |= text.copied & inputs.keys()
         widths |= made
@@ -93,16 +93,14 @@ def _numbered(
     return tuple((values.number(piece), access) for piece, access in accesses.items())
 
 
-def _by_options(
-    layers: Sequence[CpuLayer], soc: Soc
-) -> list[tuple[list[CpuLayer], dict[str, bool]]]:
+def _by_options(layers: Sequence[CpuLayer]) -> list[tuple[list[CpuLayer], dict[str, bool]]]:
     """Runs of layers that can share a net, each with the options that its layers insist on.
 
     Those of a net run for the same images.
     """
     runs: list[tuple[list[CpuLayer], dict[str, bool]]] = []
     for layer in layers:
-        wanted = layer.variant.plan(layer.op, soc).options
+        wanted = layer.plan.options
         images, options = layer.region.images, runs[-1][1] if runs else {}
         is_alike = runs and runs[-1][0][0].region.images == images
         if not is_alike or any(options.get(k, v) != v for k, v in wanted.items()):
@@ -112,9 +110,9 @@ def _by_options(
     return runs
 
 
-def _constants(layer: CpuLayer, assembly: Assembly, soc: Soc) -> int | None:
+def _constants(layer: CpuLayer, assembly: Assembly) -> int | None:
     """The arrays that a layer adds to the weights file; None where it has no weights."""
-    plan: NcnnLayer = layer.variant.plan(layer.op, soc)
+    plan: NcnnLayer = layer.plan
     if not plan.weights:
         return None
 
@@ -140,7 +138,6 @@ class NetText:
         layers: Sequence[CpuLayer],
         inputs: Mapping[TensorRegion, int],
         outputs: Iterable[TensorRegion],
-        soc: Soc,
         constants: Mapping[str, int | None],
     ) -> None:
         self._inputs, self._constants = tuple(inputs), constants
@@ -161,7 +158,7 @@ class NetText:
         for name, _ in self._inputs:
             self._write("Input", [], name, {})
         for layer in layers:
-            self._add(layer, soc)
+            self._add(layer)
         self._results = {piece: self._read(*piece) for piece in outputs}
 
     def part(self, options: Mapping[str, bool], values: Numbered[TensorRegion]) -> NcnnPart:
@@ -179,9 +176,9 @@ class NetText:
         """A name without spaces for a tensor."""
         return f"t{self._blobs.number(tensor)}"
 
-    def _add(self, layer: CpuLayer, soc: Soc) -> None:
+    def _add(self, layer: CpuLayer) -> None:
         sources = [self._read(name, region) for name, region in layer.inputs]
-        plan: NcnnLayer = layer.variant.plan(layer.op, soc)
+        plan: NcnnLayer = layer.plan
         if plan.copies_input:
             names = {name for name, _ in layer.inputs}
             self.copied.update(piece for piece in self._inputs if piece.tensor in names)
@@ -263,11 +260,15 @@ def _parameter(key: int, value: object) -> str:
 
 @dataclass(frozen=True)
 class CpuLayer:
-    """One op of a net: what it reads (tensor and the region it needs of it) and writes."""
+    """One op of a net: what it reads (tensor and the region it needs of it) and writes.
+
+    `plan` is the variant's for the op.
+    """
 
     name: str
     op: Op
     variant: Any
+    plan: Any
     inputs: tuple[tuple[str, Region], ...]
     output: str
     region: Region
@@ -275,11 +276,12 @@ class CpuLayer:
 
     @classmethod
     def of(cls, part: Part, planned: str, soc: Soc) -> CpuLayer:
-        layer = part.layer
+        layer, variant = part.layer, _variant(part, planned, soc)
         return cls(
             name=layer.name,
             op=part.op,
-            variant=_variant(part, planned, soc),
+            variant=variant,
+            plan=variant.plan(part.op, soc),
             inputs=tuple(zip(layer.inputs, part.needs, strict=True)),
             output=layer.output,
             region=part.region,

@@ -19,7 +19,6 @@ from codl.ir.region import Region
 from codl.kernels.ort import OPSET, OrtPlan, activation_nodes
 from codl.lower.assembly import Assembly
 from codl.lower.nets import CpuLayer, Group, TensorRegion
-from codl.records.soc import Soc
 
 #: By tensor, what it is called in a model, and its sizes there.
 Named: TypeAlias = dict[str, tuple[str, Sizes]]
@@ -29,10 +28,10 @@ MODEL = "model"
 LARGE = 1 << 12
 
 
-def lower_onnx(group: Group, assembly: Assembly, soc: Soc) -> OnnxNet:
+def lower_onnx(group: Group, assembly: Assembly) -> OnnxNet:
     """Layers as one ONNX model; a layer that is a model itself is alone."""
-    plan: OrtPlan = group.layers[0].variant.plan(group.layers[0].op, soc)
-    return _own_model(group, plan, assembly) if plan.model else _written(group, assembly, soc)
+    plan: OrtPlan = group.layers[0].plan
+    return _own_model(group, plan, assembly) if plan.model else _written(group, assembly)
 
 
 def _own_model(group: Group, plan: OrtPlan, assembly: Assembly) -> OnnxNet:
@@ -46,7 +45,7 @@ def _own_model(group: Group, plan: OrtPlan, assembly: Assembly) -> OnnxNet:
     return _net(group, model, inputs, {layer.output: (OUTPUT, plan.output)}, [model])
 
 
-def _written(group: Group, assembly: Assembly, soc: Soc) -> OnnxNet:
+def _written(group: Group, assembly: Assembly) -> OnnxNet:
     shapes = {
         name: tuple(access.region.shape(assembly.tensors[access.tensor].shape))
         for name, access in (*group.inputs.items(), *group.outputs.items())
@@ -54,7 +53,7 @@ def _written(group: Group, assembly: Assembly, soc: Soc) -> OnnxNet:
     graph = OnnxGraph({n: access.region for n, access in group.inputs.items()},
                       {n: shapes[n] for n in group.inputs})  # fmt: skip
     for layer in group.layers:
-        graph.add(layer, soc)
+        graph.add(layer)
     inputs, outputs = graph.bind({n: (a.region, shapes[n]) for n, a in group.outputs.items()})
     outputs |= graph.updates
     weights = {f"{x.name}/{key}": value for x in group.layers for key, value in x.weights.items()}
@@ -115,8 +114,8 @@ class OnnxGraph:
     updates: Named = field(default_factory=dict)
     opset: int = OPSET
 
-    def add(self, layer: CpuLayer, soc: Soc) -> None:
-        plan: OrtPlan = layer.variant.plan(layer.op, soc)
+    def add(self, layer: CpuLayer) -> None:
+        plan: OrtPlan = layer.plan
         self.opset = max(self.opset, plan.opset)
         names = {
             f"x{index}": self._value(TensorRegion(name, region), sizes)

@@ -139,8 +139,12 @@ class Segment:
 
 @dataclass(frozen=True)
 class PartitionedPlan:
-    """A plan's segments, the last transfers, and what each processor ever holds of a tensor."""
+    """A plan's segments, the last transfers, and what each processor ever holds of a tensor.
 
+    `network` is the one that runs, with all partial sums written out.
+    """
+
+    network: Network
     segments: tuple[Segment, ...]
     final: tuple[TensorMove, ...]
     held: Mapping[Processor, Mapping[str, Region]]
@@ -241,4 +245,4 @@ def partition_plan(network: Network, plan: Plan, soc: Soc) -> PartitionedPlan:
         holder: Region.whole(network.shapes[holder]) for holder, _ in network.outputs.values()
     }
     final = residency.require("cpu", results)
-    return PartitionedPlan(tuple(segments), tuple(final), residency.held)
+    return PartitionedPlan(network, tuple(segments), tuple(final), residency.held)

@@ -185,9 +185,9 @@ def net_alone(
             reads = tuple((name, op.needs(region, i)) for i, name in enumerate(names))
         output = OUTPUT if index == len(ops) - 1 else f"op{index}"
         own = op.restrict_weights(own, region)
-        layers.append(
-            CpuLayer(f"op{index}", op.restrict(region), variant, reads, output, region, own)
-        )
+        restricted = op.restrict(region)
+        plan = variant.plan(restricted, soc)
+        layers.append(CpuLayer(f"op{index}", restricted, variant, plan, reads, output, region, own))
         reads = ((output, region),)
     for name, shape in zip((*names, OUTPUT), (*first.inputs, last.output), strict=True):
         piece.on_host(name, shape, is_shared=is_shared and name != OUTPUT)
@@ -197,7 +197,7 @@ def net_alone(
         {name: access(piece.host[name], region) for name, region in layers[0].inputs},
         {OUTPUT: access(piece.host[OUTPUT], layers[-1].region)},
     )
-    net = lower_net(group, piece.assembly, soc)
+    net = lower_net(group, piece.assembly)
     if is_shared:
         _written_by_gpu(piece, first.inputs[0], soc)
     piece.assembly.emit(RunNet(piece.assembly.net(net)))

@@ -200,14 +200,15 @@ def test_layers_of_one_session_read_parts_of_each_other(first_soc: Soc) -> None:
     shapes = {"x": first.inputs[0], "s": first.inputs[1], "b": first.output}
     tensors = {n: piece.on_host(n, shape, is_shared=False) for n, shape in shapes.items()}
     reads = (("x", Region.whole(shapes["x"])), ("s", Region.whole(shapes["s"])))
+    plans = [variant.plan(op, first_soc) for op in (first, second)]
     layers = (
-        CpuLayer("a", first, variant, reads, "a", whole, {}),
-        CpuLayer("b", second, variant, (("a", need),), "b", need, {}),
+        CpuLayer("a", first, variant, plans[0], reads, "a", whole, {}),
+        CpuLayer("b", second, variant, plans[1], (("a", need),), "b", need, {}),
     )
     access = piece.assembly.access
     inputs = {name: access(tensors[name], region) for name, region in reads}
     group = Group(layers, inputs, {"b": access(tensors["b"], need)})
-    piece.assembly.emit(RunNet(piece.assembly.net(lower_net(group, piece.assembly, first_soc))))
+    piece.assembly.emit(RunNet(piece.assembly.net(lower_net(group, piece.assembly))))
     piece.end_stage(pieces.WORK)
     session = HostSession(piece.executable(["x", "s"], ["b"]), first_soc)
     random = np.random.default_rng(2)
