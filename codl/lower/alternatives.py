@@ -134,21 +134,21 @@ def alternatives(
     others = sorted({*scales} - {1.0}, key=lambda scale: (-round(abs(log(scale)), 9), -scale))
     for scale in others:
         budget -= levels.add(scale, how, budget)
-    found: dict[float, tuple[Plan, Executable]] = {1.0: (plan, base)}
+    by_scale: dict[float, tuple[Plan, Executable]] = {1.0: (plan, base)}
     for scale in reversed(others):
         own = levels.plan(scale)
         try:
             executable = how(own)
         except CodlError:  # a variant of the plan does not do so few rows or channels
             continue
-        if all(_differ(executable, known) for _, known in found.values()):
-            found[scale] = own, executable
-    return dict(sorted(found.items()))
+        if all(_differ(executable, known) for _, known in by_scale.values()):
+            by_scale[scale] = own, executable
+    return dict(sorted(by_scale.items()))
 
 
-def _differ(one: Executable, other: Executable) -> bool:
+def _differ(first: Executable, other: Executable) -> bool:
     """Whether two executables of a network do different things: cuts are whole rows and blocks."""
-    return (one.stages, one.nets, one.tensors) != (other.stages, other.nets, other.tensors)
+    return (first.stages, first.nets, first.tensors) != (other.stages, other.nets, other.tensors)
 
 
 class _Levels:
@@ -166,19 +166,19 @@ class _Levels:
         """Take in as many chains as a budget is enough for; the bytes that they take."""
         chains, taken = self._plan.chains, 0.0
         try:
-            found = weights_by_chain(how(_at(self._plan, [scale] * len(chains))))
+            weights = weights_by_chain(how(_at(self._plan, [scale] * len(chains))))
         except CodlError:
             return 0.0
         more = [
-            found[chain.label].more(held.values(), self._gpu_factor)
-            if chain.label in found
+            weights[chain.label].more(held.values(), self._gpu_factor)
+            if chain.label in weights
             else inf
             for chain, held in zip(chains, self._held, strict=True)
         ]
         for place in sorted(range(len(chains)), key=lambda p: more[p] / max(1, self._flops[p])):
             if taken + more[place] <= budget:
                 taken += more[place]
-                self._held[place][scale] = found[chains[place].label]
+                self._held[place][scale] = weights[chains[place].label]
         return taken
 
     def plan(self, scale: float) -> Plan:
@@ -196,7 +196,7 @@ def _at(plan: Plan, scales: Sequence[float]) -> Plan:
 
 
 def _nearest(held: Iterable[float], scale: float) -> float:
-    return min(held, key=lambda one: (abs(log(one / scale)), abs(log(one))))
+    return min(held, key=lambda other: (abs(log(other / scale)), abs(log(other))))
 
 
 def _flops(layers: Sequence[Layer]) -> int:
@@ -205,9 +205,9 @@ def _flops(layers: Sequence[Layer]) -> int:
 
 def _weights(executable: Executable, stage: Stage) -> Weights:
     programs: dict[int, set[int]] = {}
-    for one in stage.commands:
-        if isinstance(one, Launch):
-            programs.setdefault(one.step, set()).add(one.program)
+    for command in stage.commands:
+        if isinstance(command, Launch):
+            programs.setdefault(command.step, set()).add(command.program)
     gpu: dict[Hashable, int] = {}
     for number, used in programs.items():
         step = executable.steps[number]
@@ -215,9 +215,9 @@ def _weights(executable: Executable, stage: Stage) -> Weights:
             texts = frozenset(executable.programs[program] for program in used)
             gpu[step.label, step.variant, texts] = _bytes(executable, step.constants)
     cpu: dict[Hashable, int] = {}
-    for one in stage.commands:
-        if isinstance(one, RunNet):
-            net = executable.nets[one.net]
+    for command in stage.commands:
+        if isinstance(command, RunNet):
+            net = executable.nets[command.net]
             if isinstance(net, NcnnNet):
                 for part in net.parts:
                     numbers = {weight.constants for weight in part.weights}

@@ -128,18 +128,18 @@ class Selector:
         """
         own = [Work(part) for part in shard.parts]
         fused = works(shard, outputs, planned, self.soc) if self.fuse else own
-        return [one for work in fused for one in self._selected(work, planned)]
+        return [selection for work in fused for selection in self._selected(work, planned)]
 
     def _selected(self, work: Work, planned: Mapping[str, str]) -> list[Selection]:
         """Kernels for a work; an add that fails in its convolution has kernels of its own."""
         for variant, choice in self._options(work, planned[work.part.layer.name]):
-            if not any(one.is_of(work.label, variant.name, choice) for one in self.without):
+            if not any(refusal.is_of(work.label, variant.name, choice) for refusal in self.without):
                 return [Selection(work, variant, choice, self._plan(work, variant, choice))]
         if work.add is None:
-            own = (str(one) for one in self.without if one.label == work.label)
+            own = (str(refusal) for refusal in self.without if refusal.label == work.label)
             reasons = "; ".join(dict.fromkeys(own))
             raise DeviceError(f"No kernel variant of {work.label!r} works here. {reasons}")
-        return [one for part in work.parts for one in self._selected(Work(part), planned)]
+        return [x for part in work.parts for x in self._selected(Work(part), planned)]
 
     def _options(self, work: Work, planned: str) -> Iterator[tuple[Any, Choice | None]]:
         """The planned variant, then, of what is not fused, every other one that accepts the op.
@@ -260,7 +260,7 @@ class KernelLowering:
 
         `ops`, as text, and `variant` say with the plan all that the packing depends on but weights.
         """
-        if not any(isinstance(arg, ConstantArg) for one in plan.launches for arg in one.args):
+        if not any(isinstance(arg, ConstantArg) for launch in plan.launches for arg in launch.args):
             return None
         how = {
             "ops": list(ops),
@@ -363,7 +363,9 @@ class GpuLowering:
         self._tensors, self._copies, self._regions = dict(tensors), {}, dict(shard.inputs)
         planned = {part.layer.name: chain.variants[part.layer.name]["gpu"] for part in shard.parts}
         selected = self._selector.select(shard, planned, tensors)
-        last_reader = {name: one for one in selected for name, _ in one.work.reads}
+        last_reader = {
+            name: selection for selection in selected for name, _ in selection.work.reads
+        }
         for selection in selected:
             if not self._views(selection, tensors):
                 self._emit(selection)

@@ -63,33 +63,26 @@ def lower(
     """
     selector = Selector(soc, tuning, tuple(without), fuse)
     partitioned = partition_plan(network, plan, soc)
-    _check_variants(partitioned)
-    _check_fallbacks(partitioned, soc)
+    _check_variants(partitioned, soc)
     return Lowering(partitioned, selector).run(network.digest)
 
 
-def _check_variants(partitioned: PartitionedPlan) -> None:
-    """Raise `MismatchError` where a plan has no variant for what a processor is to compute."""
+def _check_variants(partitioned: PartitionedPlan, soc: Soc) -> None:
+    """Raise `MismatchError` where a plan has no variant for what a processor is to compute.
+
+    Or one in which the SoC file says that the op is wrong.
+    """
+    wrong = {(own.op, own.processor, own.variant) for own in soc.fallbacks}
     for segment in partitioned.segments:
         for processor, shard in zip(PROCESSORS, (segment.cpu, segment.gpu), strict=True):
-            for part in shard.parts:
-                name = part.layer.name
-                if processor not in segment.chain.variants.get(name, {}):
+            for layer in (part.layer for part in shard.parts):
+                variant = segment.chain.variants.get(layer.name, {}).get(processor)
+                if variant is None:
                     raise MismatchError(
-                        f"The plan names no kernel variant of the {processor} for {name!r}, of "
-                        "which that computes a part: `codl search` makes one that does."
+                        f"The plan names no kernel variant of the {processor} for {layer.name!r}, "
+                        "of which that computes a part: `codl search` makes one that does."
                     )
-
-
-def _check_fallbacks(partitioned: PartitionedPlan, soc: Soc) -> None:
-    """Raise `MismatchError` where the SoC file says that an op is wrong in its planned variant."""
-    wrong = {(one.op, one.processor, one.variant): one for one in soc.fallbacks}
-    for segment in partitioned.segments if wrong else ():
-        for processor, shard in zip(PROCESSORS, (segment.cpu, segment.gpu), strict=True):
-            for part in shard.parts:
-                layer = part.layer
-                variant = segment.chain.variants[layer.name][processor]
-                if (to_text(layer.op), processor, variant) in wrong:
+                if wrong and (to_text(layer.op), processor, variant) in wrong:
                     raise MismatchError(
                         f"The plan runs {layer.name!r} in {variant}, and the file of the SoC "
                         f"{soc.name!r} says that this op is wrong in it (fallbacks). `codl search` "
@@ -157,8 +150,8 @@ class Lowering:
         """The stages with a wait for the last kernel, and whatever is enqueued before it."""
         stage, place, last = next(
             (stage, place, command)
-            for stage, one in reversed([*enumerate(stages)])
-            for place, command in reversed([*enumerate(one.commands)])
+            for stage, own in reversed([*enumerate(stages)])
+            for place, command in reversed([*enumerate(own.commands)])
             if isinstance(command, Launch)
         )
         event = self._assembly.event() if last.signals is None else last.signals
@@ -243,8 +236,8 @@ class Lowering:
             self._gpu.lower(segment.gpu, segment.chain, self._memory.device)
         if to_gpu or (segment is not None and segment.gpu.parts):
             emit(Flush())
-        for one in pending:
-            emit(*one)
+        for commands in pending:
+            emit(*commands)
         if segment is not None and segment.cpu.parts:
             self._lower_cpu(segment)
         return Stage(label, self._assembly.take_commands())

@@ -225,11 +225,11 @@ class OnnxGraph:
         source = self._value(whole, shape)
         part, name = region.within(whole.region), f"part.{len(self.nodes)}"
         bounds = zip(*part, strict=True)
-        given = [
+        ends = [
             self._constant(f"{name}.{key}", np.array(value, np.int64))
             for key, value in zip(("starts", "ends", "axes"), (*bounds, (0, 1, 2)), strict=True)
         ]
-        self._node("Slice", (source, *given), (name,))
+        self._node("Slice", (source, *ends), (name,))
         return {(*(span.size for span in part), shape[3]): name}
 
 

@@ -66,11 +66,11 @@ class Candidates:
     @cached_property
     def _fixed(self) -> list[tuple[Dim, int] | None]:
         """By layer the dimension and the step of its chain where another plan is followed."""
-        found: list[tuple[Dim, int] | None] = []
+        fixed: list[tuple[Dim, int] | None] = []
         for at in range(len(self._layers)):
             cut = self.costs.weights.cut(at)
-            found.append(None if cut is None else (cut[0], round(cut[1] * self._steps_count)))
-        return found
+            fixed.append(None if cut is None else (cut[0], round(cut[1] * self._steps_count)))
+        return fixed
 
     @cached_property
     def _whole_ms(self) -> Milliseconds:
@@ -123,11 +123,11 @@ class Candidates:
     @cached_property
     def _fixed_of_ops(self) -> Mapping[int, set[int]]:
         """By op the steps at which layers are cut where another plan is followed."""
-        found: dict[int, set[int]] = {}
+        steps: dict[int, set[int]] = {}
         for op, fixed in zip(self._sub_ops.op_of, self._fixed, strict=True):
             if fixed is not None:
-                found.setdefault(op, set()).add(fixed[1])
-        return found
+                steps.setdefault(op, set()).add(fixed[1])
+        return steps
 
     def _looked_at(self, k: int, dim: Dim, steps: tuple[int, ...]) -> list[int]:
         """The steps at which a layer is predicted: near balance, or all where it is unknown."""

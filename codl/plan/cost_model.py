@@ -181,12 +181,11 @@ class VariantCost(NamedTuple):
     among_planar: str | None = None
 
 
-@dataclass(frozen=True)
-class _Asked:
+class _Asked(NamedTuple):
     """Ops of one target, by their places among all, and whether their images are all at once."""
 
-    places: list[int] = field(default_factory=list)
-    together: list[bool] = field(default_factory=list)
+    places: list[int]
+    together: list[bool]
 
 
 @dataclass
@@ -247,7 +246,7 @@ class CostModel:
             if own is None:
                 own = known[op] = {}
                 for name, variant in self._targets(op, processor):
-                    of_target = asked.setdefault(name, _Asked())
+                    of_target = asked.setdefault(name, _Asked([], []))
                     of_target.places.append(len(new))
                     of_target.together.append(variant.takes_batch)
                     named.setdefault(name, []).append((variant, own))

@@ -320,10 +320,12 @@ class Examples:
         that of a large GPU: its probes end before all of it is at work.
         """
         times = [
-            (max(op.flops / max(one.flops, 1), op.bytes / one.bytes), latency_ms)
-            for one, latency_ms in self.measured
+            (max(op.flops / max(example.flops, 1), op.bytes / example.bytes), latency_ms)
+            for example, latency_ms in self.measured
         ]
-        more, latency_ms = min((one for one in times if one[0] >= 1), default=(inf, 1.0))
+        more, latency_ms = min(
+            (example for example in times if example[0] >= 1), default=(inf, 1.0)
+        )
         return more * latency_ms
 
 

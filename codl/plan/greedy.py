@@ -60,8 +60,8 @@ class ChainSearch:
         chains = self._evaluate(
             [(layers, *own) for layers in singles for own in self._cuts(layers)]
         )
-        for one in chains:
-            self._keep(one)
+        for chain in chains:
+            self._keep(chain)
 
     def best(self, layers: Sequence[Layer]) -> IsolatedChain:
         """The fastest dimension and ratio of a chain, one processor alone included.
@@ -70,8 +70,8 @@ class ChainSearch:
         """
         key = tuple(layer.name for layer in layers)
         if key not in self._best:
-            for one in self._evaluate([(layers, *own) for own in self._cuts(layers)]):
-                self._keep(one)
+            for chain in self._evaluate([(layers, *own) for own in self._cuts(layers)]):
+                self._keep(chain)
         return self._best.get(key) or IsolatedChain(chain_of(layers, "H", 0.0), _NEVER, inf)
 
     def _keep(self, new: IsolatedChain) -> None:
@@ -126,7 +126,7 @@ class ChainSearch:
         return make_plan(
             self.network,
             self.cost,
-            [one.chain for one in chains],
+            [isolated.chain for isolated in chains],
             strategy=strategy,
             sharing=self.sharing,
             costs=self.costs,

@@ -54,10 +54,10 @@ def predicted(network: Network, plan: Plan, soc: Soc, cost: CostModel | None) ->
         for side, shard in _shards(segment)
         for part in shard.parts
     ]
-    fallen = {(one.op, one.instead): one for one in plan.fallbacks}
+    fallen = {(fallback.op, fallback.instead): fallback for fallback in plan.fallbacks}
     return [
-        replace(row, reason=f"in place of {one.variant}: {one.reason}")
-        if (one := fallen.get((row.op, row.variant)))
+        replace(row, reason=f"in place of {fallback.variant}: {fallback.reason}")
+        if (fallback := fallen.get((row.op, row.variant)))
         else row
         for row in placed
     ]
@@ -70,11 +70,11 @@ def measured(
     together, by the label that they have there.
     """
     shares: dict[tuple[Processor, str], tuple[float, int]] = {
-        ("gpu", one.op): (totals.get(("kernel", one.op), 0.0), 1)
-        for one in placed
-        if one.processor == "gpu"
+        ("gpu", row.op): (totals.get(("kernel", row.op), 0.0), 1)
+        for row in placed
+        if row.processor == "gpu"
     }
-    expected = {(one.processor, one.op): one.latency_ms or 0.0 for one in placed}
+    expected = {(row.processor, row.op): row.latency_ms or 0.0 for row in placed}
     for kind, processor in KINDS.items():
         for label, ops in groups[processor].items():
             whole = sum(expected.get((processor, op), 0.0) for op in ops)
@@ -82,21 +82,21 @@ def measured(
                 share = expected.get((processor, op), 0.0) / whole if whole else 1 / len(ops)
                 shares[processor, op] = (share * totals.get((kind, label), 0.0), len(ops))
     rows = []
-    for one in placed:
-        ms, together = shares.get((one.processor, one.op), (0.0, 1))
-        rows.append(replace(one, latency_ms=ms, together=together))
+    for row in placed:
+        ms, together = shares.get((row.processor, row.op), (0.0, 1))
+        rows.append(replace(row, latency_ms=ms, together=together))
     return rows
 
 
 def standing_in(placed: Sequence[OpPlacement], fallbacks: Sequence[Fallback]) -> list[OpPlacement]:
     """The same where a device has refused kernels, with what stands in for them and why."""
-    by_label = {name: one for one in fallbacks for name in one.layer.split(" + ")}
+    by_label = {name: fallback for fallback in fallbacks for name in fallback.layer.split(" + ")}
     rows = []
     for row in placed:
-        one = by_label.get(row.op) if row.processor == "gpu" else None
-        if one is not None:
+        fallback = by_label.get(row.op) if row.processor == "gpu" else None
+        if fallback is not None:
             row = replace(
-                row, variant=one.instead, reason=f"in place of {one.variant}, which fails"
+                row, variant=fallback.instead, reason=f"in place of {fallback.variant}, which fails"
             )
         rows.append(row)
     return rows
@@ -136,20 +136,20 @@ def _placed(
 def _by(part: Part, side: Processor, cost: CostModel | None, strategy: str) -> str:
     """Who put it there, and what it was predicted to take on either side."""
     other: Processor = "gpu" if side == "cpu" else "cpu"
-    told = f"as {strategy} plans it"
-    known = (
+    reason = f"as {strategy} plans it"
+    alone_ms = (
         [] if cost is None else [_best_ms(part.layer.op.whole, own, cost) for own in (side, other)]
     )
-    if not known or None in known:
-        return told
-    here, there = known
-    return f"{told} (alone {here:.3f} ms here, {there:.3f} ms on the {other})"
+    if not alone_ms or None in alone_ms:
+        return reason
+    here_ms, other_ms = alone_ms
+    return f"{reason} (alone {here_ms:.3f} ms here, {other_ms:.3f} ms on the {other})"
 
 
 def _best_ms(op: Op, processor: Processor, cost: CostModel) -> float | None:
     """What an op is predicted to take on a processor; None where nothing is."""
-    (known,) = cost.prefetch([op], processor)
-    return min((one.latency_ms for one in known.values()), default=None)
+    (costs,) = cost.prefetch([op], processor)
+    return min((cost_of.latency_ms for cost_of in costs.values()), default=None)
 
 
 def _reason(part: Part, side: Processor, segment: Segment, soc: Soc, by: str) -> str:

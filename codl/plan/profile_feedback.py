@@ -46,7 +46,7 @@ SEEN: tuple[SpanKind, ...] = ("transform", "copy", "unmap")
 COUNTED = 3
 #: Milliseconds by a number.
 ByNumber: TypeAlias = dict[int, float]
-_Found: TypeAlias = dict[SpanName, deque[TimeSpan]]
+_SpansByName: TypeAlias = dict[SpanName, deque[TimeSpan]]
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,10 @@ class ProfiledTimes:
 
         Raises `DeviceError` where a command has none.
         """
-        times, by_name, done_ms = cls(), _by_name(spans), 0.0
+        times, done_ms = cls(), 0.0
+        by_name: _SpansByName = {}
+        for span in sorted(spans, key=lambda span: span.start_ms):
+            by_name.setdefault(SpanName(span.kind, span.label), deque()).append(span)
         for stage in executable.stages:
             end_ms = done_ms
             for command, span in _spans(executable, stage, by_name):
@@ -84,19 +87,19 @@ class ProfiledTimes:
         Parts of the same runs add up to what these took; percentiles of parts would not, where
         other programs disturb each run in another part.
         """
-        by_length = sorted(profiles, key=lambda one: fsum(one.stages_ms))
+        by_length = sorted(profiles, key=lambda run: fsum(run.stages_ms))
         count = len(by_length) - 2 * (len(by_length) // COUNTED)
         begin = round(PERCENT / 100 * (len(by_length) - 1)) - count // 2
         near = by_length[max(0, begin) :][:count]
         first = near[0]
         return cls(
-            {n: fmean(one.nets_ms[n] for one in near) for n in first.nets_ms},
-            {n: fmean(one.kernels_ms[n] for one in near) for n in first.kernels_ms},
+            {n: fmean(run.nets_ms[n] for run in near) for n in first.nets_ms},
+            {n: fmean(run.kernels_ms[n] for run in near) for n in first.kernels_ms},
             {
-                n: {part: fmean(one.transfers_ms[n][part] for one in near) for part in parts}
+                n: {part: fmean(run.transfers_ms[n][part] for run in near) for part in parts}
                 for n, parts in first.transfers_ms.items()
             },
-            [fmean(own) for own in zip(*(one.stages_ms for one in near), strict=True)],
+            [fmean(own) for own in zip(*(run.stages_ms for run in near), strict=True)],
         )
 
     def _add(self, executable: Executable, command: Command, span: TimeSpan) -> None:
@@ -113,21 +116,23 @@ class ProfiledTimes:
     # Predicted times with some of these instead.
 
     def with_nets(self, times: Sequence[StageTimes]) -> list[StageTimes]:
-        return [replace(own, nets_ms=_chosen(self.nets_ms, own.nets_ms)) for own in times]
+        return [replace(own, nets_ms={n: self.nets_ms[n] for n in own.nets_ms}) for own in times]
 
     def with_kernels(self, times: Sequence[StageTimes]) -> list[StageTimes]:
-        return [replace(own, kernels_ms=_chosen(self.kernels_ms, own.kernels_ms)) for own in times]
+        measured = ({n: self.kernels_ms[n] for n in own.kernels_ms} for own in times)
+        return [replace(own, kernels_ms=ms) for own, ms in zip(times, measured, strict=True)]
 
     def with_transfers(self, times: Sequence[StageTimes]) -> list[StageTimes]:
         """What a profile does not tell of transfers stays as predicted."""
+
+        def parts(number: int, predicted: Mapping[str, float]) -> Mapping[str, float]:
+            unseen = {part: ms for part, ms in predicted.items() if part not in SEEN}
+            return {**unseen, **self.transfers_ms[number]}
+
         return [
-            replace(own, transfers_ms={n: self._parts(n, p) for n, p in own.transfers_ms.items()})
+            replace(own, transfers_ms={n: parts(n, ms) for n, ms in own.transfers_ms.items()})
             for own in times
         ]
-
-    def _parts(self, number: int, predicted: Mapping[str, float]) -> Mapping[str, float]:
-        unseen = {part: ms for part, ms in predicted.items() if part not in SEEN}
-        return {**unseen, **self.transfers_ms[number]}
 
 
 def paced(times: Sequence[StageTimes], slowdown: Mapping[str, float]) -> list[StageTimes]:
@@ -143,19 +148,8 @@ def paced(times: Sequence[StageTimes], slowdown: Mapping[str, float]) -> list[St
     ]
 
 
-def _chosen(measured: ByNumber, predicted: Mapping[int, float]) -> ByNumber:
-    return {number: measured[number] for number in predicted}
-
-
-def _by_name(spans: Iterable[TimeSpan]) -> _Found:
-    by_name: _Found = {}
-    for span in sorted(spans, key=lambda span: span.start_ms):
-        by_name.setdefault(SpanName(span.kind, span.label), deque()).append(span)
-    return by_name
-
-
 def _spans(
-    executable: Executable, stage: Stage, by_name: _Found
+    executable: Executable, stage: Stage, by_name: _SpansByName
 ) -> Iterator[tuple[Command, TimeSpan]]:
     """A stage's commands that a profile shows, each with its span."""
     for command in stage.commands:

@@ -337,12 +337,12 @@ class GpuShards:
         self.alone_ms, self.part_launches = self.ms.copy(), self.launches.copy()
         stored_ms = self._stored_ms(slice(None))
         self.storages = stored_ms.argmin(axis=1)
-        there = self.parts != NONE
-        one_each = np.isfinite(stored_ms[there]).sum(axis=1).max(initial=0) <= 1
+        computed = self.parts != NONE
+        one_each = np.isfinite(stored_ms[computed]).sum(axis=1).max(initial=0) <= 1
         #: The order of all tensors where every part can be stored in one way only, and all alike.
         self._only: int | None = None
-        if one_each and len(set(self.storages[there].tolist())) <= 1:
-            self._only = int(orders.single[self.storages[there][0]]) if there.any() else 0
+        if one_each and len(set(self.storages[computed].tolist())) <= 1:
+            self._only = int(orders.single[self.storages[computed][0]]) if computed.any() else 0
         self._copied_ms = self._copies_ms()
         #: By tensor, the order of storages that readers in each walk's chain want.
         self._wanted: dict[str, Numbers] = {}

@@ -113,14 +113,14 @@ class SubOps:
         As `codl.ir.ops.base.Op.around` has it: all of what no dimension cuts is computed, and of
         channels that belong together all.
         """
-        there = boxes.is_something(wanted)
+        is_there = boxes.is_something(wanted)
         if (fixed := self._is_fixed[op][..., None, :]).any():
-            wanted = np.where(there[..., None] & fixed, self._whole[op][..., None, :], wanted)
+            wanted = np.where(is_there[..., None] & fixed, self._whole[op][..., None, :], wanted)
         if (step := self._channel_step[op][..., None, None]).max() > 1:
             channels = -(-wanted[..., 2:4] // step) * step  # outwards: first ones have a minus sign
-            wanted[..., 2:4] = np.where(there[..., None], channels, wanted[..., 2:4])
+            wanted[..., 2:4] = np.where(is_there[..., None], channels, wanted[..., 2:4])
         keys = (wanted @ self._weights[op][..., None])[..., 0]
-        keys = np.where(there, keys + self._first_key[op][..., None], -1)
+        keys = np.where(is_there, keys + self._first_key[op][..., None], -1)
         flat, known = keys.ravel().tolist(), self._known
         places = dict(zip(flat, range(len(flat)), strict=True))
         places.pop(-1, None)
