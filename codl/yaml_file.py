@@ -111,7 +111,7 @@ def convert(
     try:
         return msgspec.convert(content, kind, dec_hook=dec_hook)
     except msgspec.ValidationError as error:
-        raise _explained(str(error), content, kind, path, fix) from error
+        raise explained(str(error), content, kind, path, fix) from error
 
 
 def write(content: Any, path: Path, *, comment: str = "") -> Path:
@@ -144,8 +144,8 @@ def _refuse_keys(content: Any, kind: Any, path: Path | str, where: str, fix: str
         _refuse_unknown(value, known[key], path, f"{where}.{key}".lstrip("."), fix)
 
 
-def _explained(
-    message: str, content: Any, kind: Any, path: Path | str, fix: str
+def explained(
+    message: str, content: Any, kind: Any, path: Path | str, fix: str = ""
 ) -> InvalidFileError:
     """msgspec's message by our words: the key, what was expected, and what is there instead."""
     match = _WHERE.fullmatch(message)
@@ -162,10 +162,11 @@ def _explained(
     if match and match["of_key"]:
         got, kind = ", ".join(map(str, got)), get_args(kind)[0]
     if "enum value" in problem:
-        expected = f"must be one of {', '.join(str(c) or repr(c) for c in get_args(kind))}"
-    else:
-        expected = _uncapped(problem.split(", got ")[0])
-    return InvalidFileError(path, f"{expected}, got {got!r:.60}.", where=where, fix=fix)
+        problem = f"must be one of {', '.join(str(c) or repr(c) for c in get_args(kind))}"
+    elif not problem.startswith("Expected `"):  # a rule of the dataclass itself
+        return InvalidFileError(path, f"{_uncapped(problem)}.", where=where, fix=fix)
+    problem = _uncapped(problem.split(", got ")[0])
+    return InvalidFileError(path, f"{problem}, got {got!r:.60}.", where=where, fix=fix)
 
 
 def _uncapped(problem: str) -> str:

@@ -6,20 +6,16 @@ the file, the key and the value, and says what would be right.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import msgspec
 
 from codl import files
 from codl.errors import InvalidFileError, UnknownNameError
 from codl.files import printable
-from codl.ir.ops.base import Dim
-from codl.ir.types import PROCESSORS
-from codl.records.results import Source, SpanKind, Split, Status
 from codl.report.results import (
     COMMANDS,
     EvalResult,
@@ -29,34 +25,11 @@ from codl.report.results import (
     SearchResult,
     TrainResult,
 )
+from codl.yaml_file import explained
 
 VERSION = 1
 HOW = "A result file is what a command writes with `-o FILE`."
 T = TypeVar("T", bound=Result)
-
-#: The names that a key may hold.
-NAMES: Mapping[str, tuple[str, ...]] = {
-    "source": get_args(Source),
-    "sources": get_args(Source),
-    "status": get_args(Status),
-    "split": get_args(Split),
-    "kind": get_args(SpanKind),
-    "processor": PROCESSORS,
-    "dim": get_args(Dim),
-}
-#: msgspec's words for types, and ours.
-WORDS = {
-    "float": "a number",
-    "int": "a whole number",
-    "str": "a string",
-    "bool": "true or false",
-    "array": "a list",
-    "object": "a mapping",
-    "null": "null",
-}
-_PLACE = re.compile(r"(?P<problem>.*?)(?: - at `\$?\.?(?P<where>[^`]*)`)?", re.DOTALL)
-_MISSING = re.compile(r"Object missing required field `(?P<key>\w+)`")
-_EXPECTED = re.compile(r"Expected `(?P<types>[^`]+)`(?P<least> >= 0(\.0)?)?.*")
 
 
 def load_result(path: Path) -> Result:
@@ -108,7 +81,7 @@ def _parse(kind: type[T], content: Mapping[str, Any], path: str | Path) -> T:
     try:
         return msgspec.convert(checked, kind)
     except msgspec.ValidationError as error:
-        raise _explained(str(error), content, path) from error
+        raise explained(str(error), checked, kind, path) from error
 
 
 def _plain(value: Any, where: str, path: str | Path) -> Any:
@@ -122,39 +95,6 @@ def _plain(value: Any, where: str, path: str | Path) -> Any:
     if isinstance(value, float):
         value = float(value)  # NumPy's, too
     if isinstance(value, (int, float)) and not (abs(value) < 2**63 and isfinite(value)):
-        problem = f"must be a finite number, got {shortened(value)}."
+        problem = f"must be a finite number, got {value!r:.60}."
         raise InvalidFileError(path, problem, where=where.lstrip("."))
     return value
-
-
-def _explained(message: str, content: Mapping[str, Any], path: str | Path) -> InvalidFileError:
-    """msgspec's message with the value that is wrong, in words."""
-    place = _PLACE.fullmatch(message)
-    assert place is not None
-    problem, where = place["problem"], place["where"] or ""
-    value, key = _value_at(content, where), re.sub(r"\[.*?\]", "", where).rpartition(".")[2]
-    if missing := _MISSING.fullmatch(problem):
-        problem = f"the key {missing['key']!r} is missing"
-    elif expected := _EXPECTED.fullmatch(problem):
-        wanted = " or ".join(WORDS.get(name, name) for name in expected["types"].split(" | "))
-        least = " of at least 0" if expected["least"] else ""
-        problem = f"must be {wanted}{least}, got {shortened(value)}"
-    elif problem.startswith("Invalid enum value") and key in NAMES:
-        problem = str(UnknownNameError(key, str(value), NAMES[key])).rstrip(".")
-    return InvalidFileError(path, f"{problem}.", where=where)
-
-
-def _value_at(content: Any, where: str) -> Any:
-    """The value at a place such as `rows[0].source`; None where the place is not exact."""
-    for name, index in re.findall(r"(\w+)|\[(\d+|\.\.\.)\]", where):
-        try:
-            content = content[name] if name else content[int(index)]
-        except (KeyError, IndexError, TypeError, ValueError):
-            return None
-    return content
-
-
-def shortened(value: Any) -> str:
-    """A value in a message."""
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

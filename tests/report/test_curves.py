@@ -151,9 +151,9 @@ def test_a_page_without_a_point_has_no_picture(tmp_path: Path, evaluations: list
 @pytest.mark.parametrize(
     ("evaluations", "words"),
     [
-        (7, ["evaluations", "must be a list, got 7"]),
-        ([7], ["evaluations[0]", "must be a mapping, got 7"]),
-        ([{"rows": []}], ["evaluations[0]", "the key 'soc' is missing"]),
+        (7, ["evaluations", "expected array, got 7"]),
+        ([7], ["evaluations[0]", "expected object, got 7"]),
+        ([{"rows": []}], ["evaluations[0]", "evaluations[0].soc: the key is missing"]),
         ([evaluation("x", [{"model": 1}])], ["evaluations[0].rows[0]"]),
     ],
 )

@@ -148,7 +148,7 @@ def test_a_page_and_a_frame(tmp_path: Path) -> None:
         (waterfall(terms=terms({**TERMS, **RUN, "cuts": 1.1})), "terms must add up with bound_ms"),
         (waterfall(bound_ms=-1.0), "bound_ms"),
         (waterfall(predicted_ms="12"), "predicted_ms"),
-        (waterfall(terms=[{"name": "cuts"}]), "'ms' is missing"),
+        (waterfall(terms=[{"name": "cuts"}]), r"ms: the key is missing"),
         (waterfall(terms=[{"name": "cuts", "ms": 4.0}]), "terms must be those of the model"),
         (waterfall(chains=[{**waterfall()["chains"][0], "measured_ms": 1.0}]), r"chains\[0\]"),
         (waterfall(chains=[{**waterfall()["chains"][0], "dim": "W"}]), "dim"),
