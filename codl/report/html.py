@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from codl.errors import CodlError
 from codl.report import curves, plots, tables, validations, waterfalls
 from codl.report.caveats import findings
 from codl.report.comparability import check_results
-from codl.report.curves import curve_svg
 from codl.report.load import load_result
 from codl.report.results import (
     UNMEASURED,
@@ -57,15 +56,19 @@ class PagePart:
 
 @dataclass(frozen=True)
 class PageSection:
-    """One result file on the page. `unmeasured` are those of its sources in `UNMEASURED`."""
+    """One result file on the page; `sources` are those of its numbers."""
 
-    key: str
     heading: str
-    origin: ResultFile
     parts: tuple[PagePart, ...]
     findings: tuple[str, ...] = ()
-    unmeasured: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
     is_one_cpu: bool = False
+    origin: ResultFile = field(default_factory=ResultFile)
+    key: str = ""
+
+    @property
+    def unmeasured(self) -> tuple[str, ...]:
+        return tuple(source for source in UNMEASURED if source in self.sources)
 
 
 def write_report(paths: Sequence[Path], out: Path, *, apart: bool = False) -> Path:
@@ -99,21 +102,25 @@ def render(results: Sequence[Result]) -> str:
 def _section(key: str, result: Result) -> PageSection:
     """A section whose heading says which file it is of."""
     section = SECTIONS[type(result)](key, result)
-    return replace(section, heading=f"{section.heading} ({result.file})")
+    return replace(
+        section,
+        key=key,
+        heading=f"{section.heading} ({result.file})",
+        origin=result,
+        is_one_cpu=section.is_one_cpu or _is_one_cpu(result),
+    )
+
+
+def _tables(heading: str, *shown: TextTable, sources: Sequence[str] = ()) -> PageSection:
+    return PageSection(heading, (PagePart(tables=shown),), sources=tuple(sources))
 
 
 def _eval(key: str, result: EvalResult) -> PageSection:
     parts = [PagePart(tables=(tables.eval_content(result),))]
     parts += [_model(f"{key}-m{i}", result, m) for i, m in enumerate(result.models, start=1)]
-    return PageSection(
-        key=key,
-        heading=f"Evaluation on {result.soc.name}",
-        origin=result,
-        parts=tuple(parts),
-        findings=findings(result),
-        unmeasured=_unmeasured([row.source for row in result.rows if row.latency_ms]),
-        is_one_cpu=result.soc.is_one_cpu,
-    )
+    sources = tuple(row.source for row in result.rows if row.latency_ms)
+    heading = f"Evaluation on {result.soc.name}"
+    return PageSection(heading, tuple(parts), findings(result), sources)
 
 
 def _model(key: str, result: EvalResult, model: str) -> PagePart:
@@ -140,43 +147,26 @@ def _figure(svg: str, what: str, result: Any, sources: Sequence[str]) -> Figure:
 
 
 def _is_one_cpu(result: Any) -> bool:
-    return result.soc is not None and bool(result.soc.is_one_cpu)
+    soc = getattr(result, "soc", None)
+    return soc is not None and bool(soc.is_one_cpu)
 
 
 def _train(key: str, result: TrainResult) -> PageSection:
-    return PageSection(
-        key=key,
-        heading=f"Predictors for {result.soc.name}",
-        origin=result,
-        parts=(PagePart(tables=(tables.train_content(result),)),),
-        unmeasured=_unmeasured(result.sources),
-        is_one_cpu=_is_one_cpu(result),
-    )
+    heading = f"Predictors for {result.soc.name}"
+    return _tables(heading, tables.train_content(result), sources=result.sources)
 
 
 def _search(key: str, result: SearchResult) -> PageSection:
-    return PageSection(
-        key=key,
-        heading=f"Plan for {result.model}",
-        origin=result,
-        parts=(_plan(f"{key}-plan", result),),
-        is_one_cpu=_is_one_cpu(result),
-    )
+    return PageSection(f"Plan for {result.model}", (_plan(f"{key}-plan", result),))
 
 
 def _searches(key: str, result: SearchesResult) -> PageSection:
     parts = [PagePart(tables=(tables.plans_content(result),))]
     parts += [
-        replace(_plan(f"{key}-m{i}", own), heading=own.model)
-        for i, own in enumerate(result.results, start=1)
+        replace(_plan(f"{key}-m{i}", plan), heading=plan.model)
+        for i, plan in enumerate(result.results, start=1)
     ]
-    return PageSection(
-        key=key,
-        heading=f"Plans on {result.soc.name}",
-        origin=result,
-        parts=tuple(parts),
-        is_one_cpu=_is_one_cpu(result),
-    )
+    return PageSection(f"Plans on {result.soc.name}", tuple(parts))
 
 
 def _plan(key: str, result: SearchResult) -> PagePart:
@@ -188,43 +178,29 @@ def _plan(key: str, result: SearchResult) -> PagePart:
 
 
 def _collect(key: str, result: CollectResult) -> PageSection:
-    return PageSection(
-        key=key,
-        heading="Collection",
-        origin=result,
-        parts=(PagePart(tables=(tables.collect_content(result),)),),
-        unmeasured=_unmeasured([result.source]),
-        is_one_cpu=_is_one_cpu(result),
-    )
+    return _tables("Collection", tables.collect_content(result), sources=[result.source])
 
 
 def _run(key: str, result: RunResult) -> PageSection:
     figures: tuple[Figure, ...] = ()
     shown: tuple[TextTable, ...] = (tables.run_content(result),)
     if result.spans:
-        one = (result.profile,)
-        svg = plots.timeline_svg(one, key=f"{key}-lanes", title=f"Timeline of {result.model}")
+        profiles = (result.profile,)
+        svg = plots.timeline_svg(profiles, key=f"{key}-lanes", title=f"Timeline of {result.model}")
         what = f"One profiled inference of {result.model}. {LANES}"
         figures = (_figure(svg, what, result, [result.source]),)
-        shown += (tables.timeline_content(one),)
-    return PageSection(
-        key=key,
-        heading=f"Run of {result.model}",
-        origin=result,
-        parts=(PagePart(figures=figures, tables=shown),),
-        unmeasured=_unmeasured([result.source]),
-        is_one_cpu=_is_one_cpu(result),
-    )
+        shown += (tables.timeline_content(profiles),)
+    part = PagePart(figures=figures, tables=shown)
+    return PageSection(f"Run of {result.model}", (part,), sources=(result.source,))
 
 
 def _conformance(key: str, result: ConformanceResult) -> PageSection:
-    shown = (tables.conformance_content([result]), tables.refusals_content([result]))
-    return PageSection(key, "Conformance", result, (PagePart(tables=shown),))
+    shown = tables.conformance_content([result]), tables.refusals_content([result])
+    return _tables("Conformance", *shown)
 
 
 def _package(key: str, result: PackageResult) -> PageSection:
-    shown = (tables.bundles_content([result]),)
-    return PageSection(key, f"Bundle of {result.model}", result, (PagePart(tables=shown),))
+    return _tables(f"Bundle of {result.model}", tables.bundles_content([result]))
 
 
 def _explain(key: str, result: ExplainResult) -> PageSection:
@@ -233,48 +209,39 @@ def _explain(key: str, result: ExplainResult) -> PageSection:
     figure = _figure(svg, f"{title}, from the lossless bound on.", result, [result.source])
     shown = (waterfalls.waterfall_content(result), waterfalls.chains_content(result))
     return PageSection(
-        key=key,
-        heading=f"Waterfall of {result.model}",
-        origin=result,
-        parts=(PagePart(figures=(figure,), tables=shown),),
-        findings=waterfalls.findings(result),
-        unmeasured=_unmeasured([result.source]),
-        is_one_cpu=_is_one_cpu(result),
+        f"Waterfall of {result.model}",
+        (PagePart(figures=(figure,), tables=shown),),
+        waterfalls.findings(result),
+        (result.source,),
     )
 
 
 def _curve(key: str, result: CurveResult) -> PageSection:
-    found = curves.families([result])
-    sources = [point.source for own in found for point in own.points]
+    title, families = "Gain against the ratio of speeds", curves.families([result])
+    sources = tuple(point.source for family in families for point in family.points)
     what = "Gain of co-execution over the better processor, against the ratio of their speeds."
-    svg = curve_svg([result], key=f"{key}-curve", title="Gain against the ratio of speeds")
-    figures = (Figure(Markup(svg), " ".join((what, *tables.warnings(sources)))),) if found else ()
+    svg = curves.curve_svg([result], key=f"{key}-curve", title=title)
+    figure = Figure(Markup(svg), " ".join((what, *tables.warnings(sources))))
     shown = (curves.closest_content([result]), curves.curve_content([result]))
     return PageSection(
-        key=key,
-        heading="Gain against the ratio of speeds",
-        origin=result,
-        parts=(PagePart(figures=figures, tables=shown),),
-        findings=curves.findings([result]),
-        unmeasured=_unmeasured(sources),
-        is_one_cpu=all(own.soc.is_one_cpu for own in result.evaluations),
+        title,
+        (PagePart(figures=(figure,) if families else (), tables=shown),),
+        curves.findings([result]),
+        sources,
+        is_one_cpu=all(evaluation.soc.is_one_cpu for evaluation in result.evaluations),
     )
 
 
 def _validate(key: str, result: ValidateResult) -> PageSection:
-    return PageSection(
-        key=key,
-        heading=f"Validation of {result.model} on {result.soc.name}",
-        origin=result,
-        parts=(PagePart(tables=(validations.validation_content(result),)),),
-        findings=validations.findings(result),
-        is_one_cpu=_is_one_cpu(result),
+    section = _tables(
+        f"Validation of {result.model} on {result.soc.name}", validations.validation_content(result)
     )
+    return replace(section, findings=validations.findings(result))
 
 
 def _validations(key: str, result: ValidationsResult) -> PageSection:
-    shown = (validations.validations_content([result]),)
-    return PageSection(key, f"Validations on {result.soc.name}", result, (PagePart(tables=shown),))
+    heading = f"Validations on {result.soc.name}"
+    return _tables(heading, validations.validations_content([result]))
 
 
 SECTIONS: Mapping[type, Callable[[str, Any], PageSection]] = {
@@ -291,7 +258,3 @@ SECTIONS: Mapping[type, Callable[[str, Any], PageSection]] = {
     ValidateResult: _validate,
     ValidationsResult: _validations,
 }
-
-
-def _unmeasured(sources: Sequence[str]) -> tuple[str, ...]:
-    return tuple(source for source in UNMEASURED if source in sources)
