@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from codl.ir.plan import Chain
 from codl.records.results import EvalRow, PredictorRow
@@ -29,6 +31,7 @@ from codl.report.results import (
     EvalResult,
     InferenceProfile,
     PackageResult,
+    PlanSummary,
     ProcessorSummary,
     ResultFile,
     RunResult,
@@ -39,6 +42,7 @@ from codl.report.results import (
 )
 from codl.report.text_table import (
     NONE,
+    Cell,
     Column,
     Table,
     TextRow,
@@ -50,6 +54,7 @@ from codl.report.text_table import (
     nearness,
     spread,
     stem,
+    words,
 )
 
 WARNINGS = {
@@ -73,7 +78,7 @@ def eval_content(result: EvalResult) -> TextTable:
     has_cold = any(row.cold_ms for row in result.rows)
     has_ratio = any(row.predicted_over_measured is not None for row in result.rows)
     columns = (
-        Column("strategy", numeric=False),
+        words("strategy"),
         Column("latency (ms)"),
         Column(f"median{NONE}p80 (ms)", spare=6),
         *([Column("first run (ms)", spare=2)] if has_cold else []),
@@ -137,7 +142,7 @@ def train_content(result: TrainResult) -> TextTable:
     splits = {"row": "row split", "shape": "shape split"}
     accuracy = ("fit/test rows", "10 % (%)", "5 % (%)", "MAPE (%)")
     columns = (
-        Column("predictor", numeric=False),
+        words("predictor"),
         *(
             Column(header, group, spare=5 + at if split == "row" else 0)
             for split, group in splits.items()
@@ -174,21 +179,30 @@ def train_content(result: TrainResult) -> TextTable:
 
 def _best_content(result: TrainResult) -> TextTable:
     """A line per target, of the predictor with the least error on shapes held out."""
-    rows = []
-    for target, by_name in _by_target(result).items():
-        shapes = [by_split["shape"] for by_split in by_name.values() if "shape" in by_split]
-        known = [row for row in shapes if row.mape is not None]
-        best = min(known, key=lambda row: row.mape or 0, default=None)
-        figures = (digits(best.acc10), digits(best.mape)) if best else (NONE, NONE)
-        trained = max((row.n_train for row in shapes), default=None)
-        rows.append(TextRow((target, count(trained), best.name if best else NONE, *figures)))
-    columns = (
-        Column("target", numeric=False),
-        Column("rows trained on"),
-        Column("best predictor", numeric=False),
-        Column("within 10 % (%)"),
-        Column("MAPE (%)"),
-    )
+    shapes = {
+        target: [splits["shape"] for splits in by_name.values() if "shape" in splits]
+        for target, by_name in _by_target(result).items()
+    }
+    best = {
+        target: min(
+            (r for r in rows if r.mape is not None), key=lambda r: r.mape or 0, default=None
+        )
+        for target, rows in shapes.items()
+    }
+
+    def of_best(figure: str, text: Callable[[Any], str]) -> Callable[[str], str]:
+        return lambda target: text(getattr(best[target], figure)) if best[target] else NONE
+
+    cells: list[Cell[str]] = [
+        (words("target"), str),
+        (
+            Column("rows trained on"),
+            lambda t: count(max((r.n_train for r in shapes[t]), default=None)),
+        ),
+        (words("best predictor"), of_best("name", str)),
+        (Column("within 10 % (%)"), of_best("acc10", digits)),
+        (Column("MAPE (%)"), of_best("mape", digits)),
+    ]
     caption = (
         *soc_lines(result.soc),
         "Best: by the mean absolute percentage error (MAPE) on op shapes held out.",
@@ -197,8 +211,11 @@ def _best_content(result: TrainResult) -> TextTable:
         *result.notes,
         *warnings(result.sources),
     )
-    title = f"Best predictors for {result.soc.name}"
-    return TextTable(title, columns, (TextSection("", tuple(rows)),), caption)
+    return TextTable.of(f"Best predictors for {result.soc.name}", shapes, cells, caption)
+
+
+def _error(row: PredictorRow) -> float:
+    return row.mape or 0.0
 
 
 def _by_target(result: TrainResult) -> dict[str, dict[str, dict[str, PredictorRow]]]:
@@ -229,16 +246,6 @@ def _train_cells(
 
 
 def plan_content(result: SearchResult) -> TextTable:
-    columns = (
-        Column("chain", numeric=False),
-        Column("ops", numeric=False),
-        Column("number of ops"),
-        Column("dimension", numeric=False),
-        Column("GPU ratio"),
-        Column("CPU variants", numeric=False),
-        Column("GPU variants", numeric=False),
-    )
-    rows = tuple(TextRow(_chain_cells(i, chain)) for i, chain in enumerate(result.chains, start=1))
     predictor = f" by {result.predictor}" if result.predictor else ""
     source = f" from {result.source} latencies" if result.source else ""
     caption = [*soc_lines(result.soc)]
@@ -252,17 +259,23 @@ def plan_content(result: SearchResult) -> TextTable:
     if result.search_ms is not None:
         caption.append(f"The search took {digits(result.search_ms)} ms.")
     caption.append("GPU ratio: the GPU's share, 0 = CPU only, 1 = GPU only.")
+    numbers = {id(chain): str(at) for at, chain in enumerate(result.chains, start=1)}
+    cells: list[Cell[Chain]] = [
+        (words("chain"), lambda chain: numbers[id(chain)]),
+        (words("ops"), _first_to_last),
+        (Column("number of ops"), lambda chain: count(len(chain.ops))),
+        (words("dimension"), lambda chain: chain.dim if 0 < chain.gpu_ratio < 1 else NONE),
+        (Column("GPU ratio"), lambda chain: digits(chain.gpu_ratio)),
+        (words("CPU variants"), lambda chain: _variants(chain, "cpu")),
+        (words("GPU variants"), lambda chain: _variants(chain, "gpu")),
+    ]
     title = f"Plan of {result.strategy} for {result.model} on {result.soc.name}"
-    return TextTable(title, columns, (TextSection("", rows),), tuple(caption))
+    return TextTable.of(title, result.chains, cells, caption)
 
 
-def _chain_cells(number: int, chain: Chain) -> tuple[str, ...]:
-    first, last = chain.ops[0], chain.ops[-1]
-    ops = first if len(chain.ops) == 1 else f"{first} \N{HORIZONTAL ELLIPSIS} {last}"
-    variants = (_variants(chain, processor) for processor in ("cpu", "gpu"))
-    split = 0 < chain.gpu_ratio < 1
-    dim = chain.dim if split else NONE
-    return (str(number), ops, count(len(chain.ops)), dim, digits(chain.gpu_ratio), *variants)
+def _first_to_last(chain: Chain) -> str:
+    first, *others = chain.ops
+    return f"{first} \N{HORIZONTAL ELLIPSIS} {others[-1]}" if others else first
 
 
 def _variants(chain: Chain, processor: str) -> str:
@@ -276,77 +289,48 @@ def _variants(chain: Chain, processor: str) -> str:
 
 def timeline_content(timelines: Sequence[InferenceProfile]) -> TextTable:
     """Where the time of one profiled inference went."""
-    columns = (
-        Column("strategy", numeric=False),
-        Column("CPU computing (ms)"),
-        Column("GPU computing (ms)"),
-        Column("data sharing (ms)"),
-        Column("waiting (ms)"),
-        Column("end (ms)"),
-        Column("source", numeric=False),
-    )
-    rows = tuple(
-        TextRow(
-            (
-                timeline.strategy or timeline.model,
-                digits(timeline.ms(COMPUTING, "cpu")),
-                digits(timeline.ms(COMPUTING, "gpu")),
-                digits(timeline.ms(SHARING)),
-                digits(timeline.ms(WAITING)),
-                digits(timeline.end_ms),
-                timeline.source,
-            ),
-            mark=mark([timeline.source]),
-        )
-        for timeline in timelines
-    )
+    cells: list[Cell[InferenceProfile]] = [
+        (words("strategy"), lambda one: one.strategy or one.model),
+        (Column("CPU computing (ms)"), lambda one: digits(one.ms(COMPUTING, "cpu"))),
+        (Column("GPU computing (ms)"), lambda one: digits(one.ms(COMPUTING, "gpu"))),
+        (Column("data sharing (ms)"), lambda one: digits(one.ms(SHARING))),
+        (Column("waiting (ms)"), lambda one: digits(one.ms(WAITING))),
+        (Column("end (ms)"), lambda one: digits(one.end_ms)),
+        (words("source"), lambda one: one.source),
+    ]
     caption = (
         "One inference each, profiled, which slows it: compare shares, not latencies.",
         *warnings([timeline.source for timeline in timelines]),
     )
-    return TextTable("Where the time goes", columns, (TextSection("", rows),), caption)
+    return TextTable.of("Where the time goes", timelines, cells, caption, mark=mark_of)
 
 
 def run_content(result: RunResult) -> TextTable:
-    columns = (
-        Column("model", numeric=False),
-        Column("strategy", numeric=False),
-        Column("latency (ms)"),
-        Column(f"median{NONE}p80 (ms)"),
-        Column("runs"),
-        Column("data sharing (ms)"),
-        Column("source", numeric=False),
-    )
     latency = result.latency_ms
-    cells = (
-        result.model,
-        result.strategy or NONE,
-        digits(latency.level),
-        spread(latency.median, latency.p80),
-        count(latency.runs),
-        digits(result.data_sharing_ms),
-        result.source,
-    )
-    rows = (TextRow(cells, mark=mark([result.source])),)
+    cells: list[Cell[RunResult]] = [
+        (words("model"), lambda run: run.model),
+        (words("strategy"), lambda run: run.strategy or NONE),
+        (Column("latency (ms)"), lambda _: digits(latency.level)),
+        (Column(f"median{NONE}p80 (ms)"), lambda _: spread(latency.median, latency.p80)),
+        (Column("runs"), lambda _: count(latency.runs)),
+        (Column("data sharing (ms)"), lambda run: digits(run.data_sharing_ms)),
+        (words("source"), lambda run: run.source),
+    ]
     caption = (LATENCY, *soc_lines(result.soc), *warnings([result.source]))
-    return TextTable(f"Run of {result.model}", columns, (TextSection("", rows),), caption)
+    return TextTable.of(f"Run of {result.model}", [result], cells, caption, mark=mark_of)
 
 
 def collect_content(result: CollectResult) -> TextTable:
-    columns = (
-        Column("SoC", numeric=False),
-        Column("rows"),
-        Column("failed"),
-        Column("time (s)"),
-        Column("source", numeric=False),
-    )
-    name = result.soc.name if result.soc else NOT_RECORDED
-    counts = (count(result.rows), count(result.failed))
-    cells = (name, *counts, digits(result.seconds), result.source)
-    rows = (TextRow(cells, mark=mark([result.source])),)
+    cells: list[Cell[CollectResult]] = [
+        (words("SoC"), lambda own: own.soc.name if own.soc else NOT_RECORDED),
+        (Column("rows"), lambda own: count(own.rows)),
+        (Column("failed"), lambda own: count(own.failed)),
+        (Column("time (s)"), lambda own: digits(own.seconds)),
+        (words("source"), lambda own: own.source),
+    ]
     files = (f"Files: {', '.join(result.files)}.",) if result.files else ()
     caption = (*soc_lines(result.soc), *files, *warnings([result.source]))
-    return TextTable("Collected", columns, (TextSection("", rows),), caption)
+    return TextTable.of("Collected", [result], cells, caption, mark=mark_of)
 
 
 def soc_lines(soc: SocSummary | None) -> tuple[str, ...]:
@@ -375,13 +359,19 @@ def mark(sources: Sequence[str]) -> str:
     return listed([source for source in sources if source in UNMEASURED])
 
 
+def mark_of(measured: Any) -> str:
+    """The same of what has one source."""
+    return mark([measured.source])
+
+
 def warnings(sources: Sequence[str]) -> tuple[str, ...]:
     """What a reader must know of sources that are no measurement of this run."""
     return tuple(text for source, text in WARNINGS.items() if source in sources)
 
 
-#: Whose 5 % accuracy, error and interval are shown as well.
+#: Whose 5 % accuracy, error and interval are shown as well, by their headers.
 DETAILED = "codl"
+DETAILS = {f"`{DETAILED}` 5 %": "acc5", "MAPE": "mape", "in the 90 % interval": "coverage90"}
 
 
 def comparison_content(result: EvalResult) -> TextTable:
@@ -390,7 +380,7 @@ def comparison_content(result: EvalResult) -> TextTable:
     peers = {row.strategy for row in result.rows if row.peer}
     planned = [name for name in names if name not in (*SINGLES, IDEAL, *peers)]
     columns = (
-        Column("model", numeric=False),
+        words("model"),
         *(Column(f"`{name}`") for name in names),
         *(Column(f"speedup of `{name}`") for name in planned),
     )
@@ -416,32 +406,18 @@ def comparison_content(result: EvalResult) -> TextTable:
 
 def plans_content(result: SearchesResult) -> TextTable:
     """A row per model that was searched."""
-    columns = (
-        Column("model", numeric=False),
-        Column("strategy", numeric=False),
-        Column("chains"),
-        Column("on both"),
-        Column("predicted (ms)"),
-        Column("search (ms)"),
-    )
-    rows = [
-        TextRow(
-            (
-                plan.model,
-                plan.strategy,
-                count(len(plan.chains)),
-                count(sum(0 < chain.gpu_ratio < 1 for chain in plan.chains)),
-                digits(plan.predicted_ms),
-                digits(plan.search_ms),
-            )
-        )
-        for plan in result.plans
+    cells: list[Cell[PlanSummary]] = [
+        (words("model"), lambda plan: plan.model),
+        (words("strategy"), lambda plan: plan.strategy),
+        (Column("chains"), lambda plan: count(len(plan.chains))),
+        (Column("on both"), lambda plan: count(sum(0 < c.gpu_ratio < 1 for c in plan.chains))),
+        (Column("predicted (ms)"), lambda plan: digits(plan.predicted_ms)),
+        (Column("search (ms)"), lambda plan: digits(plan.search_ms)),
     ]
-    rows += [TextRow((own.model,), failure=own.reason) for own in result.failed]
+    failed = [TextRow((search.model,), failure=search.reason) for search in result.failed]
     caption = (*soc_lines(result.soc), "Latencies are predicted; nothing was run.")
-    return TextTable(
-        f"Plans on {result.soc.name}", columns, (TextSection("", tuple(rows)),), caption
-    )
+    title = f"Plans on {result.soc.name}"
+    return TextTable.of(title, result.plans, cells, caption, failed=failed)
 
 
 def _comparison_cells(
@@ -489,14 +465,16 @@ def accuracy_content(result: TrainResult) -> TextTable:
     rows = [row for row in result.predictors if row.split == "shape"]
     names = list(dict.fromkeys(row.name for row in rows))
     targets = {row.target: {r.name: r for r in rows if r.target == row.target} for row in rows}
-    details = (f"`{DETAILED}` 5 %", "MAPE", "in the 90 % interval") if DETAILED in names else ()
-    columns = (
-        Column("target", numeric=False),
-        Column("rows"),
-        *(Column(f"`{name}`") for name in names),
-        *map(Column, details),
-    )
-    cells = (_accuracy_cells(target, by_name, names) for target, by_name in targets.items())
+    details = [(DETAILED, header, f) for header, f in DETAILS.items() if DETAILED in names]
+    cells: list[Cell[Mapping[str, PredictorRow]]] = [
+        (words("target"), lambda row: f"`{next(iter(row.values())).target}`"),
+        (Column("rows"), lambda row: count(max(own.n_train for own in row.values()))),
+        *((Column(f"`{name}`"), partial(_figure, name=name, figure="acc10")) for name in names),
+        *(
+            (Column(header), partial(_figure, name=DETAILED, figure=f))
+            for header, f in details.items()
+        ),
+    ]
     caption = (
         "Percentage of rows predicted within 10 %, whole op shapes held out; the last columns are "
         f"of `{DETAILED}`. Rows are those that a fold is trained on.",
@@ -505,79 +483,56 @@ def accuracy_content(result: TrainResult) -> TextTable:
         *warnings(result.sources),
         *origin_lines(result),
     )
-    title = f"Held-out accuracy on {result.soc.name}"
-    return TextTable(
-        title, columns, (TextSection("", tuple(TextRow(each) for each in cells)),), caption
-    )
+    return TextTable.of(f"Held-out accuracy on {result.soc.name}", targets.values(), cells, caption)
 
 
-def _accuracy_cells(
-    target: str, by_name: dict[str, PredictorRow], names: Sequence[str]
-) -> tuple[str, ...]:
-    detailed = by_name.get(DETAILED)
-    trained = max(row.n_train for row in by_name.values())
-    accuracies = (by_name[name].acc10 if name in by_name else None for name in names)
-    extra: tuple[str, ...] = ()
-    if DETAILED in names:
-        values = (detailed.acc5, detailed.mape, detailed.coverage90) if detailed else (None,) * 3
-        extra = tuple(map(digits, values))
-    return (f"`{target}`", count(trained), *map(digits, accuracies), *extra)
+def _figure(row: Mapping[str, PredictorRow], *, name: str, figure: str) -> str:
+    return digits(getattr(row[name], figure) if name in row else None)
 
 
 def conformance_content(results: Sequence[ConformanceResult]) -> TextTable:
     """What became of ONNX's test cases: a row per device."""
-    headers = ("cases", "passed", "failed", "refused", "converted", "only rename")
-    columns = (Column("device", numeric=False), *map(Column, headers))
-    rows = tuple(
-        TextRow(
-            (
-                f"{result.gpu} ({result.driver})",
-                *map(count, (result.cases, result.passed, result.failed, result.refused)),
-                *map(count, (result.converted, result.renamings)),
-            )
-        )
-        for result in results
-    )
+    cells: list[Cell[ConformanceResult]] = [
+        (words("device"), lambda result: f"{result.gpu} ({result.driver})"),
+        (Column("cases"), lambda result: count(result.cases)),
+        (Column("passed"), lambda result: count(result.passed)),
+        (Column("failed"), lambda result: count(result.failed)),
+        (Column("refused"), lambda result: count(result.refused)),
+        (Column("converted"), lambda result: count(result.converted)),
+        (Column("only rename"), lambda result: count(result.renamings)),
+    ]
     suites = sorted({result.onnx for result in results})
     caption = [
         f"Cases of ONNX {', '.join(suites)}. Converted: passed with tensors of other types than "
         "float32. Only rename: passed, with nothing to compute."
     ]
     caption += [line for result in results for line in origin_lines(result)]
-    return TextTable("Conformance", columns, (TextSection("", rows),), tuple(caption))
+    return TextTable.of("Conformance", results, cells, caption)
 
 
 def refusals_content(results: Sequence[ConformanceResult]) -> TextTable:
     """Why cases were refused, of the first device."""
-    columns = (Column("refused", numeric=True), Column("why", numeric=False))
-    reasons = results[0].refusals
-    rows = tuple(TextRow((count(number), reason)) for reason, number in reasons.items())
-    return TextTable("Refused cases", columns, (TextSection("", rows),))
+    cells: list[Cell[tuple[str, int]]] = [
+        (Column("refused"), lambda reason: count(reason[1])),
+        (words("why"), lambda reason: reason[0]),
+    ]
+    return TextTable.of("Refused cases", results[0].refusals.items(), cells)
 
 
 def bundles_content(results: Sequence[PackageResult]) -> TextTable:
     """Bundles: their size, and the start of a new process from them."""
-    headers = ("bundle (MB)", "start (ms)", "imports", "loading", "first inference")
-    columns = (
-        Column("model", numeric=False),
-        Column("SoC", numeric=False),
-        *map(Column, headers),
-    )
-    rows = tuple(
-        TextRow(
-            (
-                result.model,
-                result.soc.name,
-                digits(result.bytes / 1e6),
-                *map(digits, (result.cold_start_ms, result.import_ms)),
-                *map(digits, (result.load_ms, result.first_run_ms)),
-            )
-        )
-        for result in results
-    )
+    cells: list[Cell[PackageResult]] = [
+        (words("model"), lambda result: result.model),
+        (words("SoC"), lambda result: result.soc.name),
+        (Column("bundle (MB)"), lambda result: digits(result.bytes / 1e6)),
+        (Column("start (ms)"), lambda result: digits(result.cold_start_ms)),
+        (Column("imports"), lambda result: digits(result.import_ms)),
+        (Column("loading"), lambda result: digits(result.load_ms)),
+        (Column("first inference"), lambda result: digits(result.first_run_ms)),
+    ]
     caption = ["Milliseconds from the start of a process to its first output, and its parts."]
     caption += [line for result in results for line in origin_lines(result)]
-    return TextTable("Bundles", columns, (TextSection("", rows),), tuple(caption))
+    return TextTable.of("Bundles", results, cells, caption)
 
 
 def origin_lines(origin: ResultFile) -> tuple[str, ...]:

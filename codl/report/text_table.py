@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from math import floor, log10
 from pathlib import Path
 from textwrap import wrap
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import rich.table
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -94,6 +95,7 @@ def _up_to(limit: int, widths: Sequence[int], wanted: Sequence[int]) -> list[int
 
 
 NONE = "\N{EN DASH}"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,12 @@ class Column:
     group: str = ""
     numeric: bool = True
     spare: int = 0
+
+
+#: A column of words, not of numbers.
+words = partial(Column, numeric=False)
+#: A column, and what stands in it for a value that has a row.
+Cell: TypeAlias = tuple[Column, Callable[[T], str]]
 
 
 @dataclass(frozen=True)
@@ -137,6 +145,22 @@ class TextTable:
     columns: tuple[Column, ...]
     sections: tuple[TextSection, ...]
     caption: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        title: str,
+        values: Iterable[T],
+        cells: Sequence[Cell[T]],
+        caption: Iterable[str] = (),
+        *,
+        mark: Callable[[T], str] = lambda _: "",
+        failed: Sequence[TextRow] = (),
+    ) -> TextTable:
+        """A row for every value, and those of what failed."""
+        columns = tuple(column for column, _ in cells)
+        rows = (*rows_of(values, cells, mark=mark), *failed)
+        return cls(title, columns, (TextSection("", rows),), tuple(caption))
 
     def groups(self) -> list[tuple[str, tuple[Column, ...]]]:
         """Runs of columns under a common header, and those under none one by one."""
@@ -196,6 +220,14 @@ class TextTable:
         notes = " ".join([*self.failures(), *self.caption])
         wrapped = wrap(notes, 100, break_on_hyphens=False)
         return "\n".join([*table, *(["", *wrapped] if notes else [])])
+
+
+def rows_of(
+    values: Iterable[T], cells: Sequence[Cell[T]], *, mark: Callable[[T], str] = lambda _: ""
+) -> tuple[TextRow, ...]:
+    return tuple(
+        TextRow(tuple(cell(value) for _, cell in cells), mark=mark(value)) for value in values
+    )
 
 
 def _with_group(column: Column, between: str) -> str:
