@@ -465,14 +465,14 @@ def accuracy_content(result: TrainResult) -> TextTable:
     rows = [row for row in result.predictors if row.split == "shape"]
     names = list(dict.fromkeys(row.name for row in rows))
     targets = {row.target: {r.name: r for r in rows if r.target == row.target} for row in rows}
-    details = [(DETAILED, header, f) for header, f in DETAILS.items() if DETAILED in names]
+    figures = [(name, f"`{name}`", "acc10") for name in names]
+    figures += [(DETAILED, header, f) for header, f in DETAILS.items() if DETAILED in names]
     cells: list[Cell[Mapping[str, PredictorRow]]] = [
         (words("target"), lambda row: f"`{next(iter(row.values())).target}`"),
         (Column("rows"), lambda row: count(max(own.n_train for own in row.values()))),
-        *((Column(f"`{name}`"), partial(_figure, name=name, figure="acc10")) for name in names),
         *(
-            (Column(header), partial(_figure, name=DETAILED, figure=f))
-            for header, f in details.items()
+            (Column(header), partial(_figure, name=name, figure=figure))
+            for name, header, figure in figures
         ),
     ]
     caption = (
