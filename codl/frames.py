@@ -36,8 +36,8 @@ def dataset_frame(data: Dataset) -> pd.DataFrame:
     """
     data.manifest()  # says what to do where there is none
     tables = data.tables()
-    rows = [{"table": name, **vars(row)} for name, own in tables.items() for row in own.read()]
-    columns = dict.fromkeys(column for own in tables.values() for column in own.columns)
+    rows = [{"table": name, **vars(row)} for name, table in tables.items() for row in table.read()]
+    columns = dict.fromkeys(column for table in tables.values() for column in table.columns)
     frame: pd.DataFrame = pd.DataFrame(rows, columns=["table", *columns])
     frame["table"] = pd.Categorical(frame["table"], categories=list(tables))
     frame.insert(0, "soc", data.folder.name)
@@ -72,25 +72,29 @@ def predictions(
     tuning = tuning_file.read(dataset, described)
     models = model_set.load(described, predictor, Path(folder), tuning)
     targets, _ = training_set.read(dataset)
-    known = [own for own in targets if own.samples and own.target in models.targets]
-    frame: pd.DataFrame = pd.concat([_predicted(models, own) for own in known], ignore_index=True)
+    learned = [
+        samples for samples in targets if samples.samples and samples.target in models.targets
+    ]
+    frame: pd.DataFrame = pd.concat(
+        [_predicted(models, samples) for samples in learned], ignore_index=True
+    )
     frame.insert(0, "soc", described.name)
     frame.insert(1, "predictor", predictor)
     return frame
 
 
-def _predicted(models: Predictors, own: Samples) -> pd.DataFrame:
-    predicted: Any = models.latency_ms(own.target, own.items)
+def _predicted(models: Predictors, samples: Samples) -> pd.DataFrame:
+    predicted: Any = models.latency_ms(samples.target, samples.items)
     frame: pd.DataFrame = pd.DataFrame(
         {
-            "target": own.target,
-            "processor": own.processor or "",
-            "item": [features.write(item) for item in own.items],
-            "latency_ms": own.latency_ms,
+            "target": samples.target,
+            "processor": samples.processor or "",
+            "item": [features.write(item) for item in samples.items],
+            "latency_ms": samples.latency_ms,
             "predicted_ms": predicted,
-            "error": predicted / np.asarray(own.latency_ms) - 1,
-            "source": [sample.source for sample in own.samples],
-            "run": own.runs,
+            "error": predicted / np.asarray(samples.latency_ms) - 1,
+            "source": [sample.source for sample in samples.samples],
+            "run": samples.runs,
         }
     )
     return frame

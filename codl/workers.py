@@ -168,9 +168,9 @@ def _run(origin: _Origin, shared: Pickled, at: int, value: bytes) -> tuple[int, 
     """One value in a worker; pickles are opened once there is what they refer to."""
     origin.check()
     work, common = pickle.loads(shared.data)
-    own = pickle.loads(value)
+    work_on = pickle.loads(value)
     threadpool_limits(1, user_api="blas")  # for good: other threads may be at work too
-    return at, work(common, own)
+    return at, work(common, work_on)
 
 
 @contextmanager

@@ -20,8 +20,7 @@ from codl.kernels.tuning import Tuning
 from codl.measure.dataset import Dataset
 from codl.measure.measurement_order import Tier
 from codl.measure.tasks import SHARES, OpTask, SharingTask, Task, part_of
-from codl.predict import ESTIMATORS, features
-from codl.predict import training_set as samples
+from codl.predict import ESTIMATORS, features, training_set
 from codl.predict.cross_validation import TrainingRows, shape_folds
 from codl.predict.estimators import LatencyEstimator
 from codl.predict.features import Item
@@ -87,9 +86,9 @@ def regret(parts: Iterable[MeasuredPart], soc: Soc) -> Regret | None:
     shards: dict[Key, list[MeasuredPart]] = {}
     for part in parts:
         shards.setdefault(key_of(part.processor, part.part), []).append(part)
-    ops = dict.fromkeys(plain(part.op) for own in shards.values() for part in own)
-    known = {key: _shard(own) for key, own in shards.items()}
-    regrets = [value for op in ops if (value := _of(op, known, soc)) is not None]
+    ops = dict.fromkeys(plain(part.op) for of_shard in shards.values() for part in of_shard)
+    times = {key: _shard(of_shard) for key, of_shard in shards.items()}
+    regrets = [value for op in ops if (value := _of(op, times, soc)) is not None]
     if not regrets:
         return None
     mean, p95 = 100 * float(np.mean(regrets)), 100 * float(np.percentile(regrets, 95))
@@ -117,18 +116,18 @@ def splits(op: Op, soc: Soc) -> list[tuple[Key, ...]]:
     return pairs
 
 
-def _shard(own: Sequence[MeasuredPart]) -> _ShardTimes:
-    chosen = min(own, key=lambda part: part.predicted_ms)
-    best = min(part.latency_ms for part in own)
+def _shard(parts: Sequence[MeasuredPart]) -> _ShardTimes:
+    chosen = min(parts, key=lambda part: part.predicted_ms)
+    best = min(part.latency_ms for part in parts)
     return _ShardTimes(chosen.predicted_ms, chosen.latency_ms, best)
 
 
-def _of(op: Op, known: Mapping[Key, _ShardTimes], soc: Soc) -> float | None:
+def _of(op: Op, shards: Mapping[Key, _ShardTimes], soc: Soc) -> float | None:
     """Latency of the split with the lowest prediction over the lowest latency, less 1."""
     pairs = [
-        [known[key] for key in keys]
+        [shards[key] for key in keys]
         for keys in splits(op, soc)
-        if all(key in known for key in keys)
+        if all(key in shards for key in keys)
     ]
     if not any(len(pair) == 2 for pair in pairs):
         return None
@@ -177,32 +176,32 @@ def farthest_first(known: Values, candidates: Values, weights: Values) -> list[i
 
 
 def contested(
-    ops: Iterable[Op], known: Mapping[Key, Sequence[Bounds]], soc: Soc
+    ops: Iterable[Op], bounds: Mapping[Key, Sequence[Bounds]], soc: Soc
 ) -> dict[Key, float]:
     """The parts that the fastest split of an op may need, as far as the bounds tell.
 
     The variants of a part may be chosen whose lowest latency is below the value, in milliseconds.
     Parts of ops where one split is the fastest for certain are left out.
     """
-    low = {key: min(one.low for one in own) for key, own in known.items()}
-    high = {key: min(one.high for one in own) for key, own in known.items()}
+    low = {key: min(bound.low for bound in of_part) for key, of_part in bounds.items()}
+    high = {key: min(bound.high for bound in of_part) for key, of_part in bounds.items()}
     open_parts: dict[Key, float] = {}
     for op in ops:
-        pairs = [keys for keys in splits(op, soc) if all(key in known for key in keys)]
+        pairs = [keys for keys in splits(op, soc) if all(key in bounds for key in keys)]
         if not pairs:
             continue
         limit = min(max(high[key] for key in keys) for keys in pairs)
         open_pairs = [keys for keys in pairs if max(low[key] for key in keys) <= limit]
-        is_decided = len(open_pairs) == 1 and all(_is_decided(known[k]) for k in open_pairs[0])
+        is_decided = len(open_pairs) == 1 and all(_is_decided(bounds[k]) for k in open_pairs[0])
         if not is_decided:
             open_parts.update({key: high[key] for keys in open_pairs for key in keys})
     return open_parts
 
 
-def _is_decided(own: Sequence[Bounds]) -> bool:
+def _is_decided(bounds: Sequence[Bounds]) -> bool:
     """Whether one variant is the fastest for certain."""
-    limit = min(one.high for one in own)
-    return sum(one.low <= limit for one in own) == 1
+    limit = min(bound.high for bound in bounds)
+    return sum(bound.low <= limit for bound in bounds) == 1
 
 
 def in_turns(streams: Iterable[Iterable[T]]) -> Iterator[T]:
@@ -241,9 +240,8 @@ class LearningPoint:
 
 @dataclass(frozen=True)
 class _TargetModel:
-    """What is known of a target: its rows, their features, and the estimator of all of them."""
+    """What is known of a target: the features of its rows, and the estimator of all of them."""
 
-    own: Samples
     values: features.FeatureTable
     fitted: LatencyEstimator
 
@@ -266,7 +264,7 @@ class ActiveLearner:
     curves: dict[str, list[LearningPoint]] = field(default_factory=dict)
     regret: Regret | None = None
     tuning: Tuning = Tuning()
-    _known: dict[str, _TargetModel] = field(default_factory=dict)
+    _models: dict[str, _TargetModel] = field(default_factory=dict)
     _parts: dict[str, list[MeasuredPart]] = field(default_factory=dict)
     _rank: dict[Task, int] = field(default_factory=dict)
     _next_s: float | None = None
@@ -292,20 +290,19 @@ class ActiveLearner:
     def look(self) -> None:
         """Fit every target with new rows and hold its shapes out; context terms are left out."""
         try:
-            targets, _ = samples.read(self.dataset)
+            targets, _ = training_set.read(self.dataset)
         except CodlError:
             return  # there is no row yet
         with threadpool_limits(1, user_api="blas"):
-            for own in targets:
-                curve = self.curves.setdefault(own.target, []) if _is_learned(own) else None
-                if curve is None or (curve and len(own.samples) < (1 + NEWS) * curve[-1].rows):
+            for samples in filter(_is_learned, targets):
+                curve = self.curves.setdefault(samples.target, [])
+                if curve and len(samples.samples) < (1 + NEWS) * curve[-1].rows:
                     continue
-                rows, known = _fit(own, self.soc, self.tuning)
-                look, predicted = _held_out(own, rows)
+                rows, self._models[samples.target] = _fit(samples, self.soc, self.tuning)
+                look, predicted = _held_out(samples, rows)
                 curve.append(look)
-                self._known[own.target] = known
-                self._parts[own.target] = _parts(own, predicted)
-        self.regret = regret([part for own in self._parts.values() for part in own], self.soc)
+                self._parts[samples.target] = _parts(samples, predicted)
+        self.regret = regret([p for parts in self._parts.values() for p in parts], self.soc)
 
     def expected(self) -> dict[str, Any] | None:
         """What the rows are good for, as JSON; None where there are none. Looks once more."""
@@ -330,7 +327,7 @@ class ActiveLearner:
         others: list[Task] = []
         for task in growing:
             target = _target(task)
-            if target in self._known and not is_random(_item(task)):
+            if target in self._models and not is_random(_item(task)):
                 chosen.setdefault(target, []).append(task)
             else:
                 others.append(task)
@@ -351,26 +348,26 @@ class ActiveLearner:
 
     def _bounds(self, target: str, tasks: Sequence[Task]) -> list[Bounds]:
         values = self._table(target, tasks).values
-        low, high = self._known[target].fitted.interval(values)
+        low, high = self._models[target].fitted.interval(values)
         return [Bounds(*pair) for pair in zip(low.tolist(), high.tolist(), strict=True)]
 
     def _contested(
         self, chosen: Mapping[str, Sequence[Task]], bounds: Mapping[str, Sequence[Bounds]]
     ) -> Mapping[Key, float]:
         """The parts that a split may need, by what is measured and what is predicted."""
-        known: dict[Key, list[Bounds]] = {}
+        bounds_of: dict[Key, list[Bounds]] = {}
         ops: dict[Op, None] = {}
         for parts in self._parts.values():
             for part in parts:
                 exact = Bounds(part.latency_ms, part.latency_ms)
-                known.setdefault(key_of(part.processor, part.part), []).append(exact)
+                bounds_of.setdefault(key_of(part.processor, part.part), []).append(exact)
                 ops[plain(part.op)] = None
         for target, tasks in chosen.items():
             for task, bound in zip(tasks, bounds[target], strict=True):
                 if isinstance(task, OpTask):
-                    known.setdefault(key_of(task.processor, task.part), []).append(bound)
+                    bounds_of.setdefault(key_of(task.processor, task.part), []).append(bound)
                     ops[plain(task.op)] = None
-        return contested(ops, known, self.soc)
+        return contested(ops, bounds_of, self.soc)
 
     def _by_use(
         self,
@@ -385,7 +382,7 @@ class ActiveLearner:
             if isinstance(task, OpTask):
                 limit = open_parts.get(key_of(task.processor, task.part), 0.0)
                 weights[at] *= CONTESTED if bound.low <= limit else 1.0
-        measured = self._known[target].values.values
+        measured = self._models[target].values.values
         order = farthest_first(measured, self._table(target, tasks).values, weights)
         return [tasks[at] for at in order]
 
@@ -406,11 +403,11 @@ def has_converged(curve: Sequence[LearningPoint]) -> bool:
     return len(gains) >= TWICE and max(gains[:TWICE]) < GAIN
 
 
-def _is_learned(own: Samples) -> bool:
+def _is_learned(samples: Samples) -> bool:
     """Whether the tasks of a target are chosen here: parts of ops, and data sharing as a whole."""
-    if features.is_mulayer(own.target) or own.target.endswith(features.SHARING_PARTS):
+    if features.is_mulayer(samples.target) or samples.target.endswith(features.SHARING_PARTS):
         return False
-    return any(isinstance(sample.item, Op | Shape) for sample in own.samples[:1])
+    return any(isinstance(sample.item, Op | Shape) for sample in samples.samples[:1])
 
 
 def _target(task: Task) -> str | None:
@@ -429,29 +426,29 @@ def _item(task: Task) -> Item:
     return task.shape
 
 
-def _fit(own: Samples, soc: Soc, tuning: Tuning) -> tuple[TrainingRows, _TargetModel]:
+def _fit(samples: Samples, soc: Soc, tuning: Tuning) -> tuple[TrainingRows, _TargetModel]:
     estimator = ESTIMATORS[ESTIMATOR]
-    table = features.table(estimator.feature_set, own.target, own.items, soc, tuning)
-    rows = TrainingRows(table.values, own.latency_ms, own.runs, own.groups)
-    return rows, _TargetModel(own, table, rows.fit(estimator, np.arange(len(own.samples))))
+    table = features.table(estimator.feature_set, samples.target, samples.items, soc, tuning)
+    rows = TrainingRows(table.values, samples.latency_ms, samples.runs, samples.groups)
+    return rows, _TargetModel(table, rows.fit(estimator, np.arange(len(samples.samples))))
 
 
-def _held_out(own: Samples, rows: TrainingRows) -> tuple[LearningPoint, Mapping[int, float]]:
+def _held_out(samples: Samples, rows: TrainingRows) -> tuple[LearningPoint, Mapping[int, float]]:
     """Accuracy with whole shapes held out, and the predictions, by the sample's index."""
-    folds, count = shape_folds(own.groups), len(own.samples)
+    folds, count = shape_folds(samples.groups), len(samples.samples)
     if not folds:
-        return LearningPoint(own.target, count), {}
+        return LearningPoint(samples.target, count), {}
     predicted = np.zeros(count)
     for fold in folds:
         fitted = rows.fit(ESTIMATORS[ESTIMATOR], fold.train)
         predicted[fold.test] = fitted.predict(rows.values[fold.test], runs=rows.runs_at(fold.test))
-    tested = np.array([is_random(item) for item in own.items])
+    tested = np.array([is_random(item) for item in samples.items])
     error = (np.abs(predicted - rows.latency_ms) / rows.latency_ms)[tested]
     predictions = dict(enumerate(predicted.tolist()))
     if not len(error):
-        return LearningPoint(own.target, count), predictions
+        return LearningPoint(samples.target, count), predictions
     look = LearningPoint(
-        own.target,
+        samples.target,
         count,
         len(error),
         acc10=round(100 * float((error <= 0.10).mean()), 2),
@@ -461,13 +458,13 @@ def _held_out(own: Samples, rows: TrainingRows) -> tuple[LearningPoint, Mapping[
     return look, predictions
 
 
-def _parts(own: Samples, predicted: Mapping[int, float]) -> list[MeasuredPart]:
+def _parts(samples: Samples, predicted: Mapping[int, float]) -> list[MeasuredPart]:
     """What the regret of a split is computed from: parts of ops with both latencies."""
     return [
-        MeasuredPart(op, own.processor, sample.item, sample.latency_ms, predicted[at])
-        for at, sample in enumerate(own.samples)
+        MeasuredPart(op, samples.processor, sample.item, sample.latency_ms, predicted[at])
+        for at, sample in enumerate(samples.samples)
         if at in predicted
-        and own.processor is not None
+        and samples.processor is not None
         and isinstance(sample.item, Op)
         and isinstance(op := sample.shapes[0], Op)
     ]

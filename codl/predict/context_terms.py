@@ -9,22 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 
-from codl.errors import CodlError, InvalidFileError
+from codl.errors import CodlError
 from codl.ir import Op, parse, to_text
 from codl.ir.columns import FeatureColumns, elements
 from codl.ir.types import Processor
-from codl.measure.dataset import (
-    BatchRow,
-    Dataset,
-    DispatchRow,
-    Row,
-    SignalRow,
-)
+from codl.measure.dataset import BatchRow, DispatchRow, SignalRow
 
 
 @dataclass(frozen=True)
@@ -127,7 +120,7 @@ class Batch:
         }
 
 
-Surrounding: TypeAlias = Launches | Gap | Batch
+ContextItem: TypeAlias = Launches | Gap | Batch
 SIGNALS: dict[str, type[Gap]] = {cls.kind: cls for cls in (FirstLaunch, EventWait, FlagWait)}
 KINDS: dict[str, type[Any]] = {
     **{cls.kind: cls for cls in (Launches, Batch)},
@@ -141,10 +134,10 @@ def kind_of(target: str) -> str | None:
     return kind if kind in KINDS and processor in ("cpu", "gpu") else None
 
 
-def read(target: str, text: str) -> Surrounding:
+def read(target: str, text: str) -> ContextItem:
     """The item of a target from its text; raises `CodlError` with the text that is wrong."""
-    found: Surrounding = KINDS[target.rpartition("_")[0]].read(text)
-    return found
+    item: ContextItem = KINDS[target.rpartition("_")[0]].read(text)
+    return item
 
 
 def _numbers(text: str, names: Sequence[str]) -> list[float]:
@@ -158,53 +151,11 @@ def _numbers(text: str, names: Sequence[str]) -> list[float]:
         raise CodlError(f"Cannot read {text!r}: expected {wanted}.") from None
 
 
-@dataclass(frozen=True)
-class Observation:
-    """One row as what is fitted: an item, the op that it must not be separated from, and ms."""
-
-    target: str
-    processor: str
-    item: Surrounding
-    shapes: tuple[Op | Surrounding, ...]
-    latency_ms: float
-    row: Row
-
-
-def observations(dataset: Dataset) -> tuple[list[Observation], dict[str, tuple[Path, int]]]:
-    """What the dataset tells about surroundings; and every table's path and failed rows."""
-    observed: list[Observation] = []
-    files: dict[str, tuple[Path, int]] = {}
-    for kind in KINDS:
-        table = dataset.table(kind)
-        rows = table.read()
-        if not rows:
-            continue
-        ok = [row for row in rows if row.status == "ok"]
-        files[kind] = (table.path, len(rows) - len(ok))
-        for row in ok:
-            try:
-                observed.append(_of_row(kind, row))
-            except CodlError as error:
-                raise InvalidFileError(table.path, str(error), where=f"{row.key}") from error
-    return observed, files
-
-
-def _of_row(kind: str, row: DispatchRow | SignalRow | BatchRow) -> Observation:
+def item_of(kind: str, row: DispatchRow | SignalRow | BatchRow) -> tuple[Processor, ContextItem]:
+    """The processor and the item of a row of a kind's table."""
     if isinstance(row, DispatchRow):
-        launches = Launches(row.count)
-        return _observed(row.processor, launches, (launches,), row.latency_ms, row)
+        return row.processor, Launches(row.count)  # type: ignore[return-value]
     if isinstance(row, SignalRow):
         signal = SIGNALS[kind](row.gap_ms)
-        return _observed(signal.processor, signal, (signal,), row.latency_ms, row)
-    batch = Batch(parse(row.op), row.single_ms, row.images)
-    return _observed(row.processor, batch, (batch.op,), row.latency_ms, row)
-
-
-def _observed(
-    processor: str,
-    item: Surrounding,
-    shapes: tuple[Op | Surrounding, ...],
-    latency_ms: float,
-    row: Row,
-) -> Observation:
-    return Observation(f"{item.kind}_{processor}", processor, item, shapes, latency_ms, row)
+        return signal.processor, signal
+    return row.processor, Batch(parse(row.op), row.single_ms, row.images)  # type: ignore[return-value]

@@ -166,9 +166,9 @@ def accuracy(
 def over_seeds(seeds: Sequence[HeldOut]) -> HeldOut:
     """The median of every figure over the same folds made with other seeds."""
     names = ("acc10", "acc5", "mape", "acc10_typical", "coverage90")
-    columns = {name: [getattr(one, name) for one in seeds] for name in names}
+    columns = {name: [getattr(held_out, name) for held_out in seeds] for name in names}
     middle = {k: None if None in v else round(median(v), 2) for k, v in columns.items()}
-    return HeldOut(min(one.n_train for one in seeds), seeds[0].n_test, **middle)
+    return HeldOut(min(held_out.n_train for held_out in seeds), seeds[0].n_test, **middle)
 
 
 def _errors(

@@ -34,17 +34,17 @@ from codl.kernels.base import Variant
 from codl.kernels.feature_columns import by_level, packed_vectors
 from codl.kernels.tiling import TEXEL
 from codl.kernels.tuning import Tuning
-from codl.predict import context_terms as surroundings
-from codl.predict.context_terms import Surrounding
+from codl.predict import context_terms
+from codl.predict.context_terms import ContextItem
 from codl.records.soc import Soc
 
 #: `flops`: what muLayer looks at. `variant`: what a kernel variant extracts analytically.
 FeatureSet: TypeAlias = Literal["flops", "variant"]
-#: `store` moves a result out of the CPU's net, where the other side can read it.
 #: What a latency is predicted for: a part of an op, the shape of a region to share, or what
 #: surrounds an op.
-Item: TypeAlias = Op | Shape | Surrounding
+Item: TypeAlias = Op | Shape | ContextItem
 
+#: `store` moves a result out of the CPU's net, where the other side can read it.
 DIRECTIONS: tuple[Direction, ...] = ("to_gpu", "to_cpu", "load", "store", "relayout")
 #: The parts of sharing between the processors; each is predicted for itself too.
 SHARING_PARTS = ("copy", "map", "sync", "transform", "unmap")
@@ -100,7 +100,7 @@ def is_sharing(target: str) -> bool:
 
 def is_whole(target: str) -> bool:
     """Whether a target is an op's latency or a whole exchange's: no part, nothing around it."""
-    return not whole_of(target) and not surroundings.kind_of(target)
+    return not whole_of(target) and not context_terms.kind_of(target)
 
 
 def whole_of(target: str) -> str | None:
@@ -116,8 +116,8 @@ def write(item: Item) -> str:
 
 def read(target: str, text: str) -> Item:
     """The item of a target from its text; raises `CodlError` with the text that is wrong."""
-    if surroundings.kind_of(target):
-        return surroundings.read(target, text)
+    if context_terms.kind_of(target):
+        return context_terms.read(target, text)
     if not is_sharing(target):
         return parse(text)
     try:
@@ -135,8 +135,8 @@ def targets_of(item: Item) -> tuple[str, ...]:
         return tuple(_sharing_targets())
     if not isinstance(item, Op):
         return tuple(f"{item.kind}_{processor}" for processor in PROCESSORS)
-    own = [registry.target(v, item) for v in registry.known_to(item)]
-    return (*own, *(mulayer_target(item.kind, processor) for processor in PROCESSORS))
+    of_variants = [registry.target(v, item) for v in registry.known_to(item)]
+    return (*of_variants, *(mulayer_target(item.kind, processor) for processor in PROCESSORS))
 
 
 def variant_of(target: str, op: Op) -> Variant:
@@ -144,10 +144,10 @@ def variant_of(target: str, op: Op) -> Variant:
 
     Raises `UnknownNameError` with the targets that such an op has.
     """
-    known = {registry.target(v, op): v for v in registry.known_to(op)}
-    if target not in known:
-        raise UnknownNameError(f"target of a {op.kind}", target, known)
-    return known[target]
+    variants = {registry.target(v, op): v for v in registry.known_to(op)}
+    if target not in variants:
+        raise UnknownNameError(f"target of a {op.kind}", target, variants)
+    return variants[target]
 
 
 def table(
@@ -162,8 +162,10 @@ def table(
     Raises `UnknownNameError` for a target that the items do not have, and `MismatchError` where a
     variant gives two items different features, or a feature that is not finite.
     """
-    if kind := surroundings.kind_of(target):
-        columns = surroundings.KINDS[kind].columns(_surroundings(target, kind, items))
+    if kind := context_terms.kind_of(target):
+        item_type = context_terms.KINDS[kind]
+        _refuse_others(target, items, item_type, item_type.__name__)
+        columns = item_type.columns(items)
         features = _of_columns(columns, len(items))
     elif is_sharing(target):
         shapes = _shapes(target, items)
@@ -217,12 +219,13 @@ def _refuse_infinite(target: str, items: Sequence[Item], features: FeatureTable)
 def _by_variant(target: str, ops: Sequence[Op], soc: Soc, tuning: Tuning) -> FeatureTable:
     variant, *_ = [variant_of(target, op) for op in _of_each_kind(ops)]
     if variant.op_columns is not None:
-        own = _of_columns(tuning.feature_columns(variant, ops, soc), len(ops))
+        of_variant = _of_columns(tuning.feature_columns(variant, ops, soc), len(ops))
     else:
-        own = _of_rows(target, ops, tuning.feature_rows(variant, ops, soc))
+        of_variant = _of_rows(target, ops, tuning.feature_rows(variant, ops, soc))
     # What a variant says of itself, and what is computed behind it: the same in all of them.
     behind = exponentials(ops)
-    return FeatureTable((*own.names, ACTIVATION), np.column_stack([own.values, behind]))
+    values = np.column_stack([of_variant.values, behind])
+    return FeatureTable((*of_variant.names, ACTIVATION), values)
 
 
 def _of_each_kind(ops: Sequence[Op]) -> list[Op]:
@@ -254,16 +257,10 @@ def _refuse_others(target: str, items: Sequence[Item], wanted: type[Any], name: 
         raise MismatchError(f"{target} is predicted for {name}, got {write(other)}.")
 
 
-def _surroundings(target: str, kind: str, items: Sequence[Item]) -> Sequence[Any]:
-    wanted = surroundings.KINDS[kind]
-    _refuse_others(target, items, wanted, wanted.__name__)
-    return items
-
-
 def _shapes(target: str, items: Sequence[Item]) -> Sequence[Shape]:
     _refuse_others(target, items, Shape, "a shape")
-    if target not in (known := _sharing_targets()):
-        raise UnknownNameError("target of a shape", target, known)
+    if target not in _sharing_targets():
+        raise UnknownNameError("target of a shape", target, _sharing_targets())
     return cast(Sequence[Shape], items)
 
 

@@ -106,12 +106,12 @@ def fitted(soc: Soc, dataset: Dataset, predictors: OpPredictors) -> dict[Process
 
     Raises `InvalidFileError` for a row whose text is no op or no shape.
     """
-    found: dict[Processor, InNetworkCost] = {}
+    costs: dict[Processor, InNetworkCost] = {}
     for side in PROCESSORS:
         amounts, taken_ms = shards(soc, dataset, predictors, side)
         if len(amounts) >= FEWEST:
-            found[side] = InNetworkCost(*fit(amounts, taken_ms))
-    return found
+            costs[side] = InNetworkCost(*fit(amounts, taken_ms))
+    return costs
 
 
 def shards(
@@ -125,12 +125,12 @@ def shards(
     rows = [row for row in table.read() if row.status == "ok"]
     try:
         stages = _Stages(side, Caches.of(soc, side), predictors, _alone(rows, side, predictors))
-        own = [stages.shard(row, slower.get(row.run, {}).get(side, 1.0)) for row in rows]
+        shards_of_rows = [stages.shard(row, slower.get(row.run, {}).get(side, 1.0)) for row in rows]
     except CodlError as error:
         raise InvalidFileError(table.path, str(error)) from error
-    known = [shard for shard in own if shard is not None]
-    amounts = np.array([each for each, _ in known]).reshape(-1, len(fields(InNetworkCost)))
-    return amounts, np.array([taken_ms for _, taken_ms in known])
+    usable = [shard for shard in shards_of_rows if shard is not None]
+    amounts = np.array([each for each, _ in usable]).reshape(-1, len(fields(InNetworkCost)))
+    return amounts, np.array([taken_ms for _, taken_ms in usable])
 
 
 @dataclass(frozen=True)
@@ -181,24 +181,24 @@ def _alone(
     """
     lists = (row.cpu_ops if side == "cpu" else row.gpu_ops for row in rows)
     by_target: dict[str, dict[str, Op]] = {}
-    for text in dict.fromkeys(text for own in lists if own for text in own.split(SEPARATOR)):
+    for text in dict.fromkeys(text for texts in lists if texts for text in texts.split(SEPARATOR)):
         name, _, of_op = text.partition(" ")
         op = parse(of_op)
         by_target.setdefault(registry.target(registry.find(op, name), op), {})[text] = op
-    found: dict[str, tuple[Op, float]] = {}
+    alone: dict[str, tuple[Op, float]] = {}
     for target, ops in by_target.items():
         if target in predictors.targets:
             alone_ms = predictors.latency_ms(target, list(ops.values())).tolist()
-            found |= dict(zip(ops, zip(ops.values(), alone_ms, strict=True), strict=True))
-    return found
+            alone |= dict(zip(ops, zip(ops.values(), alone_ms, strict=True), strict=True))
+    return alone
 
 
 def moves_of(text: str) -> Iterator[tuple[Direction, Shape]]:
     """What `StageRow.packed` lists; raises `CodlError` for what is no such list."""
-    for one in filter(None, text.split(SEPARATOR)):
-        way, _, sizes = one.partition(" ")
+    for move in filter(None, text.split(SEPARATOR)):
+        way, _, sizes = move.partition(" ")
         if way not in ("load", "store"):
-            raise CodlError(f"Cannot read {one!r}: expected `load` or `store`, and a shape.")
+            raise CodlError(f"Cannot read {move!r}: expected `load` or `store`, and a shape.")
         shape = features.read(features.sharing_target("load"), sizes)
         assert isinstance(shape, Shape)
         yield ("load" if way == "load" else "store"), shape

@@ -211,7 +211,7 @@ def train(
         steps, unhelped = _beside(soc, tuning, steps, like, work)
         notes += unhelped
     sets = _fitted_sets(soc, dataset, tuning, names, steps, work)
-    files = {name: own.save(folder) for name, own in sets.items() if own.stored}
+    files = {name: samples.save(folder) for name, samples in sets.items() if samples.stored}
     stored_at = perf_counter()
     held_out = work.some(steps, _hold_out, seeds, times=held_out_cost) if evaluate else {}
     for at, splits in held_out.items():
@@ -219,7 +219,7 @@ def train(
         looked_at = replace(sets[name].stored[target], held_out=splits["shape"].figures)
         sets[name] = replace(sets[name], stored={**sets[name].stored, target: looked_at})
     if held_out:
-        files = {name: own.save(folder) for name, own in sets.items() if own.stored}
+        files = {name: samples.save(folder) for name, samples in sets.items() if samples.stored}
     done = perf_counter()
     rows = [
         row
@@ -233,8 +233,10 @@ def train(
         evaluate_s=done - stored_at,
         seeds=seeds,
         bytes={name: path.stat().st_size for name, path in files.items()},
-        failed=sum(own.failed for own in targets if not features.is_mulayer(own.target)),
-        sources=tuple(sorted({source for own in targets for source in own.sources})),
+        failed=sum(
+            samples.failed for samples in targets if not features.is_mulayer(samples.target)
+        ),
+        sources=tuple(sorted({source for samples in targets for source in samples.sources})),
         notes=tuple(notes),
         files=tuple(files.values()),
         stopped=budget.ended,
@@ -268,22 +270,22 @@ def _steps(
     Features of a target are computed once for all predictors. What sharing takes as a whole is for
     those that know nothing finer; others add its parts.
     """
-    steps, usable = [], [own for own in targets if own.samples]
+    steps, usable = [], [samples for samples in targets if samples.samples]
     estimators = [ESTIMATORS[name] for name in predictors]
-    summed = {features.whole_of(own.target) for own in usable}
-    for own in usable:
+    summed = {features.whole_of(samples.target) for samples in usable}
+    for samples in usable:
         tables: dict[str, FeatureTable] = {}
         for estimator in estimators:
             kind = estimator.feature_set
-            if features.is_mulayer(own.target) and kind != "flops":
+            if features.is_mulayer(samples.target) and kind != "flops":
                 continue
-            if estimator.is_of_wholes and not features.is_whole(own.target):
+            if estimator.is_of_wholes and not features.is_whole(samples.target):
                 continue
-            if not estimator.is_of_wholes and own.target in summed:
+            if not estimator.is_of_wholes and samples.target in summed:
                 continue
             if kind not in tables:
-                tables[kind] = features.table(kind, own.target, own.items, soc, tuning)
-            steps.append(Step(own, estimator, tables[kind]))
+                tables[kind] = features.table(kind, samples.target, samples.items, soc, tuning)
+            steps.append(Step(samples, estimator, tables[kind]))
     return steps
 
 
@@ -431,12 +433,12 @@ class _Work:
 def _notes(soc: Soc, dataset: Dataset, tuning: Tuning, targets: Sequence[Samples]) -> list[str]:
     """What has no predictor, and what makes latencies doubtful."""
     notes = [
-        f"{own.target} has no ok row and {own.failed} failed ones: no predictor. "
+        f"{samples.target} has no ok row and {samples.failed} failed ones: no predictor. "
         f"`codl collect --soc {soc.name}` measures more."
-        for own in targets
-        if not own.samples
+        for samples in targets
+        if not samples.samples
     ]
-    notes += _packing(soc, dataset, {own.target for own in targets})
+    notes += _packing(soc, dataset, {samples.target for samples in targets})
     return notes + _tuned_since(soc, dataset, tuning) + _statistics(dataset)
 
 

@@ -22,8 +22,8 @@ from codl.ir import OP_TYPES, Activation, Op, parse
 from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry
 from codl.measure.dataset import Dataset, OpRow, SharingRow, Table
-from codl.predict import context_terms as surroundings
-from codl.predict import features
+from codl.predict import context_terms, features
+from codl.predict.context_terms import Batch
 from codl.predict.cross_validation import Indices, TrainingRows, connected_groups
 from codl.predict.features import Item
 
@@ -109,7 +109,7 @@ def read(dataset: Dataset) -> tuple[list[Samples], list[str]]:
     everything = [*kernels, *_mulayer(kernels)]
     if "data_sharing" in tables:
         everything += _sharing(dataset.sharing(), factors)
-    return everything + _surroundings(dataset), notes
+    return everything + _context(dataset), notes
 
 
 def _of_table(name: str, table: Table[OpRow], factors: Factors) -> Samples:
@@ -160,8 +160,8 @@ def _sharing(table: Table[SharingRow], factors: Factors) -> list[Samples]:
             reason = str(UnknownNameError("layout", row.layout, features.STORAGES))
             raise InvalidFileError(table.path, reason, where=f"{row.key}")
     for direction, layout in dict.fromkeys((row.direction, row.layout) for row in rows):
-        own = [row for row in rows if (row.direction, row.layout) == (direction, layout)]
-        targets += _of_direction(table.path, own, factors)
+        rows_of_layout = [row for row in rows if (row.direction, row.layout) == (direction, layout)]
+        targets += _of_direction(table.path, rows_of_layout, factors)
     return targets
 
 
@@ -199,23 +199,32 @@ def _of_direction(path: Path, rows: Sequence[SharingRow], factors: Factors) -> l
     return targets
 
 
-def _surroundings(dataset: Dataset) -> list[Samples]:
-    observed, files = surroundings.observations(dataset)
+def _context(dataset: Dataset) -> list[Samples]:
+    """The samples of launches, signals and batches on each processor."""
     targets = []
-    for target in dict.fromkeys(own.target for own in observed):
-        own = [one for one in observed if one.target == target]
-        path, failed = files[own[0].item.kind]
-        targets.append(
+    for kind in context_terms.KINDS:
+        table = dataset.table(kind)
+        rows = table.read()
+        ok = [row for row in rows if row.status == "ok"]
+        by_processor: dict[Processor, list[Sample]] = {}
+        for row in ok:
+            try:
+                processor, item = context_terms.item_of(kind, row)
+            except CodlError as error:
+                raise InvalidFileError(table.path, str(error), where=f"{row.key}") from error
+            shapes = (item.op if isinstance(item, Batch) else item,)
+            sample = Sample(item, shapes, row.latency_ms, row.source, row.run)
+            by_processor.setdefault(processor, []).append(sample)
+        targets += [
             Samples(
-                target=target,
-                processor=own[0].processor,  # type: ignore[arg-type]
-                samples=tuple(
-                    Sample(o.item, o.shapes, o.latency_ms, o.row.source, o.row.run) for o in own
-                ),
-                failed=failed,
-                files=(path,),
+                target=f"{kind}_{processor}",
+                processor=processor,
+                samples=tuple(samples),
+                failed=len(rows) - len(ok),
+                files=(table.path,),
             )
-        )
+            for processor, samples in by_processor.items()
+        ]
     return targets
 
 
@@ -242,10 +251,12 @@ def _mulayer(kernels: Sequence[Samples]) -> list[Samples]:
 def _by_preference(kernels: Sequence[Samples], kind: str, processor: Processor) -> list[Samples]:
     """The sets of samples of an op kind and a processor, the preferred variant's first."""
     ranks = {}
-    for own in kernels:
-        op = next((s.item for s in own.samples if isinstance(s.item, Op)), None)
-        if op is not None and op.kind == kind and own.processor == processor:
-            ranks[own.target] = registry.known_to(op).index(features.variant_of(own.target, op))
+    for samples in kernels:
+        op = next((s.item for s in samples.samples if isinstance(s.item, Op)), None)
+        if op is not None and op.kind == kind and samples.processor == processor:
+            ranks[samples.target] = registry.known_to(op).index(
+                features.variant_of(samples.target, op)
+            )
     return sorted((s for s in kernels if s.target in ranks), key=lambda s: ranks[s.target])
 
 

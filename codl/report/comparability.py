@@ -20,13 +20,13 @@ def check_results(results: Sequence[Result]) -> None:
     It names what differs and both values. Files from before environments were kept pass.
     """
     first: dict[str, EvalResult] = {}
-    for own in _evaluations(results):
-        if own.environment is None:
+    for evaluation in _evaluations(results):
+        if evaluation.environment is None:
             continue
-        other = first.setdefault(own.soc.name, own)
+        other = first.setdefault(evaluation.soc.name, evaluation)
         assert other.environment is not None
-        found = differences(other.environment, own.environment)
-        check_alike(found, other.file, own.file, fix=FIX)
+        different = differences(other.environment, evaluation.environment)
+        check_alike(different, other.file, evaluation.file, fix=FIX)
 
 
 def _evaluations(results: Sequence[Result]) -> Iterator[EvalResult]:
@@ -88,9 +88,11 @@ def _figure(before: EvalResult, row: EvalRow, now: EvalResult, again: EvalRow | 
 
 def _latencies(result: EvalResult, row: EvalRow) -> list[Latency]:
     """That of a row, and of the better processor alone, which its ratio is made of."""
-    alone = [own.latency_ms for own in result.of(row.model) if own.strategy in SINGLES]
-    better = min((own for own in alone if own), key=lambda own: own.level, default=None)
-    return [own for own in (row.latency_ms, better) if own]
+    alone = [latency.latency_ms for latency in result.of(row.model) if latency.strategy in SINGLES]
+    better = min(
+        (latency for latency in alone if latency), key=lambda latency: latency.level, default=None
+    )
+    return [latency for latency in (row.latency_ms, better) if latency]
 
 
 def _tolerance(latencies: Sequence[Latency]) -> float:
@@ -99,7 +101,7 @@ def _tolerance(latencies: Sequence[Latency]) -> float:
     That is from the level, the 20th percentile, to the median. The 80th percentile is that of
     bursts, which the level does not move with.
     """
-    halves = [log(own.median / own.level) / 2 for own in latencies if own.level > 0]
+    halves = [log(latency.median / latency.level) / 2 for latency in latencies if latency.level > 0]
     return max(LEAST_TOLERANCE, exp(hypot(*halves)) - 1)
 
 
@@ -112,9 +114,9 @@ def agreement_content(figures: Sequence[Figure], first: str) -> TextTable:
         Column("tolerance (%)"),
         Column("agrees", numeric=False),
     )
-    models = dict.fromkeys(own.model for own in figures)
+    models = dict.fromkeys(figure.model for figure in figures)
     sections = tuple(
-        TextSection(model, tuple(_row(own) for own in figures if own.model == model))
+        TextSection(model, tuple(_row(figure) for figure in figures if figure.model == model))
         for model in models
     )
     caption = (
@@ -124,7 +126,9 @@ def agreement_content(figures: Sequence[Figure], first: str) -> TextTable:
     return TextTable("Once more", columns, sections, caption)
 
 
-def _row(own: Figure) -> TextRow:
-    verdict = "yes" if own.agrees else "no"
-    cells = (digits(own.before), digits(own.now), digits(own.tolerance, percent=True))
-    return TextRow((own.strategy, *cells, f"{verdict}: {own.reason}" if own.reason else verdict))
+def _row(figure: Figure) -> TextRow:
+    verdict = "yes" if figure.agrees else "no"
+    cells = (digits(figure.before), digits(figure.now), digits(figure.tolerance, percent=True))
+    return TextRow(
+        (figure.strategy, *cells, f"{verdict}: {figure.reason}" if figure.reason else verdict)
+    )

@@ -82,7 +82,9 @@ class Family:
     @property
     def closest(self) -> tuple[CurvePoint, ...]:
         """Of each model the point at which both processors are most alike."""
-        return tuple(min(own, key=lambda point: point.distance) for own in self.models.values())
+        return tuple(
+            min(points, key=lambda point: point.distance) for points in self.models.values()
+        )
 
 
 def lossless(ratio: float) -> float:
@@ -92,11 +94,11 @@ def lossless(ratio: float) -> float:
 
 def families(results: Sequence[CurveResult]) -> tuple[Family, ...]:
     """The points of all files, those of one pair of processors together."""
-    found: dict[str, list[CurvePoint]] = {}
+    by_title: dict[str, list[CurvePoint]] = {}
     for (soc, model), rows in _measured(results).items():
         if point := _point(soc, model, rows):
-            found.setdefault(_title(soc), []).append(point)
-    return tuple(Family(title, tuple(points)) for title, points in found.items())
+            by_title.setdefault(_title(soc), []).append(point)
+    return tuple(Family(title, tuple(points)) for title, points in by_title.items())
 
 
 def _title(soc: SocSummary) -> str:
@@ -115,7 +117,7 @@ def _size(soc: SocSummary) -> str:
 
 
 def _evaluations(results: Sequence[CurveResult]) -> list[EvalResult]:
-    return [own for result in results for own in result.evaluations]
+    return [evaluation for result in results for evaluation in result.evaluations]
 
 
 def _measured(
@@ -123,21 +125,21 @@ def _measured(
 ) -> dict[tuple[SocSummary, str], Mapping[str, EvalRow]]:
     """The rows of each model on each SoC by strategy, the last ones where there are several."""
     return {
-        (own.soc, model): {row.strategy: row for row in own.of(model)}
-        for own in _evaluations(results)
-        for model in own.models
+        (evaluation.soc, model): {row.strategy: row for row in evaluation.of(model)}
+        for evaluation in _evaluations(results)
+        for model in evaluation.models
     }
 
 
 def _point(soc: SocSummary, model: str, rows: Mapping[str, EvalRow]) -> CurvePoint | None:
     """None where one of the three failed."""
-    own = [rows[name] for name in STRATEGIES if name in rows]
-    levels = [row.latency_ms.level for row in own if row.latency_ms]
+    present = [rows[name] for name in STRATEGIES if name in rows]
+    levels = [row.latency_ms.level for row in present if row.latency_ms]
     if len(levels) < len(STRATEGIES) or min(levels) <= 0:
         return None
-    predicted = [row.predicted_ms for row in own if row.predicted_ms]
+    predicted = [row.predicted_ms for row in present if row.predicted_ms]
     is_whole = len(predicted) == len(STRATEGIES)
-    sources = [row.source for row in own]
+    sources = [row.source for row in present]
     return CurvePoint(
         soc=soc,
         model=model,
@@ -167,8 +169,8 @@ def curve_content(results: Sequence[CurveResult]) -> TextTable:
         "1 + min(r, 1/r) for a ratio r of their speeds.",
         *_origins(results),
     )
-    own = tuple(TextSection(heading, tuple(rows)) for heading, rows in sections.items())
-    return TextTable("Gain against the ratio of speeds", columns, own, caption)
+    text_sections = tuple(TextSection(heading, tuple(rows)) for heading, rows in sections.items())
+    return TextTable("Gain against the ratio of speeds", columns, text_sections, caption)
 
 
 def _row(soc: SocSummary, model: str, rows: Mapping[str, EvalRow]) -> TextRow:
@@ -202,20 +204,20 @@ def closest_content(results: Sequence[CurveResult]) -> TextTable:
         Column("without loss"),
         Column("least gain on any"),
     )
-    found = families(results)
+    pairs = families(results)
     sections = tuple(
-        TextSection(own.title, tuple(_closest(point, own) for point in own.closest))
-        for own in found
+        TextSection(family.title, tuple(_closest(point, family) for point in family.closest))
+        for family in pairs
     )
     caption = (
-        *map(_summary, found),
-        *warnings([point.source for own in found for point in own.points]),
+        *map(_summary, pairs),
+        *warnings([point.source for family in pairs for point in family.points]),
     )
     return TextTable("Where both processors are closest", columns, sections, caption)
 
 
 def _closest(point: CurvePoint, family: Family) -> TextRow:
-    predicted, own = point.predicted, family.models[point.model]
+    predicted, points = point.predicted, family.models[point.model]
     cells = (
         point.model,
         _size(point.soc),
@@ -223,9 +225,9 @@ def _closest(point: CurvePoint, family: Family) -> TextRow:
         digits(point.measured.gain),
         digits(predicted.gain) if predicted else NONE,
         digits(point.bound),
-        digits(min(one.measured.gain for one in own)),
+        digits(min(point_of.measured.gain for point_of in points)),
     )
-    return TextRow(cells, mark=mark([one.source for one in own]))
+    return TextRow(cells, mark=mark([point_of.source for point_of in points]))
 
 
 def findings(results: Sequence[CurveResult]) -> tuple[str, ...]:
@@ -248,12 +250,12 @@ def _summary(family: Family) -> str:
 def _origins(results: Sequence[CurveResult]) -> tuple[str, ...]:
     """What was measured on what, when and by which codl."""
     evaluations = _evaluations(results)
-    lines = [_driver(own.soc) for own in evaluations if own.soc.gpu]
-    if any(own.soc.is_one_cpu for own in evaluations):
+    lines = [_driver(evaluation.soc) for evaluation in evaluations if evaluation.soc.gpu]
+    if any(evaluation.soc.is_one_cpu for evaluation in evaluations):
         lines.append("Divided cores say nothing about a CPU beside a GPU.")
-    lines += warnings([row.source for own in evaluations for row in own.rows])
+    lines += warnings([row.source for evaluation in evaluations for row in evaluation.rows])
     for result in results:
-        commits = [own.commit for own in result.evaluations if own.commit]
+        commits = [evaluation.commit for evaluation in result.evaluations if evaluation.commit]
         lines += origin_lines(replace(result, commit=listed(commits) or result.commit))
     return tuple(dict.fromkeys(lines))
 
@@ -263,12 +265,12 @@ def _driver(soc: SocSummary) -> str:
     return f"{_title(soc)}: {gpu.platform} {gpu.driver}." if gpu else ""
 
 
-def words(found: Sequence[Family]) -> str:
+def words(of_pairs: Sequence[Family]) -> str:
     """All that a picture shows."""
     return "; ".join(
-        f"{family.title}, {model}: {listed([_words(point) for point in own])}"
-        for family in found
-        for model, own in family.models.items()
+        f"{family.title}, {model}: {listed([_words(point) for point in points])}"
+        for family in of_pairs
+        for model, points in family.models.items()
     )
 
 
@@ -343,12 +345,12 @@ def _gid(family: Family, model: str) -> str:
     return f"{family.title}: {model}"
 
 
-def _tips(found: Sequence[Family]) -> dict[str, str]:
+def _tips(pairs: Sequence[Family]) -> dict[str, str]:
     """What a model gains, by the ratio of the processors' speeds."""
     return {
         _gid(family, model): f"{model}, {family.title}: "
         + ", ".join(f"{digits(p.measured.gain)} at {digits(p.measured.ratio)}" for p in points)
-        for family in found
+        for family in pairs
         for model, points in family.models.items()
     }
 
@@ -358,10 +360,10 @@ def _line(axes: Any, points: Sequence[CurvePoint], colour: str, marker: str, *, 
     ratios = [point.measured.ratio for point in points]
     look = {"color": colour, "marker": marker, "markersize": 4.5}
     axes.plot(ratios, [point.measured.gain for point in points], linewidth=0.8, gid=gid, **look)
-    known = [point for point in points if point.predicted]
+    foreseen = [point for point in points if point.predicted]
     axes.plot(
-        [point.measured.ratio for point in known],
-        [point.predicted.gain for point in known if point.predicted],
+        [point.measured.ratio for point in foreseen],
+        [point.predicted.gain for point in foreseen if point.predicted],
         linestyle="none",
         markerfacecolor="none",
         markeredgewidth=0.7,
@@ -370,7 +372,7 @@ def _line(axes: Any, points: Sequence[CurvePoint], colour: str, marker: str, *, 
 
 
 def _gains(point: CurvePoint) -> list[float]:
-    return [own.gain for own in (point.measured, point.predicted) if own]
+    return [latencies.gain for latencies in (point.measured, point.predicted) if latencies]
 
 
 def _legend(figure: Any, looks: dict[str, tuple[str, str]]) -> None:

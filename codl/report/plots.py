@@ -263,7 +263,7 @@ def _point(axes: Any, at: tuple[float, float], label: str, **look: str) -> None:
 
 def _longest(rows: Sequence[EvalRow]) -> float:
     latencies = [row.latency_ms for row in rows if row.latency_ms]
-    ends = [value for one in latencies for value in (one.level, one.p80)]
+    ends = [value for latency in latencies for value in (latency.level, latency.p80)]
     ends += [row.cold_ms.level for row in rows if row.latency_ms and row.cold_ms]
     return max([*ends, *(r.predicted_ms or 0 for r in rows if r.latency_ms)], default=0) or 1
 

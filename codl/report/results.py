@@ -232,20 +232,20 @@ class EvalResult(ResultFile):
 
     def speedup(self, row: EvalRow) -> float | None:
         """Over the better single processor of the same run; what files hold may be of medians."""
-        singles = [own for own in self.of(row.model) if own.strategy in SINGLES]
-        same = [own.latency_ms for own in singles if own.source == row.source]
+        singles = [single for single in self.of(row.model) if single.strategy in SINGLES]
+        same = [single.latency_ms for single in singles if single.source == row.source]
         return times_faster(same, row.latency_ms)
 
     def of_ideal(self, row: EvalRow) -> float | None:
         """The ideal latency over this one's."""
-        ideal = [own.latency_ms for own in self.of(row.model) if own.strategy == IDEAL]
+        ideal = [other.latency_ms for other in self.of(row.model) if other.strategy == IDEAL]
         return None if row.source in UNMEASURED else times_faster(ideal, row.latency_ms)
 
     def profiles(self, model: str) -> tuple[InferenceProfile, ...]:
         """The profiles of a model, with the sources of the latencies beside them."""
         sources = {row.strategy: row.source for row in self.of(model)}
-        own = [profile for profile in self.timelines if profile.model == model]
-        return tuple(replace(p, source=sources.get(p.strategy, NOT_RECORDED)) for p in own)
+        profiles = [profile for profile in self.timelines if profile.model == model]
+        return tuple(replace(p, source=sources.get(p.strategy, NOT_RECORDED)) for p in profiles)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,7 +312,7 @@ class SearchesResult(ResultFile):
     @property
     def results(self) -> tuple[SearchResult, ...]:
         """Each plan as if its model had been searched alone."""
-        common = {own.name: getattr(self, own.name) for own in fields(ResultFile)}
+        common = {about.name: getattr(self, about.name) for about in fields(ResultFile)}
         return tuple(SearchResult(soc=self.soc, **common, **vars(plan)) for plan in self.plans)
 
 
@@ -417,8 +417,8 @@ class ExplainResult(ResultFile):
 
     def __post_init__(self) -> None:
         names = [term.name for term in self.terms]
-        own = [("", self)] + [(f"chains[{at}].", chain) for at, chain in enumerate(self.chains)]
-        for where, part in own:
+        parts = [("", self)] + [(f"chains[{at}].", chain) for at, chain in enumerate(self.chains)]
+        for where, part in parts:
             last_ms = part.predicted_ms if part.measured_ms is None else part.measured_ms
             total_ms = part.bound_ms + fsum(term.ms for term in part.terms)
             if abs(total_ms - last_ms) > ADDS_UP * max(abs(last_ms), self.bound_ms):
@@ -433,7 +433,7 @@ class ExplainResult(ResultFile):
         """The bound and all terms."""
         steps = (Term(BOUND, self.bound_ms), *self.terms)
         about = self.model, self.strategy
-        return tuple(WaterfallRow(*about, one.name, one.ms, self.source) for one in steps)
+        return tuple(WaterfallRow(*about, step.name, step.ms, self.source) for step in steps)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -290,13 +290,13 @@ def _variants(chain: Chain, processor: str) -> str:
 def timeline_content(timelines: Sequence[InferenceProfile]) -> TextTable:
     """Where the time of one profiled inference went."""
     cells: list[Cell[InferenceProfile]] = [
-        (words("strategy"), lambda one: one.strategy or one.model),
-        (Column("CPU computing (ms)"), lambda one: digits(one.ms(COMPUTING, "cpu"))),
-        (Column("GPU computing (ms)"), lambda one: digits(one.ms(COMPUTING, "gpu"))),
-        (Column("data sharing (ms)"), lambda one: digits(one.ms(SHARING))),
-        (Column("waiting (ms)"), lambda one: digits(one.ms(WAITING))),
-        (Column("end (ms)"), lambda one: digits(one.end_ms)),
-        (words("source"), lambda one: one.source),
+        (words("strategy"), lambda profile: profile.strategy or profile.model),
+        (Column("CPU computing (ms)"), lambda profile: digits(profile.ms(COMPUTING, "cpu"))),
+        (Column("GPU computing (ms)"), lambda profile: digits(profile.ms(COMPUTING, "gpu"))),
+        (Column("data sharing (ms)"), lambda profile: digits(profile.ms(SHARING))),
+        (Column("waiting (ms)"), lambda profile: digits(profile.ms(WAITING))),
+        (Column("end (ms)"), lambda profile: digits(profile.end_ms)),
+        (words("source"), lambda profile: profile.source),
     ]
     caption = (
         "One inference each, profiled, which slows it: compare shares, not latencies.",
@@ -322,11 +322,11 @@ def run_content(result: RunResult) -> TextTable:
 
 def collect_content(result: CollectResult) -> TextTable:
     cells: list[Cell[CollectResult]] = [
-        (words("SoC"), lambda own: own.soc.name if own.soc else NOT_RECORDED),
-        (Column("rows"), lambda own: count(own.rows)),
-        (Column("failed"), lambda own: count(own.failed)),
-        (Column("time (s)"), lambda own: digits(own.seconds)),
-        (words("source"), lambda own: own.source),
+        (words("SoC"), lambda collected: collected.soc.name if collected.soc else NOT_RECORDED),
+        (Column("rows"), lambda collected: count(collected.rows)),
+        (Column("failed"), lambda collected: count(collected.failed)),
+        (Column("time (s)"), lambda collected: digits(collected.seconds)),
+        (words("source"), lambda collected: collected.source),
     ]
     files = (f"Files: {', '.join(result.files)}.",) if result.files else ()
     caption = (*soc_lines(result.soc), *files, *warnings([result.source]))
@@ -469,7 +469,7 @@ def accuracy_content(result: TrainResult) -> TextTable:
     figures += [(DETAILED, header, f) for header, f in DETAILS.items() if DETAILED in names]
     cells: list[Cell[Mapping[str, PredictorRow]]] = [
         (words("target"), lambda row: f"`{next(iter(row.values())).target}`"),
-        (Column("rows"), lambda row: count(max(own.n_train for own in row.values()))),
+        (Column("rows"), lambda row: count(max(predictor.n_train for predictor in row.values()))),
         *(
             (Column(header), partial(_figure, name=name, figure=figure))
             for name, header, figure in figures
@@ -537,5 +537,5 @@ def bundles_content(results: Sequence[PackageResult]) -> TextTable:
 
 def origin_lines(origin: ResultFile) -> tuple[str, ...]:
     """Which file a table is of, and which codl made that when."""
-    known = (origin.codl, origin.commit and f"commit {origin.commit}", origin.created)
-    return (f"`{origin.file}`: codl {', '.join(filter(None, known))}.",)
+    parts = (origin.codl, origin.commit and f"commit {origin.commit}", origin.created)
+    return (f"`{origin.file}`: codl {', '.join(filter(None, parts))}.",)

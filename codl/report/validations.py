@@ -26,7 +26,7 @@ def validation_content(result: ValidateResult) -> TextTable:
         *map(Column, ("cosine", "error", "so far")),
         Column("why there", numeric=False),
     )
-    rows = tuple(TextRow(_cells(one)) for one in result.ops)
+    rows = tuple(TextRow(_cells(op)) for op in result.ops)
     caption = (
         "Error: the largest difference over the largest value, of the op alone on the reference's "
         "inputs; so far: the same in the whole plan up to there.",
@@ -36,23 +36,23 @@ def validation_content(result: ValidateResult) -> TextTable:
     return TextTable(title, columns, (TextSection("", rows),), caption)
 
 
-def _cells(one: CheckedOp) -> tuple[str, ...]:
+def _cells(op: CheckedOp) -> tuple[str, ...]:
     return (
-        one.op,
-        one.processor,
-        one.variant,
-        " ".join(filter(None, (one.layout, one.precision.get("stored", "")))) or NONE,
-        f"{one.verdict}: {one.reason}" if one.reason else one.verdict,
-        nearness(one.cosine),
-        digits(one.max_rel_err),
-        digits(one.accumulated_max_rel_err),
-        one.placed or NONE,
+        op.op,
+        op.processor,
+        op.variant,
+        " ".join(filter(None, (op.layout, op.precision.get("stored", "")))) or NONE,
+        f"{op.verdict}: {op.reason}" if op.reason else op.verdict,
+        nearness(op.cosine),
+        digits(op.max_rel_err),
+        digits(op.accumulated_max_rel_err),
+        op.placed or NONE,
     )
 
 
 def findings(result: ValidateResult) -> tuple[str, ...]:
     """What it came to, and what runs instead."""
-    return (result.diagnosis, *(f"Fallback: {one}" for one in result.fallback))
+    return (result.diagnosis, *(f"Fallback: {fallback}" for fallback in result.fallback))
 
 
 def validations_content(results: Sequence[ValidationsResult]) -> TextTable:

@@ -138,7 +138,7 @@ def chains_content(result: ExplainResult, *, most: int | None = None) -> TextTab
         *(Column(name) for name in (BOUND, *named, *rest, MEASURED if is_run else PREDICTED)),
     )
     cells = _ChainCells(tuple(named), bool(rest), _decimals(result))
-    rows = tuple(TextRow(cells.of(own), mark=mark([result.source])) for own in result.chains)
+    rows = tuple(TextRow(cells.of(chain), mark=mark([result.source])) for chain in result.chains)
     caption = (
         "Milliseconds. CPU and GPU: what nets and kernels take, predicted"
         + (" / profiled." if is_run else "."),
@@ -176,9 +176,9 @@ class _ChainCells:
     decimals: int
 
     def of(self, chain: ChainTerms) -> tuple[str, ...]:
-        own = {term.name: term.ms for term in chain.terms}
-        others = fsum(ms for name, ms in own.items() if name not in self.named)
-        added = [*(own[name] for name in self.named), *([others] if self.with_others else [])]
+        terms_ms = {term.name: term.ms for term in chain.terms}
+        others = fsum(ms for name, ms in terms_ms.items() if name not in self.named)
+        added = [*(terms_ms[name] for name in self.named), *([others] if self.with_others else [])]
         return (
             _label(chain),
             _cut(chain),

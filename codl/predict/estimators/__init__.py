@@ -77,7 +77,7 @@ class LatencyEstimator:
         else:
             fitted = cls._fit_runs(X, y, shapes, labels)
         # Runs that do not differ need no terms.
-        terms = fitted.runs if any(own != RunTerm() for own in fitted.runs.values()) else {}
+        terms = fitted.runs if any(term != RunTerm() for term in fitted.runs.values()) else {}
         return replace(fitted, floor_ms=floor_of(y), runs=terms)
 
     @classmethod

@@ -205,10 +205,10 @@ def _solve(
     """
     count = int(run.max()) + 1
     pull = [(ERROR / FACTOR_SPREAD) ** 2, (ERROR / OVERHEAD_SPREAD) ** 2]
-    own = np.bincount(shape, trust) + (ERROR / SHAPE_SPREAD) ** 2
+    trusted = np.bincount(shape, trust) + (ERROR / SHAPE_SPREAD) ** 2
     wanted = np.bincount(shape, trust * target)
     both = (trust, trust * slope)
-    cross = np.zeros((2 * count, len(own)))
+    cross = np.zeros((2 * count, len(trusted)))
     for at, weights in enumerate(both):
         np.add.at(cross, (at * count + run, shape), weights)
     normal = np.diag(np.repeat(pull, count))
@@ -216,8 +216,10 @@ def _solve(
         block = normal[i * count : (i + 1) * count, j * count : (j + 1) * count]
         block[np.diag_indices(count)] += np.bincount(run, weights, minlength=count)
     right = np.concatenate([np.bincount(run, w * target, minlength=count) for w in both])
-    effects = np.linalg.solve(normal - (cross / own) @ cross.T, right - cross @ (wanted / own))
-    special = (wanted - cross.T @ effects) / own
+    effects = np.linalg.solve(
+        normal - (cross / trusted) @ cross.T, right - cross @ (wanted / trusted)
+    )
+    special = (wanted - cross.T @ effects) / trusted
     return effects[:count], effects[count:], special
 
 
