@@ -6,6 +6,7 @@ the other two; a convolution gets the taps along the first as channels of the in
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal
@@ -15,7 +16,6 @@ from numpy.typing import NDArray
 
 from codl.errors import CodlError
 from codl.frontend.converters.base import (
-    Convert,
     ConvertedOp,
     attribute,
     converts,
@@ -249,34 +249,40 @@ def _crop(graph: Graph, node: Node, kernel: Sizes) -> Sizes:
     return tuple(total - total // 2 for total in totals)
 
 
-def _pool(mode: Literal["max", "avg"]) -> Convert:
-    def convert(graph: Graph, node: Node) -> list[ConvertedOp]:
-        window = OnnxWindow.of(graph, node, _ints(node, "kernel_shape", ()))
-        count_pad = mode == "avg" and bool(attribute(node, "count_include_pad", 0))
-        if window.misses and not count_pad:
-            raise unsupported(node, "a window lies in padding alone: its value is undefined.")
-        rank = len(window.sizes)
-        passes = [(0,), (1, 2)] if rank == 3 else [tuple(range(rank))]
-        steps: list[ConvertedOp] = []
-        n, c = graph.shapes[node.inputs[0]][:2]
-        source = node.inputs[0]
-        for axes in passes:
-            done, left = prod(window.to[: axes[0]]), prod(window.sizes[axes[-1] + 1 :])
-            height, width = (*(window.sizes[axis] for axis in axes), left)[:2]
-            shape = Shape(n, c * done, height, width)
-            op = Pool2d(inputs=(shape,), mode=mode, count_pad=count_pad, **window.over(*axes))
-            output = node.outputs[0] if axes == passes[-1] else f"{node.outputs[0]}.{axes[0]}"
-            again = _recounted(window, axes, op) if count_pad else None
-            if again is None:
-                steps.append(ConvertedOp(op, (source,), output))
-            else:
-                steps += _scaled(op, source, output, again)
-            source = output
-        if len(node.outputs) > 1 and node.outputs[1]:
-            steps.append(_indices(graph, node, window))
-        return steps
+#: By the end of a pooling's type.
+MODES: Mapping[str, Literal["max", "avg"]] = {"AveragePool": "avg", "MaxPool": "max"}
 
-    return convert
+
+@converts(*MODES)
+def _pool(graph: Graph, node: Node) -> list[ConvertedOp]:
+    window = OnnxWindow.of(graph, node, _ints(node, "kernel_shape", ()))
+    mode = MODES[node.type]
+    count_pad = mode == "avg" and bool(attribute(node, "count_include_pad", 0))
+    if window.misses and not count_pad:
+        raise unsupported(node, "a window lies in padding alone: its value is undefined.")
+    rank = len(window.sizes)
+    passes = [(0,), (1, 2)] if rank == 3 else [tuple(range(rank))]
+    steps: list[ConvertedOp] = []
+    n, c = graph.shapes[node.inputs[0]][:2]
+    source = node.inputs[0]
+    for axes in passes:
+        done, left = prod(window.to[: axes[0]]), prod(window.sizes[axes[-1] + 1 :])
+        height, width = (*(window.sizes[axis] for axis in axes), left)[:2]
+        shape = Shape(n, c * done, height, width)
+        op = Pool2d(inputs=(shape,), mode=mode, count_pad=count_pad, **window.over(*axes))
+        output = node.outputs[0] if axes == passes[-1] else f"{node.outputs[0]}.{axes[0]}"
+        factors = _recounted(window, axes, op) if count_pad else None
+        if factors is None:
+            steps.append(ConvertedOp(op, (source,), output))
+        else:
+            names = (f"{output}.whole", f"{output}.factors")
+            scale = Eltwise(inputs=(op.output, Shape(*factors.shape)), mode="mul")
+            steps.append(ConvertedOp(op, (source,), names[0]))
+            steps.append(ConvertedOp(scale, names, output, constants={names[1]: factors}))
+        source = output
+    if len(node.outputs) > 1 and node.outputs[1]:
+        steps.append(_indices(graph, node, window))
+    return steps
 
 
 def _indices(graph: Graph, node: Node, window: OnnxWindow) -> ConvertedOp:
@@ -300,27 +306,10 @@ def _recounted(window: OnnxWindow, axes: tuple[int, ...], op: Pool2d) -> Array |
     return None if (factors == 1).all() else factors[None, None]
 
 
-def _scaled(op: Pool2d, source: str, output: str, factors: Array) -> list[ConvertedOp]:
-    names = (f"{output}.whole", f"{output}.factors")
-    scale = Eltwise(inputs=(op.output, Shape(*factors.shape)), mode="mul")
-    return [
-        ConvertedOp(op, (source,), names[0]),
-        ConvertedOp(scale, names, output, constants={names[1]: factors}),
-    ]
-
-
-def _global_pool(mode: Literal["max", "avg"]) -> Convert:
-    def convert(graph: Graph, node: Node) -> list[ConvertedOp]:
-        sizes = tuple(graph.shapes[node.inputs[0]])
-        flat = (*sizes[:2], 1, prod(sizes[2:]))
-        shape = as_nchw(sizes if len(sizes) <= 4 else flat)
-        op = Pool2d(inputs=(shape,), mode=mode, kernel=Size2(shape.h, shape.w))
-        return [ConvertedOp(op, node.inputs[:1], node.outputs[0])]
-
-    return convert
-
-
-converts("AveragePool")(_pool("avg"))
-converts("MaxPool")(_pool("max"))
-converts("GlobalAveragePool")(_global_pool("avg"))
-converts("GlobalMaxPool")(_global_pool("max"))
+@converts("GlobalAveragePool", "GlobalMaxPool")
+def _global_pool(graph: Graph, node: Node) -> list[ConvertedOp]:
+    sizes = tuple(graph.shapes[node.inputs[0]])
+    shape = as_nchw(sizes if len(sizes) <= 4 else (*sizes[:2], 1, prod(sizes[2:])))
+    mode = MODES[node.type.removeprefix("Global")]
+    op = Pool2d(inputs=(shape,), mode=mode, kernel=Size2(shape.h, shape.w))
+    return [ConvertedOp(op, node.inputs[:1], node.outputs[0])]
