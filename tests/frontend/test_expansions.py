@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import onnx
 import pytest
-from numpy.typing import NDArray
 from onnx import helper
+from support.onnx_models import floats
 from support.references import check, model_of_values
 
 from codl.frontend.convert import network_of
@@ -14,10 +13,6 @@ from codl.frontend.graph.onnx_import import import_onnx
 from codl.ir import Network
 
 MICROSOFT = "com.microsoft"
-
-
-def random(*shape: int, seed: int = 0) -> NDArray[np.float32]:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def node(kind: str, inputs: str, outputs: str = "y", **attributes: object) -> onnx.NodeProto:
@@ -37,7 +32,7 @@ def steps(network: Network) -> list[tuple[str, str]]:
 def test_gelus_become_part_of_the_product_before_them(
     kind: str, activation: str, behind: bool
 ) -> None:
-    given, constants = {"x": random(2, 5, 8)}, {"w": random(8, 8), "b": random(8)}
+    given, constants = {"x": floats(2, 5, 8)}, {"w": floats(8, 8), "b": floats(8)}
     inputs = "p" if kind == "Gelu" else "p b"
     nodes = [helper.make_node("MatMul", ["x", "w"], ["p"]), node(kind, inputs)]
     if not behind:
@@ -48,7 +43,7 @@ def test_gelus_become_part_of_the_product_before_them(
 
 @pytest.mark.parametrize("alpha", [None, 1.0, 0.5])
 def test_quick_gelu(alpha: float | None) -> None:
-    given = {"x": random(2, 3, 4) * 3}
+    given = {"x": floats(2, 3, 4) * 3}
     attributes = {} if alpha is None else {"alpha": alpha}
     check(model_of_values([node("QuickGelu", "x", **attributes)], given), given)
 
@@ -56,8 +51,8 @@ def test_quick_gelu(alpha: float | None) -> None:
 @pytest.mark.parametrize("inputs", ["x z g", "x z g c", "x z g c b", "x z g - b"])
 @pytest.mark.parametrize("outputs", ["y", "y - - s"])
 def test_skip_layer_norm(inputs: str, outputs: str) -> None:
-    given = {"x": random(2, 5, 8), "z": random(2, 5, 8, seed=1)}
-    constants = {name: random(8, seed=i) for i, name in enumerate("gcb")}
+    given = {"x": floats(2, 5, 8), "z": floats(2, 5, 8, seed=1)}
+    constants = {name: floats(8, seed=i) for i, name in enumerate("gcb")}
     nodes = [node("SkipLayerNormalization", inputs, outputs, epsilon=1e-3)]
     wanted = tuple(name for name in outputs.split() if name != "-")
     network = check(model_of_values(nodes, given, constants, outputs=wanted), given)
@@ -67,16 +62,16 @@ def test_skip_layer_norm(inputs: str, outputs: str) -> None:
 @pytest.mark.parametrize("inputs", ["x z g", "x z g b"])
 @pytest.mark.parametrize("outputs", ["y", "y - - s"])
 def test_skip_rms_norm(inputs: str, outputs: str) -> None:
-    given = {"x": random(2, 5, 8), "z": random(2, 5, 8, seed=1)}
-    constants = {name: random(8, seed=i) for i, name in enumerate("gb")}
+    given = {"x": floats(2, 5, 8), "z": floats(2, 5, 8, seed=1)}
+    constants = {name: floats(8, seed=i) for i, name in enumerate("gb")}
     nodes = [node("SkipSimplifiedLayerNormalization", inputs, outputs)]
     wanted = tuple(name for name in outputs.split() if name != "-")
     check(model_of_values(nodes, given, constants, outputs=wanted), given)
 
 
 def test_a_bias_of_a_skip_norm_goes_into_the_product_before_it() -> None:
-    given = {"x": random(2, 5, 8), "z": random(2, 5, 8, seed=1)}
-    constants = {name: random(8, seed=i) for i, name in enumerate("gcb")} | {"w": random(8, 8)}
+    given = {"x": floats(2, 5, 8), "z": floats(2, 5, 8, seed=1)}
+    constants = {name: floats(8, seed=i) for i, name in enumerate("gcb")} | {"w": floats(8, 8)}
     product = helper.make_node("MatMul", ["x", "w"], ["p"])
     nodes = [product, node("SkipLayerNormalization", "z p g c b")]
     network = check(model_of_values(nodes, given, constants), given)
@@ -85,7 +80,7 @@ def test_a_bias_of_a_skip_norm_goes_into_the_product_before_it() -> None:
 
 @pytest.mark.parametrize("kind", ["SimplifiedLayerNormalization", "RMSNormalization"])
 def test_rms_norm(kind: str) -> None:
-    given, constants = {"x": random(2, 5, 8)}, {"g": random(8)}
+    given, constants = {"x": floats(2, 5, 8)}, {"g": floats(8)}
     nodes = [helper.make_node(kind, ["x", "g"], ["y"], axis=-1, epsilon=1e-3)]
     opset = 23 if kind == "RMSNormalization" else 17
     network = check(model_of_values(nodes, given, constants, opset), given)
@@ -93,7 +88,7 @@ def test_rms_norm(kind: str) -> None:
 
 
 def test_what_has_no_operator_there_goes_to_onnx_runtime() -> None:
-    given = {"x": random(2, 3, 3)}
+    given = {"x": floats(2, 3, 3)}
     nodes = [node("Inverse", "x", "a"), helper.make_node("Tanh", ["a"], ["y"])]
     network = network_of(import_onnx(model_of_values(nodes, given), "test"))
     assert [layer.op.kind for layer in network.layers] == ["onnx", "eltwise"]

@@ -5,28 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
-from support.references import Values, check, evaluate
+from onnx import helper
+from support.references import check, evaluate
+from support.references import model_of_values as model
 
 from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.graph import Graph
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.ir import Network
 from codl.ir.onnx_node import Node
-
-
-def model(nodes: list[onnx.NodeProto], given: Values, constants: Values, opset: int = 17,
-          outputs: tuple[str, ...] = ("y",)) -> onnx.ModelProto:  # fmt: skip
-    inputs = [
-        helper.make_tensor_value_info(k, TensorProto.FLOAT, v.shape) for k, v in given.items()
-    ]
-    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
-    fixed = [numpy_helper.from_array(value, name) for name, value in constants.items()]
-    graph = helper.make_graph(nodes, "test", inputs, infos, fixed)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
 
 
 def random(*shape: int) -> NDArray[np.float32]:
@@ -70,7 +59,10 @@ def test_padding_by_itself(name: str, auto: str) -> None:
     """Of even windows, where one row or column more lies above or below."""
     given, fixed = {"x": random(1, 3, 9, 8)}, {"w": random(4, 3, 4, 2)} if name == "Conv" else {}
     attributes = {"auto_pad": auto, "kernel_shape": [4, 2]}
-    check(model([helper.make_node(name, ["x", *fixed], ["y"], **attributes)], given, fixed), given)
+    check(
+        model([helper.make_node(name, ["x", *fixed], ["y"], **attributes)], given, fixed),
+        given,
+    )
 
 
 @pytest.mark.parametrize("name", ["Sum", "SumSquare", "LogSum"])

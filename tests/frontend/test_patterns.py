@@ -9,16 +9,13 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
+from support.onnx_models import floats
 from support.references import check, model_of_values
 
 from codl.ir import Network
 
 Values = dict[str, NDArray[Any]]
 SHAPE = (2, 5, 8)
-
-
-def random(*shape: int, seed: int = 0) -> NDArray[np.float32]:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def scalars(**values: float) -> Values:
@@ -47,7 +44,7 @@ ROOTS = {
 @pytest.mark.parametrize("end", ["y = Mul n g", "y = Mul g n", "y = Identity n"])
 @pytest.mark.parametrize("opset", [17, 18])
 def test_rms_norms(root: str, square: str, end: str, opset: int) -> None:
-    given, constants = {"x": random(*SHAPE)}, scalars(two=2, one=1, e=1e-3) | {"g": random(8)}
+    given, constants = {"x": floats(*SHAPE)}, scalars(two=2, one=1, e=1e-3) | {"g": floats(8)}
     mean = node("m = ReduceMean s", axes=[-1])
     if opset == 18:
         mean, constants["axes"] = node("m = ReduceMean s axes"), np.array([-1])
@@ -59,8 +56,8 @@ def test_rms_norms(root: str, square: str, end: str, opset: int) -> None:
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_layer_norms(bias: bool) -> None:
-    given = {"x": random(*SHAPE)}
-    constants = scalars(two=2, e=1e-3) | {"g": random(8), "c": random(8, seed=1)}
+    given = {"x": floats(*SHAPE)}
+    constants = scalars(two=2, e=1e-3) | {"g": floats(8), "c": floats(8, seed=1)}
     nodes = [
         node("u = ReduceMean x", axes=[-1]),
         node("d = Sub x u"),
@@ -76,10 +73,10 @@ def test_layer_norms(bias: bool) -> None:
 
 @pytest.mark.parametrize(
     "changed",
-    [{"m": ("m = ReduceMean s", [1])}, {"s": ("s = Mul x g", None)}, {"g": random(5, 1)}],
+    [{"m": ("m = ReduceMean s", [1])}, {"s": ("s = Mul x g", None)}, {"g": floats(5, 1)}],
 )
 def test_what_is_no_norm_of_the_last_axis_stays(changed: dict[str, Any]) -> None:
-    given, constants = {"x": random(*SHAPE)}, scalars(e=9.0) | {"g": random(8)}
+    given, constants = {"x": floats(*SHAPE)}, scalars(e=9.0) | {"g": floats(8)}
     constants["g"] = changed.get("g", constants["g"])
     square, _ = changed.get("s", ("s = Mul x x", None))
     mean, axes = changed.get("m", ("m = ReduceMean s", [2]))
@@ -94,7 +91,7 @@ def test_what_is_no_norm_of_the_last_axis_stays(changed: dict[str, Any]) -> None
     "end", [["h = Mul half x", "y = Mul h t"], ["h = Mul x t", "y = Mul h half"]]
 )
 def test_gelus_with_a_tangent(cube: list[str], end: list[str]) -> None:
-    given = {"x": random(*SHAPE) * 3}
+    given = {"x": floats(*SHAPE) * 3}
     constants = scalars(three=3, half=0.5, one=1, small=0.044715, root=(2 / np.pi) ** 0.5)
     texts = [*cube, "b = Mul p small", "c = Add x b", "d = Mul c root"]
     nodes = [*map(node, texts), node("f = Tanh d"), node("t = Add f one"), *map(node, end)]
@@ -104,7 +101,7 @@ def test_gelus_with_a_tangent(cube: list[str], end: list[str]) -> None:
 
 @pytest.mark.parametrize("factor", [0.5, 0.6, 1.0])
 def test_what_is_near_a_gelu_stays(factor: float) -> None:
-    given, constants = {"x": random(*SHAPE) * 3}, scalars(f=factor, half=0.5, one=1)
+    given, constants = {"x": floats(*SHAPE) * 3}, scalars(f=factor, half=0.5, one=1)
     texts = ["a = Mul x f", "e = Erf a", "t = Add e one", "p = Mul x t", "y = Mul p half"]
     network = check(model_of_values([*map(node, texts)], given, constants), given)
     assert "gelu" not in [layer.op.activation.kind for layer in network.layers]
@@ -112,7 +109,7 @@ def test_what_is_near_a_gelu_stays(factor: float) -> None:
 
 @pytest.mark.parametrize("factor", [1.702, 1.3])
 def test_quick_gelus(factor: float) -> None:
-    given, constants = {"x": random(*SHAPE) * 3}, scalars(f=factor)
+    given, constants = {"x": floats(*SHAPE) * 3}, scalars(f=factor)
     nodes = [*map(node, ["a = Mul f x", "g = Sigmoid a", "y = Mul x g"])]
     network = check(model_of_values(nodes, given, constants), given)
     assert [layer.op.activation.kind for layer in network.layers] == ["silu", "none"]
@@ -148,8 +145,8 @@ def bounds() -> Values:
 @pytest.mark.parametrize("heads_first", [True, False])
 def test_embeddings_by_constant_angles(splits: bool, heads_first: bool) -> None:
     inner = (HEADS, TOKENS) if heads_first else (TOKENS, HEADS)
-    given = {"x": random(2, *inner, EACH)}
-    angles = np.tile(random(TOKENS, EACH // 2), 2)
+    given = {"x": floats(2, *inner, EACH)}
+    angles = np.tile(floats(TOKENS, EACH // 2), 2)
     angles = angles[None, None] if heads_first else angles[None, :, None]
     constants = bounds() | {"cos": np.cos(angles), "sin": np.sin(angles)}
     proto = model_of_values(rotary("x", splits=splits), given, constants, outputs=("yx",))
@@ -158,9 +155,9 @@ def test_embeddings_by_constant_angles(splits: bool, heads_first: bool) -> None:
 
 def test_embeddings_by_positions_that_are_given() -> None:
     """As exporters write it: angles of each image's positions, for queries and keys."""
-    given = {name: random(2, HEADS, TOKENS, EACH, seed=i) for i, name in enumerate("qk")}
+    given = {name: floats(2, HEADS, TOKENS, EACH, seed=i) for i, name in enumerate("qk")}
     given["p"] = np.arange(2 * TOKENS).reshape(2, TOKENS)
-    constants = bounds() | {"w": random(1, EACH // 2, 1), "axis": np.array([1])}
+    constants = bounds() | {"w": floats(1, EACH // 2, 1), "axis": np.array([1])}
     constants |= {"heads": np.array([1]), "middle": np.array([1])}
     nodes = [
         node("pf = Cast p", to=TensorProto.FLOAT),
@@ -180,8 +177,8 @@ def test_embeddings_by_positions_that_are_given() -> None:
 
 
 def test_angles_that_differ_between_the_halves_are_no_embedding() -> None:
-    given = {"x": random(2, HEADS, TOKENS, EACH)}
-    constants = bounds() | {name: random(1, 1, TOKENS, EACH, seed=9) for name in ("cos", "sin")}
+    given = {"x": floats(2, HEADS, TOKENS, EACH)}
+    constants = bounds() | {name: floats(1, 1, TOKENS, EACH, seed=9) for name in ("cos", "sin")}
     network = check(model_of_values(rotary("x"), given, constants, outputs=("yx",)), given)
     assert "rotary" not in kinds(network)
 
@@ -190,7 +187,7 @@ def test_angles_that_differ_between_the_halves_are_no_embedding() -> None:
 def test_matrices_repeated_for_some_heads_are_read_once(turned: bool) -> None:
     groups, times = 2, 3
     inner = EACH if turned else TOKENS
-    given = {"a": random(2, groups * times, 4, inner), "b": random(2, groups, TOKENS, EACH)}
+    given = {"a": floats(2, groups * times, 4, inner), "b": floats(2, groups, TOKENS, EACH)}
     full = [2, groups, times, TOKENS, EACH]
     constants = {
         "axis": np.array([2]),
@@ -208,7 +205,7 @@ def test_matrices_repeated_for_some_heads_are_read_once(turned: bool) -> None:
 
 def test_a_matrix_repeated_in_another_order_stays() -> None:
     """Heads 0, 1, 0, 1: those that share one are not neighbours."""
-    given = {"a": random(2, 4, 4, TOKENS), "b": random(2, 2, TOKENS, EACH)}
+    given = {"a": floats(2, 4, 4, TOKENS), "b": floats(2, 2, TOKENS, EACH)}
     constants = {
         "axis": np.array([1]),
         "wide": np.array([2, 2, 2, TOKENS, EACH]),

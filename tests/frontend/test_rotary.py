@@ -9,6 +9,7 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 from onnx import helper
+from support.onnx_models import floats
 from support.references import check, model_of_values
 
 from codl.errors import UnsupportedError
@@ -16,10 +17,6 @@ from codl.frontend.convert import convert
 from codl.frontend.graph.onnx_import import import_onnx
 
 HEADS, TOKENS, FEATURES, KNOWN = 3, 5, 8, 11
-
-
-def random(*shape: int, seed: int = 0) -> NDArray[np.float32]:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def tables(pairs: int = FEATURES // 2) -> dict[str, NDArray[Any]]:
@@ -36,7 +33,7 @@ def node(inputs: list[str], **attributes: object) -> onnx.NodeProto:
 @pytest.mark.parametrize("positions", ["first", "same", "each", "given"])
 def test_nodes_of_onnx_runtime(interleaved: int, heads_first: bool, positions: str) -> None:
     shape = (2, HEADS, TOKENS, FEATURES) if heads_first else (2, TOKENS, HEADS * FEATURES)
-    given: dict[str, NDArray[Any]] = {"x": random(*shape)}
+    given: dict[str, NDArray[Any]] = {"x": floats(*shape)}
     rows = np.arange(TOKENS) + np.array([[1], [1 if positions == "same" else 4]])
     rows = np.array([3]) if positions == "first" else rows
     constants = tables() | {"rows": rows.astype(np.int64)}
@@ -50,7 +47,7 @@ def test_nodes_of_onnx_runtime(interleaved: int, heads_first: bool, positions: s
 
 
 def test_some_features_stay() -> None:
-    given = {"x": random(2, TOKENS, HEADS * FEATURES)}
+    given = {"x": floats(2, TOKENS, HEADS * FEATURES)}
     constants = tables(3) | {"rows": np.array([0])}
     nodes = [node(["x", "rows", "cos", "sin"], num_heads=HEADS, rotary_embedding_dim=6)]
     check(model_of_values(nodes, given, constants), given)
@@ -64,7 +61,7 @@ def test_some_features_stay() -> None:
     ],
 )
 def test_what_it_cannot_be_is_said(change: dict[str, Any], message: str) -> None:
-    given, constants = {"x": random(2, HEADS, TOKENS, FEATURES)}, tables()
+    given, constants = {"x": floats(2, HEADS, TOKENS, FEATURES)}, tables()
     rows = change.get("rows", np.array([0]))
     scale = {"scale": change["scale"]} if "scale" in change else {}
     proto = model_of_values(
