@@ -168,12 +168,6 @@ def check_tasks(soc: Soc, processors: Sequence[Processor] = PROCESSORS) -> list[
     return [task for turn in turns for task in turn if task is not None]
 
 
-def unmet(tasks: Sequence[CheckTask]) -> list[str]:
-    """The names of the registered variants that none of some tasks checks."""
-    met = {task.name for task in tasks}
-    return [name for name in registry.VARIANTS if name not in met]
-
-
 def parts(soc: Soc) -> Iterator[Op]:
     """The small ops, each whole and as the GPU's half of one split, along one dimension or another.
 
@@ -263,14 +257,6 @@ def _output(session: Any, inputs: Mapping[str, Array]) -> Array:
     return output
 
 
-def _remember(gpu: OpenClDevice, result: Checked) -> None:
-    """Let engines on this driver know which of its variants are wrong."""
-    ran = not result.problem or result.problem.startswith((WRONG, IMPRECISE))
-    if result.task.variant.processor == "gpu" and ran:
-        blocklist = VariantBlocklist(gpu.programs.identity)
-        blocklist.note(result.task.name, to_text(result.task.op), is_wrong=result.is_wrong)
-
-
 def check_all(
     gpu: OpenClDevice,
     tasks: Sequence[CheckTask],
@@ -285,7 +271,10 @@ def check_all(
     for task in budget.steps(tasks, progress):
         checking(task)
         result = check(gpu, task)
-        _remember(gpu, result)
+        ran = not result.problem or result.problem.startswith((WRONG, IMPRECISE))
+        if task.variant.processor == "gpu" and ran:  # engines on this driver ask for it
+            blocklist = VariantBlocklist(gpu.programs.identity)
+            blocklist.note(task.name, to_text(task.op), is_wrong=result.is_wrong)
         run.checked.append(result)
         keep(result)
     run.left = len(tasks) - len(run.checked)

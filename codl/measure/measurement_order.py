@@ -24,12 +24,12 @@ from codl.measure.extra_ops import attention_ops, similar_ops
 from codl.measure.tasks import (
     SEED,
     BatchTask,
+    ContextTask,
     DispatchTask,
     OpTask,
     SharingTask,
     SignalTask,
     StageTask,
-    SurroundingsTask,
     Task,
     cuts_of,
     make_tasks,
@@ -57,12 +57,10 @@ MOST_BATCH_BYTES = 1 << 30
 MOST_BYTES = 512 << 20
 
 
-def surroundings_tasks(
-    ops: Iterable[Op], soc: Soc, batches: Sequence[int] = ()
-) -> list[SurroundingsTask]:
+def context_tasks(ops: Iterable[Op], soc: Soc, batches: Sequence[int] = ()) -> list[ContextTask]:
     """Launches, waits and stages of `ops`; for so many images at once too, where `batches` are."""
     ops = list(ops)
-    tasks: list[SurroundingsTask] = [*batch_tasks(ops, soc, batches)]
+    tasks: list[ContextTask] = [*batch_tasks(ops, soc, batches)]
     tasks += [DispatchTask(count) for count in COUNTS]
     tasks += signal_tasks(soc)
     tasks += stage_tasks(ops, soc)
@@ -240,7 +238,7 @@ def everything(scope: Scope, soc: Soc) -> Sequence[Task]:
     tasks = make_tasks(scope.ops, soc, scope.shares, similar_ops(scope.ops, scope.similar or 0))
     if scope.attention:
         tasks += attention_tasks(BLOCKS, soc, known=tasks)
-    return mixed(surroundings_tasks(scope.ops, soc, scope.batches), tasks)
+    return mixed(context_tasks(scope.ops, soc, scope.batches), tasks)
 
 
 def wholes_first(scope: Scope, soc: Soc) -> OpSelection:
@@ -262,20 +260,20 @@ def _tier_beside(task: Task) -> Tier:
 
 def within(budget_s: float, scope: Scope, soc: Soc) -> OpSelection:
     """The tasks for so many seconds."""
-    surroundings = surroundings_tasks(scope.ops, soc, scope.batches)
+    in_context = context_tasks(scope.ops, soc, scope.batches)
     of_models = make_tasks(scope.ops, soc, scope.shares)
     fits = budget_s / TASK_S
-    others = _similar_ops(scope, fits, len(of_models) + len(surroundings))
+    others = _similar_ops(scope, fits, len(of_models) + len(in_context))
     tasks = make_tasks(scope.ops, soc, scope.shares, others)
-    first = _first(of_models, OWN * fits - len(surroundings))
+    first = _first(of_models, OWN * fits - len(in_context))
     tiers = {task: first.get(task, Tier.MORE) for task in tasks}
-    tiers |= dict.fromkeys(surroundings, Tier.OWN)
+    tiers |= dict.fromkeys(in_context, Tier.OWN)
     if scope.attention:
         unusual = attention_tasks(round(ATTENTION * fits / TASKS_A_BLOCK), soc, known=tasks)
         tiers |= dict.fromkeys(unusual, Tier.WHOLE)
         tasks += unusual
     ordered = sorted(tasks, key=lambda task: tiers[task])
-    return OpSelection(mixed(surroundings, ordered), tiers)
+    return OpSelection(mixed(in_context, ordered), tiers)
 
 
 def _similar_ops(scope: Scope, fits: float, of_models: int) -> list[Op]:

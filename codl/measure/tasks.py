@@ -176,8 +176,8 @@ class BatchTask(ByRow):
         return BatchRow(op=op, variant=self.variant, processor=side, images=self.images)
 
 
-SurroundingsTask: TypeAlias = DispatchTask | SignalTask | StageTask | BatchTask
-Task: TypeAlias = OpTask | SharingTask | SurroundingsTask
+ContextTask: TypeAlias = DispatchTask | SignalTask | StageTask | BatchTask
+Task: TypeAlias = OpTask | SharingTask | ContextTask
 
 
 def failed_row(task: Task, run: str, reason: str) -> Row:

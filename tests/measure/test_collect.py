@@ -28,7 +28,7 @@ from codl.measure import timing
 from codl.measure.collector import collect
 from codl.measure.dataset import Dataset, OpRow, Table
 from codl.measure.dataset_writer import RowWriter
-from codl.measure.measurement_order import surroundings_tasks
+from codl.measure.measurement_order import context_tasks
 from codl.measure.tasks import OpTask, deadly_row, failed_row, load_ops, make_tasks, read_csv
 from codl.measure.timing import Protocol, Rounds, measure_together
 from codl.records.results import Latency
@@ -116,7 +116,7 @@ def test_kills_lose_and_repeat_nothing(
     options = ["--soc", "test", "--ops", "ops.csv", "--shares", "1", "-o", ".", "--resume", "--all"]
     options += ["--no-tune"]
     command = [sys.executable, "-c", QUICKLY, "collect", *options]
-    tasks = [*surroundings_tasks(OPS, first_soc), *make_tasks(OPS, first_soc, [1.0])]
+    tasks = [*context_tasks(OPS, first_soc), *make_tasks(OPS, first_soc, [1.0])]
     wanted: dict[str, list[Any]] = {}
     for task in tasks:
         for name in task.tables:

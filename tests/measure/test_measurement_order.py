@@ -21,9 +21,9 @@ from codl.measure.measurement_order import (
     Scope,
     Tier,
     attention_tasks,
+    context_tasks,
     everything,
     mixed,
-    surroundings_tasks,
     wholes_first,
     within,
 )
@@ -56,15 +56,15 @@ def test_whole_ops_come_first_and_then_their_parts() -> None:
     found = chosen(SOC, 600.0, similar=30)
     assert len(found.tasks) == len(set(found.tasks))
     own = set(make_tasks(OF_MODELS, SOC, SHARES))
-    surroundings = set(surroundings_tasks(OF_MODELS, SOC))
-    assert own | surroundings < set(found.tasks)
-    tiers = [found.tiers[task] for task in found.tasks if task not in surroundings]
+    in_context = set(context_tasks(OF_MODELS, SOC))
+    assert own | in_context < set(found.tasks)
+    tiers = [found.tiers[task] for task in found.tasks if task not in in_context]
     assert tiers == sorted(tiers)
     for task in found.tasks:
         if isinstance(task, OpTask):
             is_whole = task.op in OF_MODELS and task.share == 1
             assert (found.tiers[task] is Tier.WHOLE) == is_whole
-        assert (found.tiers[task] is Tier.MORE) == (task not in own | surroundings)
+        assert (found.tiers[task] is Tier.MORE) == (task not in own | in_context)
 
 
 def test_everything_is_there_and_what_is_needed_or_asked_for_comes_first() -> None:

@@ -14,7 +14,7 @@ from codl.ir import Activation, Op, parse, to_text
 from codl.kernels.tuning import Tuning
 from codl.measure.collector import collect
 from codl.measure.dataset import SEPARATOR, Dataset
-from codl.measure.measurement_order import batch_tasks, stage_tasks, surroundings_tasks
+from codl.measure.measurement_order import batch_tasks, context_tasks, stage_tasks
 from codl.measure.stages import StageTimer
 from codl.measure.tasks import BatchTask, DispatchTask, SignalTask, StageTask
 from codl.measure.timing import Rounds
@@ -41,8 +41,8 @@ OPS = [
 QUICK = Rounds(visits=1, samples=1, span_s=0.0, more=1)
 
 
-def test_surroundings_are_measured_and_become_samples(target: Target, tmp_path: Path) -> None:
-    dataset, tasks = Dataset.of("test", tmp_path), surroundings_tasks(OPS, target.soc, [3])
+def test_ops_in_context_are_measured_and_become_samples(target: Target, tmp_path: Path) -> None:
+    dataset, tasks = Dataset.of("test", tmp_path), context_tasks(OPS, target.soc, [3])
     kinds = {type(task) for task in tasks}
     assert kinds == {DispatchTask, SignalTask, StageTask, BatchTask}
     done = collect(target, dataset, tasks, rounds=QUICK)
