@@ -69,11 +69,11 @@ def _size(part: bytes | Path) -> int:
 def _digest(part: bytes | Path) -> str:
     if isinstance(part, bytes):
         return sha256(part).hexdigest()
-    found = sha256()
+    total = sha256()
     with part.open("rb") as file:
         while piece := file.read(1 << 20):
-            found.update(piece)
-    return found.hexdigest()
+            total.update(piece)
+    return total.hexdigest()
 
 
 def _add(archive: ZipFile, name: str, part: bytes | Path) -> None:
@@ -146,10 +146,10 @@ class Archive:
 
     def check(self, name: str) -> None:
         """Raise `InvalidFileError` where a part is not what was written."""
-        found = sha256(self.unchecked(name)).hexdigest()
-        if found != self._sums[name].sha256:
+        actual = sha256(self.unchecked(name)).hexdigest()
+        if actual != self._sums[name].sha256:
             self.refuse(
-                f"{name} is damaged: its SHA-256 is {found[:16]}..., the manifest says "
+                f"{name} is damaged: its SHA-256 is {actual[:16]}..., the manifest says "
                 f"{self._sums[name].sha256[:16]}....",
                 FIX,
             )
@@ -200,7 +200,9 @@ class Archive:
 
     def _check_stored(self, entries: Sequence[ZipInfo]) -> None:
         """What is compressed may be far larger than the file."""
-        packed = next((one.filename for one in entries if one.compress_type != ZIP_STORED), None)
+        packed = next(
+            (entry.filename for entry in entries if entry.compress_type != ZIP_STORED), None
+        )
         if packed is not None:
             self.refuse(
                 f"its part {packed} is compressed, and a bundle's parts are stored as they are: it "

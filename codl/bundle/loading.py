@@ -74,14 +74,14 @@ def load(
     """
     archive = Archive(Path(path))
     with _readable(archive):
-        own = soc_of(archive)
+        recorded = soc_of(archive)
         plan = read_plan(archive.json("plan.json"), archive.path)
         network = network_from_json(archive.json("network.json"), archive.path)
         network = replace(network, content=str(archive.manifest.get("content", "")))
         is_trusted = trusted or archive.is_own
         binaries = _binaries(archive) if is_trusted else ()
         offer = Offer(msgspec.convert(archive.manifest["device"], dict[str, str]), binaries)
-    chosen = own if soc is None else _checked(own, soc, archive)
+    chosen = recorded if soc is None else _checked(recorded, soc, archive)
     target = connected(chosen)
     identity = _open(target, offer, archive)
     is_same_driver = dict(offer.identity) == identity
@@ -119,19 +119,19 @@ def compare(engine: Engine, archive: Archive, target: Target) -> bool:
     if engine.checked is not None:
         return True
     try:
-        found, wanted = _compared(engine, reference, archive)
+        close, wanted = _compared(engine, reference, archive)
     except BaseException:
         engine.close()
         raise
-    if not is_right(found, wanted.cosine, wanted.limit):
+    if not is_right(close, wanted.cosine, wanted.limit):
         engine.close()
         raise WrongResultError(
             f"{archive.path}: on this device its outputs are not those that were right where it "
-            f"was made (cosine {found.cosine:.6f}, off by {found.max_rel_err:.2g} of the largest "
+            f"was made (cosine {close.cosine:.6f}, off by {close.max_rel_err:.2g} of the largest "
             "value). Package the model here, where other kernels stand in for what is wrong; "
             "--no-check, or check=False, runs it as it is."
         )
-    engine.checked = Checked("the bundle's", found.cosine, found.max_rel_err, limit=wanted.limit)
+    engine.checked = Checked("the bundle's", close.cosine, close.max_rel_err, limit=wanted.limit)
     verdicts.store(slot, engine.checked)
     engine.checked = replace(engine.checked, ms=1e3 * (perf_counter() - begin))
     return True
@@ -170,8 +170,8 @@ def _executable(archive: Archive, constants: memoryview) -> Executable:
 def _check_ports(executable: Executable, network: Network, archive: Archive) -> None:
     """The network says of the inputs what the executable has."""
     said = {name: shape.elements for name, shape in network.inputs.items()}
-    found = {name: prod(port.shape) for name, port in executable.inputs.items()}
-    if said != found or set(network.outputs) != set(executable.outputs):
+    actual = {name: prod(port.shape) for name, port in executable.inputs.items()}
+    if said != actual or set(network.outputs) != set(executable.outputs):
         archive.refuse("network.json and executable.json are of different networks.", FIX)
 
 
@@ -179,8 +179,8 @@ def _check_kernels(executable: Executable, archive: Archive) -> None:
     """A stranger's bundle brings no code: what is compiled are the kernels of this codl."""
     for program in executable.programs:
         with _readable(archive):
-            own = flag_text() if program.name == FLAG_SOURCE else text_of(program.name)
-        if executable.texts[program.text] != own:
+            ours = flag_text() if program.name == FLAG_SOURCE else text_of(program.name)
+        if executable.texts[program.text] != ours:
             raise MismatchError(
                 f"{archive.path} brings another {program.name} than this codl has, and was not "
                 "written by this user on this machine. Package the model here; or, if you trust "
@@ -229,23 +229,25 @@ def _open(target: Target, offer: Offer, archive: Archive) -> dict[str, str]:
         ) from error
 
 
-def _checked(own: LocalSoc, given: LocalSoc, archive: Archive) -> LocalSoc:
-    """`given`, unless the bundle is for another SoC."""
-    theirs, ours = _facts(own), _facts(given)
+def _checked(recorded: LocalSoc, wanted: LocalSoc, archive: Archive) -> LocalSoc:
+    """`wanted`, unless the bundle is for another SoC."""
+    theirs, ours = _facts(recorded), _facts(wanted)
     changed = [
         f"{key} is {ours[key]!r}, not {theirs[key]!r}" for key in theirs if theirs[key] != ours[key]
     ]
     if changed:
         raise MismatchError(
-            f"{archive.path} is for the SoC {own.name!r}, and the one given is another: "
-            f"{'; '.join(changed)}. `codl package MODEL --soc {given.name}` makes one for it."
+            f"{archive.path} is for the SoC {recorded.name!r}, and the one given is another: "
+            f"{'; '.join(changed)}. `codl package MODEL --soc {wanted.name}` makes one for it."
         )
-    return given
+    return wanted
 
 
 def _facts(soc: LocalSoc) -> dict[str, Any]:
     sides = {"cpu": asdict(soc.cpu), "gpu": asdict(soc.gpu)}
-    inner = {f"{side}.{key}": value for side, own in sides.items() for key, value in own.items()}
+    inner = {
+        f"{side}.{key}": value for side, facts in sides.items() for key, value in facts.items()
+    }
     outer = {"name": soc.name, "source": soc.source}
     return {key: value for key, value in (outer | inner).items() if key not in FREE}
 

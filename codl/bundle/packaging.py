@@ -71,8 +71,8 @@ def package(
         untried = Path(folder) / path.name
         with write(network, plan, target, untried, tuning, source=source) as engine:
             expected, checked = engine(inputs), engine.checked
-        cold_start, found = _tried(untried, target, inputs)
-        error = max(max_rel_err(found[name], value) for name, value in expected.items())
+        cold_start, outputs = _tried(untried, target, inputs)
+        error = max(max_rel_err(outputs[name], value) for name, value in expected.items())
         if not error <= TOLERANCE:
             raise CodlError(
                 f"The bundle of {network.name!r} is not kept: its outputs are {error:.2g} off "
@@ -88,9 +88,9 @@ def _tried(path: Path, target: Target, inputs: Arrays) -> tuple[ColdStart, Array
         closing(target.fresh()) as fresh,
         load(path, connected=lambda soc: fresh, trusted=True, check=False) as engine,
     ):
-        found, times = engine(inputs), fresh.cold_start()
+        outputs, times = engine(inputs), fresh.cold_start()
         compare(engine, Archive(path), fresh)
-        return times, found
+        return times, outputs
 
 
 def write(
@@ -149,8 +149,8 @@ def _reference(engine: Engine, path: Path) -> dict[str, Any] | None:
     arrays, inputs = ArrayStore(), random_inputs(engine.network)
     outputs = {k: v for k, v in engine(inputs).items() if k not in checked.ignored}
     listed = {
-        kind: {name: arrays.put(np.asarray(value, np.float32)) for name, value in own.items()}
-        for kind, own in (("inputs", inputs), ("outputs", outputs))
+        kind: {name: arrays.put(np.asarray(value, np.float32)) for name, value in values.items()}
+        for kind, values in (("inputs", inputs), ("outputs", outputs))
     }
     cosine = 2 * usual_cosine(engine.network) ** 2 - 1
     header = arrays.save(path)
@@ -165,8 +165,8 @@ def _as_run(plan: Plan, executable: Executable) -> Plan:
         replace(
             chain,
             variants={
-                layer: {**own, "gpu": taken[layer]} if layer in taken else dict(own)
-                for layer, own in chain.variants.items()
+                layer: {**names, "gpu": taken[layer]} if layer in taken else dict(names)
+                for layer, names in chain.variants.items()
             },
         )
         for chain in plan.chains

@@ -23,13 +23,13 @@ SELF_GOVERNED = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
 
 
 def cores(patient: Patient) -> Iterator[Outcome]:
-    found = patient.examination
-    listed = f"{_listed(found.cores)} may be used"
-    if found.physical_cores != found.cores:
-        listed += f", of which {_listed(found.physical_cores)} share no physical core"
-    if found.refused_cores:
+    machine = patient.examination
+    listed = f"{_listed(machine.cores)} may be used"
+    if machine.physical_cores != machine.cores:
+        listed += f", of which {_listed(machine.physical_cores)} share no physical core"
+    if machine.refused_cores:
         yield Outcome(
-            False, f"{listed}; threads cannot be pinned to {_listed(found.refused_cores)}"
+            False, f"{listed}; threads cannot be pinned to {_listed(machine.refused_cores)}"
         )
     else:
         yield Outcome(True, f"{listed}; threads can be pinned to each")
@@ -45,21 +45,21 @@ def waiting(patient: Patient) -> Iterator[Outcome]:
         yield Outcome(True, f"{WAIT_POLICY} is {policy}" if policy else "as OpenMP has it")
 
 
-def governor(patient: Patient) -> Iterator[Outcome]:
-    for own in patient.examination.governors:
-        detail, problem = f"{own.name} ({own.driver})", _slowness(own)
-        detail += f", up to {own.allowed_mhz:.0f} MHz" if own.allowed_mhz else ""
-        of = f"of cores {_listed(own.cores)}"
+def governors(patient: Patient) -> Iterator[Outcome]:
+    for governor in patient.examination.governors:
+        detail, problem = f"{governor.name} ({governor.driver})", _slowness(governor)
+        detail += f", up to {governor.allowed_mhz:.0f} MHz" if governor.allowed_mhz else ""
+        of = f"of cores {_listed(governor.cores)}"
         yield Outcome(not problem, f"{detail}{problem and f': {problem}'}", of=of)
     if not patient.examination.governors:
         yield Outcome(True, "the system does not tell how it chooses clocks")
 
 
-def _slowness(own: Governor) -> str:
-    if own.name == "powersave" and own.driver not in SELF_GOVERNED:
+def _slowness(governor: Governor) -> str:
+    if governor.name == "powersave" and governor.driver not in SELF_GOVERNED:
         return "it keeps the lowest clock"
-    if own.allowed_mhz < own.highest_mhz:
-        return f"the cores could reach {own.highest_mhz:.0f} MHz"
+    if governor.allowed_mhz < governor.highest_mhz:
+        return f"the cores could reach {governor.highest_mhz:.0f} MHz"
     return ""
 
 
@@ -81,11 +81,11 @@ def dataset_room(patient: Patient) -> Iterator[Outcome]:
     yield _room(room(Path.cwd() / dataset.FOLDER), DATASET_BYTES, "datasets")
 
 
-def _room(found: Room, wanted: int, purpose: str) -> Outcome:
-    if found.problem:
-        return Outcome(False, f"{found.folder}, for {purpose}: {found.problem}")
-    detail = f"{_size(found.free_bytes)} are free in {found.folder}, for {purpose}"
-    return Outcome(found.free_bytes >= wanted, f"{detail}, which take up to {_size(wanted)}")
+def _room(space: Room, wanted: int, purpose: str) -> Outcome:
+    if space.problem:
+        return Outcome(False, f"{space.folder}, for {purpose}: {space.problem}")
+    detail = f"{_size(space.free_bytes)} are free in {space.folder}, for {purpose}"
+    return Outcome(space.free_bytes >= wanted, f"{detail}, which take up to {_size(wanted)}")
 
 
 def temperature(patient: Patient) -> Iterator[Outcome]:
@@ -149,7 +149,7 @@ CHECKS = (
     ),
     Check(
         "governor",
-        governor,
+        governors,
         "As root, write `performance` to scaling_governor and cpuinfo_max_freq's value to "
         "scaling_max_freq, in /sys/devices/system/cpu/cpu*/cpufreq.",
         "system",

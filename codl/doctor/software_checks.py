@@ -27,10 +27,10 @@ WANTED = ".".join(map(str, PYTHON))
 
 
 def python(patient: Patient) -> Iterator[Outcome]:
-    there = patient.examination
-    version, system = ".".join(map(str, there.python)), f"{there.system} {there.machine}"
-    place = f"{system}, Termux" if there.is_termux else system
-    yield Outcome(there.python >= PYTHON, f"{version} on {place}; codl needs {WANTED} or later")
+    machine = patient.examination
+    version, system = ".".join(map(str, machine.python)), f"{machine.system} {machine.machine}"
+    place = f"{system}, Termux" if machine.is_termux else system
+    yield Outcome(machine.python >= PYTHON, f"{version} on {place}; codl needs {WANTED} or later")
 
 
 def agent(patient: Patient) -> Iterator[Outcome]:
@@ -40,8 +40,8 @@ def agent(patient: Patient) -> Iterator[Outcome]:
         with patient.apart() as target:
             cpu = target.describe().cpu
     except CodlError as error:
-        there = f"`codl agent install --serial {patient.serial}` puts it there."
-        yield Outcome(False, str(error), fix="" if patient.is_here else there)
+        install = f"`codl agent install --serial {patient.serial}` puts it there."
+        yield Outcome(False, str(error), fix="" if patient.is_here else install)
     else:
         yield Outcome(True, f"answers after {perf_counter() - begin:.1f} s: {cpu.name}")
 
@@ -50,7 +50,7 @@ def base(patient: Patient) -> Iterator[Outcome]:
     """Every package of the base is installed and can be imported."""
     with patient.apart() as target:
         for package in BASE.values():
-            version, problem = _found(patient, target, package)
+            version, problem = _state(patient, target, package)
             fix = termux_fix(package) if patient.examination.is_termux else ""
             yield Outcome(not problem, problem or version, of=package, fix=fix)
 
@@ -61,9 +61,9 @@ def extras(patient: Patient) -> Iterator[Outcome]:
         return
     with patient.apart() as target:
         for extra, packages in PACKAGES.items():
-            found = {name: _found(patient, target, name) for name in packages.values()}
-            problems = "; ".join(problem for _, problem in found.values() if problem)
-            listed = ", ".join(f"{name} {version}" for name, (version, _) in found.items())
+            states = {name: _state(patient, target, name) for name in packages.values()}
+            problems = "; ".join(problem for _, problem in states.values() if problem)
+            listed = ", ".join(f"{name} {version}" for name, (version, _) in states.items())
             purpose = f"for {PURPOSES[extra]}"
             if problems and extra in OPTIONAL:
                 yield Outcome(True, f"{problems}; wanted only {purpose}", of=extra)
@@ -72,7 +72,7 @@ def extras(patient: Patient) -> Iterator[Outcome]:
                 yield Outcome(not problems, detail, of=extra, fix=f"`pip install 'codl[{extra}]'`.")
 
 
-def _found(patient: Patient, target: Target, package: str) -> tuple[str, str]:
+def _state(patient: Patient, target: Target, package: str) -> tuple[str, str]:
     """The version of a package, and what is wrong with it, "" for nothing.
 
     An agent's file brings some that are not installed.
@@ -146,7 +146,7 @@ def _described(device: ProbedDevice) -> str:
     return ", ".join(facts)
 
 
-#: Of ops on which a variant failed, so many are named.
+#: Ops on which a variant failed that are named at most.
 NAMED = 2
 
 
@@ -185,7 +185,7 @@ def _checked(patient: Patient, soc: LocalSoc, tasks: Sequence[CheckTask], label:
 
 
 def _summary(run: CheckRun, tasks: Sequence[CheckTask]) -> str:
-    names = {one.task.name for one in run.checked}
+    names = {checked.task.name for checked in run.checked}
     right = len(names) - len(run.problems())
     text = f"{right} of {len(names)} variants compute what NumPy does, in {len(run.checked)} runs"
     if not run.left:
@@ -201,7 +201,9 @@ def _failure(
     soc: LocalSoc,
     device: ProbedDevice,
 ) -> Outcome:
-    some = [f"{to_text(one.task.op)}: {one.problem.rstrip('.')}" for one in failed[:NAMED]]
+    some = [
+        f"{to_text(checked.task.op)}: {checked.problem.rstrip('.')}" for checked in failed[:NAMED]
+    ]
     more = f"; and {len(failed) - NAMED} more" if len(failed) > NAMED else ""
     consequence, fix = _consequence(failed, problems, soc)
     detail = f"driver {device.driver}: {'; '.join(some)}{more}. {consequence}"
@@ -218,15 +220,15 @@ def _consequence(
         package = {"ncnn": "ncnn", "ort": "onnxruntime"}.get(task.variant.backend, "codl")
         fix = f"`pip install --force-reinstall {package}`."
         return "Nothing stands in for it where a plan names it.", fix
-    if all(one.problem.startswith(IMPRECISE) for one in failed):
+    if all(checked.problem.startswith(IMPRECISE) for checked in failed):
         return "codl runs it all the same.", f"{update}, or make plans without {task.name}."
     other = stand_in(task, problems, soc)
     if not other:
         return "No other variant on the GPU takes this op.", f"{update}, or plan it on the CPU."
-    if any(one.is_wrong for one in failed):
+    if any(checked.is_wrong for checked in failed):
         detail = f"From now on {other} stands in for it on this driver, where a plan names it."
         return detail, f"{update}; make bundles again that were made before."
-    if any(one.is_lost for one in failed):
+    if any(checked.is_lost for checked in failed):
         detail = "Where the driver dies of compiling it, codl gives it up after the second time, "
         return f"{detail}and {other} stands in.", f"{update}."
     return f"Where a plan names it, {other} stands in.", f"Nothing must be done. {update}."
@@ -234,8 +236,8 @@ def _consequence(
 
 def stand_in(task: CheckTask, problems: Collection[str], soc: LocalSoc) -> str:
     """The variant that codl runs in the place of one that fails; "" where there is none."""
-    own = registry.variants(task.op, task.variant.processor, soc)
-    names = (v.name for v in own if f"{v.op_kind} {v.name}" not in problems)
+    variants = registry.variants(task.op, task.variant.processor, soc)
+    names = (v.name for v in variants if f"{v.op_kind} {v.name}" not in problems)
     return next((name for name in names if name != task.variant.name), "")
 
 

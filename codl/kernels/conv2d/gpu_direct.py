@@ -39,7 +39,7 @@ GPU_TILES: tuple[tuple[int, int], ...] = ((4, 1), (8, 1), (2, 2), (4, 2))
 CROSSING = 0.4
 #: What makes of any other tile the last choice.
 UNWANTED = 1e6
-#: At most so many input channels are unrolled; with more, the compiler keeps broadcasts and spills.
+#: Input channels that are unrolled at most; with more, the compiler keeps broadcasts and spills.
 MOST_UNROLLED = 4
 
 

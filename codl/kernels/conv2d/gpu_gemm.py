@@ -299,10 +299,10 @@ def row_window(pixels: int, step: int = 1) -> dict[str, int]:
 @lru_cache(maxsize=4096)
 def cuts(product: Product, gpu: GpuSide) -> tuple[GemmCut, ...]:
     """All cuts that the device can run and that leave no team without work, likely ones first."""
-    found = (GemmCut(**shape, splits=splits) for shape in SHAPES for splits in SPLITS)
+    every = (GemmCut(**shape, splits=splits) for shape in SHAPES for splits in SPLITS)
     fitting = (
         cut
-        for cut in found
+        for cut in every
         if cut.items <= gpu.max_work_group_size
         and cut.local_bytes + SPARE_LOCAL_BYTES <= gpu.local_mem_bytes
         and (cut.splits == 1 or cut.can_split(product, gpu))

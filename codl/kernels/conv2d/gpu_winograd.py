@@ -103,8 +103,8 @@ class GpuWinograd(GpuConv):
     ) -> ChoiceColumns:
         firsts = range(0, len(ops), AT_ONCE)
         parts = [ops.take(slice(first, first + AT_ONCE)) for first in firsts]
-        found = [least(*self.ranked(part, soc, blocks)) for part in parts]
-        return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
+        chosen = [least(*self.ranked(part, soc, blocks)) for part in parts]
+        return {name: np.concatenate([part[name] for part in chosen]) for name in chosen[0]}
 
     def block_columns(self, ops: ConvColumns, soc: Soc, blocks: int) -> ChoiceColumns:
         return self.default_columns(ops, soc, blocks)

@@ -107,12 +107,12 @@ class _WinogradGemmTiling:
 
 def _tilings(op: Conv2d, soc: Soc) -> list[tuple[_WinogradGemmTiling, GemmCut]]:
     """Every tile and cut worth trying, likely ones first."""
-    found = [
+    every = [
         (tiling, cut)
         for tiling in (_WinogradGemmTiling.of(op, tile) for tile in TILES)
         for cut in cuts(tiling.product, soc.gpu)
     ]
-    return sorted(found, key=lambda pair: pair[0].cost(pair[1], soc.gpu))
+    return sorted(every, key=lambda pair: pair[0].cost(pair[1], soc.gpu))
 
 
 def _chosen(op: Conv2d, choice: Choice) -> tuple[_WinogradGemmTiling, GemmCut]:
