@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from codl.ir.columns import Column, ceil_div
 from codl.ir.ops.window import WindowColumns, WindowOp
@@ -11,12 +10,15 @@ from codl.kernels.kernel import Grid
 from codl.records.soc import Soc
 
 
-def window(op: Any) -> dict[str, int]:
-    """The arguments of a kernel that has a window of any size."""
-    height, width = op.kernel
+def window_args(op: WindowOp) -> dict[str, int]:
+    """The arguments that `WINDOW_ARGS` of `window.cl` declares, in its order."""
+    shape = op.inputs[0]
     return {
-        "kernel_h": height,
-        "kernel_w": width,
+        "in_h": shape.h,
+        "in_w": shape.w,
+        "out_w": op.out_hw.w,
+        "kernel_h": op.kernel.h,
+        "kernel_w": op.kernel.w,
         "stride_h": op.stride.h,
         "stride_w": op.stride.w,
         "pad_top": op.pad.top,
@@ -24,12 +26,6 @@ def window(op: Any) -> dict[str, int]:
         "dilation_h": op.dilation.h,
         "dilation_w": op.dilation.w,
     }
-
-
-def window_args(op: WindowOp) -> dict[str, int]:
-    """The arguments that `WINDOW_ARGS` of `window.cl` declares, in its order."""
-    shape = op.inputs[0]
-    return {"in_h": shape.h, "in_w": shape.w, "out_w": op.out_hw.w, **window(op)}
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ TESTS = Path(__file__).parent.parent
 #: lowering and with the sources of kernels, and with nothing else: not from machine to machine.
 #: `PYTHONPATH=tests python tests/lower/test_determinism.py` prints those of now.
 GOLDEN = (
-    "f8351e578ea8900ace761ee7a108e7d4a107c7a2d34eaa47a015b0cd996d1da6",
+    "a655fcb4215118bb7f9a1a5e508951059388e18527094a02bf3c999cd75b8a01",
     "b90f1c49168cfcdb4ef3b3f4859164ea7482c43ab5d20e78b5812ac4cc355065",
-    "bb51a2afbcf9d5f83484e360f9e0a68166667a32cc1ba07c6c1632c3332db493",
-    "9d3d0aaddbde61e6e3fa9301c9789d68a0ee36f695ee00d2e1276366815f3f96",
+    "a8cf2876004a05a5a33340bb5d941faba254210c9f433ad00e237d74b0e9c70f",
+    "e757b903de361b72b00a4f3a0b15286f8a47e7a4de146e4adb5dd8f8a882e3c2",
 )
 
 

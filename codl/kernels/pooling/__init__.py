@@ -26,7 +26,7 @@ from codl.kernels.kernel import (
 )
 from codl.kernels.registry import register
 from codl.kernels.tiling import ceil_div, round_up
-from codl.kernels.window import span, window
+from codl.kernels.window import span, window_args
 from codl.records.soc import Soc
 
 #: Input columns that are collected at once at most, by vector width: as many as registers hold.
@@ -121,16 +121,15 @@ class GpuDirect(ColumnKernel):
 
     def build(self, op: Pool2d, soc: Soc, choice: Choice) -> KernelPlan:
         t = _Tiling.of(*self.alone(op, soc, choice))
-        sizes, strip = window(op), t.grid.strip
+        window = window_args(op)
         macros: dict[str, int | bool] = {**_mode(op)}
-        image = {"in_h": op.input.h, "in_w": op.input.w, "out_w": op.output.w}
+        kernel, tiles = "pool2d_window", "out_pixels"
         if choice["pixels"]:
-            kernel, numbers = "pool2d_rows", {"strip": strip, "tiles": t.tiles, **image}
+            kernel, tiles = "pool2d_rows", "tiles"
             unrolled = ("kernel_h", "kernel_w", "stride_w", "dilation_h", "dilation_w")
-            macros |= {"PIXELS": choice["pixels"]} | {n.upper(): sizes.pop(n) for n in unrolled}
-        else:
-            kernel, numbers = "pool2d_window", {"strip": strip, **image, "out_pixels": t.tiles}
-        pool = launch(kernel, t.grid.sizes, *ENDS, **numbers, **sizes)
+            macros |= {"PIXELS": choice["pixels"]} | {n.upper(): window[n] for n in unrolled}
+        numbers = {"strip": t.grid.strip, tiles: t.tiles, **window}
+        pool = launch(kernel, t.grid.sizes, *ENDS, **numbers)
         return self.assemble(op, soc, pool.of_images(op.output.n, ENDS), macros=macros)
 
 
@@ -205,11 +204,8 @@ class GpuImage(Kernel):
             grid.sizes,
             *ENDS,
             strip=grid.strip,
-            in_h=op.input.h,
-            in_w=op.input.w,
-            out_w=op.output.w,
             out_pixels=pixels,
-            **window(op),
+            **window_args(op),
         )
         macros = {"MODE_MAX": op.mode == "max", "COUNT_PAD": op.count_pad}
         return self.assemble(op, soc, pool, macros=macros)
@@ -231,20 +227,17 @@ class GpuIndices(Kernel):
         }
 
     def build(self, op: MaxIndices, soc: Soc, choice: Choice) -> KernelPlan:
-        grid, x, y = _windows(op, op.output.elements, 1, soc), op.pooling.input, op.pooling.output
+        grid, x = _windows(op, op.output.elements, 1, soc), op.pooling.input
         indices = launch(
             "max_indices",
             grid.sizes,
             *ENDS,
             strip=grid.strip,
             elements=op.output.elements,
-            in_h=x.h,
-            in_w=x.w,
-            out_h=y.h,
-            out_w=y.w,
-            **window(op),
+            out_h=op.pooling.output.h,
             row_step=1 if op.by_columns else x.w,
             column_step=x.h if op.by_columns else 1,
+            **window_args(op.pooling),
         )
         return self.assemble(op, soc, indices)
 

@@ -9,6 +9,8 @@
 // PIXELS, KERNEL_H, KERNEL_W, STRIDE_W, DILATION_H, DILATION_W   shape the code of pool2d_rows
 // Sizes in pixels. An average over nothing is NaN and a maximum over nothing -infinity.
 
+#include "window.cl"
+
 #ifdef MODE_MAX
 #define EMPTY ((VEC)(-INFINITY))
 #define COLLECT(a, b) max((a), (b))
@@ -32,8 +34,7 @@
 KERNEL void pool2d_rows(
     __global const ELEMENT *input, int input_offset, int input_stride,
     __global ELEMENT *output, int output_offset, int output_stride,
-    int strip, int tiles, int in_h, int in_w, int out_w, int stride_h, int pad_top, int pad_left,
-    int input_apart, int output_apart)
+    int strip, int tiles, WINDOW_ARGS, int input_apart, int output_apart)
 {
     OF_IMAGE(input_offset, input_apart)
     OF_IMAGE(output_offset, output_apart)
@@ -92,9 +93,7 @@ KERNEL void pool2d_rows(
 KERNEL void pool2d_window(
     __global const ELEMENT *input, int input_offset, int input_stride,
     __global ELEMENT *output, int output_offset, int output_stride,
-    int strip, int in_h, int in_w, int out_w, int out_pixels, int kernel_h, int kernel_w,
-    int stride_h, int stride_w, int pad_top, int pad_left, int dilation_h, int dilation_w,
-    int input_apart, int output_apart)
+    int strip, int out_pixels, WINDOW_ARGS, int input_apart, int output_apart)
 {
     OF_IMAGE(input_offset, input_apart)
     OF_IMAGE(output_offset, output_apart)

@@ -5,6 +5,8 @@
 //                window where COUNT_PAD is defined
 // Sizes in pixels. An average over nothing is NaN and a maximum over nothing -infinity.
 
+#include "window.cl"
+
 #ifdef MODE_MAX
 #define EMPTY (-INFINITY)
 #define COLLECT(a, b) max((a), (b))
@@ -20,8 +22,7 @@
 KERNEL void pool2d_image(
     IMAGE_IN input, int input_column, int input_row,
     IMAGE_OUT output, int output_column, int output_row,
-    int strip, int in_h, int in_w, int out_w, int out_pixels, int kernel_h, int kernel_w,
-    int stride_h, int stride_w, int pad_top, int pad_left, int dilation_h, int dilation_w)
+    int strip, int out_pixels, WINDOW_ARGS)
 {
     const int from = input_column + BLOCK_ID * in_w, to = output_column + BLOCK_ID * out_w;
     const int stop = min((int)(STRIP_ID + 1) * strip, out_pixels);

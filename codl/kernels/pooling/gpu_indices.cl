@@ -3,12 +3,12 @@
 //
 // row_step, column_step   how far an index moves on for each row and column of the input
 
+#include "window.cl"
+
 KERNEL void max_indices(
     __global const float *input, int input_offset, int input_stride,
     __global float *output, int output_offset, int output_stride,
-    int strip, int elements, int in_h, int in_w, int out_h, int out_w, int kernel_h, int kernel_w,
-    int stride_h, int stride_w, int pad_top, int pad_left, int dilation_h, int dilation_w,
-    int row_step, int column_step)
+    int strip, int elements, int out_h, int row_step, int column_step, WINDOW_ARGS)
 {
     const int stop = min((int)(STRIP_ID + 1) * strip, elements);
     for (int at = STRIP_ID * strip; at < stop; at++) {
