@@ -42,7 +42,6 @@ from codl.runtime.connection import Blob, FrameError
 F = TypeVar("F", bound=Callable[..., Any])
 #: Seconds from one frame to the next that an answer may take; it may depend on the arguments.
 Limit: TypeAlias = "float | Callable[[Mapping[str, Any]], float]"
-Blobs: TypeAlias = Sequence[bytes | bytearray | memoryview]
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 #: Of the messages; an agent of another version is refused.
 VERSION = 2
@@ -183,28 +182,27 @@ def questions(cls: type[Any]) -> Iterator[Question]:
 
 def encode(form: Form, value: Any) -> tuple[msgspec.Raw, list[bytes | memoryview]]:
     """A value as JSON, and its blobs."""
-    blobs: dict[int, bytes | memoryview] = {}
+    blobs: list[bytes | memoryview] = []
     places: dict[int, int] = {}
 
-    def put(key: int, blob: bytes | memoryview) -> int:
+    def put(source: object, blob: bytes | memoryview) -> int:
         """What is sent several times is one blob."""
-        if key not in places:
-            places[key] = len(blobs)
-            blobs[places[key]] = blob
-        return places[key]
+        if id(source) not in places:
+            places[id(source)] = len(blobs)
+            blobs.append(blob)
+        return places[id(source)]
 
     def hook(value: Any) -> Any:
         if isinstance(value, Content):
-            return put(id(value.content), value.content)
+            return put(value.content, value.content)
         if isinstance(value, np.ndarray):
             dense = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-            return SentArray(value.dtype.name, value.shape, put(id(value), dense.data))
+            return SentArray(value.dtype.name, value.shape, put(value, dense.data))
         if isinstance(value, Mapping):
             return dict(value)
         raise NotImplementedError(f"{type(value).__name__} is not sent")
 
-    text = msgspec.json.encode(form.send(value), enc_hook=hook)
-    return msgspec.Raw(text), list(blobs.values())
+    return msgspec.Raw(msgspec.json.encode(form.send(value), enc_hook=hook)), blobs
 
 
 def decode(form: Form, sent: msgspec.Raw, blobs: Sequence[Blob]) -> Any:
@@ -470,7 +468,8 @@ def _type_imports(module: str) -> Mapping[str, tuple[str, str]]:
 def _evaluated(method: Callable[..., Any]) -> dict[str, Any]:
     """The type hints of a method."""
     names = _Names(method.__module__)
-    return {name: eval(text, {}, names) for name, text in method.__annotations__.items()}
+    hints = method.__annotations__.items()
+    return {name: eval(h, {}, names) if isinstance(h, str) else h for name, h in hints}
 
 
 def _is_call(hint: Any) -> bool:

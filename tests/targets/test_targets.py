@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,27 @@ batch.timing.measure = deadly
 from codl.targets.agent import main
 main(0.0)
 """
+#: A question that a target does not have otherwise: all that it takes.
+ECHO = """
+from __future__ import annotations
+from typing import TYPE_CHECKING
+from codl.targets.base import Target
+from codl.targets.wire import question
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from codl.ir import Op
+
+@question()
+def echo(
+    self, op: Op, parts: dict[tuple[str, int], bytes], *, tell: Callable[[Op, float], object]
+) -> tuple[bytes, Op | None]:
+    tell(op, 0.5)
+    return parts["a", 1], None
+
+echo.__qualname__ = "Target.echo"
+Target.echo = echo
+"""
+ECHOING = "import echoing; from codl.targets.agent import main; main(0.0)"
 
 
 def gpu_tasks(soc: Soc) -> list[Task]:
@@ -230,6 +252,23 @@ def test_a_killed_agent_is_an_error_and_the_next_call_works() -> None:
     assert after == before
     assert agent.pid not in (None, pid)
     agent.close()
+
+
+def test_a_method_is_all_that_a_question_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "echoing.py").write_text(ECHO)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(Target, "echo", None, raising=False)  # it is gone afterwards
+    echo = import_module("echoing").echo
+    paths = ":".join([str(tmp_path), *filter(None, sys.path)])
+    command = ("env", f"PYTHONPATH={paths}", sys.executable, "-c", ECHOING)
+    heard: list[Any] = []
+    with closing(RemoteTarget("echoing", command)) as target:
+        parts = {("a", 1): b"one", ("b", 2): b"two"}
+        got = target.agent.ask(echo, OPS[0], parts, tell=lambda *values: heard.append(values))
+    assert got == (b"one", None)
+    assert heard == [(OPS[0], 0.5)]
 
 
 def test_prints_are_no_frames_and_errors_are_logged(caplog: pytest.LogCaptureFixture) -> None:
