@@ -1,4 +1,4 @@
-"""Pauses of a hot machine, by a clock that only sleeping moves."""
+"""Pauses while a machine is hot or held down, a low battery, and whether a pace holds."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from support.simulated import SOC, conv_tasks
 
 from codl.measure.batch import BatchResult, MeasureBatch, Measurement
 from codl.measure.collector import Collected, collect
-from codl.measure.cool_down import CoolDown, low_battery
+from codl.measure.cool_down import CoolDown, held, low_battery, pace, tolerance
 from codl.measure.dataset import AnchorRow, Dataset
 from codl.measure.tasks import OpTask
+from codl.measure.timing import TOLERANCE
 from codl.records.results import Conditions
 from codl.runtime.placement import LocalSoc, Placement
 
@@ -247,3 +248,31 @@ def test_rows_to_be_measured_again_are_kept_when_the_battery_ends_it(tmp_path: P
     done, _ = collected(tmp_path, [Conditions(battery_percent=50), low])
     assert (done.stopped, done.left) == ("battery", 4)
     assert {*rows(tmp_path).values()} == {"cpu"}
+
+
+def test_rounds_last_as_long_as_they_were_asked_to() -> None:
+    samples = pace(0.0)
+    assert len(samples) >= 3
+    assert min(samples) > 0
+
+
+def test_half_the_pace_at_the_end_is_half() -> None:
+    falling = [1.0] * 30 + [2.0] * 30
+    assert held(falling) == pytest.approx(0.5)
+    assert tolerance(falling) == TOLERANCE
+
+
+def test_a_clock_that_falls_bit_by_bit_does_not_hold() -> None:
+    falling = [1.02**index for index in range(60)]
+    assert held(falling) < 1 - tolerance(falling)
+
+
+def test_single_rounds_that_are_slow_do_not_matter() -> None:
+    disturbed = [5.0 if index % 2 else 1.0 for index in range(60)]
+    assert held(disturbed) == pytest.approx(1.0)
+    assert tolerance(disturbed) == TOLERANCE
+
+
+def test_a_machine_that_is_never_quiet_may_differ_more() -> None:
+    restless = [1.0 + 0.2 * (index // 6 % 2) for index in range(54)]
+    assert tolerance(restless) > 0.3
