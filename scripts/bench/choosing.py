@@ -157,7 +157,7 @@ def scored(
             continue
         table = features.table(estimator.feature_set, own.target, own.items, soc)
         with threadpool_limits(1):
-            fitted = estimator().fit(table.values, own.latency_ms, groups=own.groups)
+            fitted = estimator.fit(table.values, own.latency_ms, groups=own.groups)
         error = _errors(fitted, test[own.target], soc)
         if not own.target.endswith(features.SHARING_PARTS):
             accuracies.append((np.mean(error <= 0.1), np.mean(error <= 0.05)))

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from codl.contrib.importers.importer import import_tables
 from codl.measure.dataset import Dataset
-from codl.predict import ESTIMATORS, features
+from codl.predict import DEFAULT, ESTIMATORS, features
 from codl.predict import domain_adaptation as transfer
 from codl.predict import training_set as samples
 from codl.predict.domain_adaptation import Known
@@ -72,7 +72,7 @@ class Part:
         runs = [run.split("/")[-1] for run in own.runs]
         rows = tuple(replace(s, run=run) for s, run in zip(own.samples, runs, strict=True))
         shapes = np.array([features.write(item) for item in own.items])
-        kept = replace(own, samples=rows)
+        kept = replace(own, samples=rows, files=())  # they are gone by then
         return cls(soc, kept, shapes, np.array(runs), own.latency_ms)
 
     def values(self, name: str) -> Vector:
@@ -157,7 +157,7 @@ def few_shot(job: Job) -> float:
 def _predict(job: Job, X: Vector, train: NDArray[np.bool_]) -> Vector:
     part = job.part
     runs = [part.runs[train], part.runs[~train]] if job.with_runs else [None, None]
-    fitted = ESTIMATORS[job.name]().fit(
+    fitted = ESTIMATORS[job.name].fit(
         X[train], part.latency_ms[train], groups=part.shapes[train], runs=runs[0]
     )
     return fitted.predict(X[~train], runs=runs[1])
@@ -252,7 +252,7 @@ def few_shot_table(
 
 
 def _learn(part: Part) -> Known:
-    return Known.of(part.soc, part.samples)
+    return Known.of(ESTIMATORS[DEFAULT], part.soc, part.samples)
 
 
 def _known(
