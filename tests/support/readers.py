@@ -149,10 +149,9 @@ def _predictors(folder: Path) -> Subject:
     tuning = tuning_file.read(Dataset.found(SHIPPED), soc)
     own = own_or_shipped(SHIPPED, FOLDER, FOLDER) / f"{DEFAULT}.json"
     content = json.loads(own.read_bytes())
-    targets = content["targets"]
-    content["targets"] = {
-        n: one for n, one in list(targets.items())[:TARGETS] if one["estimator"]["members"]
-    }
+    targets = list(content["targets"].items())[:TARGETS]
+    has_members = [pair for pair in targets if pair[1]["estimator"]["ensemble"]["members"]]
+    content["targets"] = dict(has_members)
 
     def read(path: Path) -> None:
         for stored in model_set.read(path, soc, tuning).stored.values():
