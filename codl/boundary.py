@@ -87,7 +87,7 @@ def explained() -> Iterator[None]:
                 f"{BASE[module]} is not installed, and codl does nothing without it: "
                 "`pip install codl`."
             ) from error
-        extra = next((extra for extra, own in PACKAGES.items() if module in own), None)
+        extra = next((extra for extra, modules in PACKAGES.items() if module in modules), None)
         if extra is None:
             raise
         package, wanted = PACKAGES[extra][module], f"'codl[{extra}]'"
@@ -97,7 +97,10 @@ def explained() -> Iterator[None]:
 #: Those of the command line say what was wrong by themselves.
 OWN_WORDS = frozenset(PACKAGES["cli"])
 #: The modules whose errors are no defects of codl; `google` is protobuf's.
-FOREIGN = frozenset({"google", *BASE, *(n for own in PACKAGES.values() for n in own)}) - OWN_WORDS
+FOREIGN = (
+    frozenset({"google", *BASE, *(n for packages in PACKAGES.values() for n in packages)})
+    - OWN_WORDS
+)
 
 
 @contextmanager

@@ -175,8 +175,8 @@ def locked(folder: Path, *, wait_s: float = 0.0) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):  # what is not empty stays
-            for own in new:
-                own.rmdir()
+            for place in new:
+                place.rmdir()
         os.close(descriptor)
 
 
@@ -185,7 +185,9 @@ def _take(folder: Path, new: list[Path]) -> int | None:
 
     Folders that were made for it are added to the `new` ones.
     """
-    new += [own for own in (folder, *folder.parents) if own not in new and not own.exists()]
+    new += [
+        parent for parent in (folder, *folder.parents) if parent not in new and not parent.exists()
+    ]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)

@@ -92,15 +92,18 @@ def rolled_back(*, always: bool = False) -> Iterator[None]:
 
     Or in any case: a test leaves nothing behind.
     """
-    before = [(one, dict(one._entries), dict(one._places)) for one in Registry._instances]
+    before = [
+        (instance, dict(instance._entries), dict(instance._places))
+        for instance in Registry._instances
+    ]
     done = False
     try:
         yield
         done = True
     finally:
         if always or not done:
-            for one, entries, places in before:
-                one._entries, one._places = entries, places
+            for registry, entries, places in before:
+                registry._entries, registry._places = entries, places
 
 
 def import_modules(package: ModuleType | str) -> None:

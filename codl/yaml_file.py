@@ -71,8 +71,10 @@ class Loader(yaml.SafeLoader):
     def _count(self, node: yaml.Node, mark: yaml.Mark, *, is_alias: bool) -> None:
         if not is_alias:
             inner = node.value if isinstance(node, yaml.CollectionNode) else ()
-            parts = [one for own in inner for one in (own if isinstance(own, tuple) else (own,))]
-            self._sizes[id(node)] = 1 + sum(self._sizes[id(one)] for one in parts)
+            parts = [
+                one for kinds in inner for one in (kinds if isinstance(kinds, tuple) else (kinds,))
+            ]
+            self._sizes[id(node)] = 1 + sum(self._sizes[id(part)] for part in parts)
         size = self._sizes.get(id(node), MOST_NODES)  # of a node inside itself nothing is known yet
         if size >= MOST_NODES:
             problem = f"aliases stand for more than {MOST_NODES} values, or for themselves"
@@ -136,12 +138,12 @@ def _refuse_unknown(content: Any, kind: Any, path: Path | str, where: str, fix: 
 
 def _refuse_keys(content: Any, kind: Any, path: Path | str, where: str, fix: str) -> None:
     hints = get_type_hints(kind)
-    known = {field.name: hints[field.name] for field in fields(kind)}
+    types = {field.name: hints[field.name] for field in fields(kind)}
     for key, value in content.items() if isinstance(content, Mapping) else ():
-        if key not in known:
-            reason = str(UnknownNameError("key", str(key), known))
+        if key not in types:
+            reason = str(UnknownNameError("key", str(key), types))
             raise InvalidFileError(path, reason, where=where or "top", fix=fix)
-        _refuse_unknown(value, known[key], path, f"{where}.{key}".lstrip("."), fix)
+        _refuse_unknown(value, types[key], path, f"{where}.{key}".lstrip("."), fix)
 
 
 def explained(
@@ -177,5 +179,5 @@ def _inner(kind: Any, key: str) -> Any:
     """The type of what is under a key of a value of some type, as far as that is known."""
     if is_dataclass(kind):
         return get_type_hints(kind).get(key)
-    own = get_args(kind)
-    return own[0] if own and key.isdigit() else own[-1] if own else None
+    arguments = get_args(kind)
+    return arguments[0] if arguments and key.isdigit() else arguments[-1] if arguments else None

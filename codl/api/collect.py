@@ -238,7 +238,9 @@ def collect(
         agenda = agenda.answered_by(recorded, reporter)
     standing = Standing(agenda.plans)
     with ExitStack() as opened:
-        targets = {one: opened.enter_context(closing(connect(one, described))) for one in serials}
+        targets = {
+            name: opened.enter_context(closing(connect(name, described))) for name in serials
+        }
         below = None if shown is None else lambda: shown(standing)
         title = f"Collecting on {described.name}"
         update = opened.enter_context(reporter.progress(title, below))

@@ -85,8 +85,10 @@ class Earlier:
 
     def _strategy(self, name: str) -> Strategy:
         def plan(network: Network, context: Context) -> Plan:
-            known = [own for (_, strategy), own in self.plans.items() if strategy == name]
-            same = [own for own in known if own.digest == network.digest]
+            plans = [
+                candidate for (_, strategy), candidate in self.plans.items() if strategy == name
+            ]
+            same = [candidate for candidate in plans if candidate.digest == network.digest]
             if not same:
                 raise CodlError(f"{self.path} has no plan of {name} for {network.name!r}.")
             same[0].check(network, context.soc.name)
@@ -141,7 +143,7 @@ class Earlier:
 
     def check_figures(self, figures: tuple[Figure, ...]) -> None:
         """Raise `CodlError` where one does not agree."""
-        wrong = [f"{own.strategy} on {own.model}" for own in figures if not own.agrees]
+        wrong = [f"{figure.strategy} on {figure.model}" for figure in figures if not figure.agrees]
         if wrong:
             raise CodlError(
                 f"{len(wrong)} of {len(figures)} figures of {self.path} do not agree with this "
@@ -157,8 +159,8 @@ class Earlier:
         """What --json holds of it."""
         return {
             "file": str(self.path),
-            "agrees": all(own.agrees for own in figures),
-            "figures": [asdict(own) for own in figures],
+            "agrees": all(figure.agrees for figure in figures),
+            "figures": [asdict(figure) for figure in figures],
             "differences": [asdict(change) for change in changes],
         }
 
@@ -289,13 +291,16 @@ class EvalRun:
             seen = Conditions.over([row.conditions for row in rows if row.conditions])
             self.environment = under(self.environment, seen)
         digests = replace(
-            self.digests, models={own.model: own.digest for own in self.done if own.digest}
+            self.digests,
+            models={
+                evaluation.model: evaluation.digest for evaluation in self.done if evaluation.digest
+            },
         )
-        plans = {name: plan for own in self.done for name, plan in own.plans.items()}
+        plans = {name: plan for evaluation in self.done for name, plan in evaluation.plans.items()}
         timelines = [
-            {"model": own.model, "strategy": name, "spans": [asdict(span) for span in spans]}
-            for own in self.done
-            for name, spans in own.timelines.items()
+            {"model": evaluation.model, "strategy": name, "spans": [asdict(span) for span in spans]}
+            for evaluation in self.done
+            for name, spans in evaluation.timelines.items()
         ]
         result: dict[str, Any] = {
             "soc": at_hand(self.context.soc).to_json(),
@@ -318,7 +323,8 @@ class EvalRun:
 
     def check(self) -> None:
         """Raise the `CodlError` of an end that came early, or of figures that do not agree."""
-        kept = f"{sum(len(own.rows) for own in self.done)} rows of models before that are kept."
+        rows = sum(len(evaluation.rows) for evaluation in self.done)
+        kept = f"{rows} rows of models before that are kept."
         self.budget.check(kept)
         if self.reason:
             raise CodlError(f"{self.reason} {kept}")

@@ -89,8 +89,8 @@ def search_all(
     """
     job, *_ = jobs
     searches = [
-        ModelSearch(model=own.model, strategy=own.strategy_name, batch=own.batch, shapes=own.shapes)
-        for own in jobs
+        ModelSearch(model=job.model, strategy=job.strategy_name, batch=job.batch, shapes=job.shapes)
+        for job in jobs
     ]
     _check(searches, workers)
     runs = any(search.runs_plans for search in searches)
@@ -112,10 +112,10 @@ def search_all(
     searches = [
         replace(
             search,
-            winograd=adapted(context, own.deployment).winograd,
-            limits=own.wanted.limits(described),
+            winograd=adapted(context, each.deployment).winograd,
+            limits=each.wanted.limits(described),
         )
-        for search, own in zip(searches, jobs, strict=True)
+        for search, each in zip(searches, jobs, strict=True)
     ]
     with closing(connect(job.serial, described if runs else None)) as target:
         context = replace(context, target=target)

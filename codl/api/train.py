@@ -71,7 +71,7 @@ def train(
     from codl.predict.training import train as train_on
 
     described = socs.load(soc)
-    known = [socs.load(name) for name in like]
+    references = [socs.load(name) for name in like]
     data = Dataset.found(described.name, dataset)
     tuning = tuning_file.read(data, described)
     workers = workers or Workers(len(os.sched_getaffinity(0)))
@@ -83,7 +83,7 @@ def train(
             tuning,
             predictors=predictors or tuple(ESTIMATORS),
             folder=output,
-            like=[(other, Dataset.found(other.name, dataset)) for other in known],
+            like=[(other, Dataset.found(other.name, dataset)) for other in references],
             evaluate=evaluate,
             seeds=seeds,
             workers=workers,

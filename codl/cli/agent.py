@@ -92,20 +92,20 @@ def install_agent(
 
 def _content(done: Installed) -> dict[str, Any]:
     checked = done.checked
-    own = {f: getattr(checked, f) for f in checked.__struct_fields__}
+    values = {f: getattr(checked, f) for f in checked.__struct_fields__}
     missing = [
         {"package": p, "needed_for": why, "fix": done.fixes.get(p, "")}
         for p, why in checked.missing.items()
     ]
-    return {**asdict(done), "checked": own, "missing": missing}
+    return {**asdict(done), "checked": values, "missing": missing}
 
 
 def _table(serial: str, done: Installed) -> Table:
     columns = ("package", "version", "needed for", "")
     table = Table(*columns, title="Packages there", title_justify="left")
     for name, version in done.checked.packages.items():
-        there = "in the agent's folder" if name in done.checked.brought else ""
-        note = there if version else done.fixes.get(name, "")
+        place = "in the agent's folder" if name in done.checked.brought else ""
+        note = place if version else done.fixes.get(name, "")
         table.add_row(name, version or "missing", PURPOSES.get(name, ""), note)
     state = "put there now" if done.is_new else "there before"
     python = f"Python {done.checked.python}, {done.checked.machine}"

@@ -89,7 +89,14 @@ ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True, "help_opti
 def _add(name: str, place: str) -> None:
     """Add a command; where a package that it needs is missing, one that says which."""
     *group, word = name.split()
-    parent = next((own.typer_instance for own in app.registered_groups if [own.name] == group), app)
+    parent = next(
+        (
+            group_info.typer_instance
+            for group_info in app.registered_groups
+            if [group_info.name] == group
+        ),
+        app,
+    )
     assert parent is not None
     module, _, attribute = place.partition(":")
     try:
@@ -116,7 +123,10 @@ def _unwrap(some: typer.Typer) -> None:
     for command in some.registered_commands:
         text = inspect.getdoc(command.callback) if command.callback else ""
         paragraphs = (command.help or text or "").split("\n\n")
-        joined = [own if own.startswith("[dim]") else own.replace("\n", " ") for own in paragraphs]
+        joined = [
+            paragraph if paragraph.startswith("[dim]") else paragraph.replace("\n", " ")
+            for paragraph in paragraphs
+        ]
         command.help = "\n\n".join(joined)
     for group in some.registered_groups:
         if group.typer_instance is not None:
@@ -125,7 +135,7 @@ def _unwrap(some: typer.Typer) -> None:
 
 def _add_of_plugins() -> None:
     """Add the commands of the plugins that are loaded, each once."""
-    new = {name: own for name, own in plugins.COMMANDS.places.items() if name not in COMMANDS}
+    new = {name: place for name, place in plugins.COMMANDS.places.items() if name not in COMMANDS}
     for name, place in new.items():
         COMMANDS[name] = place
         _add(name, place)

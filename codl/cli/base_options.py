@@ -28,11 +28,11 @@ def _known_serial(serial: str) -> str:
 
 def _known_serials(serials: list[str] | None) -> list[str]:
     """Those given, or this machine; refuses what no target is called, and what is named twice."""
-    given = [_known_serial(serial) for serial in serials or [HERE]]
-    for serial in given:
-        if given.count(serial) > 1:
+    named = [_known_serial(serial) for serial in serials or [HERE]]
+    for serial in named:
+        if named.count(serial) > 1:
             raise CodlError(f"--serial names {serial!r} twice: a device works for itself alone.")
-    return given
+    return named
 
 
 def positive(option: typer.CallbackParam, number: float | None) -> float | None:

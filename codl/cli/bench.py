@@ -96,8 +96,8 @@ def bench_kernels(
     codl bench yolov2 --soc host --minutes 10
     codl bench yolov2 --soc host --ui --strategy gpu --max-kernel-ms 1 --gpu-duty 0.7
     """
-    given = [*([model] if model else []), *(op or [])]
-    if not given:
+    sources = [*([model] if model else []), *(op or [])]
+    if not sources:
         raise CodlError('Name a model, or an op by --op "conv2d in=1x64x56x56 oc=128 kernel=3x3".')
     described, limit = load_local(soc, serial), opt.budget_of(budget)
     if minutes is not None and ui:
@@ -127,10 +127,10 @@ def bench_kernels(
             emit("bench", ran, lambda: sustained_table(ran), as_json=json, output=output)
         limit.check(KEPT)
         return
-    ops = opt.read_ops(given)
-    found = _measured(ops, described, serial, dataset=dataset, every=every, budget=limit)
-    emit("bench", found, lambda: _table(found), as_json=json, output=output)
-    if text := limit.left_out(found["left"], "ops"):
+    ops = opt.read_ops(sources)
+    measured = _measured(ops, described, serial, dataset=dataset, every=every, budget=limit)
+    emit("bench", measured, lambda: _table(measured), as_json=json, output=output)
+    if text := limit.left_out(measured["left"], "ops"):
         note(text)
     limit.check(KEPT)
 

@@ -153,9 +153,9 @@ def bench_llm(
         stage(f"Loading {source.name}, and its weights, {len(plans) + len(others)} times")
         loaded = {
             name: stack.enter_context(
-                _decoder(steps, own, target, context, source if check else None)
+                _decoder(steps, steps_plans, target, context, source if check else None)
             )
-            for name, own in plans.items()
+            for name, steps_plans in plans.items()
         }
         running: dict[str, Decodes] = {**loaded}
         if others:
@@ -167,9 +167,11 @@ def bench_llm(
             min_rounds=2, min_seconds=seconds, warm=1, max_seconds=limit.share().seconds
         )
         speeds = time_decoders(running, workload, effort, limit)
-        of = digests_of(context, steps[1].network, plans={n: own[1] for n, own in plans.items()})
-        memory = {name: own.memory for name, own in loaded.items()}
-        checks = {name: own.checked for name, own in loaded.items() if own.checked is not None}
+        of = digests_of(context, steps[1].network, plans={n: pair[1] for n, pair in plans.items()})
+        memory = {name: decoder.memory for name, decoder in loaded.items()}
+        checks = {
+            name: decoder.checked for name, decoder in loaded.items() if decoder.checked is not None
+        }
         origin = recorded(target, of, seconds=seconds, prompt=prompt, generate=generate)
     bytes_ = weight_bytes(steps[1].network)
     rows = [_row(name, speeds[name], bytes_, equal, memory, plans) for name in running]
@@ -184,8 +186,8 @@ def bench_llm(
         "weight_bytes": bytes_,
         "prefill": best["prefill"],
         "decode": best["decode"],
-        "check_ms": sum(own.ms for own in checks.values()) if check else None,
-        "checks": {name: asdict(own) for name, own in checks.items()},
+        "check_ms": sum(checked.ms for checked in checks.values()) if check else None,
+        "checks": {name: asdict(comparison) for name, comparison in checks.items()},
         "rows": rows,
         "stopped": limit.ended,
         **origin,
@@ -194,12 +196,12 @@ def bench_llm(
     limit.check("It is of the rounds before.")
 
 
-def _names(text: str, known: Mapping[str, object] | Sequence[str], what: str) -> list[str]:
+def _names(text: str, choices: Mapping[str, object] | Sequence[str], what: str) -> list[str]:
     """Names between commas; raises for one that is not known, and `CodlError` for no strategy."""
     names = list(dict.fromkeys(name for name in text.split(",") if name))
     for name in names:
-        if name not in known:
-            raise UnknownNameError(what, name, known)
+        if name not in choices:
+            raise UnknownNameError(what, name, choices)
     return names
 
 
@@ -236,11 +238,11 @@ def _compared(running: Mapping[str, Decodes], workload: Workload, room: int) -> 
     """
     prompt = workload.tokens[:COMPARED_PROMPT]
     count = min(workload.generated, room - len(prompt))
-    made = {name: greedy(own, prompt, count) for name, own in running.items()}
+    made = {name: greedy(decoder, prompt, count) for name, decoder in running.items()}
     return {
-        name: next((i for i, pair in enumerate(zip(own, made["ort"], strict=True))
+        name: next((i for i, pair in enumerate(zip(tokens, made["ort"], strict=True))
                     if pair[0] != pair[1]), count)
-        for name, own in made.items()
+        for name, tokens in made.items()
     }  # fmt: skip
 
 

@@ -118,7 +118,7 @@ def ui_result(job: Job, *, seconds: float, budget: Budget) -> dict[str, Any]:
             plan = job.plan_of(network, context)
             engines[name] = stack.enter_context(Engine(network, plan, target, context.tuning))
         probe = stack.enter_context(closing(target.fresh()))
-        of = digests_of(context, network, plans={n: own.plan for n, own in engines.items()})
+        of = digests_of(context, network, plans={n: loaded.plan for n, loaded in engines.items()})
         origin = recorded(target, of, seconds=seconds, turns=TURNS)
         stage(f"Drawing frames beside {network.name}, {seconds:g} s each")
         rows = bench_ui(engines, probe, random_inputs(network), seconds=seconds, budget=budget)
@@ -166,6 +166,6 @@ def ui_table(result: Mapping[str, Any]) -> Table:
     too_long = result["rows"][-1]["limited"]["too_long"]
     if too_long:
         table.caption += "; longer are " + ", ".join(
-            f"{one['kernel']} ({one['ms']:.2f} ms: {one['reason']})" for one in too_long
+            f"{launch['kernel']} ({launch['ms']:.2f} ms: {launch['reason']})" for launch in too_long
         )
     return table

@@ -93,8 +93,8 @@ ResumeOption = Annotated[
 
 
 def _runner(name: str) -> str:
-    if name not in (known := (CODL, *RUNNERS)):
-        raise UnknownNameError("runner", name, known)
+    if name not in (runners := (CODL, *RUNNERS)):
+        raise UnknownNameError("runner", name, runners)
     return name
 
 
@@ -322,11 +322,13 @@ def _table(run: CollectRun) -> RenderableType:
     return table
 
 
-def _line(own: DeviceNews) -> str:
+def _line(device_news: DeviceNews) -> str:
     """What became of one of several devices."""
-    lost = f", lost {own.lost} times" if own.lost else ""
-    problem = f", {own.state}: {own.problem.rstrip('.')}" if own.problem else ""
-    return f". {own.serial}: {own.measured} measurements{lost}{problem}"
+    lost = f", lost {device_news.lost} times" if device_news.lost else ""
+    problem = (
+        f", {device_news.state}: {device_news.problem.rstrip('.')}" if device_news.problem else ""
+    )
+    return f". {device_news.serial}: {device_news.measured} measurements{lost}{problem}"
 
 
 def _accuracy(look: dict[str, Any]) -> list[str]:

@@ -223,12 +223,12 @@ def detect_soc(
     check_writable(path)
     with closing(connect(serial)) as target:
         soc = detect(target, name, device=device, memory_types=chosen, element=element)
-        found = find_facts(target, soc, note=note) if measure else FoundFacts(soc)
-    soc = found.soc
+        facts = find_facts(target, soc, note=note) if measure else FoundFacts(soc)
+    soc = facts.soc
     if kept := set_aside(path):
         note(f"What {path} held before is kept as {kept}")
     soc.save(path)
-    for fact in found.unknown:
+    for fact in facts.unknown:
         note(f"{fact.key} could not be measured: {fact.reason}")
     note(f"Wrote {path}, and {beside(path)}: where its parts are on this machine")
     emit("soc detect", {**_content(soc), "file": str(path)}, lambda: soc_yaml(soc), as_json=json)

@@ -50,24 +50,24 @@ def check_device(
     codl doctor --serial process --budget 2m
     """
     budget_s = read_budget(budget)
-    found: list[Finding] = []
+    findings: list[Finding] = []
     limit = Budget()
-    with limit.keeping(found):
+    with limit.keeping(findings):
         for finding in examine(serial, quick=quick, budget_s=budget_s, progress=progress):
             note(f"{finding.name}: {'ok' if finding.ok else 'failed'}")
-            found.append(finding)
-    result = {"checks": [asdict(finding) for finding in found]}
-    emit("doctor", result, lambda: _table(found, serial), as_json=json, output=output)
+            findings.append(finding)
+    result = {"checks": [asdict(finding) for finding in findings]}
+    emit("doctor", result, lambda: _table(findings, serial), as_json=json, output=output)
     limit.check("The checks before are kept.")
-    if not all(finding.ok for finding in found):
+    if not all(finding.ok for finding in findings):
         raise typer.Exit(1)
 
 
-def _table(found: Sequence[Finding], serial: str) -> Group:
+def _table(findings: Sequence[Finding], serial: str) -> Group:
     table = Table("", "check", "detail", "what to do", title_justify="left")
     table.title = f"Checks of {serial}"
-    for one in found:
-        state = Text("ok", "green") if one.ok else Text("failed", "bold red")
-        table.add_row(state, one.name, one.detail, one.fix)
-    failed = sum(not one.ok for one in found)
-    return Group(table, f"{len(found)} checks, {failed} failed.")
+    for finding in findings:
+        state = Text("ok", "green") if finding.ok else Text("failed", "bold red")
+        table.add_row(state, finding.name, finding.detail, finding.fix)
+    failed = sum(not one.ok for one in findings)
+    return Group(table, f"{len(findings)} checks, {failed} failed.")

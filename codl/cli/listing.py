@@ -42,9 +42,12 @@ def content(executable: Executable) -> dict[str, Any]:
         "buffers": buffers(executable),
         "programs": programs(executable),
         "nets": [_net(net) for net in executable.nets],
-        "setup": [_line(one, executable) for one in executable.setup],
+        "setup": [_line(command, executable) for command in executable.setup],
         "stages": [
-            {"label": stage.label, "commands": [_line(one, executable) for one in stage.commands]}
+            {
+                "label": stage.label,
+                "commands": [_line(command, executable) for command in stage.commands],
+            }
             for stage in executable.stages
         ],
     }
@@ -82,16 +85,20 @@ def buffers(executable: Executable) -> list[dict[str, Any]]:
 
 def programs(executable: Executable) -> list[dict[str, Any]]:
     """Every program with the number of its launches in one inference."""
-    launches = [one.program for one in executable.commands if isinstance(one, Launch | Raise)]
+    launches = [
+        command.program for command in executable.commands if isinstance(command, Launch | Raise)
+    ]
     return [
-        {"name": one.name, "options": one.options, "launches": launches.count(number)}
-        for number, one in enumerate(executable.programs)
+        {"name": program.name, "options": program.options, "launches": launches.count(number)}
+        for number, program in enumerate(executable.programs)
     ]
 
 
 def _net(net: Net) -> dict[str, Any]:
     library = "ncnn" if isinstance(net, NcnnNet) else "ONNX Runtime"
-    layers = [{"name": one.name, "op": one.op, "variant": one.variant} for one in net.layers]
+    layers = [
+        {"name": layer.name, "op": layer.op, "variant": layer.variant} for layer in net.layers
+    ]
     return {"label": net.label, "library": library, "layers": layers}
 
 
@@ -113,9 +120,9 @@ def _label(command: Command, executable: Executable) -> str:
     step: int | None = getattr(command, "step", None)
     if step is None:
         return _name(command.target, executable) if isinstance(command, Fill) else ""
-    own = executable.steps[step]
+    work = executable.steps[step]
     way = {"to_gpu": " to the GPU", "to_cpu": " to the CPU"}
-    return own.label + (way.get(own.direction, "") if isinstance(own, Transfer) else "")
+    return work.label + (way.get(work.direction, "") if isinstance(work, Transfer) else "")
 
 
 def _detail(command: Command, executable: Executable) -> str:
@@ -135,9 +142,9 @@ def _detail(command: Command, executable: Executable) -> str:
         shape = region.shape(executable.tensors[command.target.tensor].shape)
         return f"{region}, {shape.bytes:,} bytes"
     if isinstance(command, Map | Unmap):
-        own = executable.buffers[command.buffer]
+        buffer = executable.buffers[command.buffer]
         how = f" to {command.access}, signals {command.signals}" if isinstance(command, Map) else ""
-        return f"buffer {command.buffer}, {own.bytes:,} bytes{how}"
+        return f"buffer {command.buffer}, {buffer.bytes:,} bytes{how}"
     return f"event {command.event}" if isinstance(command, Wait) else ""
 
 
@@ -149,16 +156,16 @@ def render(listing: dict[str, Any]) -> Group:
     """The same as tables."""
     title = f"{listing['model']} on {listing['soc']}, executable {listing['digest'][:16]}"
     allocated = Table("place", "buffers", "bytes", title=title)
-    for own in listing["memory"]:
-        allocated.add_row(own["place"], str(own["buffers"]), f"{own['bytes']:,}")
+    for place in listing["memory"]:
+        allocated.add_row(place["place"], str(place["buffers"]), f"{place['bytes']:,}")
     parts: list[Table] = [allocated, _buffers(listing["buffers"])]
     compiled = Table("program", "launches", "options")
-    for own in listing["programs"]:
-        compiled.add_row(own["name"], str(own["launches"]), own["options"])
+    for place in listing["programs"]:
+        compiled.add_row(place["name"], str(place["launches"]), place["options"])
     nets = Table("net", "library", "layers")
-    for own in listing["nets"]:
-        layers = ", ".join(f"{x['name']} ({x['variant']})" for x in own["layers"])
-        nets.add_row(own["label"], own["library"], layers)
+    for place in listing["nets"]:
+        layers = ", ".join(f"{x['name']} ({x['variant']})" for x in place["layers"])
+        nets.add_row(place["label"], place["library"], layers)
     commands = Table("side", "kind", "what", "sizes", title="What runs, in order")
     _add_commands(commands, "once, before the first inference", listing["setup"])
     for stage in listing["stages"]:
@@ -168,13 +175,15 @@ def render(listing: dict[str, Any]) -> Group:
 
 def _buffers(listed: Sequence[dict[str, Any]]) -> Table:
     table = Table("buffer", "place", "bytes", "tensors")
-    for own in listed:
-        names = own["tensors"]
+    for buffer in listed:
+        names = buffer["tensors"]
         more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-        none = "flag" if own["place"] == "flag" else "scratch of kernels"
+        none = "flag" if buffer["place"] == "flag" else "scratch of kernels"
         text = ", ".join(names[:MOST_NAMES]) + more if names else none
-        place = own["place"] if own["image"] is None else f"{own['place']}, {own['image']}"
-        table.add_row(str(own["buffer"]), place, f"{own['bytes']:,}", text)
+        place = (
+            buffer["place"] if buffer["image"] is None else f"{buffer['place']}, {buffer['image']}"
+        )
+        table.add_row(str(buffer["buffer"]), place, f"{buffer['bytes']:,}", text)
     return table
 
 
@@ -183,5 +192,5 @@ def _add_commands(table: Table, label: str, commands: Sequence[dict[str, Any]]) 
         return
     table.add_section()
     table.add_row("", "", Text(label, "bold"), "")
-    for own in commands:
-        table.add_row(own["side"], own["kind"], own["label"], own["detail"])
+    for command in commands:
+        table.add_row(command["side"], command["kind"], command["label"], command["detail"])

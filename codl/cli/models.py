@@ -34,13 +34,13 @@ def list_models(
     def render() -> Table:
         columns = ("model", "inputs", "million weights", "GFLOPs", "nodes")
         table = Table(*columns, title="Built-in models", title_justify="left")
-        for one in summaries:
-            nodes = ", ".join(f"{count} {kind}" for kind, count in one.nodes.items())
-            numbers = (f"{one.parameters / 1e6:.2f}", f"{one.gflops:.2f}")
-            table.add_row(one.name, _shapes(one.inputs.values()), *numbers, nodes)
+        for model in summaries:
+            nodes = ", ".join(f"{count} {kind}" for kind, count in model.nodes.items())
+            numbers = (f"{model.parameters / 1e6:.2f}", f"{model.gflops:.2f}")
+            table.add_row(model.name, _shapes(model.inputs.values()), *numbers, nodes)
         return table
 
-    emit("models", {"models": [asdict(one) for one in summaries]}, render, as_json=json)
+    emit("models", {"models": [asdict(model) for model in summaries]}, render, as_json=json)
 
 
 def _shapes(shapes: Iterable[tuple[int, ...]]) -> str:

@@ -33,7 +33,7 @@ from codl.strategies.base import BUDGET_S
 from codl.workers import Workers
 
 #: The strategies that run plans on the device to find the best.
-RUN_PLANS = ", ".join(name for name, own in STRATEGIES.items() if own.runs_plans)
+RUN_PLANS = ", ".join(name for name, strategy in STRATEGIES.items() if strategy.runs_plans)
 MODELS = (
     f"A built-in model ({', '.join(sorted(BUILT_IN))}), an .onnx file, a model in .yaml, "
     "or a deployment .yaml (with #NAME where it has several models)"
@@ -216,15 +216,15 @@ CheckOption = Annotated[
 _SHAPE = re.compile(r"(?P<name>.+)=(?P<sizes>[1-9]\d*(x[1-9]\d*)*)")
 
 
-def read_models(*given: str) -> list[str]:
+def read_models(*texts: str) -> list[str]:
     """Every model that is named, once: some have commas between them, and deployment files several.
 
     Raises `CodlError` where none is named.
     """
-    names = [name for text in given for name in ([text] if Path(text).is_file() else _parts(text))]
+    names = [name for text in texts for name in ([text] if Path(text).is_file() else _parts(text))]
     models = list(dict.fromkeys(model for name in names for model in choices(name)))
     if not models:
-        raise CodlError(f"Name at least one model, such as yolov2; got {', '.join(given)!r}.")
+        raise CodlError(f"Name at least one model, such as yolov2; got {', '.join(texts)!r}.")
     return models
 
 
@@ -246,10 +246,10 @@ def budget_of(text: str | None, option: str = "--budget") -> Budget:
     return Budget(None if text is None else read_budget(text, option))
 
 
-def read_shapes(given: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
+def read_shapes(texts: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
     """Sizes by input, of --shape; raises `CodlError` with what is none."""
     shapes = {}
-    for text in given or ():
+    for text in texts or ():
         match = _SHAPE.fullmatch(text)
         if match is None:
             raise CodlError(f"--shape must be like input=1x3x224x224, got {text!r}.")

@@ -79,9 +79,9 @@ def told_of(checked: Checked | None) -> dict[str, Any]:
 def _finite(value: Any) -> Any:
     """The same with None for numbers that JSON has not, such as the error of a NaN."""
     if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [_finite(item) for item in value]
     return None if isinstance(value, float) and not isfinite(value) else value
 
 

@@ -16,19 +16,19 @@ def op_placement_table(placed: Sequence[OpPlacement], source: str, *, every: boo
     title = f"Placement, {source} latencies"
     columns = ("op", "kind", "processor", "GPU ratio", "variant", "stored", "ms", "why")
     table = Table(*columns, title=title)
-    for one in placed:
-        if every or one.kind == OnnxModel.kind:
-            ratio = f"{one.dim} {one.gpu_ratio:.2f}" if 0 < one.gpu_ratio < 1 else ""
-            ms = "" if one.latency_ms is None else f"{one.latency_ms:.3f}"
-            stored = f"{one.layout} {one.stored}"
-            where = (one.op, one.kind, one.processor, ratio, one.variant, stored)
-            table.add_row(*where, ms, one.reason)
+    for op in placed:
+        if every or op.kind == OnnxModel.kind:
+            ratio = f"{op.dim} {op.gpu_ratio:.2f}" if 0 < op.gpu_ratio < 1 else ""
+            ms = "" if op.latency_ms is None else f"{op.latency_ms:.3f}"
+            stored = f"{op.layout} {op.stored}"
+            where = (op.op, op.kind, op.processor, ratio, op.variant, stored)
+            table.add_row(*where, ms, op.reason)
     if not every:
-        for (processor, engine), own in _by_engine(placed).items():
-            total = sum(one.latency_ms or 0.0 for one in own)
-            kinds = ", ".join(dict.fromkeys(one.kind for one in own))
-            table.add_row(f"{len(own)} ops", kinds, processor, "", engine, "", f"{total:.3f}", "")
-    shared = sum(one.together > 1 for one in placed)
+        for (processor, engine), ops in _by_engine(placed).items():
+            total = sum(each.latency_ms or 0.0 for each in ops)
+            kinds = ", ".join(dict.fromkeys(each.kind for each in ops))
+            table.add_row(f"{len(ops)} ops", kinds, processor, "", engine, "", f"{total:.3f}", "")
+    shared = sum(each.together > 1 for each in placed)
     table.caption = "everything is computed and accumulated in float32"
     if shared:
         table.caption += (
@@ -41,12 +41,12 @@ def op_placement_table(placed: Sequence[OpPlacement], source: str, *, every: boo
 def _by_engine(placed: Sequence[OpPlacement]) -> dict[tuple[str, str], list[OpPlacement]]:
     """Ops that codl has operators for, by processor and what runs them."""
     groups: dict[tuple[str, str], list[OpPlacement]] = {}
-    for one in placed:
-        if one.kind == OnnxModel.kind:
+    for op in placed:
+        if op.kind == OnnxModel.kind:
             continue
-        own = "ncnn" if one.variant != CpuOrt.name else "ONNX Runtime"
-        engine = own if one.processor == "cpu" else "OpenCL kernels"
-        groups.setdefault((one.processor, engine), []).append(one)
+        library = "ncnn" if op.variant != CpuOrt.name else "ONNX Runtime"
+        engine = library if op.processor == "cpu" else "OpenCL kernels"
+        groups.setdefault((op.processor, engine), []).append(op)
     return groups
 
 

@@ -248,14 +248,14 @@ def _result(
         "fallbacks": [asdict(fallback) for fallback in engine.fallbacks],
         "gpu_failure": engine.gpu_failure,
         **told_of(engine.checked),
-        "planned_fallbacks": [asdict(one) for one in engine.plan.fallbacks],
+        "planned_fallbacks": [asdict(fallback) for fallback in engine.plan.fallbacks],
         "gpu_storage": list(map(str, engine.storages)),
         "precision": engine.precision,
         "options": {**asdict(wanted), "threads": engine.soc.placement.threads},
         "limited": None if engine.limited is None else asdict(engine.limited),
         "memory_bytes": asdict(engine.memory),
         "adaptation": None if engine.adaptation is None else asdict(engine.adaptation),
-        "placement": [asdict(one) for one in done.placed],
+        "placement": [asdict(placement) for placement in done.placed],
         "spans": [asdict(span) for span in done.spans],
     }
 

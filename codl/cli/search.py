@@ -142,7 +142,9 @@ def _files(names: Sequence[str], output: Path | None) -> list[Path | None]:
     stems = [Path(name.partition("#")[2] or name).stem for name in names]
     for stem, plans in Counter(stems).items():
         if plans > 1:
-            same = ", ".join(name for name, own in zip(names, stems, strict=True) if own == stem)
+            same = ", ".join(
+                name for name, other in zip(names, stems, strict=True) if other == stem
+            )
             raise CodlError(f"The plans of {same} would all be {stem}.json: search them apart.")
     return [result_file(inside(output, f"{stem}.json")) for stem in stems]
 
@@ -164,10 +166,14 @@ def _show(outcome: Outcome, *, every: bool, as_json: bool) -> None:
 def _show_all(name: str, outcomes: Mapping[str, Outcome], limit: Budget, *, as_json: bool) -> None:
     """What the searches of several models found; raises `CodlError` where one found nothing."""
     soc = socs.load(name).name
-    failed = {model: str(one) for model, one in outcomes.items() if isinstance(one, CodlError)}
+    failed = {
+        model: str(outcome) for model, outcome in outcomes.items() if isinstance(outcome, CodlError)
+    }
     result = {
         "soc": soc,
-        "plans": [_result(one) for one in outcomes.values() if not isinstance(one, CodlError)],
+        "plans": [
+            _result(outcome) for outcome in outcomes.values() if not isinstance(outcome, CodlError)
+        ],
         "failed": [{"model": model, "reason": reason} for model, reason in failed.items()],
         "stopped": limit.ended,
     }
@@ -181,22 +187,22 @@ def _show_all(name: str, outcomes: Mapping[str, Outcome], limit: Budget, *, as_j
         )
 
 
-def _result(found: FoundPlan | FoundBound) -> dict[str, Any]:
+def _result(outcome: FoundPlan | FoundBound) -> dict[str, Any]:
     """What --json holds of one model."""
-    if isinstance(found, FoundBound):
+    if isinstance(outcome, FoundBound):
         keys = ("op", "dim", "gpu_ratio", "latency_ms")
-        layers = [dict(zip(keys, layer, strict=True)) for layer in found.limit.layers]
-        result = {"model": found.model, "latency_ms": found.limit.latency_ms, "layers": layers}
+        layers = [dict(zip(keys, layer, strict=True)) for layer in outcome.limit.layers]
+        result = {"model": outcome.model, "latency_ms": outcome.limit.latency_ms, "layers": layers}
         return {**result, "strategy": ideal.NAME, "source": "computed"}
-    result = {**found.plan.to_json(), "search_ms": found.search_ms}
-    result["placement"] = [asdict(one) for one in found.placed]
+    result = {**outcome.plan.to_json(), "search_ms": outcome.search_ms}
+    result["placement"] = [asdict(op) for op in outcome.placed]
     result.pop("version")
     return result
 
 
-def _bound_table(found: FoundBound) -> Table:
-    limit = found.limit
-    table = Table("op", "dim", "GPU ratio", "ms", title=f"Ideal {found.model}")
+def _bound_table(found_bound: FoundBound) -> Table:
+    limit = found_bound.limit
+    table = Table("op", "dim", "GPU ratio", "ms", title=f"Ideal {found_bound.model}")
     for name, dim, ratio, ms in limit.layers:
         table.add_row(name, dim, f"{ratio:.1f}", f"{ms:.3g}")
     table.caption = f"{limit.latency_ms:.1f} ms, computed from measured ops, nothing shared"
@@ -207,15 +213,15 @@ def _models_table(soc: str, outcomes: Mapping[str, Outcome]) -> Table:
     """A line for every model: its plan in short."""
     columns = ("model", "strategy", "chains", "on both", "predicted ms", "search ms")
     table = Table(*columns, title=f"Plans on {soc}", title_justify="left")
-    for name, found in outcomes.items():
-        if isinstance(found, FoundBound):
-            table.add_row(name, ideal.NAME, "-", "-", f"{found.limit.latency_ms:.1f}", "-")
-        elif isinstance(found, FoundPlan):
-            plan = found.plan
+    for name, outcome in outcomes.items():
+        if isinstance(outcome, FoundBound):
+            table.add_row(name, ideal.NAME, "-", "-", f"{outcome.limit.latency_ms:.1f}", "-")
+        elif isinstance(outcome, FoundPlan):
+            plan = outcome.plan
             both = sum(0 < chain.gpu_ratio < 1 for chain in plan.chains)
             predicted = "-" if plan.predicted_ms is None else f"{plan.predicted_ms:.1f}"
             counts = (str(len(plan.chains)), str(both))
-            table.add_row(name, plan.strategy, *counts, predicted, f"{found.search_ms:.0f}")
+            table.add_row(name, plan.strategy, *counts, predicted, f"{outcome.search_ms:.0f}")
         else:
             table.add_row(name, "no plan", *(["-"] * 4))
     return table

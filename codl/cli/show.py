@@ -64,18 +64,18 @@ def show_file(
     codl show plan.json --soc host --executable yolov2.json
     codl show yolov2.json --json
     """
-    found = _read(file)
-    if isinstance(found, Plan):
+    loaded = _read(file)
+    if isinstance(loaded, Plan):
         if soc is None:
             if executable is not None:
                 raise typer.BadParameter("a plan is lowered for a SoC.", param_hint="--soc")
-            _show_plan(found, as_json=json, output=output)
+            _show_plan(loaded, as_json=json, output=output)
             return
-        shown = _lowered(found, soc, model or found.model, batch, dataset)
+        shown = _lowered(loaded, soc, model or loaded.model, batch, dataset)
     else:
-        shown = _decoded(file, found)
+        shown = _decoded(file, loaded)
     if executable is not None:
-        text = found if isinstance(found, bytes) else encode(shown, array_digest)
+        text = loaded if isinstance(loaded, bytes) else encode(shown, array_digest)
         note(f"Wrote {files.write(executable, text)}")
     listing = content(shown)
     result: dict[str, Any] = {"kind": "executable", **listing}

@@ -109,19 +109,19 @@ def _tuned(
     """What --json holds; of a search that Ctrl-C ended, what was found until then."""
     soc = target.soc
     tuning = tuning_file.read(dataset, soc)
-    found: list[Tuned] = []
+    results: list[Tuned] = []
 
     def keep(result: Tuned) -> None:
         tuning_file.add(dataset, soc, [result])
-        found.append(result)
+        results.append(result)
 
     origin = recorded(target, Digests(), **asdict(FINAL))
-    with progress(f"Tuning on {soc.name}") as update, budget.keeping(found):
+    with progress(f"Tuning on {soc.name}") as update, budget.keeping(results):
         done = target.tune(
             tasks, tuning, keep=keep, budget_s=budget.share().seconds, progress=update
         )
     if budget.ended == "interrupted":
-        done = cut_short(tasks, tuning, soc, found, seconds=budget.spent_s)
+        done = cut_short(tasks, tuning, soc, results, seconds=budget.spent_s)
     elif done.left:
         budget.ended = "budget"
     note(f"Results are kept in {tuning_file.path_of(dataset)}")
@@ -135,10 +135,10 @@ def _tuned(
 def _only(tasks: Sequence[TuneTask], variants: str | None) -> Sequence[TuneTask]:
     if variants is None:
         return tasks
-    known, wanted = {task.variant.name for task in tasks}, variants.split(",")
+    names, wanted = {task.variant.name for task in tasks}, variants.split(",")
     for name in wanted:
-        if name not in known:
-            raise UnknownNameError("GPU kernel variant of these ops", name, known)
+        if name not in names:
+            raise UnknownNameError("GPU kernel variant of these ops", name, names)
     return [task for task in tasks if task.variant.name in wanted]
 
 

@@ -46,31 +46,32 @@ from codl.validate.validation import (
 NPZ = ".npz"
 
 
-def files_of(given: Path | None) -> list[Path]:
+def files_of(path: Path | None) -> list[Path]:
     """The files of inputs: those of a folder by name, the one that is given, or none.
 
     Raises `CodlError` for a folder without any, and for one that holds arrays and images.
     """
-    if given is None or not given.is_dir():
-        return [] if given is None else [given]
+    if path is None or not path.is_dir():
+        return [] if path is None else [path]
     kinds = {NPZ: [NPZ], "image": list(SUFFIXES)}
-    there = sorted(one for one in given.iterdir() if one.is_file())
-    found = {
-        name: [one for one in there if one.suffix.lower() in kind] for name, kind in kinds.items()
+    files = sorted(file for file in path.iterdir() if file.is_file())
+    by_kind = {
+        name: [file for file in files if file.suffix.lower() in kind]
+        for name, kind in kinds.items()
     }
-    arrays, images = found.values()
+    arrays, images = by_kind.values()
     if not (arrays or images):
         raise CodlError(
-            f"--input names the folder {given}, in which there is no {NPZ} file and no image "
+            f"--input names the folder {path}, in which there is no {NPZ} file and no image "
             f"({', '.join(SUFFIXES)})."
         )
     if arrays and images:
         raise CodlError(
-            f"--input names the folder {given}, in which there are {len(arrays)} {NPZ} files and "
+            f"--input names the folder {path}, in which there are {len(arrays)} {NPZ} files and "
             f"{len(images)} images: keep them in folders of their own."
         )
-    if left := len(there) - len(arrays) - len(images):
-        note(f"{left} other files in {given} are left out.")
+    if left := len(files) - len(arrays) - len(images):
+        note(f"{left} other files in {path} are left out.")
     return arrays or images
 
 
@@ -99,8 +100,8 @@ def _readers(
     if files and files[0].suffix.lower() in SUFFIXES:
         return _image_readers(network, files, deployed)
 
-    def usual(own: Network) -> Mapping[str, NDArray[Any]]:
-        return random_inputs(own, seed)
+    def usual(network: Network) -> Mapping[str, NDArray[Any]]:
+        return random_inputs(network, seed)
 
     wanted: list[Path | None] = [*files] or [None]
     return [partial(read_inputs, network, file, deployed, usual) for file in wanted]
@@ -123,29 +124,29 @@ def _image_readers(
     return [partial(read, file) for file in files]
 
 
-def result_of(found: Validation, remedy: Remedy | None) -> dict[str, Any]:
-    bad = found.first_bad
+def result_of(validation: Validation, remedy: Remedy | None) -> dict[str, Any]:
+    bad = validation.first_bad
     return {
-        "model": found.plan.model,
-        "strategy": found.plan.strategy,
-        "ok": found.ok,
-        "diagnosis": found.diagnosis,
+        "model": validation.plan.model,
+        "strategy": validation.plan.strategy,
+        "ok": validation.ok,
+        "diagnosis": validation.diagnosis,
         "left": {
-            "ops": [one.part.label for one in found.ops.checks if not one.is_reached],
-            "samples": found.samples_left,
+            "ops": [check.part.label for check in validation.ops.checks if not check.is_reached],
+            "samples": validation.samples_left,
         },
         "first_bad": None if bad is None else bad.part.layer.name,
-        "fallback": [] if remedy is None else [asdict(one) for one in remedy.fallbacks],
+        "fallback": [] if remedy is None else [asdict(fallback) for fallback in remedy.fallbacks],
         "remedy": None if remedy is None else _remedy(remedy),
-        "reference": found.reference,
-        "references": None if found.references is None else asdict(found.references),
-        "outputs": asdict(found.whole.worst),
-        "cosine": found.whole.worst.cosine,
-        "max_rel_err": found.whole.worst.max_rel_err,
-        "accumulated_lost": found.ops.lost,
-        "fallbacks": [asdict(one) for one in found.whole.refused],
-        "placement": [asdict(one) for one in found.placed],
-        "ops": found.rows(),
+        "reference": validation.reference,
+        "references": None if validation.references is None else asdict(validation.references),
+        "outputs": asdict(validation.whole.worst),
+        "cosine": validation.whole.worst.cosine,
+        "max_rel_err": validation.whole.worst.max_rel_err,
+        "accumulated_lost": validation.ops.lost,
+        "fallbacks": [asdict(refused) for refused in validation.whole.refused],
+        "placement": [asdict(op) for op in validation.placed],
+        "ops": validation.rows(),
     }
 
 
@@ -154,16 +155,16 @@ def _remedy(remedy: Remedy) -> dict[str, Any]:
     return {
         "ok": remedy.ok,
         "outputs": None if remedy.whole is None else asdict(remedy.whole),
-        "unmet": [one.part.layer.name for one in remedy.unmet],
+        "unmet": [check.part.layer.name for check in remedy.unmet],
         "plans_tried": remedy.tried,
         "predicted_ms": remedy.plan.predicted_ms,
     }
 
 
-def tables_of(result: Mapping[str, Any], found: Validation, remedy: Remedy | None) -> Group:
+def tables_of(result: Mapping[str, Any], validation: Validation, remedy: Remedy | None) -> Group:
     """Two lines and more to an op, so that no word is broken in a terminal of 80 columns."""
     columns = ("", "op, where it runs, and why there", "cosine\nlargest", "error\nso far")
-    table = Table(*columns, title=f"Ops of {found.plan.model}", title_justify="left")
+    table = Table(*columns, title=f"Ops of {validation.plan.model}", title_justify="left")
     for row in result["ops"]:
         so_far = row["accumulated_max_rel_err"]
         table.add_row(
@@ -180,7 +181,7 @@ def tables_of(result: Mapping[str, Any], found: Validation, remedy: Remedy | Non
         "accumulated in float32."
     )
     samples = _sample_lines(result)
-    lines = (*_lines(found), *samples, *_fallback_lines(remedy))
+    lines = (*_lines(validation), *samples, *_fallback_lines(remedy))
     return Group(table, *lines)
 
 
@@ -199,30 +200,31 @@ def _verdict(row: Mapping[str, Any]) -> Text:
 
 def _sample_lines(result: Mapping[str, Any]) -> list[str]:
     """How often classes agree, of several samples."""
-    found, lowest = result["agreement"], result["lowest"]
-    if found is None:
+    classes, lowest = result["agreement"], result["lowest"]
+    if classes is None:
         return []
     line = (
-        f"Of {found['samples']} samples the largest value is the reference's in "
-        f"{found['top1']:.1%}, and the reference's is among the five largest in "
-        f"{found['top5']:.1%}; the lowest cosine is {lowest['cosine']:.7f}, of {lowest['file']}."
+        f"Of {classes['samples']} samples the largest value is the reference's in "
+        f"{classes['top1']:.1%}, and the reference's is among the five largest in "
+        f"{classes['top5']:.1%}; the lowest cosine is {lowest['cosine']:.7f}, of {lowest['file']}."
     )
-    if found["accuracy"] is None:
+    if classes["accuracy"] is None:
         return [line]
-    right = f"{found['accuracy']:.1%} are at their label, {found['reference_accuracy']:.1%}"
+    right = f"{classes['accuracy']:.1%} are at their label, {classes['reference_accuracy']:.1%}"
     return [line, f"{right} of the reference's."]
 
 
-def _lines(found: Validation) -> list[str]:
-    outputs = found.whole.worst
+def _lines(validation: Validation) -> list[str]:
+    outputs = validation.whole.worst
     lines = [
-        f"{one.part.label} on the {one.part.processor} in {one.part.variant} is {reason_of(one)}"
-        for one in found.bad
+        f"{check.part.label} on the {check.part.processor} in {check.part.variant} is "
+        f"{reason_of(check)}"
+        for check in validation.bad
     ]
-    lines += map(str, found.whole.refused)
+    lines += map(str, validation.whole.refused)
     lines.append(
-        f"Outputs beside those of {found.reference}: cosine {outputs.cosine:.7f}, max_rel_err "
-        f"{outputs.max_rel_err:.2e}. {found.diagnosis}"
+        f"Outputs beside those of {validation.reference}: cosine {outputs.cosine:.7f}, max_rel_err "
+        f"{outputs.max_rel_err:.2e}. {validation.diagnosis}"
     )
     return lines
 
@@ -231,12 +233,12 @@ def _fallback_lines(remedy: Remedy | None) -> list[str]:
     """What is changed, and what that leads to."""
     if remedy is None:
         return []
-    lines = [f"Fallback: {one}" for one in remedy.fallbacks]
+    lines = [f"Fallback: {fallback}" for fallback in remedy.fallbacks]
     lines += [
-        f"Nothing was found that stands in for {one.part.label}."
-        if one.is_reached
-        else f"{one.part.label} with the fallbacks was not reached in time."
-        for one in remedy.unmet
+        f"Nothing was found that stands in for {check.part.label}."
+        if check.is_reached
+        else f"{check.part.label} with the fallbacks was not reached in time."
+        for check in remedy.unmet
     ]
     if remedy.whole is None:
         return [*lines, "The plan does not run with it."]
@@ -370,16 +372,16 @@ def validate_plan(
         written, applied = chosen.applied(loaded.network)
         bench = ModelUnderTest(replace(loaded, network=written), target, context.tuning, samples)
         with progress(f"Ops of {loaded.network.name}") as update:
-            found = validate(bench, applied, cosine=cosine, progress=update, budget=time)
+            validation = validate(bench, applied, cosine=cosine, progress=update, budget=time)
         remedy = None
-        if found.is_wrong and not strict:
-            note(found.diagnosis)
+        if validation.is_wrong and not strict:
+            note(validation.diagnosis)
             stage("Looking for the smallest change with which it is right")
-            remedy = find_remedy(bench, found, budget=None if budget is None else time)
+            remedy = find_remedy(bench, validation, budget=None if budget is None else time)
             changed = remedy.plan.restored(loaded.network, chosen.sums)
             remedy = replace(remedy, plan=_priced(changed, chosen, loaded.network, context))
         of = digests_of(context, loaded.network, plans={loaded.network.name: chosen})
-        origin = recorded(target, of, cosine=found.cosine, half=half, seed=seed)
+        origin = recorded(target, of, cosine=validation.cosine, half=half, seed=seed)
     if write_plan is not None:
         kept = replace(remedy.plan if remedy else chosen, origin=context.origin())
         note(f"Wrote {kept.save(write_plan)}")
@@ -391,29 +393,37 @@ def validate_plan(
         "batch": batch,
         "input": None if inputs is None else str(inputs),
         "seed": None if inputs is not None else seed,
-        **result_of(found, remedy),
-        "lowest": _lowest(found, files),
-        "agreement": None if len(files) < 2 else asdict(_agreement(bench, found, classes)),
+        **result_of(validation, remedy),
+        "lowest": _lowest(validation, files),
+        "agreement": None if len(files) < 2 else asdict(_agreement(bench, validation, classes)),
         **origin,
     }
-    emit("validate", result, lambda: tables_of(result, found, remedy), as_json=json, output=output)
-    if strict and found.whole.refused:
-        raise CodlError(f"--strict: {'; '.join(map(str, found.whole.refused))}")
-    if found.left or (found.is_wrong and not (remedy and remedy.ok)):
+    emit(
+        "validate",
+        result,
+        lambda: tables_of(result, validation, remedy),
+        as_json=json,
+        output=output,
+    )
+    if strict and validation.whole.refused:
+        raise CodlError(f"--strict: {'; '.join(map(str, validation.whole.refused))}")
+    if validation.left or (validation.is_wrong and not (remedy and remedy.ok)):
         raise typer.Exit(1)
 
 
-def _lowest(found: Validation, files: Sequence[Path]) -> dict[str, Any]:
+def _lowest(validation: Validation, files: Sequence[Path]) -> dict[str, Any]:
     """The sample whose outputs are farthest from right; its file, where it is of one."""
-    cosines = [one.cosine for one in found.whole.samples]
+    cosines = [sample.cosine for sample in validation.whole.samples]
     place = cosines.index(min(cosines))
     return {"file": files[place].name if files else None, "cosine": cosines[place]}
 
 
-def _agreement(bench: ModelUnderTest, found: Validation, labels: Sequence[int] | None) -> Agreement:
+def _agreement(
+    bench: ModelUnderTest, validation: Validation, labels: Sequence[int] | None
+) -> Agreement:
     """Of the model's first output."""
     name = next(iter(bench.network.outputs))
-    got = [own[name] for own in found.whole.outputs]
+    got = [output[name] for output in validation.whole.outputs]
     right = [bench.expected(number)[name] for number in range(len(got))]
     return agreement(got, right, None if labels is None else labels[: len(got)])
 
@@ -448,5 +458,8 @@ def _priced(plan: Plan, before: Plan, network: Network, context: Context) -> Pla
 def _add_to_soc(name: str, fallbacks: Sequence[OpFallback]) -> Path:
     """Write a SoC file with more fallbacks, those of before included."""
     facts = socs.load(name)
-    known = {(one.op, one.processor, one.variant): one for one in (*facts.fallbacks, *fallbacks)}
-    return replace(facts, fallbacks=tuple(known.values())).save(socs.own_path_of(name))
+    by_variant = {
+        (fallback.op, fallback.processor, fallback.variant): fallback
+        for fallback in (*facts.fallbacks, *fallbacks)
+    }
+    return replace(facts, fallbacks=tuple(by_variant.values())).save(socs.own_path_of(name))

@@ -86,12 +86,14 @@ def doubts(warm: Latency, cold: Latency | None = None) -> tuple[str, ...]:
 
     `cold` is that of first runs, which find the caches as others left them.
     """
-    found = []
+    reasons = []
     if warm.p80 > WIDE * warm.p20:
-        found.append(f"p80 is {warm.p80 / warm.p20:.2f} times p20")
+        reasons.append(f"p80 is {warm.p80 / warm.p20:.2f} times p20")
     if cold is not None and cold.level < (1 - BY_CHANCE) * warm.level:
-        found.append(f"first runs took {cold.level:.3g} ms, those behind them {warm.level:.3g} ms")
-    return tuple(found)
+        reasons.append(
+            f"first runs took {cold.level:.3g} ms, those behind them {warm.level:.3g} ms"
+        )
+    return tuple(reasons)
 
 
 @dataclass(frozen=True)
@@ -205,7 +207,7 @@ class Conditions:
         """
         if not readings:
             return cls()
-        last, held = readings[-1], {side for own in readings for side in own.throttled}
+        last, held = readings[-1], {side for reading in readings for side in reading.throttled}
         temperatures = [r.temperature_c for r in readings if r.temperature_c is not None]
         return replace(
             last,
@@ -217,8 +219,8 @@ class Conditions:
 
 
 def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
+    readings = [value for value in values if value is not None]
+    return median(readings) if readings else None
 
 
 @dataclass(frozen=True)

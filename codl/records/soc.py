@@ -198,10 +198,10 @@ class Soc:
         content: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self.facts))
         if self.source == "measured":
             del content["source"]
-        for kind, own in ((Soc, content), (CpuSide, content["cpu"]), (GpuSide, content["gpu"])):
+        for kind, part in ((Soc, content), (CpuSide, content["cpu"]), (GpuSide, content["gpu"])):
             for key in [f.name for f in fields(kind) if _is_optional(f)]:
-                if own.get(key) in UNKNOWN:
-                    own.pop(key, None)
+                if part.get(key) in UNKNOWN:
+                    part.pop(key, None)
         return content
 
     def is_as_in(self, content: Any) -> bool:
@@ -217,8 +217,8 @@ class Soc:
         return yaml_file.write(self.to_dict(), path)
 
 
-def _is_optional(own: Field[Any]) -> bool:
-    return own.default is not MISSING or own.default_factory is not MISSING
+def _is_optional(member: Field[Any]) -> bool:
+    return member.default is not MISSING or member.default_factory is not MISSING
 
 
 def decisive(content: dict[str, Any]) -> dict[str, Any]:
@@ -232,14 +232,14 @@ def decisive(content: dict[str, Any]) -> dict[str, Any]:
 
 def names() -> list[str]:
     """The SoCs that have a file: those in `./socs`, and those that come with codl."""
-    own = (path.stem for path in FOLDER.glob("*.yaml") if "." not in path.stem)
-    return sorted({*own, *_shipped()})
+    names = (path.stem for path in FOLDER.glob("*.yaml") if "." not in path.stem)
+    return sorted({*names, *_shipped()})
 
 
 def path_of(name: str | Path) -> Path:
     """The file of a SoC that is named, in `./socs` or of codl's own, or the file itself."""
-    own = own_path_of(name)
-    return own if own.exists() else _shipped().get(str(name), own)
+    path = own_path_of(name)
+    return path if path.exists() else _shipped().get(str(name), path)
 
 
 def own_path_of(name: str | Path) -> Path:
@@ -300,7 +300,7 @@ def _checked(soc: Soc, path: Path) -> Soc:
         inside(FOLDER, soc.name)  # of which folders are named
     except CodlError as error:
         raise InvalidFileError(path, str(error), where="name") from error
-    for key, values, known in (
+    for key, values, choices in (
         ("gpu.type", (soc.gpu.type,), TYPES),
         ("gpu.memory_types", soc.gpu.memory_types, MEMORY_TYPES),
         ("gpu.svm", (soc.gpu.svm,), ("", *SVM_LEVELS)),
@@ -308,13 +308,13 @@ def _checked(soc: Soc, path: Path) -> Soc:
         ("source", (soc.source,), SOURCES),
     ):
         for value in values:
-            if value not in known:
-                reason = f"must be of {', '.join(known)}, got {value!r}."
+            if value not in choices:
+                reason = f"must be of {', '.join(choices)}, got {value!r}."
                 raise InvalidFileError(path, reason, where=key)
-    for number, one in enumerate(soc.fallbacks):
-        if one.op.partition(" ")[0] in OP_TYPES:  # a plugin's kind may not be loaded
+    for number, fallback in enumerate(soc.fallbacks):
+        if fallback.op.partition(" ")[0] in OP_TYPES:  # a plugin's kind may not be loaded
             try:
-                parse(one.op)
+                parse(fallback.op)
             except CodlError as error:
                 where = f"fallbacks[{number}].op"
                 raise InvalidFileError(path, str(error), where=where) from error

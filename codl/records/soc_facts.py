@@ -115,15 +115,15 @@ class PublishedSoc:
 
     def to_dict(self) -> dict[str, Any]:
         """The facts as YAML and JSON hold them: what is unknown is left out."""
-        known = {"cpu": self.known("cpu"), "gpu": self.known("gpu")}
+        facts = {"cpu": self.known("cpu"), "gpu": self.known("gpu")}
         head = {"name": self.name, "description": self.description, "source": self.source}
-        return {**head, **known, "sources": dict(self.sources)}
+        return {**head, **facts, "sources": dict(self.sources)}
 
     def known(self, side: str) -> dict[str, Any]:
         """The facts of one side that are known."""
         content: dict[str, Any] = asdict(getattr(self, side))
         if clusters := content.pop("clusters", ()):
-            told = [{k: value for k, value in own.items() if value} for own in clusters]
+            told = [{k: value for k, value in cluster.items() if value} for cluster in clusters]
             content = {"name": content.pop("name"), "clusters": told, **content}
         return {key: value for key, value in content.items() if value is not None}
 
@@ -138,10 +138,10 @@ class PublishedSoc:
     def missing_of(self, cpu: type[Any], gpu: type[Any]) -> list[str]:
         """The keys, as `gpu.driver`, that a SoC must have and that nobody published."""
         return [
-            f"{side}.{own.name}"
+            f"{side}.{member.name}"
             for side, kind in (("cpu", cpu), ("gpu", gpu))
-            for own in fields(kind)
-            if own.default is MISSING and own.name not in self.known(side)
+            for member in fields(kind)
+            if member.default is MISSING and member.name not in self.known(side)
         ]
 
 

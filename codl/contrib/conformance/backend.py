@@ -65,7 +65,7 @@ def checked_type(info: onnx.ValueInfoProto) -> np.dtype[Any]:
     if name not in CONVERTED:
         raise UnsupportedError(
             f"{info.name!r} is of type {name.lower()}; codl converts "
-            f"{', '.join(known.lower() for known in CONVERTED)}."
+            f"{', '.join(name.lower() for name in CONVERTED)}."
         )
     dtype: np.dtype[Any] = helper.tensor_dtype_to_np_dtype(element)
     return dtype
@@ -266,8 +266,8 @@ class CodlBackend(Backend):  # type: ignore[misc]
         graph = helper.make_graph(
             [node],
             node.name or node.op_type,
-            [_info(name, *given) for name, given in zip(names, types, strict=True)],
-            [_info(name, *given) for name, given in zip(node.output, outputs_info, strict=True)]
+            [_info(name, *info) for name, info in zip(names, types, strict=True)],
+            [_info(name, *info) for name, info in zip(node.output, outputs_info, strict=True)]
             if outputs_info
             else [onnx.ValueInfoProto(name=name) for name in node.output if name],
         )

@@ -79,8 +79,8 @@ def suite() -> tuple[Case, ...]:
 
 def known_ops() -> frozenset[str]:
     """The node types that codl runs, or should run."""
-    known = {*CONVERTERS, *ALIASES, *RESHAPES}
-    return frozenset(known.difference(FOLDED))
+    ops = {*CONVERTERS, *ALIASES, *RESHAPES}
+    return frozenset(ops.difference(FOLDED))
 
 
 def select(*, everything: bool = False, only: str = "") -> list[Case]:
@@ -88,14 +88,14 @@ def select(*, everything: bool = False, only: str = "") -> list[Case]:
 
     The expansion of an op, known or not, is taken where it is made of known ones alone.
     """
-    known = known_ops()
-    foldable = known.union(FOLDED)
+    ops = known_ops()
+    foldable = ops.union(FOLDED)
 
     def wanted(case: Case) -> bool:
         nodes = {node.op_type for node in case.test.model.graph.node}
         if EXPANDED.search(case.name):
             return everything or (nodes <= foldable and case.op not in FOLDED)
-        return everything or case.op in known
+        return everything or case.op in ops
 
     return [case for case in suite() if re.search(only, case.name) and wanted(case)]
 
