@@ -8,8 +8,7 @@ from support.kernel_runs import assert_close, operands, reference, run_cpu, run_
 from support.some import some
 
 from codl.errors import CodlError
-from codl.ir import Array, Region, Span, parse, to_text
-from codl.ir.ops.attention import Attention
+from codl.ir import Region, Span, parse, to_text
 from codl.kernels import registry
 from codl.runtime.opencl import OpenClDevice
 
@@ -75,29 +74,6 @@ def test_large_scores_and_hidden_keys_stay_exact(gpu: OpenClDevice) -> None:
 )
 def test_it_is_cut_by_images_heads_and_queries(text: str, dims: tuple[str, ...]) -> None:
     assert parse(text).dims == dims
-
-
-@pytest.mark.parametrize("text", TEXTS)
-def test_parts_compute_what_the_whole_does(text: str) -> None:
-    op = parse(text)
-    inputs, weights = operands(op)
-    expected, whole = reference(op, inputs, weights), Region.whole(op.output)
-    for axis in ("images", "channels", "rows"):
-        size, step = getattr(whole, axis).size, op.channel_step if axis == "channels" else 1
-        cut = size // 2 // step * step
-        for span in (Span(0, cut), Span(cut, size)) if cut else (Span(0, size),):
-            part = whole._replace(**{axis: span})
-            own = op.restrict(part)
-            got = reference(own, [_taken(x, op, part, i) for i, x in enumerate(inputs)], weights)
-            np.testing.assert_allclose(got, _cut(expected, part), rtol=1e-5, atol=1e-6)
-
-
-def _taken(x: Array, op: Attention, part: Region, index: int) -> Array:
-    return _cut(x, op.needs(part, index))
-
-
-def _cut(x: Array, part: Region) -> Array:
-    return x[tuple(slice(*span) for span in part)]
 
 
 def test_a_causal_part_needs_the_keys_that_it_sees() -> None:

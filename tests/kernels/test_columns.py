@@ -22,7 +22,7 @@ from support.random_ops import (
 )
 from support.some import some
 
-from codl.ir import Array, Op, Region, parse, to_text
+from codl.ir import Array, Op, Region, parse
 from codl.ir.ops.attention import (
     Attention,
     AttentionColumns,
@@ -52,12 +52,10 @@ from codl.kernels.conv2d.cpu_winograd import TILES, WINOGRAD, usual_tile
 from codl.kernels.conv2d.gpu_windows import row_tile
 from codl.kernels.kernel import CpuKernel
 from codl.kernels.ncnn import NcnnLayer
-from codl.kernels.source import source_digest
 from codl.kernels.tuning import Tuning
 from codl.measure.op_runner import operands
 from codl.predict import features
 from codl.records.soc import CpuSide, GpuSide, Soc
-from codl.records.tuned import Tuned
 
 CPU = CpuSide(name="test", threads=1, simd_floats=16, l2_cache_bytes=1 << 20)
 GPU = GpuSide(
@@ -153,15 +151,9 @@ def test_many_ops_have_the_features_that_each_has_alone(ops: list[Op]) -> None:
 
 
 def check_alone(variant: Any, ops: Sequence[Op], soc: Soc) -> None:
-    """Also that a default of many is the first choice of each, and no feature is negative."""
+    """Also that no feature is negative."""
     table = Tuning().feature_columns(variant, ops, soc)
     rows = [variant.features(op, soc) for op in ops]
-    if variant.processor == "gpu":
-        chosen = [variant.choices(op, soc)[0] for op in ops]
-        default = variant.default_columns(variant.op_columns.of(ops), soc)
-        for name, values in default.items():
-            assert list(np.broadcast_to(values, len(ops))) == [choice[name] for choice in chosen]
-        assert rows == [variant.features(op, soc, c) for op, c in zip(ops, chosen, strict=True)]
     for at, row in enumerate(rows):
         assert list(row) == list(table), variant.name
         assert row == {name: values[at] for name, values in table.items()}, variant.name
@@ -209,29 +201,6 @@ def test_more_output_channels_never_cost_fewer_operations_or_bytes(soc: Soc) -> 
             if name in at:
                 by_height = table.values[:, at[name]].reshape(-1, 3)
                 assert (np.diff(by_height, axis=0) >= 0).all(), (variant.name, name)
-
-
-def test_a_tuned_choice_changes_the_row_of_its_op_alone() -> None:
-    soc, variant = SOCS[0], registry.find(PARTS[0], "gpu_winograd")
-    other: Any = variant.choices(PARTS[3], soc)[1]  # type: ignore[attr-defined]
-
-    found = Tuned(
-        op=to_text(PARTS[3]),
-        variant=variant.name,
-        source=source_digest(variant.plan(PARTS[3], soc, other)),  # type: ignore[attr-defined]
-        choice=other,
-        default_ms=2.0,
-        best_ms=1.0,
-        complete=True,
-        trials=(),
-        measured="",
-        codl="",
-    )
-    table = Tuning.of([found], soc).feature_columns(variant, PARTS, soc)
-    rows: Any = [variant.features(part, soc) for part in PARTS]
-    rows[3] = variant.features(PARTS[3], soc, other)  # type: ignore[call-arg]
-    assert rows[3] != variant.features(PARTS[3], soc)
-    assert [{n: v[i] for n, v in table.items()} for i in range(len(PARTS))] == rows
 
 
 #: Channels in and out, and rows and columns, on either side of what decides.

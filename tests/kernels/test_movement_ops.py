@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from support import onnx_models
 from support.engine_runs import same_as_onnx_runtime
-from support.kernel_runs import assert_close, operands, reference, run_gpu
+from support.kernel_runs import check_on_gpu, operands
 from support.random_ops import movements, resizes, transposed_convolutions
 
-from codl.ir import Array, Network, Op, Region, parse, to_text
-from codl.kernels import registry
+from codl.ir import Array, Network, Op, parse
 from codl.records.soc import Soc
 from codl.runtime.opencl import OpenClDevice
 
@@ -32,28 +31,10 @@ SOME = settings(
 )
 
 
-def check(op: Op, gpu: OpenClDevice, inputs: list[Array] | None = None) -> None:
-    """Every variant on the GPU, and every choice of the first, against the reference."""
-    given_inputs, weights = operands(op)
-    inputs = inputs or given_inputs
-    expected = reference(op, inputs, weights)
-    found: list[Any] = registry.variants(op, "gpu", gpu.soc, include_unfit=True)
-    assert found, to_text(op)
-    assert parse(to_text(op)) == op
-    for variant in found:
-        choices = variant.choices(op, gpu.soc)
-        for choice in choices if variant is found[0] else choices[:1]:
-            features = variant.features(op, gpu.soc, choice)
-            assert all(np.isfinite(v) and v >= 0 for v in features.values())
-            whole = Region.whole(op.output)
-            _, got = run_gpu(variant, op, whole, inputs, weights, gpu, choice)
-            assert_close(variant, op, got, expected)
-
-
 @given(op=movements())
 @SOME
 def test_movements_equal_the_reference(op: Op, gpu: OpenClDevice) -> None:
-    check(op, gpu)
+    check_on_gpu(op, gpu)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +57,7 @@ def test_movements_equal_the_reference(op: Op, gpu: OpenClDevice) -> None:
     ],
 )
 def test_movements_at_sizes_of_networks(text: str, gpu: OpenClDevice) -> None:
-    check(parse(text), gpu)
+    check_on_gpu(parse(text), gpu)
 
 
 @given(data=st.data(), sizes=st.lists(st.integers(1, 20), min_size=1, max_size=4))
@@ -93,7 +74,7 @@ def test_gather_takes_slices_by_any_index(
     written = "x".join(map(str, shape)) or "-"
     op = parse(f"gather in={'x'.join(map(str, sizes))},{written} axis={axis}")
     values = operands(op)[0][0]
-    check(op, gpu, [values, np.array(wanted, np.float32).reshape(op.inputs[1])])
+    check_on_gpu(op, gpu, [values, np.array(wanted, np.float32).reshape(op.inputs[1])])
 
 
 def one(kind: str, shape: tuple[int, ...], soc: Soc, constants: Mapping[str, Any] | None = None,
@@ -190,13 +171,13 @@ def test_a_channel_shuffle_is_one_transpose(soc: Soc) -> None:
 @given(op=transposed_convolutions())
 @SOME
 def test_transposed_convolutions_equal_the_reference(op: Op, gpu: OpenClDevice) -> None:
-    check(op, gpu)
+    check_on_gpu(op, gpu)
 
 
 @given(op=resizes())
 @SOME
 def test_resizes_equal_the_reference(op: Op, gpu: OpenClDevice) -> None:
-    check(op, gpu)
+    check_on_gpu(op, gpu)
 
 
 def test_resize_of_any_axes(soc: Soc) -> None:

@@ -11,11 +11,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from onnx import helper
 from support.engine_runs import same_as_onnx_runtime
-from support.kernel_runs import assert_close, operands, reference, run_cpu, run_gpu
+from support.kernel_runs import (
+    assert_close,
+    check_on_gpu,
+    operands,
+    reference,
+    run_cpu,
+    run_gpu,
+)
 from support.onnx_models import model
 from support.random_ops import norms, products, reductions, rotaries, softmaxes
 
-from codl.ir import Activation, Array, Op, Region, Shape, Span, parse, to_text
+from codl.ir import Activation, Region, Shape, Span, parse
 from codl.ir.ops.attention import Rotary
 from codl.ir.ops.eltwise import UNARY, Eltwise
 from codl.ir.ops.matmul import MatMul, merged
@@ -33,35 +40,6 @@ SOME = settings(
 )
 
 
-def check(
-    op: Op,
-    gpu: OpenClDevice,
-    inputs: list[Array] | None = None,
-    *,
-    variants: int | None = None,
-    choices: int | None = None,
-) -> None:
-    """Every choice of every variant on the GPU against the reference; or the first so many.
-
-    Of variants over halves the first alone. They hold the inputs, so what is off is the kernel's.
-    """
-    own, weights = operands(op)
-    inputs = [x.astype(np.float16).astype(np.float32) for x in inputs or own]
-    expected = reference(op, inputs, weights)
-    assert parse(to_text(op)) == op
-    whole = Region.whole(op.output)
-    found = registry.variants(op, "gpu", gpu.soc, include_unfit=True)
-    assert found, to_text(op)
-    described: list[Any] = found
-    for variant in described[:variants]:
-        most = choices if variant.storage.element == "float32" else 1
-        for choice in variant.choices(op, gpu.soc)[:most]:
-            features = variant.features(op, gpu.soc, choice)
-            assert all(np.isfinite(v) and v >= 0 for v in features.values())
-            _, got = run_gpu(variant, op, whole, inputs, weights, gpu, choice)
-            assert_close(variant, op, got, expected)
-
-
 @given(op=reductions())
 @SOME
 def test_reductions_equal_the_reference(op: Reduce, gpu: OpenClDevice) -> None:
@@ -69,19 +47,19 @@ def test_reductions_equal_the_reference(op: Reduce, gpu: OpenClDevice) -> None:
     if op.mode in ("log_sum", "prod"):
         # Near 1, so that no product of thousands leaves the range of a float.
         inputs = [np.abs(1 + 0.02 * x) for x in inputs]
-    check(op, gpu, inputs)
+    check_on_gpu(op, gpu, inputs)
 
 
 @given(op=softmaxes())
 @SOME
 def test_softmax_equals_the_reference(op: Softmax, gpu: OpenClDevice) -> None:
-    check(op, gpu)
+    check_on_gpu(op, gpu)
 
 
 @given(op=norms())
 @SOME
 def test_norms_equal_the_reference(op: Norm, gpu: OpenClDevice) -> None:
-    check(op, gpu)
+    check_on_gpu(op, gpu)
 
 
 @pytest.mark.parametrize("affine", [False, True])
@@ -102,19 +80,19 @@ def test_norms_of_channels(
     inputs, _ = operands(op)
     inputs[0] = inputs[0] + np.linspace(-30, 30, shape[1], dtype=np.float32).reshape(ones)
     for device in (gpu, as_gpu):
-        check(op, device, inputs)
+        check_on_gpu(op, device, inputs)
 
 
 @given(op=products())
 @SOME
 def test_products_equal_the_reference(op: MatMul, gpu: OpenClDevice) -> None:
-    check(op, gpu, choices=1)  # all of them below
+    check_on_gpu(op, gpu, choices=1)  # all of them below
 
 
 @given(op=rotaries())
 @SOME
 def test_rotary_embeddings_equal_the_reference(op: Rotary, gpu: OpenClDevice) -> None:
-    check(op, gpu)
+    check_on_gpu(op, gpu)
     inputs, weights = operands(op)
     variant = registry.find(op, "cpu_ort")
     got = run_cpu(variant, op, Region.whole(op.output), inputs, weights, gpu.soc)
@@ -132,7 +110,7 @@ def test_rotary_embeddings_equal_the_reference(op: Rotary, gpu: OpenClDevice) ->
     ],
 )
 def test_products_of_shapes_that_have_ways_of_their_own(text: str, gpu: OpenClDevice) -> None:
-    check(parse(text), gpu)
+    check_on_gpu(parse(text), gpu)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +166,7 @@ def test_functions_of_every_element(mode: str, gpu: OpenClDevice) -> None:
         x = np.abs(x) + np.float32(0.1)
     if mode == "acosh":
         x = 1 + np.abs(x)
-    check(op, gpu, [x], variants=None if mode in [*UNARY][::6] else 1)
+    check_on_gpu(op, gpu, [x], variants=None if mode in [*UNARY][::6] else 1)
 
 
 @pytest.mark.parametrize("kind", ["gelu", "gelu_tanh", "silu", "sigmoid", "tanh"])
@@ -214,7 +192,7 @@ def test_large_inputs_give_the_limit_and_no_nan(kind: str, gpu: OpenClDevice) ->
     ],
 )
 def test_gelu_behind_kernels_with_names_of_their_own(text: str, gpu: OpenClDevice) -> None:
-    check(parse(text), gpu, choices=1)
+    check_on_gpu(parse(text), gpu, choices=1)
 
 
 @pytest.mark.parametrize("log", [False, True])
@@ -223,7 +201,7 @@ def test_softmax_is_stable(log: bool, gpu: OpenClDevice) -> None:
     x = x * 10 + np.array([-1e4, 0, 1e4], np.float32).reshape(3, 1, 1)
     for axes in ((1,), (2,)):
         op = Softmax(shapes=(x.shape,), axes=axes, log=log)
-        check(op, gpu, [x.reshape(op.input)])
+        check_on_gpu(op, gpu, [x.reshape(op.input)])
 
 
 def attention_block() -> onnx.ModelProto:

@@ -68,7 +68,7 @@ def check(plan: KernelPlan, launch: KernelLaunch) -> None:
 
 def check_one(argument: Any, name: str, found: Parameter, plan: KernelPlan, where: str) -> None:
     if isinstance(argument, int | float):
-        # Without a name an order that is wrong compiles, and computes something else. Scratch
+        # Without a name an order that is wrong compiles, and computes something else. But scratch
         # memory may stand in for a tensor.
         assert name or found.name.endswith(("_offset", "_stride")), where
     if name:

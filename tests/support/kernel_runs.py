@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.ir import Activation, Array, Op, Region, Shape, to_text
+from codl.ir import Activation, Array, Op, Region, Shape, parse, to_text
 from codl.ir.ops.eltwise import Eltwise
 from codl.ir.types import Storage
 from codl.kernels import registry
@@ -103,6 +103,34 @@ def run_copy(
 def assert_close(variant: Variant, op: Op, got: Array, expected: NDArray[np.float64]) -> None:
     error = difference(got, expected)
     assert error <= tolerance(variant), f"{variant.name} of {to_text(op)}: {error:.2g}"
+
+
+def check_on_gpu(
+    op: Op,
+    gpu: OpenClDevice,
+    inputs: Sequence[Array] | None = None,
+    *,
+    variants: int | None = None,
+    choices: int | None = None,
+) -> None:
+    """Every choice of every variant on the GPU against the reference; or the first so many.
+
+    Of variants over halves the first alone. They hold the inputs, so what is off is the kernel's.
+    """
+    of_op, weights = operands(op)
+    inputs = [x.astype(np.float16).astype(np.float32) for x in inputs or of_op]
+    expected = reference(op, inputs, weights)
+    assert parse(to_text(op)) == op
+    whole = Region.whole(op.output)
+    described: list[Any] = registry.variants(op, "gpu", gpu.soc, include_unfit=True)
+    assert described, to_text(op)
+    for variant in described[:variants]:
+        most = choices if variant.storage.element == "float32" else 1
+        for choice in variant.choices(op, gpu.soc)[:most]:
+            features = variant.features(op, gpu.soc, choice)
+            assert all(np.isfinite(v) and v >= 0 for v in features.values())
+            _, got = run_gpu(variant, op, whole, inputs, weights, gpu, choice)
+            assert_close(variant, op, got, expected)
 
 
 def variants_for_gpus(op: Op, soc: Soc) -> list[Any]:
