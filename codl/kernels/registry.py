@@ -41,11 +41,8 @@ def target(variant: Variant, op: Op) -> str:
 
 def of_kind(kind: str, processor: Processor | None = None) -> list[Variant]:
     """The variants of a kind of op that can run somewhere, in order of preference."""
-    return [
-        variant
-        for variant in VARIANTS.values()
-        if variant.op_kind == kind and processor in (None, variant.processor)
-    ]
+    every = (VARIANTS[name] for name in VARIANTS if name.startswith(f"{kind} "))
+    return [variant for variant in every if processor in (None, variant.processor)]
 
 
 def known_to(op: Op) -> list[Variant]:
@@ -98,24 +95,24 @@ def candidates(
 
 def accepting(op: Op, candidates: Iterable[list[Any]], soc: Soc) -> list[Variant]:
     """Those of `candidates` that accept an op, or what the SoC file says to run it in instead."""
-    found = _accepting(op, candidates, soc)
-    if not soc.fallbacks or not found:
-        return found
-    processor = found[0].processor
+    accepted = _accepting(op, candidates, soc)
+    if not soc.fallbacks or not accepted:
+        return accepted
+    processor = accepted[0].processor
     fallbacks = those_of(soc.fallbacks, op, processor)
     if not fallbacks:
-        return found
-    wrong = {one.variant for one in fallbacks}
-    right = {one.instead for one in fallbacks} - wrong
-    own = of_kind(op.kind, processor)
-    return [v for v in own if v.name in right and v.refusal(op, soc) is None]
+        return accepted
+    wrong = {fallback.variant for fallback in fallbacks}
+    right = {fallback.instead for fallback in fallbacks} - wrong
+    by_name = {variant.name: variant for variant in of_kind(op.kind, processor)}
+    return [v for name, v in by_name.items() if name in right and v.refusal(op, soc) is None]
 
 
 def _accepting(op: Op, candidates: Iterable[list[Any]], soc: Soc) -> list[Variant]:
-    for own in candidates:
-        found = [variant for variant in own if variant.refusal(op, soc) is None]
-        if found:
-            return found
+    for preferred in candidates:
+        accepted = [variant for variant in preferred if variant.refusal(op, soc) is None]
+        if accepted:
+            return accepted
     return []
 
 
@@ -128,15 +125,16 @@ def storages(soc: Soc) -> tuple[Storage, ...]:
 
 def runs_in_onnx_runtime(op: Op, soc: Soc) -> bool:
     """Whether ONNX Runtime has a variant that accepts an op."""
-    own = of_kind(op.kind, "cpu")
-    return any(v.backend == "ort" and v.refusal(op, soc) is None for v in own)
+    return any(v.backend == "ort" and v.refusal(op, soc) is None for v in of_kind(op.kind, "cpu"))
 
 
 def find(op: Op, name: str, processor: Processor | None = None) -> Variant:
     """The variant of an op's kind by its name, such as `cpu_gemm`, where given of one processor."""
-    own = known_to(op)
-    known = {one.name: one for one in own if processor in (None, one.processor)}
-    if name not in known:
+    variant = VARIANTS.get(f"{op.kind} {name}")
+    if variant is None:
+        variant = next((v for v in replayed_variants(op.kind) if v.name == name), None)
+    if variant is None or processor not in (None, variant.processor):
         kind = f"{processor.upper()} kernel variant" if processor else "kernel variant"
+        known = [v.name for v in known_to(op) if processor in (None, v.processor)]
         raise UnknownNameError(f"{kind} of {op.kind}", name, known)
-    return known[name]
+    return variant
