@@ -6,6 +6,7 @@
 // step_i_0 ...   how far input i moves on for each of the output's axes: 0 where it stays
 
 #include "eltwise/modes.cl"
+#include "tails.cl"
 
 // The place in an input of an element of the output.
 #define PLACE(at, step_0, step_1, step_2, step_3)                                                  \
@@ -68,12 +69,6 @@ KERNEL void eltwise_planar(
         TAKE_DENSE(right, b, count)
 #endif
         const VEC value = ACTIVATE(COMBINE(left, right));
-        if (count == V) {
-            PSTORE(value, out + at);
-        } else {
-            float lanes[V];
-            FSTORE(value, lanes);
-            for (int i = 0; i < count; i++) SET(lanes[i], out, at + i);
-        }
+        STORE_LANES(value, out + at, count)
     }
 }

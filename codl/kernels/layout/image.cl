@@ -10,15 +10,7 @@
 //
 // What is written to an image is whole texels: its lanes beyond `channels` become zeros.
 
-#ifdef PLANAR_HALF
-#define PLANAR half
-#define PLANAR_GET(p) vload_half(0, (p))
-#define PLANAR_SET(value, p) vstore_half((value), 0, (p))
-#else
-#define PLANAR float
-#define PLANAR_GET(p) (*(p))
-#define PLANAR_SET(value, p) (*(p) = (value))
-#endif
+#include "layout/planar.cl"
 
 #ifdef HALF
 #define LOAD_4(p) vload_half4(0, (p))

@@ -9,20 +9,7 @@
 // channels, pixels    of the region; its rows are contiguous in either layout
 // zero_to        lanes of the last block up to which zeros are stored (to_blocked)
 
-// Planar rows begin anywhere, so they are never assumed to be aligned.
-#ifdef PLANAR_HALF
-#define PLANAR half
-#define PLANAR_LOAD(p) CAT(vload_half, V)(0, (p))
-#define PLANAR_STORE(value, p) CAT(vstore_half, V)((value), 0, (p))
-#define PLANAR_GET(p) vload_half(0, (p))
-#define PLANAR_SET(value, p) vstore_half((value), 0, (p))
-#else
-#define PLANAR float
-#define PLANAR_LOAD(p) CAT(vload, V)(0, (p))
-#define PLANAR_STORE(value, p) CAT(vstore, V)((value), 0, (p))
-#define PLANAR_GET(p) (*(p))
-#define PLANAR_SET(value, p) (*(p) = (value))
-#endif
+#include "layout/planar.cl"
 
 // Channel `i` of the block at pixel `at`; lanes before the region lie before the planar buffer.
 #define ROW(i, at) (planar + (row + (long)(i) * planar_stride + (at)))

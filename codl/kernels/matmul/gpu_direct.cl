@@ -14,13 +14,9 @@
 // BLOCK_SIZE     of INSIDE: elements of as much of `group` panels as `depth` goes
 // PARTIAL        of INSIDE: defined where sums lie in `sums` between blocks, in rows of whole panels
 // a_rows         elements from one stored row of a to the next; b_rows of b, or of a panel
-// Batches: index i of the output's is (i / inner2, i / inner1 % (inner2 / inner1), i % inner1), and
-// each part moves on by a step of a and b (0 where they are stretched).
 
 #define PANEL (COLUMNS * V)
-#define BATCH_STEP(i, s0, s1, s2)                                                                  \
-    ((size_t)((i) / inner2) * (s0) + (size_t)((i) % inner2 / inner1) * (s1) +                      \
-     (size_t)((i) % inner1) * (s2))
+#include "matmul/batches.cl"
 
 // Rare ways stay out of the kernel, whose registers and addresses they would take.
 #define APART __attribute__((noinline))

@@ -3,11 +3,9 @@
 // block's products stay apart, a vector for each column, until k has come to its end.
 //
 // ROWS           of a and of the output
-// Batches as in gpu_direct.cl.
 
-#define BATCH_STEP(i, s0, s1, s2)                                                                  \
-    ((size_t)((i) / inner2) * (s0) + (size_t)((i) % inner2 / inner1) * (s1) +                      \
-     (size_t)((i) % inner1) * (s2))
+#include "tails.cl"
+#include "matmul/batches.cl"
 
 // Two vectors become one: neighbours are added, those of x in front. After log2(V) such rounds V
 // vectors are one, of their sums.
@@ -62,13 +60,7 @@ KERNEL void matmul_dots(
             }
             const VEC value = alpha * sums[0];
             __global ELEMENT *to = out + (size_t)row * n + column;
-            if (column + V <= n) {
-                PSTORE(ACTIVATE(value), to);
-            } else {
-                float lanes[V];
-                FSTORE(ACTIVATE(value), lanes);
-                for (int j = 0; j < n - column; j++) SET(lanes[j], to, j);
-            }
+            STORE_LANES(ACTIVATE(value), to, n - column)
         }
     }
 }

@@ -7,13 +7,10 @@
 // BIAS               defined where there is one for each column
 // BITS               defined where b is a packed matrix, which each group unpacks: see
 //                    matmul_nbits/gpu_tiled.cl
-// Batches as in gpu_direct.cl.
 
 #define SIDE (TILE / 4)
 #define PER_ITEM (TILE * DEPTH / (SIDE * SIDE))
-#define BATCH_STEP(i, s0, s1, s2)                                                                  \
-    ((size_t)((i) / inner2) * (s0) + (size_t)((i) % inner2 / inner1) * (s1) +                      \
-     (size_t)((i) % inner1) * (s2))
+#include "matmul/batches.cl"
 
 // Which of a slice's TILE x DEPTH elements the work-item copies at turn `turn`, so that neighbours
 // read neighbours: along k where rows are stored along k, along the tile otherwise.

@@ -13,6 +13,7 @@
 #define UVEC CAT(uint, V)
 #define WORDS_AT(p) CAT(vload, V)(0, (p))
 #include "matmul_nbits/pair_products.cl"
+#include "tails.cl"
 
 #define BYTES 0x00ff00ffu
 #define EACH_ROW UNROLL for (int r = 0; r < ROWS; r++)
@@ -58,13 +59,7 @@ KERNEL void matmul_dynamic(
                 const VEC whole = CAT(convert_float, V)(sums[r][c] - zeros * fact.s2);
                 const VEC value = ACTIVATE(whole * (as_float(fact.s0) * scale) + added);
                 __global ELEMENT *to = output + output_offset + (size_t)at * n + column;
-                if (column + V <= n) {
-                    PSTORE(value, to);
-                } else {
-                    float lanes[V];
-                    FSTORE(value, lanes);
-                    for (int j = 0; j < n - column; j++) SET(lanes[j], to, j);
-                }
+                STORE_LANES(value, to, n - column)
             }
         }
     }

@@ -10,12 +10,10 @@
 // DEPTH          k, to whole blocks
 
 #include "matmul_nbits/unpack.cl"
+#include "tails.cl"
 
-#define BLOCK_WORDS (LENGTH / PER_WORD)
 #define PAIRS (PER_WORD / 2)
 #define PAIR_MASK (MOST << 16 | MOST)
-#define EACH_PANEL UNROLL for (int p = 0; p < PANELS; p++)
-#define EACH_ROW UNROLL for (int r = 0; r < ROWS; r++)
 // Elements of a row in the order in which a word has its numbers by pairs.
 #if BITS == 4
 #define PAIRED ((ushort8)(0, 4, 1, 5, 2, 6, 3, 7))
@@ -120,13 +118,7 @@ KERNEL void matmul_pairs(
             for (int r = 0; r < ROWS; r++) {
                 __global ELEMENT *to = out + (size_t)r * n + column;
                 const VEC value = sums[p][r] + FLOAD(bias + column);
-                if (column + V <= n) {
-                    PSTORE(ACTIVATE(value), to);
-                } else {
-                    float lanes[V];
-                    FSTORE(ACTIVATE(value), lanes);
-                    for (int j = 0; j < n - column; j++) SET(lanes[j], to, j);
-                }
+                STORE_LANES(ACTIVATE(value), to, n - column)
             }
         }
     }

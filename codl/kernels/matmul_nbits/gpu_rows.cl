@@ -8,9 +8,6 @@
 
 #include "matmul_nbits/unpack.cl"
 
-#define EACH_PANEL UNROLL for (int p = 0; p < PANELS; p++)
-#define EACH_ROW UNROLL for (int r = 0; r < ROWS; r++)
-
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void matmul_rows(
     __global const ELEMENT *restrict a, int a_offset, int a_stride,
     __global ELEMENT *restrict output, int output_offset, int output_stride,

@@ -6,10 +6,7 @@
 // PANELS         of V columns that are gone through side by side
 
 #include "matmul_nbits/unpack.cl"
-
-#define BLOCK_WORDS (LENGTH / PER_WORD)
-#define EACH_PANEL UNROLL for (int p = 0; p < PANELS; p++)
-#define EACH_ROW UNROLL for (int r = 0; r < ROWS; r++)
+#include "tails.cl"
 
 KERNEL void matmul_vector(
     __global const ELEMENT *a, int a_offset, int a_stride,
@@ -62,13 +59,7 @@ KERNEL void matmul_vector(
             for (int r = 0; r < ROWS; r++) {
                 __global ELEMENT *to = out + (size_t)r * n + column;
                 const VEC value = sums[p][r] + FLOAD(bias + column);
-                if (column + V <= n) {
-                    PSTORE(ACTIVATE(value), to);
-                } else {
-                    float lanes[V];
-                    FSTORE(ACTIVATE(value), lanes);
-                    for (int j = 0; j < n - column; j++) SET(lanes[j], to, j);
-                }
+                STORE_LANES(ACTIVATE(value), to, n - column)
             }
         }
     }

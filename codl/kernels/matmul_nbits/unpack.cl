@@ -12,6 +12,7 @@
 #define BLOCKS(k) (((k) + LENGTH - 1) / LENGTH)
 #define WORDS(k) (BLOCKS(k) * (LENGTH / PER_WORD))
 #define ZERO_WORDS(k) ((BLOCKS(k) + PER_WORD - 1) / PER_WORD)
+#define BLOCK_WORDS (LENGTH / PER_WORD)
 #define MOST ((1u << BITS) - 1)
 #define MIDDLE ((float)(1 << (BITS - 1)))
 #define UVEC CAT(uint, V)
@@ -52,3 +53,7 @@
 #define NUMBERS(words, i, bases) (CAT(as_float, V)(PLACED(words, i)) - bases[(i) % LOW])
 
 #define SCALES(panel, b, k) FLOAD(scales + ((size_t)(panel) * BLOCKS(k) + (b)) * V)
+
+// The panels of V columns that go side by side, and the rows of a, where a kernel has PANELS and ROWS.
+#define EACH_PANEL UNROLL for (int p = 0; p < PANELS; p++)
+#define EACH_ROW UNROLL for (int r = 0; r < ROWS; r++)

@@ -57,17 +57,7 @@ KERNEL void norm_fold(__global const float *sums, int pieces, __global float *fo
     CAT(vstore, V)(squares, 1, out);
 }
 
-#ifdef AFFINE
-#define TENSORS                                                                                    \
-    __global const ELEMENT *input, int input_offset, int input_stride,                             \
-        __global const ELEMENT *scale, int scale_offset, int scale_stride,                         \
-        __global const ELEMENT *bias, int bias_offset, int bias_stride, __global ELEMENT *output,  \
-        int output_offset, int output_stride
-#else
-#define TENSORS                                                                                    \
-    __global const ELEMENT *input, int input_offset, int input_stride, __global ELEMENT *output,   \
-        int output_offset, int output_stride
-#endif
+#include "norm/tensors.cl"
 
 KERNEL void norm_channels(TENSORS, __global const float *sums, int parts, int pieces, int strip,
                           int pixels, float per_element, float epsilon)

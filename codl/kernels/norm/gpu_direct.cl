@@ -7,17 +7,9 @@
 // segment        elements of a run between two where channels begin anew, or with one channel each;
 //                divides size
 
+#include "norm/tensors.cl"
+
 #define ADD(a, b) ((a) + (b))
-#ifdef AFFINE
-#define TENSORS                                                                                    \
-    __global const ELEMENT *input, int input_offset, int input_stride, __global const ELEMENT *scale,  \
-        int scale_offset, int scale_stride, __global const ELEMENT *bias, int bias_offset,           \
-        int bias_stride, __global ELEMENT *output, int output_offset, int output_stride
-#else
-#define TENSORS                                                                                    \
-    __global const ELEMENT *input, int input_offset, int input_stride, __global ELEMENT *output,       \
-        int output_offset, int output_stride
-#endif
 
 KERNEL void norm_runs(TENSORS, int strip, int runs, int size, int segment, int channel_run,
                       int channels, float per_element, float epsilon)

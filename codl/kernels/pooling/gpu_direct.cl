@@ -4,26 +4,12 @@
 //                window's rows, then every pixel collects its columns
 // pool2d_window  one pixel at a time, for windows that are too wide for that
 //
-// MODE_MAX       maximum; otherwise the average over what lies inside the input, or over the whole
-//                window where COUNT_PAD is defined
 // PIXELS, KERNEL_H, KERNEL_W, STRIDE_W, DILATION_H, DILATION_W   shape the code of pool2d_rows
 // Sizes in pixels. An average over nothing is NaN and a maximum over nothing -infinity.
 
 #include "window.cl"
 
-#ifdef MODE_MAX
-#define EMPTY ((VEC)(-INFINITY))
-#define COLLECT(a, b) max((a), (b))
-#define FINISH(value, count) (value)
-#else
-#define EMPTY ((VEC)(0.0f))
-#define COLLECT(a, b) ((a) + (b))
-#define FINISH(value, count) ((value) / (float)(count))
-#endif
-
-// First and one past the last tap of a window that begins at `at` and may leave 0 ... size.
-#define FIRST_TAP(at, step) ((at) < 0 ? (-(at) + (step) - 1) / (step) : 0)
-#define STOP_TAP(at, step, size, taps) min((taps), max(((size) - (at) + (step) - 1) / (step), 0))
+#include "pooling/taps.cl"
 #define TAPS(at, step, size, taps)                                                                 \
     max(STOP_TAP(at, step, size, taps) - FIRST_TAP(at, step), 0)
 

@@ -1,16 +1,9 @@
 // Global pooling, for GPUs: a work-group has one block of channels and shares its pixels.
 //
-// MODE_MAX   maximum; otherwise average
 // ITEMS      work-items of a work-group, a power of two
 // pixels     of the input, in each channel
 
-#ifdef MODE_MAX
-#define EMPTY (-INFINITY)
-#define COLLECT(a, b) max((a), (b))
-#else
-#define EMPTY 0.0f
-#define COLLECT(a, b) ((a) + (b))
-#endif
+#include "pooling/taps.cl"
 
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void pool2d_global(
     __global const ELEMENT *restrict input, int input_offset, int input_stride,
@@ -23,7 +16,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void pool2d_global(
     const int item = get_local_id(0), block = get_group_id(0);
     __global const ELEMENT *in = BLOCK(input, input_offset, input_stride, block);
 
-    VEC value = (VEC)(EMPTY);
+    VEC value = EMPTY;
     for (int pixel = item; pixel < pixels; pixel += ITEMS)
         value = COLLECT(value, LOAD(in + (size_t)pixel * V));
     parts[item] = value;

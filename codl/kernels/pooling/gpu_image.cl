@@ -1,23 +1,11 @@
 // Pooling over images: one output pixel x one texel of four channels at a time, `strip` pixels in a
 // work-item.
 //
-// MODE_MAX       maximum; otherwise the average over what lies inside the input, or over the whole
-//                window where COUNT_PAD is defined
 // Sizes in pixels. An average over nothing is NaN and a maximum over nothing -infinity.
 
 #include "window.cl"
 
-#ifdef MODE_MAX
-#define EMPTY (-INFINITY)
-#define COLLECT(a, b) max((a), (b))
-#else
-#define EMPTY 0.0f
-#define COLLECT(a, b) ((a) + (b))
-#endif
-
-// First and one past the last tap of a window that begins at `at` and may leave 0 ... size.
-#define FIRST_TAP(at, step) ((at) < 0 ? (-(at) + (step) - 1) / (step) : 0)
-#define STOP_TAP(at, step, size, taps) min((taps), max(((size) - (at) + (step) - 1) / (step), 0))
+#include "pooling/taps.cl"
 
 KERNEL void pool2d_image(
     IMAGE_IN input, int input_column, int input_row,
@@ -32,7 +20,7 @@ KERNEL void pool2d_image(
         const int top = FIRST_TAP(y0, dilation_h), left = FIRST_TAP(x0, dilation_w);
         const int bottom = STOP_TAP(y0, dilation_h, in_h, kernel_h);
         const int right = STOP_TAP(x0, dilation_w, in_w, kernel_w);
-        float4 value = (float4)(EMPTY);
+        float4 value = EMPTY;
         for (int ky = top; ky < bottom; ky++)
             for (int kx = left; kx < right; kx++)
                 value = COLLECT(value, TEXEL(input, from + x0 + kx * dilation_w,

@@ -90,10 +90,7 @@ KERNEL void reduce_rows(
     }
 }
 
-#define READ_ONE(p) GET(p, 0)
-#define WRITE_ONE(value, p) SET(value, p, 0)
-#define EACH(COUNT) UNROLL for (int w = 0; w < COUNT; w++)
-#define DOWN for (size_t j = 0; j < (size_t)size * inner; j += inner)
+#include "columns.cl"
 #ifdef LARGEST_FIRST
 #define FIND_LARGEST(LOAD_, COUNT, STEP)                                                           \
     EACH(COUNT) largest[w] -= INFINITY;                                                            \
@@ -123,13 +120,7 @@ KERNEL void reduce_columns(
 {
     const int outer = get_global_id(1);
     int column = get_global_id(0) * WIDE * V;
-    const int stop = min(column + WIDE * V, inner);
     __global const ELEMENT *in = input + input_offset + (size_t)outer * size * inner + column;
     __global ELEMENT *out = output + output_offset + (size_t)outer * inner + column;
-    if (column + WIDE * V <= inner) {
-        COLUMNS(VEC, PLOAD, PSTORE, WIDE, V)
-        return;
-    }
-    for (; column + V <= stop; column += V, in += V, out += V) COLUMNS(VEC, PLOAD, PSTORE, 1, V)
-    for (; column < stop; column++, in++, out++) COLUMNS(float, READ_ONE, WRITE_ONE, 1, 1)
+    ALL_COLUMNS
 }

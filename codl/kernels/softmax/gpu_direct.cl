@@ -5,6 +5,8 @@
 // LOG               defined where the logarithm is wanted
 // An input of -infinity counts as nothing; a row of nothing else is NaN.
 
+#include "columns.cl"
+
 #define ADD(a, b) ((a) + (b))
 // KEEP is what the output holds until the sum is known: exponentials, so that each is taken once.
 #ifdef LOG
@@ -16,8 +18,6 @@
 #define KEEP(STORE_, x, power, p) STORE_(power, p)
 #define RESULT(kept, rest) ((kept) * (rest))
 #endif
-#define READ_ONE(p) GET(p, 0)
-#define WRITE_ONE(value, p) SET(value, p, 0)
 
 KERNEL void softmax_rows(
     __global const ELEMENT *input, int input_offset, int input_stride,
@@ -67,9 +67,6 @@ KERNEL void softmax_rows(
     }
 }
 
-#define EACH(COUNT) UNROLL for (int w = 0; w < COUNT; w++)
-#define DOWN for (size_t j = 0; j < (size_t)size * inner; j += inner)
-
 // A softmax in each of COUNT values of type T, STEP elements apart, of all rows.
 #define COLUMNS(T, LOAD_, STORE_, COUNT, STEP)                                                     \
     {                                                                                              \
@@ -93,14 +90,8 @@ KERNEL void softmax_columns(
     __global ELEMENT *output, int output_offset, int output_stride, int size, int inner)
 {
     int column = get_global_id(0) * WIDE * V;
-    const int stop = min(column + WIDE * V, inner);
     const size_t at = (size_t)get_global_id(1) * size * inner + column;
     __global const ELEMENT *in = input + input_offset + at;
     __global ELEMENT *out = output + output_offset + at;
-    if (column + WIDE * V <= inner) {
-        COLUMNS(VEC, PLOAD, PSTORE, WIDE, V)
-        return;
-    }
-    for (; column + V <= stop; column += V, in += V, out += V) COLUMNS(VEC, PLOAD, PSTORE, 1, V)
-    for (; column < stop; column++, in++, out++) COLUMNS(float, READ_ONE, WRITE_ONE, 1, 1)
+    ALL_COLUMNS
 }
