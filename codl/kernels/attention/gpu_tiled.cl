@@ -7,7 +7,7 @@
 // SHARING-th key and every SHARING-th four features of the sums.
 //
 // FEATURES, VALUES   of a query and a key, and of a value
-// CAUSAL, BIAS       as in gpu_direct.cl
+// CAUSAL, BIAS       as in cpu_device/attention.cl
 
 #define SHARING 16
 #define ITEMS (SHARING * TILE / ROWS)

@@ -73,7 +73,7 @@ class GpuDirect(ColumnKernel):
     """Any heads, groups and masks, as long as a block of keys and values fits in local memory."""
 
     op_kind = "attention"
-    source = "attention/gpu_direct.cl"
+    source = "cpu_device/attention.cl"
     meant_for = CPU_DEVICE
     op_columns = AttentionColumns
 

@@ -149,7 +149,7 @@ class GpuDirect(ColumnKernel):
     """Any batches, transposed operands or not; a constant b is packed once, a tensor each time."""
 
     op_kind = "matmul"
-    source = "matmul/gpu_direct.cl"
+    source = "cpu_device/matmul.cl"
     meant_for = CPU_DEVICE
     op_columns: ClassVar[Any] = MatMulColumns
 
@@ -343,7 +343,7 @@ class GpuDots(ColumnKernel):
 
     op_kind = "matmul"
     base_name = "gpu_dots"
-    source = "matmul/gpu_dots.cl"
+    source = "cpu_device/matmul_dots.cl"
     meant_for = CPU_DEVICE
     op_columns = MatMulColumns
 

@@ -33,7 +33,7 @@ class GpuDirect(ColumnKernel):
     """Any rows."""
 
     op_kind = "matmul_dynamic"
-    source = "matmul_dynamic/gpu_direct.cl"
+    source = "cpu_device/matmul_dynamic.cl"
     meant_for = CPU_DEVICE
     op_columns = MatMulDynamicColumns
 

@@ -110,7 +110,7 @@ class GpuVector(ColumnKernel):
             op,
             soc,
             product,
-            source=f"matmul_nbits/gpu_{name}.cl",
+            source=f"cpu_device/nbits_{name}.cl",
             macros={**matrix_macros(op), **macros},
             pack=partial(pack_matrix, width=width, panel=width),
         )
@@ -127,7 +127,7 @@ class GpuDirectNBits(GpuDirect):
 
     op_kind = "matmul_nbits"
     op_columns = MatMulNBitsColumns
-    source = "matmul_nbits/gpu_direct.cl"
+    source = "cpu_device/nbits.cl"
 
     def refuse(self, op: Any, soc: Soc) -> str | None:
         rows = merged(op)[0]

@@ -1,4 +1,4 @@
-// Products of many rows with a packed matrix: the tiles of matmul/gpu_direct.cl, whose panels each
+// Products of many rows with a packed matrix: the tiles of cpu_device/matmul.cl, whose panels each
 // work-item unpacks, block by block.
 
 #include "matmul_nbits/unpack.cl"
@@ -19,4 +19,4 @@ __attribute__((noinline)) void unpack_columns(
     }
 }
 
-#include "matmul/gpu_direct.cl"
+#include "cpu_device/matmul.cl"

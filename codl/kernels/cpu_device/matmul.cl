@@ -10,7 +10,7 @@
 // TRANS_A        defined where a is stored as (k, m)
 // TRANS_B        defined where b, before it is packed, is stored as (n, k)
 // BIAS           defined where there is one for each column, in whole panels
-// BITS           defined where b is a packed matrix (see matmul_nbits/gpu_direct.cl), also INSIDE then
+// BITS           defined where b is a packed matrix (see cpu_device/nbits.cl), also INSIDE then
 // BLOCK_SIZE     of INSIDE: elements of as much of `group` panels as `depth` goes
 // PARTIAL        of INSIDE: defined where sums lie in `sums` between blocks, in rows of whole panels
 // a_rows         elements from one stored row of a to the next; b_rows of b, or of a panel

@@ -12,7 +12,7 @@
 
 #define UVEC CAT(uint, V)
 #define WORDS_AT(p) CAT(vload, V)(0, (p))
-#include "matmul_nbits/pair_products.cl"
+#include "cpu_device/pair_products.cl"
 #include "tails.cl"
 
 #define BYTES 0x00ff00ffu

@@ -1,4 +1,4 @@
-// Products of ROWS rows with a packed matrix, on CPUs, in whole numbers: as gpu_vector.cl, but no
+// Products of ROWS rows with a packed matrix, on CPUs, in whole numbers: as nbits_vector.cl, but no
 // number becomes a float. A mask leaves two of a word in the halves of each lane, and one instruction
 // multiplies both by whole numbers of 16 bits and adds them up.
 //
@@ -25,7 +25,7 @@
 // Blocks of nothing larger have the steps of such a one: the finest that a float can count.
 #define LEAST 0x1p-97f
 
-#include "matmul_nbits/pair_products.cl"
+#include "cpu_device/pair_products.cl"
 #ifdef HALF
 #define EIGHT(p) vload_half8(0, (p))
 #else
