@@ -8,8 +8,8 @@
 // Sizes in pixels. An average over nothing is NaN and a maximum over nothing -infinity.
 
 #include "window.cl"
-
 #include "pooling/taps.cl"
+
 #define TAPS(at, step, size, taps)                                                                 \
     max(STOP_TAP(at, step, size, taps) - FIRST_TAP(at, step), 0)
 

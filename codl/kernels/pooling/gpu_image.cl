@@ -4,7 +4,6 @@
 // Sizes in pixels. An average over nothing is NaN and a maximum over nothing -infinity.
 
 #include "window.cl"
-
 #include "pooling/taps.cl"
 
 KERNEL void pool2d_image(
