@@ -9,7 +9,7 @@ from math import exp, hypot, log
 from codl.ir.environment import check_alike, differences
 from codl.records.results import EvalRow, Latency
 from codl.report.results import SINGLES, CurveResult, EvalResult, Result
-from codl.report.text_table import Column, TextRow, TextSection, TextTable, digits
+from codl.report.text_table import Cell, Column, TextTable, digits, words
 
 FIX = "Report them apart, or say by --apart that nobody will compare them."
 
@@ -107,28 +107,23 @@ def _tolerance(latencies: Sequence[Latency]) -> float:
 
 def agreement_content(figures: Sequence[Figure], first: str) -> TextTable:
     """A line for every figure; `first` is the file of the evaluation that was run again."""
-    columns = (
-        Column("strategy", numeric=False),
-        Column(f"speedup in {first}"),
-        Column("now"),
-        Column("tolerance (%)"),
-        Column("agrees", numeric=False),
-    )
-    models = dict.fromkeys(figure.model for figure in figures)
-    sections = tuple(
-        TextSection(model, tuple(_row(figure) for figure in figures if figure.model == model))
-        for model in models
-    )
+    cells: list[Cell[Figure]] = [
+        (words("strategy"), lambda figure: figure.strategy),
+        (Column(f"speedup in {first}"), lambda figure: digits(figure.before)),
+        (Column("now"), lambda figure: digits(figure.now)),
+        (Column("tolerance (%)"), lambda figure: digits(figure.tolerance, percent=True)),
+        (words("agrees"), _verdict),
+    ]
+    by_model: dict[str, list[Figure]] = {}
+    for figure in figures:
+        by_model.setdefault(figure.model, []).append(figure)
     caption = (
         "Speedups over the better of cpu and gpu in the same run. The tolerance is made of the "
         "spreads (p20 to the median) of the latencies in both runs.",
     )
-    return TextTable("Once more", columns, sections, caption)
+    return TextTable.of("Once more", by_model, cells, caption)
 
 
-def _row(figure: Figure) -> TextRow:
+def _verdict(figure: Figure) -> str:
     verdict = "yes" if figure.agrees else "no"
-    cells = (digits(figure.before), digits(figure.now), digits(figure.tolerance, percent=True))
-    return TextRow(
-        (figure.strategy, *cells, f"{verdict}: {figure.reason}" if figure.reason else verdict)
-    )
+    return f"{verdict}: {figure.reason}" if figure.reason else verdict

@@ -29,9 +29,9 @@ from codl.report.results import (
     CollectResult,
     ConformanceResult,
     EvalResult,
+    FailedSearch,
     InferenceProfile,
     PackageResult,
-    PlanSummary,
     ProcessorSummary,
     ResultFile,
     RunResult,
@@ -211,7 +211,7 @@ def _best_content(result: TrainResult) -> TextTable:
         *result.notes,
         *warnings(result.sources),
     )
-    return TextTable.of(f"Best predictors for {result.soc.name}", shapes, cells, caption)
+    return TextTable.of(f"Best predictors for {result.soc.name}", list(shapes), cells, caption)
 
 
 def _error(row: PredictorRow) -> float:
@@ -406,7 +406,7 @@ def comparison_content(result: EvalResult) -> TextTable:
 
 def plans_content(result: SearchesResult) -> TextTable:
     """A row per model that was searched."""
-    cells: list[Cell[PlanSummary]] = [
+    cells: list[Cell[Any]] = [
         (words("model"), lambda plan: plan.model),
         (words("strategy"), lambda plan: plan.strategy),
         (Column("chains"), lambda plan: count(len(plan.chains))),
@@ -414,10 +414,14 @@ def plans_content(result: SearchesResult) -> TextTable:
         (Column("predicted (ms)"), lambda plan: digits(plan.predicted_ms)),
         (Column("search (ms)"), lambda plan: digits(plan.search_ms)),
     ]
-    failed = [TextRow((search.model,), failure=search.reason) for search in result.failed]
     caption = (*soc_lines(result.soc), "Latencies are predicted; nothing was run.")
-    title = f"Plans on {result.soc.name}"
-    return TextTable.of(title, result.plans, cells, caption, failed=failed)
+    return TextTable.of(
+        f"Plans on {result.soc.name}",
+        [*result.plans, *result.failed],
+        cells,
+        caption,
+        failure=lambda plan: plan.reason if isinstance(plan, FailedSearch) else "",
+    )
 
 
 def _comparison_cells(

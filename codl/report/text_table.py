@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -150,17 +150,29 @@ class TextTable:
     def of(
         cls,
         title: str,
-        values: Iterable[T],
+        values: Iterable[T] | Mapping[str, Iterable[T]],
         cells: Sequence[Cell[T]],
         caption: Iterable[str] = (),
         *,
         mark: Callable[[T], str] = lambda _: "",
-        failed: Sequence[TextRow] = (),
+        failure: Callable[[T], str] = lambda _: "",
     ) -> TextTable:
-        """A row for every value, and those of what failed."""
-        columns = tuple(column for column, _ in cells)
-        rows = (*rows_of(values, cells, mark=mark), *failed)
-        return cls(title, columns, (TextSection("", rows),), tuple(caption))
+        """A row for every value, in sections where values are by heading.
+
+        `failure` says why a value has no more than its first cell.
+        """
+
+        def row(value: T) -> TextRow:
+            first, *others = (cell for _, cell in cells)
+            if reason := failure(value):
+                return TextRow((first(value),), failure=reason)
+            return TextRow((first(value), *(cell(value) for cell in others)), mark=mark(value))
+
+        by_heading = values if isinstance(values, Mapping) else {"": values}
+        sections = (
+            TextSection(heading, tuple(map(row, values))) for heading, values in by_heading.items()
+        )
+        return cls(title, tuple(column for column, _ in cells), tuple(sections), tuple(caption))
 
     def groups(self) -> list[tuple[str, tuple[Column, ...]]]:
         """Runs of columns under a common header, and those under none one by one."""
@@ -220,14 +232,6 @@ class TextTable:
         notes = " ".join([*self.failures(), *self.caption])
         wrapped = wrap(notes, 100, break_on_hyphens=False)
         return "\n".join([*table, *(["", *wrapped] if notes else [])])
-
-
-def rows_of(
-    values: Iterable[T], cells: Sequence[Cell[T]], *, mark: Callable[[T], str] = lambda _: ""
-) -> tuple[TextRow, ...]:
-    return tuple(
-        TextRow(tuple(cell(value) for _, cell in cells), mark=mark(value)) for value in values
-    )
 
 
 def _with_group(column: Column, between: str) -> str:

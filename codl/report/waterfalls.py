@@ -14,7 +14,16 @@ from codl.records.waterfall import BOUND, MEASURED_TERMS, TERMS, ChainTerms, Ter
 from codl.report.plots import INK, WIDTH, style, to_svg
 from codl.report.results import ExplainResult
 from codl.report.tables import mark, soc_lines, warnings
-from codl.report.text_table import NONE, Column, TextRow, TextSection, TextTable, digits
+from codl.report.text_table import (
+    NONE,
+    Cell,
+    Column,
+    TextRow,
+    TextSection,
+    TextTable,
+    digits,
+    words,
+)
 
 PREDICTED, MEASURED = "predicted", "measured"
 #: Less is the rounding of sums, in milliseconds.
@@ -50,26 +59,18 @@ def steps_of(result: ExplainResult) -> list[Step]:
 
 def waterfall_content(result: ExplainResult) -> TextTable:
     """A line for every term of the model."""
-    columns = (
-        Column("", numeric=False),
-        Column("ms"),
-        Column("total (ms)"),
-        Column("of the bound (%)"),
-        Column("what it is", numeric=False),
-    )
-    rows = tuple(
-        TextRow(
-            (
-                step.name,
-                NONE if step.ms is None else _signed(step.ms),
-                digits(step.total_ms),
-                digits(step.total_ms / result.bound_ms, percent=True) if result.bound_ms else NONE,
-                _what(step.name, result),
-            ),
-            mark=mark([result.source]),
-        )
-        for step in steps_of(result)
-    )
+    bound_ms = result.bound_ms
+
+    def of_bound(step: Step) -> str:
+        return digits(step.total_ms / bound_ms, percent=True) if bound_ms else NONE
+
+    cells: list[Cell[Step]] = [
+        (words(""), lambda step: step.name),
+        (Column("ms"), lambda step: NONE if step.ms is None else _signed(step.ms)),
+        (Column("total (ms)"), lambda step: digits(step.total_ms)),
+        (Column("of the bound (%)"), of_bound),
+        (words("what it is"), lambda step: _what(step.name, result)),
+    ]
     caption = (
         *soc_lines(result.soc),
         f"Both processors side by side without loss, all ops cut at one ratio: "
@@ -79,7 +80,8 @@ def waterfall_content(result: ExplainResult) -> TextTable:
         *warnings([result.source]),
     )
     title = f"Where the time goes: {result.model} by {result.strategy} on {result.soc.name}"
-    return TextTable(title, columns, (TextSection("", rows),), caption)
+    source = mark([result.source])
+    return TextTable.of(title, steps_of(result), cells, caption, mark=lambda _: source)
 
 
 def _what(name: str, result: ExplainResult) -> str:
