@@ -22,10 +22,10 @@ TESTS = Path(__file__).parent.parent
 #: lowering and with the sources of kernels, and with nothing else: not from machine to machine.
 #: `PYTHONPATH=tests python tests/lower/test_determinism.py` prints those of now.
 GOLDEN = (
-    "a655fcb4215118bb7f9a1a5e508951059388e18527094a02bf3c999cd75b8a01",
-    "b90f1c49168cfcdb4ef3b3f4859164ea7482c43ab5d20e78b5812ac4cc355065",
-    "a8cf2876004a05a5a33340bb5d941faba254210c9f433ad00e237d74b0e9c70f",
-    "e757b903de361b72b00a4f3a0b15286f8a47e7a4de146e4adb5dd8f8a882e3c2",
+    "ec9de081434f9914d96ccc2dee3fc605cca467d07cba88c4a26250719e1ff07f",
+    "84c4c3668591243d348e1a13bd7017315f45a7fcba47bb52010e11bcbff45f71",
+    "fcf2e4b63be6366cdad2744b25876d726a62427be91d144f9e9b539dd6c3e43f",
+    "05474501ad8c47e01c0d1eea751d8d815703df9475ff556d3423d3a54e2ac883",
 )
 
 
