@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
+from numpy.typing import NDArray
 
+from codl.ir.columns import Column
 from codl.ir.ops.base import Array
 from codl.ir.region import Shape
 from codl.kernels.tiling import TEXEL, ceil_div, round_up
@@ -31,9 +33,10 @@ def image_refusal(soc: Soc, shapes: Iterable[Shape]) -> str | None:
     return None
 
 
-def fits(soc: Soc, width: int, height: int) -> bool:
-    """Whether an image of this size in texels can be made."""
-    return width <= soc.gpu.max_image_width and height <= soc.gpu.max_image_height
+def fits(soc: Soc, width: Column | int, height: Column | int) -> NDArray[np.bool_]:
+    """Whether an image of this size in texels can be made; of columns of them, which can."""
+    within: NDArray[np.bool_] = np.less_equal(width, soc.gpu.max_image_width)
+    return within & np.less_equal(height, soc.gpu.max_image_height)
 
 
 def pack_filter(weight: Array) -> Array:

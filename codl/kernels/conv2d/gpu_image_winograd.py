@@ -22,7 +22,7 @@ from codl.kernels.conv2d.winograd import (
     tile_counts,
 )
 from codl.kernels.feature_columns import ChoiceColumns
-from codl.kernels.image import pack_filter
+from codl.kernels.image import fits, pack_filter
 from codl.kernels.kernel import IMAGES, launch
 from codl.kernels.tiling import TEXEL, item_grid, waves
 from codl.records.soc import Soc
@@ -76,11 +76,7 @@ class ImageWinogradTiling:
     def fits(self, soc: Soc) -> NDArray[np.bool_]:
         """Whether all images can be made."""
         weights = self.filter_image * TEXEL * self.in_blocks, self.filter_image * self.sums[1]
-        most_w, most_h = soc.gpu.max_image_width, soc.gpu.max_image_height
-        sizes = (self.points, self.sums, weights)
-        fitting: NDArray[np.bool_]
-        fitting = np.all([(w <= most_w) & (h <= most_h) for w, h in sizes], axis=0)
-        return fitting
+        return fits(soc, *self.points) & fits(soc, *self.sums) & fits(soc, *weights)
 
 
 class GpuImageWinograd(GpuConv):

@@ -16,7 +16,7 @@ from codl.kernels.base import WEIGHTED, Choice, KernelPlan
 from codl.kernels.conv2d.gpu import GpuConv, byte_columns, moved_columns, refuse_groups
 from codl.kernels.cpu_device import registers
 from codl.kernels.feature_columns import ChoiceColumns
-from codl.kernels.image import pack_filter
+from codl.kernels.image import fits, pack_filter
 from codl.kernels.kernel import BLOCKS, IMAGES, REAL_GPU, Grid, launch
 from codl.kernels.tiling import GROUP, TEXEL, round_up
 from codl.kernels.window import RowTiles, span, window_args
@@ -250,13 +250,11 @@ class OverImages(GpuConv):
 
     def ranked(self, ops: ConvColumns, soc: Soc) -> tuple[ChoiceColumns, Column]:
         """Whether the filter is an image, where it fits, and pixels of a work-item."""
-        width, height = self.filter_size(ops)
-        fits = (width <= soc.gpu.max_image_width) & (height <= soc.gpu.max_image_height)
         rows = [(as_image, pixels) for as_image in (1, 0) for pixels in self.pixels]
         as_image, pixels = np.array(rows, np.float64).T[..., None]
         order = np.arange(len(rows), dtype=np.float64)[:, None]
         choices = {"filter_image": as_image, "pixels": pixels}
-        return choices, np.where(as_image <= fits, order, np.inf)
+        return choices, np.where(as_image <= fits(soc, *self.filter_size(ops)), order, np.inf)
 
     def cut(self, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> RowTiles:
         pixels = choice["pixels"]
