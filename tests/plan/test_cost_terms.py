@@ -1,4 +1,4 @@
-"""Every term of a plan's cost is counted: the price of one plan with it and without it."""
+"""Every term of a plan's cost is counted, signals and limits of the GPU too: with it and without it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from support.simulated import SOC
-from support.synthetic_predictors import Line, SyntheticPredictors
+from support.synthetic_predictors import Line, SyntheticPredictors, inside
 
 from codl.errors import UnknownNameError
 from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
-from codl.ir import Network
+from codl.ir import Network, Shape, parse
 from codl.ir.plan import Chain, Plan
 from codl.ir.types import PROCESSORS, Processor
 from codl.kernels.tuning import Tuning
@@ -22,9 +22,11 @@ from codl.lower import lower
 from codl.plan import price as prices
 from codl.plan.build_plan import chain_of
 from codl.plan.build_plan import make_plan as planned
-from codl.plan.cost_model import CostModel
+from codl.plan.cost_model import CostModel, SignalCosts
 from codl.plan.coverage import without
+from codl.plan.price import TransferCost, after_stage
 from codl.predict.in_network_cost import InNetworkCost, InNetworkCosts
+from codl.records.gpu_limits import UNLIMITED, GpuLimits
 
 IMAGES = {"memory_types": ("buffer", "image2d"), "max_image_width": 9999, "max_image_height": 9999}
 WITH_IMAGES = replace(SOC, gpu=replace(SOC.gpu, **IMAGES))  # type: ignore[arg-type]
@@ -179,3 +181,80 @@ def test_the_planner_weighs_storages_against_copies() -> None:
         chosen = ["image" in own["gpu"] for own in plan.chains[0].variants.values()]
         assert (len(set(chosen)) == 2) == copies
         assert plan.predicted_ms == pytest.approx(2.1 if copies else 3.0)
+
+
+OP = parse("conv2d in=1x64x56x56 oc=64 kernel=3x3 pad=1")
+
+
+def limited_cost(limits: GpuLimits) -> CostModel:
+    return CostModel(SOC, SyntheticPredictors(exchange=Line(1e-6)), limits=limits)
+
+
+def test_a_gpu_that_rests_takes_longer_and_the_cpu_does_not() -> None:
+    usual, rested = limited_cost(UNLIMITED), limited_cost(GpuLimits(gpu_duty=0.5))
+    for side, factor in (("cpu", 1.0), ("gpu", 2.0)):
+        before, after = (own.fastest_ms([OP], side)[0] for own in (usual, rested))  # type: ignore[arg-type]
+        assert after == pytest.approx(factor * before)
+
+
+def test_every_further_launch_costs_a_call() -> None:
+    predictors = SyntheticPredictors(inside={"gpu": inside(call_ms=0.25)})
+    (whole_ms,) = CostModel(SOC, predictors).fastest_ms([OP], "gpu")
+    limits = GpuLimits(max_kernel_ms=whole_ms / 3.5)
+    (split_ms,) = CostModel(SOC, predictors, limits=limits).fastest_ms([OP], "gpu")
+    assert split_ms == pytest.approx(whole_ms + 3 * 0.25)
+
+
+def test_kernels_that_transform_and_copy_rest_too_and_maps_do_not() -> None:
+    parts = {"transform": Line(0.0, 2.0), "map": Line(0.0, 0.5), "sync": Line(0.0, 0.25)}
+    predictors = SyntheticPredictors(relayout=Line(0.0, 3.0), parts={"to_cpu": parts})
+    rests = GpuLimits(gpu_duty=0.5)
+    usual, limited = CostModel(SOC, predictors), CostModel(SOC, predictors, limits=rests)
+    before, after = (own.sharing_parts("to_cpu", OP.output) for own in (usual, limited))
+    assert after == {**before, "transform": 2 * before["transform"]}
+    copied_ms = usual.sharing_ms("relayout", OP.output)
+    assert limited.sharing_ms("relayout", OP.output) == 2 * copied_ms > 0
+
+
+def test_a_transfer_that_is_known_as_a_whole_is_as_it_was() -> None:
+    limited, usual = limited_cost(GpuLimits(gpu_duty=0.5)), limited_cost(UNLIMITED)
+    parts = [cost.sharing_parts("to_gpu", OP.output) for cost in (limited, usual)]
+    assert parts[0] == parts[1]
+
+
+PARTS = {"transform": 0.01, "sync": 0.003, "map": 0.05, "unmap": 0.02, "copy": 0.1}
+
+
+def test_a_measured_wait_takes_the_place_of_the_least_one() -> None:
+    inside = SignalCosts(first_launch_ms=0.015, wait_ms=0.025).inside(PARTS)
+    assert inside["sync"] == 0.025
+    assert inside["map"] == pytest.approx(0.05 - 0.04)
+    assert inside["unmap"] == 0.0
+    assert (inside["transform"], inside["copy"]) == (0.01, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("costs", "parts"),
+    [(SignalCosts(), PARTS), (SignalCosts(0.015, 0.025), {"copy": 0.3})],
+    ids=["no waits", "no parts"],
+)
+def test_what_is_not_known_changes_nothing(costs: SignalCosts, parts: dict[str, float]) -> None:
+    assert costs.inside(parts) == parts
+
+
+def test_a_dataset_without_signals_is_priced_by_its_parts() -> None:
+    lines = {"to_cpu": {part: Line(ms) for part, ms in PARTS.items()}}
+    predictors = SyntheticPredictors(parts=lines)  # type: ignore[arg-type]
+    cost = CostModel(SOC, predictors)
+    assert cost.transfer_parts("to_cpu", Shape(1, 8, 8, 8)) == PARTS
+    assert cost.signals == SignalCosts()
+
+
+def test_a_busy_queue_hides_a_first_launch() -> None:
+    works = (1.0, 2.0)
+    assert after_stage((0.0, 0.0), [], works=works, first_launch_ms=0.5) == (1.0, 2.5)
+    assert after_stage((0.0, 3.0), [], works=works, first_launch_ms=0.5) == (1.0, 5.0)
+    # One launch of several on an empty queue is its first.
+    sent = TransferCost.of("to_cpu", {"transform": 0.25, "sync": 0.125})
+    cpu, gpu = after_stage((0.0, 0.0), [sent], works=works, first_launch_ms=0.5)
+    assert (cpu, gpu) == (0.5 + 0.25 + 0.125 + 1.0, 0.5 + 0.25 + 2.0)

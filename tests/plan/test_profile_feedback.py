@@ -18,7 +18,7 @@ from codl.lower import lower
 from codl.lower.partition import partition_plan
 from codl.plan.build_plan import chain_of, make_plan
 from codl.plan.cost_model import CostModel
-from codl.plan.profile_feedback import OpRatio, ProfileCorrections
+from codl.plan.profile_feedback import OpRatio, ProfileCorrections, ProfiledTimes
 from codl.records.results import TimeSpan
 from codl.strategies import codl_refined
 
@@ -86,3 +86,15 @@ def test_ratios_are_those_of_measured_to_predicted(slower: dict[str, float]) -> 
 
 def law_ms(layers: Sequence[NetLayer], speed: float) -> float:
     return sum(1e-8 * parse(layer.op).flops / speed + 1e-3 for layer in layers)
+
+
+def test_parts_of_the_runs_that_count_add_up() -> None:
+    """Each run but the first is disturbed, in another part each time."""
+    parts = [(1.0, 1.0), (4.0, 1.0), (1.0, 4.5), (1.0, 5.0), (5.5, 1.0), (90.0, 1.0), (1.0, 99.0)]
+    runs = [ProfiledTimes({0: cpu}, {1: gpu}, {}, [cpu, gpu]) for cpu, gpu in parts]
+    found = ProfiledTimes.typical(runs)
+    near = parts[:3]  # around the second: a fifth of the way from the shortest to the longest
+    assert found.nets_ms == {0: pytest.approx(sum(cpu for cpu, _ in near) / 3)}
+    assert found.kernels_ms == {1: pytest.approx(sum(gpu for _, gpu in near) / 3)}
+    assert sum(found.stages_ms) == pytest.approx(found.nets_ms[0] + found.kernels_ms[1])
+    assert ProfiledTimes.typical(runs[:1]) == runs[0]
