@@ -1,4 +1,4 @@
-"""Every term of a plan's cost is counted, signals and limits of the GPU too: with it and without it."""
+"""Every term of a plan's cost counts, signals and limits of the GPU too."""
 
 from __future__ import annotations
 
