@@ -53,16 +53,6 @@ class Shard:
     parts: tuple[Part, ...]
 
     @cached_property
-    def launches(self) -> int:
-        """How many ops are launched one by one: each as often as it has images."""
-        return sum(part.op.images for part in self.parts)
-
-    @property
-    def runs(self) -> int:
-        """How often a net of these ops runs: once for each image."""
-        return max((part.op.images for part in self.parts), default=1)
-
-    @cached_property
     def outputs(self) -> dict[str, Region]:
         """The region of every tensor that this side computes."""
         return {part.layer.output: part.region for part in self.parts}
