@@ -360,7 +360,7 @@ def test_what_is_no_number_stays_none(activation: str, kind: str, first_soc: Soc
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu", "split"])
-def test_infinities_are_strays_but_in_masks(kind: str, first_soc: Soc) -> None:
+def test_infinities_count_but_in_masks(kind: str, first_soc: Soc) -> None:
     """Masks of attention have them in every run."""
     case = Case(
         [node("Conv", "x w", "c"), node("Clip", "c zero one", "a"),
