@@ -1,6 +1,4 @@
-"""An activation as macros of an OpenCL source, what `ACTIVATE` in `common.cl` expands to; and how
-much it computes.
-"""
+"""Activations of GPU kernels: the macros behind `ACTIVATE` in `common.cl`, and their operations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What features over columns have in common: vectors, caches, and the choices of many ops."""
+"""Predictor features that GPU kernels share, over columns of ops: vectors, caches, and choices."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ ChoiceColumns = Mapping[str, Any]
 
 def unique(choices: Iterable[Choice | None]) -> tuple[Choice, ...]:
     """Every choice once, in their order."""
-    found: list[Choice] = []
+    distinct: list[Choice] = []
     for choice in choices:
-        if choice is not None and choice not in found:
-            found.append(choice)
-    return tuple(found)
+        if choice is not None and choice not in distinct:
+            distinct.append(choice)
+    return tuple(distinct)
 
 
 def first_choice(choice: ChoiceColumns) -> dict[str, int]:

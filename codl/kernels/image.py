@@ -1,4 +1,4 @@
-"""What the variants over images have in common: sizes that fit, and filters as texels."""
+"""OpenCL images of the `image` variants: sizes that fit a device, and filters packed as texels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels as entries of tables.
+"""Base classes of kernel variants: `CpuKernel`, and `Kernel` of the GPU, as entries of tables.
 
 On the CPU an entry is a `CpuKernel`: functions that describe an op and count what it costs. On the
 GPU it is a subclass of `Kernel`, and a variant for each of its storages: it names its op and its
@@ -196,7 +196,7 @@ class Kernel:
         return ()
 
     def block_choice(self, op: Any, soc: Soc, blocks: int) -> Choice | None:
-        """Of `choices`, the usual one on a device that is best with so many blocks."""
+        """Of `choices`, the usual one on a device that is best with `blocks` blocks."""
         return None
 
     def features(self, op: Any, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
@@ -259,7 +259,7 @@ class Kernel:
         return TEXEL if self.in_images else soc.gpu.vector_width
 
     def stored(self, elements: Any) -> Any:
-        """Bytes of so many elements, as they are stored."""
+        """Bytes of a number of elements, as they are stored."""
         return float(self.storage.element_bytes) * elements
 
 
@@ -277,7 +277,7 @@ class ColumnKernel(Kernel):
         return {}
 
     def block_columns(self, ops: Any, soc: Soc, blocks: int) -> ChoiceColumns:
-        """The same on a device that is best with so many blocks, of `block_counts`."""
+        """The same on a device that is best with `blocks` blocks, one of `block_counts`."""
         return self.default_columns(ops, soc)
 
     def block_choice(self, op: Any, soc: Soc, blocks: int) -> Choice | None:

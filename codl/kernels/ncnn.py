@@ -1,4 +1,4 @@
-"""What the CPU side's variants have in common: a layer of an ncnn net, described, not run."""
+"""An op as a layer of an ncnn net, described, not run: what ncnn's variants on the CPU return."""
 
 from __future__ import annotations
 

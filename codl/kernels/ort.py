@@ -1,4 +1,4 @@
-"""What ONNX Runtime's variants on the CPU have in common: an op as ONNX nodes, described, not run.
+"""An op as ONNX nodes, described, not run: what ONNX Runtime's variants on the CPU return.
 
 ncnn's layers are the CPU side's usual variants. What ncnn refuses (a batch, stretched operands,
 tensors of any rank) runs in ONNX Runtime, which has a kernel for every op.

@@ -149,16 +149,16 @@ def _eltwise(op: Eltwise) -> OrtPlan:
 @_ort("norm")
 def _norm(op: Norm) -> OrtPlan:
     if op.center and op.affine and _is_layer_norm(op):
-        own = op.shapes[0][op.axis :]
+        normalized = op.shapes[0][op.axis :]
         norm = node("LayerNormalization", ("x0", "x1", "x2"), axis=op.axis, epsilon=op.epsilon)
-        return OrtPlan((norm,), (op.shapes[0], own, own), op.shapes[0])
+        return OrtPlan((norm,), (op.shapes[0], normalized, normalized), op.shapes[0])
     if op.affine and _is_layer_norm(op):
-        own = op.shapes[0][op.axis :]
-        given = {"axis": op.axis, "epsilon": op.epsilon}
+        normalized = op.shapes[0][op.axis :]
+        attributes = {"axis": op.axis, "epsilon": op.epsilon}
         # ONNX Runtime's own node; ONNX has it from opset 23 on, as RMSNormalization.
-        norm = node("SimplifiedLayerNormalization", ("x0", "x1"), "scaled", **given)
+        norm = node("SimplifiedLayerNormalization", ("x0", "x1"), "scaled", **attributes)
         sum_ = node("Add", ("scaled", "x2"))
-        return OrtPlan((norm, sum_), (op.shapes[0], own, own), op.shapes[0])
+        return OrtPlan((norm, sum_), (op.shapes[0], normalized, normalized), op.shapes[0])
     nodes, constants = _instance_norm(op) if op.center else _root_mean_square(op)
     shapes = (op.shapes[0], *(op.shapes[1] for _ in op.shapes[1:]))
     if op.affine:

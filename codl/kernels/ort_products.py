@@ -139,26 +139,26 @@ def _nbits_node(op: MatMulNBits, bits: int, inputs: tuple[str, ...], output: str
 
 def _packed_nbits(op: MatMulNBits, weights: Weights) -> NamedArrays:
     """The words as bytes, which is what they are."""
-    found = {
+    packed = {
         "weight": _bytes(weights["weight"]).reshape(op.n, op.blocks, -1),
         "scales": weights["scales"],
         "bias": weights["bias"],
     }
     if op.zero_points:
         size = -(-op.blocks * op.bits // 8)
-        found["zero_points"] = np.ascontiguousarray(_bytes(weights["zero_points"])[:, :size])
-    return found
+        packed["zero_points"] = np.ascontiguousarray(_bytes(weights["zero_points"])[:, :size])
+    return packed
 
 
 def _halves(op: MatMulNBits, weights: Weights) -> NamedArrays:
     """Numbers of 8 bits as 16 times the upper 4 bits and the lower."""
     whole = _packed_nbits(op, weights)
     zeros = whole.get("zero_points", np.full((op.n, op.blocks), 128, np.uint8))
-    found = {"scales": whole["scales"], "bias": whole["bias"], "high_scales": 16 * whole["scales"]}
+    packed = {"scales": whole["scales"], "bias": whole["bias"], "high_scales": 16 * whole["scales"]}
     for name, shift in (("low", 0), ("high", 4)):
-        found[name] = _pairs(whole["weight"] >> shift & 15)
-        found[f"{name}_zero_points"] = _pairs(zeros >> shift & 15)
-    return found
+        packed[name] = _pairs(whole["weight"] >> shift & 15)
+        packed[f"{name}_zero_points"] = _pairs(zeros >> shift & 15)
+    return packed
 
 
 def _pairs(numbers: NDArray[Any]) -> NDArray[np.uint8]:
@@ -189,13 +189,13 @@ def _dynamic(op: MatMulDynamic) -> OrtPlan:
 
 def _packed_dynamic(op: MatMulDynamic, weights: Weights) -> NamedArrays:
     """The matrix (k, n) with the sign that the model has."""
-    found = {
+    packed = {
         "weight": np.ascontiguousarray(op.numbers(weights).T),
         "zero_points": weights["zero_points"].astype(np.uint8),
     }
     if op.signed:
-        found = {name: (value ^ MIDDLE).view(np.int8) for name, value in found.items()}
-    return {**found, "scales": weights["scales"], "bias": weights["bias"]}
+        packed = {name: (value ^ MIDDLE).view(np.int8) for name, value in packed.items()}
+    return {**packed, "scales": weights["scales"], "bias": weights["bias"]}
 
 
 #: The version of ONNX's operators that has attention.
@@ -315,8 +315,8 @@ def _cached_attention(op: CachedAttention) -> OrtPlan:
 
 def _refuse_cached(op: CachedAttention) -> str | None:
     if op.features != op.value_features or op.features % 8:
-        own = (op.features, op.value_features)
-        return f"keys and values must have as many features, a multiple of 8, got {own}"
+        features = (op.features, op.value_features)
+        return f"keys and values must have as many features, a multiple of 8, got {features}"
     return None
 
 

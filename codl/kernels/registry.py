@@ -62,8 +62,8 @@ def variants(
     best; and those in which the SoC file says that the op is wrong. A replayed SoC has only
     variants that were measured elsewhere.
     """
-    known = candidates(op.kind, processor, soc, include_unfit=include_unfit)
-    return _accepting(op, known, soc) if include_unfit else accepting(op, known, soc)
+    listed = candidates(op.kind, processor, soc, include_unfit=include_unfit)
+    return _accepting(op, listed, soc) if include_unfit else accepting(op, listed, soc)
 
 
 def candidates(
@@ -71,17 +71,17 @@ def candidates(
 ) -> list[list[Any]]:
     """The variants of a kind of op: the first of these lists that has any for an op has all."""
     if soc.is_replayed:
-        own = [v for v in replayed_variants(kind) if v.processor == processor]
-        return [[v for v in own if include_unfit or v.is_plannable]]
-    known: list[Any] = of_kind(kind, processor)
+        replayed = [v for v in replayed_variants(kind) if v.processor == processor]
+        return [[v for v in replayed if include_unfit or v.is_plannable]]
+    all_variants: list[Any] = of_kind(kind, processor)
     if include_unfit:
-        return [known]
+        return [all_variants]
     if processor == "cpu":
         return [
-            [v for v in known if v.is_plannable and v.backend != "ort"],
-            known,
+            [v for v in all_variants if v.is_plannable and v.backend != "ort"],
+            all_variants,
         ]
-    meant = [v for v in known if soc.gpu.type in v.meant_for]
+    meant = [v for v in all_variants if soc.gpu.type in v.meant_for]
     # Tensors of any rank are planar, whatever memory those of convolutions lie in; what has no
     # variant over halves, such as indices, is of floats.
     element: Any = soc.gpu.element
@@ -135,6 +135,6 @@ def find(op: Op, name: str, processor: Processor | None = None) -> Variant:
         variant = next((v for v in replayed_variants(op.kind) if v.name == name), None)
     if variant is None or processor not in (None, variant.processor):
         kind = f"{processor.upper()} kernel variant" if processor else "kernel variant"
-        known = [v.name for v in known_to(op) if processor in (None, v.processor)]
-        raise UnknownNameError(f"{kind} of {op.kind}", name, known)
+        names = [v.name for v in known_to(op) if processor in (None, v.processor)]
+        raise UnknownNameError(f"{kind} of {op.kind}", name, names)
     return variant

@@ -34,7 +34,7 @@ MACE_KERNELS: Mapping[tuple[str, Processor], tuple[str, ...]] = {
     (FullyConnected.kind, "cpu"): ("mace_gemv",),
     **{(op.kind, "gpu"): tuple(MACE_MEMORY) for op in (Conv2d, Pool2d, FullyConnected)},
 }
-#: Winograd needs at least so many channels on either side.
+#: Channels that Winograd needs at least, of the input and of the output.
 WINOGRAD_CHANNELS = 8
 
 

@@ -1,4 +1,4 @@
-"""Kernels along rows: who shares a row, and how many a work-item takes."""
+"""Row kernels of the GPU (reductions, softmax): how work-items share rows or take several."""
 
 from __future__ import annotations
 

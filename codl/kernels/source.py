@@ -1,4 +1,4 @@
-"""The text of a plan's kernels, as it is compiled.
+"""The OpenCL source of a `KernelPlan`, assembled from `.cl` files as it is compiled.
 
 A source is named by its path relative to this package, such as "conv2d/gpu_direct.cl"; one of
 another package as "package:file.cl", relative to that. The package must be imported by then, as a

@@ -1,4 +1,4 @@
-"""The arithmetic of cutting work into tiles and work-items that all GPU variants share.
+"""Arithmetic of tiles, work-items and work-groups, used by all GPU variants.
 
 Written for whole numbers, and for columns of them as `codl.ir.columns` has them.
 """

@@ -37,7 +37,7 @@ from codl.kernels.source import source_digest
 from codl.records.soc import Soc
 from codl.records.tuned import Choice, Choices, Tuned, UsualBlocks
 
-#: So many typical ops must agree, and be most of those that were tuned.
+#: Typical ops that must agree at least, and be most of those that were tuned.
 FEWEST_VOTES = 2
 
 
@@ -134,7 +134,9 @@ class Tuning:
             if blocks is None
             else variant.block_columns(columns, soc, blocks)
         )
-        choices = {name: np.array(np.broadcast_to(own, len(ops))) for name, own in default.items()}
+        choices = {
+            name: np.array(np.broadcast_to(values, len(ops))) for name, values in default.items()
+        }
         for at, choice in tuned.items():
             for name, value in choice.items():
                 choices[name][at] = value

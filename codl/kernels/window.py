@@ -1,4 +1,4 @@
-"""What kernels that slide a window share: the window's arguments, and tiles of pixels of a row."""
+"""Windows of convolution and pooling kernels: their arguments, and tiles of pixels of a row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan becomes where one processor is slower than it was planned for, or has failed.
+"""Versions of a plan for other speeds of the GPU, or for none, which an engine switches to.
 
 A plan is balanced for the speeds that it was made for. Where the GPU is `scale` times as fast
 beside the CPU as then, the shares that balance it again follow from the shares that were: each
@@ -30,7 +30,7 @@ def on_cpu(network: Network, plan: Plan, soc: Soc, *, but: str = "") -> Plan:
     first layer that the CPU has no variant for.
     """
     planned = {
-        name: own.get("cpu") for chain in plan.chains for name, own in chain.variants.items()
+        name: sides.get("cpu") for chain in plan.chains for name, sides in chain.variants.items()
     }
     variants = {
         layer.name: {"cpu": _variant(layer, planned.get(layer.name), soc, but)}
@@ -88,15 +88,15 @@ class Weights:
 
     def more(self, held: Iterable[Weights], gpu_factor: float) -> float:
         """The bytes that this takes beside what is held; those of the GPU times a factor."""
-        known = [*held]
+        weights_held = [*held]
         gpu = sum(
-            max(0, own - max((other.gpu.get(key, 0) for other in known), default=0))
-            for key, own in self.gpu.items()
+            max(0, taken - max((other.gpu.get(key, 0) for other in weights_held), default=0))
+            for key, taken in self.gpu.items()
         )
         cpu = sum(
-            own
-            for key, own in self.cpu.items()
-            if not any(other.cpu.get(key) == own for other in known)
+            taken
+            for key, taken in self.cpu.items()
+            if not any(other.cpu.get(key) == taken for other in weights_held)
         )
         return cpu + gpu_factor * gpu
 
@@ -108,7 +108,7 @@ def weights_by_chain(executable: Executable) -> dict[str, Weights]:
 
 def gpu_weights(executable: Executable) -> int:
     """Bytes of the weights of all kernels, as the model has them."""
-    return sum(sum(own.gpu.values()) for own in weights_by_chain(executable).values())
+    return sum(sum(weights.gpu.values()) for weights in weights_by_chain(executable).values())
 
 
 def alternatives(
@@ -136,13 +136,13 @@ def alternatives(
         budget -= levels.add(scale, how, budget)
     by_scale: dict[float, tuple[Plan, Executable]] = {1.0: (plan, base)}
     for scale in reversed(others):
-        own = levels.plan(scale)
+        scaled = levels.plan(scale)
         try:
-            executable = how(own)
+            executable = how(scaled)
         except CodlError:  # a variant of the plan does not do so few rows or channels
             continue
-        if all(_differ(executable, known) for _, known in by_scale.values()):
-            by_scale[scale] = own, executable
+        if all(_differ(executable, other) for _, other in by_scale.values()):
+            by_scale[scale] = scaled, executable
     return dict(sorted(by_scale.items()))
 
 
@@ -155,12 +155,12 @@ class _Levels:
     """At which scales each chain of a plan has a ratio of its own, with what weights."""
 
     def __init__(
-        self, network: Network, plan: Plan, own: Mapping[str, Weights], gpu_factor: float
+        self, network: Network, plan: Plan, weights: Mapping[str, Weights], gpu_factor: float
     ) -> None:
         self._plan, self._gpu_factor = plan, gpu_factor
         written, applied = plan.applied(network)
         self._flops = [_flops(layers) for _, layers in applied.layers(written)]
-        self._held = [{1.0: own.get(chain.label, Weights({}, {}))} for chain in plan.chains]
+        self._held = [{1.0: weights.get(chain.label, Weights({}, {}))} for chain in plan.chains]
 
     def add(self, scale: float, how: Callable[[Plan], Executable], budget: float) -> float:
         """Take in as many chains as a budget is enough for; the bytes that they take."""
@@ -221,8 +221,8 @@ def _weights(executable: Executable, stage: Stage) -> Weights:
             if isinstance(net, NcnnNet):
                 for part in net.parts:
                     numbers = {weight.constants for weight in part.weights}
-                    own = sum(_bytes(executable, number) for number in numbers)
-                    cpu[without_hints(part.param)] = own
+                    weight_bytes = sum(_bytes(executable, number) for number in numbers)
+                    cpu[without_hints(part.param)] = weight_bytes
             else:
                 cpu[net.model] = _bytes(executable, net.model.constants)
     return Weights(gpu, cpu)

@@ -1,4 +1,4 @@
-"""Collects what an executable is made of, each thing once, and plans its memory.
+"""Builder of an executable: its deduplicated parts, and the memory plan of tensors and scratch.
 
 Stages are counted from 0; the last exchange is one more. Kernels run in the order in which they
 are enqueued, so the GPU's memory is free for others once the last command that uses it is
@@ -80,8 +80,8 @@ def lifetimes(
     lives: dict[Processor, dict[str, Lifetime]] = {"cpu": {}, "gpu": {}}
 
     def use(processor: Processor, tensor: str, stage: int) -> None:
-        known = lives[processor].get(tensor, Lifetime(stage, stage))
-        lives[processor][tensor] = known.until(stage)
+        lifetime = lives[processor].get(tensor, Lifetime(stage, stage))
+        lives[processor][tensor] = lifetime.until(stage)
 
     exchanges = partitioned.exchanges
     waits = [any(t.direction == "to_cpu" for t in moves) for moves in exchanges]
@@ -133,8 +133,8 @@ class Arena:
 
     def give(self, buffer: int) -> None:
         """No command from here on reads or writes this buffer."""
-        own = self._assembly.buffers[buffer]
-        self._free.setdefault((own.place, own.image), []).append(buffer)
+        freed = self._assembly.buffers[buffer]
+        self._free.setdefault((freed.place, freed.image), []).append(buffer)
 
     def _take(self, place: Place, size: int, image: ImageSize | None = None) -> int:
         free = self._free.setdefault((place, image), [])

@@ -126,8 +126,8 @@ class Selector:
         `outputs` are the tensors that are read outside the shard. Raises `DeviceError` where no
         kernel is left for a layer.
         """
-        own = [Work(part) for part in shard.parts]
-        fused = works(shard, outputs, planned, self.soc) if self.fuse else own
+        single = [Work(part) for part in shard.parts]
+        fused = works(shard, outputs, planned, self.soc) if self.fuse else single
         return [selection for work in fused for selection in self._selected(work, planned)]
 
     def _selected(self, work: Work, planned: Mapping[str, str]) -> list[Selection]:
@@ -136,8 +136,8 @@ class Selector:
             if not any(refusal.is_of(work.label, variant.name, choice) for refusal in self.without):
                 return [Selection(work, variant, choice, self._plan(work, variant, choice))]
         if work.add is None:
-            own = (str(refusal) for refusal in self.without if refusal.label == work.label)
-            reasons = "; ".join(dict.fromkeys(own))
+            refusals = (str(refusal) for refusal in self.without if refusal.label == work.label)
+            reasons = "; ".join(dict.fromkeys(refusals))
             raise DeviceError(f"No kernel variant of {work.label!r} works here. {reasons}")
         return [x for part in work.parts for x in self._selected(Work(part), planned)]
 
@@ -156,11 +156,11 @@ class Selector:
         for variant in (first, *(others if work.add is None else ())):
             # Choices are known of the op without what is fused with it.
             choice = self.tuning.choice(variant, op, self.soc)
-            for own in (None,) if choice is None else (choice, None):
-                yield variant, own
+            for option in (None,) if choice is None else (choice, None):
+                yield variant, option
         if not others:
-            for own in first.choices(op, self.soc)[1:]:
-                yield first, own
+            for option in first.choices(op, self.soc)[1:]:
+                yield first, option
 
     def _plan(self, work: Work, variant: Any, choice: Choice | None) -> KernelPlan:
         """An add that is computed too comes before the activation, which is the add's."""
@@ -182,9 +182,9 @@ def works(
     parts = {part.layer.name: part for part in shard.parts}
     adds: dict[str, Part] = {}
     for name, layer in residual_adds([part.layer for part in shard.parts], outputs).items():
-        own, add = parts[name], parts[layer.name]
-        planned = [registry.find(part.op, variants[part.layer.name]) for part in (own, add)]
-        if own.region == add.region and fuses(planned[0], planned[1], soc):
+        conv, add = parts[name], parts[layer.name]
+        planned = [registry.find(part.op, variants[part.layer.name]) for part in (conv, add)]
+        if conv.region == add.region and fuses(planned[0], planned[1], soc):
             adds[name] = add
     fused = {add.layer.name for add in adds.values()}
     return [Work(part, adds.get(name)) for name, part in parts.items() if name not in fused]
@@ -479,8 +479,8 @@ class GpuLowering:
         fits = kept is not None and kept.serves(part.region)
         if kept is not None and fits and kept.storage == storage:
             return kept, kept
-        own = self._arena.device(name, shape, part.region, storage)
-        return own, kept or own
+        output = self._arena.device(name, shape, part.region, storage)
+        return output, kept or output
 
 
 def kept_storages(parts: Sequence[tuple[Part, str]], selector: Selector) -> dict[str, Storage]:

@@ -72,7 +72,7 @@ def _check_variants(partitioned: PartitionedPlan, soc: Soc) -> None:
 
     Or one in which the SoC file says that the op is wrong.
     """
-    wrong = {(own.op, own.processor, own.variant) for own in soc.fallbacks}
+    wrong = {(fallback.op, fallback.processor, fallback.variant) for fallback in soc.fallbacks}
     for segment in partitioned.segments:
         for processor, shard in zip(PROCESSORS, (segment.cpu, segment.gpu), strict=True):
             for layer in (part.layer for part in shard.parts):
@@ -150,8 +150,8 @@ class Lowering:
         """The stages with a wait for the last kernel, and whatever is enqueued before it."""
         stage, place, last = next(
             (stage, place, command)
-            for stage, own in reversed([*enumerate(stages)])
-            for place, command in reversed([*enumerate(own.commands)])
+            for stage, candidate in reversed([*enumerate(stages)])
+            for place, command in reversed([*enumerate(candidate.commands)])
             if isinstance(command, Launch)
         )
         event = self._assembly.event() if last.signals is None else last.signals
@@ -173,19 +173,21 @@ class Lowering:
         shapes, constants = self._network.shapes, self._network.constants
         held = self._partitioned.held
         on_gpu = {n: held["gpu"][n] for n in constants if n in self._storages and n in held["gpu"]}
-        largest = max((own.shape(shapes[name]).bytes for name, own in on_gpu.items()), default=0)
+        largest = max(
+            (region.shape(shapes[name]).bytes for name, region in on_gpu.items()), default=0
+        )
         buffer = self._assembly.buffer("staging", largest) if on_gpu else -1
         for name, value in constants.items():
             parts: dict[Region, Constant] = {}
             if name in held["cpu"]:
-                own = parts[held["cpu"][name]] = self._constant(name, held["cpu"][name], value)
+                constant = parts[held["cpu"][name]] = self._constant(name, held["cpu"][name], value)
                 host = self._assembly.access(self._memory.host[name], held["cpu"][name])
-                self._assembly.emit(Fill(None, own, host))
+                self._assembly.emit(Fill(None, constant, host))
             if name in on_gpu:
                 part = on_gpu[name]
                 stored = in_range(value, self._storages[name].element)
-                known = parts.get(part) if stored is value else None
-                self._upload(name, known or self._constant(name, part, stored), part, buffer)
+                same = parts.get(part) if stored is value else None
+                self._upload(name, same or self._constant(name, part, stored), part, buffer)
 
     def _constant(self, name: str, part: Region, value: Array) -> Constant:
         """A part of a constant of the network, whose values are these."""

@@ -1,4 +1,4 @@
-"""The CPU's shard of a chain: its ops in place, and which of them one library runs together.
+"""The CPU's shard of a chain, lowered to nets: runs of ops that ncnn or ONNX Runtime has.
 
 ncnn reads its own text, and the arrays of its weights file. ONNX Runtime has `codl.lower.onnx`.
 """
@@ -71,8 +71,8 @@ def lower_ncnn(group: Group, assembly: Assembly) -> NcnnNet:
         kept = dict.fromkeys(piece for piece in made if piece.tensor in later)
         kept |= dict.fromkeys(piece for piece in outputs if piece.tensor in names)
         read = {name for x in run for name, _ in x.inputs} - names
-        known = {piece: width for piece, width in widths.items() if piece.tensor in read}
-        text = NetText(run, known, kept, constants)
+        read_widths = {piece: width for piece, width in widths.items() if piece.tensor in read}
+        text = NetText(run, read_widths, kept, constants)
         parts.append(text.part(options, values))
         copied |= text.copied & inputs.keys()
         widths |= made

@@ -62,8 +62,8 @@ def _written(group: Group, assembly: Assembly) -> OnnxNet:
         weights,
         lambda: {MODEL: graph.serialized(inputs, outputs), **graph.large},
     )
-    own = [_weights(layer, assembly) for layer in group.layers]
-    return _net(group, model, inputs, outputs, own)
+    weights_by_layer = [_weights(layer, assembly) for layer in group.layers]
+    return _net(group, model, inputs, outputs, weights_by_layer)
 
 
 def _net(
@@ -72,7 +72,9 @@ def _net(
     places = {**group.inputs, **group.outputs}
     return OnnxNet(
         label=group.label,
-        layers=tuple(x.net_layer(own) for x, own in zip(group.layers, constants, strict=True)),
+        layers=tuple(
+            x.net_layer(constant) for x, constant in zip(group.layers, constants, strict=True)
+        ),
         model=Constant(model, MODEL),
         inputs=tuple(OnnxBinding(*named, group.inputs[n]) for n, named in inputs.items()),
         outputs=tuple(OnnxBinding(*named, places[n]) for n, named in outputs.items()),
@@ -186,12 +188,14 @@ class OnnxGraph:
         self, nodes: Sequence[Node], names: Mapping[str, str], prefix: str
     ) -> Mapping[str, str]:
         """Write nodes with names of their own; returns those by the nodes' own words."""
-        known = {"": "", **names}  # an input left out is called ""
+        values = {"": "", **names}  # an input left out is called ""
         for node in nodes:
-            known |= {name: f"{prefix}.{name}" for name in node.outputs}
-            inputs, outputs = ([known[name] for name in own] for own in (node.inputs, node.outputs))
+            values |= {name: f"{prefix}.{name}" for name in node.outputs}
+            inputs, outputs = (
+                [values[name] for name in words] for words in (node.inputs, node.outputs)
+            )
             self._node(node.type, inputs, outputs, **node.attributes)
-        return known
+        return values
 
     def _node(
         self, kind: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any
@@ -207,19 +211,19 @@ class OnnxGraph:
         """The name of a piece of a tensor under some sizes."""
         whole = TensorRegion(piece.tensor, self.regions[piece.tensor])
         if whole not in self.values:  # an input that is read for the first time
-            own = sizes if piece == whole else self.shapes[piece.tensor]
-            self.declared[piece.tensor] = own
-            self.values[whole] = {own: f"in.{len(self.declared)}"}
+            whole_sizes = sizes if piece == whole else self.shapes[piece.tensor]
+            self.declared[piece.tensor] = whole_sizes
+            self.values[whole] = {whole_sizes: f"in.{len(self.declared)}"}
         if piece not in self.values:
             shape = self.shapes[piece.tensor]
             self.values[piece] = self._slice(whole, piece.region, shape)
-        known = self.values[piece]
-        if sizes not in known:
-            source, name = next(iter(known.values())), f"view.{len(self.nodes)}"
+        views = self.values[piece]
+        if sizes not in views:
+            source, name = next(iter(views.values())), f"view.{len(self.nodes)}"
             to = self._constant(f"{name}.to", np.array(sizes, np.int64))
             self._node("Reshape", (source, to), (name,))
-            known[sizes] = name
-        return known[sizes]
+            views[sizes] = name
+        return views[sizes]
 
     def _slice(self, whole: TensorRegion, region: Region, shape: Sizes) -> dict[Sizes, str]:
         source = self._value(whole, shape)

@@ -1,4 +1,4 @@
-"""A plan cut in two: which part of every op each processor computes, and what moves between them.
+"""The partitioning of a plan: the part of every op on each processor, and the transfers between.
 
 Inside a chain nothing is shared. So a side computes its share of the chain's outputs, and of every
 tensor before them whatever that share needs: the halo rows are computed twice.
@@ -155,7 +155,7 @@ class PartitionedPlan:
 
         Only where the GPU then computes what nothing reads.
         """
-        last = {t.direction: stage for stage, own in enumerate(self.exchanges) for t in own}
+        last = {t.direction: stage for stage, moves in enumerate(self.exchanges) for t in moves}
         return last.get("to_gpu", -1) >= last.get("to_cpu", -1) and "to_gpu" in last
 
 

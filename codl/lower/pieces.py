@@ -1,4 +1,4 @@
-"""Small executables to be measured or tested: one op's kernels, one net, one exchange.
+"""Micro-executables that are measured or tested: one op's kernels, one net, one transfer.
 
 They are lowered by the same code as whole plans. Their stages have the names below, so that one of
 them can be repeated alone.
@@ -179,15 +179,17 @@ def net_alone(
     names, piece = input_names(len(first.inputs)), Piece(to_text(first), soc)
     layers: list[CpuLayer] = []
     reads: tuple[tuple[str, Region], ...] = ()
-    for index, (op, own) in enumerate(zip(ops, weights, strict=True)):
+    for index, (op, op_weights) in enumerate(zip(ops, weights, strict=True)):
         region = part if part is not None else Region.whole(op.output)
         if index == 0:
             reads = tuple((name, op.needs(region, i)) for i, name in enumerate(names))
         output = OUTPUT if index == len(ops) - 1 else f"op{index}"
-        own = op.restrict_weights(own, region)
+        reduced = op.restrict_weights(op_weights, region)
         restricted = op.restrict(region)
         plan = variant.plan(restricted, soc)
-        layers.append(CpuLayer(f"op{index}", restricted, variant, plan, reads, output, region, own))
+        layers.append(
+            CpuLayer(f"op{index}", restricted, variant, plan, reads, output, region, reduced)
+        )
         reads = ((output, region),)
     for name, shape in zip((*names, OUTPUT), (*first.inputs, last.output), strict=True):
         piece.on_host(name, shape, is_shared=is_shared and name != OUTPUT)

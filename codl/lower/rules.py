@@ -1,4 +1,4 @@
-"""What lowering does with neighbouring layers, as rules that planning counts with, too."""
+"""Fusion rules of neighbouring layers, such as residual adds: lowering's, and counted by plans."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def residual_adds(layers: Sequence[Layer], outputs: Collection[str]) -> dict[str
         # Of the two that are added the one that is computed later has the other at hand.
         later = max(add.inputs, key=lambda name: places.get(name, -1))
         if later in places and later not in outputs and reads[later] == 1:
-            own = layers[places[later]]
+            conv = layers[places[later]]
             # A kernel can add to what it computes before an activation, not behind one.
-            if (own.op.kind, own.op.activation) == ("conv2d", Activation()):
-                adds[own.name] = add
+            if (conv.op.kind, conv.op.activation) == ("conv2d", Activation()):
+                adds[conv.name] = add
     return adds
 
 

@@ -1,4 +1,4 @@
-"""Data sharing: a region of a tensor on its way from one processor to the other.
+"""Lowering of data sharing: the commands that move a region from one processor to the other.
 
 Where the device sees the host's memory as it is (fine-grained shared virtual memory), a kernel
 reads and writes the CPU's array in place, and that is all there is to do; that it has written it is

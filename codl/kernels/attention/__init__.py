@@ -34,7 +34,7 @@ CUTS: tuple[Choice, ...] = tuple(
         *((64, 4, 32), (16, 2, 32), (16, 1, 16)),
     )
 )
-#: So many work-groups to a compute unit are enough.
+#: Work-groups to a compute unit that are enough.
 GROUPS_OF_UNIT = 0.5
 
 
@@ -91,8 +91,8 @@ class GpuTiled(ColumnKernel):
         wanted = GROUPS_OF_UNIT * soc.gpu.compute_units
         fits = [_fits(ops, cut, soc) for cut in CUTS]
         enough = [_groups(ops, float(cut["tile"])) >= wanted for cut in CUTS]
-        tiles = [np.where(own, cut["tile"], np.inf) for own, cut in zip(fits, CUTS, strict=True)]
-        small = [own == np.min(tiles, axis=0) for own in tiles]
+        tiles = [np.where(fit, cut["tile"], np.inf) for fit, cut in zip(fits, CUTS, strict=True)]
+        small = [tile == np.min(tiles, axis=0) for tile in tiles]
         some = np.any(np.logical_and(fits, enough), axis=0)
         at = np.argmax(np.where(some, np.logical_and(fits, enough), small), axis=0)
         return {name: np.array([float(cut[name]) for cut in CUTS])[at] for name in CUTS[0]}
@@ -146,8 +146,8 @@ def _fits(ops: AttentionColumns, cut: Choice, soc: Soc) -> NDArray[np.bool_]:
     """Whether a work-group holds the work-items of a cut, and its local memory the tiles."""
     of_query, of_value = (round_up(n, 4) + 4 for n in (ops.features, ops.value_features))
     tile, keys = cut["tile"], cut["keys"]
-    own = tile * (of_query + keys + 4 + SHARING) + keys * np.maximum(of_query, of_value)
-    has_room: NDArray[np.bool_] = 4 * own <= local_bytes(soc)
+    local_floats = tile * (of_query + keys + 4 + SHARING) + keys * np.maximum(of_query, of_value)
+    has_room: NDArray[np.bool_] = 4 * local_floats <= local_bytes(soc)
     return has_room & (SHARING * tile // cut["rows"] <= soc.gpu.max_work_group_size)
 
 

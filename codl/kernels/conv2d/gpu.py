@@ -1,4 +1,4 @@
-"""What convolution's kernels on the GPU share: an order of choices, bytes, and packed constants."""
+"""Base of convolution's GPU kernels: the order of choices, bytes moved, and packed constants."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ MOST_CHOICES = 16
 
 
 @dataclass(frozen=True)
-class Product:
+class GemmProblem:
     """Matrix products: pixels x (taps x input blocks) times these x output blocks.
 
     A batch of them, each with weights of its own, or one for each of some images.
@@ -156,14 +156,14 @@ class GemmCut:
         }
         return {**sizes, "RAW": self.splits > 1}
 
-    def steps(self, product: Product) -> int:
+    def steps(self, product: GemmProblem) -> int:
         """Steps of one team."""
         return ceil_div(product.depth, self.depth * self.teams * self.splits)
 
-    def padded_depth(self, product: Product) -> int:
+    def padded_depth(self, product: GemmProblem) -> int:
         return self.steps(product) * self.teams * self.splits * self.depth
 
-    def groups(self, product: Product) -> tuple[int, int, int]:
+    def groups(self, product: GemmProblem) -> tuple[int, int, int]:
         """Work-groups in each dimension."""
         return (
             ceil_div(product.pixels, self.tile_m),
@@ -173,7 +173,7 @@ class GemmCut:
 
     def launches(
         self,
-        product: Product,
+        product: GemmProblem,
         ends: tuple[TensorArg, TensorArg],
         window: Mapping[str, int],
         apart: tuple[Arg, Arg],
@@ -202,7 +202,7 @@ class GemmCut:
 
     def launch(
         self,
-        product: Product,
+        product: GemmProblem,
         buffers: tuple[Arg, ...],
         window: Mapping[str, int],
         apart: tuple[Arg, Arg],
@@ -224,12 +224,12 @@ class GemmCut:
             output_apart=apart[1],
         )
 
-    def scratch(self, product: Product) -> dict[str, int]:
+    def scratch(self, product: GemmProblem) -> dict[str, int]:
         """What the splits of `launches` leave."""
         sums = self.splits * product.count * product.pixels * product.out_blocks
         return {} if self.splits == 1 else {"parts": 16 * sums}
 
-    def features(self, product: Product, gpu: GpuSide) -> dict[str, float]:
+    def features(self, product: GemmProblem, gpu: GpuSide) -> dict[str, float]:
         """What all products cost, padded to whole tiles and steps."""
         tiles_m, tiles_n, others = self.groups(product)
         groups, depth = tiles_m * tiles_n * others, 4 * self.padded_depth(product)
@@ -242,7 +242,7 @@ class GemmCut:
             "steps": float(self.steps(product)),
         }
 
-    def pack(self, weight: Array, product: Product) -> Array:
+    def pack(self, weight: Array, product: GemmProblem) -> Array:
         """(batches, taps, in channels, out channels) -> as the source says, flat."""
         tiles_n, rows = self.groups(product)[1], 4 * self.padded_depth(product)
         blocked = np.zeros((*weight.shape[:2], 4 * product.in_blocks, weight.shape[3]), np.float32)
@@ -254,13 +254,13 @@ class GemmCut:
             packed[:, tile, : part.shape[1], : part.shape[2]] = part
         return packed.reshape(-1)
 
-    def can_split(self, product: Product, gpu: GpuSide) -> bool:
+    def can_split(self, product: GemmProblem, gpu: GpuSide) -> bool:
         """Whether every split has a step for each team, and units would idle without splits."""
         groups = prod(self.groups(product)) // self.splits
         steps = product.depth // (self.depth * self.teams)
         return self.splits <= steps and 2 * groups <= 3 * gpu.compute_units
 
-    def cost(self, product: Product, gpu: GpuSide) -> float:
+    def cost(self, product: GemmProblem, gpu: GpuSide) -> float:
         """A rough latency, to compare cuts by, in cycles of a compute unit; fitted on an H200.
 
         A unit has some groups at once and then others. In a step, these wait for each other's
@@ -297,7 +297,7 @@ def row_window(pixels: int, step: int = 1) -> dict[str, int]:
 
 
 @lru_cache(maxsize=4096)
-def cuts(product: Product, gpu: GpuSide) -> tuple[GemmCut, ...]:
+def cuts(product: GemmProblem, gpu: GpuSide) -> tuple[GemmCut, ...]:
     """All cuts that the device can run and that leave no team without work, likely ones first."""
     every = (GemmCut(**shape, splits=splits) for shape in SHAPES for splits in SPLITS)
     fitting = (
@@ -322,7 +322,7 @@ class Products(Kernel):
     source = "conv2d/gpu_gemm.cl"
     meant_for = REAL_GPU
 
-    def product(self, op: Any) -> Product:
+    def product(self, op: Any) -> GemmProblem:
         """What is multiplied."""
         raise NotImplementedError
 
@@ -353,8 +353,8 @@ class GpuGemm(Products):
     storages = BLOCKS
     batches = True
 
-    def product(self, op: Conv2d) -> Product:
-        return Product(
+    def product(self, op: Conv2d) -> GemmProblem:
+        return GemmProblem(
             pixels=op.output.h * op.output.w,
             in_blocks=ceil_div(op.input.c, 4),
             out_blocks=ceil_div(op.out_channels, 4),

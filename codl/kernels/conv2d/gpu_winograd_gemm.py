@@ -21,7 +21,7 @@ from codl.kernels.conv2d.gpu import byte_columns
 from codl.kernels.conv2d.gpu_gemm import (
     MOST_CHOICES,
     GemmCut,
-    Product,
+    GemmProblem,
     cuts,
     refuse_width,
     row_window,
@@ -95,8 +95,8 @@ class _WinogradGemmTiling:
         return [(n, replace(self, images=min(self.images, op.output.n - n))) for n in firsts]
 
     @property
-    def product(self) -> Product:
-        return Product(self.tiles, self.in_blocks, self.out_blocks, batches=self.points)
+    def product(self) -> GemmProblem:
+        return GemmProblem(self.tiles, self.in_blocks, self.out_blocks, batches=self.points)
 
     def cost(self, cut: GemmCut, gpu: GpuSide) -> float:
         """A rough latency in cycles of a compute unit; see `GemmCut.cost`."""

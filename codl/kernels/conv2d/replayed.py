@@ -1,4 +1,4 @@
-"""Convolutions of other libraries: what is known of them without their kernels."""
+"""Features of the convolutions of MACE and TFLite, for datasets that were measured elsewhere."""
 
 from __future__ import annotations
 

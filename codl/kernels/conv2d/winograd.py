@@ -53,7 +53,7 @@ def filter_points(
 ) -> Iterator[tuple[int, NDArray[np.float64]]]:
     """(oc, ic, k, k) -> the first of some output channels, and their (oc, ic, points).
 
-    So many at a time, as their copies are large.
+    At most `together` at a time, as their copies are large.
     """
     both, (outs, ins) = np.kron(transform, transform).T, weight.shape[:2]
     for first in range(0, outs, together):

@@ -48,7 +48,7 @@ PACKED_DEPTH = 64
 #: most by vector width where their number is not known; and lines of as many in the ways of a cache
 #: where rows are a multiple of its size apart.
 ROWS, MOST_ROWS = (8, 6, 4, 3, 2, 1), {16: 8, 8: 6, 4: 8}
-#: Vectors of columns of a tile of up to so many rows, and of others.
+#: A tile of at most NARROW_ROWS rows is WIDE vectors of columns wide, others are USUAL.
 NARROW_ROWS, WIDE, USUAL = 2, 4, 2
 #: With more rows, tiles that read b once for several rows are faster than dot products.
 MOST_DOT_ROWS = 4
@@ -232,12 +232,12 @@ class GpuDirect(ColumnKernel):
 
     def _scratch(self, tiling: _Tiling, way: int | None) -> dict[str, int]:
         """Panels, and sums between blocks that an output of halves would round."""
-        found = {}
+        scratch = {}
         if way == BEFORE:
-            found["panels"] = self.storage.element_bytes * int(tiling.packed_elements[0])
+            scratch["panels"] = self.storage.element_bytes * int(tiling.packed_elements[0])
         if self.storage.element != "float32" and tiling.depth[0] < tiling.ops.k[0]:
-            found["sums"] = 4 * int(tiling.sums[0])
-        return found
+            scratch["sums"] = 4 * int(tiling.sums[0])
+        return scratch
 
     def more_macros(self, op: Any) -> Mapping[str, int | bool]:
         """Those of a kind of matrix."""
@@ -250,7 +250,7 @@ class GpuDirect(ColumnKernel):
         return (ScratchArg("panels") if way == BEFORE else B,)
 
     def pack(self, op: Any, soc: Soc, panel: int, weights: Weights) -> dict[str, ConstantArray]:
-        """A constant matrix and its bias, for panels of so many columns."""
+        """A constant matrix and its bias, for panels of `panel` columns."""
         packed = pack_panels(weights["weight"], panel, trans=op.trans_b)
         return {
             "panels": packed.astype(self.storage.element, copy=False),
@@ -299,8 +299,8 @@ def _pack_launch(op: MatMul, panels: int) -> KernelLaunch:
 def block_elements(soc: Soc) -> int:
     """Elements of the panels that a work-item keeps near: some rows of a panel at least."""
     cache = BLOCK_SHARE * (soc.cpu.l2_cache_bytes or USUAL_CACHE)
-    found = int(min(cache, LOCAL_SHARE * soc.gpu.local_mem_bytes)) // 4
-    return max(found, LEAST_ROWS * WIDE * soc.gpu.vector_width)
+    elements = int(min(cache, LOCAL_SHARE * soc.gpu.local_mem_bytes)) // 4
+    return max(elements, LEAST_ROWS * WIDE * soc.gpu.vector_width)
 
 
 def _may_lie(ops: MatMulColumns, panel: Column | int) -> NDArray[np.bool_]:
@@ -311,14 +311,14 @@ def _may_lie(ops: MatMulColumns, panel: Column | int) -> NDArray[np.bool_]:
 
 def fitting_rows(gpu: GpuSide) -> tuple[int, ...]:
     """The rows of a tile of two vectors that the registers hold."""
-    known = registers.most_pixels(2, gpu) if gpu.vector_registers else MOST_ROWS[gpu.vector_width]
-    return tuple(rows for rows in ROWS if rows <= known)
+    most = registers.most_pixels(2, gpu) if gpu.vector_registers else MOST_ROWS[gpu.vector_width]
+    return tuple(rows for rows in ROWS if rows <= most)
 
 
 def usual_rows(m: Column, gpu: GpuSide) -> Column:
     """Rows of a tile: the smallest for all of m; or what wastes least of the two largest."""
-    most, second, *_ = known = fitting_rows(gpu)
-    smallest = np.min([np.where(m <= rows, rows, most) for rows in known], axis=0)
+    most, second, *_ = fitting = fitting_rows(gpu)
+    smallest = np.min([np.where(m <= rows, rows, most) for rows in fitting], axis=0)
     wastes_less = round_up(m, second) < round_up(m, most)
     return np.where(m <= most, smallest, np.where(wastes_less, second, most)).astype(float)
 

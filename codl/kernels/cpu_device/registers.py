@@ -73,12 +73,12 @@ def tiles(gpu: GpuSide, limit: int = MOST_PIXELS) -> tuple[tuple[int, int], ...]
     Of every number of blocks the one with most pixels, and some with fewer, which waste less of a
     small image.
     """
-    found = []
+    fitting = []
     for blocks in range(1, MOST_BLOCKS + 1):
         most = most_pixels(blocks, gpu, limit)
         fewest = max(-(-FEWEST_SUMS // blocks), -(-2 * most // 3))
-        found += [(pixels, blocks) for pixels in range(most, fewest - 1, -1)]
-    return tuple(found)
+        fitting += [(pixels, blocks) for pixels in range(most, fewest - 1, -1)]
+    return tuple(fitting)
 
 
 def block_counts(gpu: GpuSide) -> tuple[int, ...]:
@@ -98,7 +98,7 @@ def usual_blocks(gpu: GpuSide) -> int:
         return 1
     efforts = {tile: effort(*tile, gpu) for tile in tiles(gpu)}
     enough = min(efforts.values()) * (1 + WORTH)
-    return min(blocks for (_, blocks), own in efforts.items() if own <= enough)
+    return min(blocks for (_, blocks), tile_effort in efforts.items() if tile_effort <= enough)
 
 
 @cache

@@ -25,7 +25,7 @@ from codl.kernels.base import (
     TensorArg,
     no_constants,
 )
-from codl.kernels.conv2d.gpu_gemm import GemmCut, Product, Products, row_window
+from codl.kernels.conv2d.gpu_gemm import GemmCut, GemmProblem, Products, row_window
 from codl.kernels.kernel import REAL_GPU, Kernel, launch, of_every_storage
 from codl.kernels.registry import register
 from codl.kernels.tiling import ceil_div, round_up, waves
@@ -72,7 +72,8 @@ class Problem:
     def numbers(self, a_matrix: int, b_matrix: int) -> dict[str, int]:
         """Kernels' arguments: batches of an index of the outer axes, and steps of each operand.
 
-        A step is in elements, of a matrix of so many, from one index of an axis to the next.
+        A step is in elements, from one index of an axis to the next; a matrix of `a` has `a_matrix`
+        of them, one of `b` `b_matrix`.
         """
         a_steps = {f"a_step{axis}": a_matrix * step for axis, step in enumerate(self.a)}
         b_steps = {f"b_step{axis}": b_matrix * step for axis, step in enumerate(self.b)}
@@ -102,9 +103,9 @@ class GpuGemm(Products):
 
     op_kind = "matmul"
 
-    def product(self, op: MatMul) -> Product:
+    def product(self, op: MatMul) -> GemmProblem:
         """Rows of all batches are pixels."""
-        return Product(Problem.of(op).m, op.k // 4, op.n // 4)
+        return GemmProblem(Problem.of(op).m, op.k // 4, op.n // 4)
 
     def refuse(self, op: MatMul, soc: Soc) -> str | None:
         if not op.matrix or op.trans_a:
@@ -131,7 +132,7 @@ class GpuGemm(Products):
                 "bias": np.ascontiguousarray(weights["bias"]),
             }
 
-        # A row is a pixel, and one is so many blocks of four behind the other.
+        # A row is a pixel; rows lie `in_blocks` blocks of four apart.
         window = row_window(product.pixels, product.in_blocks)
         return self.assemble(
             op,

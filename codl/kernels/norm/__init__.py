@@ -18,8 +18,8 @@ from codl.records.soc import Soc
 LONGEST_STRIP = 4096
 #: Of more pieces a GPU first adds up some: in the end every work-item adds up the sums of all.
 MOST_PIECES = 256
-#: Pixels that a work-item of a GPU has at least, where there are so many; and where there are more
-#: pieces than that.
+#: Pixels that a work-item of a GPU has at least, where the image has them; and where there are more
+#: pieces than MOST_PIECES.
 FEWEST_PIXELS, MANY_PIXELS = 16, 32
 SUMS, FOLDED = ScratchArg("sums"), ScratchArg("folded")
 
@@ -75,7 +75,7 @@ class GpuDirect(Kernel):
 
 @dataclass(frozen=True)
 class _Pieces:
-    """So many pieces of a block, and the consecutive pixels of one on a CPU.
+    """How many pieces a block has, and the consecutive pixels of a piece on a CPU.
 
     What is left to add up at last are the sums of `parts` parts.
     """
