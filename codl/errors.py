@@ -39,8 +39,8 @@ class CodlWarning(UserWarning):
 class UnknownNameError(CodlError):
     """A name that is in no registry; the message lists the known ones and the nearest match."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str], *, fix: str = "") -> None:
-        names = sorted(known)
+    def __init__(self, kind: str, name: str, choices: Iterable[str], *, fix: str = "") -> None:
+        names = sorted(choices)
         near = get_close_matches(name, names, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         listed = ", ".join(names) if names else "none"

@@ -50,5 +50,5 @@ def shipped(folder: Path) -> Path:
 
 def own_or_shipped(name: str, root: Path, usual: Path) -> Path:
     """`name` under `root`; where it is not there, in the `usual` one, what comes with codl."""
-    own, other = root / name, shipped(usual) / name
-    return other if root == usual and not own.exists() and other.exists() else own
+    folder, other = root / name, shipped(usual) / name
+    return other if root == usual and not folder.exists() and other.exists() else folder

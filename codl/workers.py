@@ -117,8 +117,8 @@ class Workers:
                     return_as="generator_unordered",
                 )(calls)
             try:
-                for one in results:  # noqa: UP028 - which would close it first
-                    yield one
+                for result in results:  # noqa: UP028 - which would close it first
+                    yield result
             finally:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # it says what was given up

@@ -72,7 +72,9 @@ class Loader(yaml.SafeLoader):
         if not is_alias:
             inner = node.value if isinstance(node, yaml.CollectionNode) else ()
             parts = [
-                one for kinds in inner for one in (kinds if isinstance(kinds, tuple) else (kinds,))
+                part
+                for kinds in inner
+                for part in (kinds if isinstance(kinds, tuple) else (kinds,))
             ]
             self._sizes[id(node)] = 1 + sum(self._sizes[id(part)] for part in parts)
         size = self._sizes.get(id(node), MOST_NODES)  # of a node inside itself nothing is known yet

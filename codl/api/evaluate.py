@@ -28,7 +28,7 @@ from codl.measure.timing import Effort
 from codl.predict import FOLDER
 from codl.records import statistic
 from codl.records.results import Conditions, Digests, EvalRequest
-from codl.report.comparability import Figure, compare
+from codl.report.comparability import SpeedupComparison, compare
 from codl.report.load import eval_result, load_result
 from codl.report.results import SINGLES, EvalResult
 from codl.runtime.placement import at_hand, limits_of
@@ -141,7 +141,7 @@ class Earlier:
                 f"digest {digest}, there {was or 'none'}."
             )
 
-    def check_figures(self, figures: tuple[Figure, ...]) -> None:
+    def check_figures(self, figures: tuple[SpeedupComparison, ...]) -> None:
         """Raise `CodlError` where one does not agree."""
         wrong = [f"{figure.strategy} on {figure.model}" for figure in figures if not figure.agrees]
         if wrong:
@@ -150,11 +150,11 @@ class Earlier:
                 f"run: {', '.join(wrong)}."
             )
 
-    def figures(self, now: EvalResult) -> tuple[Figure, ...]:
+    def figures(self, now: EvalResult) -> tuple[SpeedupComparison, ...]:
         return compare(self.result, now)
 
     def to_json(
-        self, figures: tuple[Figure, ...], changes: tuple[Difference, ...]
+        self, figures: tuple[SpeedupComparison, ...], changes: tuple[Difference, ...]
     ) -> dict[str, Any]:
         """What --json holds of it."""
         return {
@@ -197,7 +197,7 @@ class EvalRun:
     done: list[Evaluation] = field(default_factory=list)
     #: Why models could not be evaluated, by model: they have failed rows, and no digest.
     failed: dict[str, str] = field(default_factory=dict)
-    figures: tuple[Figure, ...] = ()
+    figures: tuple[SpeedupComparison, ...] = ()
     budget: Budget = field(default_factory=Budget)
     #: Why it ended early, where that is the battery.
     reason: str = ""

@@ -69,5 +69,5 @@ def _table(findings: Sequence[Finding], serial: str) -> Group:
     for finding in findings:
         state = Text("ok", "green") if finding.ok else Text("failed", "bold red")
         table.add_row(state, finding.name, finding.detail, finding.fix)
-    failed = sum(not one.ok for one in findings)
+    failed = sum(not finding.ok for finding in findings)
     return Group(table, f"{len(findings)} checks, {failed} failed.")

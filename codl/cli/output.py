@@ -85,7 +85,7 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
-class Stage:
+class CurrentStage:
     """What a command is at, and when of that something was last said; a thread reads it."""
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
@@ -110,7 +110,7 @@ class Stage:
         return f"{self.text}: {age:.0f} s so far"
 
 
-STAGE = Stage()
+STAGE = CurrentStage()
 
 
 @contextmanager

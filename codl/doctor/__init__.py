@@ -11,10 +11,10 @@ from contextlib import AbstractContextManager, closing, nullcontext
 
 from codl.doctor import machine_checks, software_checks
 from codl.measure.budget import Progress
-from codl.targets.checks import CHECKS, Check, Finding, Outcome, Patient, register
+from codl.targets.checks import CHECKS, Check, CheckResult, Finding, Patient, register
 from codl.targets.connect import connect, machine_of
 
-__all__ = ["CHECKS", "Check", "Finding", "Outcome", "Patient", "examine", "register"]
+__all__ = ["CHECKS", "Check", "CheckResult", "Finding", "Patient", "examine", "register"]
 
 #: How long the kernels of one OpenCL device may take.
 BUDGET_S = 300.0

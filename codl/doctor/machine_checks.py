@@ -10,7 +10,7 @@ from codl.measure.cool_down import held, tolerance
 from codl.measure.tuner import TOGETHER_BYTES
 from codl.runtime.cache import LIMIT_BYTES
 from codl.runtime.examination import WAIT_POLICY, Governor, Room, room
-from codl.targets.checks import Check, Outcome, Patient
+from codl.targets.checks import Check, CheckResult, Patient
 
 #: The tables of a SoC whose every op was collected, and the files beside them, several times over.
 DATASET_BYTES = 64 << 20
@@ -22,37 +22,37 @@ LEAST_PERCENT = 20.0
 SELF_GOVERNED = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
 
 
-def cores(patient: Patient) -> Iterator[Outcome]:
+def cores(patient: Patient) -> Iterator[CheckResult]:
     machine = patient.examination
     listed = f"{_listed(machine.cores)} may be used"
     if machine.physical_cores != machine.cores:
         listed += f", of which {_listed(machine.physical_cores)} share no physical core"
     if machine.refused_cores:
-        yield Outcome(
+        yield CheckResult(
             False, f"{listed}; threads cannot be pinned to {_listed(machine.refused_cores)}"
         )
     else:
-        yield Outcome(True, f"{listed}; threads can be pinned to each")
+        yield CheckResult(True, f"{listed}; threads can be pinned to each")
 
 
-def waiting(patient: Patient) -> Iterator[Outcome]:
+def waiting(patient: Patient) -> Iterator[CheckResult]:
     """Whether ncnn's threads look for work a while before they sleep: layers are short."""
     policy = patient.examination.wait_policy
     if policy == "passive":
         detail = f"{WAIT_POLICY} is passive: after every layer they sleep, and have to be woken"
-        yield Outcome(False, detail)
+        yield CheckResult(False, detail)
     else:
-        yield Outcome(True, f"{WAIT_POLICY} is {policy}" if policy else "as OpenMP has it")
+        yield CheckResult(True, f"{WAIT_POLICY} is {policy}" if policy else "as OpenMP has it")
 
 
-def governors(patient: Patient) -> Iterator[Outcome]:
+def governors(patient: Patient) -> Iterator[CheckResult]:
     for governor in patient.examination.governors:
         detail, problem = f"{governor.name} ({governor.driver})", _slowness(governor)
         detail += f", up to {governor.allowed_mhz:.0f} MHz" if governor.allowed_mhz else ""
         of = f"of cores {_listed(governor.cores)}"
-        yield Outcome(not problem, f"{detail}{problem and f': {problem}'}", of=of)
+        yield CheckResult(not problem, f"{detail}{problem and f': {problem}'}", of=of)
     if not patient.examination.governors:
-        yield Outcome(True, "the system does not tell how it chooses clocks")
+        yield CheckResult(True, "the system does not tell how it chooses clocks")
 
 
 def _slowness(governor: Governor) -> str:
@@ -63,59 +63,59 @@ def _slowness(governor: Governor) -> str:
     return ""
 
 
-def memory(patient: Patient) -> Iterator[Outcome]:
+def memory(patient: Patient) -> Iterator[CheckResult]:
     free, total = patient.examination.available_bytes, patient.examination.memory_bytes
     if not total:
-        yield Outcome(True, "the system does not tell")
+        yield CheckResult(True, "the system does not tell")
         return
     detail = f"{_size(free)} of {_size(total)} are available; tuning holds up to "
-    yield Outcome(free >= TOGETHER_BYTES, f"{detail}{_size(TOGETHER_BYTES)} at once")
+    yield CheckResult(free >= TOGETHER_BYTES, f"{detail}{_size(TOGETHER_BYTES)} at once")
 
 
-def cache_room(patient: Patient) -> Iterator[Outcome]:
+def cache_room(patient: Patient) -> Iterator[CheckResult]:
     yield _room(patient.examination.cache, LIMIT_BYTES, "compiled kernels")
 
 
-def dataset_room(patient: Patient) -> Iterator[Outcome]:
+def dataset_room(patient: Patient) -> Iterator[CheckResult]:
     """Datasets are written on this machine, whatever device they are of."""
     yield _room(room(Path.cwd() / dataset.FOLDER), DATASET_BYTES, "datasets")
 
 
-def _room(space: Room, wanted: int, purpose: str) -> Outcome:
+def _room(space: Room, wanted: int, purpose: str) -> CheckResult:
     if space.problem:
-        return Outcome(False, f"{space.folder}, for {purpose}: {space.problem}")
+        return CheckResult(False, f"{space.folder}, for {purpose}: {space.problem}")
     detail = f"{_size(space.free_bytes)} are free in {space.folder}, for {purpose}"
-    return Outcome(space.free_bytes >= wanted, f"{detail}, which take up to {_size(wanted)}")
+    return CheckResult(space.free_bytes >= wanted, f"{detail}, which take up to {_size(wanted)}")
 
 
-def temperature(patient: Patient) -> Iterator[Outcome]:
+def temperature(patient: Patient) -> Iterator[CheckResult]:
     """Whether heat holds a clock down, or is about to."""
     zones, held = patient.examination.zones, patient.examination.conditions.throttled
     if held:
-        yield Outcome(False, f"heat holds the clock of the {' and the '.join(held)} down")
+        yield CheckResult(False, f"heat holds the clock of the {' and the '.join(held)} down")
     elif not zones:
-        yield Outcome(True, "the system tells no temperature")
+        yield CheckResult(True, "the system tells no temperature")
     hot = [zone for zone in zones if zone.slows_at is not None and zone.celsius >= zone.slows_at]
     for zone in hot:
         detail = f"{zone.celsius:.0f} °C; from {zone.slows_at:.0f} °C on the system slows down"
-        yield Outcome(False, detail, of=zone.name)
+        yield CheckResult(False, detail, of=zone.name)
     if zones and not hot and not held:
         highest = max(zones, key=lambda zone: zone.celsius)
         limits = sum(zone.slows_at is not None for zone in zones)
         detail = (
             f"at most {highest.celsius:.0f} °C ({highest.name}); {limits} of {len(zones)} zones"
         )
-        yield Outcome(True, f"{detail} have a limit, none has reached it")
+        yield CheckResult(True, f"{detail} have a limit, none has reached it")
 
 
-def battery(patient: Patient) -> Iterator[Outcome]:
+def battery(patient: Patient) -> Iterator[CheckResult]:
     """Of a device that has one."""
     now = patient.examination.conditions
     if now.battery_percent is None:
         return
     state = "charging" if now.is_charging else "not charging"
     is_enough = now.battery_percent >= LEAST_PERCENT or bool(now.is_charging)
-    yield Outcome(is_enough, f"{now.battery_percent:.0f} %, {state}")
+    yield CheckResult(is_enough, f"{now.battery_percent:.0f} %, {state}")
 
 
 def _listed(cores: Iterable[int]) -> str:
@@ -126,12 +126,12 @@ def _size(count: int) -> str:
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
 
 
-def pace(patient: Patient) -> Iterator[Outcome]:
+def pace(patient: Patient) -> Iterator[CheckResult]:
     with patient.apart() as target:
         samples = target.pace(PACE_S)
     ratio, limit = held(samples), tolerance(samples)
     detail = f"at the end of {PACE_S:g} s one core works at {ratio:.2f} of its pace at the start"
-    yield Outcome(ratio >= 1 - limit, f"{detail}; {1 - limit:.2f} or more is steady")
+    yield CheckResult(ratio >= 1 - limit, f"{detail}; {1 - limit:.2f} or more is steady")
 
 
 CHECKS = (

@@ -11,13 +11,13 @@ from codl.errors import CodlError
 from codl.ir import to_text
 from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry
-from codl.measure.check_variants import IMPRECISE, Checked, CheckRun, CheckTask, check_tasks
+from codl.measure.check_variants import IMPRECISE, CheckRun, CheckTask, VariantCheck, check_tasks
 from codl.runtime.detect import describe
 from codl.runtime.drivers import INSTALL_HINT
 from codl.runtime.placement import LocalSoc
 from codl.runtime.probe import ProbedDevice
 from codl.targets.base import Target
-from codl.targets.checks import Check, Outcome, Patient
+from codl.targets.checks import Check, CheckResult, Patient
 from codl.targets.connect import connect
 from codl.targets.install import termux_fix
 
@@ -26,14 +26,16 @@ LOADER = "pyopencl"
 WANTED = ".".join(map(str, PYTHON))
 
 
-def python(patient: Patient) -> Iterator[Outcome]:
+def python(patient: Patient) -> Iterator[CheckResult]:
     machine = patient.examination
     version, system = ".".join(map(str, machine.python)), f"{machine.system} {machine.machine}"
     place = f"{system}, Termux" if machine.is_termux else system
-    yield Outcome(machine.python >= PYTHON, f"{version} on {place}; codl needs {WANTED} or later")
+    yield CheckResult(
+        machine.python >= PYTHON, f"{version} on {place}; codl needs {WANTED} or later"
+    )
 
 
-def agent(patient: Patient) -> Iterator[Outcome]:
+def agent(patient: Patient) -> Iterator[CheckResult]:
     """Start a process that answers: what codl measures and runs by."""
     begin = perf_counter()
     try:
@@ -41,21 +43,21 @@ def agent(patient: Patient) -> Iterator[Outcome]:
             cpu = target.describe().cpu
     except CodlError as error:
         install = f"`codl agent install --serial {patient.serial}` puts it there."
-        yield Outcome(False, str(error), fix="" if patient.is_here else install)
+        yield CheckResult(False, str(error), fix="" if patient.is_here else install)
     else:
-        yield Outcome(True, f"answers after {perf_counter() - begin:.1f} s: {cpu.name}")
+        yield CheckResult(True, f"answers after {perf_counter() - begin:.1f} s: {cpu.name}")
 
 
-def base(patient: Patient) -> Iterator[Outcome]:
+def base(patient: Patient) -> Iterator[CheckResult]:
     """Every package of the base is installed and can be imported."""
     with patient.apart() as target:
         for package in BASE.values():
             version, problem = _state(patient, target, package)
             fix = termux_fix(package) if patient.examination.is_termux else ""
-            yield Outcome(not problem, problem or version, of=package, fix=fix)
+            yield CheckResult(not problem, problem or version, of=package, fix=fix)
 
 
-def extras(patient: Patient) -> Iterator[Outcome]:
+def extras(patient: Patient) -> Iterator[CheckResult]:
     """The extras, on the machine where plans are made; a device needs none."""
     if not patient.is_here:
         return
@@ -66,10 +68,12 @@ def extras(patient: Patient) -> Iterator[Outcome]:
             listed = ", ".join(f"{name} {version}" for name, (version, _) in states.items())
             purpose = f"for {PURPOSES[extra]}"
             if problems and extra in OPTIONAL:
-                yield Outcome(True, f"{problems}; wanted only {purpose}", of=extra)
+                yield CheckResult(True, f"{problems}; wanted only {purpose}", of=extra)
             else:
                 detail = f"{problems or listed}; {purpose}"
-                yield Outcome(not problems, detail, of=extra, fix=f"`pip install 'codl[{extra}]'`.")
+                yield CheckResult(
+                    not problems, detail, of=extra, fix=f"`pip install 'codl[{extra}]'`."
+                )
 
 
 def _state(patient: Patient, target: Target, package: str) -> tuple[str, str]:
@@ -92,41 +96,41 @@ TERMUX_LOADER = "`pkg install ocl-icd`, then `pip install pyopencl`."
 TERMUX_DRIVER = "`pkg install opencl-vendor-driver` makes the phone's own driver known."
 
 
-def loader(patient: Patient) -> Iterator[Outcome]:
+def loader(patient: Patient) -> Iterator[CheckResult]:
     fix = TERMUX_LOADER if patient.examination.is_termux else ""
     version = patient.examination.packages.get(LOADER, "")
     if not version:
-        yield Outcome(False, f"{LOADER} is not installed", fix=fix)
+        yield CheckResult(False, f"{LOADER} is not installed", fix=fix)
         return
     try:
         with patient.apart() as target:
             target.import_package(LOADER)
     except Exception as error:
-        yield Outcome(False, str(error), fix=fix)
+        yield CheckResult(False, str(error), fix=fix)
     else:
-        yield Outcome(True, f"loaded by {LOADER} {version}")
+        yield CheckResult(True, f"loaded by {LOADER} {version}")
 
 
-def drivers(patient: Patient) -> Iterator[Outcome]:
+def drivers(patient: Patient) -> Iterator[CheckResult]:
     fix = TERMUX_DRIVER if patient.examination.is_termux else INSTALL_HINT
     if not patient.drivers:
-        yield Outcome(False, "none was found", fix=fix)
+        yield CheckResult(False, "none was found", fix=fix)
     for result in patient.drivers:
         names = ", ".join(device.name for device in result.devices)
         if result.error:
-            yield Outcome(False, result.error, of=result.icd)
+            yield CheckResult(False, result.error, of=result.icd)
         elif result.devices:
-            yield Outcome(True, f"answers with {names}", of=result.icd)
+            yield CheckResult(True, f"answers with {names}", of=result.icd)
         elif patient.devices:
-            yield Outcome(True, "has no device here; another driver has", of=result.icd)
+            yield CheckResult(True, "has no device here; another driver has", of=result.icd)
         else:
-            yield Outcome(False, "loads, and has no device", of=result.icd, fix=fix)
+            yield CheckResult(False, "loads, and has no device", of=result.icd, fix=fix)
 
 
-def devices(patient: Patient) -> Iterator[Outcome]:
+def devices(patient: Patient) -> Iterator[CheckResult]:
     """Looking at a driver has built and run a kernel on each of its devices."""
     for device in patient.devices:
-        yield Outcome(True, f"built and ran a kernel: {_described(device)}", of=title(device))
+        yield CheckResult(True, f"built and ran a kernel: {_described(device)}", of=title(device))
 
 
 def title(device: ProbedDevice) -> str:
@@ -150,7 +154,7 @@ def _described(device: ProbedDevice) -> str:
 NAMED = 2
 
 
-def kernels(patient: Patient) -> Iterator[Outcome]:
+def kernels(patient: Patient) -> Iterator[CheckResult]:
     """On each device its kernels; on the first one the CPU's variants too."""
     processors: Sequence[Processor] = PROCESSORS
     for device in patient.devices:
@@ -160,16 +164,18 @@ def kernels(patient: Patient) -> Iterator[Outcome]:
 
 def _on(
     patient: Patient, device: ProbedDevice, processors: Sequence[Processor]
-) -> Iterator[Outcome]:
+) -> Iterator[CheckResult]:
     try:
         soc = describe("doctor", device, cpu=patient.target.describe().cpu)
         tasks = check_tasks(soc, processors)
         run = _checked(patient, soc, tasks, f"Kernels on {device.name}")
     except Exception as error:  # other devices go on
-        yield Outcome(False, str(error), of=f"on {title(device)}")
+        yield CheckResult(False, str(error), of=f"on {title(device)}")
         return
     problems = run.problems()
-    yield Outcome(not problems, _summary(run, tasks), of=f"on {title(device)}", fix="See below.")
+    yield CheckResult(
+        not problems, _summary(run, tasks), of=f"on {title(device)}", fix="See below."
+    )
     for name, failed in problems.items():
         yield _failure(name, failed, problems, soc, device)
 
@@ -196,22 +202,22 @@ def _summary(run: CheckRun, tasks: Sequence[CheckTask]) -> str:
 
 def _failure(
     name: str,
-    failed: Sequence[Checked],
+    failed: Sequence[VariantCheck],
     problems: Mapping[str, object],
     soc: LocalSoc,
     device: ProbedDevice,
-) -> Outcome:
+) -> CheckResult:
     some = [
         f"{to_text(checked.task.op)}: {checked.problem.rstrip('.')}" for checked in failed[:NAMED]
     ]
     more = f"; and {len(failed) - NAMED} more" if len(failed) > NAMED else ""
     consequence, fix = _consequence(failed, problems, soc)
     detail = f"driver {device.driver}: {'; '.join(some)}{more}. {consequence}"
-    return Outcome(False, detail, of=f"{name} on {title(device)}", fix=fix)
+    return CheckResult(False, detail, of=f"{name} on {title(device)}", fix=fix)
 
 
 def _consequence(
-    failed: Sequence[Checked], problems: Collection[str], soc: LocalSoc
+    failed: Sequence[VariantCheck], problems: Collection[str], soc: LocalSoc
 ) -> tuple[str, str]:
     """What codl does about a variant that fails, and what is left to do."""
     update = "Update the driver, or choose another by `codl soc detect --device`"

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from codl.engine.engine import Engine
 from codl.errors import CodlError
-from codl.measure.peers import Job, Tensors
+from codl.measure.peers import PeerJob, Tensors
 from codl.records.gpu_limits import UNLIMITED
 from codl.runtime.placement import at_hand
 from codl.targets.local import LocalTarget
@@ -20,7 +20,7 @@ class OpenClAll:
     name: ClassVar[str] = "opencl-all"
     packages: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: PeerJob) -> None:
         soc = at_hand(job.soc)
         if job.plan is None:
             raise CodlError(f"The peer {self.name!r} needs a plan to run by.")

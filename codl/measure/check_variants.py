@@ -114,7 +114,7 @@ class CheckTask:
 
 
 @dataclass(frozen=True)
-class Checked:
+class VariantCheck:
     """What came of a task; `problem` is "" where the variant computes what it should.
 
     `is_lost` says that the process was lost with it.
@@ -134,12 +134,12 @@ class Checked:
 class CheckRun:
     """What was checked, and how many tasks did not get their turn."""
 
-    checked: list[Checked] = field(default_factory=list)
+    checked: list[VariantCheck] = field(default_factory=list)
     left: int = 0
 
-    def problems(self) -> dict[str, list[Checked]]:
+    def problems(self) -> dict[str, list[VariantCheck]]:
         """Those with a problem, by the variant's name."""
-        problems: dict[str, list[Checked]] = {}
+        problems: dict[str, list[VariantCheck]] = {}
         for result in self.checked:
             if result.problem:
                 problems.setdefault(result.task.name, []).append(result)
@@ -213,12 +213,12 @@ def difference_of_finite(got: Array, expected: Any) -> float:
     if not np.array_equal(got[~finite], expected[~finite], equal_nan=True):
         return float("inf")
     wanted = np.asarray(expected[finite], np.float64)
-    found = float(np.abs(got[finite] - wanted).max(initial=0.0))
-    found /= max(float(np.abs(wanted).max(initial=0.0)), SMALL)
-    return found if np.isfinite(found) else float("inf")
+    error = float(np.abs(got[finite] - wanted).max(initial=0.0))
+    error /= max(float(np.abs(wanted).max(initial=0.0)), SMALL)
+    return error if np.isfinite(error) else float("inf")
 
 
-def check(gpu: OpenClDevice, task: CheckTask) -> Checked:
+def check(gpu: OpenClDevice, task: CheckTask) -> VariantCheck:
     """Run a variant here and in the interpreter; whatever it raises is its problem."""
     try:
         inputs, weights = checked_operands(task.op)
@@ -226,16 +226,16 @@ def check(gpu: OpenClDevice, task: CheckTask) -> Checked:
         named = dict(zip(pieces.input_names(len(inputs)), inputs, strict=True))
         error_share = difference(_output(session, named), _output(Interpreter(executable), named))
     except DeviceError as error:
-        return Checked(task, " ".join(str(error).split()))
+        return VariantCheck(task, " ".join(str(error).split()))
     except Exception as error:  # a variant that fails is a result, not the end
         kind = "" if isinstance(error, CodlError) else f"{type(error).__name__}: "
-        return Checked(task, f"{kind}{' '.join(str(error).split())}")
+        return VariantCheck(task, f"{kind}{' '.join(str(error).split())}")
     limit = tolerance(task.variant)
     if error_share <= limit:
-        return Checked(task, "")
+        return VariantCheck(task, "")
     how = WRONG if error_share > OF_HALVES else IMPRECISE
     off = f"off by {error_share:.2g} of the largest value, at most {limit:.2g} is rounding"
-    return Checked(task, f"{how}: {off}")
+    return VariantCheck(task, f"{how}: {off}")
 
 
 def _loaded(gpu: OpenClDevice, task: CheckTask, weights: Weights) -> tuple[Executable, Any]:
@@ -261,7 +261,7 @@ def check_all(
     gpu: OpenClDevice,
     tasks: Sequence[CheckTask],
     *,
-    keep: Callable[[Checked], object] = lambda checked: None,
+    keep: Callable[[VariantCheck], object] = lambda checked: None,
     checking: Callable[[CheckTask], object] = lambda task: None,
     budget: Budget | None = None,
     progress: Progress = nobody,

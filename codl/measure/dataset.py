@@ -241,7 +241,7 @@ class StageRow(Row):
     list_fields: ClassVar[tuple[str, ...]] = ("cpu_ops", "gpu_ops", "packed")
 
 
-class Table(Generic[RowT]):
+class CsvTable(Generic[RowT]):
     """One CSV file of rows, appended to row by row; a row is on disk when `append` returns.
 
     A row that is read is of one of `runs` (or of a part of one, behind a slash), or of none; with
@@ -306,9 +306,9 @@ class Table(Generic[RowT]):
         with files.writing(self.path) as partial:
             partial.write_bytes(whole)
             if older:
-                rows = Table(partial, self.row_type).read()
+                rows = CsvTable(partial, self.row_type).read()
                 partial.unlink()
-                Table(partial, self.row_type).append(*rows)
+                CsvTable(partial, self.row_type).append(*rows)
         return True
 
     def _rows(self) -> Iterator[RowT]:
@@ -400,27 +400,27 @@ class Dataset:
         """Of a folder; in the usual place also one that comes with codl."""
         return cls(own_or_shipped(folder.name, folder.parent, FOLDER))
 
-    def ops(self, name: str) -> Table[OpRow]:
+    def ops(self, name: str) -> CsvTable[OpRow]:
         """The table of one kernel variant, such as `conv2d_cpu_gemm`."""
-        return Table(inside(self.folder, f"t_{name}.csv"), OpRow)
+        return CsvTable(inside(self.folder, f"t_{name}.csv"), OpRow)
 
-    def sharing(self) -> Table[SharingRow]:
-        return Table(self.folder / "t_data_sharing.csv", SharingRow)
+    def sharing(self) -> CsvTable[SharingRow]:
+        return CsvTable(self.folder / "t_data_sharing.csv", SharingRow)
 
-    def anchors(self) -> Table[AnchorRow]:
+    def anchors(self) -> CsvTable[AnchorRow]:
         """How fast the machine was; no table of `tables`, which are those to train on."""
-        return Table(self.folder / "anchors.csv", AnchorRow)
+        return CsvTable(self.folder / "anchors.csv", AnchorRow)
 
-    def table(self, name: str) -> Table[Any]:
+    def table(self, name: str) -> CsvTable[Any]:
         """The table of a name, with or without a file, of the rows that such a table has."""
-        return Table(inside(self.folder, f"t_{name}.csv"), ROW_TYPES.get(name, OpRow))
+        return CsvTable(inside(self.folder, f"t_{name}.csv"), ROW_TYPES.get(name, OpRow))
 
-    def tables(self) -> dict[str, Table[Any]]:
+    def tables(self) -> dict[str, CsvTable[Any]]:
         """Every table that has a file, by name (the file's, without `t_` and `.csv`)."""
         names = (path.stem[2:] for path in sorted(self.folder.glob("t_*.csv")))
         runs = self.manifest()["runs"].keys() if self.manifest_path.exists() else None
         tables = {n: self.table(n) for n in names if not FORMER_TABLES.fullmatch(n)}
-        return {name: Table(table.path, table.row_type, runs) for name, table in tables.items()}
+        return {name: CsvTable(table.path, table.row_type, runs) for name, table in tables.items()}
 
     def calibration(self) -> dict[str, dict[str, float]]:
         """How much slower each processor was than in the first run, by run; from the manifest."""

@@ -42,7 +42,7 @@ Step: TypeAlias = Callable[[], object]
 Timer: TypeAlias = tuple[Callable[[int], Seconds], Callable[[Samples], Row]]
 
 
-class Caches:
+class CacheEvictor:
     """The caches of both processors of a device."""
 
     def __init__(self, gpu: OpenClDevice, tuning: Tuning = Tuning()) -> None:
@@ -77,7 +77,7 @@ class Caches:
 class Exchanges:
     """Times the exchanges of a device; raises where it cannot."""
 
-    def __init__(self, gpu: OpenClDevice, caches: Caches) -> None:
+    def __init__(self, gpu: OpenClDevice, caches: CacheEvictor) -> None:
         self._gpu, self._soc, self._caches = gpu, gpu.soc, caches
 
     def timer(self, task: SharingTask, blank: SharingRow) -> Timer:

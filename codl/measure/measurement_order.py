@@ -237,7 +237,7 @@ def everything(scope: Scope, soc: Soc) -> Sequence[Task]:
     """All tasks, in an order of which any first part is representative."""
     tasks = make_tasks(scope.ops, soc, scope.shares, similar_ops(scope.ops, scope.similar or 0))
     if scope.attention:
-        tasks += attention_tasks(BLOCKS, soc, known=tasks)
+        tasks += attention_tasks(BLOCKS, soc, exclude=tasks)
     return mixed(context_tasks(scope.ops, soc, scope.batches), tasks)
 
 
@@ -269,7 +269,7 @@ def within(budget_s: float, scope: Scope, soc: Soc) -> OpSelection:
     tiers = {task: first.get(task, Tier.MORE) for task in tasks}
     tiers |= dict.fromkeys(in_context, Tier.OWN)
     if scope.attention:
-        unusual = attention_tasks(round(ATTENTION * fits / TASKS_A_BLOCK), soc, known=tasks)
+        unusual = attention_tasks(round(ATTENTION * fits / TASKS_A_BLOCK), soc, exclude=tasks)
         tiers |= dict.fromkeys(unusual, Tier.WHOLE)
         tasks += unusual
     ordered = sorted(tasks, key=lambda task: tiers[task])
@@ -289,15 +289,15 @@ def _similar_ops(scope: Scope, fits: float, of_models: int) -> list[Op]:
     return similar[: max(round(left), LEAST_SIMILAR)]
 
 
-def attention_tasks(blocks: int, soc: Soc, *, known: Sequence[Task] = ()) -> list[OpTask]:
-    """Whole ops of so many blocks, `BLOCKS` at most, but for `known` tasks."""
+def attention_tasks(blocks: int, soc: Soc, *, exclude: Sequence[Task] = ()) -> list[OpTask]:
+    """Whole ops of `blocks` attention blocks, `BLOCKS` at most, without those of `exclude`."""
     tasks = (
         task
         for op in attention_ops(min(blocks, BLOCKS))
         for processor in PROCESSORS
         for task in op_tasks(op, processor, soc, [1.0])
     )
-    others = set(known)
+    others = set(exclude)
     return [task for task in dict.fromkeys(tasks) if task not in others]
 
 

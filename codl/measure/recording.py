@@ -17,7 +17,7 @@ import msgspec
 from codl.errors import InvalidFileError, UnsupportedError
 from codl.ir import to_text
 from codl.measure.batch import processors_of
-from codl.measure.dataset import AnchorRow, Dataset, OpRow, Row, Table
+from codl.measure.dataset import AnchorRow, CsvTable, Dataset, OpRow, Row
 from codl.measure.tasks import OpTask, SharingTask, Task
 from codl.records import soc as socs
 from codl.records.results import Conditions
@@ -151,7 +151,7 @@ class Recording:
         return sum(seconds.values()) / count if count else 0.0
 
 
-def _whole(table: Table[RowT]) -> list[RowT]:
+def _whole(table: CsvTable[RowT]) -> list[RowT]:
     """The rows of a file; raises `InvalidFileError` where its last line is cut."""
     path = table.path
     if path.exists() and path.stat().st_size and not path.read_bytes().endswith(b"\n"):

@@ -11,7 +11,7 @@ from codl.errors import DeviceError
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.measure.dataset import BatchRow, Row, SharingRow, StageRow
-from codl.measure.exchanges import TINY, Caches, Exchanges, Timer, filled
+from codl.measure.exchanges import TINY, CacheEvictor, Exchanges, Timer, filled
 from codl.measure.measurement_order import in_batch
 from codl.measure.op_runner import Work, default_work, repeated, work_of
 from codl.measure.signals import SignalTimer
@@ -72,7 +72,7 @@ class Bench:
         self.rounds = rounds or Rounds()
         self._run = run
         self._gpu = gpu
-        self._caches = Caches(gpu, tuning)
+        self._caches = CacheEvictor(gpu, tuning)
         self._exchanges = Exchanges(gpu, self._caches)
 
     def prepare(self, task: Task) -> Prepared | Row:

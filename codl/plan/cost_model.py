@@ -38,7 +38,7 @@ from codl.kernels.tuning import Tuning
 from codl.lower.partition import partition_plan
 from codl.predict.context_terms import Batch, EventWait, FirstLaunch, FlagWait, Gap, Launches
 from codl.predict.features import Item, sharing_target
-from codl.predict.in_network_cost import NOTHING, Caches, InNetworkCost, InNetworkCosts
+from codl.predict.in_network_cost import NOTHING, CacheSizes, InNetworkCost, InNetworkCosts
 from codl.records.gpu_limits import UNLIMITED, GpuLimits
 from codl.records.soc import Soc
 
@@ -318,7 +318,7 @@ class CostModel:
         taken_ms = self._batch_ms(single, alone_ms, at_once, processor) * (images / at_once)
         # Of a batch only the first image finds the weights far away.
         costs = self.inside(processor)
-        kept = Caches.of(self.soc, processor).kept(sizes.amounts[:3, places])
+        kept = CacheSizes.of(self.soc, processor).kept(sizes.amounts[:3, places])
         weights, inputs, outputs, far_weights = kept
         moved_ms = images * (costs.read_ms * inputs + costs.written_ms * outputs)
         weights_ms = costs.weight_ms * weights + costs.far_weight_ms * far_weights

@@ -153,16 +153,16 @@ def is_random(item: Item) -> bool:
     return crc32(features.write(item).encode()) % 2 == 0
 
 
-def farthest_first(known: Values, candidates: Values, weights: Values) -> list[int]:
-    """Weighted farthest-point sampling: indices of all candidates, the farthest from `known` first.
+def farthest_first(measured: Values, candidates: Values, weights: Values) -> list[int]:
+    """Weighted farthest-point sampling: indices of all candidates, far from `measured` first.
 
     Distances are Euclidean, between the logarithms of features (items, features) in units of their
-    spread, times the candidate's weight; a candidate that was taken counts as known.
+    spread, times the candidate's weight; a candidate that was taken counts as measured.
     """
-    logs = np.log1p(np.abs(np.vstack([known, candidates])))
+    logs = np.log1p(np.abs(np.vstack([measured, candidates])))
     spread = logs.std(0)
     scaled = (logs / np.where(spread > LEAST_SPREAD, spread, np.inf)).astype(np.float64)
-    old, new = scaled[: len(known)], scaled[len(known) :]
+    old, new = scaled[: len(measured)], scaled[len(measured) :]
     away = np.full(len(new), np.inf)
     for row in old:
         np.minimum(away, ((new - row) ** 2).sum(1), out=away)

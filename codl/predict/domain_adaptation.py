@@ -36,8 +36,8 @@ DIGITS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known(Generic[E]):
-    """What is known of one target on one SoC.
+class SourceDomain(Generic[E]):
+    """A SoC that a new one learns from: latencies of one target, and the estimator fitted there.
 
     `measured_ms` are latencies in the typical run, by the item's text; `names` the features of
     `estimator`, of untuned kernels; `tables` the digests of the files that it was learned from, by
@@ -52,7 +52,7 @@ class Known(Generic[E]):
     estimator: E
 
     @classmethod
-    def of(cls, estimator: type[E], soc: Soc, samples: Samples) -> Known[E]:
+    def of(cls, estimator: type[E], soc: Soc, samples: Samples) -> SourceDomain[E]:
         """Learn a target from all its samples on a known SoC."""
         items, y, runs = samples.items, samples.latency_ms, samples.runs
         table = features.table(estimator.feature_set, samples.target, items, soc)
@@ -92,21 +92,21 @@ def table(
     target: str,
     items: Sequence[Item],
     soc: Soc,
-    known: Sequence[Known[Any]],
+    sources: Sequence[SourceDomain[Any]],
     tuning: Tuning = Tuning(),
 ) -> FeatureTable:
     """The features of some items (at least one) on a new SoC beside known ones.
 
     Raises `MismatchError` where a known SoC's latencies are of another target.
     """
-    for other in known:
+    for other in sources:
         if other.target != target:
             raise MismatchError(
                 f"{other.soc.name} is known by {other.target}, asked for {target}: train it again."
             )
     alone = features.table("variant", target, items, soc, tuning)
     kept = [name for name in KEPT if name in alone.names]
-    columns = [other.latency_us(items) for other in known]
+    columns = [other.latency_us(items) for other in sources]
     columns += [alone.values[:, alone.names.index(name)] for name in kept]
-    names = (*(f"us_on_{other.soc.name}" for other in known), *kept)
+    names = (*(f"us_on_{other.soc.name}" for other in sources), *kept)
     return FeatureTable(names, np.column_stack(columns))

@@ -57,14 +57,14 @@ class InNetworkCost:
 
 
 @dataclass(frozen=True)
-class Caches:
-    """Bytes of a processor's own cache and of the last one, which may be shared; 0 for none."""
+class CacheSizes:
+    """Bytes of the private and the last-level cache of a processor; 0 for none."""
 
-    own: float
+    private: float
     last: float
 
     @classmethod
-    def of(cls, soc: Soc, processor: Processor) -> Caches:
+    def of(cls, soc: Soc, processor: Processor) -> CacheSizes:
         if processor == "gpu" and not soc.gpu.is_cpu:
             return cls(gpu_cache_bytes(soc), 0.0)
         last = max((cache.bytes for cache in soc.cpu.caches), default=0)
@@ -78,9 +78,9 @@ class Caches:
         """
         inputs, weights, outputs = 4 * elements
         size = np.maximum(inputs + weights + outputs, 1.0)
-        own, last = (1 - beyond(size, cache) / size for cache in (self.own, self.last))
-        far = np.maximum(last - own, 0.0)
-        return np.stack([own * weights, own * inputs, own * outputs, far * weights])
+        private, last = (1 - beyond(size, cache) / size for cache in (self.private, self.last))
+        far = np.maximum(last - private, 0.0)
+        return np.stack([private * weights, private * inputs, private * outputs, far * weights])
 
 
 #: Ops take what they take alone.
@@ -124,7 +124,7 @@ def shards(
     table, slower = dataset.table("stage"), dataset.calibration()
     rows = [row for row in table.read() if row.status == "ok"]
     try:
-        stages = _Stages(side, Caches.of(soc, side), predictors, _alone(rows, side, predictors))
+        stages = _Stages(side, CacheSizes.of(soc, side), predictors, _alone(rows, side, predictors))
         shards_of_rows = [stages.shard(row, slower.get(row.run, {}).get(side, 1.0)) for row in rows]
     except CodlError as error:
         raise InvalidFileError(table.path, str(error)) from error
@@ -138,7 +138,7 @@ class _Stages:
     """What a processor did in stages."""
 
     side: Processor
-    caches: Caches
+    caches: CacheSizes
     predictors: OpPredictors
     #: By text, the ops that have a predictor, and their milliseconds alone.
     alone: Mapping[str, tuple[Op, float]]

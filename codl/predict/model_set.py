@@ -27,7 +27,7 @@ from codl.ir.types import BLOCKED, Direction, Processor
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.predict import ESTIMATORS, FOLDER, domain_adaptation, features
-from codl.predict.domain_adaptation import Known
+from codl.predict.domain_adaptation import SourceDomain
 from codl.predict.estimators import LatencyEstimator
 from codl.predict.estimators.numerics import from_json, to_json
 from codl.predict.features import SHARING_PARTS, FeatureTable, Item, sharing_target
@@ -65,7 +65,7 @@ class StoredPredictor(Generic[E]):
     features: tuple[str, ...]
     examples: dict[str, str]
     estimator: E
-    known: tuple[Known[E], ...] = ()
+    known: tuple[SourceDomain[E], ...] = ()
 
     def table(self, items: Sequence[Item], soc: Soc, tuning: Tuning = Tuning()) -> FeatureTable:
         """The features of some items (at least one) in the order of the estimator's columns."""
@@ -163,7 +163,10 @@ class Predictors:
             "inside": self.inside,
         }
         lines = [b"%s:%s" % (_encode(key), _encode(value)) for key, value in header.items()]
-        targets = (b"%s:%s" % (_encode(name), _encode(own)) for name, own in self.stored.items())
+        targets = (
+            b"%s:%s" % (_encode(name), _encode(predictor))
+            for name, predictor in self.stored.items()
+        )
         content = b'{%s,\n"targets":{\n%s\n}}\n' % (b",\n".join(lines), b",\n".join(targets))
         return files.write(path_of(root, self.soc.name, self.name), content)
 
@@ -213,9 +216,9 @@ def read(path: Path, soc: Soc, tuning: Tuning = Tuning()) -> Predictors:
     generic: Any = StoredPredictor
     kind = generic[ESTIMATORS[predictor]]
     stored = {}
-    for target, own in file.targets.items():
+    for target, fields in file.targets.items():
         where = f"{path}, targets, {target}"
-        stored[target] = yaml_file.convert(own, kind, where, fix=fix, dec_hook=from_json)
+        stored[target] = yaml_file.convert(fields, kind, where, fix=fix, dec_hook=from_json)
         _check_examples(path, target, stored[target], soc, tuning, fix)
     return Predictors(predictor, soc, path, stored, tuning, file.inside)
 

@@ -33,7 +33,7 @@ from codl.predict.cross_validation import (
     row_folds,
     shape_folds,
 )
-from codl.predict.domain_adaptation import Known
+from codl.predict.domain_adaptation import SourceDomain
 from codl.predict.estimators import LatencyEstimator
 from codl.predict.features import FeatureTable
 from codl.predict.model_set import FEW_ITEMS, Predictors, StoredPredictor, examples_of
@@ -110,13 +110,13 @@ class TrainingTask:
 
 
 @dataclass(frozen=True)
-class Step:
+class PredictorFit:
     """One predictor of one target, and what it is fitted to."""
 
     samples: Samples
     estimator: type[LatencyEstimator]
     table: FeatureTable
-    known: tuple[Known[Any], ...] = ()
+    known: tuple[SourceDomain[Any], ...] = ()
 
     @property
     def task(self) -> TrainingTask:
@@ -264,7 +264,7 @@ def fitted(
 
 def _steps(
     soc: Soc, tuning: Tuning, targets: Sequence[Samples], predictors: Sequence[str]
-) -> list[Step]:
+) -> list[PredictorFit]:
     """Every predictor of every target with samples.
 
     Features of a target are computed once for all predictors. What sharing takes as a whole is for
@@ -285,19 +285,19 @@ def _steps(
                 continue
             if kind not in tables:
                 tables[kind] = features.table(kind, samples.target, samples.items, soc, tuning)
-            steps.append(Step(samples, estimator, tables[kind]))
+            steps.append(PredictorFit(samples, estimator, tables[kind]))
     return steps
 
 
 def _beside(
     soc: Soc,
     tuning: Tuning,
-    steps: Sequence[Step],
+    steps: Sequence[PredictorFit],
     like: Sequence[tuple[Soc, Dataset]],
     work: _Work,
-) -> tuple[list[Step], list[str]]:
+) -> tuple[list[PredictorFit], list[str]]:
     """The steps with known SoCs' latencies as features where they help, and notes where not."""
-    known: dict[str, list[Known[Any]]] = {}
+    sources: dict[str, list[SourceDomain[Any]]] = {}
     wanted = {step.samples.target for step in steps}
     for other, dataset in like:
         targets = [s for s in training_set.read(dataset)[0] if s.samples and s.target in wanted]
@@ -308,12 +308,12 @@ def _beside(
             )
         for samples in targets:
             if not features.is_mulayer(samples.target):
-                of_other = Known.of(ESTIMATORS[DEFAULT], other, samples)
-                known.setdefault(samples.target, []).append(of_other)
-    result: list[Step] = []
+                of_other = SourceDomain.of(ESTIMATORS[DEFAULT], other, samples)
+                sources.setdefault(samples.target, []).append(of_other)
+    result: list[PredictorFit] = []
     unhelped: dict[str, list[str]] = {}
     for step in steps:
-        others, samples = tuple(known.get(step.samples.target, ())), step.samples
+        others, samples = tuple(sources.get(step.samples.target, ())), step.samples
         if step.estimator.name == DEFAULT and others:
             table = domain_adaptation.table(samples.target, samples.items, soc, others, tuning)
             beside = replace(step, table=table, known=others)
@@ -331,7 +331,7 @@ def _beside(
     return result, notes
 
 
-def _is_better(beside: Step, alone: Step) -> bool:
+def _is_better(beside: PredictorFit, alone: PredictorFit) -> bool:
     """Whether known SoCs make predictions of shapes held out better than samples alone.
 
     True where there are too few shapes to hold any out.
@@ -348,7 +348,7 @@ def _fitted_sets(
     dataset: Dataset,
     tuning: Tuning,
     predictors: Sequence[str],
-    steps: Sequence[Step],
+    steps: Sequence[PredictorFit],
     work: _Work,
 ) -> dict[str, Predictors]:
     """Every predictor's set; the papers' know nothing of what ops take more inside a network."""
@@ -356,13 +356,14 @@ def _fitted_sets(
     for step, estimator in zip(steps, work.map(steps, _fit, None), strict=True):
         stored[step.estimator.name][step.samples.target] = step.stored(soc, tuning, estimator)
     sets = {
-        name: Predictors(name, soc, dataset.folder, own, tuning) for name, own in stored.items()
+        name: Predictors(name, soc, dataset.folder, targets, tuning)
+        for name, targets in stored.items()
     }
     return {
-        name: own
+        name: fitted_set
         if ESTIMATORS[name].is_of_wholes
-        else replace(own, inside=in_network_cost.fitted(soc, dataset, own))
-        for name, own in sets.items()
+        else replace(fitted_set, inside=in_network_cost.fitted(soc, dataset, fitted_set))
+        for name, fitted_set in sets.items()
     }
 
 
@@ -381,7 +382,7 @@ class _Work:
         self._workers, self._budget, self._progress = workers, budget, progress
         self._done = self._total = self._spent = self._cost = 0
 
-    def expect(self, steps: Sequence[Step], passes: Sequence[int]) -> None:
+    def expect(self, steps: Sequence[PredictorFit], passes: Sequence[int]) -> None:
         """Each step once in every pass, which takes that many times its cost."""
         self._total = len(steps) * len(passes)
         self._cost = sum(step.cost for step in steps) * sum(passes)
@@ -391,7 +392,7 @@ class _Work:
         self._progress(self._done, self._total, self._budget.to_go_s(self._spent, self._cost))
 
     def map(
-        self, steps: Sequence[Step], work: Callable[[Any, TrainingTask], R], common: Any
+        self, steps: Sequence[PredictorFit], work: Callable[[Any, TrainingTask], R], common: Any
     ) -> list[R]:
         """The work on every step's task, in the order of the steps."""
         done: dict[int, R] = {}
@@ -405,7 +406,7 @@ class _Work:
 
     def some(
         self,
-        steps: Sequence[Step],
+        steps: Sequence[PredictorFit],
         work: Callable[[Any, TrainingTask], R],
         common: Any,
         *,
@@ -424,7 +425,7 @@ class _Work:
                 self.tell(times * steps[order[place]].cost)
         return done
 
-    def _in_order(self, steps: Sequence[Step]) -> tuple[list[int], list[TrainingTask]]:
+    def _in_order(self, steps: Sequence[PredictorFit]) -> tuple[list[int], list[TrainingTask]]:
         """The places of steps, and their tasks: those with the most rows are begun first."""
         order = sorted(range(len(steps)), key=lambda at: steps[at].effort, reverse=True)
         return order, [steps[at].task for at in order]

@@ -21,7 +21,7 @@ from codl.errors import CodlError, InvalidFileError, UnknownNameError
 from codl.ir import OP_TYPES, Activation, Op, parse
 from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry
-from codl.measure.dataset import Dataset, OpRow, SharingRow, Table
+from codl.measure.dataset import CsvTable, Dataset, OpRow, SharingRow
 from codl.predict import context_terms, features
 from codl.predict.context_terms import Batch
 from codl.predict.cross_validation import Indices, TrainingRows, connected_groups
@@ -112,7 +112,7 @@ def read(dataset: Dataset) -> tuple[list[Samples], list[str]]:
     return everything + _context(dataset), notes
 
 
-def _of_table(name: str, table: Table[OpRow], factors: Factors) -> Samples:
+def _of_table(name: str, table: CsvTable[OpRow], factors: Factors) -> Samples:
     """The samples of a kernel variant; `UnknownNameError` where codl has no such variant."""
     rows = table.read()
     ok = [row for row in rows if row.status == "ok"]
@@ -150,7 +150,7 @@ def _sample(name: str, path: Path, row: OpRow) -> Sample:
     return Sample(part, shapes, row.latency_ms, row.source, row.run)
 
 
-def _sharing(table: Table[SharingRow], factors: Factors) -> list[Samples]:
+def _sharing(table: CsvTable[SharingRow], factors: Factors) -> list[Samples]:
     rows, targets = table.read(), []
     for row in rows:
         if row.direction not in features.DIRECTIONS:

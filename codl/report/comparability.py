@@ -42,7 +42,7 @@ LEAST_TOLERANCE = 0.03
 
 
 @dataclass(frozen=True)
-class Figure:
+class SpeedupComparison:
     """A ratio over the better single processor, in both runs; `reason` says why there is none.
 
     They agree where the larger is at most `1 + tolerance` times the smaller.
@@ -57,7 +57,7 @@ class Figure:
     reason: str = ""
 
 
-def compare(before: EvalResult, now: EvalResult) -> tuple[Figure, ...]:
+def compare(before: EvalResult, now: EvalResult) -> tuple[SpeedupComparison, ...]:
     """Every figure of the first evaluation that was measured beside that of the second."""
     again = {(row.model, row.strategy): row for row in now.rows}
     measured = [row for row in before.rows if row.source != "computed"]
@@ -66,24 +66,28 @@ def compare(before: EvalResult, now: EvalResult) -> tuple[Figure, ...]:
     )
 
 
-def _figure(before: EvalResult, row: EvalRow, now: EvalResult, again: EvalRow | None) -> Figure:
+def _figure(
+    before: EvalResult, row: EvalRow, now: EvalResult, again: EvalRow | None
+) -> SpeedupComparison:
     of = (row.model, row.strategy)
     if again is None:
-        return Figure(*of, before.speedup(row), None, 0.0, False, "not measured again")
+        return SpeedupComparison(*of, before.speedup(row), None, 0.0, False, "not measured again")
     if row.latency_ms is None or again.latency_ms is None:
         reason = row.reason if again.latency_ms else again.reason
         is_same = row.latency_ms is again.latency_ms
         ratios = before.speedup(row), now.speedup(again)
-        return Figure(*of, *ratios, 0.0, is_same, f"failed: {reason}")
+        return SpeedupComparison(*of, *ratios, 0.0, is_same, f"failed: {reason}")
     if row.peer and again.peer and row.peer.version != again.peer.version:
         versions = f"version {row.peer.version} then, {again.peer.version} now"
-        return Figure(*of, before.speedup(row), now.speedup(again), 0.0, False, versions)
+        return SpeedupComparison(*of, before.speedup(row), now.speedup(again), 0.0, False, versions)
     first, second = before.speedup(row), now.speedup(again)
     tolerance = _tolerance([*_latencies(before, row), *_latencies(now, again)])
     if not first or not second:
-        return Figure(*of, first, second, tolerance, False, "no processor alone to compare with")
+        return SpeedupComparison(
+            *of, first, second, tolerance, False, "no processor alone to compare with"
+        )
     agrees = abs(log(second / first)) <= log(1 + tolerance)
-    return Figure(*of, first, second, tolerance, agrees)
+    return SpeedupComparison(*of, first, second, tolerance, agrees)
 
 
 def _latencies(result: EvalResult, row: EvalRow) -> list[Latency]:
@@ -105,16 +109,16 @@ def _tolerance(latencies: Sequence[Latency]) -> float:
     return max(LEAST_TOLERANCE, exp(hypot(*halves)) - 1)
 
 
-def agreement_content(figures: Sequence[Figure], first: str) -> TextTable:
+def agreement_content(figures: Sequence[SpeedupComparison], first: str) -> TextTable:
     """A line for every figure; `first` is the file of the evaluation that was run again."""
-    cells: list[Cell[Figure]] = [
+    cells: list[Cell[SpeedupComparison]] = [
         (words("strategy"), lambda figure: figure.strategy),
         (Column(f"speedup in {first}"), lambda figure: digits(figure.before)),
         (Column("now"), lambda figure: digits(figure.now)),
         (Column("tolerance (%)"), lambda figure: digits(figure.tolerance, percent=True)),
         (words("agrees"), _verdict),
     ]
-    by_model: dict[str, list[Figure]] = {}
+    by_model: dict[str, list[SpeedupComparison]] = {}
     for figure in figures:
         by_model.setdefault(figure.model, []).append(figure)
     caption = (
@@ -124,6 +128,6 @@ def agreement_content(figures: Sequence[Figure], first: str) -> TextTable:
     return TextTable.of("Once more", by_model, cells, caption)
 
 
-def _verdict(figure: Figure) -> str:
+def _verdict(figure: SpeedupComparison) -> str:
     verdict = "yes" if figure.agrees else "no"
     return f"{verdict}: {figure.reason}" if figure.reason else verdict

@@ -305,17 +305,17 @@ def curve_svg(results: Sequence[CurveResult], *, key: str, title: str) -> str:
     """
     from matplotlib.figure import Figure
 
-    found = families(results)
-    models = list(dict.fromkeys(point.model for own in found for point in own.points))
+    shown = families(results)
+    models = list(dict.fromkeys(point.model for family in shown for point in family.points))
     looks = dict(zip(models, cycle(LOOKS), strict=False))
     with style():
-        rows = max(len(found), 1)
+        rows = max(len(shown), 1)
         figure = Figure(figsize=(WIDTH, 0.7 + HEIGHT * rows), layout="constrained")
-        for panel, family in zip(figure.subplots(rows, squeeze=False)[:, 0], found, strict=False):
+        for panel, family in zip(figure.subplots(rows, squeeze=False)[:, 0], shown, strict=False):
             _panel(panel, family, looks)
         _legend(figure, looks)
-        told = words(found)
-        return to_svg(figure, key=key, title=title, description=told, tips=_tips(found))
+        told = words(shown)
+        return to_svg(figure, key=key, title=title, description=told, tips=_tips(shown))
 
 
 def _panel(axes: Any, family: Family, looks: dict[str, tuple[str, str]]) -> None:

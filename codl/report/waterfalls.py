@@ -35,7 +35,7 @@ RESULTS, OTHERS = "(results)", "others"
 
 
 @dataclass(frozen=True)
-class Step:
+class WaterfallLine:
     """A line of a waterfall: what is added to the total before, and the total; or a total alone."""
 
     name: str
@@ -43,17 +43,17 @@ class Step:
     total_ms: float
 
 
-def steps_of(result: ExplainResult) -> list[Step]:
+def steps_of(result: ExplainResult) -> list[WaterfallLine]:
     """The bound, every term, and behind their last terms the predicted and the measured latency."""
     totals = accumulate((term.ms for term in result.terms), initial=result.bound_ms)
-    steps = [Step(BOUND, None, next(totals))]
+    steps = [WaterfallLine(BOUND, None, next(totals))]
     ends = [at for at, term in enumerate(result.terms) if term.name not in MEASURED_TERMS][-1:]
     for at, (term, total_ms) in enumerate(zip(result.terms, totals, strict=True)):
-        steps.append(Step(term.name, term.ms, total_ms))
+        steps.append(WaterfallLine(term.name, term.ms, total_ms))
         if at in ends:
-            steps.append(Step(PREDICTED, None, result.predicted_ms))
+            steps.append(WaterfallLine(PREDICTED, None, result.predicted_ms))
     if result.measured_ms is not None:
-        steps.append(Step(MEASURED, None, result.measured_ms))
+        steps.append(WaterfallLine(MEASURED, None, result.measured_ms))
     return steps
 
 
@@ -61,10 +61,10 @@ def waterfall_content(result: ExplainResult) -> TextTable:
     """A line for every term of the model."""
     bound_ms = result.bound_ms
 
-    def of_bound(step: Step) -> str:
+    def of_bound(step: WaterfallLine) -> str:
         return digits(step.total_ms / bound_ms, percent=True) if bound_ms else NONE
 
-    cells: list[Cell[Step]] = [
+    cells: list[Cell[WaterfallLine]] = [
         (words(""), lambda step: step.name),
         (Column("ms"), lambda step: NONE if step.ms is None else _signed(step.ms)),
         (Column("total (ms)"), lambda step: digits(step.total_ms)),
@@ -260,7 +260,7 @@ def waterfall_svg(result: ExplainResult, *, key: str, title: str) -> str:
         return to_svg(figure, key=key, title=title, description=_words(steps), tips=tips)
 
 
-def _bar(axes: Any, y: int, step: Step, left: float) -> None:
+def _bar(axes: Any, y: int, step: WaterfallLine, left: float) -> None:
     if step.ms is None:
         look = {"height": 0.62, "gid": f"step{y}", "color": COLOURS["total"]}
         axes.barh(y, step.total_ms - left, left=left, **look)
@@ -273,7 +273,7 @@ def _bar(axes: Any, y: int, step: Step, left: float) -> None:
     axes.annotate(text, (end, y), (6, 0), textcoords="offset points", va="center")
 
 
-def _words(steps: Sequence[Step]) -> str:
+def _words(steps: Sequence[WaterfallLine]) -> str:
     return "; ".join(
         f"{step.name} {digits(step.total_ms) if step.ms is None else _signed(step.ms)} ms"
         for step in steps

@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 
 from codl.errors import CodlError, DeviceError
-from codl.targets.checks import Check, Outcome
+from codl.targets.checks import Check, CheckResult
 from codl.targets.client import Fix
 from codl.targets.device_shell import DeviceShell, client_check, said_by, shell_check
 
@@ -89,16 +89,16 @@ def checks_of(serial: str) -> tuple[Check, ...]:
     )
 
 
-def _state(serial: str) -> Iterator[Outcome]:
+def _state(serial: str) -> Iterator[CheckResult]:
     """What `adb devices` says of a phone: `device` where this computer may use it."""
     name = serial.removeprefix(PREFIX)
     states = devices()
     state = states.get(name)
     if state is None:
         others = ", ".join(states) or "none"
-        yield Outcome(False, f"`adb devices` does not list {name} (it lists {others})")
+        yield CheckResult(False, f"`adb devices` does not list {name} (it lists {others})")
     elif state != "device":
         fix = next((fix for key, fix in FIXES.items() if state.startswith(key)), "")
-        yield Outcome(False, f"{name} is {state}", fix=fix)
+        yield CheckResult(False, f"{name} is {state}", fix=fix)
     else:
-        yield Outcome(True, f"{name} is there, and this computer may use it")
+        yield CheckResult(True, f"{name} is there, and this computer may use it")

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from codl.kernels.tuning import Tuning
     from codl.measure.batch import BatchResult, BatchRunner, CompilesAhead, MeasureBatch, Watcher
     from codl.measure.budget import Progress
-    from codl.measure.check_variants import Checked, CheckRun, CheckTask
+    from codl.measure.check_variants import CheckRun, CheckTask, VariantCheck
     from codl.measure.facts import Fact
     from codl.measure.tasks import Task
     from codl.measure.timing import Effort, TimedTogether
@@ -342,7 +342,7 @@ class Target:
         self,
         tasks: Sequence[CheckTask],
         *,
-        keep: Callable[[Checked], object] = lambda checked: None,
+        keep: Callable[[VariantCheck], object] = lambda checked: None,
         checking: Callable[[CheckTask], object] = lambda task: None,
         budget_s: float | None = None,
         progress: Progress = lambda done, total, left: None,

@@ -24,7 +24,7 @@ Need: TypeAlias = Literal["nothing", "system", "agent"]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CheckResult:
     """What a check found.
 
     `of` is which of several things it is about, such as a driver. `fix` is said instead of the
@@ -100,7 +100,7 @@ class Check:
     """
 
     name: str
-    run: Callable[[Patient], Iterable[Outcome]]
+    run: Callable[[Patient], Iterable[CheckResult]]
     fix: str
     needs: Need = "agent"
     decides: bool = False
@@ -113,12 +113,12 @@ class Check:
             for outcome in self.run(patient):
                 rows.append(self._finding(outcome))
         except CodlError as error:
-            rows.append(self._finding(Outcome(False, str(error))))
+            rows.append(self._finding(CheckResult(False, str(error))))
         except Exception as error:  # whatever is broken there, the other checks go on
-            rows.append(self._finding(Outcome(False, f"{type(error).__name__}: {error}")))
+            rows.append(self._finding(CheckResult(False, f"{type(error).__name__}: {error}")))
         return rows
 
-    def _finding(self, outcome: Outcome) -> Finding:
+    def _finding(self, outcome: CheckResult) -> Finding:
         name = f"{self.name} {outcome.of}" if outcome.of else self.name
         fix = "" if outcome.ok else outcome.fix or self.fix
         return Finding(name, outcome.ok, outcome.detail, fix)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from codl.errors import DeviceError
 from codl.runtime.child import telling
-from codl.targets.checks import Check, Outcome, Patient
+from codl.targets.checks import Check, CheckResult, Patient
 from codl.targets.client import Fix, fix_of
 
 LIMIT_S = 30.0
@@ -24,13 +24,13 @@ WORD = "codl"
 def client_check(client: Sequence[str], version: Sequence[str], fix: str) -> Check:
     """That a client is installed; `version` are the arguments at which it tells its own."""
 
-    def run(patient: Patient) -> Iterator[Outcome]:
+    def run(patient: Patient) -> Iterator[CheckResult]:
         path = shutil.which(client[0])
         if path is None:
-            yield Outcome(False, f"{client[0]!r} is not installed on this machine")
+            yield CheckResult(False, f"{client[0]!r} is not installed on this machine")
             return
         said = said_by([path, *client[1:], *version])
-        yield Outcome(True, f"{path}: {(said.splitlines() or ['no version'])[0]}")
+        yield CheckResult(True, f"{path}: {(said.splitlines() or ['no version'])[0]}")
 
     return Check(f"{client[0].rpartition('/')[2]} client", run, fix, "nothing", decides=True)
 
@@ -38,17 +38,19 @@ def client_check(client: Sequence[str], version: Sequence[str], fix: str) -> Che
 def shell_check(name: str, shell_of: Callable[[], DeviceShell], fix: str) -> Check:
     """That a command which is run on a device is what was said; errors have their own fixes."""
 
-    def run(patient: Patient) -> Iterator[Outcome]:
+    def run(patient: Patient) -> Iterator[CheckResult]:
         shell = shell_of()
         try:
             said = shell.run(["echo", WORD], limit_s=LIMIT_S).decode(errors="replace").strip()
         except ShellError as error:
-            yield Outcome(False, error.problem, fix=error.fix)
+            yield CheckResult(False, error.problem, fix=error.fix)
             return
         if said == WORD:
-            yield Outcome(True, f"a command ran on {shell.serial}")
+            yield CheckResult(True, f"a command ran on {shell.serial}")
         else:
-            yield Outcome(False, f"{shell.serial} said {said[:200]!r} where {WORD!r} was asked for")
+            yield CheckResult(
+                False, f"{shell.serial} said {said[:200]!r} where {WORD!r} was asked for"
+            )
 
     return Check(name, run, fix, "nothing", decides=True)
 

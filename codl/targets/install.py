@@ -268,7 +268,7 @@ REQUIRED = ("numpy", "msgspec")
 Python: TypeAlias = Sequence[str]
 
 
-class Checked(msgspec.Struct, frozen=True):
+class AgentCheck(msgspec.Struct, frozen=True):
     """What an agent's file says of where it is: `packages` are versions, None for a missing one.
 
     `brought` are those that came with an agent and lie in its folder.
@@ -306,7 +306,7 @@ class Installed:
     bytes: int
     build: str
     is_new: bool
-    checked: Checked
+    checked: AgentCheck
     brought: tuple[str, ...] = ()
     fixes: Mapping[str, str] = field(default_factory=dict)
 
@@ -353,7 +353,7 @@ def install(
 
 
 def _bring(
-    shell: DeviceShell, python: Python, checked: Checked, wheel_folder: Path | None
+    shell: DeviceShell, python: Python, checked: AgentCheck, wheel_folder: Path | None
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """Bring what is missing; what was brought, and what to do about each that was not."""
     device = DevicePython(checked.python, checked.machine, checked.libc, checked.abi)
@@ -397,10 +397,10 @@ def _python(shell: DeviceShell, wanted: Python | None) -> Python:
     )
 
 
-def _checked(shell: DeviceShell, python: Python, path: str) -> Checked | None:
+def _checked(shell: DeviceShell, python: Python, path: str) -> AgentCheck | None:
     """What the file there says; None where there is none that can say something."""
     try:
         said = shell.run([*python, path, "--check"], limit_s=CHECK_S)
-        return msgspec.json.decode(said, type=Checked)
+        return msgspec.json.decode(said, type=AgentCheck)
     except (ShellError, msgspec.MsgspecError):
         return None

@@ -16,7 +16,7 @@ from typing import TypeVar
 from codl.boundary import explained
 from codl.errors import CodlError, DeviceError
 from codl.ir.plan import Plan
-from codl.measure.peers import PEERS, Job
+from codl.measure.peers import PEERS, PeerJob
 from codl.measure.timing import timed
 from codl.runtime import threads
 from codl.runtime.child import inherited
@@ -114,7 +114,7 @@ class PeerHost:
         self._folder = TemporaryDirectory(prefix="codl-peer-")
         folder = Path(self._folder.name)
         (folder / "model.onnx").write_bytes(model)
-        job = Job(folder / "model.onnx", cores, folder, soc, plan)
+        job = PeerJob(folder / "model.onnx", cores, folder, soc, plan)
         self._peer = _told(lambda: PEERS[name](job))
         self.version = str(self._peer.version)
 

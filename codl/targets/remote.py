@@ -23,7 +23,7 @@ from codl.ir.plan import Plan
 from codl.kernels.tuning import Tuning
 from codl.measure.batch import BatchResult, MeasureBatch, Unwatched, Watcher
 from codl.measure.budget import Budget, Progress
-from codl.measure.check_variants import Checked, CheckRun, CheckTask
+from codl.measure.check_variants import CheckRun, CheckTask, VariantCheck
 from codl.measure.timing import Effort, TimedTogether
 from codl.measure.tuner import Failure, TuneRun, TuneTask, done_before
 from codl.measure.ui_frames import Drawn, is_sound
@@ -324,7 +324,7 @@ class RemoteTarget(Elsewhere):
         self,
         tasks: Sequence[CheckTask],
         *,
-        keep: Callable[[Checked], object] = lambda checked: None,
+        keep: Callable[[VariantCheck], object] = lambda checked: None,
         checking: Callable[[CheckTask], object] = lambda task: None,
         budget_s: float | None = None,
         progress: Progress = lambda done, total, left: None,
@@ -336,11 +336,11 @@ class RemoteTarget(Elsewhere):
             left.begins(task)
             checking(task)
 
-        def ends(checked: Checked) -> None:
+        def ends(checked: VariantCheck) -> None:
             left.done(checked.task)
             kept(checked)
 
-        def kept(checked: Checked) -> None:
+        def kept(checked: VariantCheck) -> None:
             run.checked.append(checked)
             keep(checked)
             done = len(run.checked)
@@ -352,7 +352,7 @@ class RemoteTarget(Elsewhere):
                 Target.check_kernels, missing, keep=ends, checking=begins, budget_s=share_s
             )
 
-        left.work(ask, lambda task, why: kept(Checked(task, why, is_lost=True)))
+        left.work(ask, lambda task, why: kept(VariantCheck(task, why, is_lost=True)))
         run.left = len(left.tasks)
         return run
 

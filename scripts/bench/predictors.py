@@ -38,7 +38,7 @@ from codl.measure.dataset import Dataset
 from codl.predict import DEFAULT, ESTIMATORS, features
 from codl.predict import domain_adaptation as transfer
 from codl.predict import training_set as samples
-from codl.predict.domain_adaptation import Known
+from codl.predict.domain_adaptation import SourceDomain
 from codl.predict.training_set import Samples
 from codl.records import soc as socs
 from codl.records.soc import Soc
@@ -127,7 +127,7 @@ class Job:
     name: str
     with_runs: bool
     seed: int
-    known: tuple[Known, ...] = ()
+    known: tuple[SourceDomain, ...] = ()
 
 
 def held_out(job: Job) -> Vector:
@@ -251,13 +251,13 @@ def few_shot_table(
             yield row
 
 
-def _learn(part: Part) -> Known:
-    return Known.of(ESTIMATORS[DEFAULT], part.soc, part.samples)
+def _learn(part: Part) -> SourceDomain:
+    return SourceDomain.of(ESTIMATORS[DEFAULT], part.soc, part.samples)
 
 
 def _known(
-    known: dict[tuple[str, str], Known], phone: str, side: str, beside: str
-) -> tuple[Known, ...]:
+    known: dict[tuple[str, str], SourceDomain], phone: str, side: str, beside: str
+) -> tuple[SourceDomain, ...]:
     if beside == "none":
         return ()
     left_out = {phone} | ({COPIES.get(phone)} if beside != "others" else set())

@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from codl.cli.app import SIGNALLED, app
 from codl.errors import UnknownNameError
 from codl.registry import rolled_back
-from codl.targets.checks import CHECKS, Check, Outcome, Patient, register
+from codl.targets.checks import CHECKS, Check, CheckResult, Patient, register
 
 KEYS = {"name", "ok", "detail", "fix"}
 #: `codl` where the packages of two extras are not installed.
@@ -74,18 +74,18 @@ def _only() -> Iterator[None]:
         yield
 
 
-def outcomes(*found: Outcome, **more: Any) -> Check:
+def outcomes(*found: CheckResult, **more: Any) -> Check:
     return Check("thing", lambda patient: iter(found), "Turn [it] on.", **more)
 
 
-def raises(patient: Patient) -> Iterator[Outcome]:
-    yield Outcome(True, "begins well", of="first")
+def raises(patient: Patient) -> Iterator[CheckResult]:
+    yield CheckResult(True, "begins well", of="first")
     raise ZeroDivisionError("a defect")
 
 
 @pytest.mark.usefixtures("_only")
 def test_a_failed_check_has_its_fix_and_ends_with_one() -> None:
-    register(outcomes(Outcome(True, "fine", of="one"), Outcome(False, "off [0]", of="two")))
+    register(outcomes(CheckResult(True, "fine", of="one"), CheckResult(False, "off [0]", of="two")))
     result = doctor("--json")
     assert result.exit_code == 1
     assert list(checks(result).values()) == [
@@ -101,7 +101,7 @@ def test_a_failed_check_has_its_fix_and_ends_with_one() -> None:
 
 @pytest.mark.usefixtures("_only")
 def test_quick_leaves_out_what_takes_long() -> None:
-    register(outcomes(Outcome(False, "slow"), is_long=True))
+    register(outcomes(CheckResult(False, "slow"), is_long=True))
     result = doctor("--quick", "--json")
     assert result.exit_code == 0
     assert checks(result) == {}
@@ -110,7 +110,7 @@ def test_quick_leaves_out_what_takes_long() -> None:
 @pytest.mark.usefixtures("_only")
 def test_a_check_that_breaks_is_a_failed_one() -> None:
     register(
-        Check("breaking", raises, "Say so."), Check("next", lambda own: [Outcome(True, "")], "")
+        Check("breaking", raises, "Say so."), Check("next", lambda own: [CheckResult(True, "")], "")
     )
     found = checks(doctor("--json"))
     assert found["breaking first"]["ok"]
@@ -120,10 +120,10 @@ def test_a_check_that_breaks_is_a_failed_one() -> None:
 
 @pytest.mark.usefixtures("_only")
 def test_ctrl_c_keeps_the_checks_before(tmp_path: Path) -> None:
-    def end(patient: Patient) -> Iterator[Outcome]:
+    def end(patient: Patient) -> Iterator[CheckResult]:
         raise KeyboardInterrupt
 
-    register(outcomes(Outcome(True, "fine", of="one")))
+    register(outcomes(CheckResult(True, "fine", of="one")))
     register(Check("other", end, "Wait for it."))
     done = command_line.run(tmp_path, "doctor", "--json")
     assert done.code == SIGNALLED + signal.SIGINT
@@ -134,9 +134,11 @@ def test_ctrl_c_keeps_the_checks_before(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("_only")
 def test_nothing_is_asked_of_a_device_that_does_not_answer() -> None:
     register(
-        Check("way", lambda own: [Outcome(False, "gone")], "Plug it in.", "nothing", decides=True),
-        Check("there", lambda own: [Outcome(True, "")], ""),
-        Check("here", lambda own: [Outcome(True, "")], "", "nothing"),
+        Check(
+            "way", lambda own: [CheckResult(False, "gone")], "Plug it in.", "nothing", decides=True
+        ),
+        Check("there", lambda own: [CheckResult(True, "")], ""),
+        Check("here", lambda own: [CheckResult(True, "")], "", "nothing"),
     )
     assert set(checks(doctor("--json", "--serial", "process"))) == {"way", "here"}
 

@@ -78,7 +78,7 @@ def test_where_no_terminal_is_progress_is_told_in_few_lines(
 
 def test_a_long_stage_says_so_every_few_seconds() -> None:
     clock = Hands()
-    now = output.Stage(clock)
+    now = output.CurrentStage(clock)
     said = []
 
     def wait(seconds: int) -> None:

@@ -13,9 +13,9 @@ from codl.kernels import registry
 from codl.measure.budget import Budget
 from codl.measure.check_variants import (
     OPS,
-    Checked,
     CheckRun,
     CheckTask,
+    VariantCheck,
     check_all,
     check_tasks,
     difference,
@@ -81,7 +81,9 @@ def test_problems_are_grouped_by_variant() -> None:
         CheckTask(parse(OPS[0]), registry.find(parse(OPS[0]), name))
         for name in ("cpu_gemm", "gpu_direct")
     )
-    run = CheckRun([Checked(one, ""), Checked(two, "fails"), Checked(two, "is wrong")])
+    run = CheckRun(
+        [VariantCheck(one, ""), VariantCheck(two, "fails"), VariantCheck(two, "is wrong")]
+    )
     problems = run.problems()
     assert list(problems) == ["conv2d gpu_direct"]
     assert [each.problem for each in problems["conv2d gpu_direct"]] == ["fails", "is wrong"]

@@ -26,7 +26,7 @@ from codl.ir import Shape, parse, to_text
 from codl.ir.ops.convolution import Conv2d
 from codl.measure import timing
 from codl.measure.collector import collect
-from codl.measure.dataset import Dataset, OpRow, Table
+from codl.measure.dataset import CsvTable, Dataset, OpRow
 from codl.measure.dataset_writer import RowWriter
 from codl.measure.measurement_order import context_tasks
 from codl.measure.tasks import OpTask, deadly_row, failed_row, load_ops, make_tasks, read_csv
@@ -44,11 +44,11 @@ from codl.measure import collector, dataset, drift
 QUICK = collector.Rounds(warm_up=1, visits=1, samples=1, sample_s=0.0, span_s=0.002, more=1)
 collector.Rounds = lambda: QUICK
 drift.SCATTER = float("inf")
-append = dataset.Table.append
+append = dataset.CsvTable.append
 def told(table, *rows):
     append(table, *rows)
     print("\\n" * len(rows), end="", flush=True)
-dataset.Table.append = told
+dataset.CsvTable.append = told
 main()
 """
 OPS = [
@@ -170,7 +170,7 @@ def lines(dataset: Dataset) -> int:
 
 
 def test_a_line_cut_short_is_dropped(tmp_path: Path) -> None:
-    table = Table(tmp_path / "t_x.csv", OpRow)
+    table = CsvTable(tmp_path / "t_x.csv", OpRow)
     rows = [OpRow(op="a", dim="H", share=s, part="b", latency_ms=1.0) for s in (0.5, 1.0)]
     for row in rows:
         table.append(row)
@@ -199,7 +199,7 @@ def test_a_line_cut_short_is_dropped(tmp_path: Path) -> None:
     ],
 )
 def test_a_broken_row_is_named_by_file_and_line(tmp_path: Path, line: str, message: str) -> None:
-    table = Table(tmp_path / "t_x.csv", OpRow)
+    table = CsvTable(tmp_path / "t_x.csv", OpRow)
     table.append(OpRow(op="a", dim="H", share=1.0, part="b", latency_ms=1.0))
     table.path.write_text(table.path.read_text() + line + "\n")
     with pytest.raises(InvalidFileError) as error:
@@ -218,7 +218,7 @@ def test_a_broken_row_is_named_by_file_and_line(tmp_path: Path, line: str, messa
 def test_of_wrong_columns_the_difference_is_named(
     tmp_path: Path, columns: str, message: str
 ) -> None:
-    table = Table(tmp_path / "t_x.csv", OpRow)
+    table = CsvTable(tmp_path / "t_x.csv", OpRow)
     table.path.write_text(columns + "\n")
     with pytest.raises(InvalidFileError) as error:
         table.read()

@@ -11,7 +11,7 @@ from codl.ir import parse
 from codl.kernels.tuning import Tuning
 from codl.measure.batch import MeasureBatch, time_together
 from codl.measure.collector import collect
-from codl.measure.dataset import Dataset, OpRow, SharingRow, Table
+from codl.measure.dataset import CsvTable, Dataset, OpRow, SharingRow
 from codl.measure.tasks import make_tasks
 from codl.measure.timing import Effort, Rounds
 from codl.records.results import Conditions
@@ -31,7 +31,7 @@ OLD_SHARING = (
 
 
 def test_rows_keep_their_conditions(tmp_path: Path) -> None:
-    table = Table(tmp_path / "t_x.csv", OpRow)
+    table = CsvTable(tmp_path / "t_x.csv", OpRow)
     table.append(ROW.under(HOT), ROW.under(Conditions()))
     hot, silent = table.read()
     assert (hot.temperature_c, hot.cpu_mhz, hot.gpu_mhz) == (81.5, 2419.2, 587.0)
@@ -40,7 +40,7 @@ def test_rows_keep_their_conditions(tmp_path: Path) -> None:
 
 
 def test_older_files_are_read_and_extended(tmp_path: Path) -> None:
-    table = Table(tmp_path / "t_x.csv", OpRow)
+    table = CsvTable(tmp_path / "t_x.csv", OpRow)
     table.path.write_text(OLD_OPS + "a,H,1.0,b,1.0,0.0,0.0,0,ok,,measured,run1\n")
     assert table.read() == [ROW]
     assert table.repair()
@@ -51,7 +51,7 @@ def test_older_files_are_read_and_extended(tmp_path: Path) -> None:
 
 def test_files_of_each_age_are_read(tmp_path: Path) -> None:
     """Without the layout, without conditions, and with only some of them, but in their order."""
-    table = Table(tmp_path / "t_data_sharing.csv", SharingRow)
+    table = CsvTable(tmp_path / "t_data_sharing.csv", SharingRow)
     values = "load,1x1x1x1,0,0,0,0,0,1.0,0,0,0,ok,,measured,run1"
     table.path.write_text(OLD_SHARING + values + "\n")
     (row,) = table.read()
@@ -62,7 +62,7 @@ def test_files_of_each_age_are_read(tmp_path: Path) -> None:
 
 
 def test_an_older_file_without_rows_is_extended(tmp_path: Path) -> None:
-    table = Table(tmp_path / "t_x.csv", OpRow)
+    table = CsvTable(tmp_path / "t_x.csv", OpRow)
     table.path.write_text(OLD_OPS)
     assert table.repair()
     table.append(ROW)

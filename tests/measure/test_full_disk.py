@@ -13,7 +13,7 @@ from support.simulated import conv_tasks
 
 from codl.errors import UnwritableFileError
 from codl.measure.collector import collect
-from codl.measure.dataset import Dataset, OpRow, Table
+from codl.measure.dataset import CsvTable, Dataset, OpRow
 from codl.measure.timing import Rounds
 
 TASKS = conv_tasks()[:30]
@@ -32,7 +32,7 @@ def room_for(size: int) -> Iterator[None]:
 
 
 def test_rows_are_appended_whole_or_not_at_all(tmp_path: Path) -> None:
-    table = Table(tmp_path / "t_x.csv", OpRow)
+    table = CsvTable(tmp_path / "t_x.csv", OpRow)
     table.append(ROW)
     before = table.path.read_bytes()
     with room_for(len(before) + 60), pytest.raises(UnwritableFileError, match=r"t_x\.csv cannot"):
@@ -44,7 +44,7 @@ def test_rows_are_appended_whole_or_not_at_all(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_named() -> None:
     with pytest.raises(UnwritableFileError, match=r"No space left on device\. .* make room, and"):
-        Table(Path("/dev/full"), OpRow).append(ROW)
+        CsvTable(Path("/dev/full"), OpRow).append(ROW)
 
 
 def test_a_link_leads_nowhere(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_attention_comes_right_after_the_models_whole_ops() -> None:
     assert {found.tiers[task] for task in unusual if task.op not in OF_MODELS} == {Tier.WHOLE}
     tiers = [found.tiers[t] for t in found.tasks if isinstance(t, OpTask)]
     assert tiers == sorted(tiers)
-    assert not set(attention_tasks(2, SOC, known=found.tasks)).intersection(found.tasks)
+    assert not set(attention_tasks(2, SOC, exclude=found.tasks)).intersection(found.tasks)
 
 
 def test_products_of_one_row_are_measured_whose_matrices_no_cache_holds() -> None:

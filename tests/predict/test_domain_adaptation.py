@@ -17,7 +17,7 @@ from codl.measure.dataset import Dataset, OpRow
 from codl.predict import domain_adaptation as transfer
 from codl.predict import features
 from codl.predict import model_set as predictors
-from codl.predict.domain_adaptation import Known
+from codl.predict.domain_adaptation import SourceDomain
 from codl.predict.estimators.gp_ensemble import Codl
 from codl.predict.training import train
 from codl.predict.training_set import Sample, Samples
@@ -49,7 +49,7 @@ def samples(ops: list[Op], speed: float) -> Samples:
 
 def test_a_known_soc_tells_what_features_do_not() -> None:
     ops = convolutions(160, 0)
-    known = Known.of(Codl, REPLAYED, samples(ops, 1.0))
+    known = SourceDomain.of(Codl, REPLAYED, samples(ops, 1.0))
     few, unseen = ops[:40], ops[40:]
     wanted = np.array([latency_ms(op, 2.5) for op in unseen])
     y = np.array([latency_ms(op, 2.5) for op in few])
@@ -65,7 +65,7 @@ def test_a_known_soc_tells_what_features_do_not() -> None:
 
 def test_items_are_looked_up_or_predicted() -> None:
     ops = convolutions(80, 1)
-    known = Known.of(Codl, REPLAYED, samples(ops[:60], 1.0))
+    known = SourceDomain.of(Codl, REPLAYED, samples(ops[:60], 1.0))
     found = known.latency_us(ops)
     np.testing.assert_allclose(found[:60], [1e3 * latency_ms(o, 1.0) for o in ops[:60]], rtol=1e-5)
     table = features.table("variant", TARGET, ops[60:], REPLAYED)
@@ -155,6 +155,6 @@ def test_stored_knowledge_of_another_target_is_refused(
 
 def test_latencies_of_another_target_are_refused() -> None:
     ops = convolutions(50, 2)
-    known = Known.of(Codl, REPLAYED, samples(ops[:30], 1.0))
+    known = SourceDomain.of(Codl, REPLAYED, samples(ops[:30], 1.0))
     with pytest.raises(MismatchError, match="phone is known by conv2d_gpu_replayed"):
         transfer.table("conv2d_cpu_replayed", ops, NEW, [known])

@@ -22,7 +22,7 @@ from codl.predict.estimators import (
     run_effects as runs,
 )
 from codl.predict.estimators.gp_ensemble import Codl
-from codl.predict.estimators.gp_fitting import Kernel, Projection, fit_errors, spread_points
+from codl.predict.estimators.gp_fitting import MaternKernel, Projection, fit_errors, spread_points
 from codl.predict.estimators.numerics import RIDGE_PULL, costs, ridge, to_json
 from codl.predict.estimators.trees import RandomForest, Trees
 
@@ -198,7 +198,7 @@ def test_a_process_with_all_points_is_the_exact_one() -> None:
     rng = np.random.default_rng(0)
     X = rng.uniform(-2, 2, (60, 2))
     t = np.sin(2 * X[:, 0]) * X[:, 1] * 0.3
-    kernel = Kernel(np.array([0.8, 1.4]), 0.4, 0.05)
+    kernel = MaternKernel(np.array([0.8, 1.4]), 0.4, 0.05)
     mine = Projection(kernel, X, X, t, np.ones(60))
     assert mine.trust.min() > 0.3
     exact = GaussianProcessRegressor(
@@ -213,7 +213,7 @@ def test_a_process_with_all_points_is_the_exact_one() -> None:
 def test_rows_left_out_are_as_if_never_seen() -> None:
     rng = np.random.default_rng(1)
     X, t = rng.uniform(-2, 2, (80, 2)), rng.normal(0, 0.1, 80)
-    kernel, points = Kernel(np.array([1.0, 1.0]), 0.3, 0.1), X[::4]
+    kernel, points = MaternKernel(np.array([1.0, 1.0]), 0.3, 0.1), X[::4]
     mine, fold = Projection(kernel, points, X, t, np.ones(80)), np.arange(20, 40)
     changed = t.copy()
     changed[fold] = 99.0
@@ -225,14 +225,14 @@ def test_an_outlier_moves_a_process_little() -> None:
     t = 0.2 * np.sin(2 * X[:, 0])
     wrong = t.copy()
     wrong[40] += 2.0
-    fitted = Projection(Kernel(np.array([0.8]), 0.3, 0.03), X, X, wrong, np.ones(80)).fitted()
+    fitted = Projection(MaternKernel(np.array([0.8]), 0.3, 0.03), X, X, wrong, np.ones(80)).fitted()
     assert np.abs(np.delete(fitted - t, 40)).max() < 0.1
 
 
 def test_the_search_finds_what_matters() -> None:
     rng = np.random.default_rng(2)
     X = rng.standard_normal((120, 3))
-    kernel = Kernel.search(X, 0.3 * np.sin(2 * X[:, 1]), np.ones(120))
+    kernel = MaternKernel.search(X, 0.3 * np.sin(2 * X[:, 1]), np.ones(120))
     assert kernel.lengths[1] < 0.5 * kernel.lengths[[0, 2]].min()
 
 

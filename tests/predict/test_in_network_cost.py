@@ -17,7 +17,7 @@ from codl.ir.columns import elements
 from codl.ir.types import Processor
 from codl.measure.dataset import Dataset, StageRow
 from codl.measure.measurement_order import stage_tasks
-from codl.predict.in_network_cost import FEWEST, Caches, InNetworkCost, fitted
+from codl.predict.in_network_cost import FEWEST, CacheSizes, InNetworkCost, fitted
 from codl.records.soc_facts import CpuCache
 
 COSTS: dict[Processor, InNetworkCost] = {
@@ -58,7 +58,7 @@ def rows(count: int, disturb: Callable[[int], float] = lambda _: 1.0) -> list[St
 def taken_ms(row: StageRow, ops: list[Op], side: Processor) -> float:
     costs = COSTS[side]
     amounts = np.array(elements(ops), np.float64)
-    kept = Caches.of(HOST, side).kept(amounts).sum(axis=1)
+    kept = CacheSizes.of(HOST, side).kept(amounts).sum(axis=1)
     packed = sum(shape.bytes for shape in (ops[0].input, ops[-1].output)) * (side == "cpu")
     target = f"conv2d_{'cpu_gemm' if side == 'cpu' else 'gpu_direct'}"
     alone_ms = PREDICTORS.latency_ms(target, ops).sum()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from codl.errors import MismatchError
-from codl.report.comparability import LEAST_TOLERANCE, Figure, agreement_content, compare
+from codl.report.comparability import LEAST_TOLERANCE, SpeedupComparison, agreement_content, compare
 from codl.report.html import write_report
 from codl.report.load import eval_result
 
@@ -28,7 +28,9 @@ def evaluation(*rows: dict[str, Any], soc: str = "board", **environment: Any) ->
     return {"command": "eval", "soc": {"name": soc}, "rows": rows, "environment": own}
 
 
-def verdicts(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> dict[str, Figure]:
+def verdicts(
+    before: list[dict[str, Any]], now: list[dict[str, Any]]
+) -> dict[str, SpeedupComparison]:
     both = eval_result(evaluation(*before)), eval_result(evaluation(*now))
     return {figure.strategy: figure for figure in compare(*both)}
 
@@ -74,7 +76,10 @@ def test_a_library_of_another_version_is_another_one() -> None:
 
 
 def test_every_figure_has_a_line() -> None:
-    figures = (Figure("net", "codl", 2.0, 1.5, 0.1, False), Figure("net", "cpu", 1, 1, 0.1, True))
+    figures = (
+        SpeedupComparison("net", "codl", 2.0, 1.5, 0.1, False),
+        SpeedupComparison("net", "cpu", 1, 1, 0.1, True),
+    )
     (section,) = agreement_content(figures, "eval.json").sections
     assert [line.cells for line in section.rows] == [
         ("codl", "2.00", "1.50", "10.0", "no"),

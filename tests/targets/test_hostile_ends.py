@@ -21,7 +21,7 @@ from codl.errors import DeviceError
 from codl.targets import adb, device_shell
 from codl.targets import install as installing
 from codl.targets.device_shell import DeviceShell
-from codl.targets.install import PURPOSES, Checked, DevicePython, fetch_wheels, install
+from codl.targets.install import PURPOSES, AgentCheck, DevicePython, fetch_wheels, install
 
 #: Texts that are near to what `adb devices` prints.
 LISTS = st.lists(st.sampled_from(["R58M1", "\t", "device", "-s1", "offline", " ", "\n", "\x1b[2J"]))
@@ -81,7 +81,7 @@ def test_what_a_device_says_of_its_python_reaches_pip_as_plain_words(
     monkeypatch.setattr(installing.subprocess, "run", run)
     dice = random.Random(3)
     for _ in range(1000):
-        said = message(dice, Checked)
+        said = message(dice, AgentCheck)
         assert said is not None
         assert {*said.missing} <= {*PURPOSES}
         words = ["3.11.2", "x86_64", "glibc 2.36", "cpython"]
@@ -95,6 +95,6 @@ def test_what_a_device_says_of_its_python_reaches_pip_as_plain_words(
 
 def test_packages_that_codl_does_not_need_are_not_brought() -> None:
     packages = {"--index-url=http://x": None, "evil": None, "ncnn": None, "numpy": "2.0"}
-    text = msgspec.json.encode({**dict.fromkeys(Checked.__struct_fields__, ""), "brought": [],
+    text = msgspec.json.encode({**dict.fromkeys(AgentCheck.__struct_fields__, ""), "brought": [],
                                 "packages": packages})  # fmt: skip
-    assert msgspec.json.decode(text, type=Checked).missing == {"ncnn": "the CPU side"}
+    assert msgspec.json.decode(text, type=AgentCheck).missing == {"ncnn": "the CPU side"}

@@ -22,7 +22,7 @@ from codl.kernels.tuning import Tuned, Tuning
 from codl.measure import tuning_file
 from codl.measure.batch import MeasureBatch
 from codl.measure.collector import Collected, collect
-from codl.measure.dataset import AnchorRow, Dataset, OpRow, Row, SharingRow, Table
+from codl.measure.dataset import AnchorRow, CsvTable, Dataset, OpRow, Row, SharingRow
 from codl.measure.tasks import OpTask, SharingTask, Task
 from codl.measure.timing import Rounds
 from codl.predict.features import STORAGES
@@ -77,7 +77,7 @@ def shape_of(text: str) -> Shape:
     return Shape(*map(int, text.split("x")))
 
 
-def ok(table: Table[OpRow]) -> list[OpRow]:
+def ok(table: CsvTable[OpRow]) -> list[OpRow]:
     return [row for row in table.read() if row.status == "ok"]
 
 

@@ -17,7 +17,7 @@ from codl.targets.connect import connect
 from codl.targets.detect import detect, load_local
 
 if TYPE_CHECKING:
-    from codl.contrib.conformance.suite import ConformanceSummary, Outcome
+    from codl.contrib.conformance.suite import CaseResult, ConformanceSummary
 
 
 def run_conformance(
@@ -50,7 +50,7 @@ def run_conformance(
     limit = opt.budget_of(budget)
     described = load_local(soc, serial) if soc else _detected(serial, device)
     cases = conformance.select(everything=everything, only=only)
-    outcomes: list[Outcome] = []
+    outcomes: list[CaseResult] = []
     with (
         closing(connect(serial, described)) as target,
         progress(f"Conformance on {described.gpu.name}") as update,

@@ -37,7 +37,7 @@ EXPANDED = re.compile(r"_expanded(_ver\d+)?$")
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CaseResult:
     """What came of one case.
 
     `op` is the type of the node under test, also where the case is that node's expansion into
@@ -100,7 +100,7 @@ def select(*, everything: bool = False, only: str = "") -> list[Case]:
     return [case for case in suite() if re.search(only, case.name) and wanted(case)]
 
 
-def run(cases: Iterable[Case], target: Target) -> Iterator[Outcome]:
+def run(cases: Iterable[Case], target: Target) -> Iterator[CaseResult]:
     """Run cases on the GPU side of a target, one after the other."""
     for case in cases:
         start = perf_counter()
@@ -108,17 +108,17 @@ def run(cases: Iterable[Case], target: Target) -> Iterator[Outcome]:
         yield replace(outcome, seconds=round(perf_counter() - start, 3))
 
 
-def run_case(case: Case, target: Target) -> Outcome:
+def run_case(case: Case, target: Target) -> CaseResult:
     """Run a case on the GPU side; whatever it raises is its outcome."""
     try:
         rep = CodlRep(case.test.model, target, "gpu")
         ops = max(_check(rep, case.test, *data) for data in case.test.data_sets or ())
     except UnsupportedError as error:
-        return Outcome(case.name, case.op, "refused", _first_line(error))
+        return CaseResult(case.name, case.op, "refused", _first_line(error))
     except Exception as error:  # whatever it is, the other cases go on
-        return Outcome(case.name, case.op, "failed", f"{type(error).__name__}: {error}")
+        return CaseResult(case.name, case.op, "failed", f"{type(error).__name__}: {error}")
     converted = any(kind != np.float32 for kind in rep.data_types)
-    return Outcome(case.name, case.op, "passed", converted=converted, gpu_ops=ops)
+    return CaseResult(case.name, case.op, "passed", converted=converted, gpu_ops=ops)
 
 
 def _check(rep: CodlRep, test: TestCase, inputs: Sequence[Any], expected: Sequence[Any]) -> int:
@@ -151,7 +151,7 @@ def _first_line(error: Exception) -> str:
 class ConformanceSummary:
     """Outcomes counted."""
 
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[CaseResult, ...]
 
     def count(self, status: Status, op: str | None = None) -> int:
         return sum(o.status == status and op in (None, o.op) for o in self.outcomes)

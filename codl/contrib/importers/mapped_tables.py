@@ -277,7 +277,7 @@ def make_op(columns: OpColumns, record: CellRecord) -> Op:
     if columns.kind == "eltwise":
         return Eltwise(inputs=(shape, shape))
     kernel, stride = (
-        Size2(*map(number, _pair(own))) for own in (columns.kernel or 1, columns.stride)
+        Size2(*map(number, _pair(column))) for column in (columns.kernel or 1, columns.stride)
     )
     if columns.pad is None:
         shape, pad = fitted(shape, Size2(out.h, out.w), kernel=kernel, stride=stride)

@@ -246,7 +246,7 @@ def options_of(fields: Mapping[str, Any]) -> Options:
 def collect_original(
     soc: str,
     serial: str,
-    given: Mapping[str, Any],
+    fields: Mapping[str, Any],
     *,
     ops: Sequence[str],
     shares: Sequence[float],
@@ -257,9 +257,9 @@ def collect_original(
 ) -> tuple[Dataset, Collected]:
     """Collect a dataset of the program's kernels; the SoC's file is completed where it must be.
 
-    `given` are fields of `Options`.
+    `fields` are those of `Options`.
     """
-    shell, options = shell_of(serial), options_of(given)
+    shell, options = shell_of(serial), options_of(fields)
     check_program(shell, options.program, serial)
     described = soc_of(soc)
     options = replace(options, threads=described.cpu.threads)

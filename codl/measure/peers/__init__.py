@@ -19,7 +19,7 @@ Tensors: TypeAlias = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class Job:
+class PeerJob:
     """A model for a peer: an ONNX file with fixed sizes, and the cores to use.
 
     `folder` is where a peer may put what it converts the model to; it goes when the peer does.
@@ -38,7 +38,7 @@ class Job:
 
 
 class Peer(Protocol):
-    """A model in another library, on a process of its own that may use `Job.cores` only.
+    """A model in another library, on a process of its own that may use `PeerJob.cores` only.
 
     `packages` are the Python packages that must be there; the constructor imports them, converts
     the model and compiles it. float32 throughout: no bfloat16, no halves.
@@ -47,7 +47,7 @@ class Peer(Protocol):
     name: ClassVar[str]
     packages: ClassVar[tuple[str, ...]]
 
-    def __init__(self, job: Job) -> None: ...
+    def __init__(self, job: PeerJob) -> None: ...
 
     @property
     def version(self) -> str: ...

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from codl.errors import DeviceError
-from codl.measure.peers import Job, Tensors
+from codl.measure.peers import PeerJob, Tensors
 
 
 class OnnxRuntime:
@@ -17,7 +17,7 @@ class OnnxRuntime:
     name: ClassVar[str] = "ort"
     packages: ClassVar[tuple[str, ...]] = ("onnxruntime",)
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: PeerJob) -> None:
         import onnxruntime as ort
 
         self._ort, self.version = ort, str(ort.__version__)
@@ -57,7 +57,7 @@ class OpenVino:
     name: ClassVar[str] = "openvino"
     packages: ClassVar[tuple[str, ...]] = ("openvino",)
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: PeerJob) -> None:
         import openvino
 
         self.version = metadata.version("openvino")
@@ -96,7 +96,7 @@ class Mnn:
     name: ClassVar[str] = "mnn"
     packages: ClassVar[tuple[str, ...]] = ("MNN",)
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: PeerJob) -> None:
         # The wheel's `mnnconvert` would install a package to report its use with; its core not.
         import _tools
         import MNN

@@ -25,7 +25,7 @@ from codl.ir.plan import Chain, Plan
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
-from codl.measure.peers import Job, Tensors
+from codl.measure.peers import PeerJob, Tensors
 from codl.records.soc import Soc
 from codl.runtime.host_handles import HostSession
 from codl.runtime.placement import LocalSoc, at_hand
@@ -37,7 +37,7 @@ class Ncnn:
     name: ClassVar[str] = "ncnn"
     packages: ClassVar[tuple[str, ...]] = ("ncnn",)
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: PeerJob) -> None:
         local = at_hand(job.soc)
         soc = replace(local, placement=replace(local.placement, cpu_cores=job.cores, cpu_threads=0))
         self.version = metadata.version("ncnn")
@@ -63,7 +63,7 @@ class Ncnn:
 class _Translated:
     """All layers of a network as codl's net of ncnn, each in the default variant."""
 
-    def __init__(self, job: Job, soc: LocalSoc) -> None:
+    def __init__(self, job: PeerJob, soc: LocalSoc) -> None:
         network = convert(simplify(import_onnx(onnx.load(job.model), job.model.stem)))
         variants = {layer.name: {"cpu": _variant(layer, soc)} for layer in network.layers}
         plan = Plan(
@@ -111,7 +111,7 @@ def _converter() -> Path | None:
 class _Converted:
     """What ncnn's converter makes of the ONNX file; its blobs are in0, ..., out0, ... in order."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: PeerJob) -> None:
         proto = onnx.load(job.model, load_external_data=False)
         constants = {item.name for item in proto.graph.initializer}
         self._inputs = [i.name for i in proto.graph.input if i.name not in constants]

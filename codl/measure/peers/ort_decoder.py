@@ -106,14 +106,14 @@ class _OrtStep:
     ) -> None:
         self._session, self._logits = session, logits
         self._binding = session.io_binding()
-        kinds = {own.name: own.type for own in session.get_inputs()}
-        self._inputs = [name for name in kinds if name not in {own.past for own in caches}]
-        for own in caches:
-            shape = (1, own.groups, capacity, own.features)
-            memory = cache.setdefault(own.past, np.zeros(shape, TYPES[kinds[own.past]]))
+        kinds = {tensor.name: tensor.type for tensor in session.get_inputs()}
+        self._inputs = [name for name in kinds if name not in {cached.past for cached in caches}]
+        for entry in caches:
+            shape = (1, entry.groups, capacity, entry.features)
+            memory = cache.setdefault(entry.past, np.zeros(shape, TYPES[kinds[entry.past]]))
             place = ("cpu", 0, memory.dtype, shape, memory.ctypes.data)
-            self._binding.bind_input(own.past, *place)
-            self._binding.bind_output(own.present, *place)
+            self._binding.bind_input(entry.past, *place)
+            self._binding.bind_output(entry.present, *place)
 
     def run(self, tokens: Sequence[int], length: int) -> NDArray[Any]:
         count, total = len(tokens), length + len(tokens)

@@ -270,10 +270,12 @@ class Candidate:
         searched = np.random.default_rng(SEED).permutation(len(items.first))[:SEARCHED]
         levels = medians(rest, items.of_row)[searched]
         trust = items.count[searched] * items.share[items.first[searched]]
-        kernel = Kernel.search(
+        kernel = MaternKernel.search(
             turned[items.first[searched]], levels - levels.mean(), trust, steps=SEARCH_STEPS
         )
-        kernel = Kernel(rounded(kernel.lengths), float(rounded(kernel.amplitude)), kernel.noise)
+        kernel = MaternKernel(
+            rounded(kernel.lengths), float(rounded(kernel.amplitude)), kernel.noise
+        )
         projection = Projection(kernel, along(points, axes), turned, rest, items.share)
         member = Member(
             share=0.0,
@@ -288,7 +290,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class MaternKernel:
     """A Matern kernel of smoothness 5/2: amplitude^2 x `sparse_gp.correlation`."""
 
     lengths: Vector
@@ -302,7 +304,7 @@ class Kernel:
         return covariance
 
     @classmethod
-    def search(cls, X: Vector, t: Vector, trust: Vector, *, steps: int = 30) -> Kernel:
+    def search(cls, X: Vector, t: Vector, trust: Vector, *, steps: int = 30) -> MaternKernel:
         """Maximise the marginal likelihood of the targets `t` (items), of mean 0, with a prior.
 
         Features `X` (items, features) should have a spread of about 1; an item's noise has the
@@ -364,7 +366,9 @@ class Projection:
     reweighted least squares).
     """
 
-    def __init__(self, kernel: Kernel, points: Vector, X: Vector, t: Vector, share: Vector) -> None:
+    def __init__(
+        self, kernel: MaternKernel, points: Vector, X: Vector, t: Vector, share: Vector
+    ) -> None:
         self.kernel, self.t = kernel, t
         self.cross = kernel(X, points)
         self.prior = kernel(points, points) * kernel.noise**2

@@ -116,11 +116,11 @@ def find_floors(size: Vector, y: Vector, labels: Sequence[str], groups: Groups) 
     """
     run = np.asarray(labels)
     rows = {label: np.flatnonzero(run == label) for label in sorted(set(labels))}
-    floors = {label: _floor(size, y, groups, own) for label, own in rows.items()}
+    floors = {label: _floor(size, y, groups, indices) for label, indices in rows.items()}
     shown = sorted({floor for floor in floors.values() if floor > 0})
-    for label, own in rows.items():
+    for label, indices_of_run in rows.items():
         if shown and not floors[label]:
-            logs = np.log(_by_shape(y, groups, own))
+            logs = np.log(_by_shape(y, groups, indices_of_run))
             at = [floor for floor in shown if _is_at(logs - np.log(floor))]
             floors[label] = max(at, default=0.0)
     return floors
