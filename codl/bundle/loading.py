@@ -1,4 +1,4 @@
-"""From a bundle to an engine."""
+"""Loading of a bundle as an engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a network and a plan to a bundle."""
+"""Packaging of a network and a plan as a bundle, for `codl package`."""
 
 from __future__ import annotations
 

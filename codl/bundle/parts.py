@@ -1,4 +1,4 @@
-"""What a bundle's parts hold: a network's structure as JSON, and arrays in a safetensors file.
+"""Parts of a bundle: a network's structure as JSON, and arrays in a safetensors file.
 
 A network's layers are lines of text, without weights. Arrays go by their SHA-256 and are read in
 place: the library writes their file, but to read it would copy every tensor out of one of its own.

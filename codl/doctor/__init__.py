@@ -1,4 +1,4 @@
-"""Whether a device has what codl needs, and computes what it should: `codl doctor`.
+"""Checks of `codl doctor`: that a device has what codl needs, and computes what it should.
 
 A file holds the checks of a subject, which are registered here; a plugin adds its own by the same
 call. Nothing here needs more than the base and the command line.

@@ -1,4 +1,4 @@
-"""When an engine moves shares from one processor to the other: a controller, without any clock.
+"""Controller of an adaptive engine: when shares move from one processor to the other.
 
 It sees of every inference how long the CPU worked in stages that both processors share, and how
 long it then waited for the GPU. With `t` the time and `r` the share of each processor, the shares
@@ -169,7 +169,7 @@ class Controller:
         What is half from before a change and half from after it says nothing of either.
         """
         samples = tuple(self._window)
-        for amounts in ([one.work for one in samples], [one.total for one in samples]):
+        for amounts in ([sample.work for sample in samples], [sample.total for sample in samples]):
             then, now = amounts[:-FIRST], amounts[-FIRST:]
             if min(now) > (1 + CHANGED) * max(then) or max(now) < (1 - CHANGED) * min(then):
                 self._window = deque(samples[-FIRST:], WINDOW)
@@ -295,7 +295,11 @@ def overlap_spans(executable: Executable) -> tuple[OverlapSpan, ...]:
     spans: list[OverlapSpan] = []
     between: list[tuple[bool, bool]] = []
     for stage in executable.stages:
-        waits = sum(is_for_gpu(executable, one) for one in stage.commands if isinstance(one, Wait))
+        waits = sum(
+            is_for_gpu(executable, command)
+            for command in stage.commands
+            if isinstance(command, Wait)
+        )
         if waits:
             spans.append(OverlapSpan(waits, bool(between) and all(map(all, between))))
             between = []
@@ -314,7 +318,7 @@ def is_for_gpu(executable: Executable, wait: Wait) -> bool:
 def _works(executable: Executable, stage: Stage) -> tuple[bool, bool]:
     """Whether the CPU, and whether the GPU, computes something in a stage."""
     on_gpu = any(
-        isinstance(one, Launch) and isinstance(executable.steps[one.step], GpuOp)
-        for one in stage.commands
+        isinstance(command, Launch) and isinstance(executable.steps[command.step], GpuOp)
+        for command in stage.commands
     )
-    return any(isinstance(one, RunNet) for one in stage.commands), on_gpu
+    return any(isinstance(command, RunNet) for command in stage.commands), on_gpu

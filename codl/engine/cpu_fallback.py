@@ -1,5 +1,5 @@
-"""The network on the CPU alone, loaded when it is needed: where the GPU fails, and where ncnn's
-activations would make numbers of what is none.
+"""The CPU-only fallback of an engine, loaded when needed: where the GPU fails, and where ncnn's
+activations would turn NaN into numbers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A language model where it runs: prompts in chunks of tokens, then one token after the other."""
+"""Decoder of a language model on a device: prompts in chunks of tokens, then token by token."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Decoder:
             except RefusedError as error:
                 refusals += error.refusals
         for constants in (
-            one for executable in executables.values() for one in executable.constants
+            constant for executable in executables.values() for constant in executable.constants
         ):
             constants.let_go()
         give_back_freed()

@@ -415,13 +415,13 @@ def fallbacks_of(executable: Executable, refusals: Sequence[Refusal]) -> tuple[F
     """What stands in for each of the refused kernels in an executable that was lowered without."""
     ops = {step.label: step for step in executable.steps if isinstance(step, GpuOp)}
     fallen = [
-        Fallback(one.label, one.variant, one.reason, ops[one.label].variant)
-        for one in refusals
-        if one.label in ops
+        Fallback(refusal.label, refusal.variant, refusal.reason, ops[refusal.label].variant)
+        for refusal in refusals
+        if refusal.label in ops
     ]
-    for label in dict.fromkeys(one.label for one in refusals if one.label not in ops):
-        reasons = "; ".join(str(one) for one in refusals if one.label == label)
-        first = next(one.variant for one in refusals if one.label == label)
+    for label in dict.fromkeys(refusal.label for refusal in refusals if refusal.label not in ops):
+        reasons = "; ".join(str(refusal) for refusal in refusals if refusal.label == label)
+        first = next(refusal.variant for refusal in refusals if refusal.label == label)
         fallen.append(Fallback(label, f"one of {first}", reasons, "two kernels"))
     return tuple(fallen)
 

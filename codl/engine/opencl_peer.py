@@ -1,4 +1,4 @@
-"""Our own kernels on every core: the OpenCL device of a host gets the CPU side's cores too.
+"""The OpenCL peer of evaluations: codl's kernels on all cores of a host, the CPU side's too.
 
 It runs the plan of the strategy `gpu`. Only for an OpenCL device that is a CPU.
 """

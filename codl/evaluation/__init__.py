@@ -1,1 +1,1 @@
-"""What people ask of a plan: how fast it runs, where the time goes, how it compares."""
+"""Evaluation of plans: how fast they run, where the time goes, how they compare."""

@@ -1,4 +1,4 @@
-"""How close an output is to its reference, and what of it is no number at all.
+"""Closeness of an output to its reference: cosine, errors, NaN and infinities.
 
 Of classes it says how often a plan and its reference see the same in several samples, and how
 often they are right.
@@ -86,13 +86,13 @@ def worst(several: Iterable[Closeness]) -> Closeness:
     """The lowest cosine and the largest error of several, with all that is none counted."""
     every = list(several)
     return Closeness(
-        cosine=min((one.cosine for one in every), default=1.0),
-        max_rel_err=max((one.max_rel_err for one in every), default=0.0),
-        nan=sum(one.nan for one in every),
-        inf=sum(one.inf for one in every),
-        overflow=sum(one.overflow for one in every),
-        largest=max((one.largest for one in every), default=0.0),
-        largest_expected=max((one.largest_expected for one in every), default=0.0),
+        cosine=min((close.cosine for close in every), default=1.0),
+        max_rel_err=max((close.max_rel_err for close in every), default=0.0),
+        nan=sum(close.nan for close in every),
+        inf=sum(close.inf for close in every),
+        overflow=sum(close.overflow for close in every),
+        largest=max((close.largest for close in every), default=0.0),
+        largest_expected=max((close.largest_expected for close in every), default=0.0),
     )
 
 
@@ -133,7 +133,7 @@ def agreement(
     return Agreement(
         samples=len(best),
         top1=_share_equal(best, first),
-        top5=sum(one in classes for one, classes in zip(best, ranked, strict=True))
+        top5=sum(label in classes for label, classes in zip(best, ranked, strict=True))
         / max(len(best), 1),
         accuracy=None if labels is None else _share_equal(first, labels),
         reference_accuracy=None if labels is None else _share_equal(best, labels),

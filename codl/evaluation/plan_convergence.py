@@ -1,4 +1,4 @@
-"""When a collection has measured enough: more would change no plan.
+"""Stopping rule of a collection: it ends when more rows would change no plan.
 
 Now and then predictors are fitted to the rows so far, and each model is planned by them. Its first
 plan is kept. A later look that finds another plan prices the kept one by the newest predictors: as

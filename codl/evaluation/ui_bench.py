@@ -1,4 +1,4 @@
-"""An interface beside inference: whether its frames are on time, and what that costs inference."""
+"""Benchmark of a user interface beside inference: late frames, and what they cost inference."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What touches a device: drivers, memory, kernels, nets, and the engine that runs a plan."""
+"""The runtime of a device: drivers, memory, kernels, nets, and sessions that run an executable."""

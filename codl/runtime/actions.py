@@ -1,4 +1,4 @@
-"""Commands of an executable with their handles bound: what an inference does, and nothing else."""
+"""Commands of an executable bound to their handles: the callables that an inference runs."""
 
 from __future__ import annotations
 
@@ -88,7 +88,9 @@ class Binder:
         actions: list[Action] = []
         for is_silent, group in groupby(commands, _is_silent_launch):
             if is_silent:
-                actions.append(self._launches([one for one in group if isinstance(one, Launch)]))
+                actions.append(
+                    self._launches([command for command in group if isinstance(command, Launch)])
+                )
             else:
                 actions += map(self._action, group)
         return actions

@@ -1,4 +1,4 @@
-"""Sets what chooses this machine's clocks, where that is allowed, and puts it back in any case.
+"""Clock governors and limits of this machine: set for a measurement where allowed, then restored.
 
 Former values are on disk before anything is set: a note in the user's state folder, under the name
 of the machine, as machines may share the folder. They are put back by the process that set it, at

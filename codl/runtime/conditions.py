@@ -1,4 +1,4 @@
-"""How this machine is: temperature, clocks, battery, and whether heat holds its clocks down."""
+"""Conditions of this machine in a measurement: temperature, clocks, battery, thermal throttling."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class ConditionReader:
     def _folders(self, cores: Collection[int]) -> list[str]:
         """Those of the clusters of some cores; of all where none is named."""
         clusters = self._clusters
-        return [one.folder for one in clusters if not cores or {*one.cores} & {*cores}]
+        return [cluster.folder for cluster in clusters if not cores or {*cluster.cores} & {*cores}]
 
     def _cores_mhz(self, cores: Collection[int]) -> float | None:
         """The fastest of their clocks: idle clusters are slow."""
@@ -122,7 +122,7 @@ class ConditionReader:
         return limit < most
 
     def _governors(self) -> dict[str, str]:
-        paths = {one.name: f"{one.folder}/scaling_governor" for one in self._clusters}
+        paths = {cluster.name: f"{cluster.folder}/scaling_governor" for cluster in self._clusters}
         if self._gpu:
             paths["gpu"] = f"{self._gpu.devfreq}/governor"
         names = {name: self._files.text(path) for name, path in paths.items()}

@@ -1,4 +1,4 @@
-"""Describes a machine as a SoC, and observes on which cores its two sides really run."""
+"""Detection of this machine as a SoC, and of the cores that its two sides really run on."""
 
 from __future__ import annotations
 

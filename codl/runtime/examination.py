@@ -1,4 +1,4 @@
-"""What a machine has for codl: Python, packages, cores, memory, room on disks, temperatures.
+"""Inventory of a machine for `codl doctor` and caches: packages, cores, memory, disks, heat.
 
 Only files and tables of the system are read: no driver is loaded and no package is imported.
 """

@@ -1,4 +1,4 @@
-"""What an executable's numbers stand for on a device: memory, kernels and nets."""
+"""Device handles of an executable's buffers, kernels and nets; a session binds commands to them."""
 
 from __future__ import annotations
 

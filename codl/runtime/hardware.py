@@ -1,4 +1,4 @@
-"""What the hardware of this machine is: chip and board, cores in clusters that are alike, caches.
+"""Hardware of this machine: chip and board, clusters of like cores, caches.
 
 Device tree, Android's properties or firmware tell the names; Linux's files the rest.
 """

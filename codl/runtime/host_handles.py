@@ -1,4 +1,4 @@
-"""What an executable's numbers stand for on the CPU side: arrays, packed constants and nets."""
+"""CPU-side handles of an executable's buffers, constants and nets; used by `handles`."""
 
 from __future__ import annotations
 

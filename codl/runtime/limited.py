@@ -138,8 +138,10 @@ class SplitLaunches:
         limits: GpuLimits,
     ) -> None:
         self._handles, self._device, self._limits = handles, device, limits
-        launches = list(dict.fromkeys(one for one in commands if isinstance(one, Launch)))
-        self._timed = self._measured({one: [handles.kernel(one)] for one in launches})
+        launches = list(
+            dict.fromkeys(command for command in commands if isinstance(command, Launch))
+        )
+        self._timed = self._measured({launch: [handles.kernel(launch)] for launch in launches})
         self._reasons: dict[Launch, str] = {}
         if limits.max_kernel_ms is not None:
             self._split(limits.max_kernel_ms)
@@ -222,10 +224,10 @@ class SplitLaunches:
         self, kernels: dict[Launch, list[BoundKernel]]
     ) -> dict[Launch, list[TimedKernel]]:
         taken = iter(
-            measured_ms(self._device, [one for pieces in kernels.values() for one in pieces])
+            measured_ms(self._device, [kernel for pieces in kernels.values() for kernel in pieces])
         )
         return {
-            launch: [TimedKernel(one, next(taken)) for one in pieces]
+            launch: [TimedKernel(piece, next(taken)) for piece in pieces]
             for launch, pieces in kernels.items()
         }
 
@@ -233,7 +235,7 @@ class SplitLaunches:
 def measured_ms(device: OpenClDevice, kernels: Sequence[BoundKernel]) -> list[float]:
     """Milliseconds of kernels by the device's own clock."""
     with explained("Measuring kernels"), device.profiling():
-        events = [[one.enqueue(device.queue) for one in kernels] for _ in range(TRIALS)]
+        events = [[kernel.enqueue(device.queue) for kernel in kernels] for _ in range(TRIALS)]
         device.finish()
         trials = [[1e-6 * (e.profile.end - e.profile.start) for e in turn] for turn in events]
     return [median(taken) for taken in zip(*trials, strict=True)]

@@ -1,5 +1,5 @@
-"""A loaded executable as whoever runs it sees it, here or behind an agent, and the spans of a
-profile: what each processor did when, of one inference.
+"""Interface of a loaded executable, here or behind an agent, and the spans of a profile: what each
+processor did when, of one inference.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RefusedError(DeviceError):
     """A device does not run some of an executable's kernels; `refusals` says which."""
 
     def __init__(self, refusals: Sequence[Refusal]) -> None:
-        super().__init__("; ".join(f"{one.label!r}: {one}" for one in refusals))
+        super().__init__("; ".join(f"{refusal.label!r}: {refusal}" for refusal in refusals))
         self.refusals = tuple(refusals)
 
 

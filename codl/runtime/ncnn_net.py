@@ -116,7 +116,7 @@ class NcnnSession:
         self, part: NcnnPart, packed: Callable[[int], Arrays], share: Share | None
     ) -> ncnn.Net:
         load = partial(_load, part.options, threads=self._lanes.threads, pools=self._pools)
-        weights = (packed(one.constants)[one.name] for one in part.weights)
+        weights = (packed(weight.constants)[weight.name] for weight in part.weights)
         if share is None:
             return load(part.param, weights)
         arrays = list(weights)
@@ -185,16 +185,16 @@ class _LoadedPart:
         self._outputs = part.outputs
         self._net = net
 
-    def run(self, known: Mats) -> dict[int, list[ncnn.Mat]]:
+    def run(self, inputs: Mats) -> dict[int, list[ncnn.Mat]]:
         """The net's results, packed, from what enters it."""
-        images = self._lanes.each(partial(self._run_image, known), range(*self._images))
+        images = self._lanes.each(partial(self._run_image, inputs), range(*self._images))
         return {value: [mats[at] for mats in images] for at, (_, value) in enumerate(self._outputs)}
 
-    def _run_image(self, known: Mats, image: int) -> list[ncnn.Mat]:
+    def _run_image(self, inputs: Mats, image: int) -> list[ncnn.Mat]:
         """The results of one image; a value of one image is read for every one."""
         extractor = self._net.create_extractor()
         for blob, value, first in self._inputs:
-            mats, index = known[value], image - first
+            mats, index = inputs[value], image - first
             extractor.input(blob, mats[index if index < len(mats) else 0])
         results = []
         for blob, _ in self._outputs:

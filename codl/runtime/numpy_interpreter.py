@@ -1,4 +1,4 @@
-"""Runs an executable in NumPy, without any driver: what plans and lowering are tested against.
+"""NumPy interpreter of executables, without any driver: plans and lowering are tested against it.
 
 Ops are computed by their own references in float64 and stored as their tensors are. The queue's
 work is done when it is enqueued; that no later time would give anything else is proved alongside.
@@ -134,7 +134,7 @@ def places(tensor: Tensor, region: Region) -> tuple[Any, ...]:
 
 Values = NDArray[np.float64]
 #: By tensor, a region of it and what it holds.
-Known = dict[str, tuple[Region, Values]]
+Computed = dict[str, tuple[Region, Values]]
 #: Of a tensor that is not there.
 NOTHING, EMPTY = Region(Span(0, 0), Span(0, 0), Span(0, 0)), np.empty((0, 0, 0, 0))
 
@@ -162,11 +162,11 @@ class References:
         )
         return [(step.reads[index], value) for index, value in zip(op.states, new, strict=True)]
 
-    def net(self, net: Net, known: Known) -> Known:
-        """All that is known when a net has run on what was `known` before."""
-        known = dict(known)
+    def net(self, net: Net, computed: Computed) -> Computed:
+        """All that is computed when a net has run on what was `computed` before."""
+        computed = dict(computed)
         for layer in net.layers:
-            inputs = [self._part(layer, known, *pair) for pair in layer.inputs]
+            inputs = [self._part(layer, computed, *pair) for pair in layer.inputs]
             op = parse(layer.op)
             if isinstance(op, OnnxModel) and layer.constants is not None:
                 constants = self._executable.constants[layer.constants]
@@ -174,12 +174,12 @@ class References:
             value = self._compute(op, layer.name, inputs, layer.constants)
             shaped = [value.reshape(shape) for value, shape in zip(inputs, op.inputs, strict=True)]
             for index, new in zip(op.states, op.updated(shaped), strict=True):
-                known[layer.inputs[index][0]] = layer.inputs[index][1], new
-            known[layer.output] = layer.region, value
-        return known
+                computed[layer.inputs[index][0]] = layer.inputs[index][1], new
+            computed[layer.output] = layer.region, value
+        return computed
 
-    def _part(self, layer: NetLayer, known: Known, tensor: str, region: Region) -> Values:
-        held, values = known.get(tensor, (NOTHING, EMPTY))
+    def _part(self, layer: NetLayer, computed: Computed, tensor: str, region: Region) -> Values:
+        held, values = computed.get(tensor, (NOTHING, EMPTY))
         if not held.covers(region):
             raise CodlError(
                 f"The layer {layer.name!r} of a net reads {tensor} ({region}); there is {held}."
@@ -273,11 +273,11 @@ class Interpreter:
 
     def _interpret(self, commands: Sequence[Command], where: str) -> None:
         placed = [
-            (f"{where}[{number}] ({describe(one, self.executable)})", one)
-            for number, one in enumerate(commands)
+            (f"{where}[{number}] ({describe(command, self.executable)})", command)
+            for number, command in enumerate(commands)
         ]
         # By the step that they launch a kernel of; None of other commands.
-        steps = groupby(placed, lambda one: one[1].step if isinstance(one[1], Launch) else None)
+        steps = groupby(placed, lambda pair: pair[1].step if isinstance(pair[1], Launch) else None)
         for step, group in steps:
             if step is None:
                 for self._order.at, command in group:
@@ -317,12 +317,12 @@ class Interpreter:
         self._memory.write(access, values)
 
     def _run_net(self, net: Net) -> None:
-        sides, tensors, known = _ends(net), self.executable.tensors, Known()
+        sides, tensors, computed = _ends(net), self.executable.tensors, Computed()
         for access in sides[0]:
-            known[tensors[access.tensor].name] = access.region, self._cpu_reads(access)
-        known = self._references.net(net, known)
+            computed[tensors[access.tensor].name] = access.region, self._cpu_reads(access)
+        computed = self._references.net(net, computed)
         for access in sides[1]:
-            held, values = known[tensors[access.tensor].name]
+            held, values = computed[tensors[access.tensor].name]
             self._cpu_writes(access, values[access.region.within(held).slices])
 
     # What the queue does.
@@ -398,7 +398,9 @@ class Interpreter:
         tensors, used = self.executable.tensors, {access.tensor for access in accesses}
         ends = [tensors[access.tensor].buffer for access in accesses]
         between = {tensors[x.tensor].buffer for x in _slices(launches) if x.tensor not in used}
-        between |= {arg.buffer for one in launches for arg in one.args if isinstance(arg, Scratch)}
+        between |= {
+            arg.buffer for launch in launches for arg in launch.args if isinstance(arg, Scratch)
+        }
         for buffer in between.intersection(ends) or {ends[-1]}.intersection(ends[:-1]):
             raise OrderError(f"{self._order.at} reads and overwrites buffers[{buffer}] at once.")
         for buffer in between:

@@ -1,4 +1,4 @@
-"""What must be done before what: an in-order queue beside a CPU that waits for events.
+"""Race checks of an executable: an in-order queue beside a CPU that waits for events.
 
 A command that is enqueued may run at any time from then until the CPU has waited for an event at or
 behind it. Memory that both processors use must be used in an order that holds whenever that is.
@@ -25,7 +25,7 @@ class OrderError(CodlError):
     """Two commands use the same memory in no order, or an event is waited for that never comes."""
 
 
-class Event(NamedTuple):
+class Completion(NamedTuple):
     """What is known once an event was waited for: commands that are done, and what is mapped."""
 
     done: int
@@ -45,7 +45,7 @@ class Ordering:
         self._enqueued: list[str] = []
         self._done = 0
         #: Events that were signalled and not yet waited for.
-        self._events: dict[int, Event] = {}
+        self._events: dict[int, Completion] = {}
         #: Staging buffers that are mapped, how, and by which command; those whose event was waited
         #: for; and the last command of the GPU that used each.
         self._mapped: dict[int, tuple[int, Map]] = {}
@@ -61,7 +61,7 @@ class Ordering:
         """The command at `at` is the queue's next."""
         self._enqueued.append(self.at)
         if signals is not None:
-            self._events[signals] = Event(len(self._enqueued))
+            self._events[signals] = Completion(len(self._enqueued))
 
     def wait(self, command: Wait) -> None:
         event = self._events.pop(command.event, None)
@@ -76,7 +76,7 @@ class Ordering:
             self._refuse_mapping(command.buffer, "it is mapped already")
         self.enqueue()
         done = len(self._enqueued) if command.access == "read" else 0
-        self._events[command.signals] = Event(done, command.buffer)
+        self._events[command.signals] = Completion(done, command.buffer)
         self._mapped[command.buffer] = len(self._enqueued), command
 
     def unmap(self, command: Unmap) -> None:

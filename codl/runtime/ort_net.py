@@ -268,9 +268,9 @@ def _options(soc: Soc) -> ort.SessionOptions:
     return options
 
 
-def _check_is_whole(model: bytes, layers: str, given: Collection[str]) -> None:
+def _check_is_whole(model: bytes, layers: str, fed: Collection[str]) -> None:
     try:
-        external = external_tensors(model, but=given)
+        external = external_tensors(model, but=fed)
     except ValueError as error:
         raise CodlError(f"The model of {layers} is no ONNX model: {error}.") from error
     if external:

@@ -1,4 +1,4 @@
-"""Where a SoC's two sides are on this machine: driver, cores, hints; apart from the SoC's facts.
+"""Placement of a SoC's two sides on this machine: driver, cores, hints; apart from the SoC's facts.
 
 It lies in `socs/<name>.local.yaml` beside the SoC file, is written by `codl soc detect`, and is not
 kept with datasets or predictors: nothing that is predicted depends on it, and of what is planned

@@ -1,5 +1,5 @@
-"""OpenCL devices without a SoC: a driver is looked at by loading it and running a kernel on each of
-its devices, and a bare device is there to measure what it is.
+"""Probes of OpenCL drivers without a SoC: each is loaded and runs a kernel on each of its devices;
+and a bare device, to measure what it is.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What several executables of one model have in common, of which one runs at a time.
+"""Memory, weights and states that executables of one model share, of which one runs at a time.
 
 Executables that differ in their ratios alone need the same memory by turns, and mostly the same
 weights: kernels that compute fewer channels read the first of those that others read, and nets that
@@ -236,8 +236,9 @@ class Share:
         item = self._shared.find(
             key,
             self.user,
-            lambda one: (
-                len(one.made_of) == len(arrays) and all(map(np.array_equal, one.made_of, arrays))
+            lambda other: (
+                len(other.made_of) == len(arrays)
+                and all(map(np.array_equal, other.made_of, arrays))
             ),
         )
         if item is not None:
@@ -249,7 +250,7 @@ class Share:
     def array(self, values: Array) -> Array:
         """Weights that a net reads where they lie: another's that are equal."""
         key = ("array", values.shape, values.dtype)
-        item = self._shared.find(key, self.user, lambda one: np.array_equal(one.thing, values))
+        item = self._shared.find(key, self.user, lambda other: np.array_equal(other.thing, values))
         if item is None:
             item = Item(key, values, values.nbytes, "cpu_weights")
             self._shared.keep(self.user, item)
@@ -281,7 +282,7 @@ def check_states(executables: Sequence[Executable]) -> None:
     first, *others = map(held, executables)
     for other in others:
         for name, processor in sorted(first.keys() | other.keys()):
-            part, part_there = (one.get((name, processor), "nothing") for one in (first, other))
+            part, part_there = (parts.get((name, processor), "nothing") for parts in (first, other))
             if part != part_there:
                 raise MismatchError(
                     f"One plan lets the {processor} keep {part} of the state {name!r}, another "

@@ -1,4 +1,4 @@
-"""What the system tells in files (Linux's /sys and /proc), read and written in one place.
+"""System files (Linux's /sys and /proc), read and written in one place.
 
 Such files vanish while they are read, are there for root alone, hold nothing, or hold text where a
 number is expected: then there is no value, and no error. Drivers do not agree on units either: what
@@ -212,7 +212,10 @@ def clusters(files: SystemFiles = SYSTEM) -> list[Cluster]:
 
     folders = files.find(f"{CPU}/cpufreq/policy[0-9]*") or files.find(f"{CPU}/cpu[0-9]*/cpufreq")
     some = [Cluster(folder, cores(files.text(f"{folder}/related_cpus"))) for folder in folders]
-    return [one if one.cores else Cluster(one.folder, cores(one.name)) for one in some]
+    return [
+        cluster if cluster.cores else Cluster(cluster.folder, cores(cluster.name))
+        for cluster in some
+    ]
 
 
 def gpu_files(files: SystemFiles = SYSTEM) -> GpuFiles | None:

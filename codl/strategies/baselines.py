@@ -80,7 +80,7 @@ def _balanced(search: ChainSearch, layer: Layer) -> IsolatedChain:
     """The share at which both shards are predicted to end together."""
     ratios = RATIOS if "OC" in layer.op.dims else (0.0, 1.0)
     candidates = [search.at([layer], "OC", ratio) for ratio in ratios]
-    return min(candidates, key=lambda one: max(one.alone_ms))
+    return min(candidates, key=lambda chain: max(chain.alone_ms))
 
 
 @strategy("codl-buffer", default_predictor=PAPER_PREDICTOR)

@@ -56,9 +56,9 @@ def _splits(op: Op, cpu: Measured, gpu: Measured) -> list[tuple[float, str, floa
 
     Of a batch one image was measured, and both processors take the others like it.
     """
-    one, images = op.one_image, op.images
+    image, images = op.one_image, op.images
     if images > 1:
-        splits = [(images * ms, dim, ratio) for ms, dim, ratio in _splits(one, cpu, gpu)]
+        splits = [(images * ms, dim, ratio) for ms, dim, ratio in _splits(image, cpu, gpu)]
         alone = {ratio: ms for ms, _, ratio in splits if ratio in (0.0, 1.0)}
         if len(alone) == 2:
             shares = (count / images for count in range(1, images))

@@ -103,13 +103,16 @@ def search_models(
     there was no time left for, or that Ctrl-C came before, it is a `CodlError` that says so.
     """
     budget = budget or Budget()
-    planners = [one.planner for one in searches]
-    predictors = {DEFAULT, *(one.default_predictor for one in planners if one is not None)}
+    planners = [search.planner for search in searches]
+    predictors = {
+        DEFAULT,
+        *(planner.default_predictor for planner in planners if planner is not None),
+    }
     context.preload(*predictors)
     ready = context if workers.are_here else context.portable(*predictors)
     done: dict[int, Outcome] = {}
     # Files are read while others are at work.
-    sent = (one if workers.have_files else one.without_files() for one in searches)
+    sent = (search if workers.have_files else search.without_files() for search in searches)
     with (
         closing(workers.results(_outcome, ready, sent)) as results,
         budget.keeping(done),

@@ -1,1 +1,1 @@
-"""Whether a plan computes what its model says: op by op and as a whole, and what is done if not."""
+"""Validation of plans against their models: op by op and as a whole; fallbacks if they differ."""

@@ -1,4 +1,4 @@
-"""The comparison that a language model must pass before anything is told of it.
+"""Check of a language model against ONNX Runtime, which `codl bench-llm` makes before it measures.
 
 A chunk of tokens, and single ones over the cache that it leaves, beside ONNX Runtime: logits must
 be as close as a plan's outputs must. Where they are not, each kernel variant of the GPU's is left
@@ -154,7 +154,7 @@ def _without(
     fallbacks: Sequence[OpFallback],
 ) -> Decoder:
     """The decoder without some variants; raises `DeviceError` where no other one is left."""
-    left_out = {(one.op, one.variant) for one in fallbacks}
+    left_out = {(fallback.op, fallback.variant) for fallback in fallbacks}
     refusals: list[Refusal] = []
     while True:
         made = [

@@ -1,5 +1,5 @@
-"""What an executable computes, part by part: every op on every processor in its kernel variant, and
-what comes of running such a part alone, on the reference's inputs.
+"""Ops of an executable, by processor and kernel variant, and checks of each alone on the
+reference's inputs.
 """
 
 from __future__ import annotations

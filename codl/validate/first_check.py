@@ -1,4 +1,4 @@
-"""The comparison that a plan must pass before its first result is handed out.
+"""First check of a plan against ONNX Runtime, before an engine hands out a result.
 
 A plan runs on seeded inputs, beside ONNX Runtime. Where every output is as close as the kernels of
 the plan round, it is right; that costs three inferences. Anything else is looked at with care: what
@@ -217,7 +217,7 @@ class _Comparison:
         network = self._model.network
         self._least = OF_HALVES if limit > OF_WINOGRAD else OF_WINOGRAD
         noise = (self._noise or {}).items()
-        self._ignored |= {name for name, one in noise if not is_right(one, COSINE, OF_HALVES)}
+        self._ignored |= {name for name, close in noise if not is_right(close, COSINE, OF_HALVES)}
         written, applied = plan.applied(network)
         samples = [self._samples[number], *self._samples[:number], *self._samples[number + 1 :]]
         model = replace(self._model, network=written)
@@ -229,13 +229,13 @@ class _Comparison:
             if not checked.is_wrong:
                 # Where ops are right and what one reads is not, that is lost on its way there.
                 so_far = checked.ops.accumulated.values()
-                if all(is_right(one, -1.0, OF_HALVES) for one in so_far):
+                if all(is_right(close, -1.0, OF_HALVES) for close in so_far):
                     return ()
                 checked = replace(checked, limit=limit)
             if self._strict:
                 raise wrong(network, checked.diagnosis)
             remedy = find_remedy(tested, checked, budget=time)
-        if not remedy.is_right or any(one.verdict != "imprecise" for one in remedy.unmet):
+        if not remedy.is_right or any(check.verdict != "imprecise" for check in remedy.unmet):
             raise wrong(network, checked.diagnosis)
         return remedy.fallbacks
 

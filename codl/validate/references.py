@@ -1,4 +1,4 @@
-"""What a model's tensors and outputs should be: by its ops' references, and by ONNX Runtime.
+"""Reference tensors and outputs of a model: by its ops' references, and by ONNX Runtime.
 
 Samples of inputs are read one at a time.
 """

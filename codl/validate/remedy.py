@@ -1,4 +1,4 @@
-"""What is done where a plan is not right: the smallest change of it that is, found by running it.
+"""Remedy of a wrong plan: the fewest fallbacks with which it is right, found by running it.
 
 Ops that are wrong by themselves run in what stands in for their variant: another one on the same
 processor, one that stores float32, or the other processor. The first that computes the op rightly
@@ -37,8 +37,8 @@ Key: TypeAlias = tuple[str, Processor]
 T = TypeVar("T")
 
 
-def _key(one: OpCheck) -> Key:
-    return one.part.layer.name, one.part.processor
+def _key(check: OpCheck) -> Key:
+    return check.part.layer.name, check.part.processor
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,10 @@ def find_remedy(
     sure = [*_for_refused(checked), *wrong]
     if trials.are_right(sure):
         return trials.result(sure, unmet)
-    taken = {(one.op, one.processor) for one in sure}
-    others = [one for one in checked.ops.checks if one.is_reached and _key(one) not in taken]
+    taken = {(fallback.op, fallback.processor) for fallback in sure}
+    others = [
+        check for check in checked.ops.checks if check.is_reached and _key(check) not in taken
+    ]
     for suspects, only_exacter in ((_inexact(others), True), (_by_growth(others, checked), False)):
         more = _drifting(tested, suspects, is_over, only_exacter=only_exacter)
         if more and not is_over() and trials.are_right([*sure, *more]):
@@ -125,22 +127,22 @@ def _for_wrong_ops(trials: _TriedFallbacks) -> tuple[list[OpFallback], list[OpCh
     """
     done: dict[Key, OpFallback] = {}
     refused: dict[Key, set[str]] = {}
-    reached = {one.part.key for one in trials.validation.ops.checks}
+    reached = {check.part.key for check in trials.validation.ops.checks}
     unmet: list[OpCheck] = []
     bad: Sequence[OpCheck] = trials.validation.bad
     while bad and not trials.budget.is_over():
-        for one in bad:
-            refused.setdefault(_key(one), set()).add(one.part.variant)
+        for check in bad:
+            refused.setdefault(_key(check), set()).add(check.part.variant)
         standing = right_stand_ins(trials.tested, bad, refused, trials.budget.is_over)
-        for one in bad:
-            key = _key(one)
+        for check in bad:
+            key = _key(check)
             first = done.pop(key, None)
-            instead = standing.get(one.part)
+            instead = standing.get(check.part)
             if instead is None:
-                unmet.append(one)
+                unmet.append(check)
             else:
-                variant = first.variant if first else one.part.variant
-                reason = first.reason if first else reason_of(one)
+                variant = first.variant if first else check.part.variant
+                reason = first.reason if first else reason_of(check)
                 done[key] = OpFallback(*key, variant, instead.part.variant, reason)
         bad = _newly_bad(trials, [*done.values()], reached)
     return [*done.values()], [*unmet, *bad]
@@ -159,7 +161,7 @@ def _newly_bad(
     new = [part for part in parts if part.key not in reached]
     reached.update(part.key for part in new)
     checks = check_parts(tested, new, budget=trials.budget) if new else ()
-    return [one for one in checks if not one.ok]
+    return [check for check in checks if not check.ok]
 
 
 def _for_refused(checked: Validation) -> list[OpFallback]:
@@ -169,11 +171,13 @@ def _for_refused(checked: Validation) -> list[OpFallback]:
         for chain in checked.plan.chains
         for name, variants in chain.variants.items()
     }
-    wrong = {one.part.layer.name for one in checked.bad if one.part.processor == "gpu"}
+    wrong = {check.part.layer.name for check in checked.bad if check.part.processor == "gpu"}
     return [
-        OpFallback(one.layer, "gpu", one.variant, one.instead, f"failed: {one.reason}")
-        for one in checked.whole.refused
-        if planned.get(one.layer) == one.variant and one.layer not in wrong
+        OpFallback(
+            refusal.layer, "gpu", refusal.variant, refusal.instead, f"failed: {refusal.reason}"
+        )
+        for refusal in checked.whole.refused
+        if planned.get(refusal.layer) == refusal.variant and refusal.layer not in wrong
     ]
 
 
@@ -193,11 +197,11 @@ def right_stand_ins(
     ladders = [
         [
             way
-            for way in stand_ins(one.part, tested.target.soc, tested.tuning)
-            if way.variant not in refused.get(_key(one), ())
-            and not (below and tolerance(way.kernel) >= one.limit)
+            for way in stand_ins(suspect.part, tested.target.soc, tested.tuning)
+            if way.variant not in refused.get(_key(suspect), ())
+            and not (below and tolerance(way.kernel) >= suspect.limit)
         ]
-        for one in suspects
+        for suspect in suspects
     ]
     right: dict[OpPart, OpCheck] = {}
     for number, result in check_in_turn(tested, ladders, is_enough=lambda result: result.ok):
@@ -218,17 +222,19 @@ def _drifting(
     """A fallback for each of some parts that are right by themselves, as far as there is one."""
     standing = right_stand_ins(tested, suspects, {}, is_over, below=only_exacter)
     return [
-        OpFallback(*_key(one), one.part.variant, standing[one.part].part.variant, DRIFTS)
-        for one in suspects
-        if one.part in standing
+        OpFallback(
+            *_key(suspect), suspect.part.variant, standing[suspect.part].part.variant, DRIFTS
+        )
+        for suspect in suspects
+        if suspect.part in standing
     ]
 
 
 def _inexact(checks: Sequence[OpCheck]) -> list[OpCheck]:
     """Those in variants that round more than others, the largest errors first."""
-    least = min((one.limit for one in checks), default=0.0)
-    some = (one for one in checks if one.limit > least)
-    return sorted(some, key=lambda one: -one.closeness.max_rel_err)
+    least = min((check.limit for check in checks), default=0.0)
+    inexact = (check for check in checks if check.limit > least)
+    return sorted(inexact, key=lambda check: -check.closeness.max_rel_err)
 
 
 def _by_growth(checks: Sequence[OpCheck], checked: Validation) -> list[OpCheck]:
@@ -236,23 +242,23 @@ def _by_growth(checks: Sequence[OpCheck], checked: Validation) -> list[OpCheck]:
     steep = {name: place for place, name in enumerate(checked.steepest)}
     return sorted(
         checks,
-        key=lambda one: (
-            steep.get(one.part.result.name, len(steep)),
-            -one.closeness.max_rel_err,
+        key=lambda check: (
+            steep.get(check.part.result.name, len(steep)),
+            -check.closeness.max_rel_err,
         ),
     )
 
 
-def reason_of(one: OpCheck) -> str:
+def reason_of(check: OpCheck) -> str:
     """What a check found, in a few words."""
-    close = one.closeness
+    close = check.closeness
     counts = ((close.nan, "NaN"), (close.inf, "infinite"), (close.overflow, "too large to store"))
     told = [f"{count} {what}" for count, what in counts if count]
-    if one.reason:
-        told.append(one.reason)
+    if check.reason:
+        told.append(check.reason)
     elif not told:
         told.append(f"off by {close.max_rel_err:.2g} of the largest value")
-    return f"{one.verdict}: {', '.join(told)}"
+    return f"{check.verdict}: {', '.join(told)}"
 
 
 def smallest(

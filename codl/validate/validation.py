@@ -1,5 +1,5 @@
-"""A plan on a device: every op alone, the error as it adds up layer by layer, and the outputs; and
-what that comes to: which op is wrong first, or where a model drifts away.
+"""Validation of a plan on a device: every op alone, the error as it adds up layer by layer, and the
+outputs; and the diagnosis: which op is wrong first, or where a model drifts away.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def check_ops(
     checks = tuple(
         check_parts(tested, parts, progress, look=look, budget=budget, is_wrong=is_wrong)
     )
-    is_whole = all(one.is_reached for one in checks)
+    is_whole = all(check.is_reached for check in checks)
     outputs = outputs_of(network, exact, tested.first) if is_whole else {}
     return OpsCheck(checks, accumulated, outputs, lost)
 
@@ -301,7 +301,7 @@ class Validation:
 
     @property
     def bad(self) -> tuple[OpCheck, ...]:
-        return tuple(one for one in self.ops.checks if one.is_bad)
+        return tuple(check for check in self.ops.checks if check.is_bad)
 
     @property
     def first_bad(self) -> OpCheck | None:
@@ -311,7 +311,7 @@ class Validation:
     @property
     def left(self) -> str:
         """What there was no time for; empty where all was reached."""
-        ops = sum(not one.is_reached for one in self.ops.checks)
+        ops = sum(not check.is_reached for check in self.ops.checks)
         counts = ((ops, "parts of ops"), (self.samples_left, "samples"))
         return " and ".join(f"{count} {what}" for count, what in counts if count)
 
@@ -325,7 +325,7 @@ class Validation:
                 f"model wrongly (cosine {self.references.cosine:.6f}).{left}"
             )
         if self.bad:
-            names = ", ".join(dict.fromkeys(one.part.label for one in self.bad))
+            names = ", ".join(dict.fromkeys(check.part.label for check in self.bad))
             right = "right" if self.is_right else "wrong"
             return f"Wrong by themselves: {names}. The outputs are {right}.{left}"
         if self.is_right:
@@ -341,19 +341,19 @@ class Validation:
         """The layers at which the error that has added up grows most, at most three."""
         grown: list[tuple[float, str]] = []
         before = 0.0
-        for name, one in self.ops.accumulated.items():
-            if one.max_rel_err > GROWTH * before > 0:
-                grown.append((one.max_rel_err - before, name))
-            before = max(before, one.max_rel_err)
+        for name, close in self.ops.accumulated.items():
+            if close.max_rel_err > GROWTH * before > 0:
+                grown.append((close.max_rel_err - before, name))
+            before = max(before, close.max_rel_err)
         return tuple(name for _, name in sorted(grown, reverse=True)[:3])
 
     def rows(self) -> list[dict[str, Any]]:
         """Every part as JSON has it: how close it is, what it runs in, and why there."""
-        reasons = {(one.op, one.processor): one.reason for one in self.placed}
-        return [self._row(one, reasons) for one in self.ops.checks]
+        reasons = {(fallback.op, fallback.processor): fallback.reason for fallback in self.placed}
+        return [self._row(check, reasons) for check in self.ops.checks]
 
-    def _row(self, one: OpCheck, reasons: Mapping[tuple[str, Processor], str]) -> dict[str, Any]:
-        part = one.part
+    def _row(self, check: OpCheck, reasons: Mapping[tuple[str, Processor], str]) -> dict[str, Any]:
+        part = check.part
         so_far = self.ops.accumulated.get(part.result.name)
         return {
             "op": part.layer.name,
@@ -370,11 +370,11 @@ class Validation:
                 "accumulated": "float32",
             },
             "placed": reasons.get((part.layer.name, part.processor)),
-            **asdict(one.closeness),
-            "limit": one.limit,
-            "ok": one.ok if one.is_reached else None,
-            "verdict": one.verdict,
-            "reason": one.reason,
+            **asdict(check.closeness),
+            "limit": check.limit,
+            "ok": check.ok if check.is_reached else None,
+            "verdict": check.verdict,
+            "reason": check.reason,
             "accumulated_cosine": None if so_far is None else so_far.cosine,
             "accumulated_max_rel_err": None if so_far is None else so_far.max_rel_err,
         }

@@ -1,4 +1,4 @@
-"""What came of comparing plans with their references, kept in codl's cache.
+"""Verdicts of plans compared with their references, kept in codl's cache.
 
 An entry is known by all that it rests on: the model with its weights, what the plan was lowered to
 (kernels with their sources, variants and choices), the device, its driver, and codl's own code. No
