@@ -1,4 +1,4 @@
-"""Where a user comes in: whatever is raised further in leaves as a `CodlError`.
+"""The boundary to users: whatever is raised behind it leaves as a `CodlError`.
 
 That holds of what other libraries and the system raise, and of extras that are missing: packages
 that only a part of codl needs. The base is what an engine on a device needs. Code behind an extra

@@ -1,4 +1,4 @@
-"""Who hears of what goes on in a function that takes long."""
+"""Reporters of progress, which functions that take long are given."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from codl.ir.executable import (
 from codl.ir.types import Processor
 from codl.report.text_table import Table
 
-#: So many names are listed of what uses a buffer.
+#: The most names that are listed of what uses a buffer.
 MOST_NAMES = 3
 
 

@@ -37,9 +37,9 @@ _width = None if Console().is_terminal or "COLUMNS" in os.environ else WIDTH
 #: Brackets and colons of a name or a value are none of rich's: what has a style is a `Text`.
 STDOUT = Console(width=_width, markup=False, emoji=False)
 STDERR = Console(stderr=True, markup=False, emoji=False)
-#: A log hears of progress every so many seconds.
+#: A log gets a line of progress every 10 seconds.
 QUIET_S = 10.0
-#: Of a stage that says nothing one hears after so many seconds, and then after a share of its age.
+#: A stage that says nothing is reported after these seconds, and then after a share of its age.
 SILENT_S, SHARE = 3.0, 0.25
 
 

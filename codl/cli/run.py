@@ -34,7 +34,7 @@ from codl.targets.connect import connect
 from codl.targets.detect import load_local
 
 NPZ = ".npz"
-#: A run of so many times its prediction is worth a word.
+#: A run that takes twice its prediction is worth a word.
 FAR_OFF = 2.0
 ModelOrBundle = Annotated[str, typer.Argument(help=f"{opt.MODELS}, or a bundle (.codl).")]
 SocOrBundlesOption = Annotated[

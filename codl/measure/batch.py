@@ -162,7 +162,7 @@ class BatchRunner:
     def _prepare(
         self, batch: MeasureBatch, seconds: float, watcher: Watcher
     ) -> tuple[list[Prepared], list[Measurement]]:
-        """Build tasks until there is enough for so many seconds, or for the memory.
+        """Build tasks until there is enough for `seconds`, or for the memory.
 
         Those that are ready, and the rows of those that failed or are done; deadly ones fail.
         """

@@ -24,7 +24,7 @@ Ended: TypeAlias = Literal["done", "budget", "interrupted"]
 
 
 class Budget:
-    """So many seconds from now, by a clock in seconds; None for as many as it takes.
+    """A limit of seconds from now, by a clock in seconds; None for as many as it takes.
 
     What has begun is finished, so a budget is kept by not beginning: whoever works in steps asks
     before each whether `has_time`, or works through `steps`; or through items among which it is
@@ -71,11 +71,11 @@ class Budget:
         return self._longest_s <= max(0.0, self.left_s - keep * self.limit_s)
 
     def skip(self, seconds: float) -> None:
-        """Count so many seconds as if they had passed, as a replay does with recorded ones."""
+        """Count `seconds` as if they had passed, as a replay does with recorded ones."""
         self._begin -= seconds
 
     def share(self, parts: int = 1) -> Budget:
-        """Of what is left one of so many equal parts, from now on."""
+        """One of `parts` equal parts of what is left, from now on."""
         return Budget(self.left_s / parts, self._clock)
 
     def to_go_s(self, done: int, total: int) -> float:

@@ -43,11 +43,11 @@ SHORTEST = 0.3
 RETRIES = 1
 #: A task is a failed row once it took processes down so often: one may have been a cable.
 DEATHS = 2
-#: So many tasks at most are sent to a target to measure some of them, which the rest follow.
+#: At most this many tasks are sent at a time; what a target leaves follows in a later batch.
 MOST = 512
-#: About so many are measured in one batch.
+#: About this many are measured in one batch.
 FEW = 64
-#: A collection ends when for so many seconds no device that was there has come back.
+#: A collection ends when no device has come back for this time.
 PATIENCE_S = 300.0
 GO_ON = "What was measured is on disk; go on by --resume."
 #: Told how it stands with each device, now and then.
@@ -171,8 +171,8 @@ class Collection:
         left, least = self.budget.left_s, SHORTEST * self.rounds.span_s
         if not free or left < least or left <= 0:
             return "budget" if free else "settled"
-        # Every device takes one of so many tasks, to leave some for others; of few only those that
-        # wait now do, as small batches are slow.
+        # Every device takes its share of many tasks, to leave some for others; of few only those
+        # that wait now take any, as small batches are slow.
         sharing = [other for other in self.devices if other.state != "out"]
         if len(free) <= FEW * len(sharing):
             sharing = [other for other in sharing if other.state in ("idle", "joining")]

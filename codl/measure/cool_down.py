@@ -21,7 +21,7 @@ from codl.runtime import threads
 
 #: Edge of the matrices that are multiplied: a round stays in a core's cache and lasts milliseconds.
 EDGE, REPEATS = 128, 16
-#: Of all rounds, the first and the last third are compared; each is so many stretches.
+#: Of all rounds, the first and the last third are compared; each is three stretches.
 PART, STRETCHES = 3, 3
 
 
@@ -56,7 +56,7 @@ def tolerance(samples_s: Sequence[float]) -> float:
     return max(TOLERANCE, ORDINARY * spread)
 
 
-#: Below so many percent a battery that does not charge must not be measured on.
+#: Below this charge in percent a battery that does not charge must not be measured on.
 LEAST_PERCENT = 20.0
 #: A processor is hot from here on. It is cool again where it is so near to where it began, and so
 #: far below that.

@@ -30,7 +30,7 @@ MIXED = ("device", "driver", "libraries", "protocol")
 
 @dataclass
 class RowWriter:
-    """Appends rows to the tables that lack them; so many `rows` were written, `failed` of them."""
+    """Appends rows to the tables that lack them; counts `rows` written and `failed` ones."""
 
     dataset: Dataset
     rows: int = 0

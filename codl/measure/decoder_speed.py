@@ -44,7 +44,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Speed:
-    """So many tokens, and how long all of them take."""
+    """A number of tokens, and how long all take together."""
 
     tokens: int
     latency: Latency
@@ -93,7 +93,7 @@ def time_decoders(
 
 
 def greedy(decoder: Decodes, prompt: Sequence[int], count: int) -> list[int]:
-    """So many tokens behind a prompt, each the likeliest."""
+    """`count` tokens behind a prompt, each the likeliest."""
     decoder.reset()
     logits, chosen = decoder.prefill(prompt), []
     for _ in range(count):

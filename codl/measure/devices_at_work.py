@@ -21,7 +21,7 @@ from codl.measure.tasks import Task
 from codl.records.results import Conditions
 from codl.records.soc import Soc
 
-#: A device that went away is tried again after so many seconds, then twice as many, at most these.
+#: Seconds until a device that went away is tried again: at first, doubled each time, and at most.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 T = TypeVar("T")
 State = Literal["joining", "measuring", "idle", "away", "out"]
@@ -79,7 +79,7 @@ class Clock:
         return time.monotonic()
 
     def wait(self, jobs: Sequence[Future[Any]], seconds: float | None) -> None:
-        """Until one of the jobs is done or so many seconds have passed."""
+        """Wait until one of the jobs is done or `seconds` have passed."""
         if jobs:
             wait(jobs, timeout=seconds, return_when=FIRST_COMPLETED)
         elif seconds:
@@ -117,7 +117,7 @@ class Reached:
 
 @dataclass(frozen=True)
 class DeviceNews:
-    """How it stands with a device: so many tasks are `measured`, and it was `lost` so many times.
+    """The state of a device, with the number of tasks `measured` and of times that it was `lost`.
 
     `problem` says why it is away or out; one that is away is tried again in `retry_s` seconds.
     """
@@ -137,7 +137,7 @@ class Device:
 
     target: Measures
     worker: Executor
-    #: So many tasks are sent at a time at most.
+    #: The most tasks that are sent at a time.
     most: int
     cools: Cooling
     tells: Tells = untold

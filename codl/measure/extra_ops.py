@@ -27,7 +27,7 @@ from codl.ir.ops.base import STEP, SyntheticGroup
 from codl.ir.region import Region
 
 SEED, ATTENTION_SEED = 20220627, 17
-#: An op is that one of so many whose sizes are farthest from all others': they fill the range.
+#: An op is the one of 12 candidates that is farthest in size from all others: they fill the range.
 CANDIDATES = 12
 #: This share of candidates are parts of a split, of one of these shares of the output.
 PARTS, SHARES = 0.3, (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -121,7 +121,8 @@ HEAD, HEADS = (8, 64), (2, 3, 4, 6, 8, 12)
 #: attention as one op, which keeps no scores, in no more than the last.
 MOST_ELEMENTS, MOST_PAIRS, ATTENTION_PAIRS = 1 << 20, 1 << 19, 1 << 22
 #: Elements of matrices that one row is multiplied by, by turns: some streams from memory, as all do
-#: in a language model that writes word by word. Their rows are so many, and more by every block.
+#: in a language model that writes word by word. They have the first depth, and the second more by
+#: every block.
 STREAMED = (1 << 19, 1 << 21, 1 << 23)
 LEAST_DEPTH, MORE_DEPTH = 256, 64
 #: The sizes of models, by turns: pairs in which tokens of all heads meet (1,500 tokens of 6 heads
@@ -160,7 +161,7 @@ class Block:
 
 
 def attention_ops(blocks: int) -> list[Op]:
-    """The distinct ops of so many blocks; those of fewer blocks come first."""
+    """The distinct ops of `blocks` blocks; those of fewer blocks come first."""
     dice = random.Random(ATTENTION_SEED)
     ops: dict[Op, None] = {}
     for number in range(blocks):

@@ -1,4 +1,4 @@
-"""Facts of an OpenCL device that its driver does not tell truly, measured.
+"""Measured facts of an OpenCL device that its driver does not tell truly, for detection.
 
 Whether a kernel and the host really meet at a flag in fine-grained shared memory: drivers say that
 they have it (`CL_DEVICE_SVM_FINE_GRAIN_BUFFER` and `CL_DEVICE_SVM_ATOMICS`), and not with all of

@@ -92,7 +92,7 @@ def read_file(path: Path, name: str, network: Network) -> NDArray[Any]:
 
 
 def _array(stream: IO[bytes], size: int, name: str, wanted: Shape) -> NDArray[Any]:
-    """An array in NumPy's format, of so many bytes with its header; raises `ValueError`."""
+    """An array in NumPy's format, `size` bytes with its header; raises `ValueError`."""
     version = npy.read_magic(stream)
     if version not in _HEADERS:
         raise ValueError(f"{name!r} is of version {version} of the format")

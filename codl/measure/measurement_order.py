@@ -1,7 +1,7 @@
-"""What is measured first: ops of models, in a budget as far as they fit, then similar ones.
+"""The order of measurement: ops of models, in a budget as far as they fit, then similar ones.
 
-And what is measured of ops in their context: launches, batches, and stages of small networks. That
-is slow, so a sample of them is.
+Ops in their context come too: launches, batches, and stages of small networks. That is slow, so
+only a sample is measured.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ COUNTS = (1, 2, 4, 8, 16, 32)
 GAPS_MS = (0.1, 0.3, 1.0, 3.0)
 #: Stages that are measured, and how many ops one has at most.
 STAGES, LONGEST = 120, 5
-#: And so many for each op.
+#: Stages for each op.
 EACH = 2
 #: The GPU's shares of them; one processor alone shows what the other one at work costs.
 STAGE_RATIOS = (0.35, 0.45, 0.5, 0.55, 0.65, 0.5, 0.0, 1.0)
@@ -58,7 +58,7 @@ MOST_BYTES = 512 << 20
 
 
 def context_tasks(ops: Iterable[Op], soc: Soc, batches: Sequence[int] = ()) -> list[ContextTask]:
-    """Launches, waits and stages of `ops`; for so many images at once too, where `batches` are."""
+    """Launches, waits and stages of `ops`; and batches of `batches` images, where there are any."""
     ops = list(ops)
     tasks: list[ContextTask] = [*batch_tasks(ops, soc, batches)]
     tasks += [DispatchTask(count) for count in COUNTS]
@@ -137,7 +137,7 @@ def signal_tasks(soc: Soc) -> list[SignalTask]:
 
 
 def batch_tasks(ops: Iterable[Op], soc: Soc, batches: Sequence[int]) -> list[BatchTask]:
-    """A sample of `ops`, so many images of each at once on either processor.
+    """A sample of `ops`, with every size of `batches` at once on either processor.
 
     Both share what one image cannot: the CPU has images side by side, the GPU all in one launch.
     """
@@ -157,7 +157,7 @@ def batch_tasks(ops: Iterable[Op], soc: Soc, batches: Sequence[int]) -> list[Bat
 
 
 def in_batch(op: Op, images: int) -> Op | None:
-    """The op of so many images, of one that has one; None where its inputs are no images."""
+    """The op with `images` images, from one with one; None where its inputs are no images."""
     if not op.is_batched or any(shape.n != 1 for shape in op.inputs):
         return None
     return replace(op, inputs=tuple(shape._replace(n=images) for shape in op.inputs))
@@ -184,14 +184,14 @@ TASK_S = 0.09
 #: Of what fits in the budget, the models' own ops take so much at most; the rest goes to similar
 #: ones, from whose shapes the accuracy on shapes never seen comes.
 OWN = 0.75
-#: So many exchanges of the models' own tensors come with their ops, and in a budget at most this
-#: part of what fits there: data sharing has few features, and parts of ops have many.
+#: At most this many exchanges of the models' tensors come with their ops, and in a budget at most
+#: this part of what fits there: data sharing has few features, and parts of ops have many.
 EXCHANGES, EXCHANGES_PART = 1000, 0.2
-#: And so many of them before any part: without them nothing can be planned.
+#: At least this many come before any part: without them nothing can be planned.
 FIRST_EXCHANGES = 64
 #: Similar ops, at most and at least, and how many tasks one makes in the mean.
 MOST_SIMILAR, LEAST_SIMILAR, TASKS_EACH = 800, 100, 3.8
-#: What surrounds ops is slow to measure, and comes after every so many other tasks.
+#: What surrounds ops is slow to measure, and comes after every 8 other tasks.
 EVERY = 8
 #: Blocks of attention, whose whole ops come right after the models' own: at most, as many as take
 #: this part of a budget, and how many tasks one makes.
@@ -259,7 +259,7 @@ def _tier_beside(task: Task) -> Tier:
 
 
 def within(budget_s: float, scope: Scope, soc: Soc) -> OpSelection:
-    """The tasks for so many seconds."""
+    """The tasks for a budget of `budget_s` seconds."""
     in_context = context_tasks(scope.ops, soc, scope.batches)
     of_models = make_tasks(scope.ops, soc, scope.shares)
     fits = budget_s / TASK_S
@@ -277,7 +277,7 @@ def within(budget_s: float, scope: Scope, soc: Soc) -> OpSelection:
 
 
 def _similar_ops(scope: Scope, fits: float, of_models: int) -> list[Op]:
-    """As many as are wanted, or as fit beside so many own tasks of the models.
+    """Similar ops: as many as are wanted, or as fit beside `of_models` tasks of the models.
 
     A longer budget has all that a shorter one has, and more.
     """

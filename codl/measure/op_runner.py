@@ -1,4 +1,4 @@
-"""One op in one kernel variant, alone on its processor, ready to be repeated; and all, compared."""
+"""Runs one op in one kernel variant alone on its processor, again and again; compares variants."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SEED = 3
 ELSEWHERE = "written for another type of device, memory or element than the SoC file names"
 #: Does the same thing n times over, and returns when it is done.
 Work: TypeAlias = Callable[[int], None]
-#: So many random numbers are made, and repeated: a prime, so that no size of a tensor divides it.
+#: How many random numbers are made, to be repeated: a prime, so that no tensor's size divides it.
 RANDOM = 65537
 
 
@@ -169,7 +169,7 @@ def operands(op: Op) -> tuple[list[Array], Weights]:
 
 
 def in_turns(works: Sequence[Callable[[int], None]]) -> Callable[[int], None]:
-    """So many runs of several works, each followed by the next."""
+    """`repeats` runs of several works, each followed by the next."""
 
     def work(repeats: int) -> None:
         for following in islice(cycle(works), repeats):
@@ -179,7 +179,7 @@ def in_turns(works: Sequence[Callable[[int], None]]) -> Callable[[int], None]:
 
 
 def repeated(once: Callable[[], object]) -> Callable[[int], None]:
-    """`once`, as work that is done so many times over."""
+    """`once`, as work that is done `repeats` times."""
 
     def work(repeats: int) -> None:
         for _ in range(repeats):

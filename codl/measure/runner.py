@@ -45,7 +45,7 @@ class Prepared:
     fill: Callable[[Samples], Row]
 
     def row(self, drift: float = 1.0) -> Row:
-        """The row of the samples so far, from a machine that was so many times slower.
+        """The row of the samples so far, from a machine that was `drift` times as slow.
 
         What they do not allow becomes a failed one.
         """

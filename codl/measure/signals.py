@@ -1,4 +1,4 @@
-"""What it takes the processors to know of each other's work: a first launch, and a wait.
+"""Measures signals between the processors: the cost of a first launch, and of a wait.
 
 Both are what the host's clock sees less what the device's own clock explains, which only ever tells
 differences. A first launch is what lies between enqueueing a kernel on an empty queue and the
@@ -47,7 +47,7 @@ class SignalTimer:
         self._out = cl_module().Buffer(gpu.context, flags, 4)
 
     def sample(self, task: SignalTask) -> Callable[[int], Seconds]:
-        """What gives the mean seconds of so many, each on a queue that was empty before."""
+        """What gives the mean seconds of `repeats`, each on a queue that was empty before."""
         once = self._once(task)
 
         def sample(repeats: int) -> Seconds:

@@ -1,4 +1,4 @@
-"""Stages in their place: what the shards of a chain take in a small network that runs as plans do.
+"""Measures stages: what the shards of a chain take in a small network that runs as plans do.
 
 An op of its own comes before the chain, cut alike, so the chain finds its inputs where the other
 processor, or another net, has left them. Before every run other data goes through the caches of

@@ -21,7 +21,7 @@ from codl.records.results import Conditions
 
 #: A model runs without a pause for about so long, then clocks and temperature are read.
 WINDOW_S = 5.0
-#: A short run has about so many.
+#: A short run has about this many windows.
 LEAST_WINDOWS = 10
 #: The first and the last of these are compared; of a shorter run its halves.
 MINUTE_S = 60.0
@@ -79,7 +79,7 @@ def sustain(
     *,
     clock: Callable[[], float] = perf_counter,
 ) -> Iterator[Window]:
-    """Run what a target has loaded, by its `time`, for so many seconds; windows as they end.
+    """Run what a target has loaded, by its `time`, for `seconds`; windows as they end.
 
     Raises `DeviceError` where a run fails.
     """

@@ -1,4 +1,4 @@
-"""What to measure: ops of models or of a CSV, every variant of both processors, shares of each."""
+"""Tasks of measurement: ops of models or a CSV, in every variant of both processors and share."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 FEW_SHARES = (0.2, 0.5, 0.8, 1.0)
 #: Shares of a tensor's rows whose exchange is measured.
 SHARED = (0.1, 0.3, 0.5, 0.7, 1.0)
-#: Of so many similar ops the exchange of the input is measured, beside the models' own tensors.
+#: How many similar ops' inputs are measured as exchanges, beside the models' own tensors.
 MORE_SHAPES = 120
 SEED = 20220627
 #: Other data that goes through the caches before something is run cold: more than those of phones
@@ -101,7 +101,7 @@ class SharingTask(ByRow):
 
 @dataclass(frozen=True)
 class DispatchTask(ByRow):
-    """So many launches on the GPU that compute next to nothing."""
+    """`count` launches on the GPU that compute next to nothing."""
 
     count: int
 
@@ -116,7 +116,7 @@ class DispatchTask(ByRow):
 
 @dataclass(frozen=True)
 class SignalTask(ByRow):
-    """A first launch, or a wait, after about so many milliseconds; see `SignalRow`."""
+    """A first launch, or a wait, after about `gap_ms` milliseconds; see `SignalRow`."""
 
     kind: Signalling
     gap_ms: Annotated[float, Meta(ge=0, le=MOST_GAP_MS)]
@@ -161,7 +161,7 @@ class StageTask(ByRow):
 
 @dataclass(frozen=True)
 class BatchTask(ByRow):
-    """So many images at once of an op of one image, in its default variant for the batch."""
+    """A batch of `images` of an op of one image, in its default variant for the batch."""
 
     processor: Processor
     op: Op

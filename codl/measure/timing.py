@@ -33,7 +33,7 @@ Seconds = Mapping[str, float]
 #: The same of many runs.
 Samples = Mapping[str, Sequence[float]]
 WHOLE = "whole"
-#: What differs by no more than this, and by no more than so many times what is usual, is the same:
+#: What differs by no more than this, and by no more than twice what is usual, is the same:
 #: some machines are never quiet.
 TOLERANCE, ORDINARY = 0.03, 2.0
 
@@ -215,13 +215,13 @@ def measure_together(
     return [thing.taken_s[WHOLE] for thing in things]
 
 
-#: Does something so many times in a row, and returns the seconds that each of them took.
+#: Does something a number of times in a row, and returns the seconds that each of them took.
 TimedRun: TypeAlias = Callable[[int], Sequence[float]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """How long to measure models: at least so many rounds and seconds, a turn in every round.
+    """How long to measure models: the least rounds and seconds, a turn in every round.
 
     A turn is several runs, since that is how a model is used: what it finds in the caches is its
     own. It is a run that finds the caches as the others left them, and `warm` runs right behind it,

@@ -107,7 +107,7 @@ def brief_tasks(soc: Soc) -> list[TuneTask]:
 
 #: A choice other than the default must be this much faster.
 GAIN = 0.02
-#: So many choices are all tried; of more, a sample, and then those beside the best.
+#: Up to this many choices are all tried; of more, a sample, and then those beside the best.
 EXHAUSTIVE = 40
 SAMPLE = 20
 SEED = 20220627
@@ -444,7 +444,7 @@ def tune_briefly(
     progress: Progress,
     budget_s: float = BUDGET_S,
 ) -> tuple[Tuning, str]:
-    """Tune for so many seconds, before the first measurements of a SoC: how large are its tiles?
+    """Tune for a budget, before the first measurements of a SoC: how large are its tiles?
 
     `search` is a target's `tune`; every result is in the dataset's file as soon as it is there. The
     tuning of then, and why it was not done where it could not be: a SoC can be measured all the

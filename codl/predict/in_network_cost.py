@@ -1,10 +1,10 @@
-"""What ops take inside a network beyond what they take alone, from stages that ran.
+"""In-network cost: what ops take in a network beyond what they take alone, fitted to stages.
 
 A predictor knows an op that runs again and again. In a network other ops have run since its weights
 were read, its inputs come from the other processor or another layer, a net has to be called, and
 the other processor works beside it on the same memory. All of that is fitted at once, to stages of
 small plans that ran (`StageRow`): a shard takes its ops' predicted latencies, a factor of them, and
-so much for each call and each byte. Coefficients are of a SoC's memory and runtimes, so they hold
+a cost for each call and each byte. Coefficients are of a SoC's memory and runtimes, so they hold
 for models that nobody measured.
 """
 

@@ -1,4 +1,4 @@
-"""What keeps an interface smooth that is drawn by the GPU which codl works on.
+"""Limits on GPU launches, which keep an interface smooth that the same GPU draws.
 
 A kernel cannot be interrupted on many GPUs: a frame waits until it is over, and behind it for all
 that was enqueued before.

@@ -113,7 +113,7 @@ class TimeSpan:
 
 @dataclass(frozen=True)
 class Move:
-    """Shares that moved, after so many runs: for a GPU that is `scale` times as fast beside the CPU
+    """Shares that moved after `runs`: for a GPU that is `scale` times as fast beside the CPU
     as the plan was made for, and before for `previous`.
     """
 

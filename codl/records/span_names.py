@@ -1,4 +1,4 @@
-"""What commands of an executable are called in profiles: engines note it, readers look it up."""
+"""The names of an executable's commands in profiles: engines note them, readers look them up."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Tuned:
 
 @dataclass(frozen=True)
 class UsualBlocks:
-    """So many blocks of output channels do tiles have in ops of a kind that were not tuned."""
+    """How many blocks of output channels tiles have in ops of a kind that were not tuned."""
 
     op_kind: str
     variant: str

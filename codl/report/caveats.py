@@ -1,4 +1,4 @@
-"""What must be read with the latencies of an evaluation, and who was fastest."""
+"""Caveats of an evaluation: what must be read with its latencies, and who was fastest."""
 
 from __future__ import annotations
 

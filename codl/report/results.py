@@ -114,9 +114,9 @@ class ValidateResult(ResultFile):
 class ValidatedModel:
     """A model's ops on one processor of a SoC, and the whole of it, in a line.
 
-    `parts` were checked, in so many `variants`; `wrong` are those that are not ok and `left` those
-    that were not reached. `op_cosine` is the lowest of a part, `op_err` the largest error of one
-    over what is rounding in its variant. `reason` says why there is nothing but that.
+    `parts` and `variants` count what was checked; `wrong` are those that are not ok and `left`
+    those that were not reached. `op_cosine` is the lowest of a part, `op_err` the largest error of
+    one over what is rounding in its variant. `reason` says why there is nothing but that.
     """
 
     model: str

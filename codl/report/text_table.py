@@ -19,7 +19,7 @@ from rich.text import Text
 
 #: Letters between two columns, and those beside the outer ones that are none of theirs.
 BETWEEN, OUTER = 3, 1
-#: Cells are measured as in a terminal of so many letters.
+#: Cells are measured as in a terminal of this width in letters.
 ENDLESS = 10_000
 
 

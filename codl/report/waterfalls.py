@@ -159,7 +159,7 @@ def _largest(result: ExplainResult) -> dict[str, float]:
 
 
 def _decimals(result: ExplainResult) -> int:
-    """So many that the longest chain has four digits: all cells of a table stand in line."""
+    """The decimals that give the longest chain four digits: all cells of a table stand in line."""
     longest = max((_last(chain) for chain in result.chains), default=0.0)
     return max(0, 3 - floor(log10(longest))) if longest > NOTHING else 3
 

@@ -1,4 +1,4 @@
-"""What arrives from an agent that works through tasks, and what is known of it if it is lost.
+"""Results that arrive from an agent at work: how they are checked, and what is left if it is lost.
 
 What reaches a dataset is read for years; so a device cannot put anything there but numbers for what
 it was asked.
@@ -23,7 +23,7 @@ from codl.runtime.connection import FrameError
 from codl.targets.client import AgentLostError
 
 T = TypeVar("T")
-#: So many letters of a device's own words are kept.
+#: The most letters of a device's own words that are kept.
 MOST_LETTERS = 300
 #: And of a list of what ran.
 MOST_LISTED = 4000

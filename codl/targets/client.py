@@ -97,7 +97,7 @@ class AgentClient:
         self._command, self._name, self._cores = tuple(command), name, tuple(cores)
         self.prelude, self._environment = dict(prelude), environment
         self._build, self._fixes, self._cuts = build, fixes, tuple(cuts)
-        #: So many agents were started; what one knew, the next one does not.
+        #: How many agents were started; what one knew, the next one does not.
         self.generation = 0
         self._running: _Running | None = None
         #: Held while a question is under way; any thread may ask.

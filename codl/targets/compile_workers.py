@@ -28,13 +28,13 @@ from codl.targets.process import Process
 LEAST_CORES = 4
 #: Memory that a worker may need: its share of this machine's must be more.
 WORKER_BYTES = 2 << 30
-#: So many at most share a real GPU: each keeps some hundred megabytes of a card's memory.
+#: At most this many share a real GPU: each keeps some hundred megabytes of a card's memory.
 MOST_ON_GPU = 4
 #: Fewer tasks than this for each worker are compiled in the time that it takes to start.
 WORTH = 3
-#: So many tasks ahead are compiled at most: more than a batch has.
+#: At most this many tasks ahead are compiled: more than a batch has.
 FURTHEST = 256
-#: A task on which so many workers died is not tried by this process.
+#: A task on which two workers died is not tried by this process.
 DEATHS = 2
 
 
@@ -97,7 +97,7 @@ class CompileWorkers:
         """
         try:
             agent.ask(Target.open)
-        except CodlError:  # as where a card has no room for so many
+        except CodlError:  # as where a card has no room for another one
             self._agents.remove(agent)
             agent.close()
             return

@@ -142,7 +142,7 @@ EVENT, FLAG = "event", "flag"
 MOST_SHARE = 0.9
 #: A wait may take any time on a machine that others use: it is measured more often than an op.
 WAITS = Rounds(visits=12, least=12, long_s=0.05, span_s=5.0)
-#: And for so many seconds at most.
+#: And for this time at most.
 WAITS_S = 30.0
 
 

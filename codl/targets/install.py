@@ -44,7 +44,7 @@ HOST_ONLY = (
 )
 #: Pure Python that is taken along: distributions of the base, by their names.
 ALONG = ("platformdirs", "PyYAML", "threadpoolctl")
-#: The build is so many digits of a digest.
+#: The build is the first 16 digits of a digest.
 DIGITS = 16
 #: The archive's content alone decides on its bytes.
 LONG_AGO = (1980, 1, 1, 0, 0, 0)

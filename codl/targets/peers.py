@@ -76,7 +76,7 @@ class PeerProcess:
         self.observed_cores, self.busy_cores = self.agent.ask(PeerHost.observe)
 
     def run(self, runs: int) -> Sequence[float]:
-        """Run so many times in a row; the seconds of each, measured over there.
+        """Run `runs` times in a row; the seconds of each, measured over there.
 
         Raises `DeviceError` where its threads go on spinning after that, which would disturb all
         others.
@@ -125,7 +125,7 @@ class PeerHost:
 
     @question(300.0)
     def run(self, runs: int) -> tuple[tuple[float, ...], bool]:
-        """Run so many times; the seconds of each, and whether the library's threads stopped."""
+        """Run `runs` times; the seconds of each, and whether the library's threads stopped."""
         seconds = timed(lambda: _told(self._peer.run))(runs)
         return tuple(seconds), threads.wait_until_idle()
 

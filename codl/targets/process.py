@@ -1,4 +1,4 @@
-"""What an agent is asked of its own process: whose target or peer it is, and what may crash it."""
+"""Questions to an agent about its process: which target or peer it is, and what may crash it."""
 
 from __future__ import annotations
 

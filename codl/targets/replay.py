@@ -33,7 +33,7 @@ INSTEAD = (
     "a replay answers with the rows of a dataset and runs nothing. Name a device by --serial, such "
     "as `local`."
 )
-#: A batch is compiled, built and measured for so many seconds each as its rounds are to last.
+#: A batch is compiled, built and measured: three steps, each as long as its rounds are to last.
 STEPS = 3
 
 

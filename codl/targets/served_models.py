@@ -1,4 +1,4 @@
-"""What an agent holds for the other side by handle: models and peers; and what it measures."""
+"""The agent's models and peers, held by handle for the host, and what it measures and tunes."""
 
 from __future__ import annotations
 
