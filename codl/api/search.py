@@ -18,7 +18,13 @@ from codl.predict import FOLDER
 from codl.records import soc as socs
 from codl.strategies import Context, ideal
 from codl.strategies.base import BUDGET_S
-from codl.strategies.model_search import FoundBound, FoundPlan, ModelSearch, Outcome, search_models
+from codl.strategies.model_search import (
+    FoundBound,
+    FoundPlan,
+    ModelSearch,
+    SearchOutcome,
+    search_models,
+)
 from codl.targets.connect import connect
 from codl.targets.detect import load_local
 from codl.targets.environment import environment_of
@@ -81,7 +87,7 @@ def search_all(
     memory_limit: int | None = None,
     workers: Workers = Workers(),
     budget: Budget | None = None,
-) -> list[Outcome]:
+) -> list[SearchOutcome]:
     """What the searches of several jobs on one SoC come to, in their order.
 
     Each is a plan that says what it was made with, a bound, or the `CodlError` that says why there
@@ -144,7 +150,7 @@ def _outcomes(
     workers: Workers,
     budget: Budget,
     reporter: Reporter,
-) -> list[Outcome]:
+) -> list[SearchOutcome]:
     workers = workers.at_most(len(searches))
     if len(searches) == 1:
         [search] = searches
@@ -154,7 +160,7 @@ def _outcomes(
         return search_models(searches, context, workers, budget=budget, progress=update)
 
 
-def _made_with(outcome: Outcome, origin: PlanOrigin) -> Outcome:
+def _made_with(outcome: SearchOutcome, origin: PlanOrigin) -> SearchOutcome:
     if not isinstance(outcome, FoundPlan):
         return outcome
     return replace(outcome, plan=replace(outcome.plan, origin=origin))

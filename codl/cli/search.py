@@ -27,7 +27,7 @@ from codl.predict import FOLDER
 from codl.records import soc as socs
 from codl.report.text_table import Table
 from codl.strategies import ideal
-from codl.strategies.model_search import FoundBound, FoundPlan, Outcome
+from codl.strategies.model_search import FoundBound, FoundPlan, SearchOutcome
 
 MethodOption = Annotated[
     str, typer.Option("--search", help=f"How `codl` searches: {', '.join(METHODS)}.")
@@ -149,7 +149,7 @@ def _files(names: Sequence[str], output: Path | None) -> list[Path | None]:
     return [result_file(inside(output, f"{stem}.json")) for stem in stems]
 
 
-def _show(outcome: Outcome, *, every: bool, as_json: bool) -> None:
+def _show(outcome: SearchOutcome, *, every: bool, as_json: bool) -> None:
     """What the search of one model found; raises the `CodlError` that it ended with."""
     if isinstance(outcome, CodlError):
         raise outcome
@@ -163,7 +163,9 @@ def _show(outcome: Outcome, *, every: bool, as_json: bool) -> None:
     emit("search", _result(outcome), render, as_json=as_json)
 
 
-def _show_all(name: str, outcomes: Mapping[str, Outcome], limit: Budget, *, as_json: bool) -> None:
+def _show_all(
+    name: str, outcomes: Mapping[str, SearchOutcome], limit: Budget, *, as_json: bool
+) -> None:
     """What the searches of several models found; raises `CodlError` where one found nothing."""
     soc = socs.load(name).name
     failed = {
@@ -209,7 +211,7 @@ def _bound_table(found_bound: FoundBound) -> Table:
     return table
 
 
-def _models_table(soc: str, outcomes: Mapping[str, Outcome]) -> Table:
+def _models_table(soc: str, outcomes: Mapping[str, SearchOutcome]) -> Table:
     """A line for every model: its plan in short."""
     columns = ("model", "strategy", "chains", "on both", "predicted ms", "search ms")
     table = Table(*columns, title=f"Plans on {soc}", title_justify="left")

@@ -11,10 +11,10 @@ from contextlib import AbstractContextManager, closing, nullcontext
 
 from codl.doctor import machine_checks, software_checks
 from codl.measure.budget import Progress
-from codl.targets.checks import CHECKS, Check, CheckResult, Finding, Patient, register
+from codl.targets.checks import CHECKS, Check, CheckResult, DeviceUnderTest, Finding, register
 from codl.targets.connect import connect, machine_of
 
-__all__ = ["CHECKS", "Check", "CheckResult", "Finding", "Patient", "examine", "register"]
+__all__ = ["CHECKS", "Check", "CheckResult", "DeviceUnderTest", "Finding", "examine", "register"]
 
 #: How long the kernels of one OpenCL device may take.
 BUDGET_S = 300.0
@@ -40,7 +40,7 @@ def examine(
     """
     transport = machine_of(serial, "be examined")
     with closing(connect(serial)) as target:
-        patient = Patient(
+        under_test = DeviceUnderTest(
             serial,
             target,
             is_here=transport.shell is None,
@@ -48,19 +48,19 @@ def examine(
             budget_s=budget_s,
             progress=progress,
         )
-        yield from made(transport.checks(serial), patient)
+        yield from made(transport.checks(serial), under_test)
         checks = [check for check in CHECKS.values() if not (quick and check.is_long)]
-        yield from made(checks, patient)
+        yield from made(checks, under_test)
 
 
-def made(checks: Sequence[Check], patient: Patient) -> Iterator[Finding]:
+def made(checks: Sequence[Check], under_test: DeviceUnderTest) -> Iterator[Finding]:
     """What checks find; nothing is asked of a device that cannot be reached or does not answer."""
     for check in checks:
-        if not patient.gives(check.needs):
+        if not under_test.gives(check.needs):
             continue
-        findings = check.findings(patient)
+        findings = check.findings(under_test)
         if check.decides:
-            patient.answers = patient.answers and all(finding.ok for finding in findings)
+            under_test.answers = under_test.answers and all(finding.ok for finding in findings)
         yield from findings
 
 

@@ -10,7 +10,7 @@ from codl.measure.cool_down import held, tolerance
 from codl.measure.tuner import TOGETHER_BYTES
 from codl.runtime.cache import LIMIT_BYTES
 from codl.runtime.examination import WAIT_POLICY, Governor, Room, room
-from codl.targets.checks import Check, CheckResult, Patient
+from codl.targets.checks import Check, CheckResult, DeviceUnderTest
 
 #: The tables of a SoC whose every op was collected, and the files beside them, several times over.
 DATASET_BYTES = 64 << 20
@@ -22,8 +22,8 @@ LEAST_PERCENT = 20.0
 SELF_GOVERNED = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
 
 
-def cores(patient: Patient) -> Iterator[CheckResult]:
-    machine = patient.examination
+def cores(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
+    machine = under_test.examination
     listed = f"{_listed(machine.cores)} may be used"
     if machine.physical_cores != machine.cores:
         listed += f", of which {_listed(machine.physical_cores)} share no physical core"
@@ -35,9 +35,9 @@ def cores(patient: Patient) -> Iterator[CheckResult]:
         yield CheckResult(True, f"{listed}; threads can be pinned to each")
 
 
-def waiting(patient: Patient) -> Iterator[CheckResult]:
+def waiting(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
     """Whether ncnn's threads look for work a while before they sleep: layers are short."""
-    policy = patient.examination.wait_policy
+    policy = under_test.examination.wait_policy
     if policy == "passive":
         detail = f"{WAIT_POLICY} is passive: after every layer they sleep, and have to be woken"
         yield CheckResult(False, detail)
@@ -45,13 +45,13 @@ def waiting(patient: Patient) -> Iterator[CheckResult]:
         yield CheckResult(True, f"{WAIT_POLICY} is {policy}" if policy else "as OpenMP has it")
 
 
-def governors(patient: Patient) -> Iterator[CheckResult]:
-    for governor in patient.examination.governors:
+def governors(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
+    for governor in under_test.examination.governors:
         detail, problem = f"{governor.name} ({governor.driver})", _slowness(governor)
         detail += f", up to {governor.allowed_mhz:.0f} MHz" if governor.allowed_mhz else ""
         of = f"of cores {_listed(governor.cores)}"
         yield CheckResult(not problem, f"{detail}{problem and f': {problem}'}", of=of)
-    if not patient.examination.governors:
+    if not under_test.examination.governors:
         yield CheckResult(True, "the system does not tell how it chooses clocks")
 
 
@@ -63,8 +63,8 @@ def _slowness(governor: Governor) -> str:
     return ""
 
 
-def memory(patient: Patient) -> Iterator[CheckResult]:
-    free, total = patient.examination.available_bytes, patient.examination.memory_bytes
+def memory(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
+    free, total = under_test.examination.available_bytes, under_test.examination.memory_bytes
     if not total:
         yield CheckResult(True, "the system does not tell")
         return
@@ -72,11 +72,11 @@ def memory(patient: Patient) -> Iterator[CheckResult]:
     yield CheckResult(free >= TOGETHER_BYTES, f"{detail}{_size(TOGETHER_BYTES)} at once")
 
 
-def cache_room(patient: Patient) -> Iterator[CheckResult]:
-    yield _room(patient.examination.cache, LIMIT_BYTES, "compiled kernels")
+def cache_room(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
+    yield _room(under_test.examination.cache, LIMIT_BYTES, "compiled kernels")
 
 
-def dataset_room(patient: Patient) -> Iterator[CheckResult]:
+def dataset_room(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
     """Datasets are written on this machine, whatever device they are of."""
     yield _room(room(Path.cwd() / dataset.FOLDER), DATASET_BYTES, "datasets")
 
@@ -88,9 +88,9 @@ def _room(space: Room, wanted: int, purpose: str) -> CheckResult:
     return CheckResult(space.free_bytes >= wanted, f"{detail}, which take up to {_size(wanted)}")
 
 
-def temperature(patient: Patient) -> Iterator[CheckResult]:
+def temperature(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
     """Whether heat holds a clock down, or is about to."""
-    zones, held = patient.examination.zones, patient.examination.conditions.throttled
+    zones, held = under_test.examination.zones, under_test.examination.conditions.throttled
     if held:
         yield CheckResult(False, f"heat holds the clock of the {' and the '.join(held)} down")
     elif not zones:
@@ -108,9 +108,9 @@ def temperature(patient: Patient) -> Iterator[CheckResult]:
         yield CheckResult(True, f"{detail} have a limit, none has reached it")
 
 
-def battery(patient: Patient) -> Iterator[CheckResult]:
+def battery(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
     """Of a device that has one."""
-    now = patient.examination.conditions
+    now = under_test.examination.conditions
     if now.battery_percent is None:
         return
     state = "charging" if now.is_charging else "not charging"
@@ -126,8 +126,8 @@ def _size(count: int) -> str:
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
 
 
-def pace(patient: Patient) -> Iterator[CheckResult]:
-    with patient.apart() as target:
+def pace(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
+    with under_test.apart() as target:
         samples = target.pace(PACE_S)
     ratio, limit = held(samples), tolerance(samples)
     detail = f"at the end of {PACE_S:g} s one core works at {ratio:.2f} of its pace at the start"

@@ -17,7 +17,7 @@ from codl.runtime.drivers import INSTALL_HINT
 from codl.runtime.placement import LocalSoc
 from codl.runtime.probe import ProbedDevice
 from codl.targets.base import Target
-from codl.targets.checks import Check, CheckResult, Patient
+from codl.targets.checks import Check, CheckResult, DeviceUnderTest
 from codl.targets.connect import connect
 from codl.targets.install import termux_fix
 
@@ -26,8 +26,8 @@ LOADER = "pyopencl"
 WANTED = ".".join(map(str, PYTHON))
 
 
-def python(patient: Patient) -> Iterator[CheckResult]:
-    machine = patient.examination
+def python(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
+    machine = under_test.examination
     version, system = ".".join(map(str, machine.python)), f"{machine.system} {machine.machine}"
     place = f"{system}, Termux" if machine.is_termux else system
     yield CheckResult(
@@ -35,35 +35,35 @@ def python(patient: Patient) -> Iterator[CheckResult]:
     )
 
 
-def agent(patient: Patient) -> Iterator[CheckResult]:
+def agent(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
     """Start a process that answers: what codl measures and runs by."""
     begin = perf_counter()
     try:
-        with patient.apart() as target:
+        with under_test.apart() as target:
             cpu = target.describe().cpu
     except CodlError as error:
-        install = f"`codl agent install --serial {patient.serial}` puts it there."
-        yield CheckResult(False, str(error), fix="" if patient.is_here else install)
+        install = f"`codl agent install --serial {under_test.serial}` puts it there."
+        yield CheckResult(False, str(error), fix="" if under_test.is_here else install)
     else:
         yield CheckResult(True, f"answers after {perf_counter() - begin:.1f} s: {cpu.name}")
 
 
-def base(patient: Patient) -> Iterator[CheckResult]:
+def base(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
     """Every package of the base is installed and can be imported."""
-    with patient.apart() as target:
+    with under_test.apart() as target:
         for package in BASE.values():
-            version, problem = _state(patient, target, package)
-            fix = termux_fix(package) if patient.examination.is_termux else ""
+            version, problem = _state(under_test, target, package)
+            fix = termux_fix(package) if under_test.examination.is_termux else ""
             yield CheckResult(not problem, problem or version, of=package, fix=fix)
 
 
-def extras(patient: Patient) -> Iterator[CheckResult]:
+def extras(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
     """The extras, on the machine where plans are made; a device needs none."""
-    if not patient.is_here:
+    if not under_test.is_here:
         return
-    with patient.apart() as target:
+    with under_test.apart() as target:
         for extra, packages in PACKAGES.items():
-            states = {name: _state(patient, target, name) for name in packages.values()}
+            states = {name: _state(under_test, target, name) for name in packages.values()}
             problems = "; ".join(problem for _, problem in states.values() if problem)
             listed = ", ".join(f"{name} {version}" for name, (version, _) in states.items())
             purpose = f"for {PURPOSES[extra]}"
@@ -76,12 +76,12 @@ def extras(patient: Patient) -> Iterator[CheckResult]:
                 )
 
 
-def _state(patient: Patient, target: Target, package: str) -> tuple[str, str]:
+def _state(under_test: DeviceUnderTest, target: Target, package: str) -> tuple[str, str]:
     """The version of a package, and what is wrong with it, "" for nothing.
 
     An agent's file brings some that are not installed.
     """
-    version = patient.examination.packages.get(package, "")
+    version = under_test.examination.packages.get(package, "")
     if package == LOADER:
         return version, "" if version else f"{package} is not installed"
     try:
@@ -96,14 +96,14 @@ TERMUX_LOADER = "`pkg install ocl-icd`, then `pip install pyopencl`."
 TERMUX_DRIVER = "`pkg install opencl-vendor-driver` makes the phone's own driver known."
 
 
-def loader(patient: Patient) -> Iterator[CheckResult]:
-    fix = TERMUX_LOADER if patient.examination.is_termux else ""
-    version = patient.examination.packages.get(LOADER, "")
+def loader(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
+    fix = TERMUX_LOADER if under_test.examination.is_termux else ""
+    version = under_test.examination.packages.get(LOADER, "")
     if not version:
         yield CheckResult(False, f"{LOADER} is not installed", fix=fix)
         return
     try:
-        with patient.apart() as target:
+        with under_test.apart() as target:
             target.import_package(LOADER)
     except Exception as error:
         yield CheckResult(False, str(error), fix=fix)
@@ -111,25 +111,25 @@ def loader(patient: Patient) -> Iterator[CheckResult]:
         yield CheckResult(True, f"loaded by {LOADER} {version}")
 
 
-def drivers(patient: Patient) -> Iterator[CheckResult]:
-    fix = TERMUX_DRIVER if patient.examination.is_termux else INSTALL_HINT
-    if not patient.drivers:
+def drivers(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
+    fix = TERMUX_DRIVER if under_test.examination.is_termux else INSTALL_HINT
+    if not under_test.drivers:
         yield CheckResult(False, "none was found", fix=fix)
-    for result in patient.drivers:
+    for result in under_test.drivers:
         names = ", ".join(device.name for device in result.devices)
         if result.error:
             yield CheckResult(False, result.error, of=result.icd)
         elif result.devices:
             yield CheckResult(True, f"answers with {names}", of=result.icd)
-        elif patient.devices:
+        elif under_test.devices:
             yield CheckResult(True, "has no device here; another driver has", of=result.icd)
         else:
             yield CheckResult(False, "loads, and has no device", of=result.icd, fix=fix)
 
 
-def devices(patient: Patient) -> Iterator[CheckResult]:
+def devices(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
     """Looking at a driver has built and run a kernel on each of its devices."""
-    for device in patient.devices:
+    for device in under_test.devices:
         yield CheckResult(True, f"built and ran a kernel: {_described(device)}", of=title(device))
 
 
@@ -154,21 +154,21 @@ def _described(device: ProbedDevice) -> str:
 NAMED = 2
 
 
-def kernels(patient: Patient) -> Iterator[CheckResult]:
+def kernels(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
     """On each device its kernels; on the first one the CPU's variants too."""
     processors: Sequence[Processor] = PROCESSORS
-    for device in patient.devices:
-        yield from _on(patient, device, processors)
+    for device in under_test.devices:
+        yield from _on(under_test, device, processors)
         processors = ("gpu",)
 
 
 def _on(
-    patient: Patient, device: ProbedDevice, processors: Sequence[Processor]
+    under_test: DeviceUnderTest, device: ProbedDevice, processors: Sequence[Processor]
 ) -> Iterator[CheckResult]:
     try:
-        soc = describe("doctor", device, cpu=patient.target.describe().cpu)
+        soc = describe("doctor", device, cpu=under_test.target.describe().cpu)
         tasks = check_tasks(soc, processors)
-        run = _checked(patient, soc, tasks, f"Kernels on {device.name}")
+        run = _checked(under_test, soc, tasks, f"Kernels on {device.name}")
     except Exception as error:  # other devices go on
         yield CheckResult(False, str(error), of=f"on {title(device)}")
         return
@@ -180,14 +180,16 @@ def _on(
         yield _failure(name, failed, problems, soc, device)
 
 
-def _checked(patient: Patient, soc: LocalSoc, tasks: Sequence[CheckTask], label: str) -> CheckRun:
+def _checked(
+    under_test: DeviceUnderTest, soc: LocalSoc, tasks: Sequence[CheckTask], label: str
+) -> CheckRun:
     """Behind an agent, on this machine too: a driver that crashes costs the task that did it."""
     with (
-        closing(connect(patient.serial, soc)) as target,
+        closing(connect(under_test.serial, soc)) as target,
         closing(target.fresh()) as fresh,
-        patient.progress(label) as progress,
+        under_test.progress(label) as progress,
     ):
-        return fresh.check_kernels(tasks, budget_s=patient.budget_s, progress=progress)
+        return fresh.check_kernels(tasks, budget_s=under_test.budget_s, progress=progress)
 
 
 def _summary(run: CheckRun, tasks: Sequence[CheckTask]) -> str:

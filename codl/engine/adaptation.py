@@ -26,7 +26,7 @@ from codl.records.results import Move
 
 #: Inferences whose median is looked at: two of them may be disturbed.
 WINDOW = 5
-#: How many in turn must be unlike all before them to be the first ones after a change.
+#: Inferences in a row that must be unlike all before them to be the first after a change.
 FIRST = 2
 #: A share of the time in which a wait is none.
 DONE = 0.02

@@ -170,7 +170,7 @@ def own_streams() -> tuple[BinaryIO, BinaryIO]:
     return reader, writer
 
 
-#: So long may what is under way last when the input is gone, and then its end.
+#: Seconds that work under way may last when the input has ended, and then the process's end.
 GRACE_S = 5.0
 #: The other side has closed its end; a pipe's hang-up is always told. Not every system has this.
 CLOSED = getattr(select, "POLLRDHUP", 0)

@@ -22,7 +22,7 @@ MAGIC = b"CDL1"
 HEAD = struct.Struct("<4sIII")
 #: The most that a frame may have of JSON, of blobs, and of bytes in all of its blobs together.
 MOST_JSON, MOST_BLOBS, MOST_BYTES = 64 << 20, 1 << 16, 8 << 30
-#: So much is read at a time: a length that lies costs no memory before its bytes have come.
+#: Bytes that are read at a time: a wrong length costs no memory before its bytes have come.
 PIECE = 1 << 20
 
 In = TypeVar("In")

@@ -36,20 +36,20 @@ from codl.runtime.shared_weights import Share
 if TYPE_CHECKING:
     import pyopencl as cl
 
-#: Is told of a step, by its number, whose kernels are built or run for the first time now; -1 when
-#: all of them were.
-Trying: TypeAlias = Callable[[int], object]
+#: Called with the number of a step before its kernels are built or run for the first time, and with
+#: -1 after the last one.
+StepCallback: TypeAlias = Callable[[int], object]
 
 
-def untold(step: int) -> None:
-    """Nobody wants to know."""
+def no_callback(step: int) -> None:
+    """The default: steps are not reported."""
 
 
 class Handles:
     """An executable's memory, kernels and nets on a device.
 
     `refusals` are the steps that the device refuses, with the reason; `share` has what is there for
-    several executables. `trying` is told of every step before the driver is asked for its kernels.
+    several executables. `on_step` is told of every step before the driver is asked for its kernels.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class Handles:
         *,
         own_memory: bool = False,
         share: Share | None = None,
-        trying: Trying = untold,
+        on_step: StepCallback = no_callback,
     ) -> None:
         self._executable, self._device, self._share = executable, device, share
-        self._trying = trying
+        self._on_step = on_step
         self.refusals: dict[int, str] = {}
         #: Bytes of weights that kernels read.
         self.weight_bytes = 0
@@ -162,7 +162,7 @@ class Handles:
         return self._kernels[launch]
 
     def _bind(self, launch: Launch) -> None:
-        self._trying(launch.step)
+        self._on_step(launch.step)
         try:
             bound = self.bound(launch, self._program(launch.program))
         except DeviceError as error:
@@ -230,7 +230,7 @@ class Handles:
             if launch.step in self.refusals:
                 continue
             kernel = self._kernels[launch]
-            self._trying(launch.step)
+            self._on_step(launch.step)
             try:
                 with explained(f"Running the kernel {kernel.name!r}"):
                     self._device.run([kernel])

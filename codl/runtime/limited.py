@@ -295,14 +295,14 @@ class PacedQueue:
         self._pacer = Pacer(limits, self._drain)
         cores = device.soc.placement.cpu_cores
         self._thread = ThreadPoolExecutor(1, "queue", threads.pin, ([0], cores))
-        self._given: list[Future[object]] = []
+        self._submitted: list[Future[object]] = []
         #: By the number of an event, what enqueues the command that signals it.
         self._signals: dict[int, Future[object]] = {}
 
     def give(self, work: Callable[[], object], signals: int | None = None) -> None:
         """Let work be done on the thread, behind all that it was given before."""
         future = self._thread.submit(work)
-        self._given.append(future)
+        self._submitted.append(future)
         if signals is not None:
             self._signals[signals] = future
 
@@ -313,15 +313,15 @@ class PacedQueue:
 
     def begin(self) -> None:
         """Forget what an inference has left that failed."""
-        for future in self._given:
+        for future in self._submitted:
             with suppress(CodlError):
                 future.result()
-        self._given.clear()
+        self._submitted.clear()
         self._signals.clear()
 
     def end(self) -> None:
         """Wait until everything is enqueued; raises what went wrong first."""
-        for future in self._given:
+        for future in self._submitted:
             future.result()
         self.begin()
 
@@ -380,15 +380,15 @@ class PacedBinder(Binder):
     def _paced_actions(self, commands: Iterable[Command]) -> Iterator[Action]:
         for command in commands:
             if isinstance(command, Launch):
-                yield self._given(self._paced_launch(command), command.signals)
+                yield self._on_queue_thread(self._paced_launch(command), command.signals)
             elif isinstance(command, Raise | Map):
-                yield self._given(self._action(command), command.signals)
+                yield self._on_queue_thread(self._action(command), command.signals)
             elif isinstance(command, Unmap | Flush):
-                yield self._given(self._action(command), None)
+                yield self._on_queue_thread(self._action(command), None)
             else:
                 yield self._action(command)
 
-    def _given(self, action: Action, event: int | None) -> Action:
+    def _on_queue_thread(self, action: Action, event: int | None) -> Action:
         """An action that is carried out by the queue's thread."""
         give = self._paced.give
         return Action(

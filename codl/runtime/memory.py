@@ -215,7 +215,7 @@ WORDS, HALF = 1 << 32, 1 << 31
 SLEPT, LEAST_S = 0.7, 0.0005
 #: How fast the usual wait follows longer ones; it follows shorter ones at once.
 FOLLOWS = 0.125
-#: So many looks are taken between two at the clock.
+#: Looks at a flag between two looks at the clock.
 LOOKS = 64
 #: A flag that is not raised by then may never be: the queue is asked, now and then.
 ASK_S, AGAIN_S = 1.0, 0.01

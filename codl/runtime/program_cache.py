@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Kind: TypeAlias = Literal["binaries", "failures", "attempts"]
 
-#: So many deaths of a process while the driver compiles a program are the driver's doing.
+#: Deaths of a process while the driver compiles a program from which on the driver is blamed.
 DEATHS = 2
 #: Platforms that compile a kernel when it first runs, and keep that on disk themselves. To make a
 #: binary they compile everything once more: MobileNetV2 took PoCL 71 s instead of 40.

@@ -17,7 +17,7 @@ from codl.records.results import TimeSpan
 from codl.runtime import threads
 from codl.runtime.actions import Action, Binder
 from codl.runtime.drivers import explained
-from codl.runtime.handles import Handles, Trying, untold
+from codl.runtime.handles import Handles, StepCallback, no_callback
 from codl.runtime.launch import BoundKernel
 from codl.runtime.limited import PacedBinder, PacedQueue, SplitLaunches
 from codl.runtime.loaded import Footprint, RefusedError, Timeline
@@ -34,9 +34,9 @@ class Session:
     `inputs` and `outputs` are the arrays of the network's inputs and outputs, by name: fill the
     former, `run`, and read the latter before the next run. With `tries` every kernel runs once
     here: some failures only show at a first launch; and variants that are known to be wrong on this
-    driver are refused; `trying` is told of each step before. `share` has what it has in common with
-    others that run by turns with it. With `limits` launches are measured here, split where they are
-    too long, and paced.
+    driver are refused; `on_step` is called with each step before. `share` has what it has in common
+    with others that run by turns with it. With `limits` launches are measured here, split where
+    they are too long, and paced.
     Raises `RefusedError` where kernels are refused that others may stand in for, and `DeviceError`
     for all else that the device cannot.
     """
@@ -49,7 +49,7 @@ class Session:
         tries: bool = True,
         own_memory: bool = False,
         share: Share | None = None,
-        trying: Trying = untold,
+        on_step: StepCallback = no_callback,
         limits: GpuLimits = UNLIMITED,
     ) -> None:
         self.executable, self._device = executable, device
@@ -62,14 +62,14 @@ class Session:
         with self._working(), explained(f"Loading {executable.model!r}"):
             try:
                 self._handles = handles = Handles(
-                    executable, device, own_memory=own_memory, share=share, trying=trying
+                    executable, device, own_memory=own_memory, share=share, on_step=on_step
                 )
                 if tries:
                     handles.refuse_blocked()
                     handles.try_kernels()
                 if handles.refusals:
                     raise RefusedError(handles.refused)
-                trying(-1)
+                on_step(-1)
                 handles.host.make_nets()
                 self._bind(None if share is None else share.marks, limits)
             except BaseException as error:

@@ -42,7 +42,7 @@ DUEL = Effort(min_rounds=3, min_seconds=2.0)
 FINAL = Effort(min_rounds=5, min_seconds=3.0)
 #: The most of the budget that one comparison takes, and the one at the end, which is kept free.
 DUEL_PART, FINAL_PART = 0.1, 0.2
-#: So many runs of a turn at least, the cold one included.
+#: The least runs of a turn, the cold one included.
 LEAST_RUNS = 2
 #: Runs of a plan that are profiled, at most and at least.
 PROFILED, LEAST_PROFILED = 7, 2

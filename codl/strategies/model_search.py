@@ -85,7 +85,7 @@ class FoundBound:
 
 
 #: What a search comes to: a `CodlError` says why a model has no plan.
-Outcome: TypeAlias = FoundPlan | FoundBound | CodlError
+SearchOutcome: TypeAlias = FoundPlan | FoundBound | CodlError
 
 
 def search_models(
@@ -95,7 +95,7 @@ def search_models(
     *,
     budget: Budget | None = None,
     progress: Progress = nobody,
-) -> list[Outcome]:
+) -> list[SearchOutcome]:
     """What each search comes to, in their order: the same whoever the workers are.
 
     Each model is searched by one worker; `progress` hears of each. Workers elsewhere have no target
@@ -110,7 +110,7 @@ def search_models(
     }
     context.preload(*predictors)
     ready = context if workers.are_here else context.portable(*predictors)
-    done: dict[int, Outcome] = {}
+    done: dict[int, SearchOutcome] = {}
     # Files are read while others are at work.
     sent = (search if workers.have_files else search.without_files() for search in searches)
     with (
@@ -124,7 +124,7 @@ def search_models(
     return [done.get(at, missing) for at in range(len(searches))]
 
 
-def _outcome(context: Context, search: ModelSearch) -> Outcome:
+def _outcome(context: Context, search: ModelSearch) -> SearchOutcome:
     context = replace(context, winograd=search.winograd, limits=search.limits)
     try:
         network, planner = search.load(), search.planner

@@ -84,7 +84,7 @@ def checks_of(serial: str) -> tuple[Check, ...]:
     plugged = "Plug it in, turn on USB debugging in its developer options, and allow this computer."
     return (
         client_check(["adb"], ["version"], client),
-        Check("adb device", lambda patient: _state(serial), plugged, "nothing", decides=True),
+        Check("adb device", lambda under_test: _state(serial), plugged, "nothing", decides=True),
         shell_check("adb shell", lambda: shell_of(serial), "Plug it in again, or `adb reconnect`."),
     )
 

@@ -21,7 +21,7 @@ from codl.ir.executable import Executable
 from codl.records.soc import Soc
 from codl.records.soc_facts import Chip
 from codl.runtime import threads
-from codl.runtime.handles import Trying, untold
+from codl.runtime.handles import StepCallback, no_callback
 from codl.runtime.hardware import CpuFacts
 from codl.runtime.host_handles import HostSession
 from codl.runtime.opencl import OpenClDevice
@@ -377,11 +377,11 @@ class Target:
 
     @question(None)
     def load(
-        self, executable: Executable, *, tries: bool = True, trying: Trying = untold
+        self, executable: Executable, *, tries: bool = True, on_step: StepCallback = no_callback
     ) -> Loaded:
         """Allocate, build and bind an executable; with `tries` each kernel runs once for a trial.
 
-        Without, a kernel that must be compiled is a warning. `trying` is told of every step before
+        Without, a kernel that must be compiled is a warning. `on_step` is told of every step before
         the driver is asked for its kernels. What needs no GPU is loaded also where none can be
         opened, but for a fork, in which ncnn might hang, too. Raises `RefusedError` for kernels
         that the device refuses and others may stand in for.
@@ -394,7 +394,7 @@ class Target:
             return self.load_on_cpu(executable)
         before = device.programs.compiled
         limits = self._local.placement.limits
-        session = Session(executable, device, tries=tries, trying=trying, limits=limits)
+        session = Session(executable, device, tries=tries, on_step=on_step, limits=limits)
         if not tries and device.programs.compiled > before:
             warnings.warn(
                 f"{executable.model}: {device.programs.compiled - before} kernels were compiled "

@@ -48,7 +48,7 @@ class Finding:
 
 
 @dataclass
-class Patient:
+class DeviceUnderTest:
     """A device as checks look at it; what is known of it is asked once.
 
     `is_here` says that it is this machine, `in_process` that it is this very process, and `answers`
@@ -100,17 +100,17 @@ class Check:
     """
 
     name: str
-    run: Callable[[Patient], Iterable[CheckResult]]
+    run: Callable[[DeviceUnderTest], Iterable[CheckResult]]
     fix: str
     needs: Need = "agent"
     decides: bool = False
     is_long: bool = False
 
-    def findings(self, patient: Patient) -> list[Finding]:
+    def findings(self, under_test: DeviceUnderTest) -> list[Finding]:
         """The rows of this check; an error is a failed one, a defect included."""
         rows: list[Finding] = []
         try:
-            for outcome in self.run(patient):
+            for outcome in self.run(under_test):
                 rows.append(self._finding(outcome))
         except CodlError as error:
             rows.append(self._finding(CheckResult(False, str(error))))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from codl.errors import DeviceError
 from codl.runtime.child import telling
-from codl.targets.checks import Check, CheckResult, Patient
+from codl.targets.checks import Check, CheckResult, DeviceUnderTest
 from codl.targets.client import Fix, fix_of
 
 LIMIT_S = 30.0
@@ -24,7 +24,7 @@ WORD = "codl"
 def client_check(client: Sequence[str], version: Sequence[str], fix: str) -> Check:
     """That a client is installed; `version` are the arguments at which it tells its own."""
 
-    def run(patient: Patient) -> Iterator[CheckResult]:
+    def run(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
         path = shutil.which(client[0])
         if path is None:
             yield CheckResult(False, f"{client[0]!r} is not installed on this machine")
@@ -38,7 +38,7 @@ def client_check(client: Sequence[str], version: Sequence[str], fix: str) -> Che
 def shell_check(name: str, shell_of: Callable[[], DeviceShell], fix: str) -> Check:
     """That a command which is run on a device is what was said; errors have their own fixes."""
 
-    def run(patient: Patient) -> Iterator[CheckResult]:
+    def run(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
         shell = shell_of()
         try:
             said = shell.run(["echo", WORD], limit_s=LIMIT_S).decode(errors="replace").strip()

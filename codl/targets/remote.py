@@ -32,7 +32,7 @@ from codl.records.soc import Soc
 from codl.records.tuned import Tuned
 from codl.runtime.clock_settings import Governed
 from codl.runtime.connection import FrameError
-from codl.runtime.handles import Trying, untold
+from codl.runtime.handles import StepCallback, no_callback
 from codl.runtime.loaded import RefusedError
 from codl.runtime.placement import LocalSoc, at_hand
 from codl.runtime.program_cache import Binary
@@ -56,13 +56,13 @@ class RemoteModel:
         self,
         agent: AgentClient,
         executable: Executable,
-        trying: Trying,
+        on_step: StepCallback,
         *,
         tries: bool = True,
         on_cpu: bool = False,
     ) -> None:
         self.executable, self._agent = executable, agent
-        self._load = partial(load, agent, executable, trying, tries=tries, on_cpu=on_cpu)
+        self._load = partial(load, agent, executable, on_step, tries=tries, on_cpu=on_cpu)
         #: Held by whatever runs something on the same agent.
         self.lock = agent.lock
         self.inputs = {n: np.zeros(p.shape, np.float32) for n, p in executable.inputs.items()}
@@ -127,7 +127,7 @@ class RemoteModel:
 
 
 def load(
-    agent: AgentClient, executable: Executable, trying: Trying, *, tries: bool, on_cpu: bool
+    agent: AgentClient, executable: Executable, on_step: StepCallback, *, tries: bool, on_cpu: bool
 ) -> LoadedModel:
     """Send an executable with the arrays that the agent lacks.
 
@@ -153,7 +153,7 @@ def load(
         if not -1 <= step < len(executable.steps):
             raise FrameError(f"It tries the step {step}, of which there is none.")
         at = step
-        trying(step)
+        on_step(step)
 
     try:
         loaded = agent.ask(Models.load, content, sent, tries, on_cpu, hear)
@@ -357,12 +357,12 @@ class RemoteTarget(Elsewhere):
         return run
 
     def load(
-        self, executable: Executable, *, tries: bool = True, trying: Trying = untold
+        self, executable: Executable, *, tries: bool = True, on_step: StepCallback = no_callback
     ) -> RemoteModel:
-        return RemoteModel(self.agent, executable, trying, tries=tries)
+        return RemoteModel(self.agent, executable, on_step, tries=tries)
 
     def load_on_cpu(self, executable: Executable) -> RemoteModel:
-        return RemoteModel(self.agent, executable, untold, on_cpu=True)
+        return RemoteModel(self.agent, executable, no_callback, on_cpu=True)
 
     def binaries(self, model: RemoteModel) -> Sequence[Binary]:
         return self.agent.ask(Models.binaries, model.handle())

@@ -70,7 +70,7 @@ class Models:
     @question(300.0)  # from one step to the next, each of which may be compiled
     def load(
         self, content: bytes, arrays: Arrays, tries: bool, on_cpu: bool,
-        trying: Callable[[int], object],
+        on_step: Callable[[int], object],
     ) -> LoadedModel | tuple[Refusal, ...]:  # fmt: skip
         """Load an executable, with the arrays that lacked by their digests; or what is refused.
 
@@ -85,7 +85,7 @@ class Models:
             if on_cpu:
                 model = self._target.load_on_cpu(executable)
             else:
-                model = self._target.load(executable, tries=tries, trying=trying)
+                model = self._target.load(executable, tries=tries, on_step=on_step)
         except RefusedError as error:
             return error.refusals
         self._arrays.clear()  # the model has what it needs of them

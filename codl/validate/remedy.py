@@ -68,7 +68,7 @@ class _TriedFallbacks:
     tested: ModelUnderTest
     validation: Validation
     budget: Budget
-    #: What came of them by their fallbacks; None of what cannot run.
+    #: How close the worst output was, by fallbacks; None where the plan cannot run.
     whole: dict[frozenset[OpFallback], Closeness | None] = field(default_factory=dict)
 
     def are_right(self, fallbacks: Iterable[OpFallback]) -> bool:

@@ -54,7 +54,7 @@ Outputs: TypeAlias = Mapping[str, NDArray[Any]]
 class ModelUnderTest:
     """A model and a device on which plans of it are checked; `samples` are inputs by name.
 
-    Ops are checked on the first of them, and outputs on all.
+    Ops are checked on the first sample, and outputs on all.
     """
 
     model: ModelAndSource
@@ -63,7 +63,9 @@ class ModelUnderTest:
     samples: Sequence[Values]
     #: Outputs that are not looked at.
     ignored: frozenset[str] = frozenset()
-    _known: dict[int, Outputs] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _expected: dict[int, Outputs] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def network(self) -> Network:
@@ -85,12 +87,12 @@ class ModelUnderTest:
 
     def expected(self, number: int) -> Outputs:
         """The right outputs of a sample, computed once."""
-        if number not in self._known:
+        if number not in self._expected:
             sample = self.samples[number] if number else self.first
             right = self.model.outputs(sample) if number else self._by_onnx_runtime
             by_ops = outputs_by_ops(self.network, sample) if right is None else right
-            self._known[number] = {k: v for k, v in by_ops.items() if k not in self.ignored}
-        return self._known[number]
+            self._expected[number] = {k: v for k, v in by_ops.items() if k not in self.ignored}
+        return self._expected[number]
 
     def engine(self, plan: Plan, network: Network | None = None) -> Engine:
         return Engine(network or self.network, plan, self.target, self.tuning)

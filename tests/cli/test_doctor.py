@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from codl.cli.app import SIGNALLED, app
 from codl.errors import UnknownNameError
 from codl.registry import rolled_back
-from codl.targets.checks import CHECKS, Check, CheckResult, Patient, register
+from codl.targets.checks import CHECKS, Check, CheckResult, DeviceUnderTest, register
 
 KEYS = {"name", "ok", "detail", "fix"}
 #: `codl` where the packages of two extras are not installed.
@@ -75,10 +75,10 @@ def _only() -> Iterator[None]:
 
 
 def outcomes(*found: CheckResult, **more: Any) -> Check:
-    return Check("thing", lambda patient: iter(found), "Turn [it] on.", **more)
+    return Check("thing", lambda under_test: iter(found), "Turn [it] on.", **more)
 
 
-def raises(patient: Patient) -> Iterator[CheckResult]:
+def raises(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
     yield CheckResult(True, "begins well", of="first")
     raise ZeroDivisionError("a defect")
 
@@ -120,7 +120,7 @@ def test_a_check_that_breaks_is_a_failed_one() -> None:
 
 @pytest.mark.usefixtures("_only")
 def test_ctrl_c_keeps_the_checks_before(tmp_path: Path) -> None:
-    def end(patient: Patient) -> Iterator[CheckResult]:
+    def end(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
         raise KeyboardInterrupt
 
     register(outcomes(CheckResult(True, "fine", of="one")))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.devices import here
-from support.patients import DEVICE, HEALTHY, MadeUp, findings, patient
+from support.devices_under_test import DEVICE, HEALTHY, MadeUp, findings, under_test
 
 import codl
 from codl.boundary import BASE, PACKAGES
@@ -24,7 +24,7 @@ from codl.runtime.cache import VariantBlocklist
 from codl.runtime.detect import describe
 from codl.runtime.placement import LocalSoc
 from codl.runtime.probe import ProbedDevice, ProbeResult
-from codl.targets.checks import Finding, Patient
+from codl.targets.checks import DeviceUnderTest, Finding
 from codl.targets.connect import connect
 
 
@@ -32,15 +32,15 @@ def without(*names: str) -> dict[str, str]:
     return {name: "" if name in names else "1.0" for name in HEALTHY.packages}
 
 
-def broken(*names: str, **changes: object) -> Patient:
+def broken(*names: str, **changes: object) -> DeviceUnderTest:
     """What is not installed cannot be imported either."""
     missing = [name for name, version in HEALTHY.packages.items() if not version]
     examination = replace(HEALTHY, **changes)  # type: ignore[arg-type]
-    return patient(MadeUp(examination, broken=(*missing, *names)))
+    return under_test(MadeUp(examination, broken=(*missing, *names)))
 
 
 def test_a_healthy_machine_passes() -> None:
-    found = findings(PACKAGE_CHECKS, patient())
+    found = findings(PACKAGE_CHECKS, under_test())
     assert all(one.ok and one.fix == "" for one in found.values())
     assert set(found) == {
         "agent",
@@ -51,7 +51,7 @@ def test_a_healthy_machine_passes() -> None:
 
 
 def test_an_old_python_is_named_with_what_is_wanted() -> None:
-    found = findings(PACKAGE_CHECKS, patient(python=(3, 8)))["python"]
+    found = findings(PACKAGE_CHECKS, under_test(python=(3, 8)))["python"]
     assert not found.ok
     assert found.detail.startswith("3.8 on Linux aarch64; codl needs 3.10")
     assert "3.10 or later" in found.fix
@@ -96,7 +96,7 @@ def test_an_extra_that_is_missing_fails_but_for_one_that_few_want() -> None:
 
 
 def test_a_device_needs_no_extras() -> None:
-    found = findings(PACKAGE_CHECKS, patient(is_here=False))
+    found = findings(PACKAGE_CHECKS, under_test(is_here=False))
     assert not [name for name in found if "extra" in name]
 
 
@@ -106,14 +106,14 @@ def test_a_device_needs_no_extras() -> None:
 )
 def test_an_agent_that_does_not_answer(is_here: bool, fix: str) -> None:
     lost = MadeUp(lost="The agent of 'made-up' ended with code 1: No module named 'msgspec'.")
-    found = findings(PACKAGE_CHECKS, patient(lost, is_here=is_here))["agent"]
+    found = findings(PACKAGE_CHECKS, under_test(lost, is_here=is_here))["agent"]
     assert not found.ok
     assert "No module named 'msgspec'" in found.detail
     assert fix in found.fix
 
 
 def test_every_driver_and_device_is_listed() -> None:
-    found = findings(DRIVER_CHECKS, patient())
+    found = findings(DRIVER_CHECKS, under_test())
     assert all(one.ok and one.fix == "" for one in found.values())
     assert found["opencl driver some-driver"].detail == "answers with Some GPU"
     assert "driver 1.2, 8 compute units" in found["opencl device Some GPU (some-driver)"].detail
@@ -121,7 +121,9 @@ def test_every_driver_and_device_is_listed() -> None:
 
 def test_a_driver_that_died_is_named_with_how() -> None:
     died = ProbeResult("bad", error="The driver's process crashed (signal 6): boom")
-    found = findings(DRIVER_CHECKS, patient(MadeUp(drivers=(died, ProbeResult("good", (DEVICE,))))))
+    found = findings(
+        DRIVER_CHECKS, under_test(MadeUp(drivers=(died, ProbeResult("good", (DEVICE,)))))
+    )
     assert not found["opencl driver bad"].ok
     assert "crashed (signal 6): boom" in found["opencl driver bad"].detail
     assert "/etc/OpenCL/vendors" in found["opencl driver bad"].fix
@@ -130,10 +132,12 @@ def test_a_driver_that_died_is_named_with_how() -> None:
 
 def test_a_driver_without_a_device_fails_where_no_other_has_one() -> None:
     empty, good = ProbeResult("empty"), ProbeResult("good", (DEVICE,))
-    beside = findings(DRIVER_CHECKS, patient(MadeUp(drivers=(empty, good))))
+    beside = findings(DRIVER_CHECKS, under_test(MadeUp(drivers=(empty, good))))
     assert beside["opencl driver empty"].ok
     assert "another driver has" in beside["opencl driver empty"].detail
-    assert not findings(DRIVER_CHECKS, patient(MadeUp(drivers=(empty,))))["opencl driver empty"].ok
+    assert not findings(DRIVER_CHECKS, under_test(MadeUp(drivers=(empty,))))[
+        "opencl driver empty"
+    ].ok
 
 
 @pytest.mark.parametrize(
@@ -141,7 +145,7 @@ def test_a_driver_without_a_device_fails_where_no_other_has_one() -> None:
 )
 def test_no_driver_at_all(is_termux: bool, fix: str) -> None:
     machine = replace(HEALTHY, is_termux=is_termux)
-    found = findings(DRIVER_CHECKS, patient(MadeUp(machine, drivers=())))["opencl driver"]
+    found = findings(DRIVER_CHECKS, under_test(MadeUp(machine, drivers=())))["opencl driver"]
     assert not found.ok
     assert fix in found.fix
 
@@ -153,7 +157,7 @@ def test_no_driver_at_all(is_termux: bool, fix: str) -> None:
 def test_a_loader_that_does_not_load(version: str, detail: str) -> None:
     packages = {**HEALTHY.packages, "pyopencl": version}
     target = MadeUp(replace(HEALTHY, packages=packages), broken=("pyopencl",))
-    found = findings(DRIVER_CHECKS, patient(target))["opencl loader"]
+    found = findings(DRIVER_CHECKS, under_test(target))["opencl loader"]
     assert not found.ok
     assert detail in found.detail
     assert "pyopencl" in found.fix
@@ -220,7 +224,7 @@ def _spoilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def found_on(device: ProbedDevice) -> dict[str, Finding]:
     """What is found by a process of this machine, on one device alone."""
-    own = patient(connect("process"))
+    own = under_test(connect("process"))
     own.serial = "process"
     vars(own)["drivers"] = (probed(device),)
     (check,) = KERNEL_CHECKS
@@ -257,7 +261,7 @@ def test_variants_that_fail_are_named_with_what_codl_does(
 def test_a_machine_with_one_core_and_no_gpu_is_told_so(devices: tuple[ProbedDevice, ...]) -> None:
     if devices[0].type != "cpu":
         pytest.skip("the device of this machine is a GPU")
-    own = patient(cores=(0,), physical_cores=(0,))
+    own = under_test(cores=(0,), physical_cores=(0,))
     vars(own)["drivers"] = (probed(devices[0]),)
     (finding,) = KERNEL_CHECKS[0].findings(own)
     assert not finding.ok
@@ -266,7 +270,7 @@ def test_a_machine_with_one_core_and_no_gpu_is_told_so(devices: tuple[ProbedDevi
 
 @pytest.mark.usefixtures("_spoilt")
 def test_variants_that_had_no_turn_are_counted(devices: tuple[ProbedDevice, ...]) -> None:
-    own = patient(connect("process"))
+    own = under_test(connect("process"))
     own.serial, own.budget_s = "process", 0.0
     vars(own)["drivers"] = (probed(devices[0]),)
     (finding,) = KERNEL_CHECKS[0].findings(own)

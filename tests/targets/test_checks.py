@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.patients import findings, patient
+from support.devices_under_test import findings, under_test
 
 from codl.errors import DeviceError, UnknownNameError
 from codl.targets import adb, ssh
@@ -42,7 +42,7 @@ def program(folder: Path, name: str, text: str) -> None:
 
 
 def of(serial: str) -> dict[str, Finding]:
-    return findings(transport_of(serial).checks(serial), patient())
+    return findings(transport_of(serial).checks(serial), under_test())
 
 
 def phone(path: Path, *, listed: str, shell: str = RUNS) -> dict[str, Finding]:

@@ -14,7 +14,7 @@ from codl.runtime.examination import Examination, Room
 from codl.runtime.hardware import CpuFacts
 from codl.runtime.probe import ProbedDevice, ProbeResult
 from codl.targets.base import TargetInfo
-from codl.targets.checks import Check, Finding, Patient
+from codl.targets.checks import Check, DeviceUnderTest, Finding
 
 NAMES = [name for own in (BASE, *PACKAGES.values()) for name in own.values()]
 GIB = 1 << 30
@@ -94,14 +94,14 @@ class MadeUp:
         self.closed.append(self.serial)
 
 
-def patient(target: Any = None, **changes: Any) -> Patient:
-    """A device with this target; `changes` are of the patient, or of a healthy machine."""
+def under_test(target: Any = None, **changes: Any) -> DeviceUnderTest:
+    """A device with this target; `changes` are of the device, or of a healthy machine."""
     own = {name: changes.pop(name) for name in ("is_here", "in_process") if name in changes}
     made = target or MadeUp(examination=replace(HEALTHY, **changes))
     usual = {"is_here": True, "in_process": False, "budget_s": 60.0, "progress": no_progress}
-    return Patient("made-up", made, **{**usual, **own})  # type: ignore[arg-type]
+    return DeviceUnderTest("made-up", made, **{**usual, **own})  # type: ignore[arg-type]
 
 
-def findings(checks: Sequence[Check], of: Patient) -> dict[str, Finding]:
+def findings(checks: Sequence[Check], of: DeviceUnderTest) -> dict[str, Finding]:
     """What checks find, by name."""
     return {one.name: one for check in checks for one in check.findings(of)}
