@@ -1,4 +1,4 @@
-"""The fastest plan under the predictor: a beam search over where chains end; and what is fastest.
+"""Beam search of the chains of a plan by predicted latency or energy, and its objectives.
 
 A label says how the network can have come to a point between two layers: which region of every
 tensor that is still read each processor then holds, and when each is free. Of two labels that hold
@@ -174,9 +174,9 @@ def fastest(
     points[0].keep(search.start)
     exact = True
     for at, nexts in enumerate(starting):
-        labels = [label for own in points[at].labels.values() for label in own]
+        labels = [label for kept in points[at].labels.values() for label in kept]
         exact = exact and len(labels) <= widest
-        ahead = _Ahead(search, [own for own in nexts if leads_on[own.stop]])
+        ahead = _Ahead(search, [candidate for candidate in nexts if leads_on[candidate.stop]])
         for label in sorted(labels, key=search.promise)[:widest]:
             for end_ms, candidate in ahead.within(label):
                 point = points[candidate.stop]
@@ -186,7 +186,7 @@ def fastest(
                 elif objective.allows(new.spent):
                     point.keep(new)
         points[at].labels.clear()
-    return search.best([x for own in points[-1].labels.values() for x in own], exact=exact)
+    return search.best([x for kept in points[-1].labels.values() for x in kept], exact=exact)
 
 
 def every_plan(
@@ -239,9 +239,9 @@ class _Ahead:
 
     def __init__(self, search: _LabelSearch, candidates: Sequence[CandidateChain]) -> None:
         self._candidates = candidates
-        works = np.array([own.work_ms for own in candidates], np.float64).reshape(-1, 2)
+        works = np.array([candidate.work_ms for candidate in candidates], np.float64).reshape(-1, 2)
         launches_ms = search.transitions.launches_ms
-        launches = np.array([launches_ms(own.launches) for own in candidates])
+        launches = np.array([launches_ms(candidate.launches) for candidate in candidates])
         self._cpu, self._gpu = works[:, 0] + launches, works[:, 1]
 
     def within(self, label: Label) -> Iterable[tuple[float, CandidateChain]]:
@@ -262,7 +262,7 @@ class _LabelSearch:
     def __init__(self, candidates: Candidates, sharing: Sharing, objective: Objective) -> None:
         self.candidates, self.objective = candidates, objective
         self.transitions = Transitions(candidates.costs, sharing)
-        self.transitions.prefetch([own for at in candidates.starting for own in at])
+        self.transitions.prefetch([candidate for at in candidates.starting for candidate in at])
         self.start = Label(START, self.transitions.start)
         cost = candidates.costs.cost
         self._enqueues_at_once = cost.launches_ms(1) == 0 and cost.signals.first_launch_ms == 0

@@ -106,7 +106,7 @@ def _with_variants(network: Network, plan: Plan, costs: ChainCosts) -> Plan:
     for chain, key in zip(plan.chains, walks, strict=True):
         candidate = costs.known[key]
         clocks, holdings = transitions.after(clocks, holdings, candidate)
-        variants = {name: own for name, own in costs.variants(candidate).items() if own}
+        variants = {name: by_side for name, by_side in costs.variants(candidate).items() if by_side}
         chains.append(replace(chain, variants=variants))
     predicted_ms = transitions.end_ms(clocks, holdings)
     return replace(plan, chains=tuple(chains), predicted_ms=predicted_ms)
@@ -178,7 +178,7 @@ def unless_alone(
         for processor in PROCESSORS
         if max(cost.fastest_ms(ops, processor), default=0.0) < inf
     ]
-    faster = min(alone, key=lambda own: own.predicted_ms or 0.0, default=plan)
+    faster = min(alone, key=lambda single: single.predicted_ms or 0.0, default=plan)
     limit_ms = WORTH * (faster.predicted_ms or 0.0)
     return faster if (plan.predicted_ms or 0.0) > limit_ms else plan
 
@@ -270,8 +270,12 @@ def with_fallbacks(network: Network, plan: Plan, fallbacks: Sequence[OpFallback]
 def for_soc(network: Network, fallbacks: Iterable[OpFallback]) -> tuple[OpFallback, ...]:
     """The fallbacks of a plan as a SoC file has them: by the text of the op, each once."""
     texts = {layer.name: to_text(layer.op) for layer in network.layers}
-    named = (replace(own, op=texts[own.op]) for own in fallbacks)
-    return tuple({(own.op, own.processor, own.variant): own for own in named}.values())
+    named = (replace(fallback, op=texts[fallback.op]) for fallback in fallbacks)
+    return tuple(
+        {
+            (fallback.op, fallback.processor, fallback.variant): fallback for fallback in named
+        }.values()
+    )
 
 
 def _changed(chain: Chain, layers: Sequence[Layer], by_layer: ByLayer) -> Iterator[Chain]:
@@ -289,7 +293,7 @@ def _changed(chain: Chain, layers: Sequence[Layer], by_layer: ByLayer) -> Iterat
         names = [layer.name for layer in group]
         if move is None:
             instead = {
-                name: {side: own.instead for side, own in by_layer.get(name, {}).items()}
+                name: {side: fallback.instead for side, fallback in by_layer.get(name, {}).items()}
                 for name in names
             }
             variants = {name: {**chain.variants[name], **instead[name]} for name in names}

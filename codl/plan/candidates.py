@@ -1,4 +1,4 @@
-"""The chains of a network that are worth a thought: where they begin and end, and how they are cut.
+"""Candidate chains of a network for a search: where they begin and end, and how they are cut.
 
 A chain here is a run of layers in topological order, which is always a convex set of the graph.
 """
@@ -61,7 +61,7 @@ class Candidates:
             dims = [dim for dim in op.dims if dim != "H" or op.output.h > 1]
             of_op.append({dim: _steps(op.output.n, dim, self._steps_count) for dim in dims})
         every = enumerate(of_op[op] for op in self._sub_ops.op_of)
-        return [self.costs.weights.allowed(at, own) for at, own in every]
+        return [self.costs.weights.allowed(at, steps) for at, steps in every]
 
     @cached_property
     def _fixed(self) -> list[tuple[Dim, int] | None]:
@@ -108,12 +108,12 @@ class Candidates:
         tables = {dim: np.full((2, len(sub_ops.ops), last + 1), np.inf) for dim in AXES}
         first = 0
         for (op, dim), cut in cuts.items():
-            own = latencies[:, first : first + len(cut)]
+            cut_ms = latencies[:, first : first + len(cut)]
             first += len(cut)
             if cut:
                 inner = np.arange(cut[0], cut[-1] + 1)
                 for side in (0, 1):
-                    tables[dim][side, op, inner] = np.interp(inner, cut, own[side])
+                    tables[dim][side, op, inner] = np.interp(inner, cut, cut_ms[side])
         for dim, by_op in tables.items():
             tables[dim] = table = by_op[:, sub_ops.op_of]
             table[0, :, 0], table[1, :, 0] = self._whole_ms[0], 0.0
@@ -165,13 +165,13 @@ class Candidates:
 
     def _split(self) -> Iterator[Walk]:
         """Of layers behind each other with the same ops once, wherever they stand."""
-        known: dict[Hashable, list[Walk]] = {}
+        walks_by_ops: dict[Hashable, list[Walk]] = {}
         for stop in range(1, len(self._layers) + 1):
-            own = slice(max(0, stop - LONGEST), stop)
-            ops = tuple(self._sub_ops.op_of[own]), tuple(self._fixed[own])
-            if ops not in known:
-                known[ops] = list(self._split_before(stop))
-            for walk in known[ops]:
+            window = slice(max(0, stop - LONGEST), stop)
+            ops = tuple(self._sub_ops.op_of[window]), tuple(self._fixed[window])
+            if ops not in walks_by_ops:
+                walks_by_ops[ops] = list(self._split_before(stop))
+            for walk in walks_by_ops[ops]:
                 moved = stop - walk.stop
                 starts = frozenset(start + moved for start in walk.starts) if moved else walk.starts
                 yield walk._replace(stop=stop, starts=starts)
@@ -211,7 +211,7 @@ class Candidates:
 
     def _followed(self, start: int, stop: int, dim: Dim, steps: Sequence[int]) -> Sequence[int]:
         """The steps, or where another plan is followed that of all of its chains."""
-        fixed = {own for own in self._fixed[start:stop] if own is not None}
+        fixed = {cut for cut in self._fixed[start:stop] if cut is not None}
         if not fixed:
             return steps
         (own_dim, step), *others = fixed

@@ -1,4 +1,4 @@
-"""What chains take: parts, kernel variants, storages and nets of many chains, predicted in batches.
+"""Predicted costs of candidate chains: parts, variants, storages and nets, in batches.
 
 A chain is a run of layers in topological order, cut at a dimension and a ratio. Everything about
 one of its layers is decided by that layer and by those behind it in the chain, never by where the
@@ -66,7 +66,7 @@ class CandidateChain(NamedTuple):
     `reads` and `leaves` are rows of a tensor, a processor's number, 0 for the CPU and 1 for the
     GPU, and a region's: what the shards read from outside, in the order in which lowering asks for
     it, and leave for others; the regions' notes are storage orders. Tensors are numbered as seen
-    from the chain's start: what a layer makes has the number of that which lies so many behind it,
+    from the chain's start: what a layer makes has the layer's distance from there as its number,
     and the others stand behind all layers. `work_ms` is how long each shard takes while the other
     one works, `alone_ms` how long its ops take alone; `launches` how many kernels, or small groups
     of them, are launched; `weights` the bytes of weights of both. `rows` are those of its layers,
@@ -86,7 +86,7 @@ class CandidateChain(NamedTuple):
     rows: tuple[Chosen, int, int]
 
     def moved(self, layers: int) -> CandidateChain:
-        """A chain that is alike, so many layers behind this one."""
+        """The same chain, `layers` layers behind this one."""
         return (
             CandidateChain(self.start + layers, self.stop + layers, *self[2:]) if layers else self
         )
@@ -156,13 +156,13 @@ class ChainCosts:
         chosen, first, last = candidate.rows
         variants: dict[str, dict[str, str]] = {}
         for layer, row in enumerate(reversed(range(first, last)), candidate.start):
-            own = variants[self.network.layers[layer].name] = {}
+            by_side = variants[self.network.layers[layer].name] = {}
             cpu, gpu = chosen.parts[row].tolist()
             if cpu != NONE:
                 in_onnx = chosen.in_onnx[row]
-                own["cpu"] = CpuOrt.name if in_onnx else self.sub_ops.cpu_variant(cpu)
+                by_side["cpu"] = CpuOrt.name if in_onnx else self.sub_ops.cpu_variant(cpu)
             if gpu != NONE:
-                own["gpu"] = self.sub_ops.gpu_variant(gpu, int(chosen.storages[row]))
+                by_side["gpu"] = self.sub_ops.gpu_variant(gpu, int(chosen.storages[row]))
         return variants
 
     def evaluate(self, walks: Sequence[Walk], *, limited: bool = False) -> list[CandidateChain]:
@@ -190,8 +190,8 @@ class ChainCosts:
         return self._halo(walks, limited=False).steps()
 
     def _halo(self, walks: Sequence[Walk], *, limited: bool) -> HaloPropagation:
-        known = self.network.layers, self.sub_ops, self.last_reader, self.lone
-        return HaloPropagation(*known, walks, limited=limited)
+        network_facts = self.network.layers, self.sub_ops, self.last_reader, self.lone
+        return HaloPropagation(*network_facts, walks, limited=limited)
 
     # Stretches that are alike.
 
@@ -221,8 +221,8 @@ class ChainCosts:
             return source, min(self.last_reader[name] - at, LONGEST_ALIKE + 1)
 
         def numbers(contents: Sequence[Hashable]) -> list[int]:
-            known: dict[Hashable, int] = {}
-            return [known.setdefault(content, len(known)) for content in contents]
+            number_of: dict[Hashable, int] = {}
+            return [number_of.setdefault(content, len(number_of)) for content in contents]
 
         added = set(self.adds.values())
         layers = [
@@ -237,7 +237,7 @@ class ChainCosts:
             )
             for at, layer in enumerate(self.network.layers)
         ]
-        points = [tuple(seen_from(at, name) for name in own) for at, own in enumerate(self.live)]
+        points = [tuple(seen_from(at, name) for name in live) for at, live in enumerate(self.live)]
         return numbers(layers), numbers(points)
 
 
@@ -399,9 +399,9 @@ class _Evaluation:
         }
         sums = np.column_stack([columns[name] for name in COLUMNS]).astype(np.float64)
         views, sources = gpu.views(self._layer, self._walk, self._leaves, self._viewed)
-        own = [gpu.alone_ms, columns["gpu_bytes"], gpu.part_launches]
+        viewed_amounts = [gpu.alone_ms, columns["gpu_bytes"], gpu.part_launches]
         places = [COLUMNS.index(name) for name in ("gpu_ms", "gpu_bytes", "launches")]
-        for place, amounts_ in zip(places, own, strict=True):
+        for place, amounts_ in zip(places, viewed_amounts, strict=True):
             np.subtract.at(sums[:, place], sources, amounts_[views])
         return sums
 
@@ -442,8 +442,8 @@ class _Evaluation:
     def _add_loads(self, totals: dict[str, Milliseconds], reads: Numbers) -> None:
         """What the CPU's nets pack of what chains read from outside."""
         chain, _, _, numbers, loads = reads[reads[:, 4] > 0].T
-        own, which = np.unique(numbers, return_inverse=True)
-        shapes = [self._regions.shape(number) for number in own.tolist()]
+        distinct, which = np.unique(numbers, return_inverse=True)
+        shapes = [self._regions.shape(number) for number in distinct.tolist()]
         load_ms = self._moves_ms("load", shapes)[which]
         size = np.array([shape.bytes for shape in shapes], np.float64)[which]
         count = len(totals["packing_ms"])

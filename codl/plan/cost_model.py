@@ -68,9 +68,9 @@ class WeightPlaces:
         shares: dict[str, Shares] = {}
         cuts: dict[str, tuple[Dim, float]] = {}
         for segment in partition_plan(network, plan, soc).segments:
-            own = [{p.layer.name: p.region for p in s.parts} for s in (segment.cpu, segment.gpu)]
+            parts = [{p.layer.name: p.region for p in s.parts} for s in (segment.cpu, segment.gpu)]
             for name in segment.chain.ops:
-                shares[name] = own[0].get(name), own[1].get(name)
+                shares[name] = parts[0].get(name), parts[1].get(name)
                 cuts[name] = segment.chain.dim, segment.chain.gpu_ratio
         return cls(True, shares, cuts)
 
@@ -100,11 +100,11 @@ class SignalCosts:
 
     @classmethod
     def of(cls, predictors: LatencyPredictors, *, raises_flags: bool = False) -> SignalCosts:
-        known = frozenset(predictors.targets)
+        targets = frozenset(predictors.targets)
 
         def predicted_ms(signal: Gap) -> float | None:
             target = f"{signal.kind}_{signal.processor}"
-            if target not in known:
+            if target not in targets:
                 return None
             return float(predictors.latency_ms(target, [signal])[0])
 
@@ -125,8 +125,8 @@ class SignalCosts:
         if self.wait_ms is None or "transform" not in parts:
             return parts
         added_ms = self.first_launch_ms + self.wait_ms
-        own = {part: max(0.0, parts[part] - added_ms) for part in QUEUED if part in parts}
-        return {**parts, **own, "sync": self.wait_ms}
+        queued_ms = {part: max(0.0, parts[part] - added_ms) for part in QUEUED if part in parts}
+        return {**parts, **queued_ms, "sync": self.wait_ms}
 
 
 #: A region of a tensor on its way from one place to another.
@@ -236,29 +236,29 @@ class CostModel:
 
     def prefetch(self, ops: Iterable[Op], processor: Processor) -> list[dict[str, VariantCost]]:
         """Predict many ops in one batch for each kernel variant: their variants by name."""
-        known = self._known[processor]
+        costs_by_op = self._known[processor]
         costs = []
         new: list[Op] = []
         asked: dict[str, _Asked] = {}
         named: dict[str, list[tuple[Any, dict[str, VariantCost]]]] = {}
         for op in ops:
-            own = known.get(op)
-            if own is None:
-                own = known[op] = {}
+            op_costs = costs_by_op.get(op)
+            if op_costs is None:
+                op_costs = costs_by_op[op] = {}
                 for name, variant in self._targets(op, processor):
                     of_target = asked.setdefault(name, _Asked([], []))
                     of_target.places.append(len(new))
                     of_target.together.append(variant.takes_batch)
-                    named.setdefault(name, []).append((variant, own))
+                    named.setdefault(name, []).append((variant, op_costs))
                 new.append(op)
-            costs.append(own)
+            costs.append(op_costs)
         latencies = self._inside_ms(processor, new, asked)
         for name, rows in named.items():
-            for (variant, own), latency_ms in zip(rows, latencies[name], strict=True):
-                own[variant.name] = VariantCost(variant.name, latency_ms)
+            for (variant, op_costs), latency_ms in zip(rows, latencies[name], strict=True):
+                op_costs[variant.name] = VariantCost(variant.name, latency_ms)
                 if processor == "gpu":
                     where = variant.storage, variant.among_planar
-                    own[variant.name] = VariantCost(variant.name, latency_ms, *where)
+                    op_costs[variant.name] = VariantCost(variant.name, latency_ms, *where)
         return costs
 
     def _targets(self, op: Op, processor: Processor) -> Iterator[tuple[str, Variant]]:
@@ -278,24 +278,24 @@ class CostModel:
     def fastest_ms(self, ops: Iterable[Op], processor: Processor) -> list[float]:
         """Milliseconds of ops in their fastest variants; infinite where there is none."""
         return [
-            min((cost.latency_ms for cost in own.values()), default=inf)
-            for own in self.prefetch(ops, processor)
+            min((cost.latency_ms for cost in op_costs.values()), default=inf)
+            for op_costs in self.prefetch(ops, processor)
         ]
 
     def fastest_by_storage(self, op: Op, processor: Processor) -> dict[Storage | None, VariantCost]:
         """The fastest variant for every storage, the fastest of all first."""
-        (known,) = self.prefetch([op], processor)
+        (op_costs,) = self.prefetch([op], processor)
         fastest: dict[Storage | None, VariantCost] = {}
-        for cost in sorted(known.values(), key=lambda cost: cost.latency_ms):
+        for cost in sorted(op_costs.values(), key=lambda cost: cost.latency_ms):
             fastest.setdefault(cost.storage, cost)
         return fastest
 
     def variant_ms(self, op: Op, processor: Processor, variant: str) -> float:
         """Milliseconds of an op in a variant; of one without a predictor as in the fastest."""
-        (known,) = self.prefetch([op], processor)
-        if variant in known:
-            return known[variant].latency_ms
-        return min((cost.latency_ms for cost in known.values()), default=inf)
+        (op_costs,) = self.prefetch([op], processor)
+        if variant in op_costs:
+            return op_costs[variant].latency_ms
+        return min((cost.latency_ms for cost in op_costs.values()), default=inf)
 
     def _inside_ms(
         self, processor: Processor, ops: Sequence[Op], asked: Mapping[str, _Asked]
@@ -307,14 +307,14 @@ class CostModel:
         if not asked:
             return {}
         sizes = ColumnsByType([op.one_image for op in ops])
-        rows = {target: sizes.some(own.places) for target, own in asked.items()}
-        alone = [self.predictors.latency_ms(target, own) for target, own in rows.items()]
+        rows = {target: sizes.some(request.places) for target, request in asked.items()}
+        alone = [self.predictors.latency_ms(target, columns) for target, columns in rows.items()]
         alone_ms = np.concatenate(alone)
-        places = np.concatenate([own.places for own in asked.values()])
-        together = np.concatenate([own.together for own in asked.values()])
+        places = np.concatenate([request.places for request in asked.values()])
+        together = np.concatenate([request.together for request in asked.values()])
         images = np.array([op.images for op in ops], np.float64)[places]
         at_once = np.where(together, images, 1.0)
-        single = [op for own in rows.values() for op in own]
+        single = [op for columns in rows.values() for op in columns]
         taken_ms = self._batch_ms(single, alone_ms, at_once, processor) * (images / at_once)
         # Of a batch only the first image finds the weights far away.
         costs = self.inside(processor)
@@ -327,11 +327,11 @@ class CostModel:
         if processor == "gpu":
             taken_ms = self.limits.kept_ms(taken_ms, costs.call_ms)
         by_target, first = {}, 0
-        for target, own in asked.items():
-            part = taken_ms[first : first + len(own.places)]
-            first += len(own.places)
+        for target, request in asked.items():
+            part = taken_ms[first : first + len(request.places)]
+            first += len(request.places)
             if self.corrections is not None:
-                part = part * self.corrections(target, [ops[at] for at in own.places])
+                part = part * self.corrections(target, [ops[at] for at in request.places])
             by_target[target] = part.tolist()
         return by_target
 

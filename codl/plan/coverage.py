@@ -1,4 +1,4 @@
-"""Which ops a SoC's predictors cover, and what stands in for those that they do not.
+"""Coverage of a model's ops by a SoC's predictors, estimates of the others, and ablated terms.
 
 Predictors are trained on the kinds of op in some models. Another model may have a softmax or a
 gather, or an ONNX subgraph, for which there is none, or one that has seen a handful of shapes. On a
@@ -76,8 +76,8 @@ class Overlay:
 
     @cached_property
     def targets(self) -> tuple[str, ...]:
-        known = (target for target in self.predictors.targets if target not in self.without)
-        return (*known, *sorted(self.zero))
+        measured = (target for target in self.predictors.targets if target not in self.without)
+        return (*measured, *sorted(self.zero))
 
     @property
     def few(self) -> Mapping[str, frozenset[str]]:
@@ -85,8 +85,8 @@ class Overlay:
 
     @cached_property
     def inside(self) -> InNetworkCosts:
-        known = self.predictors.inside
-        return {side: replace(own, **self.costs) for side, own in known.items()}
+        measured = self.predictors.inside
+        return {side: replace(side_costs, **self.costs) for side, side_costs in measured.items()}
 
     def latency_ms(self, target: str, items: Sequence[Item]) -> NDArray[np.float64]:
         if target in self.zero:
@@ -183,14 +183,14 @@ def covered(cost: CostModel, network: Network) -> CostModel:
         return _with_estimates(cost, network)
     if isinstance(cost.predictors, PartlyMeasured):
         return cost
-    known = cost.predictors.targets
+    measured = cost.predictors.targets
     missing: set[str] = set()
     for layer in network.layers:
-        own = _targets(layer.op, cost.soc)
-        if not own.intersection(known):
-            missing |= own
+        targets = _targets(layer.op, cost.soc)
+        if not targets.intersection(measured):
+            missing |= targets
     usual = registry.storages(cost.soc)[0]
-    free = {way for way in MOVES if sharing_target(way, usual) not in known}
+    free = {way for way in MOVES if sharing_target(way, usual) not in measured}
     partly = PartlyMeasured(
         cost.predictors, zero=frozenset(missing), free=frozenset((*free, *INCLUDED))
     )
@@ -215,9 +215,9 @@ def _with_estimates(cost: CostModel, network: Network) -> CostModel:
     rates: dict[str, Rates] = {}
     for processor in PROCESSORS:
         missing = sorted(set(_poorly_covered(cost, network, processor)))
-        own = rates_of(processor, cost.predictors, cost.soc) if missing else None
-        if own is not None:
-            rates |= dict.fromkeys(missing, own)
+        side_rates = rates_of(processor, cost.predictors, cost.soc) if missing else None
+        if side_rates is not None:
+            rates |= dict.fromkeys(missing, side_rates)
     if not rates:
         return cost
     return cost.with_predictors(Estimated(cost.predictors, rates=rates, soc=cost.soc))
@@ -240,8 +240,8 @@ def rates_of(processor: Processor, predictors: LatencyPredictors, soc: Soc) -> R
     """How fast a processor is by its predictors; None where there are none for the probes."""
 
     def fastest_ms(op: Op) -> float:
-        known = set(_targets(op, soc, processor)).intersection(predictors.targets)
-        latencies = (float(predictors.latency_ms(target, [op])[0]) for target in known)
+        measured = set(_targets(op, soc, processor)).intersection(predictors.targets)
+        latencies = (float(predictors.latency_ms(target, [op])[0]) for target in measured)
         return min(latencies, default=inf)
 
     probes = {op: ms for op in map(parse, PROBES) if (ms := fastest_ms(op)) < inf}
@@ -263,11 +263,11 @@ def rates_of(processor: Processor, predictors: LatencyPredictors, soc: Soc) -> R
 def _poorly_covered(cost: CostModel, network: Network, processor: Processor) -> Iterator[str]:
     """Targets of which too little was measured, and those of ops that have no other."""
     few = set(cost.predictors.few)
-    known = set(cost.predictors.targets) - few
+    measured = set(cost.predictors.targets) - few
     ops = dict.fromkeys(layer.op for layer in network.layers)
-    for op in dict.fromkeys(each for own in ops for each in (own, *own.stands_for)):
-        own = _targets(op, cost.soc, processor)
-        yield from own if known.isdisjoint(own) else few.intersection(own)
+    for op in dict.fromkeys(each for layer_op in ops for each in (layer_op, *layer_op.stands_for)):
+        targets = _targets(op, cost.soc, processor)
+        yield from targets if measured.isdisjoint(targets) else few.intersection(targets)
 
 
 def not_counted(cost: CostModel, network: Network) -> tuple[str, ...]:
@@ -338,7 +338,7 @@ def _targets(op: Op, soc: Soc, *processors: Processor) -> set[str]:
     }
 
 
-class Term(NamedTuple):
+class Ablation(NamedTuple):
     """What is counted, or done, and what makes that nothing.
 
     Predictors without some `targets`; `ways` on which tensors then take 0; other costs `inside` a
@@ -354,24 +354,24 @@ class Term(NamedTuple):
 CACHES = dict.fromkeys(("weight_ms", "read_ms", "written_ms", "far_weight_ms"), 0.0)
 SIGNALS = ("event_wait_cpu", "flag_wait_cpu")
 #: Every term of predictions, and rule of planning, that can be switched off, by its name.
-TERMS: Mapping[str, Term] = {
-    "inside": Term("ops take more inside a network than alone", inside=asdict(NOTHING)),
-    "caches": Term("ops inside a network find weights and inputs farther away", inside=CACHES),
-    "batch": Term("several images take less than one by one", ("batch_cpu", "batch_gpu")),
-    "contention": Term("each processor slows the other down", inside={"beside_ms": 0.0}),
-    "net-calls": Term("nets and kernels are called", inside={"call_ms": 0.0}),
-    "launches": Term("the CPU enqueues kernels", ("dispatch_gpu",)),
-    "first-launch": Term("a launch is on its way to a GPU without work", ("first_launch_gpu",)),
-    "waits": Term("the CPU learns of a kernel's end later, as measured by itself", SIGNALS),
-    "sharing": Term("regions move between the processors", ways=("to_gpu", "to_cpu")),
-    "packing": Term(
+TERMS: Mapping[str, Ablation] = {
+    "inside": Ablation("ops take more inside a network than alone", inside=asdict(NOTHING)),
+    "caches": Ablation("ops inside a network find weights and inputs farther away", inside=CACHES),
+    "batch": Ablation("several images take less than one by one", ("batch_cpu", "batch_gpu")),
+    "contention": Ablation("each processor slows the other down", inside={"beside_ms": 0.0}),
+    "net-calls": Ablation("nets and kernels are called", inside={"call_ms": 0.0}),
+    "launches": Ablation("the CPU enqueues kernels", ("dispatch_gpu",)),
+    "first-launch": Ablation("a launch is on its way to a GPU without work", ("first_launch_gpu",)),
+    "waits": Ablation("the CPU learns of a kernel's end later, as measured by itself", SIGNALS),
+    "sharing": Ablation("regions move between the processors", ways=("to_gpu", "to_cpu")),
+    "packing": Ablation(
         "ncnn packs and unpacks tensors", ways=("load", "store"), inside={"packed_ms": 0.0}
     ),
-    "relayouts": Term("the GPU copies tensors from one storage to another", ways=("relayout",)),
-    "joins-onnx": Term("light layers are ONNX Runtime's where their neighbours are"),
-    "image-splits": Term("whole images are tried on either processor"),
-    "partial-sums": Term("products run as partial sums"),
-    "worth": Term("one processor alone, unless two gain more than the error"),
+    "relayouts": Ablation("the GPU copies tensors from one storage to another", ways=("relayout",)),
+    "joins-onnx": Ablation("light layers are ONNX Runtime's where their neighbours are"),
+    "image-splits": Ablation("whole images are tried on either processor"),
+    "partial-sums": Ablation("products run as partial sums"),
+    "worth": Ablation("one processor alone, unless two gain more than the error"),
 }
 
 

@@ -58,7 +58,7 @@ class ChainSearch:
         self._best: dict[tuple[str, ...], IsolatedChain] = {}
         singles = [[layer] for layer in network.layers]
         chains = self._evaluate(
-            [(layers, *own) for layers in singles for own in self._cuts(layers)]
+            [(layers, *cut) for layers in singles for cut in self._cuts(layers)]
         )
         for chain in chains:
             self._keep(chain)
@@ -70,14 +70,14 @@ class ChainSearch:
         """
         key = tuple(layer.name for layer in layers)
         if key not in self._best:
-            for chain in self._evaluate([(layers, *own) for own in self._cuts(layers)]):
+            for chain in self._evaluate([(layers, *cut) for cut in self._cuts(layers)]):
                 self._keep(chain)
         return self._best.get(key) or IsolatedChain(chain_of(layers, "H", 0.0), _NEVER, inf)
 
     def _keep(self, new: IsolatedChain) -> None:
         """Note a chain where it is the fastest of its layers."""
-        known = self._best.get(new.chain.ops)
-        if known is None or new.latency_ms < known.latency_ms:
+        fastest = self._best.get(new.chain.ops)
+        if fastest is None or new.latency_ms < fastest.latency_ms:
             self._best[new.chain.ops] = new
 
     def at(self, layers: Sequence[Layer], dim: Dim, gpu_ratio: float) -> IsolatedChain:

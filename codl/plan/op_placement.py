@@ -138,7 +138,9 @@ def _by(part: Part, side: Processor, cost: CostModel | None, strategy: str) -> s
     other: Processor = "gpu" if side == "cpu" else "cpu"
     reason = f"as {strategy} plans it"
     alone_ms = (
-        [] if cost is None else [_best_ms(part.layer.op.whole, own, cost) for own in (side, other)]
+        []
+        if cost is None
+        else [_best_ms(part.layer.op.whole, processor, cost) for processor in (side, other)]
     )
     if not alone_ms or None in alone_ms:
         return reason

@@ -1,4 +1,4 @@
-"""The price of an executable: what each stage does, and when both processors are done with it.
+"""Predicted latency of an executable, stage by stage: its price.
 
 Whatever an executable does is counted because it is there, among its commands: launches, transfers,
 copies between storages, what ncnn's nets pack and unpack, calls of nets, residual adds that run in
@@ -145,20 +145,20 @@ def price(executable: Executable, cost: CostModel) -> Price:
 def walk(executable: Executable, times: Sequence[StageTimes]) -> Price:
     """One inference, stage by stage, if these take such times."""
     clocks, stages = START, []
-    for own in times:
+    for stage in times:
         transfers = []
-        for number, parts in own.transfers_ms.items():
+        for number, parts in stage.transfers_ms.items():
             step = executable.steps[number]
             assert isinstance(step, Transfer)
             transfers.append(TransferCost.of(step.direction, parts))
         clocks = after_stage(
             clocks,
             transfers,
-            own.launches_ms,
-            own.works_ms,
-            first_launch_ms=own.first_launch_ms,
+            stage.launches_ms,
+            stage.works_ms,
+            first_launch_ms=stage.first_launch_ms,
         )
-        stages.append(StagePrice(own, clocks))
+        stages.append(StagePrice(stage, clocks))
     return Price(tuple(stages))
 
 
@@ -263,16 +263,16 @@ class _Works:
         cost = self._cost
         nets = [self._executable.nets[number] for number in numbers]
         ops = [[parse(layer.op) for layer in net.layers] for net in nets]
-        every = [op for own in ops for op in own]
+        every = [op for net_ops in ops for op in net_ops]
         images = np.array(sum(op.images for op in every) / max(len(every), 1))
         call_ms = float(cost.turns(images)) * cost.inside("cpu").call_ms
-        for number, net, own in zip(numbers, nets, ops, strict=True):
-            named = zip(own, net.layers, strict=True)
+        for number, net, net_ops in zip(numbers, nets, ops, strict=True):
+            named = zip(net_ops, net.layers, strict=True)
             ops_ms = sum(cost.variant_ms(op, "cpu", layer.variant) for op, layer in named)
             moves = self._packed(net)
             packing_ms = sum(map(cost.packing_ms, moves))
             # Every op counts with a call of its own.
-            self._nets_ms[number] = ops_ms - (len(own) - 1) * call_ms + packing_ms
+            self._nets_ms[number] = ops_ms - (len(net_ops) - 1) * call_ms + packing_ms
             load += [sum(2 * shape.bytes for _, shape in moves), self._nets_ms[number]]
         load[0] += sum(op.bytes for op in every)
 

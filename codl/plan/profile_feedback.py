@@ -42,7 +42,7 @@ from codl.records.statistic import PERCENT, level
 #: The parts of data sharing that a profile tells. What a wait would have taken if the data had been
 #: there, it does not.
 SEEN: tuple[SpanKind, ...] = ("transform", "copy", "unmap")
-#: Of profiled runs one part of so many counts.
+#: The part of profiled runs that counts is one of this many.
 COUNTED = 3
 #: Milliseconds by a number.
 ByNumber: TypeAlias = dict[int, float]
@@ -99,7 +99,7 @@ class ProfiledTimes:
                 n: {part: fmean(run.transfers_ms[n][part] for run in near) for part in parts}
                 for n, parts in first.transfers_ms.items()
             },
-            [fmean(own) for own in zip(*(run.stages_ms for run in near), strict=True)],
+            [fmean(stage_ms) for stage_ms in zip(*(run.stages_ms for run in near), strict=True)],
         )
 
     def _add(self, executable: Executable, command: Command, span: TimeSpan) -> None:
@@ -116,11 +116,13 @@ class ProfiledTimes:
     # Predicted times with some of these instead.
 
     def with_nets(self, times: Sequence[StageTimes]) -> list[StageTimes]:
-        return [replace(own, nets_ms={n: self.nets_ms[n] for n in own.nets_ms}) for own in times]
+        return [
+            replace(stage, nets_ms={n: self.nets_ms[n] for n in stage.nets_ms}) for stage in times
+        ]
 
     def with_kernels(self, times: Sequence[StageTimes]) -> list[StageTimes]:
-        measured = ({n: self.kernels_ms[n] for n in own.kernels_ms} for own in times)
-        return [replace(own, kernels_ms=ms) for own, ms in zip(times, measured, strict=True)]
+        measured = ({n: self.kernels_ms[n] for n in stage.kernels_ms} for stage in times)
+        return [replace(stage, kernels_ms=ms) for stage, ms in zip(times, measured, strict=True)]
 
     def with_transfers(self, times: Sequence[StageTimes]) -> list[StageTimes]:
         """What a profile does not tell of transfers stays as predicted."""
@@ -130,21 +132,21 @@ class ProfiledTimes:
             return {**unseen, **self.transfers_ms[number]}
 
         return [
-            replace(own, transfers_ms={n: parts(n, ms) for n, ms in own.transfers_ms.items()})
-            for own in times
+            replace(stage, transfers_ms={n: parts(n, ms) for n, ms in stage.transfers_ms.items()})
+            for stage in times
         ]
 
 
 def paced(times: Sequence[StageTimes], slowdown: Mapping[str, float]) -> list[StageTimes]:
-    """Times on a machine whose processors are so many times slower at nets and kernels."""
+    """Times on a machine whose processors are slower at nets and kernels by these factors."""
     cpu, gpu = (slowdown.get(side, 1.0) for side in PROCESSORS)
     return [
         replace(
-            own,
-            nets_ms={n: cpu * ms for n, ms in own.nets_ms.items()},
-            kernels_ms={n: gpu * ms for n, ms in own.kernels_ms.items()},
+            stage,
+            nets_ms={n: cpu * ms for n, ms in stage.nets_ms.items()},
+            kernels_ms={n: gpu * ms for n, ms in stage.kernels_ms.items()},
         )
-        for own in times
+        for stage in times
     ]
 
 
@@ -194,8 +196,8 @@ class ProfileCorrections:
         for sample in samples:
             by_target.setdefault(sample.target, []).append(sample)
         self._known = {
-            target: (_amounts([s.op for s in own]), np.log([s.ratio for s in own]))
-            for target, own in by_target.items()
+            target: (_amounts([s.op for s in ratios]), np.log([s.ratio for s in ratios]))
+            for target, ratios in by_target.items()
         }
 
     def factors(self, target: str, ops: Sequence[Op]) -> NDArray[np.float64]:
@@ -245,7 +247,7 @@ def _timed(
             storage = executable.tensors[step.writes.tensor].storage
             adds = [(text, cost.fastest_by_storage(parse(text), "gpu")) for text in step.ops[1:]]
             ops = [(step.ops[0], step.variant)]
-            ops += [(text, own[storage].variant) for text, own in adds if storage in own]
+            ops += [(text, costs[storage].variant) for text, costs in adds if storage in costs]
             yield "gpu", step.label, step_ms, ops
 
 
@@ -256,7 +258,7 @@ def _levels_ms(profiles: Iterable[Totals]) -> Mapping[tuple[Processor, str], flo
         for (kind, label), ms in totals.items():
             if kind in KINDS:
                 samples.setdefault((KINDS[kind], label), []).append(ms)
-    return {key: level(own) for key, own in samples.items()}
+    return {key: level(runs_ms) for key, runs_ms in samples.items()}
 
 
 def _of_op(text: str, name: str, ratio: float) -> OpRatio:

@@ -1,4 +1,4 @@
-"""Regions of tensors as rows of numbers, so that thousands are joined at once.
+"""Arrays of tensor regions, for searches that join and compare thousands at once.
 
 A box is a region's first and last images, channels and rows, the first ones with their sign turned:
 the smallest box around two is then the larger number in every place, and nothing is a box of very
@@ -61,10 +61,10 @@ def missing_sizes(held: Boxes, needs: Boxes) -> NDArray[np.int64]:
     pieces = [] if is_held.all() else [sizes(needs)]
     held = held[is_held, None]
     more = np.maximum(held, needs) - held  # at either end of every axis
-    own = np.broadcast_to(sizes(held), (len(held), len(needs), 3))
-    whole = own + more[..., 0::2] + more[..., 1::2]
+    held_sizes = np.broadcast_to(sizes(held), (len(held), len(needs), 3))
+    whole = held_sizes + more[..., 0::2] + more[..., 1::2]
     for axis in range(3):
-        size = np.concatenate([own[..., :axis], whole[..., axis:]], axis=-1)
+        size = np.concatenate([held_sizes[..., :axis], whole[..., axis:]], axis=-1)
         for end in (0, 1):
             extra = more[..., 2 * axis + end]
             piece = size.copy()
@@ -108,13 +108,13 @@ class RegionTable:
 
         They are of tensors of numbered `shapes` (items).
         """
-        own = (boxes * self._weights[shapes]).sum(axis=1) + self._first_key[shapes]
-        keys = list(zip(own.tolist(), notes.tolist(), strict=True))
-        known, places = self._known, dict(zip(keys, range(len(keys)), strict=True))
+        box_keys = (boxes * self._weights[shapes]).sum(axis=1) + self._first_key[shapes]
+        keys = list(zip(box_keys.tolist(), notes.tolist(), strict=True))
+        numbers, places = self._known, dict(zip(keys, range(len(keys)), strict=True))
         for key, at in places.items():
-            if key not in known:
+            if key not in numbers:
                 self._add(self._shapes[shapes[at]], key, tuple(boxes[at].tolist()))
-        return np.array([known[key] for key in keys], np.int64)
+        return np.array([numbers[key] for key in keys], np.int64)
 
     def one(self, shape: Shape, row: tuple[int, ...], note: int = 0) -> int:
         """The number of a box of a tensor of a shape; of nothing `NONE`."""

@@ -1,4 +1,4 @@
-"""Search methods by name, and the plan that each finds; and which products may be partial sums.
+"""Search methods by name, and the plan that each finds, with products as partial sums or not.
 
 A product needs all features of its input. Where these come by columns from a chain on both
 processors, each has a part of them, and can add up that part alone: then what is shared is one term
@@ -121,8 +121,10 @@ class _Option(NamedTuple):
     ) -> _Option:
         """With a chain of every group of candidates, which are cut alike."""
         chains = [
-            chain_of(network.layers[own[0].start : own[-1].stop], own[0].dim, own[0].gpu_ratio)
-            for own in groups
+            chain_of(
+                network.layers[group[0].start : group[-1].stop], group[0].dim, group[0].gpu_ratio
+            )
+            for group in groups
         ]
         return cls(chains, method, costs)
 
@@ -152,12 +154,12 @@ def _fastest_option(
 
 def _serial(network: Network, cost: CostModel) -> Iterable[_Option]:
     search = ChainSearch(network, cost, "missing")
-    yield _Option([own.chain for own in single_ops(search)], "serial", search.costs)
+    yield _Option([single.chain for single in single_ops(search)], "serial", search.costs)
 
 
 def _greedy(network: Network, cost: CostModel) -> Iterable[_Option]:
     search = ChainSearch(network, cost, "missing")
-    yield _Option([own.chain for own in greedy_chains(search)], "greedy", search.costs)
+    yield _Option([isolated.chain for isolated in greedy_chains(search)], "greedy", search.costs)
     yield from _whole_images(network, cost)
 
 
@@ -187,13 +189,13 @@ def _merged(network: Network, chains: Iterable[CandidateChain]) -> list[list[Can
     for chain in chains:
         is_split = 0 < chain.gpu_ratio < 1
         # On one processor a dimension means nothing.
-        own = chain.dim if is_split else "", chain.gpu_ratio
-        if own == cut:
+        chain_cut = chain.dim if is_split else "", chain.gpu_ratio
+        if chain_cut == cut:
             groups[-1].append(chain)
         else:
             groups.append([chain])
         is_end = network.layers[chain.stop - 1].op.sets_cut or (is_split and chain.dim != "N")
-        cut = None if is_end else own
+        cut = None if is_end else chain_cut
     return groups
 
 

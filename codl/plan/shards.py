@@ -1,4 +1,4 @@
-"""What the shards of many chains take on either processor: ops, layouts, copies, packing, weights.
+"""Predicted cost of the shards of many chains: ops, layouts, copies, packing, weights.
 
 On the CPU ncnn's nets and ONNX Runtime's run in turn. Which net a layer is in is known from the
 layers behind it in its chain, by the rule of `codl.lower.rules.net_level`; here for all chains at
@@ -43,7 +43,7 @@ def planar_layers(network: Network, cost: CostModel) -> Flags:
     for at, layer in enumerate(layers):
         fastest = next(iter(cost.fastest_by_storage(layer.op, "gpu").values()), None)
         if fastest is not None:
-            wrong = {own.variant for own in those_of(cost.soc.fallbacks, layer.op, "gpu")}
+            wrong = {fallback.variant for fallback in those_of(cost.soc.fallbacks, layer.op, "gpu")}
             is_planar = fastest.storage is not None and fastest.storage.layout == "planar"
             goes_planar = fastest.among_planar not in (None, *wrong)
             planned.append((at, layer, is_planar, goes_planar))
@@ -90,7 +90,7 @@ class LayerWeights:
             return ways
         if (op, inputs) not in self._known:
             self._known[op, inputs] = _cutting(op, inputs)
-        return {dim: own for dim, own in ways.items() if dim in self._known[op, inputs]}
+        return {dim: way for dim, way in ways.items() if dim in self._known[op, inputs]}
 
     def cut(self, at: int) -> tuple[Dim, float] | None:
         """How a layer's chain is cut in the plan that is followed; None where that is open."""
@@ -109,19 +109,19 @@ class LayerWeights:
         if not self._places.once:
             return np.zeros(len(self._layers))
         pairs = zip(self._layers, self._inputs, strict=True)
-        return np.array([_that_matters(layer.op, own) for layer, own in pairs], np.float64)
+        return np.array([_that_matters(layer.op, inputs) for layer, inputs in pairs], np.float64)
 
     @cached_property
     def _boxes(self) -> NDArray[np.int64]:
         """What each processor may compute of each layer, as far as weights go: (layers, 2, 6)."""
         boxes = np.full((len(self._layers), 2, 6), ANYTHING, np.int64)
         for at, layer in enumerate(self._layers):
-            own = self._places.shares.get(layer.name)
-            if own is None or not self._wholes[at]:
+            shares = self._places.shares.get(layer.name)
+            if shares is None or not self._wholes[at]:
                 continue
             firsts = [PLACES[dim] for dim in _cutting(layer.op, self._inputs[at])]
             places = [place for first in firsts for place in (first, first + 1)]
-            for side, region in enumerate(own):
+            for side, region in enumerate(shares):
                 cut = slice(None) if region is None else places
                 boxes[at, side, cut] = np.array(box(region))[cut]
         return boxes
@@ -184,7 +184,7 @@ def onnx_layers(network: Network, cost: CostModel) -> frozenset[int]:
         return frozenset()
     layers = network.layers
     cost.prefetch((layer.op for layer in layers), "cpu")
-    variants = [own.get(None) for own in (cost.fastest_by_storage(x.op, "cpu") for x in layers)]
+    variants = [costs.get(None) for costs in (cost.fastest_by_storage(x.op, "cpu") for x in layers)]
     in_onnx = [variant is not None and variant.variant == CpuOrt.name for variant in variants]
     if not any(in_onnx):
         return frozenset()
@@ -389,26 +389,26 @@ class GpuShards:
         for at, name in step.inputs:
             if name not in self._wanted:
                 self._wanted[name] = np.zeros(self._walks, np.int64)
-            own, reads = self._wanted[name], needs[:, at]
+            orders, reads = self._wanted[name], needs[:, at]
             walks = step.walks[reads]
-            own[walks] = self._orders.prepend(own[walks], storages[reads])
+            orders[walks] = self._orders.prepend(orders[walks], storages[reads])
 
     def _fuse(self, step: LayerPass, rows: slice) -> None:
         """Residual adds that a convolution's kernels compute too."""
         k, parts, storages = step.layer, self.parts[rows], self.storages[rows]
         if k in self._adds.values():
-            own = self._added[k] = np.zeros((self._walks, 2), np.int64)
-            own[step.walks, 0], own[step.walks, 1] = parts, storages
+            added = self._added[k] = np.zeros((self._walks, 2), np.int64)
+            added[step.walks, 0], added[step.walks, 1] = parts, storages
         add = self._added.get(self._adds.get(k, -1))
         if add is None:
             return
         pairs = np.column_stack([parts, storages, add[step.walks]])
-        known: dict[tuple[int, ...], bool] = {}
+        is_fused: dict[tuple[int, ...], bool] = {}
         fused = []
         for pair in map(tuple, pairs.tolist()):
-            if pair not in known:
-                known[pair] = self._sub_ops.are_fused(pair[0], pair[2], (pair[1], pair[3]))
-            fused.append(known[pair])
+            if pair not in is_fused:
+                is_fused[pair] = self._sub_ops.are_fused(pair[0], pair[2], (pair[1], pair[3]))
+            fused.append(is_fused[pair])
         at = np.flatnonzero(fused)
         adds = pairs[at, 2]
         added_ms = self._sub_ops.stored_ms(adds)[np.arange(len(at)), pairs[at, 3]]

@@ -1,4 +1,4 @@
-"""The sub-ops of a network, by number: every part that a chain cuts from a layer, predicted once.
+"""Sub-ops of a network by number: the parts that chains cut from layers, each predicted once.
 
 Layers with equal ops share their parts, and a chain is rows of numbers. What chains take is then
 sums over columns, instead of a walk over ops for each of thousands of chains.
@@ -121,16 +121,16 @@ class SubOps:
             wanted[..., 2:4] = np.where(is_there[..., None], channels, wanted[..., 2:4])
         keys = (wanted @ self._weights[op][..., None])[..., 0]
         keys = np.where(is_there, keys + self._first_key[op][..., None], -1)
-        flat, known = keys.ravel().tolist(), self._known
+        flat, numbers_by_key = keys.ravel().tolist(), self._known
         places = dict(zip(flat, range(len(flat)), strict=True))
         places.pop(-1, None)
-        new = {key: at for key, at in places.items() if key not in known}
+        new = {key: at for key, at in places.items() if key not in numbers_by_key}
         if new:
             at = list(new.values())
             ops = np.broadcast_to(np.asarray(op)[..., None], keys.shape).ravel()[at]
             first = self._make(ops, wanted.reshape(-1, 6)[at])
-            known.update(zip(new, range(first, first + len(new)), strict=True))
-        numbers = np.array([known.get(key, NONE) for key in flat], np.int64)
+            numbers_by_key.update(zip(new, range(first, first + len(new)), strict=True))
+        numbers = np.array([numbers_by_key.get(key, NONE) for key in flat], np.int64)
         return numbers.reshape(keys.shape)
 
     def _make(self, ops: Numbers, new: Boxes) -> int:
@@ -142,10 +142,10 @@ class SubOps:
         self.boxes[added] = new
         self.elements[added] = boxes.sizes(new).prod(axis=1) * self._width[ops]
         for number, (op, row) in enumerate(zip(ops.tolist(), new.tolist(), strict=True), first):
-            own, region = self.ops[op], boxes.region(row)
-            self._made.append(own.restrict(region))
-            for at in range(len(own.inputs)):
-                self.needs[number, at] = boxes.box(own.needs(region, at))
+            whole_op, region = self.ops[op], boxes.region(row)
+            self._made.append(whole_op.restrict(region))
+            for at in range(len(whole_op.inputs)):
+                self.needs[number, at] = boxes.box(whole_op.needs(region, at))
         return first
 
     def _make_room(self) -> None:
@@ -180,12 +180,12 @@ class SubOps:
     def _predict(self, new: Sequence[int], side: int) -> None:
         ops = [self.op(number) for number in new]
         fastest = self._fastest_ms[side]
-        for number, own in zip(new, self._cost.prefetch(ops, PROCESSORS[side]), strict=True):
-            best = min(own.values(), key=lambda cost: cost.latency_ms, default=None)
+        for number, op_costs in zip(new, self._cost.prefetch(ops, PROCESSORS[side]), strict=True):
+            best = min(op_costs.values(), key=lambda cost: cost.latency_ms, default=None)
             fastest[number] = np.inf if best is None else best.latency_ms
             if best is not None and side == 0:
                 self._in_onnx[number] = best.variant == CpuOrt.name
-            for cost in own.values() if side == 1 else ():
+            for cost in op_costs.values() if side == 1 else ():
                 assert cost.storage is not None
                 at = _STORAGE_NUMBER[cost.storage]
                 self._stored_ms[number, at] = min(self._stored_ms[number, at], cost.latency_ms)
@@ -198,8 +198,8 @@ class SubOps:
     def planar_ms(self, numbers: Numbers) -> NDArray[np.float64]:
         """The same of parts that are all computed planar, in place of their fastest variants."""
         latencies = np.full((len(numbers), len(STORAGES)), np.inf)
-        own = self._stored_ms[numbers].min(axis=1)
-        latencies[:, _STORAGE_NUMBER[Storage(PLANAR.layout, self._element)]] = own
+        fastest_ms = self._stored_ms[numbers].min(axis=1)
+        latencies[:, _STORAGE_NUMBER[Storage(PLANAR.layout, self._element)]] = fastest_ms
         return latencies
 
     def in_onnx(self, numbers: Numbers) -> NDArray[np.bool_]:
@@ -251,7 +251,7 @@ class SubOps:
             "images": images,
             "launches": images if self._cost.soc.gpu.is_cpu else np.ones_like(images),
         }
-        self._amounts = {name: np.concatenate([[0.0], own]) for name, own in columns.items()}
+        self._amounts = {name: np.concatenate([[0.0], column]) for name, column in columns.items()}
         return self._amounts
 
 
@@ -289,9 +289,9 @@ class StorageOrders:
         if order not in self._numbers:
             self._numbers[order] = len(self.orders)
             self.orders.append(order)
-            others = [[at for at in order if at != own] for own in range(len(STORAGES))]
-            measured = [self._measured.intersection(rest) if own in self._measured else ()
-                        for own, rest in enumerate(others)]  # fmt: skip
+            others = [[at for at in order if at != storage] for storage in range(len(STORAGES))]
+            measured = [self._measured.intersection(rest) if storage in self._measured else ()
+                        for storage, rest in enumerate(others)]  # fmt: skip
             self.others = np.vstack([self.others, [len(rest) for rest in others]])
             self.measured_others = np.vstack([self.measured_others, [len(m) for m in measured]])
         return self._numbers[order]
@@ -422,8 +422,8 @@ class HaloPropagation:
         for at, name in inputs:
             if name not in self._needed:
                 self._needed[name] = np.full((self._count, 2, 6), boxes.NOTHING, np.int64)
-            own = self._needed[name]
-            own[passing] = np.maximum(own[passing], needs[:, :, at])
+            needed_boxes = self._needed[name]
+            needed_boxes[passing] = np.maximum(needed_boxes[passing], needs[:, :, at])
         self._needed = {name: self._needed[name] for _, name in inputs} | self._needed
         reads = self._reads(passing[self.begins[k, passing]])
         return LayerPass(k, inputs, passing, parts, leaves, reads)
@@ -432,7 +432,7 @@ class HaloPropagation:
         """What the chains of some walks read that begin here."""
         if not len(begin) or not self._needed:
             return None
-        needed = np.stack([own[begin] for own in self._needed.values()])
+        needed = np.stack([needed_boxes[begin] for needed_boxes in self._needed.values()])
         return ChainReads(list(self._needed), begin, needed)
 
     def _parts_of(

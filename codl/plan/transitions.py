@@ -1,4 +1,4 @@
-"""From chain to chain: what each processor holds, what moves for it, and when each is free.
+"""Transitions between chains of a search: tensors held, transfers, and when processors are free.
 
 A state is when each processor is done with what it was given, and what it holds of every tensor
 that is still read.
@@ -109,8 +109,8 @@ class Transitions:
     def _exchange(self, change: _Change, held: Holdings, candidate: CandidateChain) -> _Exchange:
         """What happens before chains that are alike where that is held of what they need."""
         supplies = [
-            self.supply(side, own, need)
-            for own, (side, need) in zip(held, change.needs, strict=True)
+            self.supply(side, held_region, need)
+            for held_region, (side, need) in zip(held, change.needs, strict=True)
         ]
         now = (*(supply.held for supply in supplies), *change.made)
         exchange = _Exchange(*self._enqueued(supplies, candidate.launches), now)
@@ -237,7 +237,7 @@ class Transitions:
                     regions.setdefault((side, tensor), set()).add(number)
         # For tensors of one width alike: a network has few widths and many tensors.
         sizes: dict[tuple[int, int], list[Numbers]] = {}
-        known: set[tuple[int, int, bytes, bytes]] = set()
+        seen_pairs: set[tuple[int, int, bytes, bytes]] = set()
         for (side, tensor), needed in read.items():
             shape = self.network.shapes[names[tensor]]
             needs = np.array([*{all_boxes[number]: None for number in needed}], np.int64)
@@ -248,14 +248,14 @@ class Transitions:
                 held = np.concatenate([held, both.reshape(-1, 6)])
                 held = held[np.unique(held @ weights_of(shape), return_index=True)[1]]
             pairs = (side, shape.w, held.tobytes(), needs.tobytes())
-            if pairs not in known:
-                known.add(pairs)
+            if pairs not in seen_pairs:
+                seen_pairs.add(pairs)
                 sizes.setdefault((side, shape.w), []).append(missing_sizes(held, needs))
         self._cost.prefetch_sharing(
             (WAYS[PROCESSORS[side]], Shape(n, c, h, width))
-            for (side, width), own in sizes.items()
+            for (side, width), missing in sizes.items()
             # A set is several times as fast as `np.unique` along an axis.
-            for n, c, h in set(map(tuple, np.concatenate(own).tolist()))
+            for n, c, h in set(map(tuple, np.concatenate(missing).tolist()))
         )
 
 

@@ -1,4 +1,4 @@
-"""All totals of a waterfall that need no run, from the lossless bound to the predicted latency.
+"""Predicted totals of a latency waterfall, from the lossless bound to the predicted latency.
 
 By the names of the terms that end with them. Of the first six each is a sum over chains of what
 the slower processor computes, in ops of which nobody waits for another:
@@ -79,8 +79,8 @@ def predicted_totals(
     chains = ChainTotals(plan, executable)
     fused = stage_times(executable, without(cost, "packing", "relayouts", "contention"))
     launched = stage_times(executable, without(cost, "contention"))
-    shared = [replace(own, launches_ms=START, first_launch_ms=0.0) for own in launched]
-    laid = [replace(own, transfers_ms={at: {} for at in own.transfers_ms}) for own in shared]
+    shared = [replace(stage, launches_ms=START, first_launch_ms=0.0) for stage in launched]
+    laid = [replace(stage, transfers_ms={at: {} for at in stage.transfers_ms}) for stage in shared]
     return [
         *_computing_totals(network, plan, cost),
         chains.in_turn("fusion", fused),
@@ -110,7 +110,7 @@ class ChainTotals:
 
     def in_turn(self, name: str, times: Sequence[StageTimes]) -> Total:
         """If no stage began before both processors were done with the one before."""
-        return self.total(name, [max(own.works_ms) for own in times])
+        return self.total(name, [max(stage.works_ms) for stage in times])
 
     def walked(self, name: str, price: Price) -> Total:
         """From the end of one stage to the end of the next, whichever processor is later."""
@@ -143,14 +143,14 @@ def _computing_totals(network: Network, plan: Plan, cost: CostModel) -> list[Tot
     totals: dict[str, list[float]] = {name: [] for name in COMPUTING}
     segments = partition_plan(network, plan, cost.soc).segments
     for segment, (chain, layers) in zip(segments, plan.layers(network), strict=True):
-        own = _Chain(segment, layers, cost)
+        costs = _Chain(segment, layers, cost)
         for name, by_op in ((BOUND, bounds), ("cuts", at_cuts), ("steps", at_steps)):
             totals[name].append(fsum(by_op[layer.op.whole] for layer in layers))
         # A single op is not bound to another, nor are those of one processor alone.
         is_bound = len(layers) > 1 and 0 < chain.gpu_ratio < 1
-        totals["chains"].append(own.best_ms(ratios) if is_bound else totals["steps"][-1])
-        totals["choices"].append(own.planned_ms(own.disjoint(chain.dim, chain.gpu_ratio)))
-        totals["halo"].append(own.planned_ms(own.parts(segment.cpu, segment.gpu)))
+        totals["chains"].append(costs.best_ms(ratios) if is_bound else totals["steps"][-1])
+        totals["choices"].append(costs.planned_ms(costs.disjoint(chain.dim, chain.gpu_ratio)))
+        totals["halo"].append(costs.planned_ms(costs.parts(segment.cpu, segment.gpu)))
     return [Total(name, (*chains_ms, 0.0)) for name, chains_ms in totals.items()]
 
 
@@ -184,7 +184,7 @@ def _best_cuts(
     slower_ms(np.concatenate(between))
     return (
         {op: float(ms.min()) for op, ms in zip(sub_ops.ops, at_steps, strict=True)},
-        {op: float(slower_ms(own).min()) for op, own in zip(sub_ops.ops, between, strict=True)},
+        {op: float(slower_ms(parts).min()) for op, parts in zip(sub_ops.ops, between, strict=True)},
     )
 
 
@@ -218,7 +218,7 @@ class _Chain(NamedTuple):
         """At the best cut, if nothing were computed twice."""
         chain = self.segment.chain
         cuts = dict.fromkeys((dim, ratio) for dim in _dims(self.layers) for ratio in ratios)
-        options = [self.disjoint(*own) for own in cuts | {(chain.dim, chain.gpu_ratio): None}]
+        options = [self.disjoint(*cut) for cut in cuts | {(chain.dim, chain.gpu_ratio): None}]
         for side, processor in enumerate(PROCESSORS):
             ops = (pair[side] for parts in options for pair in parts)
             self.cost.prefetch((op for op in ops if op is not None), processor)
@@ -251,8 +251,8 @@ def _cut_again(op: Op, cpu: Region, gpu: Region, dim: Dim, gpu_ratio: float) -> 
     place = first + round(gpu_ratio * (last - first) / step) * step
     every = spans[0].join(spans[1])
     ends = Span(place, every.stop), Span(every.start, place)
-    own = [region._replace(**{axis: span}) for region, span in zip((cpu, gpu), ends, strict=True)]
-    parts = [None if region.is_empty else op.restrict(region) for region in own]
+    cut = [region._replace(**{axis: span}) for region, span in zip((cpu, gpu), ends, strict=True)]
+    parts = [None if region.is_empty else op.restrict(region) for region in cut]
     return parts[0], parts[1]
 
 
