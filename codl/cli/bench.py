@@ -38,7 +38,7 @@ MinutesOption = Annotated[
     typer.Option(
         "--minutes",
         callback=opt.positive,
-        help="Run the model on and on for so long, instead of its ops.",
+        help="Run the model on and on for this time, instead of its ops.",
     ),
 ]
 UiOption = Annotated[

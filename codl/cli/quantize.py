@@ -56,8 +56,8 @@ CapacityOption = Annotated[
     typer.Option(
         "--capacity",
         min=1,
-        help=f"Write a decoder ({', '.join(DECODERS)}) with its key-value cache, for at most so "
-        "many tokens: for codl bench-llm.",
+        help=f"Write a decoder ({', '.join(DECODERS)}) with its key-value cache, for at most "
+        "this many tokens: for codl bench-llm.",
     ),
 ]
 

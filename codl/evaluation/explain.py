@@ -37,7 +37,7 @@ from codl.plan.profile_feedback import ProfiledTimes, paced
 from codl.plan.waterfall import ChainTotals, predicted_totals, side_by_side_ms
 from codl.predict import DEFAULT
 from codl.records.results import Latency
-from codl.records.waterfall import PREDICTED_TERMS, ChainTerms, Term, Total, terms_of
+from codl.records.waterfall import PREDICTED_TERMS, ChainTerms, Total, WaterfallTerm, terms_of
 from codl.strategies.base import Context
 
 #: Profiled inferences before the timed runs, and as many behind them.
@@ -58,7 +58,7 @@ class Explanation:
     predictor: str
     bound_ms: float
     side_by_side_ms: float
-    terms: tuple[Term, ...]
+    terms: tuple[WaterfallTerm, ...]
     predicted_ms: float
     chains: tuple[ChainTerms, ...]
     latency_ms: Latency | None = None

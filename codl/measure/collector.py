@@ -39,9 +39,9 @@ from codl.measure.timing import Rounds
 Stopped = Literal["done", "budget", "samples", "settled", "battery"]
 #: A batch in less time than this share of its own would tell little.
 SHORTEST = 0.3
-#: A task that was measured while the machine was disturbed is measured again so often.
+#: How often a task that was measured while the machine was disturbed is measured again.
 RETRIES = 1
-#: A task is a failed row once it took processes down so often: one may have been a cable.
+#: A task is a failed row once it took this many processes down: one may have been a cable.
 DEATHS = 2
 #: At most this many tasks are sent at a time; what a target leaves follows in a later batch.
 MOST = 512

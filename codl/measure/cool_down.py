@@ -26,7 +26,7 @@ PART, STRETCHES = 3, 3
 
 
 def pace(seconds: float) -> tuple[float, ...]:
-    """Multiply matrices on one core for so long; the seconds of every round."""
+    """Multiply matrices on one core for `seconds`; the seconds of every round."""
     matrix = np.full((EDGE, EDGE), 1.0 / EDGE, np.float32)
     out = np.empty_like(matrix)
     samples: list[float] = []
@@ -99,7 +99,7 @@ class CoolDown:
         return {*row.split()} - self._ordinary
 
     def wait(self, now: Conditions, most_s: float = float("inf")) -> None:
-        """Pause where it is needed, for at most so long; the first call says what is cool."""
+        """Pause where it is needed, for at most `most_s`; the first call says what is cool."""
         if self._near_c is None and now.temperature_c is not None:
             self._near_c = min(now.temperature_c + NEAR_C, self.hot_c - BELOW_C)
         reason, limit_s = self._reason(now), min(self.longest_s, most_s)

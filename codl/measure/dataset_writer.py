@@ -22,7 +22,7 @@ from codl.records import statistic
 from codl.records.soc import Soc
 from codl.runtime.placement import at_hand
 
-#: What other runs failed at is tried so often in all, unless it takes processes down.
+#: How often what other runs failed at is tried in all, unless it takes processes down.
 TRIES = 3
 #: In these all runs of a dataset are the same.
 MIXED = ("device", "driver", "libraries", "protocol")

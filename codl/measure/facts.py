@@ -55,7 +55,7 @@ kernel void meet(global atomic_int *flags, int looks) {
 HERE, ANSWER, SEEN, LENGTH = 0, 64, 128, 192
 WORD = 0x5EED
 #: Looks of the first try and how many times as many the next one has, until a kernel that nobody
-#: answers lasts so long: the host answers in far less.
+#: answers lasts `LONG_S`: the host answers in far less.
 LOOKS, MORE, LONG_S = 1 << 12, 8, 0.1
 #: A kernel that is not done by then is not waited for.
 LIMIT_S = 20.0
@@ -91,7 +91,7 @@ def measure_svm_atomics(device: BareDevice) -> Fact:
 
 
 def _try(device: BareDevice, kernel: Any, words: Any, looks: int) -> tuple[bool, float]:
-    """Whether they met before the kernel had looked so often, and the seconds that it took."""
+    """Whether they met before the kernel had looked `looks` times, and the seconds that it took."""
     cl = cl_module()
     words[:] = 0
     kernel.set_args(cl.SVM(words), np.int32(looks))

@@ -12,7 +12,7 @@ from codl.runtime.drivers import cl_module
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.sensors import Sensor, SensorScan, metered
 
-#: The kernel that keeps the device busy is enqueued so often before somebody waits for it.
+#: How often the kernel that keeps the device busy is enqueued before somebody waits for it.
 AHEAD = 16
 
 

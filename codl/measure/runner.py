@@ -30,7 +30,7 @@ from codl.measure.timing import WHOLE, Rounds, Samples, Seconds, Timed, by_clock
 from codl.records.statistic import level
 from codl.runtime.opencl import OpenClDevice
 
-#: One image and the batch are run for so long in a sample, and sampled at least so often.
+#: How long one image and the batch are run in a sample, and the least number of samples.
 BATCH_S, BATCH_VISITS = 0.004, 5
 MOST_REPEATS = 400
 

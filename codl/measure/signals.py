@@ -34,7 +34,7 @@ kernel void spin(int turns, global float *out) {
     out[0] = x;
 }
 """
-#: Turns that the rate is learned from, the first try; enough last so long; and never more.
+#: Turns that the rate is learned from: the first try, how long enough of them last, and the most.
 TURNS, ENOUGH_MS, MOST_TURNS = 1 << 10, 0.5, 1 << 28
 
 

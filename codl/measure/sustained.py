@@ -19,7 +19,7 @@ from codl.errors import DeviceError
 from codl.measure.timing import Effort, TimedTogether
 from codl.records.results import Conditions
 
-#: A model runs without a pause for about so long, then clocks and temperature are read.
+#: For about this time a model runs without a pause, then clocks and temperature are read.
 WINDOW_S = 5.0
 #: A short run has about this many windows.
 LEAST_WINDOWS = 10

@@ -71,7 +71,7 @@ def draw(
     clock: Callable[[], float] = perf_counter,
     sleep: Callable[[float], object] = sleep,
 ) -> Drawn:
-    """Draw frames for so long, each from the refresh behind the end of the one before."""
+    """Draw frames for `seconds`, each from the refresh behind the end of the one before."""
     period_s = 1e-3 * PERIOD_MS
     drawn: list[tuple[int, float]] = []
     start, refresh = clock(), 0
@@ -86,5 +86,5 @@ def draw(
 
 
 def _periods(ms: float) -> int:
-    """After how many refreshes a frame is shown that takes so long."""
+    """After how many refreshes a frame is shown that takes `ms`."""
     return max(1, ceil(ms / PERIOD_MS))

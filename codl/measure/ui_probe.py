@@ -15,7 +15,7 @@ from codl.runtime.opencl import OpenClDevice
 
 #: What a frame takes a GPU that does nothing else.
 FRAME_MS = 3.0
-#: A frame's kernel is changed until it takes so long within a tenth.
+#: A frame's kernel is changed until it takes `FRAME_MS` within a tenth.
 CLOSE, TRIES = 0.1, 8
 FRAME = """
 kernel void frame(global float *out, int steps) {
@@ -39,7 +39,7 @@ class UiProbe:
             self._kernel = self._calibrated()
 
     def draw(self, seconds: float) -> Drawn:
-        """Draw frames for so long, one behind the other."""
+        """Draw frames for `seconds`, one behind the other."""
         with self._placed():
             return draw(self._draw_one, seconds)
 

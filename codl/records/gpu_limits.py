@@ -55,7 +55,7 @@ class GpuLimits:
         return (1 - self.gpu_duty) / self.gpu_duty
 
     def launches(self, taken_ms: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Into how many launches kernels are split that take so long; (kernels)."""
+        """Into how many launches kernels are split that take `taken_ms`; (kernels)."""
         if self.max_kernel_ms is None:
             return np.ones_like(taken_ms)
         return np.maximum(1.0, np.ceil(taken_ms / self.max_kernel_ms))

@@ -61,7 +61,7 @@ class Total:
 
 
 @dataclass(frozen=True)
-class Term:
+class WaterfallTerm:
     """What a total is more than the one before, in milliseconds; negative where it is less."""
 
     name: str
@@ -80,13 +80,15 @@ class ChainTerms:
     dim: Dim
     gpu_ratio: float
     bound_ms: float
-    terms: tuple[Term, ...]
+    terms: tuple[WaterfallTerm, ...]
     predicted_ms: float
     measured_ms: float | None
     work_ms: Mapping[Processor, float]
     measured_work_ms: Mapping[Processor, float] | None = None
 
 
-def terms_of(totals_ms: Sequence[tuple[str, float]]) -> tuple[Term, ...]:
+def terms_of(totals_ms: Sequence[tuple[str, float]]) -> tuple[WaterfallTerm, ...]:
     """The terms between totals by name, the first of which is the bound."""
-    return tuple(Term(name, ms - before) for (_, before), (name, ms) in pairwise(totals_ms))
+    return tuple(
+        WaterfallTerm(name, ms - before) for (_, before), (name, ms) in pairwise(totals_ms)
+    )

@@ -25,7 +25,7 @@ from codl.records.results import (
     TimeSpan,
     times_faster,
 )
-from codl.records.waterfall import BOUND, ChainTerms, Term
+from codl.records.waterfall import BOUND, ChainTerms, WaterfallTerm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -404,7 +404,7 @@ class ExplainResult(ResultFile):
     strategy: str
     bound_ms: Amount
     side_by_side_ms: Amount
-    terms: tuple[Term, ...]
+    terms: tuple[WaterfallTerm, ...]
     predicted_ms: Amount
     chains: tuple[ChainTerms, ...]
     measured_ms: Amount | None = None
@@ -431,7 +431,7 @@ class ExplainResult(ResultFile):
     @property
     def rows(self) -> tuple[WaterfallRow, ...]:
         """The bound and all terms."""
-        steps = (Term(BOUND, self.bound_ms), *self.terms)
+        steps = (WaterfallTerm(BOUND, self.bound_ms), *self.terms)
         about = self.model, self.strategy
         return tuple(WaterfallRow(*about, step.name, step.ms, self.source) for step in steps)
 

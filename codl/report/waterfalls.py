@@ -10,7 +10,7 @@ from typing import Any
 
 from codl.ir.types import PROCESSORS, Processor
 from codl.records.results import WIDE
-from codl.records.waterfall import BOUND, MEASURED_TERMS, TERMS, ChainTerms, Term
+from codl.records.waterfall import BOUND, MEASURED_TERMS, TERMS, ChainTerms, WaterfallTerm
 from codl.report.plots import INK, WIDTH, style, to_svg
 from codl.report.results import ExplainResult
 from codl.report.tables import mark, soc_lines, warnings
@@ -230,7 +230,7 @@ def findings(result: ExplainResult) -> tuple[str, ...]:
     )
 
 
-def _named(term: Term) -> str:
+def _named(term: WaterfallTerm) -> str:
     return f"{term.name} ({_signed(term.ms)} ms)"
 
 

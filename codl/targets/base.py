@@ -324,7 +324,7 @@ class Target:
 
     @question(lambda asked: 60.0 + 2 * asked["seconds"])
     def draw_frames(self, seconds: float) -> Drawn:
-        """Draw an interface at 60 Hz on the GPU for so long; see `codl.measure.ui_frames`.
+        """Draw an interface at 60 Hz on the GPU for `seconds`; see `codl.measure.ui_frames`.
 
         The first call finds out what a frame takes: nothing else may work then.
         """
@@ -332,7 +332,7 @@ class Target:
 
     @question(lambda asked: 60.0 + 4 * asked["seconds"])
     def pace(self, seconds: float) -> Sequence[float]:
-        """Do the same work on one core for so long; the seconds of every round."""
+        """Do the same work on one core for `seconds`; the seconds of every round."""
         from codl.measure.cool_down import pace
 
         return pace(seconds)
