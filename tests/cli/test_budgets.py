@@ -56,7 +56,7 @@ class Steps:
 
 def limited(patch: pytest.MonkeyPatch, command: Any, clock: Hands) -> None:
     """Let a command's budget go by a clock."""
-    patch.setattr(command, "budget_of", lambda text: Budget(text and float(text), clock))
+    patch.setattr(command.opt, "budget_of", lambda text: Budget(text and float(text), clock))
 
 
 def ended(folder: Path, *words: str, code: int) -> tuple[dict[str, Any], str]:

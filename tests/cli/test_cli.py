@@ -21,8 +21,8 @@ from support.decoders import SMALL
 from support.whole_way import QUICK
 from typer.testing import CliRunner
 
+from codl.api import collect as collect_command
 from codl.cli import app as cli
-from codl.cli import collect as collect_command
 from codl.cli.app import app
 from codl.errors import CodlError
 from codl.frontend.decoders.build import built, with_weights
@@ -423,7 +423,7 @@ def test_an_interrupted_collection_says_how_to_go_on(
         raise KeyboardInterrupt
 
     monkeypatch.chdir(workplace)
-    monkeypatch.setattr(collect_command, "collect", interrupted)
+    monkeypatch.setattr(collect_command, "collect_tasks", interrupted)
     command = ["collect", "--soc", "test", "--ops", "small.onnx", "--resume", "--all"]
     found = CliRunner().invoke(app, command)
     assert "All rows so far are kept" in str(found.exception)
