@@ -24,12 +24,12 @@ if TYPE_CHECKING:  # what a target measures is not loaded to run
 
 @dataclass(frozen=True)
 class CpuFallback:
-    """Loads a network on the CPU of a target; `how` lowers plans of it."""
+    """Loads a network on the CPU of a target; `lowering` makes executables of its plans."""
 
     network: Network
     soc: LocalSoc
     target: Target
-    how: Callable[[Plan], Executable]
+    lowering: Callable[[Plan], Executable]
 
     def take_over(self, failed: Loaded, plan: Plan, why: DeviceError) -> tuple[Plan, Loaded]:
         """The plan without its GPU, loaded and fed as what has failed was, which is released.
@@ -44,7 +44,7 @@ class CpuFallback:
             ) from why
         try:
             alone = on_cpu(self.network, plan, self.soc)
-            loaded = self.target.load_on_cpu(self.how(alone))
+            loaded = self.target.load_on_cpu(self.lowering(alone))
         except CodlError as error:
             raise DeviceError(f"{why} The CPU cannot stand in: {error}") from why
         for name, array in failed.inputs.items():
@@ -58,4 +58,4 @@ class CpuFallback:
         Raises `CodlError` where it cannot be loaded.
         """
         alone = on_cpu(self.network, plan, self.soc, but="ncnn")
-        return self.target.load_on_cpu(self.how(alone))
+        return self.target.load_on_cpu(self.lowering(alone))

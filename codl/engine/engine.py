@@ -89,11 +89,11 @@ class Engine:
             except RefusedError as error:
                 refusals += error.refusals
         fallbacks = fallbacks_of(executable, refusals)
-        how = partial(lower, network, soc=finer, tuning=tuning, without=refusals, fuse=fuse)
+        lowering = partial(lower, network, soc=finer, tuning=tuning, without=refusals, fuse=fuse)
         self._begin(loaded, network, plan, soc, fallbacks)
-        self._cpu_fallback, self._recovers = CpuFallback(network, soc, target, how), recovers
+        self._cpu_fallback, self._recovers = CpuFallback(network, soc, target, lowering), recovers
         if adaptive:
-            self._adapt(target, how)
+            self._adapt(target, lowering)
         for fallback in self.fallbacks:
             warnings.warn(str(fallback), CodlWarning, stacklevel=2)
 
@@ -134,7 +134,7 @@ class Engine:
         #: What came of comparing it with its model's reference; None where nobody did.
         self.checked: Checked | None = None
 
-    def _adapt(self, target: Target, how: Callable[[Plan], Executable]) -> None:
+    def _adapt(self, target: Target, lowering: Callable[[Plan], Executable]) -> None:
         """Load the plan once more, together with what it may become."""
         if not isinstance(target, LocalTarget):
             raise UnsupportedError(
@@ -147,7 +147,7 @@ class Engine:
         for part in PARTS:
             self._loaded.close()
             budget = part * (MOST_MEMORY - 1) * alone.total
-            by_scale = alternatives(self.network, plan, how, budget=budget, gpu_factor=factor)
+            by_scale = alternatives(self.network, plan, lowering, budget=budget, gpu_factor=factor)
             self._plans = {scale: other for scale, (other, _) in by_scale.items()}
             executables = {scale: executable for scale, (_, executable) in by_scale.items()}
             self._loaded = self._adaptive = AdaptiveSession(executables, target.device, limits)
