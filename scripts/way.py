@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
 from functools import cache
 from json import dumps
 from pathlib import Path
@@ -25,6 +26,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import codl
+from codl.api.job import Job
 from codl.cli import run as command
 from codl.kernels import registry
 
@@ -150,15 +152,15 @@ def halved(network: Any, soc: Any) -> dict[str, Any]:
 
 def run(model: str, soc: str, way: Way) -> None:
     """The command, with a plan that is made once the model is read."""
-    plan_of = command.plan_of
+    plan_of = Job.plan_of
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere:
         plan = Path(folder) / "plan.json"
 
-        def planned(*_: Any, network: Any, context: Any) -> Any:
+        def planned(job: Job, network: Any, context: Any) -> Any:
             plan.write_text(dumps(halved(network, context.soc)))
-            return plan_of(plan, None, None, network=network, context=context)
+            return plan_of(replace(job, plan=plan), network, context)
 
-        command.plan_of = planned
+        Job.plan_of = planned  # type: ignore[method-assign]
         with redirect_stdout(nowhere), way.follow():
             command.run_model(model, soc=soc, rounds=1, json=True)
 
