@@ -220,10 +220,17 @@ def _client(address: str) -> Iterator[Any]:
 
 @contextmanager
 def _deaths_explained() -> Iterator[None]:
-    """Turn what becomes of a process that died into a `CodlError`."""
+    """Turn what becomes of a process that died into a `CodlError`.
+
+    What joblib raises where Ctrl-C comes while its processes are begun is a `KeyboardInterrupt`.
+    """
     try:
         yield
     except BrokenProcessPool as error:
         raise CodlError(
             "A worker process died, as happens where memory runs out: take fewer by --jobs."
         ) from error
+    except RuntimeError as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from error
+        raise
