@@ -30,7 +30,7 @@ class Repeated(NamedTuple):
     turned: bool = False
 
 
-class Tensor(NamedTuple):
+class AttentionInput(NamedTuple):
     """Keys or values, and the node that makes them, where it is not there yet."""
 
     name: str
@@ -152,7 +152,7 @@ def _attention(graph: Graph, last: Node) -> Rewrite | None:
     return None
 
 
-def _keys(graph: Graph, turned: str, name: str) -> Tensor | None:
+def _keys(graph: Graph, turned: str, name: str) -> AttentionInput | None:
     """(images, heads, keys, features) before they were turned, once for heads that share them."""
     whole = repeated(graph, turned)
     if whole is not None:
@@ -164,26 +164,26 @@ def _keys(graph: Graph, turned: str, name: str) -> Tensor | None:
     n, heads, features, keys = graph.shapes[turned]
     sizes = (n, heads, keys, features)
     if perm == TURN:
-        return None if source in graph.constants else Tensor(source, sizes)
+        return None if source in graph.constants else AttentionInput(source, sizes)
     if perm != (0, 2, 3, 1):
         return None
-    return Tensor(
+    return AttentionInput(
         name, sizes, (Node(name, "Transpose", (source,), (name,), {"perm": (0, 2, 1, 3)}),)
     )
 
 
-def _values(graph: Graph, v: str, name: str) -> Tensor:
+def _values(graph: Graph, v: str, name: str) -> AttentionInput:
     whole = repeated(graph, v)
     if whole is None or whole.turned:
-        return Tensor(v, _sizes(graph, v))
+        return AttentionInput(v, _sizes(graph, v))
     return _once(graph, whole, name)
 
 
-def _once(graph: Graph, whole: Repeated, name: str) -> Tensor:
+def _once(graph: Graph, whole: Repeated, name: str) -> AttentionInput:
     """A tensor before it was repeated, with an axis of heads."""
     if _sizes(graph, whole.source) == whole.sizes:
-        return Tensor(whole.source, whole.sizes)
-    return Tensor(name, whole.sizes, (Node(name, "Reshape", (whole.source,), (name,)),))
+        return AttentionInput(whole.source, whole.sizes)
+    return AttentionInput(name, whole.sizes, (Node(name, "Reshape", (whole.source,), (name,)),))
 
 
 def _is_along_features(graph: Graph, node: Node) -> bool:
