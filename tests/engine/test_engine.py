@@ -16,21 +16,25 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.devices import here
-from support.plans import CUTS, branching, branching_case, image, legal, make_plan, row
+from support.plans import CUTS, branching, branching_case, image, legal, make_plan, one_by_one, row
+from support.simulated import SOC
 from support.some import some
 
-from codl.engine.engine import Engine
+from codl.engine.engine import Engine, fallbacks_of
 from codl.errors import CodlError, DeviceError
 from codl.evaluation.closeness import max_rel_err
 from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.onnx_import import import_onnx
+from codl.ir.executable import GpuOp, Refusal
 from codl.ir.plan import Plan
 from codl.ir.region import Shape
 from codl.ir.types import BLOCKED, PLANAR, Processor
-from codl.lower import pieces
+from codl.kernels.tuning import Tuning
+from codl.lower import lower, pieces
 from codl.lower.assembly import lifetimes
 from codl.lower.partition import PartitionedPlan, partition_plan
 from codl.plan.build_plan import default_plan
+from codl.records.results import Fallback
 from codl.records.soc import Soc
 from codl.runtime.loaded import Footprint as Memory
 from codl.runtime.session import Session
@@ -224,3 +228,22 @@ def test_a_closed_session_holds_no_memory_of_the_device(first_soc: Soc) -> None:
     assert memory() is None
     with pytest.raises(DeviceError, match="closed"):
         session.stage(pieces.WORK)
+
+
+def test_a_kernel_stands_in_for_a_layer_whose_name_looks_fused() -> None:
+    """The label of a fused kernel is made of its layers' names, with " + " between them."""
+    network = row(2)
+    (first, second) = (layer.name for layer in network.layers)
+    layers = [replace(layer, name="a + b") for layer in network.layers[:1]]
+    named = replace(network, layers=(*layers, *network.layers[1:]))
+    plan = one_by_one(named, SOC, "gpu")
+    executable = lower(named, plan, SOC, Tuning())
+    (step,) = (s for s in executable.steps if isinstance(s, GpuOp) and s.label == "a + b")
+    refusals = [
+        Refusal("a + b", "gpu_other", None, "it does not build"),
+        Refusal(f"{first} + {second}", "gpu_fused", None, "it does not run"),
+    ]
+    assert fallbacks_of(executable, refusals) == (
+        Fallback("a + b", "gpu_other", "it does not build", step.variant),
+        Fallback(f"{first} + {second}", "one of gpu_fused", str(refusals[1]), "two kernels"),
+    )

@@ -226,6 +226,20 @@ def test_parts_are_read_in_place(made: Path) -> None:
         assert not data.flags.writeable
 
 
+def test_a_bundle_says_which_weights_it_is_of(small: Network, made: Path) -> None:
+    with load(made) as engine:
+        assert engine.network.content_digest == small.content_digest
+    layers = [
+        replace(layer, weights={name: 2 * value for name, value in layer.weights.items()})
+        for layer in small.layers
+    ]
+    other = replace(small, layers=tuple(layers))
+    assert (other.digest == small.digest, other.content_digest == small.content_digest) == (
+        True,
+        False,
+    )
+
+
 def test_equal_weights_are_stored_once(tmp_path: Path) -> None:
     kept = ArrayStore()
     same = np.arange(6, dtype=np.float32).reshape(2, 3)
