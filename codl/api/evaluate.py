@@ -258,8 +258,8 @@ class EvalRun:
                     self.done.append(self._measured(model, share))
                 except Exception as error:
                     is_known = isinstance(error, CodlError)
-                    name = "" if is_known else f"a defect of codl: {type(error).__name__}: "
-                    self.failed[model] = reason = f"{name}{error}"
+                    defect = "" if is_known else f"a defect of codl: {type(error).__name__}: "
+                    self.failed[model] = reason = f"{defect}{error}"
                     names = [*self.asked.strategies, *self.asked.peers]
                     rows = [failed_row(model, name, reason) for name in names]
                     self.done.append(Evaluation(model, "", rows, {}, {}))

@@ -213,6 +213,10 @@ class Job:
         )
         return adapted(context, self.deployment)
 
+    def check(self) -> None:
+        """Raise what `context` raises now, before a model is read, which takes longer."""
+        _ = self.context
+
     @property
     def strategy_name(self) -> str:
         return strategy_of(self.strategy, self.deployment)

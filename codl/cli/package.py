@@ -69,7 +69,7 @@ def package_model(
         predictors=predictors,
         reporter=TERMINAL,
     )
-    assert job.context  # before the model is read, which takes longer
+    job.check()
     stage(f"Reading {model}")
     network, source = read_network(model, batch, opt.read_shapes(shape), check=check)
     with job.connected() as context:

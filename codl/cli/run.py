@@ -191,7 +191,7 @@ def run_model(
                 raise typer.BadParameter(
                     "a model wants a SoC; only a bundle has its own.", param_hint="--soc"
                 )
-            assert job.context  # before the model is read, which takes longer
+            job.check()
             stage(f"Reading {model}")
             network, source = read_network(model, batch, opt.read_shapes(shape), check=check)
             arrays = read_inputs(network, inputs, job.deployment, random_inputs)

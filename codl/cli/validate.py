@@ -357,7 +357,7 @@ def validate_plan(
         predictors=predictors,
         reporter=TERMINAL,
     )
-    assert job.context  # before the model is read, which takes longer
+    job.check()
     loaded = ModelAndSource.load(model, batch, opt.read_shapes(shape))
     files = files_of(inputs)
     classes = None if labels is None else read_labels(labels, [file.name for file in files])
