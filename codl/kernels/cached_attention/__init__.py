@@ -1,24 +1,34 @@
-"""Attention to a cache on the GPU: work-items have a few queries of a group, and see each key once.
+"""Attention to a cache on the GPU, whose queries see each key once.
 
 The softmax is folded into one pass over the keys (Milakov and Gimelshein 2018), so that no scores
-lie in memory. What is new is written into the caches first, by a kernel of its own.
+lie in memory. On a CPU that plays the GPU a work-item has a few queries of a group, and what is new
+is written into the caches first, by a kernel of its own. On a GPU work-groups have pieces of the
+keys, as one token alone has too few queries.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
+
+import numpy as np
 
 from codl.ir.columns import Column
 from codl.ir.ops.attention import CachedAttention, CachedAttentionColumns
-from codl.kernels.base import ENDS, Choice, KernelPlan, TensorArg
-from codl.kernels.feature_columns import by_level, gpu_cache_bytes
-from codl.kernels.kernel import ColumnKernel, launch, of_every_storage
+from codl.kernels.base import ENDS, Arg, Choice, KernelPlan, ScratchArg, TensorArg
+from codl.kernels.feature_columns import ChoiceColumns, by_level, gpu_cache_bytes
+from codl.kernels.kernel import REAL_GPU, ColumnKernel, launch, of_every_storage
 from codl.kernels.registry import register
-from codl.kernels.tiling import ceil_div, round_up, waves
+from codl.kernels.tiling import ceil_div, item_grid, round_up, waves
 from codl.records.soc import Soc
 
-#: Queries of a work-item at most: sums of all of them stay in the first cache.
+#: Queries of a work-item, or a work-group, at most: their sums stay in the first cache or registers.
 MOST_QUERIES = 8
+#: Work-items of a work-group, the default first, and pieces of the keys that may be worth a try.
+ITEMS, PIECES = (128, 64, 256), (1, 2, 4, 8, 16)
+#: Keys of a piece at least, by default.
+FEWEST_KEYS = 256
+PARTS, PART_ENDS = ScratchArg("parts"), ScratchArg("ends")
 
 
 class GpuTiles(ColumnKernel):
@@ -78,4 +88,99 @@ class GpuTiles(ColumnKernel):
         )
 
 
-register(*of_every_storage(GpuTiles))
+class GpuSplit(ColumnKernel):
+    """The same by work-groups, each with a piece of the keys."""
+
+    op_kind = "cached_attention"
+    base_name = "gpu_split"
+    source = "cached_attention/gpu_split.cl"
+    meant_for = REAL_GPU
+    op_columns = CachedAttentionColumns
+
+    def refuse(self, op: CachedAttention, soc: Soc) -> str | None:
+        width, most = soc.gpu.vector_width, soc.gpu.max_work_group_size
+        if any(size % width for size in (op.features, op.value_features)):
+            sizes = op.features, op.value_features
+            return f"keys and values must have a multiple of {width} features, got {sizes}"
+        if not self._items(op, soc):
+            return f"a work-group must hold the {op.value_features} features of a value, got {most}"
+        return None
+
+    def _items(self, op: CachedAttention, soc: Soc) -> list[int]:
+        """Work-items that a work-group may have."""
+        least = op.value_features // soc.gpu.vector_width
+        return [items for items in ITEMS if least <= items <= soc.gpu.max_work_group_size]
+
+    def alternatives(self, op: CachedAttention, soc: Soc, first: Choice) -> Iterable[Choice]:
+        every = ({"items": items, "pieces": n} for items in self._items(op, soc) for n in PIECES)
+        return [choice for choice in every if choice["pieces"] <= op.capacity]
+
+    def default_columns(self, ops: CachedAttentionColumns, soc: Soc) -> ChoiceColumns:
+        """Pieces of some hundred keys, while there are compute units for them."""
+        width, most = soc.gpu.vector_width, soc.gpu.max_work_group_size
+        items = np.where(ops.value_features > ITEMS[0] * width, ITEMS[-1], ITEMS[0])
+        groups = ops.groups * ceil_div(ops.tokens * ops.heads, MOST_QUERIES)
+        room = np.floor(soc.gpu.compute_units / groups)
+        pieces = np.maximum(1, np.minimum(ceil_div(ops.filled, FEWEST_KEYS), room))
+        return {"items": np.minimum(items, most), "pieces": pieces}
+
+    def counts(self, ops: CachedAttentionColumns, soc: Soc, choice: Any) -> dict[str, Column]:
+        items, pieces = choice["items"], choice["pieces"]
+        tiles = ops.groups * ceil_div(ops.tokens * ops.heads, MOST_QUERIES)
+        rows = np.minimum(ops.tokens * ops.heads, MOST_QUERIES)
+        blocks = ceil_div(ceil_div(ops.seen, pieces), items)
+        read = tiles * ops.seen * (ops.features + ops.value_features)
+        return {
+            "macs": tiles * rows * ops.seen * (ops.features + ops.value_features),
+            "loop_length": blocks,
+            "blocks": tiles * pieces * blocks,
+            "work_groups": tiles * pieces,
+            "waves": ceil_div(tiles * pieces, soc.gpu.compute_units),
+            "merged": (pieces > 1) * ops.output_elements * pieces,
+            "launches": 1.0 + (pieces > 1),
+            "appended": ops.groups * ops.tokens,
+            "output_bytes": self.stored(ops.output_elements),
+            **by_level("cache", self.stored(read), gpu_cache_bytes(soc)),
+        }
+
+    def build(self, op: CachedAttention, soc: Soc, choice: Choice) -> KernelPlan:
+        items, pieces, rows = choice["items"], choice["pieces"], op.tokens * op.heads
+        inputs = [TensorArg("input", index) for index in range(6)]
+        tiles, vectors = ceil_div(rows, MOST_QUERIES), op.value_features // soc.gpu.vector_width
+        is_split = pieces > 1
+        result: tuple[Arg, ...] = (PARTS, PART_ENDS) if is_split else (ENDS[1],)
+        launches = [
+            launch(
+                "split_attention",
+                ((items * pieces, tiles, op.groups), (items, 1, 1)),
+                *inputs,
+                *result,
+                tokens=op.tokens,
+                groups=op.groups,
+                capacity=op.capacity,
+                scale=float(op.scale),
+            )
+        ]
+        if is_split:
+            sizes = item_grid(rows * vectors, op.groups, soc)
+            numbers = {"rows": rows, "groups": op.groups, "pieces": pieces}
+            launches.append(launch("merge_attention", sizes, PARTS, PART_ENDS, ENDS[1], **numbers))
+        sums = 4 * op.groups * rows * pieces
+        return self.assemble(
+            op,
+            soc,
+            *launches,
+            macros={
+                "FEATURES": op.features,
+                "VALUES": op.value_features,
+                "HEADS": op.heads,
+                "ROWS": min(rows, MOST_QUERIES),
+                "ITEMS": items,
+                "SPLIT": is_split,
+            },
+            scratch={"parts": sums * op.value_features, "ends": 2 * sums} if is_split else {},
+            floats=[inputs[3]],  # halves count to 2048 alone
+        )
+
+
+register(*of_every_storage(GpuSplit, GpuTiles))
