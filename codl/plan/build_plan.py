@@ -18,6 +18,7 @@ from codl.plan.chain_costs import ChainCosts, ChainKey
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered, estimated, not_counted
 from codl.plan.price import START
+from codl.plan.shards import planar_of
 from codl.plan.sub_ops import Walk
 from codl.plan.transitions import Transitions
 from codl.records.soc import Soc
@@ -197,10 +198,21 @@ def default_plan(
     `UnsupportedError` with the layer for which the processor has no variant.
     """
     named = variants or {}
-    names: dict[str, dict[str, str]] = {
-        layer.name: {processor: named.get(layer.name) or _default(layer, processor, soc)}
+    chosen: list[Any] = [
+        registry.find(layer.op, named[layer.name], processor)
+        if layer.name in named
+        else _default(layer, processor, soc)
         for layer in network.layers
+    ]
+    names: dict[str, dict[str, str]] = {
+        layer.name: {processor: variant.name}
+        for layer, variant in zip(network.layers, chosen, strict=True)
     }
+    if processor == "gpu" and chained:
+        planar = planar_of(network.layers, chosen, soc)
+        for layer, variant, is_planar in zip(network.layers, chosen, planar, strict=True):
+            if is_planar and layer.name not in named:
+                names[layer.name] = {processor: variant.among_planar}
     groups = [tuple(names)] if chained else [(name,) for name in names]
     ratio = ALONE[processor]
     chains = (Chain(ops, "H", ratio, {op: names[op] for op in ops}) for ops in groups if ops)
@@ -219,12 +231,12 @@ def preferring(network: Network, soc: Soc, processor: Processor) -> Plan:
     ]
     chains = []
     for side, together in groupby(zip(network.layers, sides, strict=True), itemgetter(1)):
-        names = {layer.name: {side: _default(layer, side, soc)} for layer, _ in together}
+        names = {layer.name: {side: _default(layer, side, soc).name} for layer, _ in together}
         chains.append(Chain(tuple(names), "H", ALONE[side], names))
     return _unpredicted(network, soc, f"rather-{processor}", chains, "missing")
 
 
-def _default(layer: Layer, processor: Processor, soc: Soc) -> str:
+def _default(layer: Layer, processor: Processor, soc: Soc) -> Any:
     """The first variant that is meant for this SoC or, where there is none, that works at all."""
     variants = registry.variants(layer.op, processor, soc) or registry.variants(
         layer.op, processor, soc, include_unfit=True
@@ -238,7 +250,7 @@ def _default(layer: Layer, processor: Processor, soc: Soc) -> str:
             f"The {processor} has no kernel variant for {layer.name!r} ({layer.op.kind}). "
             f"{refusals or 'None is written.'}"
         )
-    return variants[0].name
+    return variants[0]
 
 
 # Fallbacks.

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import prod
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,31 +21,47 @@ from numpy.typing import NDArray
 from codl.ir import Dim, Layer, Network, Op, split
 from codl.ir.ops.onnx_model import OnnxModel
 from codl.ir.plan import those_of
-from codl.ir.types import STORAGES
+from codl.ir.types import STORAGES, Storage
 from codl.kernels import registry
 from codl.kernels.ort import CpuOrt
 from codl.lower.rules import net_level
 from codl.plan.cost_model import ADDED_INSIDE, CostModel, Milliseconds, Move, WeightPlaces
 from codl.plan.region_array import NONE, Flags, Numbers, box, is_something
 from codl.plan.sub_ops import PLACES, LayerPass, StorageOrders, SubOps, finite
+from codl.records.soc import Soc
 
 
 def planar_layers(network: Network, cost: CostModel) -> Flags:
+    """By layer whether the GPU computes it on planar tensors, where its fastest variants run."""
+    layers = network.layers
+    cost.prefetch([layer.op for layer in layers], "gpu")
+    fastest = (cost.fastest_by_storage(layer.op, "gpu").values() for layer in layers)
+    return planar_of(layers, [next(iter(costs), None) for costs in fastest], cost.soc)
+
+
+class _Stored(Protocol):
+    """A variant, or what one costs: where its tensors lie, and what computes in its place."""
+
+    @property
+    def storage(self) -> Storage | None: ...
+    @property
+    def among_planar(self) -> str | None: ...
+
+
+def planar_of(layers: Sequence[Layer], variants: Sequence[_Stored | None], soc: Soc) -> Flags:
     """By layer whether the GPU computes it on planar tensors, in a variant for such.
 
     That is a layer which may go planar, and of whose tensors more are planar than not: as the
-    layers make them that have no choice, or want them.
+    layers make them that have no choice, or want them. `variants` are those planned otherwise;
+    None of layers without one.
     """
-    layers = network.layers
-    cost.prefetch([layer.op for layer in layers], "gpu")
     #: The layers that have a variant, with whether its tensors are planar, or may as well be.
     planned: list[tuple[int, Layer, bool, bool]] = []
-    for at, layer in enumerate(layers):
-        fastest = next(iter(cost.fastest_by_storage(layer.op, "gpu").values()), None)
-        if fastest is not None:
-            wrong = {fallback.variant for fallback in those_of(cost.soc.fallbacks, layer.op, "gpu")}
-            is_planar = fastest.storage is not None and fastest.storage.layout == "planar"
-            goes_planar = fastest.among_planar not in (None, *wrong)
+    for at, (layer, variant) in enumerate(zip(layers, variants, strict=True)):
+        if variant is not None:
+            wrong = {fallback.variant for fallback in those_of(soc.fallbacks, layer.op, "gpu")}
+            is_planar = variant.storage is not None and variant.storage.layout == "planar"
+            goes_planar = variant.among_planar not in (None, *wrong)
             planned.append((at, layer, is_planar, goes_planar))
     wanted: dict[str, bool] = {}
     for _, layer, is_planar, goes_planar in reversed(planned):

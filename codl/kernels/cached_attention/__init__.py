@@ -22,7 +22,7 @@ from codl.kernels.registry import register
 from codl.kernels.tiling import ceil_div, item_grid, round_up, waves
 from codl.records.soc import Soc
 
-#: Queries of a work-item, or a work-group, at most: their sums stay in the first cache or registers.
+#: Queries of a work-item, or of a work-group, at most: their sums stay at hand.
 MOST_QUERIES = 8
 #: Work-items of a work-group, the default first, and pieces of the keys that may be worth a try.
 ITEMS, PIECES = (128, 64, 256), (1, 2, 4, 8, 16)

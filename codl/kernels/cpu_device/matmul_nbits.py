@@ -23,13 +23,8 @@ from codl.kernels.base import ENDS, Arg, Choice, KernelPlan
 from codl.kernels.cpu_device.matmul import INSIDE, GpuDirect
 from codl.kernels.feature_columns import ChoiceColumns, by_level, gpu_cache_bytes
 from codl.kernels.kernel import CPU_DEVICE, ColumnKernel, Grid, launch, of_every_storage
-from codl.kernels.matmul_nbits import (
-    MOST_ROWS,
-    matrix_args,
-    matrix_macros,
-    pack_matrix,
-    refuse_rows,
-)
+from codl.kernels.matmul import MOST_ROWS, refuse_rows
+from codl.kernels.matmul_nbits import matrix_args, matrix_macros, pack_matrix
 from codl.kernels.registry import register
 from codl.kernels.tiling import ceil_div, round_up
 from codl.records.soc import Soc

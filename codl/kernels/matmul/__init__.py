@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from codl.ir.columns import Column
 from codl.ir.ops.base import Weights
-from codl.ir.ops.matmul import BatchAxis, MatMul, merged
+from codl.ir.ops.matmul import BatchAxis, MatMul, MatMulColumns, merged
 from codl.ir.types import ConstantArray
 from codl.kernels.base import (
     ENDS,
@@ -26,7 +27,8 @@ from codl.kernels.base import (
     no_constants,
 )
 from codl.kernels.conv2d.gpu_gemm import GemmCut, GemmProblem, Products, row_window
-from codl.kernels.kernel import REAL_GPU, Kernel, launch, of_every_storage
+from codl.kernels.feature_columns import ChoiceColumns
+from codl.kernels.kernel import REAL_GPU, ColumnKernel, Kernel, launch, of_every_storage
 from codl.kernels.registry import register
 from codl.kernels.tiling import ceil_div, round_up, waves
 from codl.records.soc import Soc
@@ -37,6 +39,10 @@ MOST_AXES = 3
 A, B, OUT = ENDS[0], TensorArg("input", 1), ENDS[1]
 #: Rows and columns of the output that a work-item of `GpuTiled` has.
 PER_ITEM = 4
+#: With more rows, tiles that read a matrix once for many rows are faster.
+MOST_ROWS = 4
+#: Work-items of a work-group, and vectors of columns that it has; the default first.
+SHAPES = ((64, 1), (64, 2), (128, 1), (128, 2), (256, 1), (32, 2), (32, 1))
 
 
 @dataclass(frozen=True)
@@ -230,4 +236,89 @@ class GpuTiled(Kernel):
         return {"weight": matrix, "bias": np.ascontiguousarray(weights["bias"])}
 
 
-register(*of_every_storage(GpuGemm, GpuTiled))
+class GpuRows(ColumnKernel):
+    """A few rows at the speed of the memory: a work-group has a few vectors of columns."""
+
+    op_kind = "matmul"
+    base_name = "gpu_rows"
+    source = "matmul/gpu_rows.cl"
+    meant_for = REAL_GPU
+    op_columns: ClassVar[Any] = MatMulColumns
+
+    def refuse(self, op: Any, soc: Soc) -> str | None:
+        if not op.matrix or op.trans_a:
+            return "b must be a constant, and a stored by rows"
+        most = soc.gpu.max_work_group_size
+        too_small = most < 32 and f"work-groups of 32 are needed, got at most {most}"
+        return refuse_rows(op) or too_small or None
+
+    def choices(self, op: Any, soc: Soc) -> tuple[Choice, ...]:
+        most = soc.gpu.max_work_group_size
+        return tuple({"items": items, "panels": n} for items, n in SHAPES if items <= most)
+
+    def default_columns(self, ops: Any, soc: Soc) -> ChoiceColumns:
+        return self.choices(None, soc)[0]
+
+    def counts(self, ops: Any, soc: Soc, choice: Any) -> dict[str, Column]:
+        wide = choice["panels"] * soc.gpu.vector_width
+        groups, words = ceil_div(ops.n, wide), ceil_div(ops.k, ops.depth_step)
+        return {
+            "padded_macs": groups * wide * words * ops.depth_step * ops.m,
+            "loop_length": ceil_div(words, choice["items"]),
+            "work_groups": groups,
+            "waves": ceil_div(groups, soc.gpu.compute_units),
+            "weight_bytes": self.matrix_bytes(ops),
+            "input_bytes": self.stored(ops.input_elements),
+            "output_bytes": self.stored(ops.output_elements),
+        }
+
+    def matrix_bytes(self, ops: Any) -> Column:
+        """Of a constant matrix and its bias, as they are read."""
+        size: Column = self.stored(ops.weight_elements)
+        return size
+
+    def build(self, op: Any, soc: Soc, choice: Choice) -> KernelPlan:
+        items, panels, width = choice["items"], choice["panels"], soc.gpu.vector_width
+        product = launch(
+            "matmul_rows",
+            ((ceil_div(op.n, width * panels) * items, 1, 1), (items, 1, 1)),
+            *(A, OUT, *self.right(op)),
+            n=op.n,
+            k=op.k,
+        )
+        macros = {"ROWS": merged(op)[0], "ITEMS": items, "PANELS": panels}
+        return self.assemble(
+            op,
+            soc,
+            product,
+            macros={**self.more_macros(op), **macros},
+            pack=partial(self.pack, op, soc),
+        )
+
+    def more_macros(self, op: Any) -> Mapping[str, int | bool]:
+        """Those of a kind of matrix."""
+        return {}
+
+    def right(self, op: Any) -> tuple[Arg, ...]:
+        """What the kernel reads the matrix and the bias from."""
+        return (ConstantArg("weight"), ConstantArg("bias"))
+
+    def pack(self, op: Any, soc: Soc, weights: Weights) -> dict[str, ConstantArray]:
+        """Every V columns apart, zeros beyond the last."""
+        columns = weights["weight"] if op.trans_b else weights["weight"].T
+        width, panels = soc.gpu.vector_width, ceil_div(op.n, soc.gpu.vector_width)
+        packed = np.zeros((panels * width, op.k), self.storage.element)
+        packed[: op.n] = columns if op.alpha == 1 else np.float32(op.alpha) * columns
+        turned = np.ascontiguousarray(packed.reshape(panels, width, op.k).swapaxes(1, 2))
+        return {"weight": turned.reshape(-1), "bias": np.ascontiguousarray(weights["bias"])}
+
+
+def refuse_rows(op: MatMul) -> str | None:
+    """Why kernels that go through a matrix once cannot take an op."""
+    rows, axes = merged(op)
+    if axes:
+        return f"batch axes must be rows of one matrix, got {[axis.size for axis in axes]}"
+    return f"rows must be {MOST_ROWS} at most, got {rows}" if rows > MOST_ROWS else None
+
+
+register(*of_every_storage(GpuRows, GpuGemm, GpuTiled))
