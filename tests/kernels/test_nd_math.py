@@ -12,8 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from onnx import helper
 from support.engine_runs import same_as_onnx_runtime
 from support.kernel_runs import (
+    Case,
     assert_close,
     check_on_gpu,
+    enough,
     operands,
     reference,
     run_cpu,
@@ -22,7 +24,7 @@ from support.kernel_runs import (
 from support.onnx_models import model
 from support.random_ops import norms, products, reductions, rotaries, softmaxes
 
-from codl.ir import Activation, Region, Shape, Span, parse
+from codl.ir import Activation, Region, Shape, Span, parse, split
 from codl.ir.ops.attention import Rotary
 from codl.ir.ops.eltwise import UNARY, Eltwise
 from codl.ir.ops.matmul import MatMul, merged
@@ -134,6 +136,24 @@ def test_products_with_a_constant_on_a_gpu(name: str, text: str, as_gpu: OpenClD
     part = whole._replace(channels=Span(3, 9)) if len(op.shapes[0]) == 3 else whole
     _, got = run_gpu(variant, op, part, inputs, weights, as_gpu)
     assert_close(variant, op, got[part.slices], expected[part.slices])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "matmul in=1x1x100 matrix=100x37 act=silu",  # panels and words that are not full
+        "matmul in=2x2x600 matrix=67x600 trans_b=1 alpha=0.5",
+    ],
+)
+@pytest.mark.parametrize("name", ["gpu_rows", "gpu_rows_fp16"])
+def test_a_few_rows_go_through_a_matrix_once(name: str, text: str, as_gpu: OpenClDevice) -> None:
+    op, variant = parse(text), registry.find(parse(text), name)
+    case = Case.of(op)
+    for choice in enough(variant.choices(op, as_gpu.soc)):  # type: ignore[attr-defined]
+        case.on_gpu(variant, as_gpu, choice=choice)
+    for dim in op.dims:
+        for part in split(op, dim, 0.4):
+            case.on_gpu(variant, as_gpu, part)
 
 
 def test_rows_that_meet_the_same_matrix_are_rows_of_one() -> None:

@@ -30,6 +30,7 @@ MORE = {
         "matmul in=2x3x1x70,2x1x83x70 alpha=0.5 trans_b=1",
         "matmul in=13x2100,41x2100 trans_b=1 act=tanh",
         "matmul in=70x260 matrix=76x260 trans_b=1",
+        "matmul in=2x70 matrix=76x70 trans_b=1",
     ),
     "attention": ("attention in=1x2x9x16,1x2x300x16,1x2x300x16,1x1x9x300",),
     "norm": ("norm in=1x16x170x130,1x16x1x1,1x16x1x1 axis=1 groups=16",),
