@@ -126,6 +126,7 @@ class MatMul(NdOp):
         "matmul in=64x32,32x48",
         "matmul in=2x32,48x32 trans_b=1",
         "matmul in=5x32 matrix=32x48",
+        "matmul in=2x32 matrix=32x48",
     )
     is_product: ClassVar[bool] = True
     size_columns: ClassVar[type[Columns]] = MatMulColumns
