@@ -95,6 +95,7 @@ def test_any_split_of_any_convolution(op: Conv2d, dim: Any, gpu: OpenClDevice) -
         "conv2d in=1x40x20x20 oc=64 kernel=1x1",
         "conv2d in=1x3x40x40 oc=32 kernel=7x7 stride=2 pad=3",
         "conv2d in=1x80x21x20 oc=80 kernel=3x3 pad=1 groups=80",
+        "conv2d in=1x72x13x12 oc=72 kernel=3x3 pad=1 groups=9",
     ],
 )
 def test_any_split_of_what_networks_are_made_of(text: str, dim: Any, gpu: OpenClDevice) -> None:

@@ -49,6 +49,7 @@ from codl.kernels import feature_columns as caches
 from codl.kernels import registry
 from codl.kernels.conv2d.cpu import DIRECT
 from codl.kernels.conv2d.cpu_winograd import TILES, WINOGRAD, usual_tile
+from codl.kernels.conv2d.gpu_direct import joined, joined_columns
 from codl.kernels.conv2d.gpu_windows import row_tile
 from codl.kernels.kernel import CpuKernel
 from codl.kernels.ncnn import NcnnLayer
@@ -315,3 +316,24 @@ def test_steps_of_direct_convolution_are_those_of_ncnns_loops(text: str, is_gene
     assert own == pytest.approx(wanted, rel=1e-12)
     others = [found[name] for name in ("eight_steps", "planar_steps", "depthwise_steps")]
     assert sum(value > 0 for value in others) == (not is_general)
+
+
+@pytest.mark.parametrize("width", [4, 8, 16])
+def test_joined_groups_are_the_same_by_op_and_by_column(width: int) -> None:
+    """And they fill blocks: all but the last, which may be one with fewer channels."""
+    ops = [
+        parse(f"conv2d in=1x{c * groups}x9x8 oc={outs * groups} kernel=3x3 groups={groups}")
+        for c in (1, 2, 3, 4, 8, 12, 16, 24, 64)
+        for outs in (1, 2, 4, 8, 16, 40)
+        for groups in (1, 2, 3, 4, 7, 16)
+    ]
+    columns = joined_columns(ConvColumns.of(ops), width)
+    for at, op in enumerate(ops):
+        assert isinstance(op, Conv2d)
+        whole = joined(op, width)
+        expected = op if whole is None else whole
+        assert (columns.ic[at], columns.oc[at]) == (expected.input.c, expected.out_channels)
+        assert columns.groups[at] == expected.groups
+        if whole is not None and op.groups > 1:
+            assert whole.input.c // whole.groups % width == 0
+            assert 0 <= whole.out_channels - op.out_channels < width

@@ -1,9 +1,15 @@
-"""Convolution on the GPU, directly: register tiles of pixels x a block of output channels."""
+"""Convolution on the GPU, directly: register tiles of pixels x a block of output channels.
+
+Groups that fill no block are computed some together, as one with zeros between them: up to a
+block's width times as many multiplications as there are, and still a fraction of the time that one
+channel after the other takes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import gcd, lcm
 
 import numpy as np
 
@@ -56,13 +62,13 @@ class DirectTiling:
 
 
 class GpuDirect(GpuConv):
-    """Any window, stride, padding and dilation; groups of whole channel blocks."""
+    """Any window, stride, padding and dilation; groups that fill channel blocks, some together."""
 
     base_name = "gpu_direct"
     source = "conv2d/gpu_direct.cl"
 
     def refuse(self, op: Conv2d, soc: Soc) -> str | None:
-        return refuse_groups(op, soc.gpu.vector_width)
+        return None if joined(op, soc.gpu.vector_width) else refuse_groups(op, soc.gpu.vector_width)
 
     def block_counts(self, soc: Soc) -> tuple[int, ...]:
         return registers.block_counts(soc.gpu)
@@ -71,7 +77,8 @@ class GpuDirect(GpuConv):
         """Pixels of a tile, and blocks of output channels that share its loads."""
         usual = self._chosen(op, soc, None)
         counts = (self.block_choice(op, soc, count) for count in self.block_counts(soc))
-        blocks = tiling.ceil_div(op.out_channels // op.groups, soc.gpu.vector_width)
+        whole = joined(op, soc.gpu.vector_width) or op
+        blocks = tiling.ceil_div(whole.out_channels // whole.groups, soc.gpu.vector_width)
         tiles = GPU_TILES
         if soc.gpu.is_cpu:
             tiles = CPU_TILES[32 if registers.assumed_registers(soc.gpu) >= 32 else 16]
@@ -82,12 +89,14 @@ class GpuDirect(GpuConv):
         return self.block_columns(ops, soc, registers.usual_blocks(soc.gpu))
 
     def block_columns(self, ops: ConvColumns, soc: Soc, blocks: int) -> ChoiceColumns:
+        ops = joined_columns(ops, soc.gpu.vector_width)
         if blocks == 1:
             return {"pixels": pixel_tile(ops.ow, soc), "outs": np.ones_like(ops.oc)}
         return _fitting_tiles(ops, soc, blocks)
 
     def cut(self, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> DirectTiling:
         width, pixels = soc.gpu.vector_width, choice["pixels"]
+        ops = joined_columns(ops, width)
         in_blocks, out_blocks = ceil_div(ops.group_ic, width), ceil_div(ops.oc, width)
         outs = _dividing(_group_blocks(ops, width), choice["outs"])
         tiles = ceil_div(ops.pixels, pixels)
@@ -99,6 +108,7 @@ class GpuDirect(GpuConv):
     def counts(self, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> FeatureColumns:
         t = self.cut(ops, soc, choice)
         width, cache = soc.gpu.vector_width, gpu_cache_bytes(soc)
+        ops = joined_columns(ops, width)
         groups = t.grid.others
         tiles = t.tiles * groups
         steps, loop = ops.window * t.in_blocks, ops.window * ops.group_ic
@@ -136,6 +146,7 @@ class GpuDirect(GpuConv):
 
     def build(self, op: Conv2d, soc: Soc, choice: Choice) -> KernelPlan:
         t, width = self.cut(*self.alone(op, soc, choice)), soc.gpu.vector_width
+        whole = joined(op, width) or op
         pixels, outs, out_blocks = choice["pixels"], int(t.outs[0]), int(t.out_blocks[0])
         # A 1x1 window that takes every pixel sees rows as one long row.
         flat = op.kernel == op.stride == (1, 1) and not any(op.pad)
@@ -144,10 +155,10 @@ class GpuDirect(GpuConv):
             slid = replace(op, inputs=(op.input._replace(h=1, w=out_pixels),))
         sizes = {
             "strip": t.grid.strip,
-            "in_channels": op.input.c // op.groups,
+            "in_channels": whole.input.c // whole.groups,
             "in_blocks": t.in_blocks,
             "all_blocks": out_blocks,
-            "out_blocks": out_blocks // op.groups,
+            "out_blocks": out_blocks // whole.groups,
             "out_pixels": out_pixels,
             **window_args(slid),
         }
@@ -167,9 +178,61 @@ class GpuDirect(GpuConv):
                 "FLAT": flat,
                 "LANES": op.input.c if few else False,
             },
-            pack=lambda weight: pack_blocks(weight, width, outs),
+            pack=lambda weight: pack_blocks(spread(weight, op, whole), width, outs),
             zeros=1,  # what pixels on padding point to
         )
+
+
+def joined(op: Conv2d, width: int) -> Conv2d | None:
+    """The convolution of groups that fill blocks of `width` channels; itself where they do.
+
+    The last of these may have fewer channels than others, where they are a block each. None where
+    there is no such convolution: groups would be left over.
+    """
+    if op.groups == 1:
+        return op
+    channels = op.input.c // op.groups, op.out_channels // op.groups
+    together = lcm(*(width // gcd(width, each) for each in channels))
+    if op.is_depthwise or (
+        op.groups % together and {together * each for each in channels} != {width}
+    ):
+        return None
+    groups = -(-op.groups // together)
+    in_channels, out_channels = (groups * together * each for each in channels)
+    inputs = (op.input._replace(c=in_channels),)
+    return replace(op, inputs=inputs, out_channels=out_channels, groups=groups)
+
+
+def joined_columns(ops: ConvColumns, width: int) -> ConvColumns:
+    """The same for columns; what is not `joined` stays as it is."""
+    per_group = np.stack([ops.group_ic, np.floor(ops.oc / ops.groups)]).astype(np.int64)
+    together = np.lcm(*(width // np.gcd(width, per_group)))
+    fits = (rest(ops.groups, together) == 0) | (per_group * together == width).all(axis=0)
+    is_joined = (ops.groups > 1) & (together > 1) & fits & ~ops.is_depthwise
+    if not is_joined.any():
+        return ops
+    groups = ceil_div(ops.groups, together)
+    columns = {"ic": per_group[0], "oc": per_group[1]}
+    wanted = {name: groups * together * each for name, each in columns.items()}
+    changed = {
+        name: np.where(is_joined, column, getattr(ops, name))
+        for name, column in {**wanted, "groups": groups}.items()
+    }
+    return replace(ops, **changed)
+
+
+def spread(weight: Array, op: Conv2d, whole: Conv2d) -> Array:
+    """The weight of an op as that of the one whose groups are some of its own together."""
+    if whole is op:
+        return weight
+    in_group, out_group = op.input.c // op.groups, op.out_channels // op.groups
+    of_whole = whole.input.c // whole.groups
+    placed = np.zeros(whole.weight_shapes["weight"], np.float32)
+    for group in range(op.groups):
+        rows = slice(group * out_group, (group + 1) * out_group)
+        first = group * in_group % of_whole
+        placed[rows, first : first + in_group] = weight[rows]
+    return placed
 
 
 def pixel_tile(width: Column, soc: Soc) -> Column:
