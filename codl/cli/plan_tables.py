@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 from codl.ir.ops.onnx_model import OnnxModel
 from codl.ir.plan import Plan
-from codl.kernels.ort import CpuOrt
 from codl.plan.op_placement import OpPlacement
 from codl.report.text_table import Table
+
+#: What runs the CPU's variants; the others are ncnn's.
+LIBRARY_NAMES = {"cpu_ort": "ONNX Runtime", "cpu_openvino": "OpenVINO"}
 
 
 def op_placement_table(placed: Sequence[OpPlacement], source: str, *, every: bool) -> Table:
@@ -44,7 +46,7 @@ def _by_engine(placed: Sequence[OpPlacement]) -> dict[tuple[str, str], list[OpPl
     for op in placed:
         if op.kind == OnnxModel.kind:
             continue
-        library = "ncnn" if op.variant != CpuOrt.name else "ONNX Runtime"
+        library = LIBRARY_NAMES.get(op.variant, "ncnn")
         engine = library if op.processor == "cpu" else "OpenCL kernels"
         groups.setdefault((op.processor, engine), []).append(op)
     return groups

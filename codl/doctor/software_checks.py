@@ -24,6 +24,8 @@ from codl.targets.install import termux_fix
 #: What tells whether it can be imported itself, by opening the loader of OpenCL.
 LOADER = "pyopencl"
 WANTED = ".".join(map(str, PYTHON))
+#: The packages of the CPU's libraries.
+LIBRARY_PACKAGES = {"ncnn": "ncnn", "ort": "onnxruntime", "openvino": "openvino"}
 
 
 def python(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
@@ -225,7 +227,7 @@ def _consequence(
     update = "Update the driver, or choose another by `codl soc detect --device`"
     task = failed[0].task
     if task.variant.processor == "cpu":
-        package = {"ncnn": "ncnn", "ort": "onnxruntime"}.get(task.variant.backend, "codl")
+        package = LIBRARY_PACKAGES.get(task.variant.backend, "codl")
         fix = f"`pip install --force-reinstall {package}`."
         return "Nothing stands in for it where a plan names it.", fix
     if all(checked.problem.startswith(IMPRECISE) for checked in failed):

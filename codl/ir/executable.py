@@ -293,7 +293,11 @@ class OnnxNet(Tagged, frozen=True):
     outputs: tuple[OnnxBinding, ...]
 
 
-Net: TypeAlias = NcnnNet | OnnxNet
+class OpenVinoNet(OnnxNet, frozen=True, tag=True):
+    """An ONNX model for OpenVINO."""
+
+
+Net: TypeAlias = NcnnNet | OnnxNet | OpenVinoNet
 
 
 # Commands.

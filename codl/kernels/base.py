@@ -159,9 +159,11 @@ class KernelPlan:
         )
 
 
-#: What runs a variant: ncnn, ONNX Runtime, our own OpenCL kernels; or nothing, for latencies that
-#: were measured elsewhere.
-Backend: TypeAlias = Literal["ncnn", "ort", "opencl", "replayed"]
+#: What runs a variant: ncnn, ONNX Runtime, OpenVINO, our own OpenCL kernels; or nothing, for
+#: latencies that were measured elsewhere.
+Backend: TypeAlias = Literal["ncnn", "ort", "openvino", "opencl", "replayed"]
+#: The CPU's libraries, by number; what was measured elsewhere counts as the first one's.
+LIBRARIES: tuple[Backend, ...] = ("ncnn", "ort", "openvino")
 
 
 class Variant(Protocol):

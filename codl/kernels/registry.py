@@ -9,7 +9,7 @@ from codl.errors import UnknownNameError
 from codl.ir.ops.base import Op
 from codl.ir.plan import those_of
 from codl.ir.types import LAYOUTS, PLANAR, Processor, Storage
-from codl.kernels.base import Variant
+from codl.kernels.base import LIBRARIES, Variant
 from codl.kernels.replayed import replayed_variants
 from codl.records.soc import Soc
 from codl.registry import Registry
@@ -56,7 +56,7 @@ def variants(
     """The variants that accept `op` on a processor, the default first.
 
     Where the SoC's memory types have none (or an image would be too large), those of any other. On
-    the CPU ncnn's are preferred, and ONNX Runtime's stand in where ncnn refuses.
+    the CPU ncnn's come first.
     `include_unfit` includes all that are right but not for this SoC: written for another type of
     device, or with tensors in memory, or of an element type, that its file does not name; or never
     best; and those in which the SoC file says that the op is wrong. A replayed SoC has only
@@ -77,10 +77,7 @@ def candidates(
     if include_unfit:
         return [all_variants]
     if processor == "cpu":
-        return [
-            [v for v in all_variants if v.is_plannable and v.backend != "ort"],
-            all_variants,
-        ]
+        return [[v for v in all_variants if v.is_plannable], all_variants]
     meant = [v for v in all_variants if soc.gpu.type in v.meant_for]
     # Tensors of any rank are planar, whatever memory those of convolutions lie in; what has no
     # variant over halves, such as indices, is of floats.
@@ -123,9 +120,13 @@ def storages(soc: Soc) -> tuple[Storage, ...]:
     return tuple(Storage(layouts[memory], element) for memory in soc.gpu.memory_types)
 
 
-def runs_in_onnx_runtime(op: Op, soc: Soc) -> bool:
-    """Whether ONNX Runtime has a variant that accepts an op."""
-    return any(v.backend == "ort" and v.refusal(op, soc) is None for v in of_kind(op.kind, "cpu"))
+def of_library(op: Op, library: int, soc: Soc) -> Variant | None:
+    """The first variant of a library, by its number, that accepts an op, if there is one."""
+    backend = LIBRARIES[library]
+    for variant in of_kind(op.kind, "cpu"):
+        if variant.backend == backend and variant.refusal(op, soc) is None:
+            return variant
+    return None
 
 
 def find(op: Op, name: str, processor: Processor | None = None) -> Variant:

@@ -274,7 +274,8 @@ class Lowering:
 
 def lower_net(group: Group, assembly: Assembly) -> Net:
     """A group of layers as a net of the library that runs them."""
-    return (lower_onnx if group.layers[0].is_onnx else lower_ncnn)(group, assembly)
+    is_ncnn = group.layers[0].variant.backend == "ncnn"
+    return (lower_ncnn if is_ncnn else lower_onnx)(group, assembly)
 
 
 def in_range(value: Array, element: Element) -> Array:

@@ -22,6 +22,7 @@ from codl.ir.ops.base import Op, Weights
 from codl.ir.ops.onnx_model import OnnxModel
 from codl.ir.region import Region, Shape
 from codl.kernels import registry
+from codl.kernels.base import LIBRARIES
 from codl.kernels.ncnn import SHAPE_HINT, NcnnLayer, Shifts, activation_layer
 from codl.lower.assembly import Assembly, Numbered
 from codl.lower.partition import Part
@@ -289,9 +290,9 @@ class CpuLayer:
         )
 
     @property
-    def is_onnx(self) -> bool:
-        """Whether ONNX Runtime computes it, and not ncnn."""
-        return bool(self.variant.backend == "ort")
+    def library(self) -> int:
+        """The number of the library that computes it."""
+        return LIBRARIES.index(self.variant.backend)
 
     def net_layer(self, constants: int | None) -> NetLayer:
         return NetLayer(
@@ -370,7 +371,7 @@ def grouped(layers: Sequence[CpuLayer]) -> list[tuple[CpuLayer, ...]]:
     for layer in reversed(layers):
         output, is_model = layer.output, layer.op.kind == OnnxModel.kind
         level = net_level(
-            least.get(output, 0), output in least, is_model=is_model, in_onnx=layer.is_onnx
+            least.get(output, 0), output in least, is_model=is_model, library=layer.library
         )
         nets.setdefault((-level, layer.name if is_model else ""), []).append(layer)
         for name, _ in layer.inputs:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.ir.executable import Constant, OnnxBinding, OnnxNet, Sizes
+from codl.ir.executable import Constant, OnnxBinding, OnnxNet, OpenVinoNet, Sizes
 from codl.ir.onnx_node import Node
 from codl.ir.onnx_wire import stand_in
 from codl.ir.op_text import to_text
@@ -70,7 +70,8 @@ def _net(
     group: Group, model: int, inputs: Named, outputs: Named, constants: Sequence[int | None]
 ) -> OnnxNet:
     places = {**group.inputs, **group.outputs}
-    return OnnxNet(
+    kind = OpenVinoNet if group.layers[0].variant.backend == "openvino" else OnnxNet
+    return kind(
         label=group.label,
         layers=tuple(
             x.net_layer(constant) for x, constant in zip(group.layers, constants, strict=True)

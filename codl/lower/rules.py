@@ -9,6 +9,7 @@ from typing import Any
 from codl.ir import Layer
 from codl.ir.ops.base import Activation
 from codl.ir.ops.eltwise import Eltwise
+from codl.kernels.base import LIBRARIES
 from codl.records.soc import Soc
 
 
@@ -40,14 +41,26 @@ def fuses(convolution: Any, add: Any, soc: Soc) -> bool:
     return bool(convolution.storage == add.storage) and soc.gpu.type not in slow_on
 
 
-def net_level(least: Any, is_read: Any, *, is_model: bool, in_onnx: Any) -> Any:
+def net_level(least: Any, is_read: Any, *, is_model: bool, library: Any) -> Any:
     """The level of the CPU's net that a layer is in: nets run from the highest level to the lowest.
 
-    ncnn's levels are even and ONNX Runtime's odd, and each layer has the lowest from `least` on,
-    which its readers allow: they have the same or a lower one. A model of its own is alone in a net
-    of a higher level than its readers, if any, and a lower one than what it reads. So libraries
-    change seldom, and which net a layer is in is known from the layers behind it in its chain.
-    All are numbers, or arrays of one for each of some chains.
+    Levels are of `LIBRARIES` in turn, and each layer has the lowest of its own `library` from
+    `least` on, which its readers allow: they have the same or a lower one. A model of its own is
+    alone in a net of a higher level than its readers, if any, and a lower one than what it reads.
+    So libraries change seldom, and which net a layer is in is known from the layers behind it in
+    its chain. All are numbers, or arrays of one for each of some chains.
     """
     level = least + (is_read if is_model else 0)
-    return level + (level % 2 != in_onnx)
+    return level + (library - level) % len(LIBRARIES)
+
+
+#: Kinds of op whose tensors lie in blocks of channels in every library.
+IN_BLOCKS = frozenset({"conv2d", "pooling"})
+
+
+def packs(kind: str, library: int) -> bool:
+    """Whether a library packs what an op of a kind reads, and unpacks what it makes.
+
+    ncnn does so of all tensors; the others do within nets that convolve or pool.
+    """
+    return library == 0 or kind in IN_BLOCKS

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -133,9 +135,35 @@ def work_of(variant: Any, op: Op, gpu: OpenClDevice, tuning: Tuning) -> Work:
     return GpuWork(gpu, op, tuning.plan(variant, op, gpu.soc), filler(op))
 
 
-def cpu_work(op: Op, variant: Any, soc: LocalSoc) -> Work:
-    """The op as a net of its own, as inside a chain: inputs packed, the result left where it is."""
-    return repeated(row_of_ops([op], variant, soc))
+@dataclass(frozen=True)
+class CpuWork:
+    """A net of one op; a library that packs tensors in its nets does so in each run.
+
+    `share` is the part of a run that the op takes, and would in a net of many.
+    """
+
+    op: Op
+    variant: Any
+    soc: LocalSoc
+    run: Callable[[], object]
+
+    def __call__(self, repeats: int) -> None:
+        for _ in range(repeats):
+            self.run()
+
+    @cached_property
+    def share(self) -> float:
+        if self.variant.backend == "ncnn":
+            return 1.0
+        from codl.measure.net_shares import share_of_ops  # a device may have ncnn alone
+
+        alone = pieces.net_alone([self.op], self.variant, [filler(self.op)], self.soc)
+        return share_of_ops(alone, self.soc)
+
+
+def cpu_work(op: Op, variant: Any, soc: LocalSoc) -> CpuWork:
+    """The op as a net of its own, as inside a chain: ncnn's inputs packed, its result left so."""
+    return CpuWork(op, variant, soc, row_of_ops([op], variant, soc))
 
 
 def row_of_ops(ops: Sequence[Op], variant: Any, soc: LocalSoc) -> Callable[[], object]:

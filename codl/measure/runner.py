@@ -13,7 +13,7 @@ from codl.kernels.tuning import Tuning
 from codl.measure.dataset import BatchRow, Row, SharingRow, StageRow
 from codl.measure.exchanges import TINY, CacheEvictor, Exchanges, Timer, filled
 from codl.measure.measurement_order import in_batch
-from codl.measure.op_runner import Work, default_work, repeated, work_of
+from codl.measure.op_runner import CpuWork, Work, default_work, repeated, work_of
 from codl.measure.signals import SignalTimer
 from codl.measure.stages import VISITS, StageTimer
 from codl.measure.tasks import (
@@ -103,7 +103,8 @@ class Bench:
         else:
             assert isinstance(task, OpTask)
             work = self.work(task)
-        return by_clock(work), lambda samples: filled(blank, samples[WHOLE])
+        share = work.share if isinstance(work, CpuWork) else 1.0
+        return by_clock(work), lambda samples: filled(blank, [share * s for s in samples[WHOLE]])
 
     def compile(self, task: Task) -> None:
         """Build and run what a task has on the GPU, so that its kernels lie in the caches.

@@ -23,11 +23,11 @@ import numpy as np
 
 from codl.ir import Dim, Network, Shape
 from codl.ir.types import PROCESSORS, Direction
-from codl.kernels.ort import CpuOrt
 from codl.lower.rules import residual_adds
 from codl.plan.cost_model import CostModel, Milliseconds, Move, Pair
+from codl.plan.cpu_libraries import cpu_libraries
 from codl.plan.region_array import NONE, Flags, Numbers, RegionTable, is_something
-from codl.plan.shards import CpuShards, GpuShards, LayerWeights, onnx_layers, planar_layers
+from codl.plan.shards import CpuShards, GpuShards, LayerWeights, planar_layers
 from codl.plan.sub_ops import HaloPropagation, LayerPass, StorageOrders, SubOps, Walk
 
 #: Where a chain begins and ends, its dimension and its ratio.
@@ -56,7 +56,7 @@ class Chosen:
 
     layers: Numbers
     parts: Numbers
-    in_onnx: Flags
+    libraries: Numbers
     storages: Numbers
 
 
@@ -123,8 +123,8 @@ class ChainCosts:
         self.adds = {
             numbers[name]: numbers[add.name] for name, add in residual_adds(layers, results).items()
         }
-        #: The layers that ONNX Runtime computes on the CPU for the sake of their neighbours.
-        self.in_onnx = onnx_layers(network, cost)
+        #: The library that is to compute each layer on the CPU.
+        self.libraries = cpu_libraries(network, cost)
         #: The layers that the GPU computes on planar tensors, in variants for such.
         self.planar = planar_layers(network, cost)
         #: By layer whose output has its input's elements in their order, the layer that makes that,
@@ -159,8 +159,7 @@ class ChainCosts:
             by_side = variants[self.network.layers[layer].name] = {}
             cpu, gpu = chosen.parts[row].tolist()
             if cpu != NONE:
-                in_onnx = chosen.in_onnx[row]
-                by_side["cpu"] = CpuOrt.name if in_onnx else self.sub_ops.cpu_variant(cpu)
+                by_side["cpu"] = self.sub_ops.cpu_variant(cpu, int(chosen.libraries[row]))
             if gpu != NONE:
                 by_side["gpu"] = self.sub_ops.gpu_variant(gpu, int(chosen.storages[row]))
         return variants
@@ -228,7 +227,7 @@ class ChainCosts:
         layers = [
             (
                 self.sub_ops.op_of[at],
-                at in self.in_onnx,
+                int(self.libraries[at]),
                 at in added,
                 self.adds[at] - at if at in self.adds else 0,
                 self.planar[at],
@@ -276,9 +275,9 @@ class _Evaluation:
               for at in range(costs.sub_ops.needs.shape[1])] for layer in costs.network.layers]
         )  # fmt: skip
         self._misplaced = costs.weights.misplaced(self._layer, self._parts, costs.sub_ops)
-        light = np.isin(self._layer, list(costs.in_onnx))
         common = costs.network, costs.cost, costs.sub_ops
-        self._cpu = CpuShards(*common, cpu, light, len(walks))
+        preferred = costs.libraries[self._layer]
+        self._cpu = CpuShards(*common, cpu, self._layer, preferred, len(walks))
         self._gpu = GpuShards(
             *common, gpu, costs.orders, len(walks), costs.adds, costs.planar[self._layer]
         )
@@ -292,8 +291,8 @@ class _Evaluation:
         """By walk, every chain that both processors have variants for, the shortest first."""
         reads, leaves = self._read_rows(), self._left_rows()
         order = np.argsort(self._walk, kind="stable")  # of each walk, last layer to first
-        engines, storages = self._cpu.in_onnx[order], self._gpu.storages[order]
-        chosen = Chosen(self._layer[order], self._parts[order], engines, storages)
+        libraries, storages = self._cpu.libraries[order], self._gpu.storages[order]
+        chosen = Chosen(self._layer[order], self._parts[order], libraries, storages)
         walk, start = self._ends
         stop = np.array([walk.stop for walk in self._walks], np.int64)[walk]
         first = np.searchsorted(self._walk[order], np.arange(len(self._walks)))[walk]
@@ -418,7 +417,7 @@ class _Evaluation:
         packed_bytes = np.asarray(8 * (loads + stores) * self._sub_ops.elements[parts], float)
         for at, is_lone in enumerate(self._is_lone.T):
             needs = is_something(self._sub_ops.needs[parts, at])
-            rows = np.flatnonzero(is_lone[self._layer] & needs & ~self._cpu.in_onnx)
+            rows = np.flatnonzero(is_lone[self._layer] & needs & self._cpu.packs)
             numbers, which = np.unique(parts[rows], return_inverse=True)
             shapes = [self._sub_ops.op(number).inputs[at] for number in numbers.tolist()]
             packing_ms[rows] += self._moves_ms("load", shapes)[which]

@@ -33,7 +33,7 @@ from codl.ir.columns import ColumnsByType
 from codl.ir.plan import Plan
 from codl.ir.types import PROCESSORS, Direction, Processor, Storage
 from codl.kernels import registry
-from codl.kernels.base import Variant
+from codl.kernels.base import LIBRARIES, Variant
 from codl.kernels.tuning import Tuning
 from codl.lower.partition import partition_plan
 from codl.predict.context_terms import Batch, EventWait, FirstLaunch, FlagWait, Gap, Launches
@@ -172,13 +172,15 @@ class VariantCost(NamedTuple):
     """A kernel variant of an op and its latency in milliseconds.
 
     `storage` is how its tensors lie on the GPU; None on the CPU. What lies planar the variant
-    `among_planar`, if there is one, computes in its place, as fast.
+    `among_planar`, if there is one, computes in its place, as fast. `library` is the number of the
+    CPU's library.
     """
 
     variant: str
     latency_ms: float
     storage: Storage | None = None
     among_planar: str | None = None
+    library: int = 0
 
 
 class _Asked(NamedTuple):
@@ -255,10 +257,14 @@ class CostModel:
         latencies = self._inside_ms(processor, new, asked)
         for name, rows in named.items():
             for (variant, op_costs), latency_ms in zip(rows, latencies[name], strict=True):
-                op_costs[variant.name] = VariantCost(variant.name, latency_ms)
+                known = VariantCost(variant.name, latency_ms)
                 if processor == "gpu":
-                    where = variant.storage, variant.among_planar
-                    op_costs[variant.name] = VariantCost(variant.name, latency_ms, *where)
+                    known = known._replace(
+                        storage=variant.storage, among_planar=variant.among_planar
+                    )
+                elif variant.backend in LIBRARIES:
+                    known = known._replace(library=LIBRARIES.index(variant.backend))
+                op_costs[variant.name] = known
         return costs
 
     def _targets(self, op: Op, processor: Processor) -> Iterator[tuple[str, Variant]]:

@@ -170,16 +170,14 @@ def _reason(part: Part, side: Processor, segment: Segment, soc: Soc, by: str) ->
     else:
         reason = f"{'whole' if op.dims else 'never split'}, {by}"
     variant = registry.find(part.op, chain.variants[part.layer.name][side])
-    refusal = _ncnn_refusal(part.op, soc) if variant.backend == "ort" else ""
+    refusal = _ncnn_refusal(part.op, soc) if variant.backend in ("ort", "openvino") else ""
     return f"{reason}; {refusal}" if refusal else reason
 
 
 def _ncnn_refusal(op: Op, soc: Soc) -> str:
-    """Why ONNX Runtime stands in for ncnn."""
-    refusals = [
-        variant.refusal(op, soc)
-        for variant in registry.of_kind(op.kind, "cpu")
-        if variant.backend != "ort"
-    ]
-    first = next((reason for reason in refusals if reason), None)
-    return f"not in ncnn: {first}" if first else f"ncnn has no {op.kind}"
+    """Why another library stands in for ncnn; empty where ncnn could compute the op."""
+    of_ncnn = [v for v in registry.of_kind(op.kind, "cpu") if v.backend == "ncnn"]
+    refusals = [variant.refusal(op, soc) for variant in of_ncnn]
+    if not refusals:
+        return f"ncnn has no {op.kind}"
+    return f"not in ncnn: {refusals[0]}" if all(refusals) else ""

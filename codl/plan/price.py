@@ -31,6 +31,7 @@ from codl.ir.executable import (
     Transfer,
 )
 from codl.ir.types import Direction
+from codl.lower.rules import IN_BLOCKS
 from codl.plan.cost_model import ADDED_INSIDE, CostModel, Move, Pair
 
 START: Pair = (0.0, 0.0)
@@ -277,11 +278,21 @@ class _Works:
         load[0] += sum(op.bytes for op in every)
 
     def _packed(self, net: Net) -> list[Move]:
-        """What ncnn packs of what enters a net, and unpacks of what leaves it."""
-        if not isinstance(net, NcnnNet):
-            return []
-        moves: list[Move] = [("load", self._shape(access)) for _, access in net.inputs]
-        return [*moves, *(("store", self._shape(access)) for _, access in net.outputs)]
+        """What a net packs of what enters it, or is planar in it, and unpacks of what leaves."""
+        if isinstance(net, NcnnNet):
+            moves: list[Move] = [("load", self._shape(access)) for _, access in net.inputs]
+            return [*moves, *(("store", self._shape(access)) for _, access in net.outputs)]
+        reading = [x for x in net.layers if parse(x.op).kind in IN_BLOCKS]
+        made = {x.output for x in reading}
+        names = dict.fromkeys(name for x in reading for name, _ in x.inputs if name not in made)
+        inner = {x.output: parse(x.op).output for x in net.layers}
+        outer = {self._name(b.access): self._shape(b.access) for b in net.inputs}
+        moves = [("load", {**inner, **outer}[name]) for name in names]
+        left = [b.access for b in net.outputs if self._name(b.access) in made]
+        return [*moves, *(("store", self._shape(access)) for access in left)]
+
+    def _name(self, access: Access) -> str:
+        return self._executable.tensors[access.tensor].name
 
     def _shape(self, access: Access) -> Shape:
         return access.region.shape(self._executable.tensors[access.tensor].shape)

@@ -1,6 +1,6 @@
 """Predicted cost of the shards of many chains: ops, layouts, copies, packing, weights.
 
-On the CPU ncnn's nets and ONNX Runtime's run in turn. Which net a layer is in is known from the
+On the CPU nets of several libraries run in turn. Which net a layer is in is known from the
 layers behind it in its chain, by the rule of `codl.lower.rules.net_level`; here for all chains at
 once. On the GPU a layer's storage is known from the layers behind it, too: the variant is taken
 that is fastest with the copies which those need. Element-wise ops are planar where their
@@ -23,9 +23,10 @@ from codl.ir.ops.onnx_model import OnnxModel
 from codl.ir.plan import those_of
 from codl.ir.types import STORAGES, Storage
 from codl.kernels import registry
-from codl.kernels.ort import CpuOrt
-from codl.lower.rules import net_level
+from codl.kernels.base import LIBRARIES
+from codl.lower.rules import IN_BLOCKS, net_level
 from codl.plan.cost_model import ADDED_INSIDE, CostModel, Milliseconds, Move, WeightPlaces
+from codl.plan.cpu_libraries import ANY
 from codl.plan.region_array import NONE, Flags, Numbers, box, is_something
 from codl.plan.sub_ops import PLACES, LayerPass, StorageOrders, SubOps, finite
 from codl.records.soc import Soc
@@ -190,52 +191,13 @@ def _cutting(op: Op, inputs: Sequence[int]) -> tuple[Dim, ...]:
     )
 
 
-def onnx_layers(network: Network, cost: CostModel) -> frozenset[int]:
-    """The light layers that ONNX Runtime computes because it does most of their neighbours.
-
-    Between nets of two engines every tensor is unpacked and packed again, which costs more than an
-    op that only adds or copies.
-    """
-    if cost.soc.is_replayed or "joins-onnx" in cost.off:
-        return frozenset()
-    layers = network.layers
-    cost.prefetch((layer.op for layer in layers), "cpu")
-    variants = [costs.get(None) for costs in (cost.fastest_by_storage(x.op, "cpu") for x in layers)]
-    in_onnx = [variant is not None and variant.variant == CpuOrt.name for variant in variants]
-    if not any(in_onnx):
-        return frozenset()
-    makers = {layer.output: at for at, layer in enumerate(layers)}
-    around: list[list[int]] = [[] for _ in layers]
-    for at, layer in enumerate(layers):
-        for maker in {makers[name] for name in layer.inputs if name in makers}:
-            around[at].append(maker)
-            around[maker].append(at)
-    light = [
-        at
-        for at, layer in enumerate(layers)
-        if not in_onnx[at]
-        and layer.op.is_light
-        and registry.runs_in_onnx_runtime(layer.op, cost.soc)
-    ]
-    joined: set[int] = set()
-    changed = True
-    while changed:
-        changed = False
-        for at in light:
-            if at not in joined and 2 * sum(in_onnx[other] for other in around[at]) > len(
-                around[at]
-            ):
-                in_onnx[at] = changed = True
-                joined.add(at)
-    return frozenset(joined)
-
-
 class CpuShards:
     """Columns over the rows of some steps; a row is a layer in a walk.
 
-    `saved_ms` is what calls of nets take less because ops share them; `loaded` and `stored` how
-    often ncnn's nets load and store what the layer makes; `light` rows are of layers that ONNX
-    Runtime computes wherever it can. Layers join nets last to first, by the level of each net.
+    `layers` are the rows' layers, and `preferred` the libraries that are to compute them, by
+    number, or `ANY`. `saved_ms` is what calls of nets take less because ops share them; `loaded`
+    and `stored` how often nets that pack load and store what the layer makes. Layers join nets last
+    to first, by the level of each net.
     """
 
     def __init__(
@@ -244,29 +206,54 @@ class CpuShards:
         cost: CostModel,
         sub_ops: SubOps,
         parts: Numbers,
-        light: Flags,
+        layers: Numbers,
+        preferred: Numbers,
         walks: int,
     ) -> None:
         self._network, self._sub_ops, self._walks = network, sub_ops, walks
         self.parts = parts
-        self.ms, self.missing = finite(sub_ops.fastest_ms(self.parts, 0))
+        self.libraries, ms = self._chosen(cost, layers, preferred)
+        self.ms, self.missing = finite(ms)
         self.saved_ms = np.zeros(len(parts))
         self.loaded, self.stored = np.zeros((2, len(parts)), np.int64)
-        able = [
-            number
-            for number in np.unique(parts[light]).tolist()
-            if number != NONE and registry.runs_in_onnx_runtime(sub_ops.op(number), cost.soc)
-        ]
-        self.in_onnx = sub_ops.in_onnx(parts) | (light & np.isin(parts, able))
-        self._are_all_ncnn = not self.in_onnx.any()
+        in_blocks = np.array([layer.op.kind in IN_BLOCKS for layer in network.layers])
+        #: Whether rows read and write packed tensors.
+        self.packs = (self.libraries == 0) | in_blocks[layers]
+        self._are_all_ncnn = not self.libraries.any()
         self._call_ms = cost.inside("cpu").call_ms
         #: By walk and level, how many layers a net has.
-        self._counts = np.zeros((walks, 4), np.int64)
+        self._counts = np.zeros((walks, 2 * len(LIBRARIES)), np.int64)
         #: By tensor: the least level that its maker may have, the lowest reader's, and by level
-        #: whether an ncnn net reads it.
+        #: whether a net reads it packed.
         self._least: dict[str, Numbers] = {}
         self._lowest: dict[str, Numbers] = {}
         self._readers: dict[str, Flags] = {}
+
+    def _chosen(
+        self, cost: CostModel, layers: Numbers, preferred: Numbers
+    ) -> tuple[Numbers, Milliseconds]:
+        """The library of each row, and its milliseconds there.
+
+        A part that the preferred one cannot compute goes to the fastest. A light op is computed
+        where it is preferred even if only others were measured, and counts as in those.
+        """
+        fastest_ms = self._sub_ops.fastest_ms(self.parts, 0)
+        by_library = self._sub_ops.library_ms(self.parts)
+        libraries, rows = by_library.argmin(axis=1), np.arange(len(self.parts))
+        is_able = (preferred != ANY) & np.isfinite(by_library[rows, preferred])
+        libraries[is_able] = preferred[is_able]
+        ms = np.where(is_able, by_library[rows, preferred], fastest_ms)
+        left = (preferred != ANY) & ~is_able & np.isfinite(fastest_ms)
+        left &= np.array([layer.op.is_light for layer in self._network.layers])[layers]
+        pairs = np.column_stack([self.parts, preferred])[left]
+        able = [
+            (number, library)
+            for number, library in np.unique(pairs, axis=0).tolist()
+            if registry.of_library(self._sub_ops.op(number), library, cost.soc) is not None
+        ]
+        for number, library in able:
+            libraries[left & (self.parts == number) & (preferred == library)] = library
+        return libraries, ms
 
     def step(self, step: LayerPass, rows: slice) -> None:
         """Put a layer's parts into nets; a model of its own is alone in one."""
@@ -276,11 +263,12 @@ class CpuShards:
             before, loads = self._counts[walks, 0], np.zeros(len(items), np.int64)
             self._counts[walks, 0] += 1
         else:
-            layer, in_onnx = self._network.layers[step.layer], self.in_onnx[rows][items]
+            layer, packs = self._network.layers[step.layer], self.packs[rows][items]
             is_model = layer.op.kind == OnnxModel.kind
             least = self._least.pop(layer.output, np.zeros(self._walks, np.int64))[walks]
             lowest = self._lowest.pop(layer.output, np.full(self._walks, NEVER))[walks]
-            level = net_level(least, lowest < NEVER, is_model=is_model, in_onnx=in_onnx)
+            library = self.libraries[rows][items]
+            level = net_level(least, lowest < NEVER, is_model=is_model, library=library)
             while level.max(initial=0) >= self._counts.shape[1]:
                 self._widen()
             before = np.zeros_like(level) if is_model else self._counts[walks, level]
@@ -288,17 +276,17 @@ class CpuShards:
             loads = np.zeros(len(walks), np.int64)
             readers = self._readers.pop(layer.output, None)
             if readers is not None:
-                loads = readers[walks].sum(axis=1) - (~in_onnx & readers[walks, level])
-            stores = ~in_onnx & (stores | (lowest < level))
+                loads = readers[walks].sum(axis=1) - (packs & readers[walks, level])
+            stores = packs & (stores | (lowest < level))
             needs = is_something(self._sub_ops.needs[self.parts[rows][items]])
             for at, name in step.inputs:
                 reads = needs[:, at]
-                self._read(name, walks[reads], level[reads], in_onnx[reads], is_model=is_model)
+                self._read(name, walks[reads], level[reads], packs[reads], is_model=is_model)
         self.saved_ms[rows][items] = self._call_ms * (before > 0)
         self.loaded[rows][items], self.stored[rows][items] = loads, stores
 
     def _read(
-        self, tensor: str, walks: Numbers, level: Numbers, in_onnx: Flags, *, is_model: bool
+        self, tensor: str, walks: Numbers, level: Numbers, packs: Flags, *, is_model: bool
     ) -> None:
         """Note that nets of walks read a tensor."""
         if tensor not in self._least:
@@ -308,7 +296,7 @@ class CpuShards:
         least, lowest = self._least[tensor], self._lowest[tensor]
         least[walks] = np.maximum(least[walks], level + is_model)
         lowest[walks] = np.minimum(lowest[walks], level)
-        self._readers[tensor][walks[~in_onnx], level[~in_onnx]] = True
+        self._readers[tensor][walks[packs], level[packs]] = True
 
     def _widen(self) -> None:
         """Room for twice as many levels."""

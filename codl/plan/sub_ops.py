@@ -18,8 +18,7 @@ from codl.ir.columns import amounts
 from codl.ir.ops.base import AXES, cuts
 from codl.ir.types import PLANAR, PROCESSORS, STORAGES, Storage
 from codl.kernels import registry
-from codl.kernels.base import Variant
-from codl.kernels.ort import CpuOrt
+from codl.kernels.base import LIBRARIES, Variant
 from codl.lower.rules import fuses
 from codl.plan import region_array as boxes
 from codl.plan.cost_model import CostModel
@@ -75,7 +74,9 @@ class SubOps:
         #: Of the GPU's fastest variant for every storage.
         self._stored_ms = np.full((ROOM, len(STORAGES)), np.inf)
         self._stored_ms[NONE] = 0.0
-        self._in_onnx = np.zeros(ROOM, bool)
+        #: Of the CPU's fastest variant in every library.
+        self._library_ms = np.full((ROOM, len(LIBRARIES)), np.inf)
+        self._library_ms[NONE] = 0.0
         self._variants: dict[tuple[str, str], Variant] = {}
         self._amounts: dict[str, NDArray[np.float64]] = {}
 
@@ -157,7 +158,8 @@ class SubOps:
         self._fastest_ms = np.concatenate([self._fastest_ms, new], axis=1)
         stored = np.full_like(self._stored_ms, np.inf)
         self._stored_ms = np.concatenate([self._stored_ms, stored])
-        self._in_onnx = np.concatenate([self._in_onnx, np.zeros_like(self._in_onnx)])
+        by_library = np.full_like(self._library_ms, np.inf)
+        self._library_ms = np.concatenate([self._library_ms, by_library])
 
     # Latencies.
 
@@ -183,8 +185,9 @@ class SubOps:
         for number, op_costs in zip(new, self._cost.prefetch(ops, PROCESSORS[side]), strict=True):
             best = min(op_costs.values(), key=lambda cost: cost.latency_ms, default=None)
             fastest[number] = np.inf if best is None else best.latency_ms
-            if best is not None and side == 0:
-                self._in_onnx[number] = best.variant == CpuOrt.name
+            for cost in op_costs.values() if side == 0 else ():
+                known_ms = self._library_ms[number, cost.library]
+                self._library_ms[number, cost.library] = min(known_ms, cost.latency_ms)
             for cost in op_costs.values() if side == 1 else ():
                 assert cost.storage is not None
                 at = _STORAGE_NUMBER[cost.storage]
@@ -202,10 +205,10 @@ class SubOps:
         latencies[:, _STORAGE_NUMBER[Storage(PLANAR.layout, self._element)]] = fastest_ms
         return latencies
 
-    def in_onnx(self, numbers: Numbers) -> NDArray[np.bool_]:
-        """Whether ONNX Runtime has the CPU's fastest variant of parts that were predicted."""
-        engines: NDArray[np.bool_] = self._in_onnx[numbers]
-        return engines
+    def library_ms(self, numbers: Numbers) -> NDArray[np.float64]:
+        """Milliseconds of the CPU's parts by library, (..., libraries), of what was predicted."""
+        latencies: NDArray[np.float64] = self._library_ms[numbers]
+        return latencies
 
     def gpu_variant(self, number: int, storage: int) -> str:
         """The name of the fastest variant of a part in a storage.
@@ -219,9 +222,16 @@ class SubOps:
         assert planar is not None
         return planar
 
-    def cpu_variant(self, number: int) -> str:
-        """The name of the fastest variant of a part."""
-        return self._cost.fastest_by_storage(self.op(number), "cpu")[None].variant
+    def cpu_variant(self, number: int, library: int) -> str:
+        """The name of a library's fastest variant of a part; its first where none was predicted."""
+        op = self.op(number)
+        (op_costs,) = self._cost.prefetch([op], "cpu")
+        able = [cost for cost in op_costs.values() if cost.library == library]
+        if able:
+            return min(able, key=lambda cost: cost.latency_ms).variant
+        first = registry.of_library(op, library, self._cost.soc)
+        assert first is not None
+        return first.name
 
     def are_fused(self, convolution: int, add: int, storages: tuple[int, int]) -> bool:
         """Whether the GPU computes a part of an add together with that of a convolution."""

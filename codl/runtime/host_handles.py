@@ -12,7 +12,7 @@ import numpy as np
 from codl.boundary import explained
 from codl.errors import CodlError, DeviceError
 from codl.ir.constants import Arrays
-from codl.ir.executable import Access, Executable, Fill, NcnnNet, Net, Port, RunNet
+from codl.ir.executable import Access, Executable, Fill, NcnnNet, Net, OpenVinoNet, Port, RunNet
 from codl.ir.ops.base import Array
 from codl.lower.nets import TAG
 from codl.records.results import TimeSpan
@@ -116,11 +116,15 @@ class HostHandles:
             )
             own_memory = self._own_memory
             return NcnnSession(net, views, results, packed, soc, own_memory=own_memory, share=share)
-        with explained():
-            from codl.runtime.ort_net import OnnxSession
         views, results = (
             [self.view(binding.access) for binding in side] for side in (net.inputs, net.outputs)
         )
+        if isinstance(net, OpenVinoNet):
+            with explained():
+                from codl.runtime.openvino_net import OpenVinoSession
+            return OpenVinoSession(net, views, results, packed, soc)
+        with explained():
+            from codl.runtime.ort_net import OnnxSession
         if share is None:
             return OnnxSession(net, views, results, packed, soc, lambda array: array)
         session = OnnxSession(net, views, results, packed, soc, share.array, share.arranged)

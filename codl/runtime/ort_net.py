@@ -25,7 +25,8 @@ from codl.ir.op_text import parse
 from codl.ir.ops.base import Array, Op
 from codl.ir.ops.matmul import MatMul
 from codl.ir.ops.matmul_quantized import MatMulDynamic, MatMulNBits
-from codl.ir.ops.onnx_model import EXACT
+from codl.ir.ops.onnx_model import EXACT, OnnxModel
+from codl.ir.ops.pooling import Pool2d
 from codl.records.soc import Soc
 from codl.runtime.memory import aligned_zeros
 
@@ -161,12 +162,17 @@ class OnnxSession:
         opened = None
         if arranged is not None and has_packed_matrices(net):
             _check_is_whole(model, ", ".join(names), weights)
-            opened = arranged.open(model, weights, lambda: _options(soc))
+            opened = arranged.open(model, weights, lambda: session_options(soc))
         if opened is not None:
             self._session, self.weight_bytes = opened
         else:
             self._session = make_session(
-                model, soc, names, weights={**weights, **in_place}, in_place=bool(in_place)
+                model,
+                soc,
+                names,
+                weights={**weights, **in_place},
+                in_place=bool(in_place),
+                in_blocks=goes_in_blocks(net),
             )
         self._binding = self._session.io_binding()
         # The session counts no references to NumPy's memory.
@@ -174,9 +180,9 @@ class OnnxSession:
         self._copies_in: list[tuple[Array, Array]] = []
         self._copies_out: list[tuple[Array, Array]] = []
         for binding, view in zip(net.inputs, views, strict=True):
-            _bind(self._binding.bind_input, binding, _dense(view, self._copies_in))
+            _bind(self._binding.bind_input, binding, dense(view, self._copies_in))
         for binding, view in zip(net.outputs, results, strict=True):
-            _bind(self._binding.bind_output, binding, _dense(view, self._copies_out))
+            _bind(self._binding.bind_output, binding, dense(view, self._copies_out))
 
     def run(self) -> None:
         for view, dense in self._copies_in:
@@ -189,7 +195,7 @@ class OnnxSession:
             np.copyto(view, dense)
 
 
-def _dense(view: Array, copies: list[tuple[Array, Array]]) -> Array:
+def dense(view: Array, copies: list[tuple[Array, Array]]) -> Array:
     """The view itself, or an array beside it that is to be copied."""
     if view.flags.c_contiguous:
         return view
@@ -229,18 +235,20 @@ def make_session(
     *,
     weights: Arrays | None = None,
     in_place: bool = False,
+    in_blocks: bool = False,
 ) -> ort.InferenceSession:
     """A session whose threads do not spin while they have nothing to do.
 
     `weights` are initializers whose elements are not in the model; `in_place` they are read where
-    they lie, as long as the session lives, and else they are copied. Raises `DeviceError` with the
+    they lie, as long as the session lives, and else they are copied. With `in_blocks` convolutions
+    and poolings are computed in blocks of channels. Raises `DeviceError` with the
     layers of the model where it does not load, and `CodlError` where it would read files.
     """
     names, external = ", ".join(layers), weights or {}
     _check_is_whole(model, names, external)
     try:
         # The arrays are read until the session is made, or as long as it lives.
-        values, options = values_of(external), _options(soc)
+        values, options = values_of(external), session_options(soc, in_blocks=in_blocks)
         if values:
             options.add_external_initializers([*values], [*values.values()])
         if in_place:
@@ -252,12 +260,27 @@ def make_session(
         raise DeviceError(f"ONNX Runtime cannot load the model of {names}: {error}") from error
 
 
-def _options(soc: Soc) -> ort.SessionOptions:
+def goes_in_blocks(net: OnnxNet) -> bool:
+    """Whether ONNX Runtime may compute a net in blocks of channels, which is most often faster.
+
+    In blocks, its average poolings of dilated windows count padding wrong; what is in a model that
+    came as it is is not known.
+    """
+
+    def is_right(op: Op) -> bool:
+        is_dilated = isinstance(op, Pool2d) and op.count_pad and op.dilation != (1, 1)
+        return not is_dilated and not isinstance(op, OnnxModel)
+
+    return all(is_right(parse(layer.op)) for layer in net.layers)
+
+
+def session_options(soc: Soc, *, in_blocks: bool = False) -> ort.SessionOptions:
     """Those of any session."""
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    # Its poolings in blocks of channels, of the level above, count padding wrong.
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    levels = ort.GraphOptimizationLevel
+    level = levels.ORT_ENABLE_ALL if in_blocks else levels.ORT_ENABLE_EXTENDED
+    options.graph_optimization_level = level
     options.intra_op_num_threads = soc.cpu.threads
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")

@@ -223,5 +223,32 @@ def _onnx_plan(op: Conv2d) -> OrtPlan:
     return OrtPlan((conv,), op.inputs, op.output)
 
 
-#: Of batches, which ncnn refuses.
-ORT = CpuOrt("conv2d", _onnx_plan)
+def _count_blocks(ops: ConvColumns, soc: Soc) -> FeatureColumns:
+    """Channels lie in blocks of a vector; of fewer than one the planar input is read.
+
+    Other groups than single channels are computed one by one.
+    """
+    lanes, cache = soc.cpu.simd_floats, soc.cpu.l2_cache_bytes
+    group_oc = np.floor(ops.oc / ops.groups)
+    is_dense = ~ops.is_depthwise
+    steps = ops.pixels * ops.window * ceil_div(ops.oc, lanes)
+    weights = 4.0 * ops.oc * ops.group_ic * ops.window
+    moved = 4.0 * (ops.ic * ops.ih * ops.iw + ops.oc * ops.pixels)
+    padded = ops.groups * round_up(group_oc, lanes) * ops.group_ic
+    pointwise = ops.window == 1
+    return {
+        "padded_macs": padded * ops.pixels * ops.window * is_dense,
+        "pointwise_macs": padded * ops.pixels * (is_dense & pointwise),
+        "strided_macs": padded * ops.pixels * ops.window * (is_dense & (ops.sw > 1)),
+        "planar_macs": padded * ops.pixels * ops.window * (is_dense & (ops.ic < lanes)),
+        "grouped_macs": padded * ops.pixels * ops.window * (is_dense & (ops.groups > 1)),
+        "depthwise_steps": steps * ops.is_depthwise,
+        "strided_steps": steps * (ops.is_depthwise & (ops.sw > 1)),
+        "output_vectors": ops.pixels * ceil_div(ops.oc, lanes),
+        "rows": ops.oh * ceil_div(ops.oc, lanes),
+        **by_level("weight", weights, cache),
+        **by_level("moved", moved, cache),
+    }
+
+
+ORT = CpuOrt("conv2d", _onnx_plan, _count_blocks, ConvColumns)

@@ -1,0 +1,54 @@
+"""The ops that OpenVINO runs on the CPU, where it is installed, by the nodes of ONNX Runtime's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+# What stands in them must be registered before.
+from codl.kernels import ort_ops, ort_products  # noqa: F401
+from codl.kernels.conv2d import cpu  # noqa: F401
+from codl.kernels.ort import CpuOrt
+from codl.kernels.registry import VARIANTS, register
+
+NAME = "cpu_openvino"
+#: Ops whose nodes are ONNX's own, and which networks have many of.
+KINDS = (
+    "concat",
+    "conv2d",
+    "eltwise",
+    "fc",
+    "matmul",
+    "norm",
+    "pooling",
+    "reduce",
+    "reshape",
+    "resize",
+    "slice",
+    "softmax",
+    "transpose",
+)
+
+
+@cache
+def _is_installed() -> bool:
+    return find_spec("openvino") is not None
+
+
+def _refusal(of_nodes: Callable[[Any], str | None]) -> Callable[[Any], str | None]:
+    def refuse(op: Any) -> str | None:
+        if not _is_installed():
+            return "OpenVINO is not installed (`pip install openvino`)"
+        return of_nodes(op)
+
+    return refuse
+
+
+def _of(ort: CpuOrt) -> CpuOrt:
+    return replace(ort, name=NAME, backend="openvino", refuse=_refusal(ort.refuse))
+
+
+register(*(_of(VARIANTS[f"{kind} {CpuOrt.name}"]) for kind in KINDS))
