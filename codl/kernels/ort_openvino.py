@@ -14,7 +14,7 @@ from codl.kernels.conv2d import cpu  # noqa: F401
 from codl.kernels.ort import CpuOrt
 from codl.kernels.registry import VARIANTS, register
 
-NAME = "cpu_openvino"
+CPU_OPENVINO = "cpu_openvino"
 #: Ops whose nodes are ONNX's own, and which networks have many of.
 KINDS = (
     "concat",
@@ -47,8 +47,10 @@ def _refusal(of_nodes: Callable[[Any], str | None]) -> Callable[[Any], str | Non
     return refuse
 
 
-def _of(ort: CpuOrt) -> CpuOrt:
-    return replace(ort, name=NAME, backend="openvino", refuse=_refusal(ort.refuse))
+def _of(kind: str) -> CpuOrt:
+    ort = VARIANTS[f"{kind} {CpuOrt.name}"]
+    assert isinstance(ort, CpuOrt)
+    return replace(ort, name=CPU_OPENVINO, backend="openvino", refuse=_refusal(ort.refuse))
 
 
-register(*(_of(VARIANTS[f"{kind} {CpuOrt.name}"]) for kind in KINDS))
+register(*(_of(kind) for kind in KINDS))

@@ -190,12 +190,12 @@ EXCHANGES, EXCHANGES_PART = 1000, 0.2
 #: At least this many come before any part: without them nothing can be planned.
 FIRST_EXCHANGES = 64
 #: Similar ops, at most and at least, and how many tasks one makes in the mean.
-MOST_SIMILAR, LEAST_SIMILAR, TASKS_EACH = 800, 100, 3.8
+MOST_SIMILAR, LEAST_SIMILAR, TASKS_EACH = 800, 100, 5.5
 #: What surrounds ops is slow to measure, and comes after every 8 other tasks.
 EVERY = 8
 #: Blocks of attention, whose whole ops come right after the models' own: at most, as many as take
 #: this part of a budget, and how many tasks one makes.
-BLOCKS, ATTENTION, TASKS_A_BLOCK = 16, 0.15, 88
+BLOCKS, ATTENTION, TASKS_A_BLOCK = 16, 0.15, 120
 
 
 class Tier(IntEnum):

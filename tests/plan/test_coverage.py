@@ -156,7 +156,11 @@ def test_a_target_of_a_few_items_counts_for_those(network: Network) -> None:
 def test_nets_of_two_engines_pack_and_unpack_between_them(network: Network) -> None:
     """A convolution and a product in ncnn, and a softmax in ONNX Runtime between them."""
     packing = Line(0.01, 0.1)
-    costs = [covered(CostModel(SOC, of_few_kinds(packing=own)), network) for own in (None, packing)]
+    each = frozenset({"joins-onnx"})  # in its fastest library, whatever changes cost
+    costs = [
+        covered(CostModel(SOC, of_few_kinds(packing=own), off=each), network)
+        for own in (None, packing)
+    ]
     (chain,) = [chain_of(network.layers, "H", 0.0)]
     plans = [make_plan(network, c, [chain], strategy="test", sharing="missing") for c in costs]
     variants = [own["cpu"] for own in plans[0].chains[0].variants.values()]
