@@ -379,14 +379,17 @@ class Engine:
         """The output arrays, overwritten by the next run."""
         return self._loaded.outputs
 
-    def profile(self, runs: int = 5) -> list[TimeSpan]:
-        """What each processor did when, in the middle one of some runs on what was fed."""
+    def profile(self, runs: int = 5, *, layers: bool = False) -> list[TimeSpan]:
+        """What each processor did when, in the middle one of some runs on what was fed.
+
+        With the `layers` of nets, too, where a library computes them one by one.
+        """
         loaded = self._loaded
         try:
-            profiles = [loaded.profile() for _ in range(runs)]
+            profiles = [loaded.profile(layers=layers) for _ in range(runs)]
         except DeviceError as error:
             self._recover(loaded, error)
-            profiles = [self._loaded.profile() for _ in range(runs)]
+            profiles = [self._loaded.profile(layers=layers) for _ in range(runs)]
         profiles.sort(key=lambda spans: max((span.end_ms for span in spans), default=0.0))
         return profiles[runs // 2]
 

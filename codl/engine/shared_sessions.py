@@ -164,10 +164,10 @@ class AdaptiveSession:
             end = perf_counter_ns()
             self.controller.observe(self._monitors[active].sample(start, marks, end))
 
-    def profile(self) -> list[TimeSpan]:
+    def profile(self, *, layers: bool = False) -> list[TimeSpan]:
         """What each processor did when in one inference by the active alternative."""
         with self.lock:
-            return self._session.profile()
+            return self._session.profile(layers=layers)
 
     def use(self, scale: float) -> None:
         """Make an alternative the active one; runs may change it again."""

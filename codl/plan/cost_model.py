@@ -132,8 +132,8 @@ class SignalCosts:
 #: A region of a tensor on its way from one place to another.
 Move: TypeAlias = tuple[Direction, Shape]
 Milliseconds: TypeAlias = NDArray[np.float64]
-#: What to multiply predictions of a target for some ops with, (ops).
-Factors: TypeAlias = Callable[[str, Sequence[Op]], Milliseconds]
+#: What to multiply predictions of a processor's target for some ops with, (ops).
+Factors: TypeAlias = Callable[[Processor, str, Sequence[Op]], Milliseconds]
 #: One of the CPU, one of the GPU.
 Pair: TypeAlias = tuple[float, float]
 #: Numbers of launches up to about this are predicted in one batch.
@@ -329,15 +329,20 @@ class CostModel:
         moved_ms = images * (costs.read_ms * inputs + costs.written_ms * outputs)
         weights_ms = costs.weight_ms * weights + costs.far_weight_ms * far_weights
         calls = self.turns(images) if processor == "cpu" else images / at_once
-        taken_ms = costs.alone * taken_ms + moved_ms + weights_ms + costs.call_ms * calls
+        calls_ms = costs.call_ms * calls
+        taken_ms = costs.alone * taken_ms + moved_ms + weights_ms + calls_ms
         if processor == "gpu":
             taken_ms = self.limits.kept_ms(taken_ms, costs.call_ms)
         by_target, first = {}, 0
         for target, request in asked.items():
-            part = taken_ms[first : first + len(request.places)]
+            places_of = slice(first, first + len(request.places))
+            part = taken_ms[places_of]
             first += len(request.places)
             if self.corrections is not None:
-                part = part * self.corrections(target, [ops[at] for at in request.places])
+                # Calls are a net's, and those that it saves are not its ops'.
+                fixed = calls_ms[places_of] if processor == "cpu" else 0.0
+                asked_ops = [ops[at] for at in request.places]
+                part = fixed + (part - fixed) * self.corrections(processor, target, asked_ops)
             by_target[target] = part.tolist()
         return by_target
 

@@ -29,7 +29,7 @@ Status = Literal["ok", "failed"]
 #: How rows are held out: single rows, or all rows of an op shape together.
 Split = Literal["row", "shape"]
 #: What a processor does: it computes (net, kernel), shares data, or waits (sync).
-SpanKind = Literal["net", "kernel", "copy", "map", "unmap", "transform", "sync"]
+SpanKind = Literal["net", "layer", "kernel", "copy", "map", "unmap", "transform", "sync"]
 
 
 @dataclass(frozen=True)

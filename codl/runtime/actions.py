@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from time import perf_counter, perf_counter_ns
@@ -28,6 +28,7 @@ from codl.ir.executable import (
 from codl.ir.ops.base import Array
 from codl.records.span_names import SpanName, span_of
 from codl.runtime.handles import Handles
+from codl.runtime.host_handles import profile_net
 from codl.runtime.launch import BoundKernel
 from codl.runtime.loaded import Timeline
 from codl.runtime.memory import Flag
@@ -120,7 +121,9 @@ class Binder:
             case Fill():
                 return without_span("fill", partial(handles.host.fill, command))
             case RunNet():
-                return self._host(command, handles.host.nets[command.net].run)
+                net = handles.host.nets[command.net]
+                host = self._host(command, net.run)
+                return replace(host, profile=partial(profile_net, net))
             case Unmap():
                 return self._host(command, handles.staging(command.buffer).unmap)
             case Wait():

@@ -16,7 +16,6 @@ from codl.ir.executable import Access, Executable, Fill, NcnnNet, Net, OpenVinoN
 from codl.ir.ops.base import Array
 from codl.lower.nets import TAG
 from codl.records.results import TimeSpan
-from codl.records.span_names import span_of
 from codl.runtime import threads
 from codl.runtime.loaded import Footprint, Timeline
 from codl.runtime.memory import aligned_zeros
@@ -35,6 +34,25 @@ class CpuNet(Protocol):
     def run(self) -> None:
         """Compute the outputs from what the input arrays hold now."""
         ...
+
+    def run_layers(self) -> Mapping[str, float]:
+        """The same layer by layer: when each was done, in order, in seconds of `perf_counter`.
+
+        Empty, and nothing is computed, where the library shows no layers.
+        """
+        ...
+
+
+def profile_net(net: CpuNet, timeline: Timeline) -> None:
+    """Run a net and note when, and when each of its layers where that is asked for."""
+    start = perf_counter()
+    ends = net.run_layers() if timeline.layers else {}
+    if not ends:
+        net.run()
+    timeline.cpu("net", net.label, start, perf_counter())
+    for layer, end in ends.items():
+        timeline.cpu("layer", layer, start, end)
+        start = end
 
 
 class HostHandles:
@@ -180,15 +198,12 @@ class HostSession:
             for command in self._runs:
                 nets[command.net].run()
 
-    def profile(self) -> list[TimeSpan]:
-        """What each net did when in one inference."""
+    def profile(self, *, layers: bool = False) -> list[TimeSpan]:
+        """What each net did when in one inference, and each of its `layers`."""
         with self.lock, threads.placed(self._soc.placement.cpu_cores):
-            nets, timeline = self._open(), Timeline()
+            nets, timeline = self._open(), Timeline(layers)
             for command in self._runs:
-                span, start = span_of(self.executable, command), perf_counter()
-                assert span is not None
-                nets[command.net].run()
-                timeline.cpu(*span, start, perf_counter())
+                profile_net(nets[command.net], timeline)
             return timeline.spans()
 
     def close(self) -> None:

@@ -76,14 +76,22 @@ class Loaded(Protocol):
         ...
 
     def run(self) -> None: ...
-    def profile(self) -> list[TimeSpan]: ...
+    def profile(self, *, layers: bool = False) -> list[TimeSpan]:
+        """What each processor did when in one inference; with the `layers` of nets, too, where a
+        library computes them one by one.
+        """
+        ...
+
     def close(self) -> None: ...
 
 
 @dataclass
 class Timeline:
-    """Collects spans while a profiled inference runs."""
+    """Collects spans while a profiled inference runs, of a net's `layers` too where they are asked
+    for.
+    """
 
+    layers: bool = False
     _origin: float = field(default_factory=perf_counter)
     _cpu: list[TimeSpan] = field(default_factory=list)
     _gpu: list[tuple[SpanKind, str, float, cl.Event, cl.Event]] = field(default_factory=list)

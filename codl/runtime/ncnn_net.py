@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from time import perf_counter
 from typing import Any, TypeAlias
 from weakref import finalize
 
@@ -20,6 +22,8 @@ from codl.runtime.placement import LocalSoc
 from codl.runtime.shared_weights import Share
 from codl.runtime.threads import ImageParallel
 
+#: What `codl.lower.nets` calls the blob of a tensor; others are steps on the way to one.
+TENSOR = re.compile(r"t\d+")
 #: The images of every value, each in a matrix of its own.
 Mats: TypeAlias = Mapping[int, list[ncnn.Mat]]
 
@@ -97,7 +101,8 @@ class NcnnSession:
         misread = (value for value, mats in inputs if _is_misread(mats[0], packs=packs))
         self._copied = tuple(dict.fromkeys((*net.copied, *misread)))
         self._simd = soc.cpu.simd_floats
-        images = max(part.images.size for part in net.parts)
+        self._layers = [layer.name for layer in net.layers]
+        self._images = images = max(part.images.size for part in net.parts)
         place = soc.placement
         self._lanes = ImageParallel.of(place.cpu_cores, place.threads, images)
         self._pools = Pools.lent(self) if own_memory else Pools.shared()
@@ -127,12 +132,31 @@ class NcnnSession:
 
     def compute(self) -> Mats:
         """Compute and leave the results with ncnn in its own packed layout, image by image."""
-        values: dict[int, list[ncnn.Mat]] = dict(self._inputs)
-        for value in self._copied:
-            values[value] = [mat.clone() for mat in values[value]]
+        values = self._entering()
         for part in self._parts:
             values |= part.run(values)
         return values
+
+    def _entering(self) -> dict[int, list[ncnn.Mat]]:
+        values: dict[int, list[ncnn.Mat]] = dict(self._inputs)
+        for value in self._copied:
+            values[value] = [mat.clone() for mat in values[value]]
+        return values
+
+    def run_layers(self) -> Mapping[str, float]:
+        """Run layer by layer: when each was done, in seconds of `perf_counter`.
+
+        Nothing else is computed than in a run, and values stay packed. Empty where several images
+        are computed side by side.
+        """
+        blobs = [part.blobs for part in self._parts]
+        if self._images > 1 or sum(map(len, blobs)) != len(self._layers):
+            return {}
+        values, ends = self._entering(), list[float]()
+        for part in self._parts:
+            values |= part.run_layers(values, ends)
+        self.unpack(values)
+        return dict(zip(self._layers, [*ends[:-1], perf_counter()], strict=True))
 
     def unpack(self, results: Mats) -> None:
         """Write what `compute` left with ncnn to the output arrays."""
@@ -184,18 +208,37 @@ class _LoadedPart:
         ]
         self._outputs = part.outputs
         self._net = net
+        #: The blob that each layer makes, in order.
+        self.blobs = layer_blobs(part.param)
 
     def run(self, inputs: Mats) -> dict[int, list[ncnn.Mat]]:
         """The net's results, packed, from what enters it."""
         images = self._lanes.each(partial(self._run_image, inputs), range(*self._images))
         return {value: [mats[at] for mats in images] for at, (_, value) in enumerate(self._outputs)}
 
+    def run_layers(self, inputs: Mats, ends: list[float]) -> dict[int, list[ncnn.Mat]]:
+        """The results of the one image, blob by blob; `ends` gets when each was there."""
+        extractor = self._extractor(inputs, self._images.start)
+        for blob in self.blobs:
+            # The matrix goes at once: where others have it, ncnn does not compute in place.
+            extractor.extract(blob, 1)
+            ends.append(perf_counter())
+        results = self._results(extractor)
+        return {value: [mat] for (_, value), mat in zip(self._outputs, results, strict=True)}
+
     def _run_image(self, inputs: Mats, image: int) -> list[ncnn.Mat]:
-        """The results of one image; a value of one image is read for every one."""
+        """The results of one image."""
+        return self._results(self._extractor(inputs, image))
+
+    def _extractor(self, inputs: Mats, image: int) -> Any:
+        """One that has what an image reads; a value of one image is read for every one."""
         extractor = self._net.create_extractor()
         for blob, value, first in self._inputs:
             mats, index = inputs[value], image - first
             extractor.input(blob, mats[index if index < len(mats) else 0])
+        return extractor
+
+    def _results(self, extractor: Any) -> list[ncnn.Mat]:
         results = []
         for blob, _ in self._outputs:
             code, mat = extractor.extract(blob, 1)
@@ -203,6 +246,17 @@ class _LoadedPart:
                 raise DeviceError(f"ncnn failed with code {code} at {blob!r}.")
             results.append(mat)
         return results
+
+
+def layer_blobs(param: str) -> list[str]:
+    """The blobs that are tensors of the network, in the order in which a net's text makes them."""
+    blobs = []
+    for line in param.splitlines()[2:]:
+        kind, _, inputs, _, *names = line.split()
+        made = names[int(inputs)]
+        if kind not in ("Input", "Split") and TENSOR.fullmatch(made):
+            blobs.append(made)
+    return blobs
 
 
 def _load(

@@ -135,11 +135,11 @@ class Session:
         with explained(where):
             raise error
 
-    def profile(self) -> list[TimeSpan]:
-        """What each processor did when in one inference."""
+    def profile(self, *, layers: bool = False) -> list[TimeSpan]:
+        """What each processor did when in one inference, and each of a net's `layers`."""
         running = explained(f"Running {self.executable.model!r}")
         with self._working(), running, self._device.profiling():
-            timeline = Timeline()
+            timeline = Timeline(layers)
             for action in self._open():
                 action.profile(timeline)
             self._device.finish()

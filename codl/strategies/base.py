@@ -18,14 +18,17 @@ from codl.measure import dataset, tuning_file
 from codl.measure.budget import Budget
 from codl.measure.dataset import Dataset, dataset_digest
 from codl.plan.beam_search import LATENCY, Objective
+from codl.plan.corrections import corrected
 from codl.plan.cost_model import ANYWHERE, CostModel, LatencyPredictors, WeightPlaces
 from codl.plan.coverage import covered, without_winograd
 from codl.predict import DEFAULT, FOLDER
 from codl.provenance import VERSION, commit
 from codl.records.gpu_limits import UNLIMITED, GpuLimits
+from codl.records.profile import NetworkProfile
 from codl.records.soc import Soc
 from codl.registry import Registry
-from codl.runtime.placement import limits_of
+from codl.runtime.placement import at_hand, limits_of, splittable
+from codl.strategies.profiles import Profiling
 from codl.targets.base import Target
 
 #: Seconds that strategies which run plans take for a model, where nothing else is said.
@@ -62,6 +65,8 @@ class Context:
     #: Where plans may have weights.
     places: WeightPlaces = ANYWHERE
     target: Target | None = field(default=None, repr=False, compare=False)
+    #: Where profiles of networks are; None where plans are made by predictions alone.
+    profiling: Profiling | None = field(default=None, repr=False, compare=False)
     #: Told what goes on where planning takes long.
     note: Callable[[str], None] = field(default=_tell_nobody, repr=False, compare=False)
     #: Predictors that were loaded, which takes longer than a search.
@@ -106,15 +111,22 @@ class Context:
     def _key(self, name: str) -> tuple[Soc, str, Path, str]:
         return self.soc, self.tuning.fingerprint, self.predictors_folder, name
 
-    def default_cost(self, network: Network) -> CostModel | None:
+    def default_cost(self, network: Network, *, profiled: bool = True) -> CostModel | None:
         """That by which any plan of a network is timed, with estimates of what has no predictor.
 
-        None where the default predictor is not trained.
+        Where it was profiled here, it is corrected by that. None where the default predictor is not
+        trained.
         """
         try:
-            return covered(self.cost(DEFAULT), network)
+            cost = covered(self.cost(DEFAULT), network)
         except InvalidFileError:
             return None
+        profile = self.profiling.of(network) if profiled and self.profiling else None
+        return cost if profile is None else self.corrected(cost, network, profile)
+
+    def corrected(self, cost: CostModel, network: Network, profile: NetworkProfile) -> CostModel:
+        """Predictions with what a profile of a network says of them."""
+        return corrected(cost, network, profile.runs, splittable(at_hand(self.soc)))
 
     def within(self, budget: Budget, *, plans: int) -> Context:
         """The same where `plans` plans that run may take half of a budget, and no more."""
@@ -139,7 +151,7 @@ class Context:
         of_one = map(self.with_memory, self.soc.gpu.memory_types)  # as some strategies keep to
         for context in (self, *of_one):
             context.preload(*predictors)
-        return replace(self, target=None, note=_tell_nobody)
+        return replace(self, target=None, profiling=None, note=_tell_nobody)
 
     @property
     def dataset(self) -> Dataset:

@@ -1,8 +1,9 @@
-"""`codl`, the default: the plan of least predicted latency, single processors included.
+"""`codl`, the default: the plan of least latency, single processors included.
 
 Dimension, ratio and chains are chosen together for the whole graph, with what every tensor's place
-means for the chains behind it, and only what the other side lacks moves. Where that is predicted to
-gain next to nothing over one processor, it is that one's plan.
+means for the chains behind it, and only what the other side lacks moves. Where a device is at hand,
+the network is profiled on it first (`codl.strategies.rehearsal`). Elsewhere predictions decide, and
+where two processors are predicted to gain next to nothing over one, it is that one's plan.
 """
 
 from __future__ import annotations
@@ -12,11 +13,18 @@ from codl.ir.plan import Plan
 from codl.plan.search import search
 from codl.predict import DEFAULT
 from codl.strategies.base import Context, strategy
+from codl.strategies.rehearsal import rehearsed
+
+NAME = "codl"
+#: Plans on both processors that run at most: see docs/decisions.md for what more are worth.
+ROUNDS = 2
 
 
-@strategy("codl")
+@strategy(NAME)
 def codl(network: Network, context: Context) -> Plan:
+    if context.profiling is not None and context.objective.is_latency:
+        return rehearsed(network, context, strategy=NAME, rounds=ROUNDS)
     cost = context.cost(DEFAULT)
     return search(
-        network, cost, "codl", method=context.method, objective=context.objective, may_be_alone=True
+        network, cost, NAME, method=context.method, objective=context.objective, may_be_alone=True
     )

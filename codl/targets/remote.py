@@ -92,10 +92,10 @@ class RemoteModel:
             for name, value in outputs.items():
                 np.copyto(self.outputs[name], value)
 
-    def profile(self) -> list[TimeSpan]:
+    def profile(self, *, layers: bool = False) -> list[TimeSpan]:
         """What each processor did when in one inference from what `inputs` hold."""
         with self.lock:
-            return list(self._agent.ask(Models.profile, self.handle()))
+            return list(self._agent.ask(Models.profile, self.handle(), layers))
 
     def handle(self) -> int:
         """What the agent calls it, once it is there and has run on what `inputs` hold."""

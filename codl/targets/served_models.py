@@ -106,9 +106,9 @@ class Models:
             return dict(model.outputs)
 
     @question(300.0)
-    def profile(self, handle: int) -> tuple[TimeSpan, ...]:
+    def profile(self, handle: int, layers: bool) -> tuple[TimeSpan, ...]:
         """What each processor does when in one inference on what was fed last."""
-        return tuple(self._model(handle).profile())
+        return tuple(self._model(handle).profile(layers=layers))
 
     @question(300.0)
     def time(

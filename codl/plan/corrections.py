@@ -1,0 +1,271 @@
+"""Corrections of predictions by plans that ran: a profile gives the height, predictors the shape.
+
+A predictor learns from ops that run by themselves; a plan that has run shows what they take inside
+its network. The logarithm of measured over predicted is taken for a sum: what all ops of the
+processor have in common, what those of a target (a kernel variant) have, what a layer has in any
+variant, what it has in this one, and noise. Each is a Gaussian process, and their variances are
+those under which the profile is likeliest. So another cut of the very layer gets nearly all of what
+was measured of it; a variant that did not run gets what is usual on its processor and for the
+layer, and is not the faster one only because nobody has looked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codl.ir import Network, Op, parse
+from codl.ir.columns import amounts
+from codl.ir.executable import Executable, GpuOp, NcnnNet, Net
+from codl.ir.types import PROCESSORS, Processor
+from codl.kernels import registry
+from codl.lower import lower
+from codl.plan.cost_model import CostModel
+from codl.plan.coverage import covered
+from codl.plan.price import StagePrice, price
+from codl.plan.profile_feedback import Totals
+from codl.records.profile import PlanRun
+from codl.records.soc import Soc
+
+#: A ratio below this is of nothing that was computed.
+LEAST = 0.02
+#: How far a ratio reaches, in doublings. Of what a cut leaves as it is: FLOPs of an output element,
+#: inputs of one, columns. And of what it changes: rows and channels.
+KEPT, CUT = 0.7, 2.0
+#: Standard deviations of log ratios that are tried for every part of the sum, and where to begin.
+TRIED = (0.01, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0)
+USUAL = 0.12
+#: How far a part may lie off what is usual, in doublings, before that counts against it.
+SPREAD = 2.0
+#: Sweeps over the parts of the sum, each of which is set to its best while the others stay.
+SWEEPS = 3
+Matrix = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class OpRatio:
+    """An op of a target, and how many times longer it took in a network than predicted."""
+
+    processor: Processor
+    target: str
+    op: Op
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Deviations:
+    """Standard deviations of the parts of a log ratio."""
+
+    processor: float = USUAL
+    target: float = USUAL
+    layer: float = USUAL
+    op: float = USUAL
+    noise: float = USUAL
+
+    @property
+    def unlikely(self) -> float:
+        """What speaks against them before anything was measured."""
+        values = np.array(list(vars(self).values()))
+        return float(0.5 * np.sum((np.log2(values / USUAL) / SPREAD) ** 2))
+
+
+class ProfileCorrections:
+    """Factors for predicted latencies, by processor, from samples of either."""
+
+    def __init__(self, samples: Iterable[OpRatio] = ()) -> None:
+        by_side: dict[Processor, list[OpRatio]] = {side: [] for side in PROCESSORS}
+        for sample in samples:
+            by_side[sample.processor].append(sample)
+        self._sides = {side: _Side(own) for side, own in by_side.items() if own}
+
+    def factors(self, processor: Processor, target: str, ops: Sequence[Op]) -> Matrix:
+        """What to multiply predictions of a target with, shaped (ops); 1 where nothing ran."""
+        if processor not in self._sides or not ops:
+            return np.ones(len(ops))
+        return self._sides[processor].factors(target, ops)
+
+
+@dataclass(frozen=True)
+class _Side:
+    """What ran on one processor."""
+
+    samples: Sequence[OpRatio]
+
+    @cached_property
+    def _features(self) -> Matrix:
+        return _features([sample.op for sample in self.samples])
+
+    @cached_property
+    def _targets(self) -> NDArray[np.str_]:
+        return np.array([sample.target for sample in self.samples])
+
+    @cached_property
+    def _fit(self) -> tuple[Deviations, NDArray[np.float64]]:
+        """The deviations, and what samples weigh."""
+        logs = np.log([sample.ratio for sample in self.samples])
+        near = _near(self._features, self._features)
+        same = (self._targets[:, None] == self._targets[None, :]).astype(float)
+        best = Deviations()
+        least, weights = _evidence(best, near, same, logs)
+        for _, name in product(range(SWEEPS), vars(best)):
+            for tried in TRIED:
+                other = replace(best, **{name: tried})
+                value, solved = _evidence(other, near, same, logs)
+                if value < least:
+                    best, least, weights = other, value, solved
+        return best, weights
+
+    def factors(self, target: str, ops: Sequence[Op]) -> Matrix:
+        deviations, weights = self._fit
+        near = _near(_features(ops), self._features)
+        covariance = _covariance(deviations, near, (self._targets == target).astype(float)[None])
+        return np.asarray(np.exp(covariance @ weights))
+
+
+def _covariance(deviations: Deviations, near: Matrix, same: Matrix) -> Matrix:
+    """Of ops with samples, whose features are `near`, and targets the `same`."""
+    d = deviations
+    parts = d.target**2 * same + near * (d.layer**2 + d.op**2 * same)
+    return np.asarray(d.processor**2 + parts)
+
+
+def _evidence(
+    deviations: Deviations, near: Matrix, same: Matrix, logs: Matrix
+) -> tuple[float, Matrix]:
+    """How unlikely samples are, as a negative logarithm, and what each of them weighs."""
+    covariance = _covariance(deviations, near, same)
+    covariance[np.diag_indices_from(covariance)] += deviations.noise**2
+    root = np.linalg.cholesky(covariance)
+    half = np.linalg.solve(root, logs)
+    value = 0.5 * half @ half + np.log(np.diag(root)).sum() + deviations.unlikely
+    return float(value), np.linalg.solve(root.T, half)
+
+
+def _features(ops: Sequence[Op]) -> Matrix:
+    """Features of ops in reaches, shaped (ops, 5)."""
+    inputs, _, outputs, flops = amounts(ops)
+    shapes = np.array([op.output[-3:] for op in ops], np.float64)
+    channels, rows, columns = shapes.T
+    kept = flops / outputs, inputs / (rows * columns), columns
+    logs = [np.log2(1.0 + value) / KEPT for value in kept]
+    return np.stack([*logs, np.log2(rows) / CUT, np.log2(channels) / CUT], axis=1)
+
+
+def _near(some: Matrix, others: Matrix) -> Matrix:
+    """How alike ops are, 1 where they are the same."""
+    apart = (some**2).sum(1)[:, None] + (others**2).sum(1)[None] - 2 * some @ others.T
+    return np.asarray(np.exp(-0.5 * np.maximum(apart, 0.0)))
+
+
+# Samples.
+
+
+def corrected(cost: CostModel, network: Network, runs: Iterable[PlanRun], soc: Soc) -> CostModel:
+    """A cost model with what plans of a network took; those of another lowering say nothing.
+
+    `soc` is what they are lowered for, and `cost` is without corrections.
+    """
+    samples: list[OpRatio] = []
+    for run in runs:
+        executable = lower(network, run.plan, soc, cost.tuning)
+        if executable.digest(weights=False) == run.executable:
+            written, _ = run.plan.applied(network)
+            samples += op_ratios(executable, run.totals, covered(cost, written))
+    return cost.corrected(ProfileCorrections(samples).factors)
+
+
+def op_ratios(executable: Executable, totals: Totals, cost: CostModel) -> list[OpRatio]:
+    """What nets, their layers and kernels took in a profile, over what was predicted of them.
+
+    Ops that are computed together have the ratio of all of them. `cost` is without corrections.
+    """
+    ratios: list[OpRatio] = []
+    for stage in price(executable, cost).stages:
+        for processor, measured_ms, expected_ms, ops in _timed(executable, stage, totals, cost):
+            if expected_ms > 0 and measured_ms > LEAST * expected_ms:
+                ratio = measured_ms / expected_ms
+                ratios += [_of_op(processor, text, variant, ratio) for text, variant in ops]
+    return ratios
+
+
+#: Milliseconds measured and predicted, and the ops, with their variants, that they are of.
+Timed = tuple[Processor, float, float, list[tuple[str, str]]]
+
+
+def _timed(
+    executable: Executable, stage: StagePrice, totals: Totals, cost: CostModel
+) -> Iterator[Timed]:
+    """What was timed by itself in a stage."""
+    for number, net_ms in stage.times.nets_ms.items():
+        net = executable.nets[number]
+        taken_ms = totals.get(("net", net.label), 0.0)
+        yield from _layers(executable, net, taken_ms, net_ms, totals, cost)
+    for number, step_ms in stage.times.kernels_ms.items():
+        step = executable.steps[number]
+        if isinstance(step, GpuOp):
+            storage = executable.tensors[step.writes.tensor].storage
+            adds = [(text, cost.fastest_by_storage(parse(text), "gpu")) for text in step.ops[1:]]
+            ops = [(step.ops[0], step.variant)]
+            ops += [(text, costs[storage].variant) for text, costs in adds if storage in costs]
+            yield "gpu", totals.get(("kernel", step.label), 0.0), step_ms, ops
+
+
+def _layers(
+    executable: Executable,
+    net: Net,
+    taken_ms: float,
+    net_ms: float,
+    totals: Totals,
+    cost: CostModel,
+) -> Iterator[Timed]:
+    """A net's layers, each by itself where it was timed.
+
+    Calls and packing are predicted apart from ops: they are taken off what was measured, and from
+    the sum of the layers. What the other processor's work adds is spread over all of these.
+    """
+    ops = [parse(layer.op) for layer in net.layers]
+    call_ms = cost.inside("cpu").call_ms
+    calls_ms = [call_ms * float(cost.turns(np.array(float(op.images)))) for op in ops]
+    alone_ms = [
+        cost.variant_ms(op, "cpu", layer.variant) - called_ms
+        for op, layer, called_ms in zip(ops, net.layers, calls_ms, strict=True)
+    ]
+    loads, stores = _packing_ms(executable, net, cost)
+    whole_ms = sum(alone_ms) + max(calls_ms) + loads + stores
+    beside = net_ms / whole_ms if whole_ms > 0 else 1.0
+    before, behind = beside * (loads + max(calls_ms)), beside * stores
+    texts = [(layer.op, layer.variant) for layer in net.layers]
+    layers_ms = [totals.get(("layer", layer.name), 0.0) for layer in net.layers]
+    if not all(layers_ms):
+        rest_ms = taken_ms - before - behind
+        yield "cpu", max(rest_ms, taken_ms / 2), beside * sum(alone_ms), texts
+        return
+    for at, (ms, expected_ms, text) in enumerate(zip(layers_ms, alone_ms, texts, strict=True)):
+        first, last = at == 0, at == len(texts) - 1
+        rest_ms = ms - before * first - behind * last
+        yield "cpu", max(rest_ms, ms / 2), beside * expected_ms, [text]
+
+
+def _packing_ms(executable: Executable, net: Net, cost: CostModel) -> tuple[float, float]:
+    """What ncnn is predicted to take to pack what enters a net, and to unpack what leaves it."""
+    if not isinstance(net, NcnnNet):
+        return 0.0, 0.0
+    sides = [
+        [access.region.shape(executable.tensors[access.tensor].shape) for _, access in accesses]
+        for accesses in (net.inputs, net.outputs)
+    ]
+    loads, stores = sides
+    return (
+        sum(cost.packing_ms(("load", shape)) for shape in loads),
+        sum(cost.packing_ms(("store", shape)) for shape in stores),
+    )
+
+
+def _of_op(processor: Processor, text: str, name: str, ratio: float) -> OpRatio:
+    op = parse(text)
+    return OpRatio(processor, registry.target(registry.find(op, name), op), op, ratio)

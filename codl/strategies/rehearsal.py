@@ -1,0 +1,258 @@
+"""Rehearsal: plans of a network run on its device before one is chosen, and their profile is kept.
+
+Each processor alone runs first; its parts are timed where they run, and correct predictions
+(`codl.plan.corrections`). The search then finds a plan, which runs too, and its parts correct what
+singles do not show: parts at other ratios, and what both processors do to each other. Plans are
+compared in turns, one processor alone among them, so that a split which does not pay is not taken.
+
+What was measured is a file (`codl.records.profile`), from which the next search begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+
+from codl.engine.engine import Engine
+from codl.errors import DeviceError
+from codl.ir import Network
+from codl.ir.plan import Plan
+from codl.ir.types import PROCESSORS
+from codl.measure import drift
+from codl.measure.budget import Budget
+from codl.measure.drift import slowdown
+from codl.measure.inputs import random_inputs
+from codl.measure.timing import Effort, TimedTogether
+from codl.plan.build_plan import one_processor
+from codl.plan.cost_model import CostModel
+from codl.plan.coverage import covered
+from codl.plan.price import price
+from codl.plan.profile_feedback import COUNTED, Totals
+from codl.plan.search import search
+from codl.predict import DEFAULT
+from codl.records.profile import NetworkProfile, PlanRun
+from codl.records.results import TimeSpan, doubts
+from codl.records.statistic import PERCENT
+from codl.runtime.loaded import totals_ms
+from codl.strategies.base import Context
+
+#: Profiled runs of a plan, with and without the layers of nets: at least, and at most.
+LEAST_PROFILED, PROFILED = 2, 7
+#: Seconds in which a plan is profiled, and in which plans are compared, where runs are short.
+PROFILE_S, COMPARE_S = 0.4, 0.8
+#: Runs before a plan is profiled: the first ones allocate and fault pages in.
+WARM_UP = 2
+#: Two processors must take less than this part of what one takes alone: other programs hit a plan
+#: on both more often, and a gain smaller than that is not worth a second processor.
+WORTH = 0.97
+#: A layer is not shorter than this part of what was noted, whatever noting takes.
+LEAST_PART = 0.3
+#: A processor whose anchors are so many times slower than in the dataset is busy with others' work.
+BUSY = 1.25
+
+
+def rehearsed(network: Network, context: Context, *, strategy: str, rounds: int) -> Plan:
+    """The plan that is fastest of those that ran: each processor alone, and up to `rounds` others.
+
+    Where nothing can run, that of predictions alone.
+    """
+    profiles = context.profiling
+    assert profiles is not None
+    cost = covered(context.cost(DEFAULT), network)
+    budget = Budget(context.budget_s, context.clock)
+    wanted = profiles.wanted(network, context.soc, context.tuning.fingerprint, context.device)
+    profile = profiles.read(wanted, context.note) or wanted
+    with Rehearsal(network, cost, context, profile) as rehearsal:
+        singles = [one_processor(network, cost, side, strategy=strategy) for side in PROCESSORS]
+        if any(rehearsal.profile.run_of(plan) is None for plan in singles):
+            context.note(f"{network.name}: profiling each processor alone")
+            rehearsal.begin(singles)
+        alone = {plan.fingerprint for plan in singles}
+        for _ in range(rounds):
+            plan = search(network, rehearsal.corrected, strategy, method=context.method)
+            if rehearsal.profile.run_of(plan) is not None or not budget.has_time():
+                break
+            rehearsal.run(plan)
+        profile = rehearsal.profile
+        if rehearsal.busy:
+            context.note(
+                f"{network.name}: the profile is not kept, since the device seems busy: "
+                f"{rehearsal.busy}."
+            )
+        elif rehearsal.has_run:
+            context.note(f"Wrote {profile.save(profiles.path(profile))}")
+        profiles.remember(profile)
+        return rehearsal.best(alone)
+
+
+@dataclass
+class Rehearsal:
+    """Plans of a network that are loaded on a device, and the profile that they add to.
+
+    `busy` says why the device seems to be busy with something else.
+    """
+
+    network: Network
+    cost: CostModel
+    context: Context
+    profile: NetworkProfile
+    busy: str = ""
+    has_run: bool = False
+    _engines: dict[str, Engine] = field(default_factory=dict)
+
+    def __enter__(self) -> Rehearsal:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for engine in self._engines.values():
+            engine.close()
+        self._engines.clear()
+
+    @property
+    def corrected(self) -> CostModel:
+        return self.context.corrected(self.cost, self.network, self.profile)
+
+    def begin(self, singles: Sequence[Plan]) -> None:
+        """Profile each processor alone, and see whether anchors are as slow as they should be."""
+        usual_ms = drift.first_ms(self.context.dataset)
+        observed = [self._observed(plan) for plan in singles]
+        times = self._timed(singles, anchors=bool(usual_ms))
+        slower = slowdown(times.anchors, usual_ms) or {}
+        reasons = [
+            f"anchors of the {side} take {factor:.2f} times as long as in the dataset"
+            for side, factor in slower.items()
+            if factor > BUSY
+        ]
+        runs = []
+        for plan, parts in zip(singles, observed, strict=True):
+            latency = times.latency_ms[plan.fingerprint]
+            reasons += doubts(latency, times.cold_ms.get(plan.fingerprint))
+            runs.append(parts.run(plan, latency.level))
+        self.busy, self.has_run = "; ".join(reasons), True
+        self.profile = replace(self.profile.with_runs(*runs), slowdown=slower)
+
+    def run(self, plan: Plan) -> None:
+        """Profile a plan, and compare it with the fastest so far in turns."""
+        rival = min(self.profile.runs, key=lambda run: run.latency_ms)
+        parts = self._observed(plan)
+        times = self._timed([plan, rival.plan])
+        new, usual = (times.latency_ms[each.fingerprint] for each in (plan, rival.plan))
+        # As of the pace at which the singles ran.
+        pace = rival.latency_ms / usual.level
+        self.profile = self.profile.with_runs(parts.run(plan, pace * new.level))
+        self.has_run = True
+        split = sum(0 < chain.gpu_ratio < 1 for chain in plan.chains)
+        self.context.note(
+            f"{self.network.name}: {len(plan.chains)} chains, {split} of them split, take "
+            f"{new.level:.2f} ms, the best before {usual.level:.2f} ms"
+        )
+
+    def best(self, alone: set[str]) -> Plan:
+        """The fastest; one on both processors only where it is worth a second one."""
+        runs = self.profile.runs
+        singles = [run for run in runs if run.plan.fingerprint in alone]
+        others = [run for run in runs if run.plan.fingerprint not in alone]
+        best = min(singles, key=lambda run: run.latency_ms)
+        rival = min(others, key=lambda run: run.latency_ms, default=best)
+        if rival.latency_ms < WORTH * best.latency_ms:
+            best = rival
+        executable = self._engine(best.plan).executable
+        return replace(
+            best.plan,
+            predicted_ms=price(executable, self.corrected).latency_ms,
+            method=f"{best.plan.method}, fastest of {len(runs)} that ran",
+        )
+
+    def _engine(self, plan: Plan) -> Engine:
+        if plan.fingerprint not in self._engines:
+            engine = Engine(self.network, plan, self.context.device, self.context.tuning)
+            self._engines[plan.fingerprint] = engine
+            engine.feed(random_inputs(self.network))
+        return self._engines[plan.fingerprint]
+
+    def _observed(self, plan: Plan) -> ObservedParts:
+        clock, engine = self.context.clock, self._engine(plan)
+        taken_s = 0.0
+        for _ in range(WARM_UP):
+            begin = clock()
+            engine.run()
+            taken_s = clock() - begin
+        runs = int(PROFILE_S / max(2 * taken_s, 1e-9))
+        return ObservedParts.of(engine, max(LEAST_PROFILED, min(PROFILED, runs)))
+
+    def _timed(self, plans: Sequence[Plan], *, anchors: bool = False) -> TimedTogether:
+        models = {plan.fingerprint: self._engine(plan).loaded for plan in plans}
+        effort = Effort(min_rounds=3, min_seconds=COMPARE_S)
+        tuning = self.context.tuning if anchors else None
+        times = self.context.device.time(models, effort, anchors=tuning)
+        for reason in times.failed.values():
+            raise DeviceError(reason)
+        return times
+
+
+@dataclass(frozen=True)
+class ObservedParts:
+    """Milliseconds of the parts of an executable, in profiled runs that take `length_ms`."""
+
+    executable: str
+    totals: Totals
+    length_ms: float
+
+    @classmethod
+    def of(cls, engine: Engine, runs: int) -> ObservedParts:
+        """Of an engine that is fed and warm; layers of nets are noted in runs of their own."""
+        plain, noted = [], []
+        for _ in range(runs):
+            plain.append(engine.profile(1))
+            noted.append(engine.profile(1, layers=True))
+        totals = _typical(plain)
+        layers = {key: ms for key, ms in _typical(noted).items() if key[0] == "layer"}
+        for net in engine.executable.nets:
+            names = [("layer", layer.name) for layer in net.layers]
+            if all(name in layers for name in names):
+                whole_ms = totals["net", net.label]
+                totals |= _fitted({name: layers[name] for name in names}, whole_ms)
+        return cls(engine.executable.digest(weights=False), totals, _length_ms(plain))
+
+    def run(self, plan: Plan, latency_ms: float) -> PlanRun:
+        """With what a plain run takes: what profiling takes is taken off all parts alike."""
+        pace = min(1.0, latency_ms / self.length_ms)
+        parts: dict[str, dict[str, float]] = {}
+        for (kind, label), ms in self.totals.items():
+            parts.setdefault(kind, {})[label] = pace * ms
+        return PlanRun(
+            plan=plan, executable=self.executable, latency_ms=latency_ms, parts_ms=parts
+        )
+
+
+def _length(spans: Sequence[TimeSpan]) -> float:
+    return max(span.end_ms for span in spans)
+
+
+def _near(profiles: Sequence[Sequence[TimeSpan]]) -> Sequence[Sequence[TimeSpan]]:
+    """The part of some profiles whose length is nearest to the statistic's."""
+    by_length = sorted(profiles, key=_length)
+    count = len(by_length) - 2 * (len(by_length) // COUNTED)
+    begin = round(PERCENT / 100 * (len(by_length) - 1)) - count // 2
+    return by_length[max(0, begin) :][:count]
+
+
+def _length_ms(profiles: Sequence[Sequence[TimeSpan]]) -> float:
+    return fmean(map(_length, _near(profiles)))
+
+
+def _typical(profiles: Sequence[Sequence[TimeSpan]]) -> dict[tuple[str, str], float]:
+    """Milliseconds by kind and label, in the mean of the profiles that count."""
+    near = [totals_ms(spans) for spans in _near(profiles)]
+    return {key: fmean(totals.get(key, 0.0) for totals in near) for key in near[0]}
+
+
+def _fitted(
+    layers: Mapping[tuple[str, str], float], whole_ms: float
+) -> dict[tuple[str, str], float]:
+    """Layers of a net that takes so long where they are not noted: each takes as long to note."""
+    noting_ms = (sum(layers.values()) - whole_ms) / len(layers)
+    less = {key: max(LEAST_PART * ms, ms - max(0.0, noting_ms)) for key, ms in layers.items()}
+    scale = whole_ms / sum(less.values())
+    return {key: scale * ms for key, ms in less.items()}
