@@ -49,14 +49,17 @@ def compile(
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     adaptive: bool = False,
     check: bool = True,
+    profile: bool | Path = True,
 ) -> Engine:
     """Make a model ready to run on both processors of a SoC.
 
     `model` is a built-in name or an `.onnx` file; `soc` a SoC file or its name in `./socs`. `plan`
     is a file of `codl search`; without one the strategy plans, `codl` where none is named, with the
     predictors that `codl train` left in `./predictors`. Kernels are as `codl tune` left them in
-    `./lat_datasets`. `batch` is how many images a run takes, if not as many as the model says;
-    `shapes` are those of inputs whose sizes it leaves open. An `adaptive` engine moves shares where
+    `./lat_datasets`. Before it is planned the model is profiled on both processors, which takes
+    some seconds and is kept in `./profiles`; `profile` is a file of that, or off. `batch` is how
+    many images a run takes, if not as many as the model says; `shapes` are those of inputs whose
+    sizes it leaves open. An `adaptive` engine moves shares where
     one processor becomes slower or faster; see `codl.engine.engine.Engine`. Its outputs are
     compared once with ONNX Runtime's, on inputs from a seed (`engine.checked`): ops that are wrong
     run in other kernels, with a `CodlWarning`. Without `check` nothing is compared. Raises
@@ -66,6 +69,7 @@ def compile(
     >>> engine = codl.compile("model.onnx", soc="host")
     >>> y = engine(x)
     """
+    from codl.api.job import profiling
     from codl.ir.plan import load_plan
     from codl.strategies import DEFAULT, Context, find
     from codl.targets.connect import connect
@@ -88,7 +92,7 @@ def compile(
     described = load_local(soc)
     network, source = read_network(str(model), batch, shapes, check=check)
     target = connect("local", described)
-    context = Context.of(described, target=target)
+    context = Context.of(described, target=target, profiling=profiling(target, profile))
     chosen = load_plan(Path(plan)) if plan else find(strategy or DEFAULT).plan(network, context)
     return checked_engine(
         network, chosen, target, context.tuning, source=source, adaptive=adaptive, recovers=True

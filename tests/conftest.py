@@ -115,6 +115,13 @@ def _no_driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.fixture(autouse=True)
+def _short_rehearsals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What plans take in tests need not be exact."""
+    monkeypatch.setattr("codl.strategies.rehearsal.PROFILE_S", 0.02)
+    monkeypatch.setattr("codl.strategies.rehearsal.COMPARE_S", 0.05)
+
+
+@pytest.fixture(autouse=True)
 def _same_affinity() -> Iterator[None]:
     """Nothing that a test runs leaves its thread on other cores."""
     os.sched_setaffinity(0, CORES)

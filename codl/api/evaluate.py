@@ -8,7 +8,7 @@ from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from codl.api.job import RunOptions, context_of, controlled
+from codl.api.job import RunOptions, context_of, controlled, profiling
 from codl.api.reporter import SILENT, Reporter
 from codl.errors import CodlError, InvalidFileError, MismatchError
 from codl.evaluation.interleaved import Evaluation, failed_row, to_json
@@ -350,6 +350,7 @@ def evaluate(
     gpu_duty: float | None = None,
     budget_s: float = BUDGET_S,
     within: Budget | None = None,
+    profile: bool = True,
     governor: str | None = None,
     cool_down_s: float = LONGEST_S,
     hot_c: float = HOT_C,
@@ -387,7 +388,8 @@ def evaluate(
     )
     asked = replace(asked, limits=limits_of(described))
     with closing(connect(serial, described)) as target:
-        run = EvalRun.of(asked, replace(context, target=target))
+        context = replace(context, target=target, profiling=profiling(target, profile))
+        run = EvalRun.of(asked, context)
         run.run(controlled(target, governor, cool_down_s, hot_c, reporter), within)
     return run
 
@@ -400,6 +402,7 @@ def evaluate_again(
     other_environment: bool = False,
     budget_s: float = BUDGET_S,
     within: Budget | None = None,
+    profile: bool = True,
     governor: str | None = None,
     cool_down_s: float = LONGEST_S,
     hot_c: float = HOT_C,
@@ -420,7 +423,7 @@ def evaluate_again(
     with closing(connect(serial, described)) as target:
         run = EvalRun.of(
             asked,
-            replace(context, target=target),
+            replace(context, target=target, profiling=profiling(target, profile)),
             earlier,
             reporter if other_environment else None,
         )

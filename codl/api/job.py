@@ -12,7 +12,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from codl.api.reporter import SILENT, Reporter
-from codl.errors import UnknownNameError, UnsupportedError
+from codl.errors import CodlError, UnknownNameError, UnsupportedError
 from codl.frontend import models
 from codl.frontend.models.deployment import Deployment
 from codl.ir import Network
@@ -30,6 +30,7 @@ from codl.records.soc import Soc
 from codl.runtime.placement import HINTS, LocalSoc, limits_of, with_cores
 from codl.strategies import DEFAULT, Context, find
 from codl.strategies.base import BUDGET_S
+from codl.strategies.profiles import Profiling
 from codl.targets.base import Target
 from codl.targets.connect import connect
 from codl.targets.detect import load_local
@@ -88,6 +89,20 @@ class RunOptions:
                 f"{soc.cpu.threads}."
             )
         return replace(soc, placement=placement)
+
+
+def profiling(target: Target, profile: Path | bool = True) -> Profiling | None:
+    """How networks are profiled on a target: by a file, or not at all where that is off.
+
+    Nothing runs on a replay. Raises `CodlError` where a file is named for one.
+    """
+    if target.replays is not None:
+        if isinstance(profile, Path):
+            raise CodlError(f"{profile} is of a machine, and {target.serial} replays a dataset.")
+        return None
+    if isinstance(profile, Path):
+        return Profiling(file=profile)
+    return Profiling() if profile else None
 
 
 def context_of(
@@ -165,8 +180,9 @@ class Job:
     """A model, the SoC that it is for, and how it is planned.
 
     `plan` is the file of one that was made before. Without a `device` nothing runs, and the SoC
-    need not be at hand. `deployment`, `described` and `context` are read when first asked for;
-    each raises `CodlError` where something is missing or unknown.
+    need not be at hand. With one the model is profiled before it is planned, or by a file that is
+    there, unless `profile` is off. `deployment`, `described` and `context` are read when first
+    asked for; each raises `CodlError` where something is missing or unknown.
     """
 
     model: str
@@ -182,6 +198,7 @@ class Job:
     dataset: Path = datasets.FOLDER
     predictors: Path = FOLDER
     options: RunOptions = RunOptions()
+    profile: Path | bool = True
     reporter: Reporter = SILENT
 
     @cached_property
@@ -225,7 +242,7 @@ class Job:
     def connected(self) -> Iterator[Context]:
         """The context with the target that the job's serial leads to, open meanwhile."""
         with closing(connect(self.serial, self.described)) as target:
-            yield replace(self.context, target=target)
+            yield replace(self.context, target=target, profiling=profiling(target, self.profile))
 
     def plan_of(self, network: Network, context: Context) -> Plan:
         """The plan in the job's file, where there is one, else what the strategy plans."""

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from codl.api.job import Job, RunOptions, adapted, context_of
+from codl.api.job import Job, RunOptions, adapted, context_of, profiling
 from codl.api.reporter import SILENT, Reporter
 from codl.errors import CodlError
 from codl.ir.plan import PlanOrigin
@@ -35,13 +35,14 @@ def search(
     model: str,
     *,
     soc: str | Path = "host",
-    serial: str = "local",
+    serial: str | None = None,
     strategy: str | None = None,
     predictor: str | None = None,
     method: str = "dp",
     objective: str = "latency",
     memory_limit: int | None = None,
     budget_s: float = BUDGET_S,
+    profile: Path | bool = True,
     batch: int | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     max_kernel_ms: float | None = None,
@@ -54,7 +55,8 @@ def search(
 
     The words are those of `codl search`: `method` and `objective` are for the strategy `codl`,
     `memory_limit` is in bytes of weights on both processors, and strategies that run plans take
-    `budget_s` seconds. Raises `CodlError` where there is no plan.
+    `budget_s` seconds. On the device `serial` the model is profiled first, unless `profile` is off
+    or a file of that; without one predictions decide. Raises `CodlError` where there is no plan.
 
     >>> found = codl.search("yolov2", soc="host")
     >>> found.plan.save("plan.json")
@@ -62,10 +64,11 @@ def search(
     job = Job(
         model=model,
         soc=soc,
-        serial=serial,
+        serial=serial or "local",
         strategy=strategy,
         predictor=predictor,
         budget_s=budget_s,
+        profile=profile_on(serial, profile),
         batch=batch,
         shapes=shapes or {},
         dataset=dataset,
@@ -77,6 +80,11 @@ def search(
     if isinstance(outcome, CodlError):
         raise outcome
     return outcome
+
+
+def profile_on(serial: str | None, profile: Path | bool) -> Path | bool:
+    """How models are profiled on a device, which is not done where none is named."""
+    return profile if serial is not None or isinstance(profile, Path) else False
 
 
 def search_all(
@@ -99,7 +107,8 @@ def search_all(
         for job in jobs
     ]
     _check(searches, workers)
-    runs = any(search.runs_plans for search in searches)
+    profiled = _profiled(job, searches, workers)
+    runs = any(search.runs_plans for search in searches) or any(profiled)
     described = (
         job.options.applied(load_local(job.soc, job.serial), job.reporter)
         if runs
@@ -120,11 +129,13 @@ def search_all(
             search,
             winograd=adapted(context, each.deployment).winograd,
             limits=each.wanted.limits(described),
+            profiled=is_profiled,
         )
-        for search, each in zip(searches, jobs, strict=True)
+        for search, each, is_profiled in zip(searches, jobs, profiled, strict=True)
     ]
     with closing(connect(job.serial, described if runs else None)) as target:
-        context = replace(context, target=target)
+        how = profiling(target, job.profile) if any(profiled) else None
+        context = replace(context, target=target, profiling=how)
         outcomes = _outcomes(searches, context, workers, budget or Budget(), job.reporter)
         origin = context.origin(environment_of(target, {}) if runs else None)
     return [_made_with(outcome, origin) for outcome in outcomes]
@@ -142,6 +153,16 @@ def _check(searches: Sequence[ModelSearch], workers: Workers) -> None:
             f"{ideal.NAME} is computed from the dataset's files, which a Dask cluster does not "
             "have: leave out --dask."
         )
+
+
+def _profiled(job: Job, searches: Sequence[ModelSearch], workers: Workers) -> list[bool]:
+    """Whether each model is profiled on the device first."""
+    planners = [search.planner for search in searches]
+    asked = [bool(job.profile) and planner is not None and planner.profiles for planner in planners]
+    if any(asked) and not workers.are_here:
+        job.reporter.note("Models that several processes plan are not profiled on the device.")
+        return [False] * len(searches)
+    return asked
 
 
 def _outcomes(

@@ -72,6 +72,7 @@ def evaluate_strategies(
     max_kernel_ms: opt.LongestOption = None,
     gpu_duty: opt.DutyOption = None,
     budget: opt.RefineOption = opt.REFINE,
+    no_profile: opt.NoProfileOption = False,
     within: opt.WithinOption = None,
     batch: opt.BatchOption = None,
     dataset: opt.DatasetsOption = datasets.FOLDER,
@@ -115,6 +116,7 @@ def evaluate_strategies(
     limit = opt.budget_of(within, "--within")
     how: dict[str, Any] = {
         "budget_s": opt.read_budget(budget),
+        "profile": not no_profile,
         "within": limit,
         "governor": governor,
         "cool_down_s": opt.read_seconds(cool_down),

@@ -165,6 +165,19 @@ RefineOption = Annotated[
         "90s or 10m: the best so far is taken.",
     ),
 ]
+ProfileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--profile",
+        metavar="FILE",
+        help="The profile of this model on this device to plan with, instead of the one in "
+        "./profiles, or of a new one.",
+    ),
+]
+NoProfileOption = Annotated[
+    bool,
+    typer.Option("--no-profile", help="Plan by predictions alone, without profiling the model."),
+]
 WithinOption = Annotated[
     str | None,
     typer.Option(
@@ -255,6 +268,13 @@ def read_shapes(texts: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
             raise CodlError(f"--shape must be like input=1x3x224x224, got {text!r}.")
         shapes[match["name"]] = tuple(int(size) for size in match["sizes"].split("x"))
     return shapes
+
+
+def read_profile(file: Path | None, off: bool) -> Path | bool:
+    """How a model is profiled, of --profile and --no-profile; raises `CodlError` for both."""
+    if file is not None and off:
+        raise CodlError(f"--profile {file} is not used with --no-profile: leave one of them out.")
+    return file or not off
 
 
 def read_ops(sources: Sequence[str]) -> list[Op]:

@@ -113,6 +113,8 @@ def run_model(
     plan: opt.PlanOption = None,
     strategy: opt.StrategyOption = None,
     budget: opt.RefineOption = opt.REFINE,
+    profile: opt.ProfileOption = None,
+    no_profile: opt.NoProfileOption = False,
     inputs: InputsOption = None,
     outputs: OutputsOption = None,
     result_file: ResultOption = None,
@@ -168,6 +170,7 @@ def run_model(
         strategy=strategy,
         predictor=predictor,
         budget_s=opt.read_budget(budget),
+        profile=opt.read_profile(profile, no_profile),
         dataset=dataset,
         predictors=predictors,
         options=RunOptions(

@@ -12,9 +12,9 @@ import typer
 from rich.console import Group, RenderableType
 
 from codl.api.job import Job, RunOptions
-from codl.api.search import search_all
+from codl.api.search import profile_on, search_all
 from codl.cli import options as opt
-from codl.cli.base_options import result_file
+from codl.cli.base_options import HERE, SERIALS, result_file
 from codl.cli.output import TERMINAL, emit, note, warn
 from codl.cli.plan_tables import op_placement_table, plan_table
 from codl.errors import CodlError
@@ -28,6 +28,7 @@ from codl.records import soc as socs
 from codl.report.text_table import Table
 from codl.strategies import ideal
 from codl.strategies.model_search import FoundBound, FoundPlan, SearchOutcome
+from codl.targets.connect import transport_of
 
 MethodOption = Annotated[
     str, typer.Option("--search", help=f"How `codl` searches: {', '.join(METHODS)}.")
@@ -51,16 +52,36 @@ PlanFileOption = Annotated[
 ]
 
 
+def _known(serial: str | None) -> str | None:
+    if serial is not None:
+        transport_of(serial)
+    return serial
+
+
+DeviceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--serial",
+        help=f"The device on which the model is profiled first: {SERIALS}. Without it predictions "
+        f"decide, and strategies that run plans run them on {HERE}.",
+        show_default=False,
+        callback=_known,
+    ),
+]
+
+
 def search_plan(
     models: opt.ModelsArgument,
     soc: opt.SocOption,
-    serial: opt.SerialOption = "local",
+    serial: DeviceOption = None,
     strategy: opt.StrategyOption = None,
     predictor: opt.PredictorOption = None,
     method: MethodOption = "dp",
     objective: ObjectiveOption = "latency",
     memory_limit: MemoryOption = None,
     budget: opt.RefineOption = opt.REFINE,
+    profile: opt.ProfileOption = None,
+    no_profile: opt.NoProfileOption = False,
     within: opt.WithinOption = None,
     batch: opt.BatchOption = None,
     dataset: opt.DatasetsOption = datasets.FOLDER,
@@ -90,6 +111,7 @@ def search_plan(
 
     [dim]Examples:[/dim]
     codl search yolov2 --soc host -o plan.json
+    codl search model.onnx --soc host --serial local -o plan.json
     codl search yolov2 --soc host --strategy codl-refined --budget 2m
     codl search yolov2,vgg16,bert --soc host --jobs 3 --within 2m -o plans
     codl search zoo/*.onnx --soc host --dask tcp://10.0.0.7:8786 -o plans
@@ -99,10 +121,11 @@ def search_plan(
     job = Job(
         model=names[0],
         soc=soc,
-        serial=serial,
+        serial=serial or HERE,
         strategy=strategy,
         predictor=predictor,
         budget_s=opt.read_budget(budget),
+        profile=profile_on(serial, opt.read_profile(profile, no_profile)),
         batch=batch,
         shapes=opt.read_shapes(shape),
         dataset=dataset,

@@ -23,7 +23,7 @@ from codl.measure.drift import slowdown
 from codl.measure.inputs import random_inputs
 from codl.measure.timing import Effort, TimedTogether
 from codl.plan.cost_model import CostModel
-from codl.plan.price import price, stage_times, walk
+from codl.plan.price import stage_times, walk
 from codl.plan.profile_feedback import paced
 from codl.records import statistic
 from codl.records.results import SINGLES, EvalRow, Latency, PeerRun, TimeSpan, doubts, times_faster
@@ -123,9 +123,9 @@ def evaluate(
             if reason := times.failed.get(_timed_as(row)):
                 rows[name] = failed_row(model, name, reason)
         slower = slowdown(times.anchors, usual_ms)
-        drifts = {} if slower is None else _drifts(engines, slower, context.default_cost(network))
         limit = _ideal(network, context) if with_ideal else None
-        rows = {name: _completed(row, times, limit, slower, drifts) for name, row in rows.items()}
+        rows = {name: _completed(row, times, limit, slower) for name, row in rows.items()}
+        rows = _predicted(rows, engines, network, context)
         results = [rows.pop(strategy.name) for strategy in strategies]
         results += [*([limit] if limit else []), *rows.values()]
         profiles = {}
@@ -155,14 +155,13 @@ def _engines(
     engines: dict[str, Engine] = {}
     by_digest: dict[str, str] = {}
     rows: dict[str, EvalRow] = {}
-    cost = context.default_cost(network)
     for strategy in strategies:
         context.note(f"{model}: building {strategy.name}")
         try:
             plan = strategy.plan(network, context)
             engine = Engine(network, plan, context.device, context.tuning)
             opened.callback(engine.close)
-            row = _of_engine(model, engine, reference, cost)
+            row = _of_engine(model, engine, reference)
             plans[plan.fingerprint] = plan
             first = by_digest.setdefault(engine.executable.digest(), strategy.name)
             if first == strategy.name:
@@ -212,40 +211,79 @@ def _ideal(network: Network, context: Context) -> EvalRow:
     return EvalRow(network.name, ideal.NAME, Latency(ms, ms, ms, 0), None, "computed")
 
 
-def _predicted_ms(engine: Engine, cost: CostModel | None) -> float | None:
-    """By the default predictor, whatever the plan was made with, where that is trained.
+def _predicted(
+    rows: Mapping[str, EvalRow],
+    engines: Mapping[str, Engine],
+    network: Network,
+    context: Context,
+) -> dict[str, EvalRow]:
+    """Rows with what was predicted: with the profile where there is one, and without."""
+    profile = context.profiling.of(network) if context.profiling else None
+    alone = context.default_cost(network, profiled=False)
+    profiled = context.default_cost(network) if profile is not None else alone
+    before = None if profile is None else profile.slowdown
+    completed = dict(rows)
+    for name, row in rows.items():
+        engine = engines.get(_timed_as(row))
+        if engine is None:
+            continue
+        expected = _Expected.of(engine, profiled, row.slowdown, before)
+        completed[name] = replace(
+            row, predicted_ms=expected.ms, predicted_over_measured=expected.over(row.latency_ms)
+        )
+        if profile is not None:
+            expected = _Expected.of(engine, alone, row.slowdown)
+            completed[name] = replace(
+                completed[name],
+                unprofiled_ms=expected.ms,
+                unprofiled_over_measured=expected.over(row.latency_ms),
+            )
+    return completed
 
-    A plan made without any is in variants that may have none.
-    """
-    if cost is None or engine.plan.predicted_ms is None:
-        return engine.plan.predicted_ms
-    return price(engine.executable, cost).latency_ms
+
+@dataclass(frozen=True)
+class _Expected:
+    """What a plan is predicted to take, and how many times longer on the machine as it was."""
+
+    ms: float | None
+    drift: float = 0.0
+
+    @classmethod
+    def of(
+        cls,
+        engine: Engine,
+        cost: CostModel | None,
+        slower: Mapping[str, float] | None,
+        profiled: Mapping[str, float] | None = None,
+    ) -> _Expected:
+        """By the default predictor, whatever the plan was made with, where that is trained.
+
+        A plan made without any is in variants that may have none. Processors are `slower` than when
+        the dataset was measured, and were when the model was `profiled`.
+        """
+        if cost is None or engine.plan.predicted_ms is None:
+            return cls(engine.plan.predicted_ms)
+        times = stage_times(engine.executable, cost)
+        usual_ms = walk(engine.executable, times).latency_ms
+        if not usual_ms or slower is None:
+            return cls(usual_ms)
+        pace = {side: factor / (profiled or {}).get(side, 1.0) for side, factor in slower.items()}
+        return cls(usual_ms, walk(engine.executable, paced(times, pace)).latency_ms / usual_ms)
+
+    def over(self, latency: Latency | None) -> float | None:
+        """Over what was measured; None where that, or the machine's pace, is not known."""
+        expected_ms = (self.ms or 0.0) * self.drift
+        return expected_ms / latency.level if latency and expected_ms else None
 
 
-def _drifts(
-    engines: Mapping[str, Engine], slower: Mapping[str, float], cost: CostModel | None
-) -> dict[str, float]:
-    """How many times longer each plan is predicted to take where processors are slower."""
-    drifts: dict[str, float] = {}
-    for name, engine in engines.items():
-        if cost is not None and engine.plan.predicted_ms is not None:
-            times = stage_times(engine.executable, cost)
-            usual_ms = walk(engine.executable, times).latency_ms
-            if usual_ms > 0:
-                drifts[name] = walk(engine.executable, paced(times, slower)).latency_ms / usual_ms
-    return drifts
-
-
-def _of_engine(
-    model: str, engine: Engine, reference: ReferenceRun, cost: CostModel | None
-) -> EvalRow:
+def _of_engine(model: str, engine: Engine, reference: ReferenceRun) -> EvalRow:
     """What is known of a strategy before it is measured."""
     close = compare(engine(reference.inputs), reference)
     return EvalRow(
         model=model,
         strategy=engine.plan.strategy,
         latency_ms=None,
-        predicted_ms=_predicted_ms(engine, cost),
+        predicted_ms=engine.plan.predicted_ms,
         source="measured",
         cosine=close.cosine,
         max_rel_err=close.max_rel_err,
@@ -293,17 +331,12 @@ def _completed(
     times: TimedTogether,
     limit: EvalRow | None,
     slower: Mapping[str, float] | None,
-    drifts: Mapping[str, float],
 ) -> EvalRow:
-    """The row with its latency and energy, and how that compares to others of the same run.
-
-    And to its prediction, as far as the drift of its plan is known.
-    """
+    """The row with its latency and energy, and how that compares to others of the same run."""
     latencies = times.latency_ms
     latency = latencies.get(_timed_as(row))
     if latency is None:
         return row
-    expected_ms = (row.predicted_ms or 0.0) * drifts.get(_timed_as(row), 0.0)
     return replace(
         row,
         latency_ms=latency,
@@ -311,7 +344,6 @@ def _completed(
         speedup=times_faster(map(latencies.get, SINGLES), latency),
         of_ideal=times_faster([limit.latency_ms] if limit else [], latency),
         slowdown=None if row.peer else slower,
-        predicted_over_measured=expected_ms / latency.level if expected_ms else None,
         energy_mj=times.energy_mj.get(_timed_as(row)),
         conditions=times.conditions,
         doubts=doubts(latency, times.cold_ms.get(_timed_as(row))),

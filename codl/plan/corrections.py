@@ -37,9 +37,8 @@ LEAST = 0.02
 #: How far a ratio reaches, in doublings. Of what a cut leaves as it is: FLOPs of an output element,
 #: inputs of one, columns. And of what it changes: rows and channels.
 KEPT, CUT = 0.7, 2.0
-#: Standard deviations of log ratios that are tried for every part of the sum, and where to begin.
+#: Standard deviations of log ratios that are tried for every part of the sum.
 TRIED = (0.01, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0)
-USUAL = 0.12
 #: How far a part may lie off what is usual, in doublings, before that counts against it.
 SPREAD = 2.0
 #: Sweeps over the parts of the sum, each of which is set to its best while the others stay.
@@ -59,19 +58,26 @@ class OpRatio:
 
 @dataclass(frozen=True)
 class Deviations:
-    """Standard deviations of the parts of a log ratio."""
+    """Standard deviations of the parts of a log ratio, as they are before anything was measured.
 
-    processor: float = USUAL
-    target: float = USUAL
-    layer: float = USUAL
-    op: float = USUAL
-    noise: float = USUAL
+    What several may share is rather of all than of some: where one variant ran, nobody knows of the
+    others that they are any better.
+    """
+
+    processor: float = 0.25
+    target: float = 0.12
+    layer: float = 0.12
+    op: float = 0.12
+    noise: float = 0.06
 
     @property
     def unlikely(self) -> float:
-        """What speaks against them before anything was measured."""
-        values = np.array(list(vars(self).values()))
-        return float(0.5 * np.sum((np.log2(values / USUAL) / SPREAD) ** 2))
+        """What speaks against them."""
+        off = (np.log2(value / vars(USUAL)[name]) for name, value in vars(self).items())
+        return 0.5 * sum((float(each) / SPREAD) ** 2 for each in off)
+
+
+USUAL = Deviations()
 
 
 class ProfileCorrections:
@@ -110,7 +116,7 @@ class _Side:
         logs = np.log([sample.ratio for sample in self.samples])
         near = _near(self._features, self._features)
         same = (self._targets[:, None] == self._targets[None, :]).astype(float)
-        best = Deviations()
+        best = USUAL
         least, weights = _evidence(best, near, same, logs)
         for _, name in product(range(SWEEPS), vars(best)):
             for tried in TRIED:

@@ -233,7 +233,8 @@ class EvalRow:
     this one. `fallbacks` are kernel variants that failed and were replaced. `gpu_storage` is how
     the GPU's tensors lie; `precision` what its tensors are stored, computed and accumulated in.
     `slowdown` is how many times slower each processor was than when the dataset was measured, which
-    predictions do not know: it is divided out of `predicted_over_measured`.
+    predictions do not know: it is divided out of `predicted_over_measured`. Where the model was
+    profiled, predictions are those with the profile, and `unprofiled_ms` is without.
     `energy_mj` is that of one inference, None without a sensor. `memory_bytes` are those of tensors
     and weights on either side. `same_as` names the strategy before whose plan became the very same
     executable: it was timed for both. `conditions` are of the run in which all took turns. `plan`
@@ -266,6 +267,8 @@ class EvalRow:
     plan: str = ""
     limited: LimitedGpu | None = None
     doubts: tuple[str, ...] = ()
+    unprofiled_ms: Amount | None = None
+    unprofiled_over_measured: Amount | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -126,7 +126,12 @@ class Context:
 
     def corrected(self, cost: CostModel, network: Network, profile: NetworkProfile) -> CostModel:
         """Predictions with what a profile of a network says of them."""
-        return corrected(cost, network, profile.runs, splittable(at_hand(self.soc)))
+        return corrected(cost, network, profile.runs, self.local)
+
+    @property
+    def local(self) -> Soc:
+        """The SoC as plans are lowered for it to run; `UnsupportedError` where nothing can."""
+        return splittable(at_hand(self.soc))
 
     def within(self, budget: Budget, *, plans: int) -> Context:
         """The same where `plans` plans that run may take half of a budget, and no more."""
@@ -176,13 +181,14 @@ class Strategy:
     """A way to make a plan.
 
     `default_predictor` is what it is usually used with; `runs_plans` where it runs plans on the
-    device to find the best.
+    device to find the best, `profiles` where it does so if there is a device, and else predicts.
     """
 
     name: str
     plan: PlanMaker
     default_predictor: str = DEFAULT
     runs_plans: bool = False
+    profiles: bool = False
 
 
 #: Every strategy by name.
@@ -190,12 +196,16 @@ STRATEGIES: Registry[Strategy] = Registry("strategy")
 
 
 def strategy(
-    name: str, *, default_predictor: str = DEFAULT, runs_plans: bool = False
+    name: str,
+    *,
+    default_predictor: str = DEFAULT,
+    runs_plans: bool = False,
+    profiles: bool = False,
 ) -> Callable[[PlanMaker], PlanMaker]:
     """Decorator: the function makes the plans of the strategy of this name."""
 
     def register(plan: PlanMaker) -> PlanMaker:
-        made = Strategy(name, plan, default_predictor, runs_plans)
+        made = Strategy(name, plan, default_predictor, runs_plans, profiles)
         STRATEGIES.add(name, made, origin=plan)
         return plan
 

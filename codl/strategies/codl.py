@@ -8,6 +8,7 @@ where two processors are predicted to gain next to nothing over one, it is that 
 
 from __future__ import annotations
 
+from codl.errors import DeviceError, UnsupportedError
 from codl.ir import Network
 from codl.ir.plan import Plan
 from codl.plan.search import search
@@ -18,12 +19,19 @@ from codl.strategies.rehearsal import rehearsed
 NAME = "codl"
 #: Plans on both processors that run at most: see docs/decisions.md for what more are worth.
 ROUNDS = 2
+#: Seconds in which rounds may begin.
+SECONDS = 10.0
 
 
-@strategy(NAME)
+@strategy(NAME, profiles=True)
 def codl(network: Network, context: Context) -> Plan:
     if context.profiling is not None and context.objective.is_latency:
-        return rehearsed(network, context, strategy=NAME, rounds=ROUNDS)
+        try:
+            return rehearsed(network, context, strategy=NAME, rounds=ROUNDS, seconds=SECONDS)
+        except (DeviceError, UnsupportedError) as error:
+            context.note(
+                f"{network.name}: planned by predictions alone, since nothing ran. {error}"
+            )
     cost = context.cost(DEFAULT)
     return search(
         network, cost, NAME, method=context.method, objective=context.objective, may_be_alone=True

@@ -32,5 +32,5 @@ def codl_refined(network: Network, context: Context) -> Plan:
             f"{context.objective.goal!r} nor a memory limit: plan with `codl`."
         )
     check_measured(context.soc)
-    profiling = context.profiling or Profiling()
-    return rehearsed(network, replace(context, profiling=profiling), strategy=NAME, rounds=ROUNDS)
+    context = replace(context, profiling=context.profiling or Profiling())
+    return rehearsed(network, context, strategy=NAME, rounds=ROUNDS, seconds=context.budget_s)

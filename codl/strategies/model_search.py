@@ -27,7 +27,8 @@ from codl.workers import Workers
 class ModelSearch:
     """A model (its name or file) and how it is planned; by `ideal` only its bound is computed.
 
-    `network` is what was read of a model's file where the worker has none, or why it cannot be.
+    `profiled` where it is profiled on a device first. `network` is what was read of a model's file
+    where the worker has none, or why it cannot be.
     """
 
     model: str
@@ -36,6 +37,7 @@ class ModelSearch:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     winograd: bool = True
     limits: GpuLimits = UNLIMITED
+    profiled: bool = False
     network: Network | CodlError | None = field(default=None, repr=False)
 
     @property
@@ -54,7 +56,7 @@ class ModelSearch:
             raise self.network
         from codl.frontend.convert import load_network, load_structure
 
-        load = load_network if self.runs_plans else load_structure
+        load = load_network if self.runs_plans or self.profiled else load_structure
         return self.network or load(self.model, self.batch, self.shapes)
 
     def without_files(self) -> ModelSearch:

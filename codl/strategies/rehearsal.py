@@ -19,6 +19,7 @@ from codl.errors import DeviceError
 from codl.ir import Network
 from codl.ir.plan import Plan
 from codl.ir.types import PROCESSORS
+from codl.lower import lower
 from codl.measure import drift
 from codl.measure.budget import Budget
 from codl.measure.drift import slowdown
@@ -52,38 +53,38 @@ LEAST_PART = 0.3
 BUSY = 1.25
 
 
-def rehearsed(network: Network, context: Context, *, strategy: str, rounds: int) -> Plan:
+def rehearsed(
+    network: Network, context: Context, *, strategy: str, rounds: int, seconds: float
+) -> Plan:
     """The plan that is fastest of those that ran: each processor alone, and up to `rounds` others.
 
-    Where nothing can run, that of predictions alone.
+    No round is begun that would hardly end within `seconds`. Ctrl-C takes the best so far. Raises
+    `CodlError` where a plan does not run.
     """
     profiles = context.profiling
     assert profiles is not None
     cost = covered(context.cost(DEFAULT), network)
-    budget = Budget(context.budget_s, context.clock)
     wanted = profiles.wanted(network, context.soc, context.tuning.fingerprint, context.device)
     profile = profiles.read(wanted, context.note) or wanted
+    budget = Budget(seconds, context.clock)
+    singles = [one_processor(network, cost, side, strategy=strategy) for side in PROCESSORS]
     with Rehearsal(network, cost, context, profile) as rehearsal:
-        singles = [one_processor(network, cost, side, strategy=strategy) for side in PROCESSORS]
-        if any(rehearsal.profile.run_of(plan) is None for plan in singles):
-            context.note(f"{network.name}: profiling each processor alone")
+        with budget.keeping(rehearsal):
             rehearsal.begin(singles)
-        alone = {plan.fingerprint for plan in singles}
-        for _ in range(rounds):
-            plan = search(network, rehearsal.corrected, strategy, method=context.method)
-            if rehearsal.profile.run_of(plan) is not None or not budget.has_time():
-                break
-            rehearsal.run(plan)
-        profile = rehearsal.profile
+            budget.has_time()
+            rounds_left = rounds
+            while rounds_left and budget.has_time() and rehearsal.run_next(strategy):
+                rounds_left -= 1
+        if budget.ended == "interrupted":
+            context.note("Interrupted: the best plan so far is taken.")
+        profiles.remember(rehearsal.profile)
         if rehearsal.busy:
             context.note(
-                f"{network.name}: the profile is not kept, since the device seems busy: "
-                f"{rehearsal.busy}."
+                f"{network.name}: its profile is not kept. The device seems busy: {rehearsal.busy}."
             )
         elif rehearsal.has_run:
-            context.note(f"Wrote {profile.save(profiles.path(profile))}")
-        profiles.remember(profile)
-        return rehearsal.best(alone)
+            context.note(f"Wrote {rehearsal.profile.save(profiles.path(rehearsal.profile))}")
+        return rehearsal.best(singles)
 
 
 @dataclass
@@ -100,6 +101,8 @@ class Rehearsal:
     busy: str = ""
     has_run: bool = False
     _engines: dict[str, Engine] = field(default_factory=dict)
+    #: About how many seconds a run of each takes.
+    _run_s: dict[str, float] = field(default_factory=dict)
 
     def __enter__(self) -> Rehearsal:
         return self
@@ -109,12 +112,22 @@ class Rehearsal:
             engine.close()
         self._engines.clear()
 
+    def __len__(self) -> int:
+        """The plans that ran."""
+        return len(self.profile.runs)
+
     @property
     def corrected(self) -> CostModel:
         return self.context.corrected(self.cost, self.network, self.profile)
 
     def begin(self, singles: Sequence[Plan]) -> None:
-        """Profile each processor alone, and see whether anchors are as slow as they should be."""
+        """Profile each processor alone, unless the profile has that.
+
+        Anchors tell whether the device is busy.
+        """
+        if all(self.profile.run_of(plan) is not None for plan in singles):
+            return
+        self.context.note(f"{self.network.name}: profiling each processor alone")
         usual_ms = drift.first_ms(self.context.dataset)
         observed = [self._observed(plan) for plan in singles]
         times = self._timed(singles, anchors=bool(usual_ms))
@@ -127,13 +140,19 @@ class Rehearsal:
         runs = []
         for plan, parts in zip(singles, observed, strict=True):
             latency = times.latency_ms[plan.fingerprint]
-            reasons += doubts(latency, times.cold_ms.get(plan.fingerprint))
+            reasons += doubts(latency)
             runs.append(parts.run(plan, latency.level))
         self.busy, self.has_run = "; ".join(reasons), True
         self.profile = replace(self.profile.with_runs(*runs), slowdown=slower)
 
-    def run(self, plan: Plan) -> None:
-        """Profile a plan, and compare it with the fastest so far in turns."""
+    def run_next(self, strategy: str) -> bool:
+        """Run the plan that is best by what is known now; False where it is among those that ran.
+
+        It is compared with the fastest so far in turns.
+        """
+        plan = search(self.network, self.corrected, strategy, method=self.context.method)
+        if self.profile.run_of(plan) is not None:
+            return False
         rival = min(self.profile.runs, key=lambda run: run.latency_ms)
         parts = self._observed(plan)
         times = self._timed([plan, rival.plan])
@@ -147,21 +166,22 @@ class Rehearsal:
             f"{self.network.name}: {len(plan.chains)} chains, {split} of them split, take "
             f"{new.level:.2f} ms, the best before {usual.level:.2f} ms"
         )
+        return True
 
-    def best(self, alone: set[str]) -> Plan:
+    def best(self, singles: Sequence[Plan]) -> Plan:
         """The fastest; one on both processors only where it is worth a second one."""
-        runs = self.profile.runs
-        singles = [run for run in runs if run.plan.fingerprint in alone]
-        others = [run for run in runs if run.plan.fingerprint not in alone]
-        best = min(singles, key=lambda run: run.latency_ms)
-        rival = min(others, key=lambda run: run.latency_ms, default=best)
-        if rival.latency_ms < WORTH * best.latency_ms:
-            best = rival
-        executable = self._engine(best.plan).executable
+        alone = {plan.fingerprint for plan in singles}
+        runs = sorted(self.profile.runs, key=lambda run: run.latency_ms)
+        best = next(run for run in runs if run.plan.fingerprint in alone)
+        if runs[0].latency_ms < WORTH * best.latency_ms:
+            best = runs[0]
+        executable = lower(self.network, best.plan, self.context.local, self.context.tuning)
+        method = best.plan.method or "one processor"
         return replace(
             best.plan,
+            strategy=singles[0].strategy,
             predicted_ms=price(executable, self.corrected).latency_ms,
-            method=f"{best.plan.method}, fastest of {len(runs)} that ran",
+            method=f"{method}, the fastest of {len(runs)} that ran",
         )
 
     def _engine(self, plan: Plan) -> Engine:
@@ -178,12 +198,15 @@ class Rehearsal:
             begin = clock()
             engine.run()
             taken_s = clock() - begin
+        self._run_s[plan.fingerprint] = taken_s
         runs = int(PROFILE_S / max(2 * taken_s, 1e-9))
         return ObservedParts.of(engine, max(LEAST_PROFILED, min(PROFILED, runs)))
 
     def _timed(self, plans: Sequence[Plan], *, anchors: bool = False) -> TimedTogether:
         models = {plan.fingerprint: self._engine(plan).loaded for plan in plans}
-        effort = Effort(min_rounds=3, min_seconds=COMPARE_S)
+        turn_s = sum(self._run_s.get(plan.fingerprint, 0.0) for plan in plans)
+        warm = max(1, min(3, int(COMPARE_S / max(turn_s, 1e-9))))
+        effort = Effort(min_rounds=3, min_seconds=COMPARE_S, warm=warm, max_seconds=2 * COMPARE_S)
         tuning = self.context.tuning if anchors else None
         times = self.context.device.time(models, effort, anchors=tuning)
         for reason in times.failed.values():
@@ -221,9 +244,7 @@ class ObservedParts:
         parts: dict[str, dict[str, float]] = {}
         for (kind, label), ms in self.totals.items():
             parts.setdefault(kind, {})[label] = pace * ms
-        return PlanRun(
-            plan=plan, executable=self.executable, latency_ms=latency_ms, parts_ms=parts
-        )
+        return PlanRun(plan=plan, executable=self.executable, latency_ms=latency_ms, parts_ms=parts)
 
 
 def _length(spans: Sequence[TimeSpan]) -> float:
