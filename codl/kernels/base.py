@@ -202,6 +202,14 @@ class Variant(Protocol):
         """What its features are computed over; None where they are computed op by op."""
         ...
 
+    @property
+    def transforms_weights(self) -> bool:
+        """Whether its weights lie in memory as something else, such as points of Winograd's tiles.
+
+        Then `weight_growth` says how many times as many numbers those are; see `Tuning`.
+        """
+        ...
+
     def refusal(self, op: Any, soc: Soc) -> str | None:
         """Why this variant cannot do `op` (the rule and the value), or None where it can."""
         ...

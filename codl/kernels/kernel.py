@@ -119,8 +119,14 @@ class CpuKernel:
     name: str = "cpu_direct"
     backend: Backend = "ncnn"
     is_plannable: bool = True
+    #: How many times as many numbers its weights are as the op's, where it transforms them.
+    growth: Callable[[Any], Column] | None = None
     processor: ClassVar[Processor] = "cpu"
     takes_batch: ClassVar[bool] = True
+
+    @property
+    def transforms_weights(self) -> bool:
+        return self.growth is not None
 
     def refusal(self, op: Any, soc: Soc) -> str | None:
         return self.refuse(op)
@@ -136,6 +142,10 @@ class CpuKernel:
     def feature_columns(self, ops: Any, soc: Soc) -> FeatureColumns:
         """Features by name, each shaped (ops)."""
         return dict(self.count(ops, soc))
+
+    def weight_growth(self, ops: Any) -> Column:
+        """As `Variant.transforms_weights` says, shaped (ops)."""
+        return np.ones(len(ops)) if self.growth is None else self.growth(ops)
 
 
 class Kernel:
@@ -155,6 +165,7 @@ class Kernel:
     processor: ClassVar[Processor] = "gpu"
     backend: ClassVar[Backend] = "opencl"
     is_plannable: ClassVar[bool] = True
+    transforms_weights: ClassVar[bool] = False
     op_columns: ClassVar[type[Columns] | None] = None
 
     def __init__(self, storage: Storage | None = None) -> None:
@@ -207,6 +218,10 @@ class Kernel:
     def counts(self, op: Any, soc: Soc, choice: Any) -> Mapping[str, Any]:
         """The features, of an op in a choice."""
         raise NotImplementedError
+
+    def weight_growth(self, ops: Any, choice: ChoiceColumns) -> Column:
+        """As `Variant.transforms_weights` says, shaped (ops), in a choice for each."""
+        return np.ones(len(ops))
 
     def plan(self, op: Any, soc: Soc, choice: Choice | None = None) -> KernelPlan:
         return self.build(op, soc, self._chosen(op, soc, choice))

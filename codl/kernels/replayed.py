@@ -81,6 +81,7 @@ class Replayed:
     among_planar: ClassVar[None] = None
     backend: ClassVar[Backend] = "replayed"
     op_columns: ClassVar[None] = None
+    transforms_weights: ClassVar[bool] = False
 
     @property
     def name(self) -> str:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from codl.errors import CodlError
-from codl.ir.columns import FeatureColumns, columns_of
+from codl.ir.columns import Column, FeatureColumns, columns_of
 from codl.ir.constants import digest
 from codl.ir.op_text import parse, to_text
 from codl.ir.ops.base import Op
@@ -122,26 +122,50 @@ class Tuning:
         For a variant that writes its features over columns (see `codl.kernels.feature_columns`).
         """
         columns: Any = columns_of(variant.op_columns, ops)
-        on_cpu = variant.processor == "cpu"
-        tuned = {} if on_cpu else self._choices(variant, ops, soc)
-        blocks = None if on_cpu else self.blocks.get((variant.op_kind, variant.name))
         features: FeatureColumns
-        if not tuned and blocks is None:
+        if variant.processor == "cpu":
             features = variant.feature_columns(columns, soc)
-            return features
+        else:
+            choices = self._choice_columns(variant, columns, ops, soc)
+            features = variant.feature_columns(columns, soc, choices)
+        return features
+
+    def weight_growth(self, variant: Any, ops: Sequence[Op], soc: Soc) -> Column:
+        """How many times as many numbers a variant's weights are in memory as the ops', (ops)."""
+        if not variant.transforms_weights:
+            return np.ones(len(ops))
+        columns: Any = columns_of(type(ops[0]).size_columns, ops)
+        growth: Column
+        if variant.processor == "cpu":
+            growth = variant.weight_growth(columns)
+        else:
+            growth = variant.weight_growth(
+                columns, self._choice_columns(variant, columns, ops, soc)
+            )
+        return growth
+
+    def _choice_columns(
+        self, variant: Any, columns: Any, ops: Sequence[Op], soc: Soc
+    ) -> ChoiceColumns:
+        """The choices that hold for ops, tuned or by default, by parameter, each shaped (ops)."""
+        if variant.op_columns is None:
+            rows = [self.choice(variant, op, soc) or variant.choices(op, soc)[0] for op in ops]
+            return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+        blocks = self.blocks.get((variant.op_kind, variant.name))
         default: ChoiceColumns = (
             variant.default_columns(columns, soc)
             if blocks is None
             else variant.block_columns(columns, soc, blocks)
         )
+        if not (tuned := self._choices(variant, ops, soc)):
+            return default
         choices = {
             name: np.array(np.broadcast_to(values, len(ops))) for name, values in default.items()
         }
         for at, choice in tuned.items():
             for name, value in choice.items():
                 choices[name][at] = value
-        features = variant.feature_columns(columns, soc, choices)
-        return features
+        return choices
 
     @cached_property
     def fingerprint(self) -> str:

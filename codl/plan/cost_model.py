@@ -38,7 +38,13 @@ from codl.kernels.tuning import Tuning
 from codl.lower.partition import partition_plan
 from codl.predict.context_terms import Batch, EventWait, FirstLaunch, FlagWait, Gap, Launches
 from codl.predict.features import Item, sharing_target
-from codl.predict.in_network_cost import NOTHING, CacheSizes, InNetworkCost, InNetworkCosts
+from codl.predict.in_network_cost import (
+    NOTHING,
+    InNetworkCost,
+    InNetworkCosts,
+    Traffic,
+    largest_cache,
+)
 from codl.records.gpu_limits import UNLIMITED, GpuLimits
 from codl.records.soc import Soc
 
@@ -184,10 +190,10 @@ class VariantCost(NamedTuple):
 
 
 class _Asked(NamedTuple):
-    """Ops of one target, by their places among all, and whether their images are all at once."""
+    """Ops of one target, by their places among all, and the variant that each would run in."""
 
     places: list[int]
-    together: list[bool]
+    variants: list[Variant]
 
 
 @dataclass
@@ -250,7 +256,7 @@ class CostModel:
                 for name, variant in self._targets(op, processor):
                     of_target = asked.setdefault(name, _Asked([], []))
                     of_target.places.append(len(new))
-                    of_target.together.append(variant.takes_batch)
+                    of_target.variants.append(variant)
                     named.setdefault(name, []).append((variant, op_costs))
                 new.append(op)
             costs.append(op_costs)
@@ -317,17 +323,23 @@ class CostModel:
         alone = [self.predictors.latency_ms(target, columns) for target, columns in rows.items()]
         alone_ms = np.concatenate(alone)
         places = np.concatenate([request.places for request in asked.values()])
-        together = np.concatenate([request.together for request in asked.values()])
+        variants = [variant for request in asked.values() for variant in request.variants]
+        together = np.array([variant.takes_batch for variant in variants])
         images = np.array([op.images for op in ops], np.float64)[places]
         at_once = np.where(together, images, 1.0)
         single = [op for columns in rows.values() for op in columns]
         taken_ms = self._batch_ms(single, alone_ms, at_once, processor) * (images / at_once)
         # Of a batch only the first image finds the weights far away.
         costs = self.inside(processor)
-        kept = CacheSizes.of(self.soc, processor).kept(sizes.amounts[:3, places])
-        weights, inputs, outputs, far_weights = kept
+        growth = [
+            self._growth(request.variants, columns)
+            for request, columns in zip(asked.values(), rows.values(), strict=True)
+        ]
+        is_transformed = np.array([variant.transforms_weights for variant in variants])
+        traffic = Traffic.of(sizes.amounts[:3, places], np.concatenate(growth), is_transformed)
+        weights, transformed, inputs, outputs = traffic.kept(largest_cache(self.soc, processor))
         moved_ms = images * (costs.read_ms * inputs + costs.written_ms * outputs)
-        weights_ms = costs.weight_ms * weights + costs.far_weight_ms * far_weights
+        weights_ms = costs.weight_ms * weights + costs.transformed_ms * transformed
         calls = self.turns(images) if processor == "cpu" else images / at_once
         calls_ms = costs.call_ms * calls
         taken_ms = costs.alone * taken_ms + moved_ms + weights_ms + calls_ms
@@ -345,6 +357,13 @@ class CostModel:
                 part = fixed + (part - fixed) * self.corrections(processor, target, asked_ops)
             by_target[target] = part.tolist()
         return by_target
+
+    def _growth(self, variants: Sequence[Variant], ops: Sequence[Op]) -> NDArray[np.float64]:
+        """How many times as many numbers the weights of ops are in memory, shaped (ops).
+
+        Of one target, whose ops all run in one variant, but for muLayer's.
+        """
+        return self.tuning.weight_growth(variants[0], ops, self.soc)
 
     def _batch_ms(
         self,

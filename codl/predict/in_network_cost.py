@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Protocol, TypeAlias
+from math import fsum
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,9 @@ from codl.ir import Op, Shape, parse
 from codl.ir.columns import elements
 from codl.ir.types import PROCESSORS, Direction, Processor
 from codl.kernels import registry
+from codl.kernels.base import Variant
 from codl.kernels.feature_columns import beyond, gpu_cache_bytes
+from codl.kernels.tuning import Tuning
 from codl.measure.dataset import SEPARATOR, Dataset, StageRow
 from codl.predict import features
 from codl.records.results import Amount
@@ -41,46 +44,62 @@ class InNetworkCost:
     """Milliseconds of a processor's shard in a network, for each of what it does.
 
     `alone` is a factor of its ops' latencies alone. A call is of a net on the CPU, and of a kernel
-    on the GPU. All others are for a byte: of the weights, inputs and outputs that an op alone keeps
-    in the processor's own cache; of weights that it keeps in the last one; of what ncnn's nets pack
-    and unpack; and of everything where the other processor works at the same time.
+    on the GPU. All others are for a byte: of what an op alone keeps in any cache, weights (as the
+    op has them, and as a variant transforms them: those are read point by point, far apart),
+    inputs and outputs; of what ncnn's nets pack and unpack; and of everything where the other
+    processor works at the same time.
     """
 
     alone: Amount = 1.0
     call_ms: Amount = 0.0
     weight_ms: Amount = 0.0
+    transformed_ms: Amount = 0.0
     read_ms: Amount = 0.0
     written_ms: Amount = 0.0
-    far_weight_ms: Amount = 0.0
     packed_ms: Amount = 0.0
     beside_ms: Amount = 0.0
 
 
-@dataclass(frozen=True)
-class CacheSizes:
-    """Bytes of the private and the last-level cache of a processor; 0 for none."""
+def largest_cache(soc: Soc, processor: Processor) -> float:
+    """Bytes of the largest cache that a processor reads through; 0 where that is not known."""
+    if processor == "gpu" and not soc.gpu.is_cpu:
+        return gpu_cache_bytes(soc)
+    return float(max([soc.cpu.l2_cache_bytes, *(cache.bytes for cache in soc.cpu.caches)]))
 
-    private: float
-    last: float
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that ops read and write, as they lie in memory, each shaped (ops)."""
+
+    weights: NDArray[np.float64]
+    #: Of weights that a kernel variant has transformed.
+    transformed: NDArray[np.float64]
+    inputs: NDArray[np.float64]
+    outputs: NDArray[np.float64]
 
     @classmethod
-    def of(cls, soc: Soc, processor: Processor) -> CacheSizes:
-        if processor == "gpu" and not soc.gpu.is_cpu:
-            return cls(gpu_cache_bytes(soc), 0.0)
-        last = max((cache.bytes for cache in soc.cpu.caches), default=0)
-        return cls(float(soc.cpu.l2_cache_bytes), float(last))
+    def of(
+        cls,
+        elements: NDArray[np.float64],
+        growth: NDArray[np.float64],
+        is_transformed: NDArray[np.bool_],
+    ) -> Traffic:
+        """From elements of inputs, weights and outputs, shaped (3, ops).
 
-    def kept(self, elements: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Bytes that ops which are repeated keep in caches, and lose inside a network.
-
-        `elements` are those of inputs, weights and outputs, shaped (3, ops). Shaped (4, ops): of
-        weights, inputs and outputs in the processor's own cache, of weights in the last one.
+        Weights are `growth` times as many in memory.
         """
         inputs, weights, outputs = 4 * elements
-        size = np.maximum(inputs + weights + outputs, 1.0)
-        private, last = (1 - beyond(size, cache) / size for cache in (self.private, self.last))
-        far = np.maximum(last - private, 0.0)
-        return np.stack([private * weights, private * inputs, private * outputs, far * weights])
+        weights = weights * growth
+        return cls(weights * ~is_transformed, weights * is_transformed, inputs, outputs)
+
+    def kept(self, cache: float) -> NDArray[np.float64]:
+        """What ops that are repeated keep in a cache of so many bytes, and lose inside a network.
+
+        Of weights, transformed ones, inputs and outputs, shaped (4, ops).
+        """
+        each = np.stack([self.weights, self.transformed, self.inputs, self.outputs])
+        size = np.maximum(each.sum(axis=0), 1.0)
+        return (1 - beyond(size, cache) / size) * each
 
 
 #: Ops take what they take alone.
@@ -101,21 +120,28 @@ class OpPredictors(Protocol):
     ) -> Mapping[str, NDArray[np.float64]]: ...
 
 
-def fitted(soc: Soc, dataset: Dataset, predictors: OpPredictors) -> dict[Processor, InNetworkCost]:
+def fitted(
+    soc: Soc, dataset: Dataset, predictors: OpPredictors, tuning: Tuning = Tuning()
+) -> dict[Processor, InNetworkCost]:
     """The costs of either processor by a dataset's stages; of one with few of them there are none.
 
-    Raises `InvalidFileError` for a row whose text is no op or no shape.
+    `tuning` is that of the kernels that ran. Raises `InvalidFileError` for a row whose text is no
+    op or no shape.
     """
     costs: dict[Processor, InNetworkCost] = {}
     for side in PROCESSORS:
-        amounts, taken_ms = shards(soc, dataset, predictors, side)
+        amounts, taken_ms = shards(soc, dataset, predictors, side, tuning)
         if len(amounts) >= FEWEST:
             costs[side] = InNetworkCost(*fit(amounts, taken_ms))
     return costs
 
 
 def shards(
-    soc: Soc, dataset: Dataset, predictors: OpPredictors, side: Processor
+    soc: Soc,
+    dataset: Dataset,
+    predictors: OpPredictors,
+    side: Processor,
+    tuning: Tuning = Tuning(),
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """A processor's shards in a dataset's stages: amounts (shards, costs), milliseconds (shards).
 
@@ -124,7 +150,8 @@ def shards(
     table, slower = dataset.table("stage"), dataset.calibration()
     rows = [row for row in table.read() if row.status == "ok"]
     try:
-        stages = _Stages(side, CacheSizes.of(soc, side), predictors, _alone(rows, side, predictors))
+        works = _works(rows, side, predictors, soc, tuning)
+        stages = _Stages(side, largest_cache(soc, side), predictors, works)
         shards_of_rows = [stages.shard(row, slower.get(row.run, {}).get(side, 1.0)) for row in rows]
     except CodlError as error:
         raise InvalidFileError(table.path, str(error)) from error
@@ -133,15 +160,24 @@ def shards(
     return amounts, np.array([taken_ms for _, taken_ms in usable])
 
 
+class _Work(NamedTuple):
+    """An op in a variant: milliseconds alone, and the bytes that it moves and keeps in caches."""
+
+    alone_ms: float
+    #: Bytes of inputs, weights and output as the op has them.
+    moved: float
+    kept: NDArray[np.float64]
+
+
 @dataclass(frozen=True)
 class _Stages:
     """What a processor did in stages."""
 
     side: Processor
-    caches: CacheSizes
+    cache: float
     predictors: OpPredictors
-    #: By text, the ops that have a predictor, and their milliseconds alone.
-    alone: Mapping[str, tuple[Op, float]]
+    #: By text, the ops that have a predictor.
+    works: Mapping[str, _Work]
 
     def shard(self, row: StageRow, slower: float) -> tuple[list[float], float] | None:
         """Its amounts in a stage, in the order of the costs, and its milliseconds.
@@ -153,18 +189,18 @@ class _Stages:
         gpu = row.gpu_ops, row.gpu_calls, row.gpu_ms
         (texts, calls, taken_ms), other = (cpu, gpu) if self.side == "cpu" else (gpu, cpu)
         ran = texts.split(SEPARATOR)
-        if taken_ms <= 0 or not all(text in self.alone for text in ran):
+        if taken_ms <= 0 or not all(text in self.works for text in ran):
             return None
-        ops, ops_ms = zip(*(self.alone[text] for text in ran), strict=True)
+        works = [self.works[text] for text in ran]
         moves = list(moves_of(row.packed)) if self.side == "cpu" else []
         packed = sum(shape.bytes for _, shape in moves)
         try:
-            alone_ms = sum(ops_ms) + sum(self._packing_ms(*move) for move in moves)
+            alone_ms = fsum([work.alone_ms for work in works])
+            alone_ms += fsum(self._packing_ms(*move) for move in moves)
         except UnknownNameError:  # packing was not measured
             return None
-        amounts = np.array(elements(ops), np.float64)
-        kept = self.caches.kept(amounts).sum(axis=1)
-        moved = (4 * amounts.sum() + 2 * packed) * bool(other[0])
+        kept = np.sum([work.kept for work in works], axis=0)
+        moved = (fsum(work.moved for work in works) + 2 * packed) * bool(other[0])
         return [alone_ms, float(calls), *kept.tolist(), float(packed), moved], taken_ms / slower
 
     def _packing_ms(self, way: Direction, shape: Shape) -> float:
@@ -172,25 +208,35 @@ class _Stages:
         return sum(float(part[0]) for part in parts)
 
 
-def _alone(
-    rows: Sequence[StageRow], side: Processor, predictors: OpPredictors
-) -> dict[str, tuple[Op, float]]:
-    """What a processor ran in stages, by its text `variant op`: the op, and its milliseconds alone.
+def _works(
+    rows: Sequence[StageRow], side: Processor, predictors: OpPredictors, soc: Soc, tuning: Tuning
+) -> dict[str, _Work]:
+    """What a processor ran in stages, by its text `variant op`.
 
     One batch for each target; without those that have no predictor.
     """
     lists = (row.cpu_ops if side == "cpu" else row.gpu_ops for row in rows)
-    by_target: dict[str, dict[str, Op]] = {}
+    by_variant: dict[tuple[str, Variant], dict[str, Op]] = {}
     for text in dict.fromkeys(text for texts in lists if texts for text in texts.split(SEPARATOR)):
         name, _, of_op = text.partition(" ")
         op = parse(of_op)
-        by_target.setdefault(registry.target(registry.find(op, name), op), {})[text] = op
-    alone: dict[str, tuple[Op, float]] = {}
-    for target, ops in by_target.items():
+        variant = registry.find(op, name)
+        by_variant.setdefault((registry.target(variant, op), variant), {})[text] = op
+    works: dict[str, _Work] = {}
+    cache = largest_cache(soc, side)
+    for (target, variant), ops_by_text in by_variant.items():
         if target in predictors.targets:
-            alone_ms = predictors.latency_ms(target, list(ops.values())).tolist()
-            alone |= dict(zip(ops, zip(ops.values(), alone_ms, strict=True), strict=True))
-    return alone
+            ops = list(ops_by_text.values())
+            growth = tuning.weight_growth(variant, ops, soc)
+            is_transformed = np.full(len(ops), variant.transforms_weights)
+            sizes = np.array(elements(ops), np.float64)
+            traffic = Traffic.of(sizes, growth, is_transformed)
+            moved = 4 * sizes.sum(axis=0)
+            each = zip(
+                predictors.latency_ms(target, ops), moved, traffic.kept(cache).T, strict=True
+            )
+            works |= {text: _Work(*work) for text, work in zip(ops_by_text, each, strict=True)}
+    return works
 
 
 def moves_of(text: str) -> Iterator[tuple[Direction, Shape]]:

@@ -362,7 +362,7 @@ def _fitted_sets(
     return {
         name: fitted_set
         if ESTIMATORS[name].is_of_wholes
-        else replace(fitted_set, inside=in_network_cost.fitted(soc, dataset, fitted_set))
+        else replace(fitted_set, inside=in_network_cost.fitted(soc, dataset, fitted_set, tuning))
         for name, fitted_set in sets.items()
     }
 

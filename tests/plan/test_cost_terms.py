@@ -96,7 +96,7 @@ def test_a_term_makes_a_plan_dearer(term: str, off: Any, gpu: float, network: Ne
         ("inside", {"inside": {}}),
         (
             "caches",
-            {"inside": costs_without("weight_ms", "read_ms", "written_ms", "far_weight_ms")},
+            {"inside": costs_without("weight_ms", "transformed_ms", "read_ms", "written_ms")},
         ),
         ("net-calls", {"inside": costs_without("call_ms")}),
         ("contention", {"inside": costs_without("beside_ms")}),
@@ -127,15 +127,14 @@ def test_a_rule_is_off_and_changes_no_prediction(network: Network) -> None:
 
 
 @pytest.mark.parametrize(
-    "cost", [field.name for field in fields(InNetworkCost) if field.name != "far_weight_ms"]
+    "cost", [field.name for field in fields(InNetworkCost) if field.name != "transformed_ms"]
 )
 @pytest.mark.parametrize("side", PROCESSORS)
 def test_each_cost_inside_a_network_makes_a_plan_dearer(
     cost: str, side: Processor, network: Network
 ) -> None:
-    """On the processor that is the later one; only the CPU's nets are packed.
-
-    Weights of such small ops stay in the processor's own cache.
+    """On the processor that is the later one; only the CPU's nets are packed, and no weights are
+    transformed.
     """
     if (cost, side) == ("packed_ms", "gpu"):
         return

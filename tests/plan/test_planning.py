@@ -263,7 +263,7 @@ def test_unknown_strategy() -> None:
 
 
 def test_ops_take_more_inside_a_network_for_calls_and_bytes() -> None:
-    costs = InNetworkCost(1.5, 0.25, 1e-6, 2e-6, 4e-6, 8e-6)
+    costs = InNetworkCost(1.5, 0.25, 1e-6, 8e-6, 2e-6, 4e-6)
     inside = CostModel(SOC, SyntheticPredictors(inside={"cpu": costs}))
     op = parse("conv2d in=1x8x6x5 oc=4 kernel=1x1")
     (alone_ms,) = CostModel(SOC, SyntheticPredictors()).fastest_ms([op], "cpu")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import astuple, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,20 +15,43 @@ from support.synthetic_predictors import SyntheticPredictors
 from codl.errors import InvalidFileError
 from codl.ir import Op, parse, to_text
 from codl.ir.columns import elements
+from codl.ir.ops.convolution import ConvColumns
 from codl.ir.types import Processor
+from codl.kernels import registry
+from codl.kernels.conv2d.cpu_winograd import usual_tile
 from codl.measure.dataset import Dataset, StageRow
 from codl.measure.measurement_order import stage_tasks
-from codl.predict.in_network_cost import FEWEST, CacheSizes, InNetworkCost, fitted
+from codl.predict.in_network_cost import FEWEST, InNetworkCost, fitted
 from codl.records.soc_facts import CpuCache
 
 COSTS: dict[Processor, InNetworkCost] = {
-    "cpu": InNetworkCost(1.1, 0.02, 5e-8, 4e-8, 3e-8, 2e-8, 9e-8, 1e-8),
-    "gpu": InNetworkCost(0.95, 0.004, 6e-8, 2e-8, 5e-8, 0.0, 0.0, 2e-8),
+    "cpu": InNetworkCost(1.1, 0.02, 5e-8, 7e-8, 4e-8, 3e-8, 9e-8, 1e-8),
+    "gpu": InNetworkCost(0.95, 0.004, 6e-8, 9e-8, 2e-8, 5e-8, 0.0, 2e-8),
 }
 PREDICTORS = SyntheticPredictors(flops=3e7, gpu=1.3)
 CACHES = (CpuCache(2, "unified", 1 << 18, 1, 2), CpuCache(3, "unified", 1 << 20, 2, 1))
+#: Bytes of the largest cache that each reads through.
+LARGEST: dict[Processor, int] = {"cpu": 1 << 20, "gpu": SOC.gpu.global_mem_cache_size}
 HOST = replace(SOC, cpu=replace(SOC.cpu, l2_cache_bytes=1 << 18, caches=CACHES))
 SIDES: list[tuple[Processor, ...]] = [("cpu", "gpu"), ("cpu",), ("gpu",), ("cpu", "gpu")]
+
+
+def window(channels: int) -> str:
+    return "kernel=3x3 pad=1" if channels % 3 == 1 else "kernel=1x1"
+
+
+def variant(op: Op, side: Processor) -> str:
+    """Winograd for windows of 3x3, whose weights are transformed."""
+    names = {"cpu": ("cpu_gemm", "cpu_winograd"), "gpu": ("gpu_direct", "gpu_winograd")}
+    return names[side][op.kernel.h == 3]  # type: ignore[attr-defined]
+
+
+def tile(op: Op, side: Processor) -> int:
+    """Outputs on a side of Winograd's tiles, as ncnn or the GPU's kernels take them."""
+    if side == "cpu":
+        return int(usual_tile(ConvColumns.of([op]))[0])
+    kernel: Any = registry.find(op, "gpu_winograd")
+    return int(kernel.choices(op, HOST)[0]["tile"]) if op.kernel.h == 3 else 0  # type: ignore[attr-defined]
 
 
 def rows(count: int, disturb: Callable[[int], float] = lambda _: 1.0) -> list[StageRow]:
@@ -35,7 +59,7 @@ def rows(count: int, disturb: Callable[[int], float] = lambda _: 1.0) -> list[St
     dice, made = np.random.default_rng(5), []
     for number in range(count):
         sizes = dice.integers(1, 200, (dice.integers(1, 4), 3)).tolist()
-        ops = [parse(f"conv2d in=1x{c}x{h}x{h} oc={o} kernel=1x1") for c, o, h in sizes]
+        ops = [parse(f"conv2d in=1x{c}x{h}x{h} oc={o} {window(c)}") for c, o, h in sizes]
         sides = SIDES[number % len(SIDES)]
         is_packed = "cpu" in sides
         row = StageRow(
@@ -43,8 +67,10 @@ def rows(count: int, disturb: Callable[[int], float] = lambda _: 1.0) -> list[St
             chain="",
             dim="H",
             gpu_ratio=0.5,
-            cpu_ops="; ".join(f"cpu_gemm {to_text(op)}" for op in ops) * ("cpu" in sides),
-            gpu_ops="; ".join(f"gpu_direct {to_text(op)}" for op in ops) * ("gpu" in sides),
+            cpu_ops="; ".join(f"{variant(op, 'cpu')} {to_text(op)}" for op in ops)
+            * ("cpu" in sides),
+            gpu_ops="; ".join(f"{variant(op, 'gpu')} {to_text(op)}" for op in ops)
+            * ("gpu" in sides),
             cpu_calls=1,
             gpu_calls=len(ops),
             packed=f"load {ops[0].input}; store {ops[-1].output}" * is_packed,
@@ -57,14 +83,19 @@ def rows(count: int, disturb: Callable[[int], float] = lambda _: 1.0) -> list[St
 
 def taken_ms(row: StageRow, ops: list[Op], side: Processor) -> float:
     costs = COSTS[side]
-    amounts = np.array(elements(ops), np.float64)
-    kept = CacheSizes.of(HOST, side).kept(amounts).sum(axis=1)
+    inputs, weights, outputs = 4 * np.array(elements(ops), np.float64)
+    is_winograd = np.array([op.kernel.h == 3 for op in ops])  # type: ignore[attr-defined]
+    tiles = np.array([tile(op, side) for op in ops])
+    larger = weights * np.where(is_winograd, (tiles + 2) ** 2 / 9, 1.0)
+    each = np.stack([larger * ~is_winograd, larger * is_winograd, inputs, outputs])
+    size = each.sum(axis=0)
+    # None stays that fills the cache one and a half times, all that fills half of it.
+    kept = (each * (1 - np.clip(size / LARGEST[side] - 0.5, 0, 1))).sum(axis=1)
     packed = sum(shape.bytes for shape in (ops[0].input, ops[-1].output)) * (side == "cpu")
-    target = f"conv2d_{'cpu_gemm' if side == 'cpu' else 'gpu_direct'}"
-    alone_ms = PREDICTORS.latency_ms(target, ops).sum()
+    alone_ms = sum(PREDICTORS.latency_ms(f"conv2d_{variant(op, side)}", [op])[0] for op in ops)
     both = bool(row.cpu_ops and row.gpu_ops)
     calls = 1 if side == "cpu" else len(ops)
-    moved = (4 * amounts.sum() + 2 * packed) * both
+    moved = (inputs.sum() + weights.sum() + outputs.sum() + 2 * packed) * both
     return float(np.dot(astuple(costs), [alone_ms, calls, *kept, packed, moved]))
 
 

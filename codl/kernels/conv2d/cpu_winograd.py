@@ -299,4 +299,13 @@ def usual_tile(ops: ConvColumns) -> Column:
     return result
 
 
-WINOGRAD = CpuKernel("conv2d", _layer, _count, ConvColumns, _refuse, name="cpu_winograd")
+def _growth(ops: ConvColumns) -> Column:
+    """Points of a tile for every element of a window, or of all that a larger one is made of."""
+    points = (usual_tile(inner_columns(ops)) + 2) ** 2
+    result: Column = points * _windows(ops) / (ops.kh * ops.kw)
+    return result
+
+
+WINOGRAD = CpuKernel(
+    "conv2d", _layer, _count, ConvColumns, _refuse, name="cpu_winograd", growth=_growth
+)

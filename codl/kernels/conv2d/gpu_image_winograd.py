@@ -15,6 +15,7 @@ from codl.ir.types import ImageSize
 from codl.kernels.base import ENDS, Choice, ConstantArg, KernelPlan, ScratchArg
 from codl.kernels.conv2d.gpu import GpuConv, byte_columns
 from codl.kernels.conv2d.winograd import (
+    filter_growth,
     filter_points,
     filter_transform,
     input_args,
@@ -84,6 +85,7 @@ class GpuImageWinograd(GpuConv):
 
     base_name = "gpu_winograd"
     source = "conv2d/gpu_image_winograd.cl"
+    transforms_weights = True
     storages = IMAGES
 
     def refuse(self, op: Conv2d, soc: Soc) -> str | None:
@@ -131,6 +133,9 @@ class GpuImageWinograd(GpuConv):
             "flops": ops.flops,
             **byte_columns(self, ops, soc),
         }
+
+    def weight_growth(self, ops: ConvColumns, choice: ChoiceColumns) -> Column:
+        return filter_growth(ops, choice["tile"])
 
     def build(self, op: Conv2d, soc: Soc, choice: Choice) -> KernelPlan:
         t = self.cut(*self.alone(op, soc, choice))

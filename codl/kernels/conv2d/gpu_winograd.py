@@ -23,6 +23,7 @@ from codl.kernels.conv2d.gpu import GpuConv, byte_columns
 from codl.kernels.conv2d.winograd import (
     SIDES,
     WinogradTiling,
+    filter_growth,
     filter_points,
     filter_transform,
     input_args,
@@ -58,6 +59,7 @@ class GpuWinograd(GpuConv):
 
     base_name = "gpu_winograd"
     source = "conv2d/gpu_winograd.cl"
+    transforms_weights = True
     #: There it reads a residual tile by tile, which takes longer than the add saves.
     adds_slowly_on = CPU_DEVICE
 
@@ -139,6 +141,9 @@ class GpuWinograd(GpuConv):
             "output_far": beyond(moved["output_bytes"], far),
             **by_level("moved", moved_bytes, cache),
         }
+
+    def weight_growth(self, ops: ConvColumns, choice: ChoiceColumns) -> Column:
+        return filter_growth(ops, choice["tile"])
 
     def build(self, op: Conv2d, soc: Soc, choice: Choice) -> KernelPlan:
         t, width = WinogradTiling.of(*self.alone(op, soc, choice)), soc.gpu.vector_width

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
+from codl.ir.columns import Column
 from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.convolution import Conv2d, ConvColumns
 from codl.kernels.base import (
@@ -27,12 +28,13 @@ from codl.kernels.conv2d.gpu_gemm import (
     row_window,
 )
 from codl.kernels.conv2d.winograd import (
+    filter_growth,
     filter_points,
     filter_transform,
     input_args,
     refuse_window,
 )
-from codl.kernels.feature_columns import single
+from codl.kernels.feature_columns import ChoiceColumns, single
 from codl.kernels.kernel import BLOCKS, REAL_GPU, Kernel, launch
 from codl.kernels.tiling import GROUP, ceil_div, pack_bias, round_up
 from codl.records.soc import GpuSide, Soc
@@ -129,6 +131,7 @@ class GpuWinogradGemm(Kernel):
     op_kind = "conv2d"
     base_name = "gpu_winograd_gemm"
     source = "conv2d/gpu_winograd_gemm.cl"
+    transforms_weights = True
     storages = BLOCKS
     meant_for = REAL_GPU
     batches = True
@@ -162,6 +165,9 @@ class GpuWinogradGemm(Kernel):
             **single(byte_columns(self, ConvColumns.of([op]), soc)),
             "weight_bytes": 64.0 * t.points * t.in_blocks * t.out_blocks,
         }
+
+    def weight_growth(self, ops: ConvColumns, choice: ChoiceColumns) -> Column:
+        return filter_growth(ops, choice["tile"])
 
     def build(self, op: Conv2d, soc: Soc, choice: Choice) -> KernelPlan:
         t, cut = _chosen(op, choice)

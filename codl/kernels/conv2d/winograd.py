@@ -61,6 +61,17 @@ def filter_points(
         yield first, (taps @ both).reshape(-1, ins, both.shape[1])
 
 
+def _filter_points(tile: Column, side: Column) -> Column:
+    """Points of a filter: those of stride 2 for odd inputs are one."""
+    return np.where(rest(side, 2) > 0, (tile + 2) ** 2, side**2)
+
+
+def filter_growth(ops: ConvColumns, tile: Column) -> Column:
+    """How many times as many points a filter has as elements, shaped (ops)."""
+    result: Column = _filter_points(tile, (tile - 1) * ops.sw + ops.kw) / (ops.kh * ops.kw)
+    return result
+
+
 def input_args(op: Conv2d) -> dict[str, int]:
     """What the transform of an input is told of it."""
     return {"in_h": op.input.h, "in_w": op.input.w, "pad_top": op.pad.top, "pad_left": op.pad.left}
@@ -115,8 +126,7 @@ class WinogradTiling:
 
     @property
     def weight_points(self) -> Column:
-        """Points of the filter: those of stride 2 for odd inputs are one."""
-        return np.where(rest(self.side, 2) > 0, (self.tile + 2) ** 2, self.points)
+        return _filter_points(self.tile, self.side)
 
     @property
     def blocks(self) -> Column:
