@@ -224,7 +224,7 @@ def collect(
         similar=similar,
         batches=tuple(dict.fromkeys(batches)),
         shares=shares or (SHARES if budget_s is None else FEW_SHARES),
-        attention=ops is None,
+        others=ops is None,
     )
     recorded = _recorded(serials)
     tuning = tuning_file.read(recorded or dataset, described)

@@ -20,6 +20,7 @@ from codl.ir import Dim, Op, Shape, to_text
 from codl.ir.ops.onnx_model import OnnxModel
 from codl.ir.types import PROCESSORS, Processor, Signalling
 from codl.kernels import registry
+from codl.measure.conv_blocks import conv_ops
 from codl.measure.extra_ops import attention_ops, similar_ops
 from codl.measure.tasks import (
     SEED,
@@ -193,9 +194,11 @@ FIRST_EXCHANGES = 64
 MOST_SIMILAR, LEAST_SIMILAR, TASKS_EACH = 800, 100, 5.5
 #: What surrounds ops is slow to measure, and comes after every 8 other tasks.
 EVERY = 8
-#: Blocks of attention, whose whole ops come right after the models' own: at most, as many as take
-#: this part of a budget, and how many tasks one makes.
-BLOCKS, ATTENTION, TASKS_A_BLOCK = 16, 0.15, 120
+#: Blocks of networks that no model here is of, whose whole ops come right after the models' own: at
+#: most, and as many as take this part of a budget where one makes so many tasks.
+BLOCKS = 16
+ATTENTION, TASKS_A_BLOCK = 0.15, 120
+CONVOLUTIONS, TASKS_A_CONV_BLOCK = 0.1, 43
 
 
 class Tier(IntEnum):
@@ -215,15 +218,15 @@ class Scope:
 
     Parts of ops have these `shares` of an output, 0 ... 1. With `similar` that is how many more
     ops, as the models would have them for other images or widths; None is as many as there is time
-    for. Some ops are measured for each of `batches` images at once too; with `attention`, whole
-    ops of networks that no model here is of.
+    for. Some ops are measured for each of `batches` images at once too; with `others`, whole ops of
+    networks that no model here is of.
     """
 
     ops: Sequence[Op]
     shares: Sequence[float]
     similar: int | None = None
     batches: Sequence[int] = ()
-    attention: bool = False
+    others: bool = False
 
 
 class OpSelection(NamedTuple):
@@ -236,8 +239,8 @@ class OpSelection(NamedTuple):
 def everything(scope: Scope, soc: Soc) -> Sequence[Task]:
     """All tasks, in an order of which any first part is representative."""
     tasks = make_tasks(scope.ops, soc, scope.shares, similar_ops(scope.ops, scope.similar or 0))
-    if scope.attention:
-        tasks += attention_tasks(BLOCKS, soc, exclude=tasks)
+    if scope.others:
+        tasks += other_tasks(attention_ops(BLOCKS) + conv_ops(BLOCKS), soc, exclude=tasks)
     return mixed(context_tasks(scope.ops, soc, scope.batches), tasks)
 
 
@@ -245,7 +248,7 @@ def wholes_first(scope: Scope, soc: Soc) -> OpSelection:
     """All tasks: those of the first tier, then others of which any first part is representative.
 
     The first has whole ops and some exchanges, without which nothing can be planned, launches and
-    waits, and what was asked for beside: similar ops, batches, ops of attention.
+    waits, and what was asked for beside: similar ops, batches, ops of other networks.
     """
     first = _first(make_tasks(scope.ops, soc, scope.shares), inf)
     tasks = everything(scope, soc)
@@ -268,8 +271,11 @@ def within(budget_s: float, scope: Scope, soc: Soc) -> OpSelection:
     first = _first(of_models, OWN * fits - len(in_context))
     tiers = {task: first.get(task, Tier.MORE) for task in tasks}
     tiers |= dict.fromkeys(in_context, Tier.OWN)
-    if scope.attention:
-        unusual = attention_tasks(round(ATTENTION * fits / TASKS_A_BLOCK), soc, exclude=tasks)
+    if scope.others:
+        attention = min(BLOCKS, round(ATTENTION * fits / TASKS_A_BLOCK))
+        convolutions = min(BLOCKS, round(CONVOLUTIONS * fits / TASKS_A_CONV_BLOCK))
+        ops = attention_ops(attention) + conv_ops(convolutions)
+        unusual = other_tasks(ops, soc, exclude=tasks)
         tiers |= dict.fromkeys(unusual, Tier.WHOLE)
         tasks += unusual
     ordered = sorted(tasks, key=lambda task: tiers[task])
@@ -289,11 +295,11 @@ def _similar_ops(scope: Scope, fits: float, of_models: int) -> list[Op]:
     return similar[: max(round(left), LEAST_SIMILAR)]
 
 
-def attention_tasks(blocks: int, soc: Soc, *, exclude: Sequence[Task] = ()) -> list[OpTask]:
-    """Whole ops of `blocks` attention blocks, `BLOCKS` at most, without those of `exclude`."""
+def other_tasks(ops: Sequence[Op], soc: Soc, *, exclude: Sequence[Task] = ()) -> list[OpTask]:
+    """Whole ops, in every variant of both processors, without the tasks of `exclude`."""
     tasks = (
         task
-        for op in attention_ops(min(blocks, BLOCKS))
+        for op in ops
         for processor in PROCESSORS
         for task in op_tasks(op, processor, soc, [1.0])
     )

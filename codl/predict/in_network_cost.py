@@ -99,7 +99,8 @@ class Traffic:
         """
         each = np.stack([self.weights, self.transformed, self.inputs, self.outputs])
         size = np.maximum(each.sum(axis=0), 1.0)
-        return (1 - beyond(size, cache) / size) * each
+        kept: NDArray[np.float64] = (1 - beyond(size, cache) / size) * each
+        return kept
 
 
 #: Ops take what they take alone.

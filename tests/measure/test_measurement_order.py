@@ -9,21 +9,24 @@ from support.simulated import SOC, conv_tasks, noisy_dataset
 
 from codl.ir import Op, Shape, parse, to_text
 from codl.ir.ops.attention import Attention, CachedAttention
+from codl.ir.ops.convolution import Conv2d
 from codl.ir.ops.matmul import MatMul, merged
 from codl.ir.types import PROCESSORS
 from codl.kernels import registry
+from codl.measure.conv_blocks import conv_ops
 from codl.measure.extra_ops import attention_ops
 from codl.measure.measurement_order import (
     ATTENTION,
+    CONVOLUTIONS,
     LEAST_SIMILAR,
     TASK_S,
     OpSelection,
     Scope,
     Tier,
-    attention_tasks,
     context_tasks,
     everything,
     mixed,
+    other_tasks,
     wholes_first,
     within,
 )
@@ -35,6 +38,7 @@ from codl.measure.tasks import (
     SignalTask,
     Task,
     make_tasks,
+    op_tasks,
 )
 from codl.predict.active_learning import ActiveLearner
 from codl.records.soc import Soc
@@ -68,7 +72,7 @@ def test_whole_ops_come_first_and_then_their_parts() -> None:
 
 
 def test_everything_is_there_and_what_is_needed_or_asked_for_comes_first() -> None:
-    scope = Scope(OF_MODELS, SHARES, similar=5, batches=(2,), attention=True)
+    scope = Scope(OF_MODELS, SHARES, similar=5, batches=(2,), others=True)
     found = wholes_first(scope, SOC)
     assert set(found.tasks) == set(everything(scope, SOC))
     tiers = [found.tiers[task] for task in found.tasks]
@@ -131,15 +135,37 @@ def test_slow_tasks_are_spread_over_the_others() -> None:
     assert set(mixed(slow, [])) == set(slow)
 
 
-def test_attention_comes_right_after_the_models_whole_ops() -> None:
-    found = within(600.0, Scope(OF_MODELS, SHARES, similar=30, attention=True), SOC)
+def test_ops_of_other_networks_come_right_after_the_models_whole_ops() -> None:
+    found = within(600.0, Scope(OF_MODELS, SHARES, similar=30, others=True), SOC)
     assert len(found.tasks) == len(set(found.tasks))
-    unusual = [t for t in found.tasks if isinstance(t, OpTask) and t.op in attention_ops(16)]
-    assert 0 < len(unusual) * TASK_S < 1.2 * ATTENTION * 600.0
+    unusual = []
+    for ops, share in ((attention_ops(16), ATTENTION), (conv_ops(16), CONVOLUTIONS)):
+        of_these = [t for t in found.tasks if isinstance(t, OpTask) and t.op in ops]
+        assert 0 < len(of_these) * TASK_S < 1.2 * share * 600.0
+        unusual += of_these
     assert {found.tiers[task] for task in unusual if task.op not in OF_MODELS} == {Tier.WHOLE}
     tiers = [found.tiers[t] for t in found.tasks if isinstance(t, OpTask)]
     assert tiers == sorted(tiers)
-    assert not set(attention_tasks(2, SOC, exclude=found.tasks)).intersection(found.tasks)
+    assert not set(
+        other_tasks(attention_ops(2) + conv_ops(2), SOC, exclude=found.tasks)
+    ).intersection(found.tasks)
+
+
+def test_blocks_have_the_convolutions_that_networks_differ_in() -> None:
+    """Every window of a depthwise convolution at both strides, groups, stems, maps of a pixel."""
+    ops = conv_ops(16)
+    assert ops == list(dict.fromkeys(ops))
+    assert ops[: len(conv_ops(3))] == conv_ops(3)
+    convs = [op for op in ops if isinstance(op, Conv2d)]
+    depthwise = {(op.kernel.h, op.stride.h) for op in convs if op.groups == op.input.c}
+    assert depthwise == {(k, s) for k in (3, 5, 7) for s in (1, 2)}
+    widths = {op.input.c // op.groups for op in convs if 1 < op.groups < op.input.c}
+    assert widths == {4, 8, 16, 24, 32, 64}
+    assert {op.kernel.h for op in convs if op.input.c == 3} >= {3, 4, 5, 7}
+    assert any(op.output.h == 1 for op in convs)
+    for processor in PROCESSORS:
+        able = [op for op in ops if op_tasks(op, processor, SOC, [1.0])]
+        assert len(able) == len(ops)
 
 
 def test_products_of_one_row_are_measured_whose_matrices_no_cache_holds() -> None:
