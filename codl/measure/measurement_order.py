@@ -198,7 +198,7 @@ EVERY = 8
 #: most, and as many as take this part of a budget where one makes so many tasks.
 BLOCKS = 16
 ATTENTION, TASKS_A_BLOCK = 0.15, 120
-CONVOLUTIONS, TASKS_A_CONV_BLOCK = 0.1, 75
+CONVOLUTIONS, TASKS_A_CONV_BLOCK = 0.15, 95
 
 
 class Tier(IntEnum):

@@ -100,7 +100,7 @@ def test_sizes_that_do_not_fit_are_refused(text: str, message: str) -> None:
         parse(text)
 
 
-#: New tokens, groups, heads of a group, features of keys and of values, capacity, and tokens before.
+#: New tokens, groups, heads of a group, features of keys and of values, capacity, tokens before.
 CACHES = (
     (1, 3, 3, 64, 64, 600, 430),
     (7, 2, 3, 48, 20, 300, 200),  # several tiles of queries
