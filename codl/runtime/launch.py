@@ -2,7 +2,7 @@
 
 Without an event they go past pyopencl, which asks the driver for one each time. An NVIDIA H200
 starts the next kernel 1.9 us earlier where the one before has no event, and the host needs 3.4 us
-a launch and not 4.6.
+a launch and not 4.6. On a CPU an event costs nothing, and pyopencl's call less than that by ctypes.
 """
 
 from __future__ import annotations

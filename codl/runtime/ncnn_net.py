@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from time import perf_counter
@@ -116,6 +116,32 @@ class NcnnSession:
             _LoadedPart(part, net.values, self._net(part, packed, share), lanes=self._lanes)
             for part in net.parts
         ]
+        #: What runs a single net on a single image; None of any others.
+        self._single = self._single_run() if images == len(self._parts) == 1 else None
+
+    def _single_run(self) -> Callable[[], None]:
+        """The one net on the one image, with everything looked up once.
+
+        Other data has gone through the caches since a net last ran, and the interpreter's with it:
+        what is looked up every time takes a third of a small net's call.
+        """
+        (part,), unpack = self._parts, self._unpack
+        copied = {*self._copied}
+        entering = part.entering(self._inputs)
+        inputs = [(blob, mat, value in copied) for blob, value, mat in entering]
+        blobs = {value: blob for blob, value in part.outputs}
+        outlets = [(blobs[outlet.value], outlet.images[0]) for outlet in self._outputs]
+        create = part.net.create_extractor
+
+        def run() -> None:
+            extractor = create()
+            for blob, mat, is_copied in inputs:
+                extractor.input(blob, mat.clone() if is_copied else mat)
+            results = [(target, extracted(extractor, blob)) for blob, target in outlets]
+            for pair in results:
+                unpack(pair)
+
+        return run
 
     def _net(
         self, part: NcnnPart, packed: Callable[[int], Arrays], share: Share | None
@@ -128,7 +154,10 @@ class NcnnSession:
         return share.net(part, arrays, lambda param: load(param, arrays))
 
     def run(self) -> None:
-        self.unpack(self.compute())
+        if self._single is not None:
+            self._single()
+        else:
+            self.unpack(self.compute())
 
     def compute(self) -> Mats:
         """Compute and leave the results with ncnn in its own packed layout, image by image."""
@@ -185,9 +214,10 @@ class NcnnSession:
     def pack_inputs(self) -> None:
         """Keep what the inputs hold now `packed`; `compute` then reads that and not the arrays."""
         self._inputs = dict(self.packed())
-        self._copied = ()
+        self._copied, self._single = (), None
 
     def close(self) -> None:
+        self._single = None
         self._parts.clear()
 
 
@@ -203,18 +233,19 @@ class _LoadedPart:
         lanes: ImageParallel,
     ) -> None:
         self._images, self._lanes = part.images, lanes
+        #: By name in the net the values that enter, and the first image of each.
         self._inputs = [
             (blob, value, values[value].region.images.start) for blob, value in part.inputs
         ]
-        self._outputs = part.outputs
-        self._net = net
+        self.outputs = part.outputs
+        self.net = net
         #: The blob that each layer makes, in order.
         self.blobs = layer_blobs(part.param)
 
     def run(self, inputs: Mats) -> dict[int, list[ncnn.Mat]]:
         """The net's results, packed, from what enters it."""
         images = self._lanes.each(partial(self._run_image, inputs), range(*self._images))
-        return {value: [mats[at] for mats in images] for at, (_, value) in enumerate(self._outputs)}
+        return {value: [mats[at] for mats in images] for at, (_, value) in enumerate(self.outputs)}
 
     def run_layers(self, inputs: Mats, ends: list[float]) -> dict[int, list[ncnn.Mat]]:
         """The results of the one image, blob by blob; `ends` gets when each was there."""
@@ -224,28 +255,41 @@ class _LoadedPart:
             extractor.extract(blob, 1)
             ends.append(perf_counter())
         results = self._results(extractor)
-        return {value: [mat] for (_, value), mat in zip(self._outputs, results, strict=True)}
+        return {value: [mat] for (_, value), mat in zip(self.outputs, results, strict=True)}
 
     def _run_image(self, inputs: Mats, image: int) -> list[ncnn.Mat]:
         """The results of one image."""
         return self._results(self._extractor(inputs, image))
 
     def _extractor(self, inputs: Mats, image: int) -> Any:
-        """One that has what an image reads; a value of one image is read for every one."""
-        extractor = self._net.create_extractor()
-        for blob, value, first in self._inputs:
-            mats, index = inputs[value], image - first
-            extractor.input(blob, mats[index if index < len(mats) else 0])
+        """One that has what an image reads."""
+        extractor = self.net.create_extractor()
+        for blob, _, mat in self.entering(inputs, image):
+            extractor.input(blob, mat)
         return extractor
 
+    def entering(
+        self, inputs: Mats, image: int | None = None
+    ) -> Iterator[tuple[str, int, ncnn.Mat]]:
+        """What an image reads, by default the first: by name in the net, and by value.
+
+        A value of one image is read for every one.
+        """
+        image = self._images.start if image is None else image
+        for blob, value, first in self._inputs:
+            mats, index = inputs[value], image - first
+            yield blob, value, mats[index if index < len(mats) else 0]
+
     def _results(self, extractor: Any) -> list[ncnn.Mat]:
-        results = []
-        for blob, _ in self._outputs:
-            code, mat = extractor.extract(blob, 1)
-            if code:
-                raise DeviceError(f"ncnn failed with code {code} at {blob!r}.")
-            results.append(mat)
-        return results
+        return [extracted(extractor, blob) for blob, _ in self.outputs]
+
+
+def extracted(extractor: ncnn.Extractor, blob: str) -> ncnn.Mat:
+    """A blob as its layer left it, packed; raises `DeviceError` where ncnn fails."""
+    code, mat = extractor.extract(blob, 1)
+    if code:
+        raise DeviceError(f"ncnn failed with code {code} at {blob!r}.")
+    return mat
 
 
 def layer_blobs(param: str) -> list[str]:

@@ -238,14 +238,29 @@ class OpenClDevice:
             self.queue = usual
 
     def submit(self, kernels: Sequence[BoundKernel]) -> None:
-        """Enqueue kernels without events, which is cheaper; does not flush."""
-        function, queue = enqueue_function(), ctypes.c_void_p(self.queue.int_ptr)
+        """Enqueue kernels of which nobody asks when they end; does not flush.
+
+        Without events, which a GPU's driver has to make. A CPU's makes them for next to nothing,
+        and the way past pyopencl takes the host half a microsecond a launch longer.
+        """
+        function = None if self.soc.gpu.is_cpu else enqueue_function()
+        if function is None:
+            self._submit_with_events(kernels)
+            return
+        queue = ctypes.c_void_p(self.queue.int_ptr)
         for kernel in kernels:
-            if function is None:
-                kernel.enqueue(self.queue)
-            elif code := function(queue, *kernel.arguments):
+            if code := function(queue, *kernel.arguments):
                 reason = describe(code)
                 raise DeviceError(f"Enqueueing the kernel {kernel.name!r} failed ({reason}).")
+
+    def _submit_with_events(self, kernels: Sequence[BoundKernel]) -> None:
+        queue = self.queue
+        for kernel in kernels:
+            try:
+                kernel.enqueue(queue)
+            except Exception:
+                with explained(f"Enqueueing the kernel {kernel.name!r}"):
+                    raise
 
     def run(self, kernels: Sequence[BoundKernel]) -> None:
         """Enqueue kernels and wait for the last."""
