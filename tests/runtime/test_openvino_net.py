@@ -1,0 +1,69 @@
+"""Nets of OpenVINO against ONNX Runtime's, and what happens where it is not installed."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from codl.boundary import MissingPackageError
+from codl.ir import Op, parse
+from codl.ir.executable import OpenVinoNet
+from codl.ir.ops.base import OP_TYPES, Array
+from codl.kernels import registry
+from codl.kernels.ort_openvino import CPU_OPENVINO, KINDS
+from codl.lower import pieces
+from codl.measure.net_shares import share_of_ops
+from codl.measure.op_runner import operands
+from codl.runtime.host_handles import HostSession
+from codl.runtime.placement import LocalSoc
+
+
+def output(op: Op, variant: str, soc: LocalSoc) -> Array:
+    inputs, weights = operands(op)
+    found: Any = registry.find(op, variant, "cpu")
+    session = HostSession(pieces.net_alone([op], found, [weights], soc), soc)
+    for array, values in zip(session.inputs.values(), inputs, strict=True):
+        np.copyto(array, values)
+    session.run()
+    return session.outputs[pieces.OUTPUT].copy()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_computes_what_onnx_runtime_does(kind: str, first_soc: LocalSoc) -> None:
+    pytest.importorskip("openvino")
+    for text in OP_TYPES[kind].examples:
+        op = parse(text)
+        if registry.find(op, CPU_OPENVINO).refusal(op, first_soc) is None:
+            reference = output(op, "cpu_ort", first_soc)
+            atol = 1e-5 * np.abs(reference).max()
+            np.testing.assert_allclose(
+                output(op, CPU_OPENVINO, first_soc), reference, atol=atol, err_msg=text
+            )
+
+
+def test_a_missing_library_is_named_with_the_command(
+    first_soc: LocalSoc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    op = parse("conv2d in=1x16x8x8 oc=16 kernel=3x3 pad=1")
+    variant: Any = registry.find(op, CPU_OPENVINO)
+    _, weights = operands(op)
+    executable = pieces.net_alone([op], variant, [weights], first_soc)
+    assert isinstance(executable.nets[0], OpenVinoNet)
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    monkeypatch.delitem(sys.modules, "codl.runtime.openvino_net", raising=False)
+    with pytest.raises(MissingPackageError, match="pip install"):
+        HostSession(executable, first_soc)
+
+
+@pytest.mark.parametrize("variant", ["cpu_ort", CPU_OPENVINO])
+def test_what_moves_tensors_is_no_part_of_an_op(variant: str, first_soc: LocalSoc) -> None:
+    """A convolution in blocks has its ends reordered, which takes longer than its few products."""
+    if variant == CPU_OPENVINO:
+        pytest.importorskip("openvino")
+    op = parse("conv2d in=1x64x56x56 oc=64 kernel=1x1 groups=64")
+    found: Any = registry.find(op, variant)
+    share = share_of_ops(pieces.net_alone([op], found, [operands(op)[1]], first_soc), first_soc)
+    assert 0 < share < 0.9
