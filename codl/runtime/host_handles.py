@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from importlib.util import find_spec
 from time import perf_counter
 from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from codl.boundary import explained
+from codl.boundary import MissingPackageError, explained
 from codl.errors import CodlError, DeviceError
 from codl.ir.constants import Arrays
 from codl.ir.executable import Access, Executable, Fill, NcnnNet, Net, OpenVinoNet, Port, RunNet
@@ -138,6 +139,8 @@ class HostHandles:
             [self.view(binding.access) for binding in side] for side in (net.inputs, net.outputs)
         )
         if isinstance(net, OpenVinoNet):
+            if find_spec("openvino") is None:
+                raise MissingPackageError("openvino", f"the net {net.label!r}", "openvino")
             with explained():
                 from codl.runtime.openvino_net import OpenVinoSession
             return OpenVinoSession(net, views, results, packed, soc)
