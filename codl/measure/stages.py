@@ -10,15 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from zlib import crc32
 
 from codl.errors import UnsupportedError
 from codl.ir import Dim, Layer, Network, to_text
-from codl.ir.executable import Access, Executable, GpuOp, Launch, NcnnNet, RunNet, Stage
+from codl.ir.executable import Executable, GpuOp, Launch, RunNet, Stage
 from codl.ir.plan import Chain, Plan
 from codl.ir.types import PROCESSORS
 from codl.kernels import registry
+from codl.kernels.base import LIBRARIES
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
+from codl.lower.packing import packed
 from codl.lower.partition import chain_outputs, cut
 from codl.measure.dataset import SEPARATOR, StageRow
 from codl.measure.op_runner import filler
@@ -47,23 +50,25 @@ def network_of(task: StageTask) -> Network:
 
 
 def plan_of(task: StageTask, network: Network, soc: Soc) -> Plan:
-    """Both stages, in default variants; the first like the second as far as its op can be cut.
+    """Both stages; the first like the second as far as its op can be cut.
 
-    Raises `UnsupportedError` for a part that a processor has no variant for.
+    Kernels are default variants, and the CPU's ops are one library's, by turns from task to task,
+    where that has them. Raises `UnsupportedError` for a part that a processor has no variant for.
     """
     before, *chain = network.layers
     dims = cuts_of(before.op)
     dim: Dim = task.dim if task.dim in dims else next(iter(dims), "H")
     ratio = task.gpu_ratio if dims else float(task.gpu_ratio >= 1 / 2)
+    library = LIBRARIES[crc32(task.chain.encode()) % len(LIBRARIES)]
     chains = (
-        _chain(network, [before], dim, ratio, soc),
-        _chain(network, chain, task.dim, task.gpu_ratio, soc),
+        _chain(network, [before], dim, ratio, soc, library),
+        _chain(network, chain, task.dim, task.gpu_ratio, soc, library),
     )
     return Plan(network.name, network.digest, soc.name, NAME, "", "missing", None, chains)
 
 
 def _chain(
-    network: Network, layers: Sequence[Layer], dim: Dim, gpu_ratio: float, soc: Soc
+    network: Network, layers: Sequence[Layer], dim: Dim, gpu_ratio: float, soc: Soc, library: str
 ) -> Chain:
     outputs = chain_outputs(network, layers)
     shards = cut(layers, outputs, dim, gpu_ratio, block=soc.gpu.vector_width)
@@ -74,7 +79,8 @@ def _chain(
             if not able:
                 text = to_text(part.op)
                 raise UnsupportedError(f"The {processor} has no kernel variant for {text!r}.")
-            variants[part.layer.name][processor] = able[0].name
+            preferred = [v for v in able if v.backend == library] or able
+            variants[part.layer.name][processor] = preferred[0].name
     return Chain(tuple(layer.name for layer in layers), dim, gpu_ratio, variants)
 
 
@@ -159,9 +165,5 @@ class _Shards:
         )
 
     def _packed(self) -> list[str]:
-        nets = [net for net in self._nets if isinstance(net, NcnnNet)]
-        loads = [f"load {self._shape(access)}" for net in nets for _, access in net.inputs]
-        return loads + [f"store {self._shape(access)}" for net in nets for _, access in net.outputs]
-
-    def _shape(self, access: Access) -> str:
-        return str(access.region.shape(self._executable.tensors[access.tensor].shape))
+        moves = [move for net in self._nets for move in packed(self._executable, net)]
+        return [f"{way} {shape}" for way, shape in moves]

@@ -22,8 +22,6 @@ from codl.ir.executable import (
     Flush,
     GpuOp,
     Launch,
-    NcnnNet,
-    Net,
     Raise,
     Relayout,
     RunNet,
@@ -31,8 +29,8 @@ from codl.ir.executable import (
     Transfer,
 )
 from codl.ir.types import Direction
-from codl.lower.rules import IN_BLOCKS
-from codl.plan.cost_model import ADDED_INSIDE, CostModel, Move, Pair
+from codl.lower.packing import packed
+from codl.plan.cost_model import ADDED_INSIDE, CostModel, Pair
 
 START: Pair = (0.0, 0.0)
 
@@ -270,29 +268,12 @@ class _Works:
         for number, net, net_ops in zip(numbers, nets, ops, strict=True):
             named = zip(net_ops, net.layers, strict=True)
             ops_ms = sum(cost.variant_ms(op, "cpu", layer.variant) for op, layer in named)
-            moves = self._packed(net)
+            moves = packed(self._executable, net)
             packing_ms = sum(map(cost.packing_ms, moves))
             # Every op counts with a call of its own.
             self._nets_ms[number] = ops_ms - (len(net_ops) - 1) * call_ms + packing_ms
             load += [sum(2 * shape.bytes for _, shape in moves), self._nets_ms[number]]
         load[0] += sum(op.bytes for op in every)
-
-    def _packed(self, net: Net) -> list[Move]:
-        """What a net packs of what enters it, or is planar in it, and unpacks of what leaves."""
-        if isinstance(net, NcnnNet):
-            moves: list[Move] = [("load", self._shape(access)) for _, access in net.inputs]
-            return [*moves, *(("store", self._shape(access)) for _, access in net.outputs)]
-        reading = [x for x in net.layers if parse(x.op).kind in IN_BLOCKS]
-        made = {x.output for x in reading}
-        names = dict.fromkeys(name for x in reading for name, _ in x.inputs if name not in made)
-        inner = {x.output: parse(x.op).output for x in net.layers}
-        outer = {self._name(b.access): self._shape(b.access) for b in net.inputs}
-        moves = [("load", {**inner, **outer}[name]) for name in names]
-        left = [b.access for b in net.outputs if self._name(b.access) in made]
-        return [*moves, *(("store", self._shape(access)) for access in left)]
-
-    def _name(self, access: Access) -> str:
-        return self._executable.tensors[access.tensor].name
 
     def _shape(self, access: Access) -> Shape:
         return access.region.shape(self._executable.tensors[access.tensor].shape)

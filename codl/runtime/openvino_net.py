@@ -7,6 +7,7 @@ it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -77,11 +78,17 @@ def compiled(
         "ENABLE_CPU_PINNING": False,
         **(more or {}),
     }
-    core = openvino.Core()
+    core = _core()
     try:
         return core.compile_model(core.read_model(_whole(model, weights)), "CPU", options)
     except Exception as error:
         raise DeviceError(f"OpenVINO cannot load the model of {names}: {error}") from error
+
+
+@cache
+def _core() -> openvino.Core:
+    """What compiles; it takes longer to make than most nets."""
+    return openvino.Core()
 
 
 def _whole(model: bytes, weights: Arrays) -> bytes:
