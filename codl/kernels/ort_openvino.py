@@ -15,21 +15,30 @@ from codl.kernels.ort import CpuOrt
 from codl.kernels.registry import VARIANTS, register
 
 CPU_OPENVINO = "cpu_openvino"
-#: Ops whose nodes are ONNX's own, and which networks have many of.
+#: Ops whose nodes are ONNX's own, and computed as exactly.
 KINDS = (
+    "attention",
     "concat",
+    "concat_nd",
     "conv2d",
+    "conv_transpose2d",
     "eltwise",
     "fc",
+    "gather",
     "matmul",
+    "max_indices",
     "norm",
+    "pad",
     "pooling",
     "reduce",
     "reshape",
     "resize",
+    "row_range",
     "slice",
     "softmax",
+    "tile",
     "transpose",
+    "windows",
 )
 
 

@@ -26,6 +26,8 @@ from codl.runtime.placement import LocalSoc
 RUNS, BEFORE = 12, 3
 #: Kernels that only move a tensor to another layout.
 MOVES = frozenset({"ReorderInput", "ReorderOutput", "Reorder", "Input", "Output"})
+#: A run that takes up to so many times what its kernels take by the profile is these alone.
+NOISE = 1.1
 #: Profiles count whole microseconds, and cut the rest.
 CUT_S = 0.5e-6
 
@@ -38,17 +40,19 @@ class Profile:
     moves_s: float
 
 
-def share_of_ops(executable: Executable, soc: LocalSoc) -> float:
+def share_of_ops(executable: Executable, soc: LocalSoc, run_s: float = 0.0) -> float:
     """Of what a run of the executable's one net takes, the part that its ops take in a larger net.
 
-    1 where the library shows nothing.
+    `run_s` is what a run takes: where that is more than all kernels, the rest is of the call, such
+    as waking threads. 1 where the library shows nothing.
     """
     (net,) = executable.nets
     assert isinstance(net, OnnxNet)
     profile = _profile(executable, net, soc)
     if not profile.ops_s:
         return 1.0
-    return profile.ops_s / (profile.ops_s + profile.moves_s)
+    kernels_s = profile.ops_s + profile.moves_s
+    return profile.ops_s / (run_s if run_s > NOISE * kernels_s else kernels_s)
 
 
 def _profile(executable: Executable, net: OnnxNet, soc: LocalSoc) -> Profile:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import cycle, islice
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
@@ -19,6 +20,7 @@ from codl.kernels.tuning import Tuning
 from codl.lower import pieces
 from codl.measure.timing import Protocol, measure_together
 from codl.records.results import Latency
+from codl.records.statistic import level
 from codl.records.tuned import BenchRow, Refused
 from codl.runtime.host_handles import HostSession
 from codl.runtime.launch import BoundKernel
@@ -36,6 +38,8 @@ SEED = 3
 ELSEWHERE = "written for another type of device, memory or element than the SoC file names"
 #: Does the same thing n times over, and returns when it is done.
 Work: TypeAlias = Callable[[int], None]
+#: Runs that tell what a call takes beside an op.
+SHARE_RUNS = 15
 #: How many random numbers are made, to be repeated: a prime, so that no tensor's size divides it.
 RANDOM = 65537
 
@@ -158,7 +162,12 @@ class CpuWork:
         from codl.measure.net_shares import share_of_ops  # a device may have ncnn alone
 
         alone = pieces.net_alone([self.op], self.variant, [filler(self.op)], self.soc)
-        return share_of_ops(alone, self.soc)
+        taken_s = []
+        for _ in range(SHARE_RUNS):
+            start = perf_counter()
+            self.run()
+            taken_s.append(perf_counter() - start)
+        return share_of_ops(alone, self.soc, level(taken_s))
 
 
 def cpu_work(op: Op, variant: Any, soc: LocalSoc) -> CpuWork:

@@ -22,6 +22,9 @@ from codl.plan.region_array import Numbers
 
 #: Of a layer: the library that is fastest for its part.
 ANY = -1
+#: Several libraries must be predicted to take less than this part of what one of them takes, as far
+#: as it can: predictions of two libraries are further off each other than those of one.
+WORTH = 0.95
 
 
 class _Labelled(NamedTuple):
@@ -49,7 +52,9 @@ def cpu_libraries(network: Network, cost: CostModel) -> Numbers:
         labels.of(np.where(able[:, library], library, fastest).tolist())
         for library in range(len(LIBRARIES))
     ]
-    return np.array(min(labels.searched(), *uniform).libraries, np.int64)
+    searched, simplest = labels.searched(), min(uniform)
+    is_worth = searched.taken_ms < WORTH * simplest.taken_ms
+    return np.array((searched if is_worth else simplest).libraries, np.int64)
 
 
 def _ops_ms(network: Network, cost: CostModel) -> Milliseconds:

@@ -241,7 +241,7 @@ def make_session(
     in_place: bool = False,
     in_blocks: bool = False,
 ) -> ort.InferenceSession:
-    """A session whose threads do not spin while they have nothing to do.
+    """A session whose threads do not spin between runs.
 
     `weights` are initializers whose elements are not in the model; `in_place` they are read where
     they lie, as long as the session lives, and else they are copied. With `in_blocks` convolutions
@@ -287,7 +287,8 @@ def session_options(soc: Soc, *, in_blocks: bool = False) -> ort.SessionOptions:
     options.graph_optimization_level = level
     options.intra_op_num_threads = soc.cpu.threads
     options.inter_op_num_threads = 1
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # Threads may spin between the ops of a run, not after it.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     options.add_session_config_entry("session.load_model_format", "ONNX")
     # ONNX Runtime moves such nodes over others, and refuses what it has made then.
     for key, value in {**EXACT, "session.disable_quant_qdq": "1"}.items():
