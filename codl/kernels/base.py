@@ -139,22 +139,23 @@ class KernelPlan:
     def storage(self, tensor: TensorArg) -> Storage:
         return self.storages.get(tensor, BLOCKED)
 
-    def adding(self) -> KernelPlan:
-        """The same plan with a second input, a residual: added before the activation.
+    def adding(self, mode: str = "add") -> KernelPlan:
+        """The same plan with a second input, such as a residual, added before the activation.
 
-        It lies as the output does, and has its shape. Only of convolutions: their sources take it
-        as `conv2d/added.cl` says.
+        Or, by the mode `mul`, multiplied by behind it. It lies as the output does, and has its
+        shape. Sources take it as `conv2d/added.cl` and `matmul/gpu_rows.cl` say.
         """
         output, added = TensorArg("output"), TensorArg("input", 1)
-        more: tuple[Arg, ...] = (added, ApartArg(added)) if self.whole_batch else (added,)
-        launches = (
-            replace(launch, args=(*launch.args, *more)) if output in launch.args else launch
-            for launch in self.launches
-        )
+
+        def taking(launch: KernelLaunch) -> KernelLaunch:
+            apart = [ApartArg(added)] if ApartArg(output) in launch.args else []
+            return replace(launch, args=(*launch.args, added, *apart))
+
+        launches = (taking(x) if output in x.args else x for x in self.launches)
         return replace(
             self,
             launches=tuple(launches),
-            defines={**self.defines, "ADDED": 1},
+            defines={**self.defines, "ADDED": 1, **({} if mode == "add" else {"MULTIPLIED": 1})},
             storages={**self.storages, added: self.storage(output)},
         )
 

@@ -160,8 +160,8 @@ class Kernel:
     meant_for: ClassVar[frozenset[str]] = ANY_DEVICE
     #: Whether the images of a batch in buffers are computed at once where an op's are apart.
     batches: ClassVar[bool] = False
-    #: The types of device on which adding a residual in the kernel costs more than it saves.
-    adds_slowly_on: ClassVar[frozenset[str]] = frozenset()
+    #: The types of device on which it had better compute what follows it, too: see `adding`.
+    adds_on: ClassVar[frozenset[str]] = frozenset()
     processor: ClassVar[Processor] = "gpu"
     backend: ClassVar[Backend] = "opencl"
     is_plannable: ClassVar[bool] = True

@@ -77,7 +77,7 @@ class Replayed:
     kernel: str = ""
     storage: ClassVar[Storage] = BLOCKED
     meant_for: ClassVar[frozenset[str]] = frozenset()
-    adds_slowly_on: ClassVar[frozenset[str]] = frozenset()
+    adds_on: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
     among_planar: ClassVar[None] = None
     backend: ClassVar[Backend] = "replayed"
     op_columns: ClassVar[None] = None

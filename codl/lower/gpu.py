@@ -1,9 +1,9 @@
 """The GPU's shard of a chain: kernels in order, with copies where storages differ.
 
-What is fused, and in which variant and choice, is selected first: a convolution computes the
-residual add behind it where both have one storage. What a device has refused is not selected
-again; other variants stand in for it. Arguments of kernel plans become regions, constants, memory
-or numbers.
+What is fused, and in which variant and choice, is selected first: a convolution, or a product of a
+few rows, computes the residual add behind it where both have one storage. What a device has refused
+is not selected again; other variants stand in for it. Arguments of kernel plans become regions,
+constants, memory or numbers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from codl.kernels.source import compile_options, source_digest
 from codl.kernels.tuning import Tuning
 from codl.lower.assembly import Arena, Assembly
 from codl.lower.partition import Part, Shard
-from codl.lower.rules import fuses, residual_adds
+from codl.lower.rules import active, fuses, mode_of, residual_adds
 from codl.records.soc import Soc
 
 
@@ -164,10 +164,10 @@ class Selector:
 
     def _plan(self, work: Work, variant: Any, choice: Choice | None) -> KernelPlan:
         """An add that is computed too comes before the activation, which is the add's."""
+        op = work.part.op
         if work.add is None:
-            return self.plan(variant, work.part.op, choice)
-        op = work.part.op.with_activation(work.add.op.activation)
-        return self.plan(variant, op, choice).adding()
+            return self.plan(variant, op, choice)
+        return self.plan(variant, active(op, work.add.op), choice).adding(mode_of(work.add.op))
 
 
 def works(

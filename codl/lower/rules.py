@@ -6,39 +6,58 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from codl.ir import Layer
+from codl.ir import Layer, Op
 from codl.ir.ops.base import Activation
 from codl.ir.ops.eltwise import Eltwise
 from codl.kernels.base import LIBRARIES
 from codl.records.soc import Soc
 
+#: By kind of op what its kernels may compute of what follows it: sums and products of elements.
+MODES = {"conv2d": ("add",), "matmul": ("add", "mul"), "matmul_nbits": ("add", "mul")}
+
 
 def residual_adds(layers: Sequence[Layer], outputs: Collection[str]) -> dict[str, Layer]:
     """The residual add that each convolution among layers could compute, by the convolution's name.
 
-    `outputs` are the tensors that are read by others than these layers.
+    And that, or the product of elements, which each product with a constant matrix could. `outputs`
+    are the tensors that are read by others than these layers.
     """
     places = {layer.output: place for place, layer in enumerate(layers)}
     reads = Counter(name for layer in layers for name in layer.inputs)
     adds = {}
     for add in layers:
         op = add.op
-        if not (isinstance(op, Eltwise) and op.mode == "add" and set(op.inputs) == {op.output}):
+        if not (isinstance(op, Eltwise) and len(op.inputs) == 2 and set(op.inputs) == {op.output}):
             continue
         # Of the two that are added the one that is computed later has the other at hand.
         later = max(add.inputs, key=lambda name: places.get(name, -1))
         if later in places and later not in outputs and reads[later] == 1:
             conv = layers[places[later]]
-            # A kernel can add to what it computes before an activation, not behind one.
-            if (conv.op.kind, conv.op.activation) == ("conv2d", Activation()):
+            # A kernel can add to what it computes before an activation, and multiply behind one.
+            active = conv.op if op.mode == "add" else op
+            if op.mode in MODES.get(conv.op.kind, ()) and active.activation == Activation():
                 adds[conv.name] = add
     return adds
 
 
+def active(product: Op, add: Op) -> Op:
+    """A product as its kernels compute it with an add: they have the add's activation, the last.
+
+    Where its elements are multiplied it keeps its own, which comes before.
+    """
+    return product.with_activation(add.activation) if mode_of(add) == "add" else product
+
+
+def mode_of(add: Op) -> str:
+    """What is done with the other input of what is fused."""
+    assert isinstance(add, Eltwise)
+    return add.mode
+
+
 def fuses(convolution: Any, add: Any, soc: Soc) -> bool:
     """Whether two GPU variants become one kernel on a SoC: they may, and that is the faster way."""
-    slow_on: frozenset[str] = convolution.adds_slowly_on
-    return bool(convolution.storage == add.storage) and soc.gpu.type not in slow_on
+    adds_on: frozenset[str] = convolution.adds_on
+    return bool(convolution.storage == add.storage) and soc.gpu.type in adds_on
 
 
 def net_level(least: Any, is_read: Any, *, is_model: bool, library: Any) -> Any:

@@ -415,7 +415,7 @@ class GpuShards:
             fused.append(is_fused[pair])
         at = np.flatnonzero(fused)
         adds = pairs[at, 2]
-        added_ms = self._sub_ops.stored_ms(adds)[np.arange(len(at)), pairs[at, 3]]
+        added_ms = self._sub_ops.added_ms(adds, pairs[at, 3])
         self.ms[rows][at] -= (1 - ADDED_INSIDE) * added_ms
         self.launches[rows][at] -= self._part_launches[adds]
 

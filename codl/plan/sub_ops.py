@@ -48,7 +48,8 @@ class SubOps:
         self.ops = list(numbers)
         self.ratios = tuple(ratios)
         self._cost, self._block = cost, cost.soc.gpu.vector_width
-        self._element: Any = cost.soc.gpu.element
+        element: Any = cost.soc.gpu.element
+        self._planar = Storage(PLANAR.layout, element)
         outputs = [op.output for op in self.ops]
         self._whole = np.array([boxes.box(Region.whole(shape)) for shape in outputs])
         self._width = np.array([shape.w for shape in outputs])
@@ -198,11 +199,17 @@ class SubOps:
         latencies: NDArray[np.float64] = self._stored_ms[numbers]
         return latencies
 
+    def added_ms(self, numbers: Numbers, storages: Numbers) -> NDArray[np.float64]:
+        """Milliseconds of parts in a storage each, or computed planar in place of their fastest."""
+        stored_ms = self._stored_ms[numbers]
+        in_storage = stored_ms[np.arange(len(numbers)), storages]
+        return np.where(np.isfinite(in_storage), in_storage, stored_ms.min(axis=1, initial=np.inf))
+
     def planar_ms(self, numbers: Numbers) -> NDArray[np.float64]:
         """The same of parts that are all computed planar, in place of their fastest variants."""
         latencies = np.full((len(numbers), len(STORAGES)), np.inf)
         fastest_ms = self._stored_ms[numbers].min(axis=1)
-        latencies[:, _STORAGE_NUMBER[Storage(PLANAR.layout, self._element)]] = fastest_ms
+        latencies[:, _STORAGE_NUMBER[self._planar]] = fastest_ms
         return latencies
 
     def library_ms(self, numbers: Numbers) -> NDArray[np.float64]:
@@ -239,7 +246,10 @@ class SubOps:
             return False
         variants = []
         for number, storage in zip((convolution, add), storages, strict=True):
-            if not np.isfinite(self._stored_ms[number, storage]):
+            stored_ms = self._stored_ms[number]
+            if not np.isfinite(stored_ms[storage]) and STORAGES[storage] != self._planar:
+                return False
+            if not np.isfinite(stored_ms).any():
                 return False
             op = self.op(number)
             key = (op.kind, self.gpu_variant(number, storage))

@@ -23,6 +23,7 @@ from codl.kernels import registry
 from codl.kernels.base import Choice
 from codl.kernels.tuning import Tuning
 from codl.lower import pieces
+from codl.lower.rules import active, mode_of
 from codl.measure.check_variants import OF_HALVES, tolerance
 from codl.records.soc import Soc
 from codl.runtime.loaded import RefusedError
@@ -98,9 +99,9 @@ class OpPart:
         op, weights = self.op, layer.op.restrict_weights(layer.weights, self.region)
         add = None if self.add is None else self.add.op
         if add is not None:
-            op = op.with_activation(add.activation)
+            op = active(op, add)
         plan = self.kernel.plan(op, soc, self.choice)
-        plan = plan if add is None else plan.adding()
+        plan = plan if add is None else plan.adding(mode_of(add))
         return pieces.kernels_alone(
             layer.op, plan, weights, soc, part=self.region, choice=self.choice, add=add
         )

@@ -11,6 +11,7 @@ import onnx
 import pytest
 from support.common_checks import SyntheticContext
 from support.decoders import SMALL, OrtDecoder, split_plan
+from support.devices import here
 from support.synthetic_predictors import SyntheticPredictors
 
 from codl.cli.bench_llm import weight_bytes
@@ -20,12 +21,14 @@ from codl.evaluation.decoders import plan_steps
 from codl.frontend.decoders import Step, read_decoder, step_of
 from codl.frontend.decoders.build import DecoderSource, built, with_weights
 from codl.frontend.quantize import quantize
+from codl.ir.executable import Launch
 from codl.ir.executable_check import state_tensors
 from codl.ir.network import Network
 from codl.ir.plan import Plan
 from codl.measure.decoder_speed import greedy
 from codl.plan.build_plan import default_plan
 from codl.records.soc import Soc
+from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc
 from codl.strategies import find
 from codl.targets.connect import connect
@@ -72,6 +75,22 @@ def test_greedy_tokens_are_those_of_onnx_runtime(
                 assert logits.argmax() == token
                 logits = model.decode(token)
         assert model.length == len(PROMPT) + STEPS
+
+
+def test_kernels_for_gpus_write_the_same_tokens(
+    source: DecoderSource, steps: tuple[Step, Step], as_gpu: OpenClDevice
+) -> None:
+    """With few launches: a layer's sums and its gate are parts of its products."""
+    target = here(as_gpu.soc)
+    planned = [PlannedStep(own, PLANS["gpu"](own.network, as_gpu.soc)) for own in steps]
+    with Decoder(*planned, target) as model:
+        logits = model.prefill(PROMPT)
+        for token, wanted in OrtDecoder(source, CAPACITY).greedy(PROMPT, STEPS):
+            np.testing.assert_allclose(logits, wanted, atol=1e-5 * np.abs(wanted).max())
+            assert logits.argmax() == token
+            logits = model.decode(token)
+        launches = sum(isinstance(c, Launch) for c in model.session(DECODE).executable.commands)
+    assert launches <= 14 * SMALL.layers + 10
 
 
 def of_halves(soc: LocalSoc) -> LocalSoc:

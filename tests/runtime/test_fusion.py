@@ -80,6 +80,31 @@ def test_variants_for_real_gpus_add_in_each_of_their_forms(
             assert_close(variant, op, got, expected)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "matmul in=1x2x70 matrix=70x37 act=silu",
+        "matmul_nbits in=3x70 matrix=70x50 bits=4 block=32 zero_points=1 act=relu",
+    ],
+)
+@pytest.mark.parametrize("mode", ["add", "mul"])
+def test_products_of_a_few_rows_add_before_and_multiply_behind_their_activation(
+    text: str, mode: str, as_gpu: OpenClDevice
+) -> None:
+    op = parse(text)
+    inputs, weights = operands(op)
+    other = np.random.default_rng(9).standard_normal(op.output, np.float32)
+    plain = op.with_activation(Activation()).reference([inputs[0].astype(np.float64)], weights)
+    active = op.activation.reference
+    expected = active(plain + other) if mode == "add" else active(plain) * other
+    variant: Any = registry.find(op, "gpu_rows")
+    for part in (Region.whole(op.output), *(split(op, op.dims[-1], 0.4))):
+        got, _ = run_gpu(
+            variant, op, part, [*inputs, other], weights, as_gpu, adding=True, mode=mode
+        )
+        assert_close(variant, op, got, cut(expected, part))
+
+
 def residual(images: int = 1) -> ModelBuilder:
     """Adds to a block's input, to a projection and of depthwise products, on to two outputs."""
     b = ModelBuilder("residual")

@@ -60,18 +60,21 @@ def around_on_cpu(variant: Any, op: Op, part: Region, inputs: Sequence[Array], w
 
 
 def run_gpu(variant: Any, op: Op, part: Region, inputs: Sequence[Array], weights: Any,
-            gpu: OpenClDevice, choice: Any = None, *, adding: bool = False,
+            gpu: OpenClDevice, choice: Any = None, *, adding: bool = False, mode: str = "add",
             limits: GpuLimits = UNLIMITED) -> tuple[Array, Array]:  # fmt: skip
     """The same on the GPU; returns the region, and the whole array around it.
 
-    Where it is `adding`, the last input is a residual.
+    Where it is `adding`, the last input is a residual, or by the mode `mul` a factor.
     """
     plan, own = variant.plan(op.restrict(part), gpu.soc, choice), op.restrict_weights(weights, part)
     add = None
     if adding:
-        plan = plan.adding()
-        add = Eltwise(inputs=(op.output, op.output), activation=op.activation)
-        op = op.with_activation(Activation())
+        plan = plan.adding(mode)
+        if mode == "add":
+            add = Eltwise(inputs=(op.output, op.output), activation=op.activation)
+            op = op.with_activation(Activation())
+        else:
+            add = Eltwise(inputs=(op.output, op.output), mode=mode)
     executable = pieces.kernels_alone(op, plan, own, gpu.soc, part=part, add=add)
     session = Session(executable, gpu, limits=limits)
     for name, value in zip(pieces.input_names(len(inputs)), inputs, strict=True):

@@ -24,10 +24,11 @@ from codl.records.soc import Soc
 
 #: Queries of a work-item, or of a work-group, at most: their sums stay at hand.
 MOST_QUERIES = 8
-#: Work-items of a work-group, the default first, and pieces of the keys that may be worth a try.
-ITEMS, PIECES = (128, 64, 256), (1, 2, 4, 8, 16)
-#: Keys of a piece at least, by default.
-FEWEST_KEYS = 256
+#: Work-items of a work-group, and pieces of the keys, that may be worth a try.
+ITEMS, PIECES = (256, 128, 64), (1, 2, 4, 8, 16)
+#: 256 work-items go through so many keys on an H100 while a kernel is launched that merges pieces;
+#: and the keys of a piece where there are more.
+UNDIVIDED_KEYS, PIECE_KEYS = 768, 256
 PARTS, PART_ENDS = ScratchArg("parts"), ScratchArg("ends")
 
 
@@ -116,13 +117,16 @@ class GpuSplit(ColumnKernel):
         return [choice for choice in every if choice["pieces"] <= op.capacity]
 
     def default_columns(self, ops: CachedAttentionColumns, soc: Soc) -> ChoiceColumns:
-        """Pieces of some hundred keys, while there are compute units for them."""
-        width, most = soc.gpu.vector_width, soc.gpu.max_work_group_size
-        items = np.where(ops.value_features > ITEMS[0] * width, ITEMS[-1], ITEMS[0])
-        groups = ops.groups * ceil_div(ops.tokens * ops.heads, MOST_QUERIES)
-        room = np.floor(soc.gpu.compute_units / groups)
-        pieces = np.maximum(1, np.minimum(ceil_div(ops.filled, FEWEST_KEYS), room))
-        return {"items": np.minimum(items, most), "pieces": pieces}
+        """One token alone has large work-groups; many keys are divided while units are idle."""
+        tiles = ceil_div(ops.tokens * ops.heads, MOST_QUERIES)
+        wide = ops.value_features > ITEMS[1] * soc.gpu.vector_width
+        items = np.where((tiles == 1) | wide, ITEMS[0], ITEMS[1])
+        room = np.maximum(1, np.floor(soc.gpu.compute_units / (ops.groups * tiles)))
+        pieces = np.minimum(ceil_div(ops.filled, PIECE_KEYS), room)
+        return {
+            "items": np.minimum(items, soc.gpu.max_work_group_size),
+            "pieces": np.where(ops.filled <= UNDIVIDED_KEYS, 1.0, pieces),
+        }
 
     def counts(self, ops: CachedAttentionColumns, soc: Soc, choice: Any) -> dict[str, Column]:
         items, pieces = choice["items"], choice["pieces"]

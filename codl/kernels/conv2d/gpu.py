@@ -13,7 +13,7 @@ from codl.ir.ops.convolution import Conv2d, ConvColumns
 from codl.ir.types import Storage
 from codl.kernels.base import ENDS, Choice, KernelLaunch, KernelPlan
 from codl.kernels.feature_columns import ChoiceColumns, by_level, gpu_cache_bytes, in_order, least
-from codl.kernels.kernel import BLOCKS, ColumnKernel, Kernel
+from codl.kernels.kernel import ANY_DEVICE, BLOCKS, ColumnKernel, Kernel
 from codl.kernels.tiling import pack_bias, round_up
 from codl.records.soc import Soc
 
@@ -22,6 +22,7 @@ class GpuConv(ColumnKernel):
     """Base of the entries. `ranked` has the choices of one, and the order of preference."""
 
     op_kind = "conv2d"
+    adds_on = ANY_DEVICE
     op_columns = ConvColumns
     storages: ClassVar[tuple[Storage, ...]] = BLOCKS
 

@@ -25,7 +25,7 @@ from codl.kernels.base import (
 )
 from codl.kernels.conv2d.gpu import byte_columns
 from codl.kernels.feature_columns import single
-from codl.kernels.kernel import BLOCKS, REAL_GPU, Kernel, launch
+from codl.kernels.kernel import ANY_DEVICE, BLOCKS, REAL_GPU, Kernel, launch
 from codl.kernels.tiling import GROUP, ceil_div, pack_bias, round_up
 from codl.kernels.window import window_args
 from codl.records.soc import GpuSide, Soc
@@ -351,6 +351,7 @@ class GpuGemm(Products):
 
     op_kind = "conv2d"
     storages = BLOCKS
+    adds_on = ANY_DEVICE
     batches = True
 
     def product(self, op: Conv2d) -> GemmProblem:

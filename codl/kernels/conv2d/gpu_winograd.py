@@ -42,7 +42,7 @@ from codl.kernels.feature_columns import (
     least,
     unique,
 )
-from codl.kernels.kernel import CPU_DEVICE, launch
+from codl.kernels.kernel import REAL_GPU, launch
 from codl.kernels.tiling import item_grid
 from codl.records.soc import Soc
 
@@ -60,8 +60,8 @@ class GpuWinograd(GpuConv):
     base_name = "gpu_winograd"
     source = "conv2d/gpu_winograd.cl"
     transforms_weights = True
-    #: There it reads a residual tile by tile, which takes longer than the add saves.
-    adds_slowly_on = CPU_DEVICE
+    #: On a CPU it reads a residual tile by tile, which takes longer than the add saves.
+    adds_on = REAL_GPU
 
     def refuse(self, op: Conv2d, soc: Soc) -> str | None:
         square = op.kernel.h == op.kernel.w and op.stride.h == op.stride.w

@@ -35,7 +35,7 @@ from codl.kernels.conv2d.winograd import (
     refuse_window,
 )
 from codl.kernels.feature_columns import ChoiceColumns, single
-from codl.kernels.kernel import BLOCKS, REAL_GPU, Kernel, launch
+from codl.kernels.kernel import ANY_DEVICE, BLOCKS, REAL_GPU, Kernel, launch
 from codl.kernels.tiling import GROUP, ceil_div, pack_bias, round_up
 from codl.records.soc import GpuSide, Soc
 
@@ -134,6 +134,7 @@ class GpuWinogradGemm(Kernel):
     transforms_weights = True
     storages = BLOCKS
     meant_for = REAL_GPU
+    adds_on = ANY_DEVICE
     batches = True
 
     def refuse(self, op: Conv2d, soc: Soc) -> str | None:

@@ -28,7 +28,7 @@ from codl.kernels.base import (
 )
 from codl.kernels.conv2d.gpu_gemm import GemmCut, GemmProblem, Products, row_window
 from codl.kernels.feature_columns import ChoiceColumns
-from codl.kernels.kernel import REAL_GPU, ColumnKernel, Kernel, launch, of_every_storage
+from codl.kernels.kernel import ANY_DEVICE, REAL_GPU, ColumnKernel, Kernel, launch, of_every_storage
 from codl.kernels.registry import register
 from codl.kernels.tiling import ceil_div, round_up, waves
 from codl.records.soc import Soc
@@ -41,8 +41,8 @@ A, B, OUT = ENDS[0], TensorArg("input", 1), ENDS[1]
 PER_ITEM = 4
 #: With more rows, tiles that read a matrix once for many rows are faster.
 MOST_ROWS = 4
-#: Work-items of a work-group, and vectors of columns that it has; the default first.
-SHAPES = ((64, 1), (64, 2), (128, 1), (128, 2), (256, 1), (32, 2), (32, 1))
+#: Work-items of a work-group, and vectors of columns that it has.
+SHAPES = ((128, 1), (64, 1), (64, 2), (128, 2), (256, 1), (32, 2), (32, 1))
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,10 @@ class GpuRows(ColumnKernel):
     base_name = "gpu_rows"
     source = "matmul/gpu_rows.cl"
     meant_for = REAL_GPU
+    adds_on = ANY_DEVICE
     op_columns: ClassVar[Any] = MatMulColumns
+    #: The default comes first: there are fewer words of packed matrices.
+    shapes: ClassVar[tuple[tuple[int, int], ...]] = SHAPES
 
     def refuse(self, op: Any, soc: Soc) -> str | None:
         if not op.matrix or op.trans_a:
@@ -254,7 +257,7 @@ class GpuRows(ColumnKernel):
 
     def choices(self, op: Any, soc: Soc) -> tuple[Choice, ...]:
         most = soc.gpu.max_work_group_size
-        return tuple({"items": items, "panels": n} for items, n in SHAPES if items <= most)
+        return tuple({"items": items, "panels": n} for items, n in self.shapes if items <= most)
 
     def default_columns(self, ops: Any, soc: Soc) -> ChoiceColumns:
         return self.choices(None, soc)[0]

@@ -8,6 +8,20 @@
 // BITS           defined where the matrix is packed, and words have several numbers of each column: see
 //                matmul_nbits/gpu_rows.cl
 // weight         [V columns][k][V]
+// ADDED          defined where there is a second input, shaped like the output, that is added before the
+//                activation or, where MULTIPLIED is defined too, multiplied by behind it
+
+#ifndef ADDED
+#define ADDED_ARGS
+#define FINISHED(value, i) ACTIVATE(value)
+#else
+#define ADDED_ARGS , __global const ELEMENT *added, int added_offset, int added_stride
+#ifdef MULTIPLIED
+#define FINISHED(value, i) (ACTIVATE(value) * GET(added, added_offset + (i)))
+#else
+#define FINISHED(value, i) ACTIVATE((value) + GET(added, added_offset + (i)))
+#endif
+#endif
 
 #ifndef BITS
 #define MATRIX __global const WEIGHT *restrict weight
@@ -32,7 +46,7 @@
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void matmul_rows(
     __global const ELEMENT *restrict a, int a_offset, int a_stride,
     __global ELEMENT *restrict output, int output_offset, int output_stride,
-    MATRIX, __global const float *restrict bias, int n, int k)
+    MATRIX, __global const float *restrict bias, int n, int k ADDED_ARGS)
 {
     __local VEC parts[PANELS * ROWS][ITEMS];
     const int item = get_local_id(0), first = get_group_id(0) * PANELS, panels = (n + V - 1) / V;
@@ -77,7 +91,8 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void matmul_rows(
     for (int i = item; i < PANELS * ROWS * V; i += ITEMS) {
         const int p = i / (ROWS * V), r = i / V % ROWS, column = (first + p) * V + i % V;
         __local const float *sum = (__local const float *)&parts[p * ROWS + r][0];
-        const size_t at = output_offset + (size_t)r * n + column;
-        if (column < n) SET(ACTIVATE(sum[i % V] + bias[column]), output, at);
+        const size_t at = (size_t)r * n + column;
+        if (column < n)
+            SET(FINISHED(sum[i % V] + bias[column], at), output, output_offset + at);
     }
 }

@@ -16,7 +16,7 @@ from codl.ir.ops.matmul_quantized import MatMulNBits, MatMulNBitsColumns
 from codl.ir.types import ConstantArray
 from codl.kernels.base import Arg, ConstantArg
 from codl.kernels.kernel import of_every_storage
-from codl.kernels.matmul import GpuRows, GpuTiled
+from codl.kernels.matmul import SHAPES, GpuRows, GpuTiled
 from codl.kernels.registry import register
 from codl.records.soc import Soc
 
@@ -50,6 +50,7 @@ class GpuRowsNBits(GpuRows):
     op_kind = "matmul_nbits"
     source = "matmul_nbits/gpu_rows.cl"
     op_columns = MatMulNBitsColumns
+    shapes = ((64, 1), *(shape for shape in SHAPES if shape != (64, 1)))
 
     def matrix_bytes(self, ops: MatMulNBitsColumns) -> Column:
         """Words, whatever tensors are stored as."""
