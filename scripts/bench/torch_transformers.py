@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
@@ -154,3 +156,80 @@ TRANSFORMERS = {"bert": Bert, "vit_base": Vit, "smollm2_135m": Llama}
 def transformer(name: str) -> nn.Module:
     torch.manual_seed(0)
     return TRANSFORMERS[name]()
+
+
+class CachedLlama:
+    """The same network one token at a time, with keys and values of `capacity` tokens.
+
+    Nothing changes its shape, so that a CUDA graph of one token serves for all: attention is to the
+    whole cache, and a mask hides what is not there yet.
+    """
+
+    def __init__(self, capacity: int, device: str) -> None:
+        torch.manual_seed(0)
+        torch.set_grad_enabled(False)
+        sizes, self.net = SMOLLM2_135M, Llama().eval().to(device)
+        each, words = sizes.features // sizes.heads, self.net.head.out_features
+        self.words = torch.randn(words, sizes.features, device=device)
+        self.cache = torch.zeros((sizes.layers, 2, 1, GROUPS, capacity, each), device=device)
+        turns = 100000.0 ** -(torch.arange(0, each, 2) / each)
+        angles = (torch.arange(capacity)[:, None] * turns).repeat(1, 2)
+        self.angles = torch.stack([angles.cos(), angles.sin()]).to(device)
+        self.places = torch.arange(capacity, device=device)
+        self.token = torch.ones(1, dtype=torch.int64, device=device)
+        self.place = torch.zeros(1, dtype=torch.int64, device=device)
+
+    def eager(self, token: int, place: int) -> np.ndarray[Any, Any]:
+        """The logits behind a token at a place, on the host."""
+        self._tell(token, place)
+        logits: np.ndarray[Any, Any] = self._step().cpu().numpy()
+        return logits
+
+    def captured(self) -> Callable[[int, int], np.ndarray[Any, Any]]:
+        """The same by a CUDA graph, which is captured now."""
+        graph, logits = captured(self._step)
+
+        def step(token: int, place: int) -> np.ndarray[Any, Any]:
+            self._tell(token, place)
+            graph.replay()
+            on_host: np.ndarray[Any, Any] = logits.cpu().numpy()
+            return on_host
+
+        return step
+
+    def _tell(self, token: int, place: int) -> None:
+        self.token.fill_(token)
+        self.place.fill_(place)
+
+    def _step(self) -> torch.Tensor:
+        x = self.words[self.token][None]
+        angles = self.angles[:, self.place]
+        seen = (self.places <= self.place)[None, None, None]
+        for layer, (keys, values) in zip(self.net.layers, self.cache, strict=True):
+            y = self._attend(layer.attention, layer.first(x), (angles, seen), keys, values)
+            x = x + y
+            y = layer.second(x)
+            x = x + layer.narrow(functional.silu(layer.gate(y)) * layer.wide(y))
+        logits: torch.Tensor = self.net.head(self.net.norm(x)[0, -1])
+        return logits
+
+    def _attend(
+        self,
+        attention: Attention,
+        x: torch.Tensor,
+        tables: tuple[torch.Tensor, torch.Tensor],
+        keys: torch.Tensor,
+        values: torch.Tensor,
+    ) -> torch.Tensor:
+        def heads(product: nn.Linear, count: int) -> torch.Tensor:
+            return product(x).view(1, 1, count, -1).transpose(1, 2)
+
+        (angles, seen), groups = tables, attention.groups
+        keys.index_copy_(2, self.place, turned(heads(attention.k, groups), angles))
+        values.index_copy_(2, self.place, heads(attention.v, groups))
+        q = turned(heads(attention.q, attention.heads), angles)
+        y = functional.scaled_dot_product_attention(
+            q, keys, values, attn_mask=seen, enable_gqa=True
+        )
+        joined: torch.Tensor = attention.out(y.transpose(1, 2).reshape(1, 1, -1))
+        return joined
