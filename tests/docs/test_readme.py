@@ -38,8 +38,10 @@ QUICKLY: dict[str, Sequence[str]] = {
     "tune": ("--budget", "0.001s"),
     "collect": ("--shares", "0.5", "--all"),
     "train": ("--no-evaluate", "--predictor", "codl"),
-    "eval": ("--strategies", "cpu,gpu,codl", "--seconds", "0.02", "--no-timelines"),
-    "explain": ("--rounds", "2"),
+    "run": ("--no-profile",),
+    "package": ("--no-profile",),
+    "eval": ("--strategies", "cpu,gpu,codl", "--seconds", "0.02", "--no-timelines", "--no-profile"),
+    "explain": ("--rounds", "2", "--no-profile"),
 }
 
 
@@ -145,8 +147,9 @@ def test_the_pipeline_runs_in_order_and_a_plan_has_one_executable(
         codl(tmp_path, "search", MODEL, "--soc", "host", *how, "-o", plan)
         ways = {}
         for by in (how, ["--plan", plan]):
-            codl(tmp_path, "run", MODEL, "--soc", "host", "--rounds", "2", *by)
-            codl(tmp_path, "package", MODEL, "--soc", "host", "-o", "small.codl", *by)
+            predicted = [MODEL, "--soc", "host", "--no-profile", *by]
+            codl(tmp_path, "run", *predicted, "--rounds", "2")
+            codl(tmp_path, "package", *predicted, "-o", "small.codl")
             archive = Archive(tmp_path / "small.codl")
             ways[by[0]] = archive.manifest["executable"]
         (digest,) = lowered.taken(strategy)
