@@ -11,10 +11,11 @@ layer, and is not the faster one only because nobody has looked.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,10 +28,11 @@ from codl.kernels import registry
 from codl.lower import lower
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
-from codl.plan.price import StagePrice, price
+from codl.plan.price import StagePrice, StageTimes, price, stage_times, walk
 from codl.plan.profile_feedback import Totals
 from codl.records.profile import PlanRun
 from codl.records.soc import Soc
+from codl.records.span_names import transform_label
 
 #: A ratio below this is of nothing that was computed.
 LEAST = 0.02
@@ -177,12 +179,47 @@ def corrected(cost: CostModel, network: Network, runs: Iterable[PlanRun], soc: S
     `soc` is what they are lowered for, and `cost` is without corrections.
     """
     samples: list[OpRatio] = []
+    stages: list[float] = []
     for run in runs:
         executable = lower(network, run.plan, soc, cost.tuning)
         if executable.digest(weights=False) == run.executable:
             written, _ = run.plan.applied(network)
-            samples += op_ratios(executable, run.totals, covered(cost, written))
-    return cost.corrected(ProfileCorrections(samples).factors)
+            of_plan = covered(cost, written)
+            samples += op_ratios(executable, run.totals, of_plan)
+            stages += _stage_ms(executable, run, of_plan)
+    stage_ms = median(stages) if stages else 0.0
+    return cost.corrected(ProfileCorrections(samples).factors, stage_ms)
+
+
+def _stage_ms(executable: Executable, run: PlanRun, cost: CostModel) -> list[float]:
+    """What a stage of both processors took beyond its parts; nothing of a plan without any."""
+    times = [_measured(executable, stage, run.totals) for stage in stage_times(executable, cost)]
+    both = sum(all(stage.works_ms) for stage in times)
+    rest_ms = run.latency_ms - walk(executable, times).latency_ms
+    return [max(0.0, rest_ms) / both] if both else []
+
+
+def _measured(executable: Executable, stage: StageTimes, totals: Totals) -> StageTimes:
+    """A stage with the nets, kernels and transfers of a profile, as far as that has them."""
+
+    def label(number: int) -> str:
+        step = executable.steps[number]
+        if isinstance(step, GpuOp):
+            return step.label
+        return transform_label(executable, step)
+
+    def parts(number: int, predicted: Mapping[str, float]) -> Mapping[str, float]:
+        step_label = executable.steps[number].label
+        labels = {"transform": label(number), "copy": step_label, "unmap": step_label}
+        return {**predicted, **{part: totals.get((part, labels[part]), 0.0) for part in labels}}
+
+    nets = executable.nets
+    return replace(
+        stage,
+        nets_ms={n: totals.get(("net", nets[n].label), ms) for n, ms in stage.nets_ms.items()},
+        kernels_ms={n: totals.get(("kernel", label(n)), ms) for n, ms in stage.kernels_ms.items()},
+        transfers_ms={n: parts(n, predicted) for n, predicted in stage.transfers_ms.items()},
+    )
 
 
 def op_ratios(executable: Executable, totals: Totals, cost: CostModel) -> list[OpRatio]:

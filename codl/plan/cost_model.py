@@ -206,6 +206,8 @@ class CostModel:
     by_op: bool = False
     #: What plans that ran say about these predictions.
     corrections: Factors | None = None
+    #: Milliseconds of a stage that plans which ran took beyond all of its parts.
+    stage_ms: float = 0.0
     #: How the kernels were tuned that the predictions are of.
     tuning: Tuning = Tuning()
     #: Rules of planning that are switched off, by the names that `codl.plan.coverage.TERMS` has.
@@ -224,9 +226,9 @@ class CostModel:
     _parts: dict[Move, Mapping[str, float]] = field(default_factory=dict, init=False)
     _dispatched: Milliseconds = field(default_factory=lambda: np.empty(0), init=False)
 
-    def corrected(self, corrections: Factors) -> CostModel:
-        """The same predictors, with what measured plans say about them."""
-        return replace(self, corrections=corrections)
+    def corrected(self, corrections: Factors, stage_ms: float = 0.0) -> CostModel:
+        """The same predictors, with what measured plans say about them, and about stages."""
+        return replace(self, corrections=corrections, stage_ms=stage_ms)
 
     def with_predictors(self, predictors: LatencyPredictors) -> CostModel:
         """Other predictors, of which nothing is known yet."""
@@ -473,9 +475,9 @@ class CostModel:
     def launches_ms(self, count: int) -> float:
         """What enqueueing some kernels takes the CPU, before it gets to its own shard."""
         if not count or "dispatch_gpu" not in self._known_targets:
-            return 0.0
+            return self.stage_ms if count else 0.0
         dispatches = self._dispatches_ms(count + 1)
-        return max(0.0, float(dispatches[count] - dispatches[0]))
+        return max(0.0, float(dispatches[count] - dispatches[0])) + self.stage_ms
 
     def packing_ms(self, move: Move) -> float:
         """What ncnn takes inside a network to pack or unpack a tensor."""

@@ -10,6 +10,7 @@ from codl.ir.executable import (
     Executable,
     GpuOp,
     Launch,
+    Relayout,
     RunNet,
     Transfer,
     Unmap,
@@ -45,5 +46,9 @@ def _launched(executable: Executable, launch: Launch) -> SpanName:
     step = executable.steps[launch.step]
     if isinstance(step, GpuOp):
         return SpanName("kernel", step.label)
-    label = f"transform {executable.tensors[step.source.tensor].name}"
+    label = transform_label(executable, step)
     return SpanName("transform" if isinstance(step, Transfer) else "kernel", label)
+
+
+def transform_label(executable: Executable, step: Transfer | Relayout) -> str:
+    return f"transform {executable.tensors[step.source.tensor].name}"

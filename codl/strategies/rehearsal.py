@@ -58,7 +58,7 @@ def rehearsed(
 ) -> Plan:
     """The plan that is fastest of those that ran: each processor alone, and up to `rounds` others.
 
-    No round is begun that would hardly end within `seconds`. Ctrl-C takes the best so far. Raises
+    No round begins behind `seconds`, or would end there if it took as long as the last. Ctrl-C takes the best so far. Raises
     `CodlError` where a plan does not run.
     """
     profiles = context.profiling
@@ -71,10 +71,12 @@ def rehearsed(
     with Rehearsal(network, cost, context, profile) as rehearsal:
         with budget.keeping(rehearsal):
             rehearsal.begin(singles)
-            budget.has_time()
-            rounds_left = rounds
-            while rounds_left and budget.has_time() and rehearsal.run_next(strategy):
-                rounds_left -= 1
+            round_s = 0.0
+            for _ in range(rounds):
+                begin_s = budget.spent_s
+                if begin_s + round_s > seconds or not rehearsal.run_next(strategy):
+                    break
+                round_s = budget.spent_s - begin_s
         if budget.ended == "interrupted":
             context.note("Interrupted: the best plan so far is taken.")
         profiles.remember(rehearsal.profile)
@@ -103,6 +105,8 @@ class Rehearsal:
     _engines: dict[str, Engine] = field(default_factory=dict)
     #: About how many seconds a run of each takes.
     _run_s: dict[str, float] = field(default_factory=dict)
+    #: Of which profile predictions were corrected last, and how.
+    _corrected: tuple[NetworkProfile, CostModel] | None = None
 
     def __enter__(self) -> Rehearsal:
         return self
@@ -118,7 +122,12 @@ class Rehearsal:
 
     @property
     def corrected(self) -> CostModel:
-        return self.context.corrected(self.cost, self.network, self.profile)
+        """Predictions with what is known so far."""
+        profile, cost = self._corrected or (None, self.cost)
+        if profile is not self.profile:
+            cost = self.context.corrected(self.cost, self.network, self.profile)
+            self._corrected = self.profile, cost
+        return cost
 
     def begin(self, singles: Sequence[Plan]) -> None:
         """Profile each processor alone, unless the profile has that.
@@ -239,8 +248,8 @@ class ObservedParts:
         return cls(engine.executable.digest(weights=False), totals, _length_ms(plain))
 
     def run(self, plan: Plan, latency_ms: float) -> PlanRun:
-        """With what a plain run takes: what profiling takes is taken off all parts alike."""
-        pace = min(1.0, latency_ms / self.length_ms)
+        """With what a plain run takes: where profiled runs are longer, all of their parts are."""
+        pace = latency_ms / self.length_ms
         parts: dict[str, dict[str, float]] = {}
         for (kind, label), ms in self.totals.items():
             parts.setdefault(kind, {})[label] = pace * ms
