@@ -58,8 +58,8 @@ def rehearsed(
 ) -> Plan:
     """The plan that is fastest of those that ran: each processor alone, and up to `rounds` others.
 
-    No round begins behind `seconds`, or would end there if it took as long as the last. Ctrl-C takes the best so far. Raises
-    `CodlError` where a plan does not run.
+    No round begins behind `seconds`, or would end there if it took as long as the last. Ctrl-C
+    takes the best so far. Raises `CodlError` where a plan does not run.
     """
     profiles = context.profiling
     assert profiles is not None
