@@ -4,6 +4,10 @@ They are the same in every collection, so that a later run can be calibrated aga
 target measures them, and divides the drift of a batch out of its rows; the collector keeps their
 levels, and says what is usual.
 
+Three more stream what no cache holds, on each processor and on the CPU while the GPU does so too:
+there the memory's own pace shows, and a neighbour who takes a part of it. Nothing is divided by it,
+since rows wait for the memory more or less; it is told.
+
 Where a machine drifts (clocks, heat, a neighbour), its anchors agree on how much. Where they do
 not, something else went on that hits one op more than another: nothing can be divided out then, and
 the batch is disturbed.
@@ -16,10 +20,12 @@ from dataclasses import dataclass, field, fields
 from statistics import median
 from typing import Any, get_args
 
+from codl.errors import CodlError
 from codl.ir import parse, to_text
+from codl.ir.ops.pooling import Pool2d
 from codl.ir.types import PROCESSORS, Processor
 from codl.measure.dataset import AnchorRow, Dataset, Row
-from codl.measure.runner import Bench, Prepared
+from codl.measure.runner import Bench, BesideTask, Prepared
 from codl.measure.tasks import OpTask, op_tasks
 from codl.measure.timing import ORDINARY, WHOLE, AnchorTime
 from codl.records.statistic import level
@@ -30,9 +36,15 @@ OPS = (
     "conv2d in=1x64x28x28 oc=64 kernel=3x3 pad=1",
     "fc in=1x1024x1x1 oc=512",
 )
+_SHORT = frozenset(to_text(parse(op)) for op in OPS)
 #: Anchors that scatter by no more agree: a drift of a tenth hits one of them some percent more than
 #: another, and much less is left when it is divided out.
 SCATTER = 0.05
+
+
+#: How the names of streams' paces end, of the CPU, the GPU and the CPU beside a busy GPU; and how
+#: the last one is written among anchors.
+MEMORY, BOTH, BESIDE = " memory", "both", " beside"
 
 
 @dataclass(frozen=True)
@@ -75,7 +87,11 @@ class Anchors:
 
         So what hits some of them for a while, one batch after another, does not become ordinary.
         """
-        anchors = [levels for (_, side), levels in self.levels.items() if side == processor]
+        anchors = [
+            levels
+            for (op, side), levels in self.levels.items()
+            if side == processor and not is_stream(op)
+        ]
         batches = range(1, min(map(len, anchors), default=0))
         scatters = [
             Drift.of([each[at] / each[at - 1] for each in anchors]).scatter for at in batches
@@ -111,7 +127,9 @@ def calibration(runs: Mapping[str, Mapping[str, Any]], run: str) -> dict[str, fl
     for processor, levels in runs[run].get("reference_ms", usual).items():
         others = (other.get("anchors_ms", {}).get(processor, {}) for other in runs.values())
         first = next(known_ms for known_ms in others if known_ms.keys() & levels.keys())
-        ratios = [levels[op] / first[op] for op in levels.keys() & first.keys()]
+        ratios = [
+            levels[op] / first[op] for op in levels.keys() & first.keys() if not is_stream(op)
+        ]
         factors[processor] = round(Drift.of(ratios).factor, 4)
     return factors
 
@@ -134,7 +152,7 @@ def prepare(bench: Bench) -> list[Prepared]:
             tasks = op_tasks(op, processor, bench.soc, [1.0])[:1]
             anchors = (bench.prepare(task) for task in tasks)
             ready += [anchor for anchor in anchors if isinstance(anchor, Prepared)]
-    return ready
+    return [*ready, *bench.streams()]
 
 
 def row_of(anchor: Prepared) -> AnchorRow:
@@ -154,15 +172,31 @@ def drift_of(
         [
             1e3 * level(anchor.timed.taken_s[WHOLE]) / reference_ms[key(anchor)]
             for anchor in anchors
-            if key(anchor)[1] == processor and key(anchor) in reference_ms
+            if key(anchor)[1] == processor
+            and key(anchor) in reference_ms
+            and not is_stream(key(anchor)[0])
         ]
     )
 
 
 def key(anchor: Prepared) -> tuple[str, Processor]:
-    """The op of an anchor and its processor."""
+    """The op of an anchor, beside another or not, and its processor."""
     assert isinstance(anchor.task, OpTask)
-    return to_text(anchor.task.op), anchor.task.processor
+    beside = BESIDE if isinstance(anchor.task, BesideTask) else ""
+    return to_text(anchor.task.op) + beside, anchor.task.processor
+
+
+def is_stream(op: str) -> bool:
+    """Whether an anchor's op streams."""
+    return op.startswith(f"{Pool2d.kind} ")
+
+
+def is_anchor(op: str) -> bool:
+    """Whether an anchor may have such an op, as text."""
+    try:
+        return op in _SHORT or isinstance(parse(op.removesuffix(BESIDE)), Pool2d)
+    except CodlError:
+        return False
 
 
 def slowdown(
@@ -172,11 +206,19 @@ def slowdown(
 
     None where no anchor has a usual latency: a dataset was imported, or there is none. Where other
     programs or the heat slow a processor down by a tenth, its plans take a tenth longer than
-    predicted, and no predictor is to blame.
+    predicted, and no predictor is to blame. Streams say the same of the memory, as `cpu memory`,
+    `gpu memory` and `both memory`.
     """
     ratios: dict[str, list[float]] = {}
     for anchor in anchors:
         if (anchor.op, anchor.processor) in usual_ms:
             ratio = anchor.latency_ms / usual_ms[anchor.op, anchor.processor]
-            ratios.setdefault(anchor.processor, []).append(ratio)
+            ratios.setdefault(_pace_of(anchor), []).append(ratio)
     return {processor: Drift.of(each).factor for processor, each in ratios.items()} or None
+
+
+def _pace_of(anchor: AnchorTime) -> str:
+    """Whose pace an anchor shows."""
+    if not is_stream(anchor.op):
+        return anchor.processor
+    return (BOTH if anchor.op.endswith(BESIDE) else anchor.processor) + MEMORY

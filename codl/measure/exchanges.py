@@ -19,7 +19,8 @@ from codl.kernels.tuning import Tuning
 from codl.lower import pieces
 from codl.measure.dataset import Row, RowT, SharingRow
 from codl.measure.op_runner import Work, default_work
-from codl.measure.tasks import FAR_BYTES, SharingTask
+from codl.measure.streams import stream_op
+from codl.measure.tasks import SharingTask
 from codl.measure.timing import WHOLE, Samples, Seconds, by_clock
 from codl.records.results import Latency
 from codl.records.statistic import level
@@ -58,9 +59,8 @@ class CacheEvictor:
 
     @cached_property
     def _streams(self) -> tuple[Work, ...]:
-        """Read half of `FAR_BYTES` and write the other half; each of the CPU's cores has a part."""
-        shape = Shape(1, 16, FAR_BYTES // (2 * 4 * 16 * 64), 64)
-        op = Pool2d(inputs=(shape,), kernel=Size2(1, 1))
+        """More than caches hold is read and written; each of the CPU's cores has a part."""
+        op = stream_op(self._gpu.soc)
         return tuple(default_work(op, side, self._gpu, self._tuning) for side in ("gpu", "cpu"))
 
     @cached_property

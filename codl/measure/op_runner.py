@@ -87,6 +87,15 @@ class GpuWork:
     def __call__(self, repeats: int) -> None:
         self._gpu.run(self._kernels * repeats)
 
+    def begin(self, repeats: int) -> None:
+        """Do the same without waiting for its end."""
+        self._gpu.submit(self._kernels * repeats)
+        self._gpu.queue.flush()
+
+    def end(self) -> None:
+        """Wait for what was begun."""
+        self._gpu.finish()
+
     @property
     def kernels(self) -> tuple[BoundKernel, ...]:
         return tuple(self._kernels)

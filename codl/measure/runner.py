@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
 from codl.errors import DeviceError
+from codl.ir.types import PROCESSORS
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.measure.dataset import BatchRow, Row, SharingRow, StageRow
 from codl.measure.exchanges import TINY, CacheEvictor, Exchanges, Timer, filled
 from codl.measure.measurement_order import in_batch
-from codl.measure.op_runner import CpuWork, Work, default_work, repeated, work_of
+from codl.measure.op_runner import CpuWork, GpuWork, Work, default_work, repeated, work_of
 from codl.measure.signals import SignalTimer
 from codl.measure.stages import VISITS, StageTimer
+from codl.measure.streams import stream_op
 from codl.measure.tasks import (
     BatchTask,
     DispatchTask,
@@ -25,6 +27,7 @@ from codl.measure.tasks import (
     StageTask,
     Task,
     failed_row,
+    op_tasks,
 )
 from codl.measure.timing import WHOLE, Rounds, Samples, Seconds, Timed, by_clock
 from codl.records.statistic import level
@@ -56,6 +59,10 @@ class Prepared:
             return self.fill(samples)
         except DeviceError as error:
             return failed_row(self.task, self.blank.run, _reason(error))
+
+
+class BesideTask(OpTask):
+    """An op on the CPU while the GPU is at the same."""
 
 
 class Bench:
@@ -128,6 +135,32 @@ class Bench:
         variant = registry.find(task.part, task.variant)
         return work_of(variant, task.part, self._gpu, self.tuning)
 
+    def streams(self) -> list[Prepared]:
+        """What streams through the memory: on each processor, and on the CPU beside a busy GPU.
+
+        None where there is too little memory for it, or no kernel.
+        """
+        op = stream_op(self.soc)
+        tasks = [
+            task
+            for processor in PROCESSORS
+            for task in op_tasks(op, processor, self.soc, [1.0])[:1]
+        ]
+        try:
+            cpu, gpu = works = [self.work(task) for task in tasks]
+        except Exception:  # what is told of the memory is no reason to measure nothing
+            return []
+        ready = [self._timed(task, by_clock(work)) for task, work in zip(tasks, works, strict=True)]
+        if isinstance(gpu, GpuWork):
+            parts = {each.name: getattr(tasks[0], each.name) for each in fields(OpTask)}
+            ready.append(self._timed(BesideTask(**parts), partial(_beside, cpu, gpu)))
+        return ready
+
+    def _timed(self, task: OpTask, sample: Callable[[int], Seconds]) -> Prepared:
+        blank = replace(task.blank, run=self._run)
+        timed = Timed(sample, self.rounds)
+        return Prepared(task, blank, timed, lambda samples: filled(blank, samples[WHOLE]))
+
     def _stage(self, task: StageTask) -> StageTimer:
         return StageTimer(task, self._gpu, self.tuning, self._caches.evict)
 
@@ -160,6 +193,15 @@ class Bench:
             return replace(row, latency_ms=latency_ms, single_ms=single_ms)
 
         return sample, fill
+
+
+def _beside(cpu: Work, gpu: GpuWork, repeats: int) -> Seconds:
+    """Mean seconds of what the CPU does while the GPU does the same, once more than it."""
+    gpu.begin(repeats + 1)
+    try:
+        return by_clock(cpu)(repeats)
+    finally:
+        gpu.end()
 
 
 def _positive(blank: Row, samples: Samples) -> Row:

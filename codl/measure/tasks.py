@@ -40,9 +40,6 @@ SHARED = (0.1, 0.3, 0.5, 0.7, 1.0)
 #: How many similar ops' inputs are measured as exchanges, beside the models' own tensors.
 MORE_SHAPES = 120
 SEED = 20220627
-#: Other data that goes through the caches before something is run cold: more than those of phones
-#: and laptops hold.
-FAR_BYTES = 64 << 20
 #: How the reason of a row ends that another run leaves alone.
 DEADLY = "No other run tries it again."
 #: No queue is left empty for longer, to see how it wakes up.

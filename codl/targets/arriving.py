@@ -13,7 +13,6 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from codl.ir import parse, to_text
 from codl.ir.types import PROCESSORS
 from codl.measure import drift
 from codl.measure.batch import MeasureBatch, Measurement, Unwatched, Watcher
@@ -140,9 +139,8 @@ def checked_row(task: Task, run: str, content: dict[str, Any]) -> Row:
 
 def check_anchors(rows: Sequence[AnchorRow], run: str) -> None:
     """Raise `FrameError` for what are no anchors of a run."""
-    ops = {to_text(parse(op)) for op in drift.OPS}
     for row in rows:
-        is_known = row.op in ops and row.processor in PROCESSORS
+        is_known = drift.is_anchor(row.op) and row.processor in PROCESSORS
         if not is_known or row.run != run or row.status != "ok":
             raise FrameError(f"It sent {row.op!r} on {row.processor!r}, which is no anchor.")
         if not (isfinite(row.latency_ms) and row.latency_ms > 0):
