@@ -107,8 +107,9 @@ class NcnnSession:
         self._lanes = ImageParallel.of(place.cpu_cores, place.threads, images)
         self._pools = Pools.lent(self) if own_memory else Pools.shared()
         # With an allocator of its own ncnn would not write to memory that is there already.
-        self._unpacking = ncnn.Option()
-        self._unpacking.num_threads = self._lanes.threads
+        unpacking = ncnn.Option()
+        unpacking.num_threads = self._lanes.threads
+        self._unpack = partial(_unpack, unpacking)
         self._packing = ncnn.Option()
         self._packing.num_threads = self._lanes.threads
         self._packing.blob_allocator = self._pools.blobs
@@ -120,7 +121,7 @@ class NcnnSession:
         self._single = self._single_run() if images == len(self._parts) == 1 else None
 
     def _single_run(self) -> Callable[[], None]:
-        """The one net on the one image, with everything looked up once.
+        """The one net on the one image, with everything looked up once, and no reference back.
 
         Other data has gone through the caches since a net last ran, and the interpreter's with it:
         what is looked up every time takes a third of a small net's call.
@@ -193,15 +194,6 @@ class NcnnSession:
             pairs = list(zip(outlet.images, results[outlet.value], strict=True))
             self._lanes.each(self._unpack, pairs)
 
-    def _unpack(self, pair: tuple[tuple[Array, ncnn.Mat], ncnn.Mat]) -> None:
-        (target, mat), result = pair
-        if result.elempack > 1 and result.dims == 3:
-            ncnn.convert_packing(result, mat, 1, self._unpacking)
-        else:
-            if result.elempack > 1:
-                result = ncnn.convert_packing(result, 1, self._unpacking)
-            np.copyto(target, np.asarray(result).reshape(target.shape))
-
     def packed(self) -> Mats:
         """What the inputs hold now in ncnn's own packed layout, as layers before would leave it."""
         packed_inputs = {}
@@ -219,6 +211,17 @@ class NcnnSession:
     def close(self) -> None:
         self._single = None
         self._parts.clear()
+
+
+def _unpack(option: ncnn.Option, pair: tuple[tuple[Array, ncnn.Mat], ncnn.Mat]) -> None:
+    """Write a result to an array, whose memory is the matrix's."""
+    (target, mat), result = pair
+    if result.elempack > 1 and result.dims == 3:
+        ncnn.convert_packing(result, mat, 1, option)
+    else:
+        if result.elempack > 1:
+            result = ncnn.convert_packing(result, 1, option)
+        np.copyto(target, np.asarray(result).reshape(target.shape))
 
 
 class _LoadedPart:
