@@ -123,8 +123,7 @@ class NcnnSession:
     def _single_run(self) -> Callable[[], None]:
         """The one net on the one image, with everything looked up once, and no reference back.
 
-        Other data has gone through the caches since a net last ran, and the interpreter's with it:
-        what is looked up every time takes a third of a small net's call.
+        A call takes 2.5 to 3 us less so: other data has gone through the caches since the last one.
         """
         (part,), unpack = self._parts, self._unpack
         copied = {*self._copied}
