@@ -344,7 +344,8 @@ class CostModel:
         weights_ms = costs.weight_ms * weights + costs.transformed_ms * transformed
         calls = self.turns(images) if processor == "cpu" else images / at_once
         calls_ms = costs.call_ms * calls
-        taken_ms = costs.alone * taken_ms + moved_ms + weights_ms + calls_ms
+        factors = np.array([costs.factor(variant.backend) for variant in variants])
+        taken_ms = factors * taken_ms + moved_ms + weights_ms + calls_ms
         if processor == "gpu":
             taken_ms = self.limits.kept_ms(taken_ms, costs.call_ms)
         by_target, first = {}, 0

@@ -43,8 +43,9 @@ MEDIANS = 1.4826
 class InNetworkCost:
     """Milliseconds of a processor's shard in a network, for each of what it does.
 
-    `alone` is a factor of its ops' latencies alone. A call is of a net on the CPU, and of a kernel
-    on the GPU. All others are for a byte: of what an op alone keeps in any cache, weights (as the
+    `alone` is a factor of its ops' latencies alone, `ort` and `openvino` are those of ops in these
+    libraries, or 0: then too few stages ran in one, and it counts as the others do. A call is of a
+    net on the CPU, and of a kernel on the GPU. All others are for a byte: of what an op alone keeps in any cache, weights (as the
     op has them, and as a variant transforms them: those are read point by point, far apart),
     inputs and outputs; of what ncnn's nets pack and unpack; and of everything where the other
     processor works at the same time.
@@ -58,6 +59,16 @@ class InNetworkCost:
     written_ms: Amount = 0.0
     packed_ms: Amount = 0.0
     beside_ms: Amount = 0.0
+    ort: Amount = 0.0
+    openvino: Amount = 0.0
+
+    def factor(self, backend: str) -> float:
+        """Of the latency alone of an op that a library, or OpenCL, computes."""
+        return {"ort": self.ort, "openvino": self.openvino}.get(backend, 0.0) or self.alone
+
+
+#: How many of the costs are factors of ops in a library, the last ones.
+OF_LIBRARIES = 2
 
 
 def largest_cache(soc: Soc, processor: Processor) -> float:
@@ -133,6 +144,10 @@ def fitted(
     for side in PROCESSORS:
         amounts, taken_ms = shards(soc, dataset, predictors, side, tuning)
         if len(amounts) >= FEWEST:
+            for column in range(-OF_LIBRARIES, 0):
+                if np.count_nonzero(amounts[:, column]) < FEWEST:
+                    amounts[:, 0] += amounts[:, column]
+                    amounts[:, column] = 0.0
             costs[side] = InNetworkCost(*fit(amounts, taken_ms))
     return costs
 
@@ -165,6 +180,7 @@ class _Work(NamedTuple):
     """An op in a variant: milliseconds alone, and the bytes that it moves and keeps in caches."""
 
     alone_ms: float
+    backend: str
     #: Bytes of inputs, weights and output as the op has them.
     moved: float
     kept: NDArray[np.float64]
@@ -196,13 +212,18 @@ class _Stages:
         moves = list(moves_of(row.packed)) if self.side == "cpu" else []
         packed = sum(shape.bytes for _, shape in moves)
         try:
-            alone_ms = fsum([work.alone_ms for work in works])
-            alone_ms += fsum(self._packing_ms(*move) for move in moves)
+            packing_ms = fsum(self._packing_ms(*move) for move in moves)
         except UnknownNameError:  # packing was not measured
             return None
         kept = np.sum([work.kept for work in works], axis=0)
         moved = (fsum(work.moved for work in works) + 2 * packed) * bool(other[0])
-        return [alone_ms, float(calls), *kept.tolist(), float(packed), moved], taken_ms / slower
+        alone_ms = {"": packing_ms, "ort": 0.0, "openvino": 0.0}
+        for work in works:
+            library = work.backend if work.backend in alone_ms else ""
+            alone_ms[library] += work.alone_ms
+        others_ms, *of_libraries = alone_ms.values()
+        amounts = [others_ms, float(calls), *kept.tolist(), float(packed), moved, *of_libraries]
+        return amounts, taken_ms / slower
 
     def _packing_ms(self, way: Direction, shape: Shape) -> float:
         parts = self.predictors.sharing_ms(way, [shape]).values()
@@ -233,10 +254,12 @@ def _works(
             sizes = np.array(elements(ops), np.float64)
             traffic = Traffic.of(sizes, growth, is_transformed)
             moved = 4 * sizes.sum(axis=0)
-            each = zip(
-                predictors.latency_ms(target, ops), moved, traffic.kept(cache).T, strict=True
-            )
-            works |= {text: _Work(*work) for text, work in zip(ops_by_text, each, strict=True)}
+            alone_ms = predictors.latency_ms(target, ops)
+            each = zip(alone_ms, moved, traffic.kept(cache).T, strict=True)
+            works |= {
+                text: _Work(ms, variant.backend, size, kept)
+                for text, (ms, size, kept) in zip(ops_by_text, each, strict=True)
+            }
     return works
 
 

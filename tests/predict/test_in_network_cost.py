@@ -25,7 +25,7 @@ from codl.predict.in_network_cost import FEWEST, InNetworkCost, fitted
 from codl.records.soc_facts import CpuCache
 
 COSTS: dict[Processor, InNetworkCost] = {
-    "cpu": InNetworkCost(1.1, 0.02, 5e-8, 7e-8, 4e-8, 3e-8, 9e-8, 1e-8),
+    "cpu": InNetworkCost(1.1, 0.02, 5e-8, 7e-8, 4e-8, 3e-8, 9e-8, 1e-8, ort=0.8),
     "gpu": InNetworkCost(0.95, 0.004, 6e-8, 9e-8, 2e-8, 5e-8, 0.0, 2e-8),
 }
 PREDICTORS = SyntheticPredictors(flops=3e7, gpu=1.3)
@@ -41,9 +41,15 @@ def window(channels: int) -> str:
 
 
 def variant(op: Op, side: Processor) -> str:
-    """Winograd for windows of 3x3, whose weights are transformed."""
+    """Winograd for windows of 3x3, whose weights are transformed; some others in ONNX Runtime."""
+    if side == "cpu" and is_in_onnx_runtime(op):
+        return "cpu_ort"
     names = {"cpu": ("cpu_gemm", "cpu_winograd"), "gpu": ("gpu_direct", "gpu_winograd")}
     return names[side][op.kernel.h == 3]  # type: ignore[attr-defined]
+
+
+def is_in_onnx_runtime(op: Op) -> bool:
+    return op.inputs[0].c % 3 == 2
 
 
 def tile(op: Op, side: Processor) -> int:
@@ -92,11 +98,17 @@ def taken_ms(row: StageRow, ops: list[Op], side: Processor) -> float:
     # None stays that fills the cache one and a half times, all that fills half of it.
     kept = (each * (1 - np.clip(size / LARGEST[side] - 0.5, 0, 1))).sum(axis=1)
     packed = sum(shape.bytes for shape in (ops[0].input, ops[-1].output)) * (side == "cpu")
-    alone_ms = sum(PREDICTORS.latency_ms(f"conv2d_{variant(op, side)}", [op])[0] for op in ops)
+    alone_ms = dict.fromkeys(("others", "cpu_ort", "cpu_openvino"), 0.0)
+    for op in ops:
+        name = variant(op, side)
+        library = name if name in alone_ms else "others"
+        alone_ms[library] += PREDICTORS.latency_ms(f"conv2d_{name}", [op])[0]
+    others_ms, *of_libraries = alone_ms.values()
     both = bool(row.cpu_ops and row.gpu_ops)
     calls = 1 if side == "cpu" else len(ops)
     moved = (inputs.sum() + weights.sum() + outputs.sum() + 2 * packed) * both
-    return float(np.dot(astuple(costs), [alone_ms, calls, *kept, packed, moved]))
+    amounts = [others_ms, calls, *kept, packed, moved, *of_libraries]
+    return float(np.dot(astuple(costs), amounts))
 
 
 def dataset_of(tmp_path: Path, made: list[StageRow]) -> Dataset:
