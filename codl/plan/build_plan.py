@@ -14,6 +14,7 @@ from codl.ir import Dim, Layer, Network, to_text
 from codl.ir.plan import Chain, OpFallback, Plan, Sharing
 from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry
+from codl.kernels.base import LIBRARIES
 from codl.plan.chain_costs import ChainCosts, ChainKey
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered, estimated, not_counted
@@ -154,6 +155,16 @@ def one_processor(
     return make_plan(
         network, cost, chains, strategy=strategy, sharing=sharing, method=method, costs=costs
     )
+
+
+def cpu_plans(network: Network, cost: CostModel, *, strategy: str) -> list[Plan]:
+    """Plans of the CPU alone, the best first: that, and those of each library as far as it can.
+
+    Which of them is the fastest a device tells better than predictions do.
+    """
+    costs = [cost, *(replace(cost, library=library) for library in range(len(LIBRARIES)))]
+    plans = [one_processor(network, each, "cpu", strategy=strategy) for each in costs]
+    return list({plan.fingerprint: plan for plan in reversed(plans)}.values())[::-1]
 
 
 def unless_alone(

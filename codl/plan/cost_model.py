@@ -216,6 +216,8 @@ class CostModel:
     limits: GpuLimits = UNLIMITED
     #: Where plans may have weights.
     places: WeightPlaces = ANYWHERE
+    #: The number of the library that computes all that it can on the CPU; None where the best do.
+    library: int | None = None
     #: Every variant with a predictor, by name.
     _known: dict[Processor, dict[Op, dict[str, VariantCost]]] = field(
         default_factory=lambda: {processor: {} for processor in PROCESSORS}, init=False

@@ -46,12 +46,12 @@ def cpu_libraries(network: Network, cost: CostModel) -> Numbers:
     able = np.isfinite(ops_ms)
     if not able.any(axis=1).all() or able[:, 1:].sum() == 0:
         return np.full(len(layers), ANY)
-    labels = _Labels(network, cost, ops_ms)
     fastest = ops_ms.argmin(axis=1)
-    uniform = [
-        labels.of(np.where(able[:, library], library, fastest).tolist())
-        for library in range(len(LIBRARIES))
-    ]
+    uniforms = [np.where(able[:, library], library, fastest) for library in range(len(LIBRARIES))]
+    if cost.library is not None:
+        return np.asarray(uniforms[cost.library], np.int64)
+    labels = _Labels(network, cost, ops_ms)
+    uniform = [labels.of(libraries.tolist()) for libraries in uniforms]
     searched, simplest = labels.searched(), min(uniform)
     is_worth = searched.taken_ms < WORTH * simplest.taken_ms
     return np.array((searched if is_worth else simplest).libraries, np.int64)

@@ -45,10 +45,10 @@ class InNetworkCost:
 
     `alone` is a factor of its ops' latencies alone, `ort` and `openvino` are those of ops in these
     libraries, or 0: then too few stages ran in one, and it counts as the others do. A call is of a
-    net on the CPU, and of a kernel on the GPU. All others are for a byte: of what an op alone keeps in any cache, weights (as the
-    op has them, and as a variant transforms them: those are read point by point, far apart),
-    inputs and outputs; of what ncnn's nets pack and unpack; and of everything where the other
-    processor works at the same time.
+    net on the CPU, and of a kernel on the GPU. All others are for a byte: of what an op alone keeps
+    in any cache, weights (as the op has them, and as a variant transforms them: those are read
+    point by point, far apart), inputs and outputs; of what nets pack and unpack; and of everything
+    where the other processor works at the same time.
     """
 
     alone: Amount = 1.0

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from codl.errors import UnsupportedError
+from codl.errors import DeviceError, UnsupportedError
 from codl.ir import Layer, Network
 from codl.ir.plan import Plan
 from codl.plan.build_plan import default_plan, one_processor
 from codl.plan.greedy import ChainSearch, IsolatedChain, greedy_chains
 from codl.predict import DEFAULT
 from codl.strategies.base import Context, strategy
+from codl.strategies.rehearsal import rehearsed
 
+#: Seconds in which the CPU's libraries may be compared.
+SECONDS = 10.0
 #: The GPU's shares that muLayer chooses from.
 RATIOS = tuple(i / 10 for i in range(11))
 #: Linear models of FLOPs for each kind of op (muLayer), and of analytically extracted blocks
@@ -19,9 +22,19 @@ RATIOS = tuple(i / 10 for i in range(11))
 MULAYER_PREDICTOR, PAPER_PREDICTOR = "flops_linear", "codl_linear"
 
 
-@strategy("cpu")
+@strategy("cpu", profiles=True)
 def cpu(network: Network, context: Context) -> Plan:
-    """Everything on the CPU, in the fastest variant of every op."""
+    """Everything on the CPU, in the fastest of its libraries, or in several.
+
+    Where a device is at hand, the network runs on it in each, and the fastest plan is taken.
+    """
+    if context.profiling is not None:
+        try:
+            return rehearsed(
+                network, context, strategy="cpu", rounds=0, seconds=SECONDS, processors=("cpu",)
+            )
+        except (DeviceError, UnsupportedError) as error:
+            context.note(f"{network.name}: planned by predictions alone. {error}")
     return one_processor(network, context.cost(DEFAULT), "cpu", strategy="cpu")
 
 

@@ -18,14 +18,14 @@ from codl.engine.engine import Engine
 from codl.errors import DeviceError
 from codl.ir import Network
 from codl.ir.plan import Plan
-from codl.ir.types import PROCESSORS
+from codl.ir.types import PROCESSORS, Processor
 from codl.lower import lower
 from codl.measure import drift
 from codl.measure.budget import Budget
 from codl.measure.drift import slowdown
 from codl.measure.inputs import random_inputs
 from codl.measure.timing import Effort, TimedTogether
-from codl.plan.build_plan import one_processor
+from codl.plan.build_plan import cpu_plans, one_processor
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
 from codl.plan.price import price
@@ -54,12 +54,19 @@ BUSY = 1.25
 
 
 def rehearsed(
-    network: Network, context: Context, *, strategy: str, rounds: int, seconds: float
+    network: Network,
+    context: Context,
+    *,
+    strategy: str,
+    rounds: int,
+    seconds: float,
+    processors: Sequence[Processor] = PROCESSORS,
 ) -> Plan:
     """The plan that is fastest of those that ran: each processor alone, and up to `rounds` others.
 
-    No round begins behind `seconds`, or would end there if it took as long as the last. Ctrl-C
-    takes the best so far. Raises `CodlError` where a plan does not run.
+    The CPU runs in each of its libraries. Without rounds it is one of `processors` alone. No round
+    begins behind `seconds`, or would end there if it took as long as the last. Ctrl-C takes the
+    best so far. Raises `CodlError` where a plan does not run.
     """
     profiles = context.profiling
     assert profiles is not None
@@ -67,7 +74,11 @@ def rehearsed(
     wanted = profiles.wanted(network, context.soc, context.tuning.fingerprint, context.device)
     profile = profiles.read(wanted, context.note) or wanted
     budget = Budget(seconds, context.clock)
-    singles = [one_processor(network, cost, side, strategy=strategy) for side in PROCESSORS]
+    singles: list[Plan] = []
+    if "cpu" in processors:
+        singles += cpu_plans(network, cost, strategy=strategy)
+    if "gpu" in processors:
+        singles.append(one_processor(network, cost, "gpu", strategy=strategy))
     with Rehearsal(network, cost, context, profile) as rehearsal:
         with budget.keeping(rehearsal):
             rehearsal.begin(singles)
@@ -86,7 +97,7 @@ def rehearsed(
             )
         elif rehearsal.has_run:
             context.note(f"Wrote {rehearsal.profile.save(profiles.path(rehearsal.profile))}")
-        return rehearsal.best(singles)
+        return rehearsal.best(singles, alone=not rounds)
 
 
 @dataclass
@@ -177,12 +188,12 @@ class Rehearsal:
         )
         return True
 
-    def best(self, singles: Sequence[Plan]) -> Plan:
-        """The fastest; one on both processors only where it is worth a second one."""
-        alone = {plan.fingerprint for plan in singles}
+    def best(self, singles: Sequence[Plan], *, alone: bool) -> Plan:
+        """The fastest; one on both processors only where that is worth it, and not `alone`."""
+        names = {plan.fingerprint for plan in singles}
         runs = sorted(self.profile.runs, key=lambda run: run.latency_ms)
-        best = next(run for run in runs if run.plan.fingerprint in alone)
-        if runs[0].latency_ms < WORTH * best.latency_ms:
+        best = next(run for run in runs if run.plan.fingerprint in names)
+        if not alone and runs[0].latency_ms < WORTH * best.latency_ms:
             best = runs[0]
         executable = lower(self.network, best.plan, self.context.local, self.context.tuning)
         method = best.plan.method or "one processor"
