@@ -10,7 +10,7 @@ What was measured is a file (`codl.records.profile`), from which the next search
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
@@ -51,6 +51,8 @@ WORTH = 0.97
 LEAST_PART = 0.3
 #: A processor whose anchors are so many times slower than in the dataset is busy with others' work.
 BUSY = 1.25
+#: Of the seconds, the part behind which the CPU runs in no other library.
+SPARE = 0.3
 
 
 def rehearsed(
@@ -64,9 +66,9 @@ def rehearsed(
 ) -> Plan:
     """The plan that is fastest of those that ran: each processor alone, and up to `rounds` others.
 
-    The CPU runs in each of its libraries. Without rounds it is one of `processors` alone. No round
-    begins behind `seconds`, or would end there if it took as long as the last. Ctrl-C takes the
-    best so far. Raises `CodlError` where a plan does not run.
+    The CPU runs in each of its libraries that there is time for. Without rounds it is one of
+    `processors` alone. No round begins behind `seconds`, or would end there if it took as long as
+    the last. Ctrl-C takes the best so far. Raises `CodlError` where a plan does not run.
     """
     profiles = context.profiling
     assert profiles is not None
@@ -74,14 +76,13 @@ def rehearsed(
     wanted = profiles.wanted(network, context.soc, context.tuning.fingerprint, context.device)
     profile = profiles.read(wanted, context.note) or wanted
     budget = Budget(seconds, context.clock)
-    singles: list[Plan] = []
-    if "cpu" in processors:
-        singles += cpu_plans(network, cost, strategy=strategy)
+    in_library = cpu_plans(network, cost, strategy=strategy) if "cpu" in processors else []
+    singles = in_library[:1]
     if "gpu" in processors:
         singles.append(one_processor(network, cost, "gpu", strategy=strategy))
     with Rehearsal(network, cost, context, profile) as rehearsal:
         with budget.keeping(rehearsal):
-            rehearsal.begin(singles)
+            rehearsal.begin(singles, in_library[1:], lambda: budget.spent_s < SPARE * seconds)
             round_s = 0.0
             for _ in range(rounds):
                 begin_s = budget.spent_s
@@ -97,7 +98,7 @@ def rehearsed(
             )
         elif rehearsal.has_run:
             context.note(f"Wrote {rehearsal.profile.save(profiles.path(rehearsal.profile))}")
-        return rehearsal.best(singles, alone=not rounds)
+        return rehearsal.best([*singles, *in_library[1:]], alone=not rounds)
 
 
 @dataclass
@@ -140,8 +141,10 @@ class Rehearsal:
             self._corrected = self.profile, cost
         return cost
 
-    def begin(self, singles: Sequence[Plan]) -> None:
-        """Profile each processor alone, unless the profile has that.
+    def begin(
+        self, singles: Sequence[Plan], others: Sequence[Plan], has_time: Callable[[], bool]
+    ) -> None:
+        """Profile each processor alone, unless the profile has that; `others` while there is time.
 
         Anchors tell whether the device is busy.
         """
@@ -149,7 +152,11 @@ class Rehearsal:
             return
         self.context.note(f"{self.network.name}: profiling each processor alone")
         usual_ms = drift.first_ms(self.context.dataset)
-        observed = [self._observed(plan) for plan in singles]
+        singles, observed = [*singles], [self._observed(plan) for plan in singles]
+        for plan in others:
+            if has_time():
+                singles.append(plan)
+                observed.append(self._observed(plan))
         times = self._timed(singles, anchors=bool(usual_ms))
         slower = slowdown(times.anchors, usual_ms) or {}
         reasons = [
