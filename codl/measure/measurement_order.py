@@ -256,7 +256,7 @@ def wholes_first(scope: Scope, soc: Soc) -> OpSelection:
     first = _first(make_tasks(scope.ops, soc, scope.shares), inf)
     tasks = everything(scope, soc)
     tiers = {task: first.get(task, _tier_beside(task)) for task in tasks}
-    return OpSelection(sorted(tasks, key=lambda task: tiers[task]), tiers)
+    return OpSelection(_by_tier(tasks, tiers), tiers)
 
 
 def _tier_beside(task: Task) -> Tier:
@@ -282,8 +282,19 @@ def within(budget_s: float, scope: Scope, soc: Soc) -> OpSelection:
         unusual = other_tasks(ops, soc, exclude=tasks)
         tiers |= dict.fromkeys(unusual, Tier.WHOLE)
         tasks += unusual
-    ordered = sorted(tasks, key=lambda task: tiers[task])
-    return OpSelection(mixed(in_context, ordered), tiers)
+    return OpSelection(mixed(in_context, _by_tier(tasks, tiers)), tiers)
+
+
+def _by_tier(tasks: Iterable[Task], tiers: Mapping[Task, Tier]) -> list[Task]:
+    """The tasks by tier, and in the first one exchanges in front: no plan can do without them.
+
+    So the shortest collection has some of each, on a machine with any number of libraries.
+    """
+    first = Tier.WHOLE
+    return sorted(
+        tasks,
+        key=lambda task: (tiers[task], tiers[task] is first and not isinstance(task, SharingTask)),
+    )
 
 
 def _first_stages(tasks: Sequence[Task]) -> list[Task]:
