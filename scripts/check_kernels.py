@@ -149,7 +149,7 @@ def check(soc: LocalSoc, log: Log, only: str, every_choice: bool) -> Iterator[Fi
             choices = described.choices(op, soc)
             for choice in choices if every_choice else choices[:1]:
                 # With a residual each variant once, and with `every_choice` always.
-                adds = op.kind == "conv2d" and (every_choice or name not in added)
+                adds = bool(described.adds_on) and (every_choice or name not in added)
                 added.add(name)
                 for adding in (False, True) if adds else (False,):
                     log.news()

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from codl.ir.columns import Column
 from codl.ir.ops.attention import CachedAttention, CachedAttentionColumns
@@ -99,18 +100,22 @@ class GpuSplit(ColumnKernel):
     op_columns = CachedAttentionColumns
 
     def refuse(self, op: CachedAttention, soc: Soc) -> str | None:
-        width, most = soc.gpu.vector_width, soc.gpu.max_work_group_size
-        if any(size % width for size in (op.features, op.value_features)):
-            sizes = op.features, op.value_features
+        width, sizes = soc.gpu.vector_width, (op.features, op.value_features)
+        if any(size % width for size in sizes):
             return f"keys and values must have a multiple of {width} features, got {sizes}"
         if not self._items(op, soc):
-            return f"a work-group must hold the {op.value_features} features of a value, got {most}"
+            gpu = soc.gpu
+            return (
+                f"queries of {op.features} features, and a work-item for every {width} of "
+                f"{op.value_features}, must fit a work-group, which has {gpu.max_work_group_size} "
+                f"work-items and {gpu.local_mem_bytes} bytes at most"
+            )
         return None
 
     def _items(self, op: CachedAttention, soc: Soc) -> list[int]:
         """Work-items that a work-group may have."""
-        least = op.value_features // soc.gpu.vector_width
-        return [items for items in ITEMS if least <= items <= soc.gpu.max_work_group_size]
+        ops = CachedAttentionColumns.of([op])
+        return [items for items in ITEMS if _fits(ops, items, soc)[0]]
 
     def alternatives(self, op: CachedAttention, soc: Soc, first: Choice) -> Iterable[Choice]:
         every = ({"items": items, "pieces": n} for items in self._items(op, soc) for n in PIECES)
@@ -120,11 +125,14 @@ class GpuSplit(ColumnKernel):
         """One token alone has large work-groups; many keys are divided while units are idle."""
         tiles = ceil_div(ops.tokens * ops.heads, MOST_QUERIES)
         wide = ops.value_features > ITEMS[1] * soc.gpu.vector_width
-        items = np.where((tiles == 1) | wide, ITEMS[0], ITEMS[1])
+        most = np.where((tiles == 1) | wide, ITEMS[0], ITEMS[1])
+        items = np.full(len(ops), float(ITEMS[-1]))
+        for size in reversed(ITEMS):
+            items = np.where(_fits(ops, size, soc) & (size <= most), size, items)
         room = np.maximum(1, np.floor(soc.gpu.compute_units / (ops.groups * tiles)))
         pieces = np.minimum(ceil_div(ops.filled, PIECE_KEYS), room)
         return {
-            "items": np.minimum(items, soc.gpu.max_work_group_size),
+            "items": items,
             "pieces": np.where(ops.filled <= UNDIVIDED_KEYS, 1.0, pieces),
         }
 
@@ -185,6 +193,15 @@ class GpuSplit(ColumnKernel):
             scratch={"parts": sums * op.value_features, "ends": 2 * sums} if is_split else {},
             floats=[inputs[3]],  # halves count to 2048 alone
         )
+
+
+def _fits(ops: CachedAttentionColumns, items: int, soc: Soc) -> NDArray[np.bool_]:
+    """Whether so many work-items have all parts of a value, and room for scores and queries."""
+    width = soc.gpu.vector_width
+    rows = np.minimum(ops.tokens * ops.heads, MOST_QUERIES)
+    local_floats = rows * (5 * items + ops.features) + items * (width + 1)
+    has_room: NDArray[np.bool_] = 4 * local_floats <= soc.gpu.local_mem_bytes
+    return has_room & (ops.value_features <= items * width) & (items <= soc.gpu.max_work_group_size)
 
 
 register(*of_every_storage(GpuSplit, GpuTiles))
