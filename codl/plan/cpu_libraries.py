@@ -81,6 +81,7 @@ class _Labels:
     def __init__(self, network: Network, cost: CostModel, ops_ms: Milliseconds) -> None:
         self._network, self._ops_ms = network, ops_ms
         self._call_ms = cost.inside("cpu").call_ms
+        self._net_ms = [cost.inside("cpu").net_ms(library) for library in LIBRARIES]
         self._makers = {layer.output: at for at, layer in enumerate(network.layers)}
         shapes = {
             name: network.shapes[name]
@@ -115,8 +116,8 @@ class _Labels:
         layer = self._network.layers[at]
         reads_packed = packs(layer.op.kind, library)
         taken_ms += float(self._ops_ms[at, library])
-        if libraries and libraries[-1] != library:
-            taken_ms += self._call_ms
+        if not libraries or libraries[-1] != library:
+            taken_ms += self._call_ms * bool(libraries) + self._net_ms[library]
         for name in layer.inputs:
             if name not in self._load_ms:
                 continue

@@ -22,6 +22,7 @@ from codl.ir.executable import (
     Flush,
     GpuOp,
     Launch,
+    OpenVinoNet,
     Raise,
     Relayout,
     RunNet,
@@ -273,7 +274,9 @@ class _Works:
             moves = packed(self._executable, net)
             packing_ms = sum(map(cost.packing_ms, moves))
             # Every op counts with a call of its own.
-            self._nets_ms[number] = ops_ms - (len(net_ops) - 1) * call_ms + packing_ms
+            backend = "openvino" if isinstance(net, OpenVinoNet) else ""
+            net_ms = packing_ms + cost.inside("cpu").net_ms(backend)
+            self._nets_ms[number] = ops_ms - (len(net_ops) - 1) * call_ms + net_ms
             load += [sum(2 * shape.bytes for _, shape in moves), self._nets_ms[number]]
         load[0] += sum(op.bytes for op in every)
 

@@ -221,6 +221,8 @@ class CpuShards:
         self.packs = (self.libraries == 0) | in_blocks[layers]
         self._are_all_ncnn = not self.libraries.any()
         self._call_ms = cost.inside("cpu").call_ms
+        #: By library, what a net takes beyond a call.
+        self._net_ms = np.array([cost.inside("cpu").net_ms(library) for library in LIBRARIES])
         #: By walk and level, how many layers a net has.
         self._counts = np.zeros((walks, 2 * len(LIBRARIES)), np.int64)
         #: By tensor: the least level that its maker may have, the lowest reader's, and by level
@@ -283,6 +285,7 @@ class CpuShards:
                 reads = needs[:, at]
                 self._read(name, walks[reads], level[reads], packs[reads], is_model=is_model)
         self.saved_ms[rows][items] = self._call_ms * (before > 0)
+        self.ms[rows][items] += (before == 0) * self._net_ms[self.libraries[rows][items]]
         self.loaded[rows][items], self.stored[rows][items] = loads, stores
 
     def _read(

@@ -45,10 +45,10 @@ class InNetworkCost:
 
     `alone` is a factor of its ops' latencies alone, `ort` and `openvino` are those of ops in these
     libraries, or 0: then too few stages ran in one, and it counts as the others do. A call is of a
-    net on the CPU, and of a kernel on the GPU. All others are for a byte: of what an op alone keeps
-    in any cache, weights (as the op has them, and as a variant transforms them: those are read
-    point by point, far apart), inputs and outputs; of what nets pack and unpack; and of everything
-    where the other processor works at the same time.
+    net on the CPU, which takes OpenVINO longer, and of a kernel on the GPU. All others are for a
+    byte: of what an op alone keeps in any cache, weights (as the op has them, and as a variant
+    transforms them: those are read point by point, far apart), inputs and outputs; of what nets
+    pack and unpack; and of everything where the other processor works at the same time.
     """
 
     alone: Amount = 1.0
@@ -61,14 +61,19 @@ class InNetworkCost:
     beside_ms: Amount = 0.0
     ort: Amount = 0.0
     openvino: Amount = 0.0
+    openvino_call_ms: Amount = 0.0
 
     def factor(self, backend: str) -> float:
         """Of the latency alone of an op that a library, or OpenCL, computes."""
         return {"ort": self.ort, "openvino": self.openvino}.get(backend, 0.0) or self.alone
 
+    def net_ms(self, backend: str) -> float:
+        """What a net of a library takes beyond a call."""
+        return self.openvino_call_ms if backend == "openvino" else 0.0
 
-#: How many of the costs are factors of ops in a library, the last ones.
-OF_LIBRARIES = 2
+
+#: Where among the costs the factors of ops in libraries stand.
+OF_LIBRARIES = (8, 9)
 
 
 def largest_cache(soc: Soc, processor: Processor) -> float:
@@ -144,7 +149,7 @@ def fitted(
     for side in PROCESSORS:
         amounts, taken_ms = shards(soc, dataset, predictors, side, tuning)
         if len(amounts) >= FEWEST:
-            for column in range(-OF_LIBRARIES, 0):
+            for column in OF_LIBRARIES:
                 if np.count_nonzero(amounts[:, column]) < FEWEST:
                     amounts[:, 0] += amounts[:, column]
                     amounts[:, column] = 0.0
@@ -222,7 +227,9 @@ class _Stages:
             library = work.backend if work.backend in alone_ms else ""
             alone_ms[library] += work.alone_ms
         others_ms, *of_libraries = alone_ms.values()
-        amounts = [others_ms, float(calls), *kept.tolist(), float(packed), moved, *of_libraries]
+        in_openvino = float(calls) * any(work.backend == "openvino" for work in works)
+        bytes_ = [*kept.tolist(), float(packed), moved]
+        amounts = [others_ms, float(calls), *bytes_, *of_libraries, in_openvino]
         return amounts, taken_ms / slower
 
     def _packing_ms(self, way: Direction, shape: Shape) -> float:

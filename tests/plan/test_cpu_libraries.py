@@ -49,7 +49,10 @@ def law(seed: int, packing: Line) -> SyntheticPredictors:
         return float(np.random.default_rng([seed, *target.encode()]).uniform(0.5, 1.5))
 
     return SyntheticPredictors(
-        bytes=1e7, times=times, packing=packing, inside={"cpu": inside(0.002)}
+        bytes=1e7,
+        times=times,
+        packing=packing,
+        inside={"cpu": replace(inside(0.002), openvino=0.9, openvino_call_ms=0.004)},
     )
 
 

@@ -107,7 +107,7 @@ def taken_ms(row: StageRow, ops: list[Op], side: Processor) -> float:
     both = bool(row.cpu_ops and row.gpu_ops)
     calls = 1 if side == "cpu" else len(ops)
     moved = (inputs.sum() + weights.sum() + outputs.sum() + 2 * packed) * both
-    amounts = [others_ms, calls, *kept, packed, moved, *of_libraries]
+    amounts = [others_ms, calls, *kept, packed, moved, *of_libraries, 0.0]
     return float(np.dot(astuple(costs), amounts))
 
 
