@@ -29,6 +29,7 @@ from codl.plan.cost_model import CostModel
 from codl.predict import FOLDER
 from codl.runtime.loaded import sharing_ms
 from codl.strategies import Context
+from codl.strategies.rehearsal import keep_run
 from codl.targets.base import Target
 from codl.targets.connect import connect
 from codl.targets.detect import load_local
@@ -218,6 +219,8 @@ def run_model(
                 raise CodlError(f"--strict: {'; '.join(map(str, engine.fallbacks))}")
             stage(f"Running {engine.network.name}, {rounds} times")
             done = measure(engine, target, arrays, cost, rounds=rounds)
+            if context is not None and engine.adaptation is not None and engine.adaptation.moves:
+                keep_run(engine, context, done.latency_ms.level)  # the shares that it moved to
         of = digests_of(context, engine.network, plans={engine.network.name: engine.plan})
         origin = recorded(target, of, rounds=rounds)
     if outputs is not None:

@@ -39,9 +39,10 @@ from codl.predict import DEFAULT
 from codl.records.results import Latency
 from codl.records.waterfall import PREDICTED_TERMS, ChainTerms, Total, WaterfallTerm, terms_of
 from codl.strategies.base import Context
+from codl.strategies.rehearsal import keep_run
 
 #: Profiled inferences before the timed runs, and as many behind them.
-PROFILES = 6
+PROFILES = 10
 #: Runs before anything is timed, and timed runs in a row: between such turns anchors are looked at.
 WARM_UP, TURN = 3, 5
 
@@ -98,8 +99,11 @@ def explain_measured(engine: Engine, context: Context, *, rounds: int) -> Explan
         engine.run()
     profiles = _profiles(engine)
     latency_ms, slower = _timed(engine, context, rounds)
-    profiled = ProfiledTimes.typical(profiles + _profiles(engine))
-    return parts.with_runs(profiled, latency_ms, slower).explanation()
+    profiles += _profiles(engine)
+    done = parts.with_runs(ProfiledTimes.typical(profiles), latency_ms, slower)
+    if context.profiling is not None:
+        keep_run(engine, context, latency_ms.level)
+    return done.explanation()
 
 
 def _profiles(engine: Engine) -> list[ProfiledTimes]:

@@ -34,15 +34,13 @@ class PlanRun:
     `latency_ms` is that of plain runs, in turns with the other plans of the profile. Kinds are
     those of spans (`net`, `layer`, `kernel`, ...); parts are as long as they are in a plain run.
     `executable` is the digest of what ran, without weights: a codl that lowers the plan to another
-    one cannot use its parts. `apart_ms` says by stage how much later than the CPU the GPU was done
-    with what both had to do, below 0 where it was sooner.
+    one cannot use its parts.
     """
 
     plan: Plan
     executable: str
     latency_ms: Amount
     parts_ms: Mapping[str, Mapping[str, Amount]]
-    apart_ms: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def totals(self) -> dict[tuple[str, str], float]:
@@ -57,7 +55,8 @@ class NetworkProfile:
     `network` is the digest of its structure, `device` what programs are compiled for (device and
     driver) and the CPU side, `tuning` the fingerprint of the tuned kernels. `slowdown` is how many
     times slower each processor was than when the dataset was measured, by anchors; empty where that
-    is not known.
+    is not known. `rounds` are those in which a plan was searched and ran since something else than
+    such rounds had something to tell.
     """
 
     model: str
@@ -67,6 +66,7 @@ class NetworkProfile:
     tuning: str
     runs: tuple[PlanRun, ...] = ()
     slowdown: Mapping[str, Amount] = field(default_factory=dict)
+    rounds: int = 0
     codl: str = CODL
     created: str = field(default_factory=now)
 

@@ -30,6 +30,8 @@ PREDICTED, MEASURED = "predicted", "measured"
 NOTHING = 1e-9
 #: Okabe and Ito's: totals, what is lost, what is gained.
 COLOURS = {"total": "#0072B2", "loss": "#D55E00", "gain": "#009E73"}
+#: Processors that end a chain by more than this part of it apart are told, and how many at most.
+APART, MOST_WAITS = 0.05, 5
 #: The results on their way to the CPU, and the terms that have no column.
 RESULTS, OTHERS = "(results)", "others"
 
@@ -144,6 +146,7 @@ def chains_content(result: ExplainResult, *, most: int | None = None) -> TextTab
     caption = (
         "Milliseconds. CPU and GPU: what nets and kernels take, predicted"
         + (" / profiled." if is_run else "."),
+        *_apart(result),
         *warnings([result.source]),
     )
     title = f"By chain: {result.model} by {result.strategy} on {result.soc.name}"
@@ -162,6 +165,24 @@ def _decimals(result: ExplainResult) -> int:
     """The decimals that give the longest chain four digits: all cells of a table stand in line."""
     longest = max((_last(chain) for chain in result.chains), default=0.0)
     return max(0, 3 - floor(log10(longest))) if longest > NOTHING else 3
+
+
+def _apart(result: ExplainResult) -> list[str]:
+    """Which processor is done sooner with its shard of a chain, the longest waits first."""
+    waits = []
+    for chain in result.chains:
+        works = chain.measured_work_ms or {}
+        (less_ms, sooner), (most_ms, longer) = sorted((works.get(x, 0.0), x) for x in PROCESSORS)
+        if less_ms and most_ms - less_ms > APART * most_ms:
+            waits.append((most_ms - less_ms, most_ms, sooner, longer, _label(chain)))
+    told = [
+        f"{label}: the {sooner.upper()} is done {digits(ms)} ms sooner, {ms / most_ms:.0%} of what "
+        f"the {longer.upper()} takes."
+        for ms, most_ms, sooner, longer, label in sorted(waits, reverse=True)
+    ]
+    if len(told) > MOST_WAITS:
+        told[MOST_WAITS:] = [f"So it is, by less, in {len(told) - MOST_WAITS} chains more."]
+    return told
 
 
 def _last(part: ExplainResult | ChainTerms) -> float:

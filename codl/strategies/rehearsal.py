@@ -67,8 +67,9 @@ def rehearsed(
     """The plan that is fastest of those that ran: each processor alone, and up to `rounds` others.
 
     The CPU runs in each of its libraries that there is time for. Without rounds it is one of
-    `processors` alone. No round begins behind `seconds`, or would end there if it took as long as
-    the last. Ctrl-C takes the best so far. Raises `CodlError` where a plan does not run.
+    `processors` alone; those of a profile that was kept count. None begins behind `seconds`, or
+    would end there if it took as long as the last. Ctrl-C takes the best so far. Raises `CodlError`
+    where a plan does not run.
     """
     profiles = context.profiling
     assert profiles is not None
@@ -84,7 +85,7 @@ def rehearsed(
         with budget.keeping(rehearsal):
             rehearsal.begin(singles, in_library[1:], lambda: budget.spent_s < SPARE * seconds)
             round_s = 0.0
-            for _ in range(rounds):
+            while rehearsal.profile.rounds < rounds:
                 begin_s = budget.spent_s
                 if begin_s + round_s > seconds or not rehearsal.run_next(strategy):
                     break
@@ -186,7 +187,8 @@ class Rehearsal:
         new, usual = (times.latency_ms[each.fingerprint] for each in (plan, rival.plan))
         # As of the pace at which the singles ran.
         pace = rival.latency_ms / usual.level
-        self.profile = self.profile.with_runs(parts.run(plan, pace * new.level))
+        ran = self.profile.with_runs(parts.run(plan, pace * new.level))
+        self.profile = replace(ran, rounds=ran.rounds + 1)
         self.has_run = True
         split = sum(0 < chain.gpu_ratio < 1 for chain in plan.chains)
         self.context.note(
@@ -239,6 +241,25 @@ class Rehearsal:
         for reason in times.failed.values():
             raise DeviceError(reason)
         return times
+
+
+def keep_run(engine: Engine, context: Context, latency_ms: float) -> None:
+    """Add what an engine takes that has run to the profile of its network, for the next plan.
+
+    Of a plan that ran in turns with others the latency stays the one of then.
+    """
+    profiles, network = context.profiling, engine.network
+    if profiles is None:
+        return
+    wanted = profiles.wanted(network, context.soc, context.tuning.fingerprint, context.device)
+    profile = profiles.read(wanted, context.note) or wanted
+    before = profile.run_of(engine.plan)
+    level_ms = latency_ms if before is None else before.latency_ms
+    profile = profile.with_runs(ObservedParts.of(engine, PROFILED).run(engine.plan, level_ms))
+    # One more plan may come of it.
+    profile = replace(profile, rounds=max(0, profile.rounds - 1))
+    profiles.remember(profile)
+    context.note(f"Wrote {profile.save(profiles.path(profile))}")
 
 
 @dataclass(frozen=True)

@@ -181,6 +181,31 @@ def test_what_was_measured_is_kept_and_nothing_runs_again(
     assert again.loaded == 0
 
 
+def test_what_another_run_shows_is_kept_and_worth_one_more_plan(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first = Bench()
+    first.install(monkeypatch)
+    context = first.context(Profiling(tmp_path))
+    plan = find("codl").plan(row(2), context)
+    engine = SimpleNamespace(network=row(2), plan=plan)
+    rehearsal.keep_run(engine, context, 99.0)  # type: ignore[arg-type]
+    (file,) = tmp_path.rglob("*.json")
+    kept = load_profile(file).run_of(plan)
+    assert kept is not None
+    assert kept.latency_ms < 10  # as it was in turns with the others
+    again = Bench()
+    again.install(monkeypatch)
+    monkeypatch.setattr(rehearsal, "search", lambda *how, **more: one_percent(plan))
+    find("codl").plan(row(2), again.context(Profiling(tmp_path)))
+    assert again.loaded == 2  # that plan, and the fastest before
+
+
+def one_percent(plan: Plan) -> Plan:
+    (chain,) = plan.chains
+    return replace(plan, chains=(replace(chain, gpu_ratio=0.01),))
+
+
 @pytest.mark.parametrize("unlike", ["driver", "network", "tuning"])
 def test_a_profile_of_something_else_is_refused_by_name_and_made_anew_where_it_lies(
     unlike: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
