@@ -197,7 +197,8 @@ def test_eval_and_report(workplace: Path) -> None:
             assert row["cosine"] >= 0.99999
             assert row["fallbacks"] == []
             assert row["max_rel_err"] <= 1e-3
-            assert set(row["slowdown"]) == {"cpu", "gpu"}
+            paces = {"cpu", "gpu", "cpu memory", "gpu memory", "both memory"}
+            assert set(row["slowdown"]) == paces
             assert (row["predicted_over_measured"] is None) == (row["predicted_ms"] is None)
             assert row["cold_ms"]["runs"] * 3 == row["latency_ms"]["runs"]
             assert row["memory_bytes"]["cpu_bytes"] > 0
