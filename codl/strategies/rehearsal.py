@@ -149,16 +149,21 @@ class Rehearsal:
 
         Anchors tell whether the device is busy.
         """
-        if all(self.profile.run_of(plan) is not None for plan in singles):
+        missing = [plan for plan in singles if self.profile.run_of(plan) is None]
+        if not missing:
             return
         self.context.note(f"{self.network.name}: profiling each processor alone")
         usual_ms = drift.first_ms(self.context.dataset)
-        singles, observed = [*singles], [self._observed(plan) for plan in singles]
-        for plan in others:
+        rival = min(self.profile.runs, key=lambda run: run.latency_ms, default=None)
+        observed = [self._observed(plan) for plan in missing]
+        for plan in others if rival is None else ():
             if has_time():
-                singles.append(plan)
+                missing.append(plan)
                 observed.append(self._observed(plan))
-        times = self._timed(singles, anchors=bool(usual_ms))
+        beside = [] if rival is None else [rival.plan]
+        times = self._timed([*missing, *beside], anchors=bool(usual_ms))
+        # As of the pace at which others ran.
+        pace = 1.0 if rival is None else rival.latency_ms / _level(times, rival.plan)
         slower = slowdown(times.anchors, usual_ms) or {}
         reasons = [
             f"anchors of the {side} take {factor:.2f} times as long as in the dataset"
@@ -166,12 +171,14 @@ class Rehearsal:
             if factor > BUSY
         ]
         runs = []
-        for plan, parts in zip(singles, observed, strict=True):
+        for plan, parts in zip(missing, observed, strict=True):
             latency = times.latency_ms[plan.fingerprint]
             reasons += doubts(latency)
-            runs.append(parts.run(plan, latency.level))
+            runs.append(parts.run(plan, pace * latency.level))
         self.busy, self.has_run = "; ".join(reasons), True
-        self.profile = replace(self.profile.with_runs(*runs), slowdown=slower)
+        self.profile = replace(
+            self.profile.with_runs(*runs), slowdown=self.profile.slowdown or slower
+        )
 
     def run_next(self, strategy: str) -> bool:
         """Run the plan that is best by what is known now; False where it is among those that ran.
@@ -184,16 +191,16 @@ class Rehearsal:
         rival = min(self.profile.runs, key=lambda run: run.latency_ms)
         parts = self._observed(plan)
         times = self._timed([plan, rival.plan])
-        new, usual = (times.latency_ms[each.fingerprint] for each in (plan, rival.plan))
+        new_ms, usual_ms = _level(times, plan), _level(times, rival.plan)
         # As of the pace at which the singles ran.
-        pace = rival.latency_ms / usual.level
-        ran = self.profile.with_runs(parts.run(plan, pace * new.level))
+        pace = rival.latency_ms / usual_ms
+        ran = self.profile.with_runs(parts.run(plan, pace * new_ms))
         self.profile = replace(ran, rounds=ran.rounds + 1)
         self.has_run = True
         split = sum(0 < chain.gpu_ratio < 1 for chain in plan.chains)
         self.context.note(
             f"{self.network.name}: {len(plan.chains)} chains, {split} of them split, take "
-            f"{new.level:.2f} ms, the best before {usual.level:.2f} ms"
+            f"{new_ms:.2f} ms, the best before {usual_ms:.2f} ms"
         )
         return True
 
@@ -241,6 +248,10 @@ class Rehearsal:
         for reason in times.failed.values():
             raise DeviceError(reason)
         return times
+
+
+def _level(times: TimedTogether, plan: Plan) -> float:
+    return times.latency_ms[plan.fingerprint].level
 
 
 def keep_run(engine: Engine, context: Context, latency_ms: float) -> None:
