@@ -298,7 +298,8 @@ def _by_tier(tasks: Iterable[Task], tiers: Mapping[Task, Tier]) -> list[Task]:
 
 
 def _first_stages(tasks: Sequence[Task]) -> list[Task]:
-    return [task for task in tasks if isinstance(task, StageTask)][:FIRST_STAGES]
+    stages: list[Task] = [task for task in tasks if isinstance(task, StageTask)]
+    return stages[:FIRST_STAGES]
 
 
 def _similar_ops(scope: Scope, fits: float, of_models: int) -> list[Op]:
