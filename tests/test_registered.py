@@ -8,6 +8,7 @@ from support import common_checks as common
 from codl.errors import DuplicateNameError, UnknownNameError
 from codl.ir import OP_TYPES
 from codl.kernels import registry
+from codl.kernels.base import LIBRARIES
 from codl.predict import DEFAULT, ESTIMATORS
 from codl.registry import Registry, rolled_back
 from codl.strategies import STRATEGIES
@@ -39,11 +40,11 @@ def test_default_predictor_of_every_strategy_is_registered() -> None:
 
 
 def test_variants_of_each_kind_come_with_those_that_are_preferred_first() -> None:
-    """The CPU: ncnn's usual variants, then ONNX Runtime's; the GPU: buffers before images."""
+    """The CPU: its libraries in their order; the GPU: buffers before images."""
     for kind in OP_TYPES:
         cpu, gpu = registry.of_kind(kind, "cpu"), registry.of_kind(kind, "gpu")
         backends = [variant.backend for variant in cpu]
-        assert backends == sorted(backends), kind  # ncnn before ort
+        assert backends == sorted(backends, key=LIBRARIES.index), kind
         plannable = [variant.is_plannable for variant in cpu if variant.backend == "ncnn"]
         assert plannable == sorted(plannable, reverse=True), kind
         layouts = [variant.storage.layout == "image" for variant in gpu]  # type: ignore[attr-defined]
