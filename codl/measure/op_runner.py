@@ -40,6 +40,8 @@ ELSEWHERE = "written for another type of device, memory or element than the SoC 
 Work: TypeAlias = Callable[[int], None]
 #: Runs that tell what a call takes beside an op.
 SHARE_RUNS = 15
+#: What OpenCL says of a command that runs; of one that has ended it says less.
+RUNNING = 1
 #: How many random numbers are made, to be repeated: a prime, so that no tensor's size divides it.
 RANDOM = 65537
 
@@ -88,9 +90,13 @@ class GpuWork:
         self._gpu.run(self._kernels * repeats)
 
     def begin(self, repeats: int) -> None:
-        """Do the same without waiting for its end."""
-        self._gpu.submit(self._kernels * repeats)
+        """Do the same without waiting for its end, but for its beginning."""
+        first, *others = self._kernels * repeats
+        event = first.enqueue(self._gpu.queue)
+        self._gpu.submit(others)
         self._gpu.queue.flush()
+        while event.command_execution_status > RUNNING:
+            pass
 
     def end(self) -> None:
         """Wait for what was begun."""

@@ -168,7 +168,7 @@ class Rehearsal:
         reasons = [
             f"anchors of the {side} take {factor:.2f} times as long as in the dataset"
             for side, factor in slower.items()
-            if factor > BUSY
+            if side in PROCESSORS and factor > BUSY
         ]
         runs = []
         for plan, parts in zip(missing, observed, strict=True):
