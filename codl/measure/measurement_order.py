@@ -190,8 +190,6 @@ OWN = 0.75
 EXCHANGES, EXCHANGES_PART = 1000, 0.2
 #: At least this many come before any part: without them nothing can be planned.
 FIRST_EXCHANGES = 64
-#: And so many stages: with fewer, what ops take inside a network is fitted to a handful of rows.
-FIRST_STAGES = 60
 #: Similar ops, at most and at least, and how many tasks one makes in the mean.
 MOST_SIMILAR, LEAST_SIMILAR, TASKS_EACH = 800, 100, 5.5
 #: What surrounds ops is slow to measure, and comes after every 8 other tasks.
@@ -204,8 +202,7 @@ CONVOLUTIONS, TASKS_A_CONV_BLOCK = 0.15, 95
 
 
 class Tier(IntEnum):
-    """What comes before what: whole ops of the models, some exchanges and some stages, then parts,
-    then others.
+    """What comes before what: whole ops of the models and some exchanges, then parts, then others.
 
     The first two are measured even where accuracy has settled: plans are made of them.
     """
@@ -274,7 +271,6 @@ def within(budget_s: float, scope: Scope, soc: Soc) -> OpSelection:
     first = _first(of_models, OWN * fits - len(in_context))
     tiers = {task: first.get(task, Tier.MORE) for task in tasks}
     tiers |= dict.fromkeys(in_context, Tier.OWN)
-    tiers |= dict.fromkeys(_first_stages(in_context), Tier.WHOLE)
     if scope.others:
         attention = min(BLOCKS, round(ATTENTION * fits / TASKS_A_BLOCK))
         convolutions = min(BLOCKS, round(CONVOLUTIONS * fits / TASKS_A_CONV_BLOCK))
@@ -295,11 +291,6 @@ def _by_tier(tasks: Iterable[Task], tiers: Mapping[Task, Tier]) -> list[Task]:
         tasks,
         key=lambda task: (tiers[task], tiers[task] is first and not isinstance(task, SharingTask)),
     )
-
-
-def _first_stages(tasks: Sequence[Task]) -> list[Task]:
-    stages: list[Task] = [task for task in tasks if isinstance(task, StageTask)]
-    return stages[:FIRST_STAGES]
 
 
 def _similar_ops(scope: Scope, fits: float, of_models: int) -> list[Op]:
