@@ -341,8 +341,8 @@ class CostModel:
         ]
         is_transformed = np.array([variant.transforms_weights for variant in variants])
         traffic = Traffic.of(sizes.amounts[:3, places], np.concatenate(growth), is_transformed)
-        weights, transformed, inputs, outputs = traffic.kept(largest_cache(self.soc, processor))
-        moved_ms = images * (costs.read_ms * inputs + costs.written_ms * outputs)
+        weights, transformed, tensors = traffic.kept(largest_cache(self.soc, processor))
+        moved_ms = images * costs.tensor_ms * tensors
         weights_ms = costs.weight_ms * weights + costs.transformed_ms * transformed
         calls = self.turns(images) if processor == "cpu" else images / at_once
         calls_ms = costs.call_ms * calls

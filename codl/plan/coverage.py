@@ -356,7 +356,7 @@ class Ablation(NamedTuple):
     inside: Mapping[str, float] = {}
 
 
-CACHES = dict.fromkeys(("weight_ms", "transformed_ms", "read_ms", "written_ms"), 0.0)
+CACHES = dict.fromkeys(("weight_ms", "transformed_ms", "tensor_ms"), 0.0)
 SIGNALS = ("event_wait_cpu", "flag_wait_cpu")
 #: Every term of predictions, and rule of planning, that can be switched off, by its name.
 TERMS: Mapping[str, Ablation] = {

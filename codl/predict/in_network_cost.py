@@ -43,20 +43,20 @@ MEDIANS = 1.4826
 class InNetworkCost:
     """Milliseconds of a processor's shard in a network, for each of what it does.
 
-    `alone` is a factor of its ops' latencies alone, `ort` and `openvino` are those of ops in these
-    libraries, or 0: then too few stages ran in one, and it counts as the others do. A call is of a
-    net on the CPU, which takes OpenVINO longer, and of a kernel on the GPU. All others are for a
-    byte: of what an op alone keeps in any cache, weights (as the op has them, and as a variant
-    transforms them: those are read point by point, far apart), inputs and outputs; of what nets
-    pack and unpack; and of everything where the other processor works at the same time.
+    Its ops take what they take alone: `alone` is a factor of that in files from before. `ort` and
+    `openvino` are factors of ops in these libraries, or 0: then too few stages ran in one, and it
+    counts as the others do. A call is of a net on the CPU, which takes OpenVINO longer, and of a
+    kernel on the GPU. All others are for a byte: of what an op alone keeps in any cache, weights (as the op has them, and as a
+    variant transforms them: those are read point by point, far apart) and tensors, inputs and
+    outputs; of what nets pack and unpack; and of everything where the other processor works at the
+    same time.
     """
 
     alone: Amount = 1.0
     call_ms: Amount = 0.0
     weight_ms: Amount = 0.0
     transformed_ms: Amount = 0.0
-    read_ms: Amount = 0.0
-    written_ms: Amount = 0.0
+    tensor_ms: Amount = 0.0
     packed_ms: Amount = 0.0
     beside_ms: Amount = 0.0
     ort: Amount = 0.0
@@ -73,7 +73,7 @@ class InNetworkCost:
 
 
 #: Where among the costs the factors of ops in libraries stand.
-OF_LIBRARIES = (8, 9)
+OF_LIBRARIES = (7, 8)
 
 
 def largest_cache(soc: Soc, processor: Processor) -> float:
@@ -90,8 +90,8 @@ class Traffic:
     weights: NDArray[np.float64]
     #: Of weights that a kernel variant has transformed.
     transformed: NDArray[np.float64]
-    inputs: NDArray[np.float64]
-    outputs: NDArray[np.float64]
+    #: Inputs and outputs.
+    tensors: NDArray[np.float64]
 
     @classmethod
     def of(
@@ -106,14 +106,14 @@ class Traffic:
         """
         inputs, weights, outputs = 4 * elements
         weights = weights * growth
-        return cls(weights * ~is_transformed, weights * is_transformed, inputs, outputs)
+        return cls(weights * ~is_transformed, weights * is_transformed, inputs + outputs)
 
     def kept(self, cache: float) -> NDArray[np.float64]:
         """What ops that are repeated keep in a cache of so many bytes, and lose inside a network.
 
-        Of weights, transformed ones, inputs and outputs, shaped (4, ops).
+        Of weights, transformed ones and tensors, shaped (3, ops).
         """
-        each = np.stack([self.weights, self.transformed, self.inputs, self.outputs])
+        each = np.stack([self.weights, self.transformed, self.tensors])
         size = np.maximum(each.sum(axis=0), 1.0)
         kept: NDArray[np.float64] = (1 - beyond(size, cache) / size) * each
         return kept
@@ -284,20 +284,21 @@ def moves_of(text: str) -> Iterator[tuple[Direction, Shape]]:
 def fit(amounts: NDArray[np.float64], taken_ms: NDArray[np.float64]) -> list[float]:
     """Costs of at least 0 with the least relative errors, but for stages that something disturbed.
 
-    `amounts` are shaped (stages, costs).
+    `amounts` are shaped (stages, costs); the first cost is 1.
     """
     from scipy.optimize import nnls  # planning needs none of it
 
+    alone, amounts = amounts[:, 0] / taken_ms, amounts[:, 1:]
     scale = np.maximum(amounts.max(axis=0), 1e-30)
     parts = amounts / scale / taken_ms[:, None]
     kept = np.ones(len(parts), bool)
     costs = np.zeros(amounts.shape[1])
     for _ in range(REFITS):
-        costs, _ = nnls(parts[kept], np.ones(kept.sum()))
-        errors = np.abs(np.log(np.maximum(parts @ costs, 1e-9)))
+        costs, _ = nnls(parts[kept], 1 - alone[kept])
+        errors = np.abs(np.log(np.maximum(alone + parts @ costs, 1e-9)))
         usual = MEDIANS * float(np.median(errors))
         now = errors <= FARTHEST * max(usual, 1e-3)
         if (now == kept).all():
             break
         kept = now
-    return [float(cost) for cost in costs / scale]
+    return [1.0, *(float(cost) for cost in costs / scale)]

@@ -41,8 +41,8 @@ VERSION = 10
 UNIT = "ms"
 #: A target of fewer different items than this says little of others.
 FEW_ITEMS = 8
-#: What a byte of weights beyond the processor's own cache cost, in files from before.
-FORMER_COST = "far_weight_ms"
+#: In files from before: of weights beyond the processor's own cache, of inputs, and of outputs.
+FORMER_COSTS = {"far_weight_ms", "read_ms", "written_ms"}
 #: Significant digits of a feature that count: the same computation agrees but for rounding.
 DIGITS = 9
 
@@ -228,7 +228,8 @@ def read(path: Path, soc: Soc, tuning: Tuning = Tuning()) -> Predictors:
 def _with_todays_costs(content: dict[str, Any]) -> dict[str, Any]:
     """What files from before say of ops inside a network: weights were counted as the op has them.
 
-    A byte of transformed ones then costs what one of others does. Training anew measures it.
+    A byte of transformed ones then costs what one of others does, and inputs and outputs cost the
+    mean of theirs. Training anew measures it.
     """
     inside = content.get("inside")
     if not isinstance(inside, dict):
@@ -237,10 +238,11 @@ def _with_todays_costs(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _renamed(costs: Any) -> Any:
-    if not isinstance(costs, dict) or FORMER_COST not in costs:
+    if not isinstance(costs, dict) or not FORMER_COSTS & costs.keys():
         return costs
-    rest = {name: cost for name, cost in costs.items() if name != FORMER_COST}
-    return {"transformed_ms": costs.get("weight_ms", 0.0), **rest}
+    rest = {name: cost for name, cost in costs.items() if name not in FORMER_COSTS}
+    tensor_ms = (costs.get("read_ms", 0.0) + costs.get("written_ms", 0.0)) / 2
+    return {"transformed_ms": costs.get("weight_ms", 0.0), "tensor_ms": tensor_ms, **rest}
 
 
 def _check_place(path: Path, file: _File, soc: Soc, tuning: Tuning, fix: str) -> None:

@@ -96,7 +96,7 @@ def test_a_term_makes_a_plan_dearer(term: str, off: Any, gpu: float, network: Ne
         ("inside", {"inside": {}}),
         (
             "caches",
-            {"inside": costs_without("weight_ms", "transformed_ms", "read_ms", "written_ms")},
+            {"inside": costs_without("weight_ms", "transformed_ms", "tensor_ms")},
         ),
         ("net-calls", {"inside": costs_without("call_ms")}),
         ("contention", {"inside": costs_without("beside_ms")}),

@@ -25,8 +25,8 @@ from codl.predict.in_network_cost import FEWEST, InNetworkCost, fitted
 from codl.records.soc_facts import CpuCache
 
 COSTS: dict[Processor, InNetworkCost] = {
-    "cpu": InNetworkCost(1.1, 0.02, 5e-8, 7e-8, 4e-8, 3e-8, 9e-8, 1e-8, ort=0.8),
-    "gpu": InNetworkCost(0.95, 0.004, 6e-8, 9e-8, 2e-8, 5e-8, 0.0, 2e-8),
+    "cpu": InNetworkCost(1.0, 0.02, 5e-8, 7e-8, 4e-8, 9e-8, 1e-8, ort=0.8),
+    "gpu": InNetworkCost(1.0, 0.004, 6e-8, 9e-8, 2e-8, 0.0, 2e-8),
 }
 PREDICTORS = SyntheticPredictors(flops=3e7, gpu=1.3)
 CACHES = (CpuCache(2, "unified", 1 << 18, 1, 2), CpuCache(3, "unified", 1 << 20, 2, 1))
@@ -93,7 +93,7 @@ def taken_ms(row: StageRow, ops: list[Op], side: Processor) -> float:
     is_winograd = np.array([op.kernel.h == 3 for op in ops])  # type: ignore[attr-defined]
     tiles = np.array([tile(op, side) for op in ops])
     larger = weights * np.where(is_winograd, (tiles + 2) ** 2 / 9, 1.0)
-    each = np.stack([larger * ~is_winograd, larger * is_winograd, inputs, outputs])
+    each = np.stack([larger * ~is_winograd, larger * is_winograd, inputs + outputs])
     size = each.sum(axis=0)
     # None stays that fills the cache one and a half times, all that fills half of it.
     kept = (each * (1 - np.clip(size / LARGEST[side] - 0.5, 0, 1))).sum(axis=1)

@@ -40,7 +40,7 @@ EXCHANGE = Line(0.01, 0.1)
 
 def inside(call_ms: float, beside_ms: float = 3e-8) -> InNetworkCost:
     """Every cost that there is, of a memory of about 20 GB/s."""
-    return InNetworkCost(1.1, call_ms, 5e-8, 6e-8, 3e-8, 2e-8, 4e-8, beside_ms)
+    return InNetworkCost(1.1, call_ms, 5e-8, 6e-8, 3e-8, 4e-8, beside_ms)
 
 
 def alike(target: str) -> float:
