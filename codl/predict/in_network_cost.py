@@ -46,10 +46,10 @@ class InNetworkCost:
     Its ops take what they take alone: `alone` is a factor of that in files from before. `ort` and
     `openvino` are factors of ops in these libraries, or 0: then too few stages ran in one, and it
     counts as the others do. A call is of a net on the CPU, which takes OpenVINO longer, and of a
-    kernel on the GPU. All others are for a byte: of what an op alone keeps in any cache, weights (as the op has them, and as a
-    variant transforms them: those are read point by point, far apart) and tensors, inputs and
-    outputs; of what nets pack and unpack; and of everything where the other processor works at the
-    same time.
+    kernel on the GPU. All others are for a byte: of what an op alone keeps in any cache, weights
+    (as the op has them, and as a variant transforms them: those are read point by point, far apart)
+    and tensors, inputs and outputs; of what nets pack and unpack; and of everything where the other
+    processor works at the same time.
     """
 
     alone: Amount = 1.0
