@@ -1,5 +1,5 @@
-"""The CPU-only fallback of an engine, loaded when needed: where the GPU fails, and where ncnn's
-activations would turn NaN into numbers.
+"""The CPU-only fallback of an engine, loaded when needed: where the GPU fails, and where a library
+would turn NaN into numbers.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ from codl.runtime.placement import LocalSoc
 
 if TYPE_CHECKING:  # what a target measures is not loaded to run
     from codl.targets.base import Target
+
+
+#: Libraries some of whose kernels make numbers of NaN: activations of ncnn, maxima of OpenVINO.
+HIDING = ("ncnn", "openvino")
 
 
 @dataclass(frozen=True)
@@ -52,10 +56,10 @@ class CpuFallback:
         failed.close()
         return alone, loaded
 
-    def without_ncnn(self, plan: Plan) -> Loaded:
+    def in_onnxruntime(self, plan: Plan) -> Loaded:
         """The network on the CPU, loaded a second time; ONNX Runtime runs all that it can.
 
         Raises `CodlError` where it cannot be loaded.
         """
-        alone = on_cpu(self.network, plan, self.soc, but="ncnn")
+        alone = on_cpu(self.network, plan, self.soc, but=HIDING)
         return self.target.load_on_cpu(self.lowering(alone))

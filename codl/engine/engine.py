@@ -14,7 +14,7 @@ from codl.engine.cpu_fallback import CpuFallback
 from codl.engine.shared_sessions import AdaptiveSession
 from codl.errors import CodlError, CodlWarning, DeviceError, UnsupportedError
 from codl.ir import Array, Layer, Network
-from codl.ir.executable import Executable, GpuOp, NcnnNet, OnnxNet, Refusal
+from codl.ir.executable import Executable, GpuOp, NcnnNet, OnnxNet, OpenVinoNet, Refusal
 from codl.ir.network import as_float32
 from codl.ir.plan import Plan
 from codl.ir.region import as_nchw
@@ -97,7 +97,7 @@ class Engine:
         for fallback in self.fallbacks:
             warnings.warn(str(fallback), CodlWarning, stacklevel=2)
 
-    #: What runs where the GPU fails, or ncnn may not; None of what was loaded by others.
+    #: What runs where the GPU fails, or other libraries may not; None of what was loaded by others.
     _cpu_fallback: CpuFallback | None = None
     #: Whether the CPU goes on where the GPU fails.
     _recovers = False
@@ -126,9 +126,9 @@ class Engine:
         self.fallbacks, self._loaded = fallbacks, loaded
         self._plans: Mapping[float, Plan] = {1.0: plan}
         self._adaptive: AdaptiveSession | None = None
-        #: What has values that are no numbers, and what runs that without ncnn.
+        #: What has values that are no numbers, and what runs that in ONNX Runtime.
         self._nonfinite: Sequence[str] = ()
-        self._without_ncnn: Loaded | None = None
+        self._in_onnxruntime: Loaded | None = None
         #: Why the GPU has no part any more; "" as long as it has.
         self.gpu_failure = ""
         #: What came of comparing it with its model's reference; None where nobody did.
@@ -239,12 +239,12 @@ class Engine:
         return [name for name, x in tensors.items() if self._is_nonfinite(x, name in self._masks)]
 
     def _is_nonfinite(self, array: Array, is_mask: bool) -> bool:
-        """Whether a tensor has what ncnn's activations would make numbers of.
+        """Whether a tensor has what ncnn or OpenVINO would make numbers of.
 
         Minus infinity is what masks of attention are made of, and harmless there.
         """
         with np.errstate(all="ignore"):
-            if np.isfinite(array.sum()) or not self._ncnn_hides_them:
+            if np.isfinite(array.sum()) or not self._hides_them:
                 return False
         nonfinite = ~np.isfinite(array)
         return bool((nonfinite & (array != -np.inf) if is_mask else nonfinite).any())
@@ -261,10 +261,10 @@ class Engine:
         return (*self._nonfinite_of(network.constants), *layers)
 
     @cached_property
-    def _ncnn_hides_them(self) -> bool:
-        """Whether ncnn computes anything, and nothing is kept from run to run."""
+    def _hides_them(self) -> bool:
+        """Whether ncnn or OpenVINO computes anything, and nothing is kept from run to run."""
         nets, states = self.executable.nets, self.network.states
-        return any(isinstance(net, NcnnNet) for net in nets) and not states
+        return any(isinstance(net, NcnnNet | OpenVinoNet) for net in nets) and not states
 
     @cached_property
     def _masks(self) -> frozenset[str]:
@@ -285,29 +285,29 @@ class Engine:
 
         return frozenset(filter(masks, (*network.inputs, *network.constants)))
 
-    def _run_without_ncnn(self) -> None:
-        """Run without ncnn, loaded once more, what it would make numbers of."""
+    def _run_in_onnxruntime(self) -> None:
+        """Run in ONNX Runtime, loaded once more, what others would make numbers of."""
         nonfinite = ", ".join(map(repr, self._nonfinite))
         told = f"{nonfinite} of {self.network.name!r} has values that are no numbers."
         try:
             if self._cpu_fallback is None:
                 raise CodlError("there is nothing but what is loaded.")
-            instead = self._without_ncnn or self._cpu_fallback.without_ncnn(self.plan)
-            self._without_ncnn = instead
+            instead = self._in_onnxruntime or self._cpu_fallback.in_onnxruntime(self.plan)
+            self._in_onnxruntime = instead
             for name, array in self._loaded.inputs.items():
                 np.copyto(instead.inputs[name], array)
             instead.run()
             for name, array in self._loaded.outputs.items():
                 np.copyto(array, instead.outputs[name])
         except CodlError as error:
-            told += f" ncnn may make numbers of them: {error}"
+            told += f" ncnn and OpenVINO may make numbers of them: {error}"
             self._loaded.run()
         warnings.warn(told, CodlWarning, stacklevel=4)
 
     def run(self) -> None:
         """Run on what was fed; the outputs then lie in `outputs`. Allocates no tensor."""
         if self._nonfinite:
-            self._run_without_ncnn()
+            self._run_in_onnxruntime()
             return
         loaded = self._loaded
         try:
@@ -403,8 +403,8 @@ class Engine:
     def close(self) -> None:
         """Release buffers and nets; the engine cannot run afterwards."""
         self._cpu_fallback = None
-        if self._without_ncnn is not None:
-            self._without_ncnn.close()
+        if self._in_onnxruntime is not None:
+            self._in_onnxruntime.close()
         self._loaded.close()
 
     def __enter__(self) -> Engine:

@@ -8,7 +8,7 @@ CPU's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, log
 
@@ -23,10 +23,10 @@ from codl.records.soc import Soc
 STRATEGY = "cpu"
 
 
-def on_cpu(network: Network, plan: Plan, soc: Soc, *, but: str = "") -> Plan:
+def on_cpu(network: Network, plan: Plan, soc: Soc, *, but: Collection[str] = ()) -> Plan:
     """Every layer on the CPU alone, in the variant that the plan has there, or else the default.
 
-    None has the backend `but` where another one has a variant. Raises `UnsupportedError` with the
+    None has a backend of `but` where another one has a variant. Raises `UnsupportedError` with the
     first layer that the CPU has no variant for.
     """
     planned = {
@@ -50,12 +50,12 @@ def on_cpu(network: Network, plan: Plan, soc: Soc, *, but: str = "") -> Plan:
     )
 
 
-def _variant(layer: Layer, planned: str | None, soc: Soc, but: str) -> str:
+def _variant(layer: Layer, planned: str | None, soc: Soc, but: Collection[str]) -> str:
     """The planned one, if it takes the whole op too; what was planned may have been for a part."""
     variants = registry.variants(layer.op, "cpu", soc)
     if but and variants:
         fit = registry.variants(layer.op, "cpu", soc, include_unfit=True)
-        variants = [variant for variant in fit if variant.backend != but] or variants
+        variants = [variant for variant in fit if variant.backend not in but] or variants
     names = [variant.name for variant in variants]
     if not names:
         raise UnsupportedError(
