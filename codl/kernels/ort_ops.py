@@ -148,11 +148,16 @@ def _eltwise(op: Eltwise) -> OrtPlan:
 
 @_ort("norm")
 def _norm(op: Norm) -> OrtPlan:
+    return norm_plan(op, has_simplified=True)
+
+
+def norm_plan(op: Norm, *, has_simplified: bool) -> OrtPlan:
+    """A norm's nodes; one without a mean is a node of ONNX Runtime's own where that is there."""
     if op.center and op.affine and _is_layer_norm(op):
         normalized = op.shapes[0][op.axis :]
         norm = node("LayerNormalization", ("x0", "x1", "x2"), axis=op.axis, epsilon=op.epsilon)
         return OrtPlan((norm,), (op.shapes[0], normalized, normalized), op.shapes[0])
-    if op.affine and _is_layer_norm(op):
+    if has_simplified and op.affine and _is_layer_norm(op):
         normalized = op.shapes[0][op.axis :]
         attributes = {"axis": op.axis, "epsilon": op.epsilon}
         # ONNX Runtime's own node; ONNX has it from opset 23 on, as RMSNormalization.
