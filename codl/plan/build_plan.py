@@ -162,9 +162,28 @@ def cpu_plans(network: Network, cost: CostModel, *, strategy: str) -> list[Plan]
 
     Which of them is the fastest a device tells better than predictions do.
     """
-    costs = [cost, *(replace(cost, library=library) for library in range(len(LIBRARIES)))]
+    libraries = range(len(LIBRARIES))
+    costs = [cost, *(replace(cost, library=library) for library in libraries)]
     plans = [one_processor(network, each, "cpu", strategy=strategy) for each in costs]
-    return list({plan.fingerprint: plan for plan in reversed(plans)}.values())[::-1]
+    # ncnn has several variants of an op, among which nothing but predictions chooses.
+    others = (_in_library(network, cost.soc, each, strategy) for each in libraries[1:])
+    plans += filter(None, others)
+    different: dict[str, Plan] = {}
+    for plan in plans:
+        different.setdefault(plan.fingerprint, plan)
+    return list(different.values())
+
+
+def _in_library(network: Network, soc: Soc, library: int, strategy: str) -> Plan | None:
+    """All on the CPU in a library as far as it can, by no predictions; None where it is not there.
+
+    A short collection knows a library by some ops alone, and then plans change between libraries.
+    """
+    accepted = {layer.name: registry.of_library(layer.op, library, soc) for layer in network.layers}
+    variants = {name: variant.name for name, variant in accepted.items() if variant is not None}
+    if not variants or soc.is_replayed:
+        return None
+    return replace(default_plan(network, soc, "cpu", variants=variants), strategy=strategy)
 
 
 def unless_alone(

@@ -16,7 +16,7 @@ from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.measure.op_runner import filler
 from codl.plan import chain_costs
-from codl.plan.build_plan import one_processor
+from codl.plan.build_plan import cpu_plans, one_processor
 from codl.plan.cost_model import CostModel
 from codl.plan.cpu_libraries import ANY, cpu_libraries
 from codl.plan.price import price
@@ -98,3 +98,33 @@ def test_a_library_without_predictors_is_not_planned(network: Network) -> None:
     )
     chosen = cpu_libraries(network, CostModel(SOC, SyntheticPredictors(without=without)))
     assert set(chosen.tolist()) <= {0, ANY}
+
+
+@pytest.mark.parametrize("library", ["ncnn", "ort"])
+def test_plans_of_the_cpu_begin_with_the_best_and_have_whole_libraries(
+    network: Network, library: str
+) -> None:
+    """Also of a library of which the predictors know nothing: a device tells what it takes."""
+
+    def times(target: str) -> float:
+        return 1.0 if ("cpu_ort" in target) == (library == "ort") else 2.0
+
+    cost = CostModel(SOC, SyntheticPredictors(times=times, packing=Line(0.0, 0.001)))
+    plans = cpu_plans(network, cost, strategy="test")
+    assert plans[0].chains == one_processor(network, cost, "cpu", strategy="test").chains
+    assert len({plan.fingerprint for plan in plans}) == len(plans)
+    names = [{sides["cpu"] for sides in plan.chains[0].variants.values()} for plan in plans]
+    assert {"cpu_ort"} in names
+    assert ({"cpu_ort"} == names[0]) == (library == "ort")
+
+    class OfNcnn(SyntheticPredictors):
+        @property
+        def targets(self) -> tuple[str, ...]:
+            return tuple(name for name in super().targets if "cpu_ort" not in name)
+
+    short = CostModel(SOC, OfNcnn(packing=Line(0.0, 0.001)))
+    names = [
+        {sides["cpu"] for sides in plan.chains[0].variants.values()}
+        for plan in cpu_plans(network, short, strategy="test")
+    ]
+    assert {"cpu_ort"} in names
