@@ -19,7 +19,7 @@ from codl.kernels.tuning import Tuning
 from codl.lower import pieces
 from codl.measure.dataset import Row, RowT, SharingRow
 from codl.measure.op_runner import Work, default_work
-from codl.measure.streams import stream_op
+from codl.measure.streams import evicting_op
 from codl.measure.tasks import SharingTask
 from codl.measure.timing import WHOLE, Samples, Seconds, by_clock
 from codl.records.results import Latency
@@ -59,8 +59,8 @@ class CacheEvictor:
 
     @cached_property
     def _streams(self) -> tuple[Work, ...]:
-        """More than caches hold is read and written; each of the CPU's cores has a part."""
-        op = stream_op(self._gpu.soc)
+        """What a network moves is read and written; each of the CPU's cores has a part."""
+        op = evicting_op(self._gpu.soc)
         return tuple(default_work(op, side, self._gpu, self._tuning) for side in ("gpu", "cpu"))
 
     @cached_property

@@ -11,6 +11,9 @@ from codl.runtime.examination import memory_of
 #: Bytes that a stream moves at least: more than those caches of phones hold that SoC files do not
 #: know of. At most, a part of the memory.
 LEAST_BYTES, MEMORY_PART = 64 << 20, 1 / 16
+#: What goes through the caches to empty them is no more: between two runs of an op the rest of a
+#: network moves no more either, and what stays in a cache of 300 MB there stays in it here.
+MOST_EVICTED = 128 << 20
 CHANNELS, COLUMNS = 16, 64
 
 
@@ -22,7 +25,19 @@ def far_bytes(soc: Soc) -> int:
 
 
 def stream_op(soc: Soc) -> Op:
-    """Reads half of `far_bytes` and writes the other half, and computes next to nothing."""
+    """Moves `far_bytes`."""
+    return _moving(far_bytes(soc))
+
+
+def evicting_op(soc: Soc) -> Op:
+    """Moves as much, but no more than `MOST_EVICTED`: it runs before every sample of an exchange or
+    a stage.
+    """
+    return _moving(min(far_bytes(soc), MOST_EVICTED))
+
+
+def _moving(moved: int) -> Op:
+    """Reads half of some bytes and writes the other half, and computes next to nothing."""
     row_bytes = 2 * 4 * CHANNELS * COLUMNS
-    shape = Shape(1, CHANNELS, far_bytes(soc) // row_bytes, COLUMNS)
+    shape = Shape(1, CHANNELS, moved // row_bytes, COLUMNS)
     return Pool2d(inputs=(shape,), kernel=Size2(1, 1))
