@@ -50,7 +50,10 @@ DESCRIBED: Mapping[str, Callable[[Any], OrtPlan]] = {
 
 @cache
 def _is_installed() -> bool:
-    return find_spec("openvino") is not None
+    try:
+        return find_spec("openvino") is not None
+    except ImportError:
+        return False
 
 
 def _refusal(of_nodes: Callable[[Any], str | None]) -> Callable[[Any], str | None]:

@@ -328,7 +328,7 @@ def test_joined_groups_are_the_same_by_op_and_by_column(width: int) -> None:
         for groups in (1, 2, 3, 4, 7, 16)
     ]
     columns = joined_columns(ConvColumns.of(ops), width)
-    for at, op in enumerate(ops):
+    for at, op in some(enumerate(ops)):
         assert isinstance(op, Conv2d)
         whole = joined(op, width)
         expected = op if whole is None else whole

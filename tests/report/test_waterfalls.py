@@ -105,8 +105,9 @@ def test_tables_show_signs_chains_and_what_was_not_run() -> None:
     assert first[1:5] == ("OC 0.45", "3.00 / 3.50", "4.00 / 4.00", "7.50")
     assert first[5:] == ("+0.75", "+1.50", "-0.38", "+1.12", "10.50")
     assert (last[0], last[-1]) == ("(results)", "3.50")
-    (told,) = (text for text in chains.caption if "sooner" in text)
-    assert told.endswith("the CPU is done 0.500 ms sooner, 12% of what the GPU takes.")
+    told = [text for text in chains.caption if "sooner" in text]
+    end = "the CPU is done 0.500 ms sooner, 12% of what the GPU takes."
+    assert any(text.endswith(end) for text in told)
 
 
 def test_small_terms_stand_together_where_there_is_no_room() -> None:

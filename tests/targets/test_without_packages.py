@@ -76,8 +76,8 @@ def test_the_other_processor_is_measured(
 ) -> None:
     target = without(package)
     assert outcomes(target, other) == {("ok", "")}
-    ((status, reason),) = outcomes(target, lame)
-    assert status == "failed"
+    # The CPU has other libraries.
+    (reason,) = {reason for status, reason in outcomes(target, lame) if status == "failed"}
     assert reason.startswith(f"{package} is not installed; it is needed for the {lame.upper()}: ")
 
 
