@@ -18,6 +18,7 @@ from codl.kernels.base import LIBRARIES
 from codl.plan.chain_costs import ChainCosts, ChainKey
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered, estimated, not_counted
+from codl.plan.cpu_libraries import in_each_library
 from codl.plan.price import START
 from codl.plan.shards import planar_of
 from codl.plan.sub_ops import Walk
@@ -162,11 +163,10 @@ def cpu_plans(network: Network, cost: CostModel, *, strategy: str) -> list[Plan]
 
     Which of them is the fastest a device tells better than predictions do.
     """
-    libraries = range(len(LIBRARIES))
-    costs = [cost, *(replace(cost, library=library) for library in libraries)]
+    costs = in_each_library(network, cost)
     plans = [one_processor(network, each, "cpu", strategy=strategy) for each in costs]
     # ncnn has several variants of an op, among which nothing but predictions chooses.
-    others = (_in_library(network, cost.soc, each, strategy) for each in libraries[1:])
+    others = (_in_library(network, cost.soc, at, strategy) for at in range(1, len(LIBRARIES)))
     plans += filter(None, others)
     different: dict[str, Plan] = {}
     for plan in plans:

@@ -9,6 +9,7 @@ the shard's part of it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -55,6 +56,15 @@ def cpu_libraries(network: Network, cost: CostModel) -> Numbers:
     searched, simplest = labels.searched(), min(uniform)
     is_worth = searched.taken_ms < WORTH * simplest.taken_ms
     return np.array((searched if is_worth else simplest).libraries, np.int64)
+
+
+def in_each_library(network: Network, cost: CostModel) -> list[CostModel]:
+    """The cost model, and the same with each library taken as far as it can; each way once."""
+    costs = [cost, *(replace(cost, library=library) for library in range(len(LIBRARIES)))]
+    different: dict[bytes, CostModel] = {}
+    for each in costs:
+        different.setdefault(cpu_libraries(network, each).tobytes(), each)
+    return list(different.values())
 
 
 def _ops_ms(network: Network, cost: CostModel) -> Milliseconds:

@@ -24,13 +24,11 @@ from codl.ir.types import PROCESSORS, Processor
 from codl.plan.price import StageTimes
 from codl.records.results import SpanKind, TimeSpan
 from codl.records.span_names import SpanName, span_of
-from codl.records.statistic import PERCENT
+from codl.records.statistic import nearest
 
 #: The parts of data sharing that a profile tells. What a wait would have taken if the data had been
 #: there, it does not.
 SEEN: tuple[SpanKind, ...] = ("transform", "copy", "unmap")
-#: The part of profiled runs that counts is one of this many.
-COUNTED = 3
 #: Milliseconds by a number.
 ByNumber: TypeAlias = dict[int, float]
 _SpansByName: TypeAlias = dict[SpanName, deque[TimeSpan]]
@@ -74,10 +72,7 @@ class ProfiledTimes:
         Parts of the same runs add up to what these took; percentiles of parts would not, where
         other programs disturb each run in another part.
         """
-        by_length = sorted(profiles, key=lambda run: fsum(run.stages_ms))
-        count = len(by_length) - 2 * (len(by_length) // COUNTED)
-        begin = round(PERCENT / 100 * (len(by_length) - 1)) - count // 2
-        near = by_length[max(0, begin) :][:count]
+        near = nearest(profiles, lambda run: fsum(run.stages_ms))
         first = near[0]
         return cls(
             {n: fmean(run.nets_ms[n] for run in near) for n in first.nets_ms},

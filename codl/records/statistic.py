@@ -19,13 +19,17 @@ al., *Duet Benchmarking*, ICPE 2020; see `codl.measure.drift`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+T = TypeVar("T")
 #: The percentile.
 PERCENT = 20
+#: Of whole runs with parts, the part that is nearest to the statistic is one of this many.
+COUNTED = 3
 #: What a run's protocol in a manifest says, and what runs had whose protocol does not say it.
 NAME = "20th percentile, drift divided out"
 BEFORE = "mean of the three fastest"
@@ -34,3 +38,11 @@ BEFORE = "mean of the three fastest"
 def level(samples: Sequence[float] | NDArray[np.float64], drift: float = 1.0) -> float:
     """The statistic, in the samples' unit; `drift` is how many times slower the machine was."""
     return float(np.percentile(samples, PERCENT)) / drift
+
+
+def nearest(runs: Sequence[T], length: Callable[[T], float]) -> Sequence[T]:
+    """The runs whose length is nearest to the statistic's, whose parts add up to what they took."""
+    by_length = sorted(runs, key=length)
+    count = len(by_length) - 2 * (len(by_length) // COUNTED)
+    begin = round(PERCENT / 100 * (len(by_length) - 1)) - count // 2
+    return by_length[max(0, begin) :][:count]

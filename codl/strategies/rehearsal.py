@@ -20,7 +20,6 @@ from codl.errors import DeviceError
 from codl.ir import Network
 from codl.ir.plan import Plan
 from codl.ir.types import PROCESSORS, Processor
-from codl.kernels.base import LIBRARIES
 from codl.lower import lower
 from codl.measure import drift
 from codl.measure.budget import Budget
@@ -30,13 +29,14 @@ from codl.measure.timing import Effort, TimedTogether
 from codl.plan.build_plan import cpu_plans, one_processor
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
+from codl.plan.cpu_libraries import in_each_library
 from codl.plan.price import price
-from codl.plan.profile_feedback import COUNTED, Totals
+from codl.plan.profile_feedback import Totals
 from codl.plan.search import search
 from codl.predict import DEFAULT
 from codl.records.profile import NetworkProfile, PlanRun
 from codl.records.results import TimeSpan, doubts
-from codl.records.statistic import PERCENT
+from codl.records.statistic import nearest
 from codl.runtime.loaded import totals_ms
 from codl.strategies.base import Context
 
@@ -212,12 +212,9 @@ class Rehearsal:
         The library that is best for a whole network need not be the best for parts of it, of which
         each is a net with a call, and with packing at its ends.
         """
-        libraries: list[int | None] = [None, *range(len(LIBRARIES))]
         method = self.context.method
-        plans = [
-            search(self.network, replace(self.corrected, library=each), strategy, method=method)
-            for each in libraries
-        ]
+        costs = in_each_library(self.network, self.corrected)
+        plans = [search(self.network, cost, strategy, method=method) for cost in costs]
         return min(plans, key=lambda plan: plan.predicted_ms or inf)
 
     def best(self, singles: Sequence[Plan], *, alone: bool) -> Plan:
@@ -326,21 +323,13 @@ def _length(spans: Sequence[TimeSpan]) -> float:
     return max(span.end_ms for span in spans)
 
 
-def _near(profiles: Sequence[Sequence[TimeSpan]]) -> Sequence[Sequence[TimeSpan]]:
-    """The part of some profiles whose length is nearest to the statistic's."""
-    by_length = sorted(profiles, key=_length)
-    count = len(by_length) - 2 * (len(by_length) // COUNTED)
-    begin = round(PERCENT / 100 * (len(by_length) - 1)) - count // 2
-    return by_length[max(0, begin) :][:count]
-
-
 def _length_ms(profiles: Sequence[Sequence[TimeSpan]]) -> float:
-    return fmean(map(_length, _near(profiles)))
+    return fmean(map(_length, nearest(profiles, _length)))
 
 
 def _typical(profiles: Sequence[Sequence[TimeSpan]]) -> dict[tuple[str, str], float]:
     """Milliseconds by kind and label, in the mean of the profiles that count."""
-    near = [totals_ms(spans) for spans in _near(profiles)]
+    near = [totals_ms(spans) for spans in nearest(profiles, _length)]
     return {key: fmean(totals.get(key, 0.0) for totals in near) for key in near[0]}
 
 

@@ -22,9 +22,8 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from math import exp, fsum, log
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean, median
 from time import perf_counter
 
 from codl.errors import InvalidFileError
@@ -87,10 +86,9 @@ def balances(files: Iterable[Path], strategy: str) -> list[Balance]:
     return rows
 
 
-def mean(ratios: Iterable[float]) -> float:
+def mean(ratios: Sequence[float]) -> float:
     """Geometric; not a number of none."""
-    logs = [log(ratio) for ratio in ratios]
-    return exp(fsum(logs) / len(logs)) if logs else float("nan")
+    return geometric_mean(ratios) if ratios else float("nan")
 
 
 def summary(rows: Sequence[Balance]) -> dict[str, float]:
