@@ -24,7 +24,6 @@ from codl.records.statistic import level
 from codl.records.tuned import BenchRow, Refused
 from codl.runtime.host_handles import HostSession
 from codl.runtime.launch import BoundKernel
-from codl.runtime.loaded import Timeline
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc
 from codl.runtime.session import Session
@@ -112,29 +111,6 @@ class GpuWork:
             action.run()
         output: Array = self._session.outputs[pieces.OUTPUT].copy()
         return output
-
-
-class GpuTurns:
-    """Kernels of several works on one device, in turns."""
-
-    def __init__(self, gpu: OpenClDevice, works: Sequence[GpuWork]) -> None:
-        self._gpu, self._works = gpu, works
-
-    def __call__(self, repeats: int) -> None:
-        self._gpu.run(self._kernels(repeats))
-
-    def enqueue(self, repeats: int, timeline: Timeline) -> None:
-        """Begin, and note when the first and the last kernel run; does not wait."""
-        first, *others = self._kernels(repeats)
-        timeline.gpu("kernel", first.name, first.enqueue(self._gpu.queue))
-        self._gpu.submit(others[:-1])
-        for last in others[-1:]:
-            timeline.gpu("kernel", last.name, last.enqueue(self._gpu.queue))
-        self._gpu.queue.flush()
-
-    def _kernels(self, repeats: int) -> list[BoundKernel]:
-        turns = islice(cycle(self._works), repeats)
-        return [kernel for work in turns for kernel in work.kernels]
 
 
 def default_work(op: Op, processor: Processor, gpu: OpenClDevice, tuning: Tuning) -> Work:
