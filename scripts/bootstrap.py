@@ -20,6 +20,11 @@ PIP = "https://pypi.org/pypi/pip/json"
 def main(folder: Path) -> None:
     if sys.version_info < (3, 10):  # noqa: UP036  this runs on whatever is there
         sys.exit(f"codl needs Python 3.10 or later, this is {sys.version.split()[0]}.")
+    if folder.is_symlink():  # what it leads to would be cleared, and may be somebody else's
+        sys.exit(
+            f"{folder} is a link to {folder.resolve()}, which this would empty: remove the link "
+            f"(rm {folder}) and run this again."
+        )
     try:
         venv.create(folder, with_pip=True, clear=True)
     except subprocess.CalledProcessError:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -33,3 +35,16 @@ def test_a_script_imports_what_there_is(script: Path) -> None:
         elif module in beside and name:
             tree = ast.parse((script.parent / f"{module}.py").read_text())
             assert name in ast.unparse(tree), f"{script}: {module} has no {name}"
+
+
+def test_bootstrap_leaves_what_a_link_leads_to(tmp_path: Path) -> None:
+    shared, link = tmp_path / "shared", tmp_path / ".venv"
+    shared.mkdir()
+    (shared / "kept").write_text("of somebody else")
+    link.symlink_to(shared)
+    command = [sys.executable, str(ROOT / "scripts" / "bootstrap.py"), str(link)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert f"{link} is a link to {shared}" in ran.stderr
+    assert f"rm {link}" in ran.stderr
+    assert (shared / "kept").read_text() == "of somebody else"
