@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from statistics import mean
 from typing import Protocol
 
@@ -119,13 +119,17 @@ class BatchRunner:
 
     def __init__(self, bench: Bench, ahead: CompilesAhead, read: Callable[[], Conditions]) -> None:
         self._bench, self._ahead, self._read = bench, ahead, read
-        self._anchors = drift.prepare(bench)
+
+    @cached_property
+    def _anchors(self) -> list[Prepared]:
+        return drift.prepare(self._bench)
 
     def measure(self, batch: MeasureBatch, watcher: Watcher) -> BatchResult:
         """Build the first tasks and let them take turns, in a batch's time or what is left."""
         # As much time each to compile, to build and to measure them.
         seconds = min(batch.left_s / (3 if self._ahead.is_used else 2), batch.rounds.span_s)
-        self._ahead.compile(batch.tasks, batch.tuning, seconds)
+        first = (*drift.tasks_of(self._bench.soc), *batch.tasks)
+        self._ahead.compile(first, batch.tuning, seconds)
         readings = [self._read()]
         prepared, done = self._prepare(batch, seconds, watcher)
 

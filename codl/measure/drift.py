@@ -28,6 +28,7 @@ from codl.measure.dataset import AnchorRow, Dataset, Row
 from codl.measure.runner import Bench, BesideTask, Prepared
 from codl.measure.tasks import OpTask, op_tasks
 from codl.measure.timing import ORDINARY, WHOLE, AnchorTime
+from codl.records.soc import Soc
 from codl.records.statistic import level
 
 #: Short ones that keep the arithmetic units busy from the cache, and one that waits for memory.
@@ -146,13 +147,18 @@ def first_ms(dataset: Dataset) -> dict[tuple[str, str], float]:
 
 def prepare(bench: Bench) -> list[Prepared]:
     """The anchors that the SoC can run, each in the default variant of either processor."""
-    ready = []
-    for op in map(parse, OPS):
-        for processor in get_args(Processor):
-            tasks = op_tasks(op, processor, bench.soc, [1.0])[:1]
-            anchors = (bench.prepare(task) for task in tasks)
-            ready += [anchor for anchor in anchors if isinstance(anchor, Prepared)]
-    return [*ready, *bench.streams()]
+    anchors = map(bench.prepare, tasks_of(bench.soc))
+    return [*(each for each in anchors if isinstance(each, Prepared)), *bench.streams()]
+
+
+def tasks_of(soc: Soc) -> list[OpTask]:
+    """Those that are short, as tasks."""
+    return [
+        task
+        for op in map(parse, OPS)
+        for processor in get_args(Processor)
+        for task in op_tasks(op, processor, soc, [1.0])[:1]
+    ]
 
 
 def row_of(anchor: Prepared) -> AnchorRow:

@@ -39,8 +39,6 @@ ELSEWHERE = "written for another type of device, memory or element than the SoC 
 Work: TypeAlias = Callable[[int], None]
 #: Runs that tell what a call takes beside an op.
 SHARE_RUNS = 15
-#: What OpenCL says of a command that runs; of one that has ended it says less.
-RUNNING = 1
 #: How many random numbers are made, to be repeated: a prime, so that no tensor's size divides it.
 RANDOM = 65537
 
@@ -94,8 +92,7 @@ class GpuWork:
         event = first.enqueue(self._gpu.queue)
         self._gpu.submit(others)
         self._gpu.queue.flush()
-        while event.command_execution_status > RUNNING:
-            pass
+        self._gpu.wait_for_start(event)
 
     def end(self) -> None:
         """Wait for what was begun."""

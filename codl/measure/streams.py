@@ -14,7 +14,8 @@ LEAST_BYTES, MEMORY_PART = 64 << 20, 1 / 16
 #: What goes through the caches to empty them is no more: between two runs of an op the rest of a
 #: network moves no more either, and what stays in a cache of 300 MB there stays in it here.
 MOST_EVICTED = 128 << 20
-CHANNELS, COLUMNS = 16, 64
+#: A CPU's library divides it among threads by blocks of channels, so that there are enough.
+CHANNELS, COLUMNS = 256, 64
 
 
 def far_bytes(soc: Soc) -> int:

@@ -304,6 +304,12 @@ class OpenClDevice:
         else:
             event.wait()
 
+    def wait_for_start(self, event: cl.Event) -> None:
+        """Wait until a command runs, or is done; its queue has been flushed."""
+        running = cl_module().command_execution_status.RUNNING
+        while event.command_execution_status > running:
+            pass
+
     def busy_binary(self) -> Binary:
         """The compiled program of `busy_kernel`."""
         return self.programs.binary("busy", BUSY)

@@ -134,9 +134,10 @@ def test_a_disturbed_batch_goes_on_for_a_while(clock: Any) -> None:
 class SimulatedBench:
     """Stands in for a device; every task takes one millisecond of the simulated machine."""
 
-    def __init__(self, machine: Machine, effort: Rounds) -> None:
+    def __init__(self, machine: Machine, effort: Rounds, soc: Soc) -> None:
         self.machine = machine
         self.rounds = effort
+        self.soc = soc
         self.prepared: list[Any] = []
 
     def prepare(self, task: Any) -> Prepared:
@@ -154,7 +155,7 @@ def simulated(
     soc: Soc, folder: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Dataset, SimulatedBench, Callable[..., Any]]:
     effort = Rounds(span_s=1.0)
-    bench = SimulatedBench(machine, effort)
+    bench = SimulatedBench(machine, effort, soc)
     monkeypatch.setattr(runner, "Bench", lambda *args: bench)
     monkeypatch.setattr(
         anchors, "prepare", lambda bench: [bench.prepare(t) for t in anchor_tasks(soc)]

@@ -69,6 +69,11 @@ class StageDevice(OpenClDevice):
         else:
             self._queue.finish()
 
+    def wait_for_start(self, event: cl.Event) -> None:
+        """Nothing tells of it beside the companion; a kernel starts a few microseconds after it is
+        enqueued.
+        """
+
     def close(self) -> None:
         """Let the GPU go; nothing can run afterwards."""
         self._stop()
