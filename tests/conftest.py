@@ -155,10 +155,10 @@ def soc(request: pytest.FixtureRequest, devices: tuple[ProbedDevice, ...]) -> Lo
 @pytest.fixture(scope="session")
 def first_soc(devices: tuple[ProbedDevice, ...]) -> LocalSoc:
     """A SoC around the device that codl would choose."""
-    from codl.runtime import drivers
     from codl.runtime.detect import describe
+    from codl.runtime.driver_search import INSTALL_HINT
 
-    assert devices, f"no OpenCL device was found. {drivers.INSTALL_HINT}"
+    assert devices, f"no OpenCL device was found. {INSTALL_HINT}"
     return describe("test", devices[0])
 
 

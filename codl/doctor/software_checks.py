@@ -13,9 +13,9 @@ from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry
 from codl.measure.check_variants import IMPRECISE, CheckRun, CheckTask, VariantCheck, check_tasks
 from codl.runtime.detect import describe
-from codl.runtime.drivers import INSTALL_HINT
+from codl.runtime.driver_search import INSTALL_HINT
 from codl.runtime.placement import LocalSoc
-from codl.runtime.probe import ProbedDevice
+from codl.runtime.probe import ProbedDevice, ProbeResult
 from codl.targets.base import Target
 from codl.targets.checks import Check, CheckResult, DeviceUnderTest
 from codl.targets.connect import connect
@@ -95,7 +95,11 @@ def _state(under_test: DeviceUnderTest, target: Target, package: str) -> tuple[s
 
 
 TERMUX_LOADER = "`pkg install ocl-icd`, then `pip install pyopencl`."
-TERMUX_DRIVER = "`pkg install opencl-vendor-driver` makes the phone's own driver known."
+WORKING = "codl uses the drivers that work."
+ANDROID_DRIVER = (
+    "The phone's maker ships no OpenCL, or lets no other program have it: see docs/phone.md. From "
+    "`adb shell` more drivers work than in Termux."
+)
 
 
 def loader(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
@@ -114,19 +118,30 @@ def loader(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
 
 
 def drivers(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
-    fix = TERMUX_DRIVER if under_test.examination.is_termux else INSTALL_HINT
+    """What was tried, and what each said; nobody asked for a guess, which may fail."""
+    seen = under_test.examination
+    fix = ANDROID_DRIVER if seen.is_android else INSTALL_HINT
     if not under_test.drivers:
-        yield CheckResult(False, "none was found", fix=fix)
+        yield CheckResult(False, f"none was found. {'; '.join(seen.driver_places)}", fix=fix)
     for result in under_test.drivers:
         names = ", ".join(device.name for device in result.devices)
-        if result.error:
-            yield CheckResult(False, result.error, of=result.icd)
+        if result.error and result.is_guess and under_test.devices:
+            yield CheckResult(True, f"{result.error} Another driver works.", of=result.icd)
+        elif result.error:
+            is_makers = result.is_guess and seen.is_android
+            again = fix if is_makers else f"{WORKING} {_removal(result)}"
+            yield CheckResult(False, result.error, of=result.icd, fix=again)
         elif result.devices:
             yield CheckResult(True, f"answers with {names}", of=result.icd)
         elif under_test.devices:
             yield CheckResult(True, "has no device here; another driver has", of=result.icd)
         else:
             yield CheckResult(False, "loads, and has no device", of=result.icd, fix=fix)
+
+
+def _removal(result: ProbeResult) -> str:
+    is_named = result.file.endswith(".icd")
+    return f"Install this one again, or remove {result.file if is_named else 'its package'}."
 
 
 def devices(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
@@ -268,8 +283,7 @@ DRIVER_CHECKS = (
     Check(
         "opencl driver",
         drivers,
-        "codl uses the drivers that work. Install this one again, or remove its ICD file "
-        "(/etc/OpenCL/vendors) or its package.",
+        f"{WORKING} Install this one again, or remove its ICD file or its package.",
     ),
     Check("opencl device", devices, ""),
 )

@@ -14,7 +14,8 @@ from codl.ir import parse
 from codl.kernels import registry
 from codl.lower import pieces
 from codl.records.soc import ELEMENT_NAMES, MEMORY_TYPES, CpuSide, GpuSide, Soc
-from codl.runtime import drivers, threads
+from codl.runtime import threads
+from codl.runtime.driver_search import INSTALL_HINT
 from codl.runtime.hardware import CpuFacts, cpu_facts
 from codl.runtime.host_handles import HostSession
 from codl.runtime.opencl import OpenClDevice
@@ -90,7 +91,8 @@ def choose(probed: Sequence[ProbeResult], device: str | None) -> ProbedDevice:
     if not devices:
         failures = "; ".join(f"{r.icd}: {r.error or 'no device'}" for r in probed)
         tried = f" Drivers that were found failed: {failures}." if failures else ""
-        raise DeviceError(f"No OpenCL device was found.{tried} {drivers.INSTALL_HINT}")
+        where = "`codl doctor` says where drivers were looked for."
+        raise DeviceError(f"No OpenCL device was found.{tried} {INSTALL_HINT} {where}")
     if device is not None:
         matching = [d for d in devices if device in (d.icd, d.name)]
         if not matching:

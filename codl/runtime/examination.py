@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -19,6 +20,7 @@ from codl.provenance import VERSION
 from codl.records.results import Conditions
 from codl.runtime import cache, threads
 from codl.runtime.conditions import THERMAL, ConditionReader
+from codl.runtime.driver_search import Search
 from codl.runtime.hardware import physical_cores
 from codl.runtime.system_files import SYSTEM, SystemFiles, clusters
 
@@ -74,7 +76,8 @@ class Governor:
 class Examination:
     """A machine; `packages` are the versions of what codl needs, "" where it is not installed.
 
-    `wait_policy` is how OpenMP's threads are told to wait for work, "" where nothing is said.
+    `wait_policy` is how OpenMP's threads are told to wait for work, "" where nothing is said;
+    `driver_places` are where OpenCL's drivers were looked for, each with what is there.
     """
 
     python: tuple[int, ...]
@@ -93,18 +96,20 @@ class Examination:
     cache: Room
     zones: tuple[ThermalZone, ...]
     conditions: Conditions
+    is_android: bool = False
+    driver_places: tuple[str, ...] = ()
 
 
 def examine(files: SystemFiles = SYSTEM) -> Examination:
     """Look at this machine."""
     cores = threads.INITIAL_CORES
-    memory = memory_of(files)
+    memory, search = memory_of(files), Search(files.root)
     return Examination(
         python=tuple(map(int, platform.python_version_tuple()[:2])),
         codl=VERSION,
         system=platform.system(),
         machine=platform.machine(),
-        is_termux=is_termux(os.environ),
+        is_termux=is_termux(os.environ, sys.base_prefix),
         packages=versions(),
         cores=cores,
         physical_cores=physical_cores(),
@@ -116,12 +121,15 @@ def examine(files: SystemFiles = SYSTEM) -> Examination:
         cache=room(cache.folder()),
         zones=thermal_zones(files),
         conditions=ConditionReader(files=files).read(),
+        is_android=search.is_android,
+        driver_places=tuple(search.places()),
     )
 
 
-def is_termux(environment: Mapping[str, str]) -> bool:
-    """Whether this is Termux on Android."""
-    return "com.termux" in environment.get("PREFIX", "") or "TERMUX_VERSION" in environment
+def is_termux(environment: Mapping[str, str], prefix: str) -> bool:
+    """Whether this is Termux on Android, whose variables `run-as` and adb do not set."""
+    is_its_python = "com.termux" in prefix or "com.termux" in environment.get("PREFIX", "")
+    return is_its_python or "TERMUX_VERSION" in environment
 
 
 def versions() -> dict[str, str]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeAlias, cast
 from codl.errors import CodlError, CodlWarning, DeviceError
 from codl.records.gpu_limits import UNLIMITED
 from codl.runtime import drivers, threads
+from codl.runtime.driver_search import find_driver
 from codl.runtime.drivers import cl_module, describe, explained, make_kernel, process_of_drivers
 from codl.runtime.launch import BoundKernel, enqueue_function
 from codl.runtime.placement import LocalSoc, Placement, check_cores
@@ -194,7 +195,7 @@ class OpenClDevice:
         #: A thread that waits has a core that the device does not use, and keeps off its work.
         self.waits_apart = soc.gpu.is_cpu and not {*place.gpu_cores} & {*place.cpu_cores}
         with threads.pinned(soc.placement.gpu_cores) as existing:
-            driver = drivers.find_driver(soc.placement.icd)
+            driver = find_driver(soc.placement.icd)
             others = threads.others_threads()
             with (
                 drivers.loaded([driver], cores=soc.placement.gpu_cores),

@@ -5,30 +5,61 @@ and a bare device, to measure what it is.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from platform import machine
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from codl.errors import UnknownNameError
+from codl.errors import DeviceError, UnknownNameError
 from codl.records.soc_facts import SVM_LEVELS
 from codl.runtime import drivers
+from codl.runtime.driver_search import Entry, entry_of, find_driver
 from codl.runtime.drivers import TARGET, TARGET_FLOATS, build_program, cl_module, make_kernel
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
+#: CL_PLATFORM_NOT_FOUND_KHR.
+NO_PLATFORM = -1001
+
 
 def platforms_of(driver: str) -> list[cl.Platform]:
     """The platforms of a driver, which is loaded; no other can be afterwards, in this process.
 
-    A driver may take the process down. Raises `DeviceError` where there is no such driver.
+    A driver may take the process down. Raises `DeviceError` where there is no such driver, or where
+    it gives no platform.
     """
-    with drivers.loaded([drivers.find_driver(driver)], cores=()):
-        platforms = cl_module().get_platforms()
+    wanted = find_driver(driver)
+    with drivers.loaded([wanted], cores=()):
+        entry = entry_of(wanted)
+        with drivers.explained(f"Asking {wanted.library} for its platforms"):
+            platforms = _platforms()
     # pyopencl adds an installed Oclgrind to whatever else is loaded; a simulator is no device.
-    return [p for p in platforms if p.name.strip() != "Oclgrind" or "oclgrind" in driver]
+    platforms = [p for p in platforms if p.name.strip() != "Oclgrind" or "oclgrind" in driver]
+    if not platforms:
+        raise DeviceError(f"{wanted.library} {_SILENT[entry]}.")
+    return platforms
+
+
+#: What is said of a driver that could be loaded and gives no platform, by how it is entered.
+_SILENT: Mapping[Entry, str] = {
+    "loader": "was loaded and has no platform: is its device there, and may this user open it?",
+    "functions": "has no way in for OpenCL's loader, and its own functions were not taken",
+    "pixel": "gives its functions one by one, as on Pixels, which pyopencl cannot take",
+}
+
+
+def _platforms() -> list[cl.Platform]:
+    """Those of all drivers that are loaded; none where the loader says that there are none."""
+    cl = cl_module()
+    try:
+        return list(cl.get_platforms())
+    except cl.Error as error:
+        if error.code == NO_PLATFORM:
+            return []
+        raise
 
 
 class BareDevice:
@@ -111,11 +142,16 @@ class ProbedDevice:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """The devices of one driver, or why there are none."""
+    """The devices of one driver, or why there are none.
+
+    `file` is what named it, an ICD file or the library itself; `is_guess` as in `Driver`.
+    """
 
     icd: str
     devices: tuple[ProbedDevice, ...] = ()
     error: str = ""
+    file: str = ""
+    is_guess: bool = False
 
 
 def look(name: str) -> list[ProbedDevice]:

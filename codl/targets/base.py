@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from threading import Lock
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
@@ -169,9 +169,13 @@ class Target:
     @question(600.0)
     def probe(self) -> Sequence[ProbeResult]:
         """Every OpenCL driver, each in a process of its own; one that crashes has an error."""
-        from codl.runtime.drivers import find_drivers
+        from codl.runtime.driver_search import find_drivers
 
-        return tuple(look_at(driver.name) for driver in find_drivers())
+        found = [(driver, look_at(driver.name)) for driver in find_drivers()]
+        return tuple(
+            replace(result, file=driver.file or driver.library, is_guess=driver.is_guess)
+            for driver, result in found
+        )
 
     @question(1800.0)
     def measure_facts(self, driver: str, device: str, keys: Sequence[str] = ()) -> Sequence[Fact]:

@@ -120,13 +120,13 @@ def test_every_driver_and_device_is_listed() -> None:
 
 
 def test_a_driver_that_died_is_named_with_how() -> None:
-    died = ProbeResult("bad", error="The driver's process crashed (signal 6): boom")
+    died = ProbeResult("bad", (), "The driver's process crashed (signal 6): boom", "/x/bad.icd")
     found = findings(
         DRIVER_CHECKS, under_test(MadeUp(drivers=(died, ProbeResult("good", (DEVICE,)))))
     )
     assert not found["opencl driver bad"].ok
     assert "crashed (signal 6): boom" in found["opencl driver bad"].detail
-    assert "/etc/OpenCL/vendors" in found["opencl driver bad"].fix
+    assert "or remove /x/bad.icd" in found["opencl driver bad"].fix
     assert found["opencl driver good"].ok
 
 
@@ -140,13 +140,24 @@ def test_a_driver_without_a_device_fails_where_no_other_has_one() -> None:
     ].ok
 
 
-@pytest.mark.parametrize(
-    ("is_termux", "fix"), [(False, "pocl-opencl-icd"), (True, "opencl-vendor-driver")]
-)
-def test_no_driver_at_all(is_termux: bool, fix: str) -> None:
-    machine = replace(HEALTHY, is_termux=is_termux)
+def test_a_library_that_nobody_named_may_fail_where_another_works() -> None:
+    guess = ProbeResult("guess", error="It cannot be loaded.", is_guess=True)
+    beside = MadeUp(drivers=(guess, ProbeResult("good", (DEVICE,))))
+    found = findings(DRIVER_CHECKS, under_test(beside))["opencl driver guess"]
+    assert (found.ok, found.detail) == (True, "It cannot be loaded. Another driver works.")
+    alone = MadeUp(replace(HEALTHY, is_android=True), drivers=(guess,))
+    found = findings(DRIVER_CHECKS, under_test(alone))["opencl driver guess"]
+    assert not found.ok
+    assert "docs/phone.md" in found.fix
+
+
+@pytest.mark.parametrize(("is_android", "fix"), [(False, "pocl-opencl-icd"), (True, "docs/phone")])
+def test_no_driver_at_all(is_android: bool, fix: str) -> None:
+    places = ("/etc/OpenCL/vendors: not there", "/vendor/lib64/libOpenCL.so: not there")
+    machine = replace(HEALTHY, is_android=is_android, driver_places=places)
     found = findings(DRIVER_CHECKS, under_test(MadeUp(machine, drivers=())))["opencl driver"]
     assert not found.ok
+    assert found.detail == f"none was found. {'; '.join(places)}"
     assert fix in found.fix
 
 

@@ -15,8 +15,8 @@ from codl.errors import DeviceError, InvalidFileError, UnknownNameError
 from codl.kernels.base import KernelLaunch, KernelPlan
 from codl.records import soc as socs
 from codl.records.soc import Soc
-from codl.runtime import detect, drivers, placement
-from codl.runtime.drivers import Driver
+from codl.runtime import detect, driver_search, placement
+from codl.runtime.driver_search import Driver
 from codl.runtime.hardware import CpuFacts, cpu_facts
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc
@@ -29,28 +29,6 @@ from codl.targets.local import LocalTarget
 @pytest.mark.device
 def test_an_opencl_implementation_is_always_there() -> None:
     assert any(result.devices for result in LocalTarget().probe())
-
-
-@pytest.mark.device
-def test_a_driver_that_crashes_takes_only_the_child_down(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A library that kills its process when it is loaded, in the place of a driver."""
-    source, library = tmp_path / "crash.c", tmp_path / "libcrash.so"
-    source.write_text("__attribute__((constructor)) void f(void) { *(volatile int *)0 = 1; }\n")
-    compiled = subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=False)
-    if compiled.returncode:
-        pytest.skip("no C compiler to make a crashing library with")
-    site = tmp_path / "sitecustomize.py"
-    site.write_text(
-        "from codl.runtime import drivers\n"
-        f"drivers.find_drivers = lambda: [drivers.Driver('crash', {str(library)!r})]\n"
-    )
-    before = os.environ.get("PYTHONPATH", "")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), before]))
-    result = look_at("crash")
-    assert result.devices == ()
-    assert result.error.startswith("The driver's process crashed (signal 11)")
 
 
 @pytest.mark.device
@@ -69,9 +47,9 @@ def test_without_a_device_the_error_says_what_to_install() -> None:
 
 
 def test_without_a_driver_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drivers, "find_drivers", list[Driver])
+    monkeypatch.setattr(driver_search, "find_drivers", list[Driver])
     with pytest.raises(DeviceError, match=r"No OpenCL driver was found. .*intel-opencl-rt"):
-        drivers.find_driver("intel-opencl-rt")
+        driver_search.find_driver("intel-opencl-rt")
 
 
 def fake(icd: str, kind: str) -> ProbedDevice:

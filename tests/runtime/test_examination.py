@@ -121,4 +121,5 @@ def test_room_is_that_of_the_folder_that_is_there(tmp_path: Path) -> None:
     ],
 )
 def test_termux_is_known_by_its_variables(environment: dict[str, str], expected: bool) -> None:
-    assert is_termux(environment) is expected
+    assert is_termux(environment, "/usr") is expected
+    assert is_termux(environment, "/data/data/com.termux/files/usr")

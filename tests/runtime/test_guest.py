@@ -24,7 +24,8 @@ import codl
 from codl.engine.engine import Engine
 from codl.errors import DeviceError, UnsupportedError
 from codl.plan.search import NO_COLLECTION
-from codl.runtime import drivers, threads
+from codl.runtime import threads
+from codl.runtime.driver_search import find_driver
 from codl.runtime.placement import LocalSoc
 from codl.targets.local import LocalTarget
 
@@ -48,7 +49,7 @@ def arguments(tmp_path: Path, first_soc: LocalSoc) -> list[str]:
 def test_a_program_has_its_process_back(
     order: str, arguments: list[str], tmp_path: Path, first_soc: LocalSoc
 ) -> None:
-    driver = drivers.find_driver(first_soc.placement.icd)
+    driver = find_driver(first_soc.placement.icd)
     (tmp_path / "mine.icd").write_text(driver.library + "\n")
     environment = {**os.environ, "OCL_ICD_VENDORS": str(tmp_path), "POCL_MAX_PTHREAD_COUNT": "3"}
     alone = [sys.executable, "-c", guest.CHILD, *driver.preload]

@@ -10,6 +10,7 @@ from functools import cache
 
 from codl.runtime import drivers, threads
 from codl.runtime.detect import describe
+from codl.runtime.driver_search import find_driver
 from codl.runtime.drivers import cl_module
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc
@@ -28,7 +29,7 @@ def opened() -> tuple[ProbedDevice, ...]:
     """The same, with all of their drivers loaded: OpenCL's loader looks only once in a process."""
     devices = probed()
     if devices:
-        wanted = [drivers.find_driver(name) for name in dict.fromkeys(d.icd for d in devices)]
+        wanted = [find_driver(name) for name in dict.fromkeys(d.icd for d in devices)]
         soc = describe("test", devices[0])
         cores = soc.placement.gpu_cores
         with drivers.loaded(wanted, cores=cores), threads.pinned(cores):
