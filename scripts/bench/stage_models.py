@@ -21,7 +21,7 @@ from typing import Any
 
 from curve_file import STRATEGIES, CurveFile, failed
 
-from codl.api.job import digests_of, recorded
+from codl.api.job import digests_of, profiling, recorded
 from codl.errors import CodlError
 from codl.evaluation.interleaved import evaluate, to_json
 from codl.measure import tuning_file
@@ -63,7 +63,7 @@ def main() -> None:
     models = options.models.split(",")
     done = 0
     with closing(connect(options.serial, soc)) as target:
-        context = replace(context, target=target)
+        context = replace(context, target=target, profiling=profiling(target))
         protocol = {"min_rounds": effort.min_rounds, "min_seconds": effort.min_seconds}
         for model, _ in budget.shared(models):
             rows, of = _rows(model, context, effort)

@@ -74,6 +74,10 @@ class StageDevice(OpenClDevice):
         enqueued.
         """
 
+    def pause(self) -> None:
+        """Let the GPU go until something is enqueued."""
+        self._stop()
+
     def close(self) -> None:
         """Let the GPU go; nothing can run afterwards."""
         self._stop()

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cached_property
+
+from codl.kernels.tuning import Tuning
+from codl.measure.tasks import Task
 from codl.records.soc import Soc
 from codl.runtime.opencl import OpenClDevice
+from codl.runtime.placement import LocalSoc
 from codl.runtime.program_cache import Offer
+from codl.targets.compile_workers import CompileWorkers, worker_count
 from codl.targets.connect import Transport, register
 from codl.targets.local import LocalTarget
 
@@ -14,7 +21,7 @@ PREFIX = "stage:"
 
 
 class StageTarget(LocalTarget):
-    """Compiling ahead is done by other processes on the whole GPU, while nothing is measured."""
+    """This machine, with some multiprocessors of its GPU."""
 
     def __init__(self, serial: str, soc: Soc | None) -> None:
         super().__init__(soc)
@@ -24,11 +31,29 @@ class StageTarget(LocalTarget):
     def _make_device(self, offer: Offer | None) -> OpenClDevice:
         return StageDevice(self.soc, self._left, offer)
 
+    @cached_property
+    def _workers(self) -> CompileWorkers:
+        return _WithTheWholeGpu(self.soc, worker_count(self.soc) if self._device else 0, self)
+
     def close(self) -> None:
         device = self._device
         super().close()
         if isinstance(device, StageDevice):
             device.close()
+
+
+class _WithTheWholeGpu(CompileWorkers):
+    """Compiling ahead is done by other processes on the whole GPU, while nothing is measured."""
+
+    def __init__(self, soc: LocalSoc, count: int, target: StageTarget) -> None:
+        super().__init__(soc, count)
+        self._target = target
+
+    def compile(self, tasks: Sequence[Task], tuning: Tuning, seconds: float) -> None:
+        device = self._target.device
+        assert isinstance(device, StageDevice)
+        device.pause()
+        super().compile(tasks, tuning, seconds)
 
 
 def _is_stage(serial: str) -> bool:
