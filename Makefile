@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO := demo
 
-.PHONY: demo test quick test-narrow test-one-core lint docs clean
+.PHONY: demo test quick test-narrow test-one-core mobile-compilers mobile-kernels lint docs clean
 
 # The environment: codl in editable form with its tools.
 $(READY): pyproject.toml
@@ -36,6 +36,17 @@ test-narrow: $(READY)
 # All tests as on a machine with one core; those with a device that is a CPU too are skipped there.
 test-one-core: $(READY)
 	taskset --cpu-list 0 $(BIN)/python -m pytest
+
+# The compilers of phones' GPUs, from Debian's packages: Adrenos' in seconds, Malis' in minutes.
+mobile-compilers: $(READY)
+	$(BIN)/codl kernels --setup --mali
+
+# What they make of every kernel of the default choices; PHONE_GPUS says for which GPUs.
+PHONE_GPUS ?= adreno630 adreno660 adreno730 malig76 malig57
+mobile-kernels: $(READY)
+	for gpu in $(PHONE_GPUS); do \
+		$(BIN)/codl kernels --for $$gpu -o docs/results/kernels-$$gpu.json || exit 1; \
+	done
 
 lint: $(READY)
 	$(BIN)/ruff check .

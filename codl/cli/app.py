@@ -67,6 +67,7 @@ COMMANDS = {
     "collect": "codl.cli.collect:collect_data",
     "dataset": "codl.cli.dataset:dataset_app",
     "tune": "codl.cli.tune:tune_kernels",
+    "kernels": "codl.cli.kernels:compile_kernels",
     "bench": "codl.cli.bench:bench_kernels",
     "bench-llm": "codl.cli.bench_llm:bench_llm",
     "train": "codl.cli.train:train_predictors",

@@ -98,6 +98,8 @@ class KernelLaunch:
     image: int = 0
     #: The kernel's parameters that numbers are for, as far as they are told; "" of other arguments.
     names: tuple[str, ...] = ()
+    #: How many of the work-items in each dimension have work; () where that is not told.
+    used: tuple[int, ...] = ()
 
     def of_images(self, count: int, tensors: Iterable[TensorArg]) -> KernelLaunch:
         """The same for `count` images: the third dimension, and how far apart they lie."""
@@ -107,6 +109,7 @@ class KernelLaunch:
             self,
             global_size=(*sizes, count),
             local_size=local,
+            used=(*(*self.used, 1)[:2], count) if self.used else (),
             args=(*self.args, *(ApartArg(tensor) for tensor in tensors)),
         )
 

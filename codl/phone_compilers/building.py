@@ -1,0 +1,172 @@
+"""Builds OpenCL programs with the driver at hand, each in a process of its own; beside compilers.
+
+    python3 building.py FAMILY JOBS SECONDS
+
+reads programs as lines of JSON from its standard input and writes what came of each to its standard
+output, whichever is done first. The first line that it writes says what the device is. It needs
+Python alone: it runs where the compilers are, with `disassembly.py` beside it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import tempfile
+from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from typing import Any
+
+import disassembly
+
+#: OpenCL's own numbers.
+ALL_DEVICES, BUILD_LOG, PRIVATE_BYTES, LOCAL_BYTES, GROUP_ITEMS = (
+    0xFFFFFFFF,
+    0x1183,
+    0x11B4,
+    0x11B2,
+    0x11B0,
+)
+DEVICE_NAME, DRIVER_VERSION, EXTENSIONS = 0x102B, 0x102D, 0x1030
+#: Letters that are kept of what a compiler says.
+LETTERS = 2000
+#: What is called, with the types of its arguments.
+CALLS = {
+    "clGetPlatformIDs": (c_uint, c_void_p, c_void_p),
+    "clGetDeviceIDs": (c_void_p, c_uint64, c_uint, c_void_p, c_void_p),
+    "clGetDeviceInfo": (c_void_p, c_uint, c_size_t, c_void_p, c_void_p),
+    "clCreateContext": (c_void_p, c_uint, c_void_p, c_void_p, c_void_p, c_void_p),
+    "clCreateProgramWithSource": (c_void_p, c_uint, c_void_p, c_void_p, c_void_p),
+    "clBuildProgram": (c_void_p, c_uint, c_void_p, c_char_p, c_void_p, c_void_p),
+    "clGetProgramBuildInfo": (c_void_p, c_void_p, c_uint, c_size_t, c_void_p, c_void_p),
+    "clCreateKernel": (c_void_p, c_char_p, c_void_p),
+    "clGetKernelWorkGroupInfo": (c_void_p, c_void_p, c_uint, c_size_t, c_void_p, c_void_p),
+}
+
+
+class Driver:
+    """The first OpenCL device."""
+
+    def __init__(self) -> None:
+        self.cl = ctypes.CDLL("libOpenCL.so.1")
+        for name, types in CALLS.items():
+            call = getattr(self.cl, name)
+            call.argtypes = types
+            call.restype = c_void_p if "Create" in name else c_int
+        platforms, count = (c_void_p * 16)(), c_uint()
+        self.cl.clGetPlatformIDs(16, platforms, byref(count))
+        devices = (c_void_p * 1)()
+        for platform in platforms[: count.value]:
+            if not self.cl.clGetDeviceIDs(platform, ALL_DEVICES, 1, devices, None):
+                break
+        else:
+            sys.exit("no OpenCL device")
+        self.device, self._devices = devices[0], devices
+        self.context = self.cl.clCreateContext(None, 1, devices, None, None, None)
+
+    def text(self, call: str, *arguments: Any) -> str:
+        size = c_size_t()
+        getattr(self.cl, call)(*arguments, 0, None, byref(size))
+        buffer = ctypes.create_string_buffer(size.value + 1)
+        getattr(self.cl, call)(*arguments, size.value, buffer, None)
+        return buffer.value.decode(errors="replace")
+
+    def build(self, source: str, options: str, kernels: list[str]) -> dict[str, Any]:
+        """What the API tells of a program's kernels."""
+        text = (c_char_p * 1)(source.encode())
+        program = self.cl.clCreateProgramWithSource(self.context, 1, text, None, None)
+        failed = self.cl.clBuildProgram(program, 1, self._devices, options.encode(), None, None)
+        log = self.text("clGetProgramBuildInfo", program, self.device, BUILD_LOG)
+        asked = {} if failed else {name: self._asked(program, name) for name in kernels}
+        missing = [name for name, answer in asked.items() if not answer]
+        error = log[:LETTERS] or f"error {failed}" if failed else ""
+        if missing:
+            error = f"no kernel {', '.join(missing)}"
+        return {"error": error, "kernels": asked}
+
+    def _asked(self, program: Any, name: str) -> dict[str, int]:
+        kernel = self.cl.clCreateKernel(program, name.encode(), None)
+        if not kernel:
+            return {}
+
+        def number(key: int) -> int:
+            value = c_uint64()
+            self.cl.clGetKernelWorkGroupInfo(kernel, self.device, key, 8, byref(value), None)
+            return value.value
+
+        return {
+            "private_bytes": number(PRIVATE_BYTES),
+            "local_bytes": number(LOCAL_BYTES),
+            "most_items": number(GROUP_ITEMS),
+        }
+
+
+class Attempt:
+    """A program that a child builds."""
+
+    def __init__(self, driver: Driver, program: dict[str, Any], seconds: int) -> None:
+        self.program, self._said, self._told = program, _file(), _file()
+        self.pid = os.fork()
+        if self.pid:
+            return
+        os.dup2(self._said.fileno(), 1)
+        os.dup2(self._said.fileno(), 2)
+        signal.alarm(seconds)
+        code = 1
+        try:
+            result = driver.build(program["source"], program["options"], program["kernels"])
+            os.pwrite(self._told.fileno(), json.dumps(result).encode(), 0)
+            code = 0
+        finally:
+            ctypes.CDLL(None).fflush(None)
+            os._exit(code)
+
+    def result(self, status: int, family: str) -> dict[str, Any]:
+        """What came of it; `status` is the child's as `os.waitpid` has it."""
+        self._said.seek(0)
+        self._told.seek(0)
+        said, told = self._said.read().decode(errors="replace"), self._told.read()
+        result: dict[str, Any] = json.loads(told) if told else {"error": "", "kernels": {}}
+        if status:
+            hung = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM
+            last = " ".join(said.split())[-LETTERS // 4 :]
+            result["error"] = "the compiler hung" if hung else f"the compiler crashed: {last}"
+        # Each kernel is compiled twice, first for any offset of work-items: the last is what runs.
+        for name, figures in disassembly.READERS[family](said):
+            if name in result["kernels"]:
+                private = max(result["kernels"][name].get("private_bytes", 0), 0)
+                result["kernels"][name] |= figures
+                result["kernels"][name]["private_bytes"] = max(private, figures["private_bytes"])
+        return {"key": self.program["key"], **result}
+
+
+def _file() -> Any:
+    return tempfile.TemporaryFile()
+
+
+def main(family: str, jobs: int, seconds: int) -> None:
+    driver = Driver()
+    about = {
+        "device": driver.text("clGetDeviceInfo", driver.device, DEVICE_NAME),
+        "version": driver.text("clGetDeviceInfo", driver.device, DRIVER_VERSION),
+        "extensions": driver.text("clGetDeviceInfo", driver.device, EXTENSIONS).split(),
+    }
+    print(json.dumps(about), flush=True)
+    running: dict[int, Attempt] = {}
+
+    def collect() -> None:
+        pid, status = os.wait()
+        print(json.dumps(running.pop(pid).result(status, family)), flush=True)
+
+    for line in sys.stdin:
+        attempt = Attempt(driver, json.loads(line), seconds)
+        running[attempt.pid] = attempt
+        if len(running) >= jobs:
+            collect()
+    while running:
+        collect()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,249 @@
+"""The programs that networks need on a GPU, with every launch of their kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from codl.errors import CodlError
+from codl.ir import Op, parse, to_text
+from codl.ir.constants import digest
+from codl.ir.network import Network
+from codl.ir.region import Shape
+from codl.ir.types import Storage
+from codl.kernels import registry
+from codl.kernels.base import KernelLaunch, KernelPlan
+from codl.kernels.kernel import Kernel
+from codl.kernels.layout.transform import KERNELS, transform
+from codl.kernels.source import compile_options, source_text
+from codl.lower.rules import active, mode_of, residual_adds
+from codl.measure.check_variants import OPS
+from codl.records.soc import Soc
+
+#: Networks that were exported from PyTorch, as lines of a name, an op, and what is fused with it.
+EXPORTED = "exported_ops.txt"
+#: Of tensors that are copied between layouts.
+COPIED = Shape(1, 64, 56, 56)
+
+
+@dataclass(frozen=True)
+class NeededOp:
+    """An op of some networks; `mode` says how it takes in what an element-wise op behind it adds.
+
+    "" where it is not fused with one.
+    """
+
+    op: Op
+    mode: str = ""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is compiled; `key` says all that its code depends on."""
+
+    key: str
+    name: str
+    source: str
+    options: str
+    kernels: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class KernelUse:
+    """A kernel of a program in one launch, for an op in a variant.
+
+    `is_default` says that its tuning choice is the one that holds untuned, `is_first` that the
+    variant is the first for tensors in such memory. `lanes` is the share of the lanes of all busy
+    waves that have work.
+    """
+
+    program: str
+    kernel: str
+    variant: str
+    op: str
+    memory: str
+    element: str
+    choice: Mapping[str, Any]
+    is_default: bool
+    is_first: bool
+    lanes: float | None
+    networks: tuple[str, ...]
+
+
+@dataclass
+class ProgramList:
+    """Programs by their keys, and all uses of their kernels."""
+
+    programs: dict[str, Program] = field(default_factory=dict)
+    uses: list[KernelUse] = field(default_factory=list)
+
+    def add(self, plan: KernelPlan, wave_size: int, items: float | None, **use: Any) -> None:
+        """A plan, whose kernels are used so; `items` of its work-items have work, if known."""
+        text, options = source_text(plan), compile_options(plan.defines)
+        kernels = tuple(dict.fromkeys(launch.kernel for launch in plan.launches))
+        key = digest({"source": text, "options": options, "kernels": " ".join(kernels)})[:16]
+        self.programs.setdefault(key, Program(key, plan.source, text, options, kernels))
+        launches = plan.launches
+        if len(launches) == 1 and items and not launches[0].used:
+            launches = (_used(launches[0], items),)
+        shares: dict[str, float | None] = {}
+        for launch in launches:  # of one that is launched several times, the least
+            share = lanes(launch, wave_size)
+            before = shares.get(launch.kernel)
+            shares[launch.kernel] = share if before is None else min(before, share or before)
+        self.uses += [
+            KernelUse(program=key, kernel=kernel, lanes=share, **use)
+            for kernel, share in shares.items()
+        ]
+
+    def only(self, variants: Sequence[str] | None, *, all_choices: bool) -> ProgramList:
+        """Those of some variants or kinds of op, in their default choices unless in all."""
+        uses = [
+            use
+            for use in self.uses
+            if (use.is_default or all_choices)
+            and (variants is None or {use.variant, *use.variant.split(" ")} & {*variants})
+        ]
+        keys = {use.program for use in uses}
+        return ProgramList({k: v for k, v in self.programs.items() if k in keys}, uses)
+
+
+def _used(launch: KernelLaunch, items: float) -> KernelLaunch:
+    """A launch of which `items` work-items have work, those in front."""
+    first, *others = launch.global_size
+    used = round(items / prod(others))
+    return replace(launch, used=(used, *others)) if 0 < used < first else launch
+
+
+def lanes(launch: KernelLaunch, wave_size: int) -> float | None:
+    """The share of the lanes of all waves with work that have some; None where it is not known.
+
+    Waves are consecutive work-items of a work-group; those without any work end at once.
+    """
+    if launch.local_size is None:
+        return None
+    local, used = launch.local_size, launch.used or launch.global_size
+    cells = []
+    for size, most, group in zip(used, launch.global_size, local, strict=True):
+        full, rest = divmod(min(size, most), group)
+        cells.append([(group, full)] * bool(full) + [(rest, 1)] * bool(rest))
+    busy = waves = 0
+    for corner in product(*cells):
+        groups = prod(count for _, count in corner)
+        works = np.zeros(local[::-1], bool)
+        works[tuple(slice(0, size) for size, _ in reversed(corner))] = True
+        items = works.reshape(-1)
+        padded = np.pad(items, (0, -items.size % wave_size)).reshape(-1, wave_size)
+        busy += groups * int(items.sum())
+        waves += groups * int(padded.any(axis=1).sum())
+    return busy / (waves * wave_size) if waves else 1.0
+
+
+def needs(network: Network) -> list[NeededOp]:
+    """The ops of a network, with what is fused on a GPU."""
+    adds = residual_adds(network.layers, {name for name, _ in network.outputs.values()})
+    needed = []
+    for layer in network.layers:
+        needed.append(NeededOp(layer.op))
+        if add := adds.get(layer.name):
+            needed.append(NeededOp(active(layer.op, add.op), mode_of(add.op)))
+    return list(dict.fromkeys(needed))
+
+
+def exported() -> dict[str, list[NeededOp]]:
+    """The same of networks that people export, by name; their ops come with codl."""
+    networks: dict[str, list[NeededOp]] = {}
+    for line in resources.files(__package__).joinpath(EXPORTED).read_text().splitlines():
+        if line and not line.startswith("#"):
+            name, text, mode = line.split("\t")
+            networks.setdefault(name, []).append(NeededOp(parse(text), mode))
+    return networks
+
+
+def programs_of(networks: Mapping[str, Sequence[NeededOp]], socs: Iterable[Soc]) -> ProgramList:
+    """Every program of every variant that the ops of networks may be planned in, on SoCs.
+
+    The SoCs are one whose tensors have other elements. Variants for GPUs that no network meets are
+    met by small ops, and copies between layouts are among them.
+    """
+    by_op: dict[NeededOp, list[str]] = {}
+    for name, needed in networks.items():
+        for each in needed:
+            by_op.setdefault(each, []).append(name)
+    listed, met = ProgramList(), set()
+    for soc in socs:
+        for need, names in by_op.items():
+            for variant in _variants(need.op, soc):
+                met.add(f"{need.op.kind} {variant.name}")
+                _add(listed, need, variant, soc, tuple(names))
+        for text in OPS:
+            op = parse(text)
+            for variant in _variants(op, soc):
+                if f"{op.kind} {variant.name}" not in met:
+                    _add(listed, NeededOp(op), variant, soc, ())
+        _add_copies(listed, soc)
+    return listed
+
+
+def _variants(op: Op, soc: Soc) -> list[Kernel]:
+    every: list[Any] = registry.variants(op, "gpu", soc)
+    return every
+
+
+def _first(op: Op, variant: Kernel, soc: Soc) -> bool:
+    """Whether a variant is the default where tensors lie in such memory as its own alone."""
+    of_memory = [v for v in _variants(op, soc) if v.in_images == variant.in_images]
+    return of_memory[0].name == variant.name
+
+
+def _add(
+    listed: ProgramList, need: NeededOp, variant: Kernel, soc: Soc, networks: tuple[str, ...]
+) -> None:
+    fused = need.mode and soc.gpu.type in variant.adds_on
+    if need.mode and not fused:
+        return
+    use = {
+        "variant": f"{need.op.kind} {variant.name}",
+        "op": to_text(need.op) + (f" + {need.mode}" if need.mode else ""),
+        "memory": "image2d" if variant.in_images else "buffer",
+        "element": variant.storage.element,
+        "is_first": _first(need.op, variant, soc),
+        "networks": networks,
+    }
+    for at, choice in enumerate(variant.choices(need.op, soc)):
+        try:
+            plan = variant.plan(need.op, soc, choice)
+        except CodlError:  # a choice that does not fit is none
+            continue
+        plan = plan.adding(need.mode) if fused else plan
+        items = variant.features(need.op, soc, choice).get("work_items")
+        how = {"choice": dict(choice), "is_default": at == 0, **use}
+        listed.add(plan, soc.gpu.wave_size, items, **how)
+
+
+def _add_copies(listed: ProgramList, soc: Soc) -> None:
+    for source, target in KERNELS:
+        ends: list[Any] = [
+            Storage(layout, element)  # type: ignore[arg-type]
+            for layout in (source, target)
+            for element in ["float32" if layout == "planar" else soc.gpu.element]
+        ]
+        listed.add(
+            transform(ends[0], ends[1], COPIED, soc),
+            soc.gpu.wave_size,
+            None,
+            variant=f"copy {source} to {target}",
+            op=f"copy in={'x'.join(map(str, COPIED))}",
+            memory="image2d" if "image" in (source, target) else "buffer",
+            element=soc.gpu.element,
+            choice={},
+            is_default=True,
+            is_first=True,
+            networks=(),
+        )
