@@ -12,7 +12,7 @@ from codl.phone_compilers.gpus import PhoneGpu
 from codl.phone_compilers.programs import KernelUse, ProgramList
 
 #: A hot loop with fewer multiply-adds than these does something else.
-FEWEST_MACS = 4
+FEWEST_MACS = 16
 
 
 @dataclass(frozen=True)
