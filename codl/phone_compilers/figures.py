@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log
+from statistics import mean
 from typing import Any
 
 from codl.phone_compilers.compiler import Compilation
@@ -118,25 +119,27 @@ def _figures(uses: Sequence[KernelUse], compilation: Compilation, gpu: PhoneGpu)
 def summary(rows: Sequence[KernelFigures]) -> dict[str, Any]:
     """What the rows of default choices come to.
 
-    `pairs` are those of a variant and a kernel; the geometric mean is of `slots_per_100_macs`, by
-    what elements are.
+    `pairs` are those of a variant and a kernel. The geometric mean of `slots_per_100_macs` is over
+    the pairs that have it, each with the mean of its programs, by what elements are.
     """
     rows = [row for row in rows if row.is_default]
-    pairs = {(row.variant, row.kernel) for row in rows}
-    means = {}
-    for element in sorted({row.element for row in rows}):
-        values = [row.slots_per_100_macs for row in rows if row.element == element]
-        logs = [log(value) for value in values if value]
-        means[element] = exp(sum(logs) / len(logs)) if logs else None
+    logs: dict[str, dict[str, list[float]]] = {}
+    for row in rows:
+        pairs = logs.setdefault(row.element, {})
+        if row.slots_per_100_macs:
+            pairs.setdefault(row.name, []).append(log(row.slots_per_100_macs))
     return {
         "programs": len({row.program for row in rows}),
         "failed": len({row.program for row in rows if row.error}),
-        "pairs": len(pairs),
+        "pairs": len({row.name for row in rows}),
         "pairs_in_memory": _pairs(row for row in rows if row.is_in_memory),
         "pairs_hot": _pairs(row for row in rows if row.hot_spills),
-        "slots_per_100_macs": means,
+        "slots_per_100_macs": {
+            element: exp(mean(map(mean, pairs.values()))) if pairs else None
+            for element, pairs in logs.items()
+        },
     }
 
 
-def _pairs(rows: Any) -> list[str]:
+def _pairs(rows: Iterable[KernelFigures]) -> list[str]:
     return sorted({row.name for row in rows})
