@@ -43,6 +43,7 @@ def compile(
     model: str | Path,
     *,
     soc: str | Path = "host",
+    precision: str | None = None,
     strategy: str | None = None,
     plan: str | Path | None = None,
     batch: int | None = None,
@@ -55,11 +56,12 @@ def compile(
 
     `model` is a built-in name or an `.onnx` file; `soc` a SoC file or its name in `./socs`. `plan`
     is a file of `codl search`; without one the strategy plans, `codl` where none is named, with the
-    predictors that `codl train` left in `./predictors`. Kernels are as `codl tune` left them in
-    `./lat_datasets`. Before it is planned the model is profiled on both processors, which takes
-    some seconds and is kept in `./profiles`; `profile` is a file of that, or off. `batch` is how
-    many images a run takes, if not as many as the model says; `shapes` are those of inputs whose
-    sizes it leaves open. An `adaptive` engine moves shares where
+    predictors that `codl train` left in `./predictors`. `precision` is what the GPU stores tensors
+    as and computes in, `float32`, `half_storage` or `half`; as the SoC file says without. Kernels
+    are as `codl tune` left them in `./lat_datasets`. Before it is planned the model is profiled on
+    both processors, which takes some seconds and is kept in `./profiles`; `profile` is a file of
+    that, or off. `batch` is how many images a run takes, if not as many as the model says; `shapes`
+    are those of inputs whose sizes it leaves open. An `adaptive` engine moves shares where
     one processor becomes slower or faster; see `codl.engine.engine.Engine`. Its outputs are
     compared once with ONNX Runtime's, on inputs from a seed (`engine.checked`): ops that are wrong
     run in other kernels, with a `CodlWarning`. Without `check` nothing is compared. Raises
@@ -79,6 +81,7 @@ def compile(
 
     check_path("model", model)
     check_path("soc", soc)
+    check_argument("precision", precision, "the name of a precision", str, NoneType)
     check_argument("strategy", strategy, "the name of a strategy", str, NoneType)
     check_argument("batch", batch, "a number of images", int, NoneType)
     check_argument("shapes", shapes, "a mapping of names to sizes", Mapping, NoneType)
@@ -89,7 +92,7 @@ def compile(
                 f"A plan is made already: leave out plan={str(plan)!r} or strategy={strategy!r}."
             )
     load_installed()
-    described = load_local(soc)
+    described = load_local(soc, precision=precision)
     network, source = read_network(str(model), batch, shapes, check=check)
     target = connect("local", described)
     context = Context.of(described, target=target, profiling=profiling(target, profile))

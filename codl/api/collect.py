@@ -181,6 +181,7 @@ def collect(
     soc: str = "host",
     *,
     serial: str | Sequence[str] = "local",
+    precision: str | None = None,
     ops: Sequence[str] | None = None,
     shares: Sequence[float] | None = None,
     similar: int | None = None,
@@ -213,7 +214,7 @@ def collect(
     command = Budget(budget_s)
     rule = StopRule(budget_s, samples, everything, tolerance)
     rule.check()
-    described = _described(soc, serials)
+    described = _described(soc, serials, precision)
     dataset = Dataset.of(described.name, output)
     check_sources(sources)
     if not resume:
@@ -274,13 +275,13 @@ def collect(
     return CollectRun(dataset, done, expected, agenda.plans)
 
 
-def _described(name: str, serials: Sequence[str]) -> Soc:
+def _described(name: str, serials: Sequence[str], precision: str | None) -> Soc:
     """The SoC, and where it is on the first device that tells."""
     *others, last = serials
     for serial in others:
         with suppress(DeviceError):
-            return load_measured(name, serial)
-    return load_measured(name, last)
+            return load_measured(name, serial, precision)
+    return load_measured(name, last, precision)
 
 
 def _recorded(serials: Sequence[str]) -> Dataset | None:

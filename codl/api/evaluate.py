@@ -345,6 +345,7 @@ def evaluate(
     peers: Sequence[str] = (),
     seconds: float = 20.0,
     batch: int | None = None,
+    precision: str | None = None,
     predictor: str | None = None,
     max_kernel_ms: float | None = None,
     gpu_duty: float | None = None,
@@ -373,6 +374,7 @@ def evaluate(
         strategies=tuple(dict.fromkeys(strategies)),
         peers=tuple(dict.fromkeys(peers)),
         batch=batch,
+        precision=precision,
         seconds=seconds,
     )
     for model in asked.models:
@@ -382,7 +384,7 @@ def evaluate(
     for name in asked.strategies:
         if name != ideal.NAME:
             find(name)
-    described = limits.applied(load_local(soc, serial), reporter)
+    described = limits.applied(load_local(soc, serial, precision), reporter)
     context = context_of(
         described, dataset, predictors, predictor, budget_s=budget_s, reporter=reporter
     )
@@ -417,7 +419,8 @@ def evaluate_again(
     """
     serial = earlier.result.serial if serial is None else serial
     limits = RunOptions(None, None, None, None, *astuple(earlier.asked.limits))
-    described = limits.applied(load_local(soc or earlier.result.soc.name, serial), reporter)
+    local = load_local(soc or earlier.result.soc.name, serial, earlier.asked.precision)
+    described = limits.applied(local, reporter)
     context = context_of(described, dataset, predictors, budget_s=budget_s, reporter=reporter)
     asked = replace(earlier.asked, limits=limits_of(described))
     with closing(connect(serial, described)) as target:

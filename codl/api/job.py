@@ -17,6 +17,7 @@ from codl.frontend import models
 from codl.frontend.models.deployment import Deployment
 from codl.ir import Network
 from codl.ir.plan import Plan, load_plan
+from codl.ir.types import PRECISIONS
 from codl.measure import dataset as datasets
 from codl.measure.cool_down import CoolDown
 from codl.measure.dataset import dataset_digest
@@ -35,6 +36,11 @@ from codl.targets.base import Target
 from codl.targets.connect import connect
 from codl.targets.detect import load_local
 from codl.targets.environment import environment_of
+
+#: The precision that stores tensors as a type, and computes in float32.
+STORED_AS: Mapping[str, str] = {
+    p.element: name for name, p in PRECISIONS.items() if p.arithmetic == "float32"
+}
 
 
 @dataclass(frozen=True)
@@ -147,8 +153,8 @@ def adapted(context: Context, deployment: Deployment | None) -> Context:
         raise UnsupportedError(
             f"{deployment.file}, models.{deployment.name}.data_type: it wants the GPU's tensors "
             f"stored as {deployment.element}, those of the SoC {context.soc.name!r} are {stored}. "
-            f"A SoC of the other type is made by `codl soc detect --serial local --name NAME "
-            f"--element {deployment.element}`, and has to be measured and trained."
+            f"--precision {STORED_AS[deployment.element]} has them so; kernels for that have to be "
+            "measured and trained, too."
         )
     return replace(context, winograd=deployment.winograd)
 
@@ -177,7 +183,7 @@ def read_inputs(
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A model, the SoC that it is for, and how it is planned.
+    """A model, the SoC that it is for, at what precision, and how it is planned.
 
     `plan` is the file of one that was made before. Without a `device` nothing runs, and the SoC
     need not be at hand. With one the model is profiled before it is planned, or by a file that is
@@ -189,6 +195,7 @@ class Job:
     soc: str | Path
     serial: str = "local"
     device: bool = True
+    precision: str | None = None
     plan: Path | None = None
     strategy: str | None = None
     predictor: str | None = None
@@ -214,8 +221,9 @@ class Job:
     def described(self) -> Soc:
         """The SoC, placed as the options want it where something runs."""
         if not self.device:
-            return socs.load(self.soc)
-        return self.wanted.applied(load_local(self.soc, self.serial), self.reporter)
+            return socs.load(self.soc, self.precision)
+        local = load_local(self.soc, self.serial, self.precision)
+        return self.wanted.applied(local, self.reporter)
 
     @cached_property
     def context(self) -> Context:

@@ -36,6 +36,7 @@ def search(
     *,
     soc: str | Path = "host",
     serial: str | None = None,
+    precision: str | None = None,
     strategy: str | None = None,
     predictor: str | None = None,
     method: str = "dp",
@@ -65,6 +66,7 @@ def search(
         model=model,
         soc=soc,
         serial=serial or "local",
+        precision=precision,
         strategy=strategy,
         predictor=predictor,
         budget_s=budget_s,
@@ -110,9 +112,9 @@ def search_all(
     profiled = _profiled(job, searches, workers)
     runs = any(search.runs_plans for search in searches) or any(profiled)
     described = (
-        job.options.applied(load_local(job.soc, job.serial), job.reporter)
+        job.options.applied(load_local(job.soc, job.serial, job.precision), job.reporter)
         if runs
-        else socs.load(job.soc)
+        else socs.load(job.soc, job.precision)
     )
     context = context_of(
         described,

@@ -37,7 +37,10 @@ if TYPE_CHECKING:
     from codl.targets.base import Target
 
 #: Facts of a SoC that a bundle does not depend on; nor does it on where the SoC is.
-FREE = {"description", "power_w", "cpu.name", "cpu.threads", "gpu.driver"}
+FREE = {"description", "power_w", "cpu.name", "cpu.threads", "gpu.driver"} | {
+    "gpu.element",
+    "gpu.arithmetic",
+}
 
 
 class _Reference(msgspec.Struct, frozen=True):

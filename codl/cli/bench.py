@@ -62,6 +62,7 @@ def bench_kernels(
     model: ModelArgument = None,
     op: OpOption = None,
     every: EveryOption = False,
+    precision: opt.PrecisionOption = None,
     budget: opt.BudgetOption = None,
     minutes: MinutesOption = None,
     ui: UiOption = False,
@@ -99,7 +100,7 @@ def bench_kernels(
     sources = [*([model] if model else []), *(op or [])]
     if not sources:
         raise CodlError('Name a model, or an op by --op "conv2d in=1x64x56x56 oc=128 kernel=3x3".')
-    described, limit = load_local(soc, serial), opt.budget_of(budget)
+    described, limit = load_local(soc, serial, precision), opt.budget_of(budget)
     if minutes is not None and ui:
         raise CodlError("--minutes and --ui are two benchmarks: name one of them.")
     if budget is not None and (ui or minutes is not None):
@@ -114,6 +115,7 @@ def bench_kernels(
             model=model,
             soc=soc,
             serial=serial,
+            precision=precision,
             strategy=strategy,
             dataset=dataset,
             options=limits,

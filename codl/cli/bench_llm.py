@@ -100,6 +100,7 @@ def bench_llm(
     peers: PeersOption = "",
     weights: WeightsOption = "anywhere",
     seconds: SecondsOption = 30,
+    precision: opt.PrecisionOption = None,
     predictor: opt.PredictorOption = None,
     budget: opt.RefineOption = opt.REFINE,
     within: opt.WithinOption = None,
@@ -127,7 +128,7 @@ def bench_llm(
     """
     if weights not in WEIGHTS:
         raise UnknownNameError("place of weights", weights, WEIGHTS)
-    described, others = load_local(soc, "local"), _names(peers, PEERS, "peer")
+    described, others = load_local(soc, "local", precision), _names(peers, PEERS, "peer")
     limit = opt.budget_of(within, "--within")
     names = _names(strategies, STRATEGIES, "strategy") or [DEFAULT]
     room = max(prompt, generate + COMPARED_PROMPT) if capacity is None else capacity

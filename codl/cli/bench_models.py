@@ -106,7 +106,7 @@ def ui_result(job: Job, *, seconds: float, budget: Budget) -> dict[str, Any]:
     """
     if not 0 < seconds < float("inf"):
         raise CodlError(f"--seconds must be above 0, got {seconds:g}.")
-    described = load_local(job.soc, job.serial)
+    described = load_local(job.soc, job.serial, job.precision)
     limits = job.wanted.limits(described) or USUAL
     network = job.read_network()
     with ExitStack() as stack:

@@ -162,6 +162,7 @@ def collect_data(
     samples: SamplesOption = None,
     everything: AllOption = False,
     tolerance: ToleranceOption = None,
+    precision: opt.PrecisionOption = None,
     resume: ResumeOption = False,
     tune: TuneOption = True,
     governor: opt.GovernorOption = None,
@@ -243,6 +244,7 @@ def collect_data(
         run = collect(
             soc,
             serial=serials,
+            precision=precision,
             ops=sources if ops else None,
             shares=asked_shares,
             similar=similar,

@@ -20,8 +20,8 @@ from codl.strategies import STRATEGIES, ideal
 
 USUAL_NAMES = ",".join(USUAL)
 #: Options that are not given with --repro.
-OF_THE_FILE = ("models", "strategies", "peers", "seconds", "batch", "predictor", "max_kernel_ms",
-               "gpu_duty")  # fmt: skip
+OF_THE_FILE = ("models", "strategies", "peers", "seconds", "batch", "precision", "predictor",
+               "max_kernel_ms", "gpu_duty")  # fmt: skip
 SocOrReproOption = Annotated[
     str | None,
     typer.Option("--soc", help=f"{opt.SOCS}; --repro has its own.", show_default=False),
@@ -68,6 +68,7 @@ def evaluate_strategies(
     strategies: StrategiesOption = USUAL_NAMES,
     peers: PeersOption = "",
     seconds: SecondsOption = 20,
+    precision: opt.PrecisionOption = None,
     predictor: opt.PredictorOption = None,
     max_kernel_ms: opt.LongestOption = None,
     gpu_duty: opt.DutyOption = None,
@@ -144,6 +145,7 @@ def evaluate_strategies(
             peers=_names(peers),
             seconds=seconds,
             batch=batch,
+            precision=precision,
             predictor=predictor,
             max_kernel_ms=max_kernel_ms,
             gpu_duty=gpu_duty,

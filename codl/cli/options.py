@@ -22,6 +22,7 @@ from codl.cli.base_options import writable as writable
 from codl.errors import CodlError
 from codl.frontend.models import BUILT_IN, choices
 from codl.ir import Op, parse
+from codl.ir.types import PRECISIONS
 from codl.measure import dataset as datasets
 from codl.measure.budget import Budget
 from codl.measure.cool_down import LONGEST_S
@@ -103,6 +104,16 @@ ShapeOption = Annotated[
     ),
 ]
 
+PrecisionOption = Annotated[
+    str | None,
+    typer.Option(
+        "--precision",
+        help=f"What the GPU stores tensors as and computes in, of {', '.join(PRECISIONS)}: in half "
+        "it multiplies halves too, and sums what is long as float32. By default as the SoC file "
+        "says.",
+        show_default=False,
+    ),
+]
 PlanOption = Annotated[Path | None, typer.Option("--plan", help="A plan of `codl search`.")]
 StrategyOption = Annotated[
     str | None,

@@ -111,6 +111,7 @@ def run_model(
     model: ModelOrBundle,
     soc: SocOrBundlesOption = None,
     serial: opt.SerialOption = "local",
+    precision: opt.PrecisionOption = None,
     plan: opt.PlanOption = None,
     strategy: opt.StrategyOption = None,
     budget: opt.RefineOption = opt.REFINE,
@@ -167,6 +168,7 @@ def run_model(
         model=model,
         soc=soc or "",
         serial=serial,
+        precision=precision,
         plan=plan,
         strategy=strategy,
         predictor=predictor,
@@ -184,7 +186,7 @@ def run_model(
     with ExitStack() as stack:
         if Path(model).suffix == BUNDLE:
             fixed = {"plan": plan, "strategy": strategy, "batch": batch, "shape": shape}
-            fixed |= {"predictor": predictor, "adapt": adapt}
+            fixed |= {"predictor": predictor, "adapt": adapt, "precision": precision}
             engine, target = _open_bundle(job, fixed, stack, trusted=trust, check=check)
             arrays = read_inputs(engine.network, inputs, job.deployment, random_inputs)
         else:

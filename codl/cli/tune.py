@@ -63,6 +63,7 @@ def tune_kernels(
     ops: OpsOption = None,
     variants: VariantsOption = None,
     shares: SharesOption = "1",
+    precision: opt.PrecisionOption = None,
     budget: opt.BudgetOption = None,
     dataset: opt.ToTuneOption = datasets.FOLDER,
     prune: PruneOption = False,
@@ -88,7 +89,7 @@ def tune_kernels(
     if soc is None:
         result = TuneRun().to_json()
     else:
-        described, limit = load_local(soc, serial), opt.budget_of(budget)
+        described, limit = load_local(soc, serial, precision), opt.budget_of(budget)
         sources = (models.split(",") if models else []) + (ops or [])
         tasks = tune_tasks(opt.read_ops(sources or MEASURED), described, opt.read_shares(shares))
         data = Dataset.of(described.name, dataset)

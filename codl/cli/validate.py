@@ -22,7 +22,7 @@ from codl.evaluation.closeness import Agreement, agreement, read_labels
 from codl.frontend.models.deployment import SUFFIXES, Deployment, Preprocessing
 from codl.ir import Network
 from codl.ir.plan import OpFallback, Plan
-from codl.ir.types import PROCESSORS, Processor
+from codl.ir.types import PRECISIONS, PROCESSORS, Processor
 from codl.lower import lower
 from codl.measure import dataset as datasets
 from codl.measure.inputs import SEED, random_inputs
@@ -39,7 +39,7 @@ from codl.validate.validation import (
     COSINE_OF_ROUNDED,
     ModelUnderTest,
     Validation,
-    to_float16,
+    to_precision,
     validate,
 )
 
@@ -250,6 +250,8 @@ def _fallback_lines(remedy: Remedy | None) -> list[str]:
     ]
 
 
+#: What --half is short for.
+HALF = "half_storage"
 InputOption = Annotated[
     Path | None,
     typer.Option(
@@ -277,7 +279,17 @@ HalfOption = Annotated[
     bool,
     typer.Option(
         "--half",
-        help="Store the GPU's tensors as halves, and find the ops that must stay in float32.",
+        help="Store the GPU's tensors as halves, and find the ops that must stay in float32: "
+        "--precision half_storage.",
+    ),
+]
+PlanPrecisionOption = Annotated[
+    str | None,
+    typer.Option(
+        "--precision",
+        help=f"Take every kernel of the plan's at this precision, of {', '.join(PRECISIONS)}, and "
+        "find the ops that must stay in float32. By default as they are planned.",
+        show_default=False,
     ),
 ]
 StrictOption = Annotated[
@@ -309,6 +321,7 @@ def validate_plan(
     labels: LabelsOption = None,
     seed: SeedOption = SEED,
     cosine: CosineOption = None,
+    precision: PlanPrecisionOption = None,
     half: HalfOption = False,
     strict: StrictOption = False,
     budget: opt.BudgetOption = None,
@@ -341,11 +354,14 @@ def validate_plan(
     [dim]Examples:[/dim]
     codl validate yolov2 --soc host
     codl validate deploy.yaml --soc host --input images --labels labels.txt --budget 10m
-    codl validate yolov2 --soc host --half --write-plan half.json
+    codl validate yolov2 --soc host --precision half --write-plan half.json
     codl validate model.onnx --soc host --plan plan.json --input in.npz --json
     codl validate mobilenet_v2 --soc host --strategy gpu --serial process --seed 3
     """
     time = opt.budget_of(budget)
+    if half and precision not in (None, HALF):
+        raise CodlError(f"--half is --precision {HALF}, got --precision {precision} beside it.")
+    precision = HALF if half else precision
     job = Job(
         model=model,
         soc=soc,
@@ -367,8 +383,8 @@ def validate_plan(
         context = replace(context, budget_s=min(context.budget_s, time.left_s))
         target = context.device
         chosen = _plan(job, loaded.network, context)
-        if half:
-            chosen = to_float16(loaded.network, chosen, job.described)
+        if precision is not None:
+            chosen = to_precision(loaded.network, chosen, job.described, precision)
         written, applied = chosen.applied(loaded.network)
         bench = ModelUnderTest(replace(loaded, network=written), target, context.tuning, samples)
         with progress(f"Ops of {loaded.network.name}") as update:
@@ -381,7 +397,7 @@ def validate_plan(
             changed = remedy.plan.restored(loaded.network, chosen.sums)
             remedy = replace(remedy, plan=_priced(changed, chosen, loaded.network, context))
         of = digests_of(context, loaded.network, plans={loaded.network.name: chosen})
-        origin = recorded(target, of, cosine=validation.cosine, half=half, seed=seed)
+        origin = recorded(target, of, cosine=validation.cosine, precision=precision, seed=seed)
     if write_plan is not None:
         kept = replace(remedy.plan if remedy else chosen, origin=context.origin())
         note(f"Wrote {kept.save(write_plan)}")

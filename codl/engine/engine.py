@@ -18,7 +18,7 @@ from codl.ir.executable import Executable, GpuOp, NcnnNet, OnnxNet, OpenVinoNet,
 from codl.ir.network import as_float32
 from codl.ir.plan import Plan
 from codl.ir.region import as_nchw
-from codl.ir.types import Storage
+from codl.ir.types import Element, Storage, arithmetic_of, narrowest
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.lower.alternatives import alternatives, gpu_weights
@@ -359,10 +359,18 @@ class Engine:
 
     @property
     def precision(self) -> dict[str, str]:
-        """The narrowest type that the GPU stores tensors as, and what everything is computed in."""
-        is_half = any(storage.element == "float16" for storage in self.storages)
-        stored = "float16" if is_half else "float32"
-        return {"stored": stored, "computed": "float32", "accumulated": "float32"}
+        """The narrowest types that the GPU stores tensors as and multiplies in.
+
+        Long sums are of float32, whatever is multiplied.
+        """
+        ops = [step for step in self.executable.steps if isinstance(step, GpuOp)]
+        stored: set[Element] = {storage.element for storage in self.storages}
+        computed = {arithmetic_of(step.variant) for step in ops}
+        return {
+            "stored": narrowest(stored),
+            "computed": narrowest(computed),
+            "accumulated": "float32",
+        }
 
     @property
     def limited(self) -> LimitedGpu | None:

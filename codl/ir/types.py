@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -44,6 +44,33 @@ LAYOUTS: Mapping[Layout, LayoutTraits] = {
 ELEMENTS: Mapping[Element, ElementTraits] = {
     "float32": ElementTraits(4),
     "float16": ElementTraits(2, "_fp16"),
+}
+#: What ends the names of kernel variants by the type that they multiply in.
+ARITHMETIC: Mapping[Element, str] = {"float32": "", "float16": "_arithmetic"}
+
+
+def arithmetic_of(variant: str) -> Element:
+    """The type that a variant multiplies in, by its name."""
+    return "float16" if variant.endswith(ARITHMETIC["float16"]) else "float32"
+
+
+def narrowest(elements: Iterable[Element]) -> Element:
+    """Of types the one with the fewest bytes; float32 of none."""
+    return min(elements, key=lambda element: ELEMENTS[element].bytes, default="float32")
+
+
+class PrecisionTraits(NamedTuple):
+    """What the GPU stores tensors as, and the narrowest type that it multiplies in."""
+
+    element: Element
+    arithmetic: Element
+
+
+#: What a model may be asked to run in. In `half` long sums are of float32 all the same.
+PRECISIONS: Mapping[str, PrecisionTraits] = {
+    "float32": PrecisionTraits("float32", "float32"),
+    "half_storage": PrecisionTraits("float16", "float32"),
+    "half": PrecisionTraits("float16", "float16"),
 }
 
 

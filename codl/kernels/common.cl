@@ -1,4 +1,5 @@
-// What every kernel source begins with. OpenCL C 1.2, no vendor extension.
+// What every kernel source begins with. OpenCL C 1.2, no vendor extension; cl_khr_fp16 where halves
+// are multiplied.
 //
 // V              channels in a block of the layout nc{V}hw{V}: 4, 8 or 16
 // ONE_ITEM       defined where a work-group is one work-item (a CPU: one item is a large piece)
@@ -6,6 +7,8 @@
 //
 // HALF           defined where tensors and weights are stored as half; all is computed, and summed,
 //                as float
+// HALF_ARITHMETIC  defined, with HALF, where they are multiplied as halves too: REAL, REALV. What is
+//                summed of more than RUN products is summed as float
 //
 // A tensor is three arguments: data, offset and block stride, both in pixels of V elements. A tensor
 // in an image is three too: the image, and the column and the row of its first texel. Images convert
@@ -52,6 +55,34 @@
 #define WLOAD(p) LOAD(p)
 #define WGET(p, i) GET(p, i)
 
+// The type that products are of, and tensors and weights as such. A sum of more than RUN products is
+// of floats, to which a sum of at most about as many REALs is added at a time: 32 of them are off by
+// 1e-3 of their size, as much as four roundings of it to halves.
+#ifdef HALF_ARITHMETIC
+#pragma OPENCL EXTENSION cl_khr_fp16 : enable
+#define REAL half
+#define REALV CAT(half, V)
+#define TO_VEC(x) CAT(convert_float, V)(x)
+#define TO_REALV(x) CAT(convert_half, V)(x)
+#define RUN 32
+#if V == 4
+#define RLOAD(p) (*(const __global REALV *)(p))
+#define RSTORE(value, p) (*(__global REALV *)(p) = (value))
+#else
+#define RLOAD(p) CAT(vload, V)(0, (p))
+#define RSTORE(value, p) CAT(vstore, V)((value), 0, (p))
+#endif
+#define RGET(p, i) (p)[i]
+#else
+#define REAL float
+#define REALV VEC
+#define TO_VEC(x) (x)
+#define TO_REALV(x) (x)
+#define RLOAD(p) LOAD(p)
+#define RSTORE(value, p) STORE(value, p)
+#define RGET(p, i) GET(p, i)
+#endif
+
 // Images. What lies outside of one reads as zeros; OUTSIDE is a column so far out that it stays so
 // whatever is added to it.
 #ifdef __IMAGE_SUPPORT__
@@ -62,6 +93,13 @@ __constant sampler_t TEXELS =
 #define IMAGE_OUT __write_only image2d_t
 #define TEXEL(image, x, y) read_imagef((image), TEXELS, (int2)((x), (y)))
 #define TEXEL_SET(image, x, y, value) write_imagef((image), (int2)((x), (y)), (value))
+#ifdef HALF_ARITHMETIC
+#define RTEXEL(image, x, y) read_imageh((image), TEXELS, (int2)((x), (y)))
+#define RTEXEL_SET(image, x, y, value) write_imageh((image), (int2)((x), (y)), (value))
+#else
+#define RTEXEL(image, x, y) TEXEL(image, x, y)
+#define RTEXEL_SET(image, x, y, value) TEXEL_SET(image, x, y, value)
+#endif
 #define OUTSIDE (-(1 << 24))
 #define LANE_OF(texel, i)                                                                          \
     ((i) == 0 ? (texel).s0 : (i) == 1 ? (texel).s1 : (i) == 2 ? (texel).s2 : (texel).s3)

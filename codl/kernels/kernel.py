@@ -20,6 +20,7 @@ import numpy as np
 from codl.ir.columns import Column, Columns, FeatureColumns
 from codl.ir.ops.base import Weights
 from codl.ir.types import (
+    ARITHMETIC,
     BLOCKED,
     BLOCKED_HALF,
     IMAGE,
@@ -27,6 +28,7 @@ from codl.ir.types import (
     PLANAR,
     PLANAR_HALF,
     ConstantArray,
+    Element,
     ImageSize,
     Processor,
     Storage,
@@ -168,10 +170,20 @@ class Kernel:
     transforms_weights: ClassVar[bool] = False
     op_columns: ClassVar[type[Columns] | None] = None
 
-    def __init__(self, storage: Storage | None = None) -> None:
+    #: Whether its source multiplies halves too where `ARITHMETIC` says so; see `common.cl`.
+    multiplies_halves: ClassVar[bool] = False
+
+    def __init__(self, storage: Storage | None = None, arithmetic: Element = "float32") -> None:
         self.storage = self.storages[0] if storage is None else storage
-        self.name = f"{self.base_name}{self.storage.suffix}"
+        self.arithmetic = arithmetic
+        self.name = f"{self.base_name}{self.storage.suffix}{ARITHMETIC[arithmetic]}"
         self.takes_batch = self.batches and not self.in_images
+
+    @classmethod
+    def arithmetics(cls, storage: Storage) -> tuple[Element, ...]:
+        """The types that it can multiply tensors in that are stored so."""
+        is_half = cls.multiplies_halves and storage.element == "float16"
+        return ("float16", "float32") if is_half else ("float32",)
 
     @property
     def in_images(self) -> bool:
@@ -187,6 +199,8 @@ class Kernel:
 
     def refusal(self, op: Any, soc: Soc) -> str | None:
         reason = self.refuse(op, soc)
+        if self.arithmetic == "float16" and not soc.gpu.half:
+            return f"the device must compute in half (cl_khr_fp16), got gpu.half: {soc.gpu.half}"
         if reason is None and self.in_images:
             return image_refusal(soc, (*op.inputs, op.output))
         return reason
@@ -257,7 +271,10 @@ class Kernel:
         return KernelPlan(
             source=source or self.source,
             launches=launches,
-            defines={**base_defines(op.activation, soc, self.storage), **defined(macros or {})},
+            defines={
+                **base_defines(op.activation, soc, self.storage),
+                **defined({"HALF_ARITHMETIC": self.arithmetic == "float16", **(macros or {})}),
+            },
             pack=partial(_halved, pack) if in_halves else pack,
             scratch=scratch or {},
             images=frozenset(images),
@@ -348,7 +365,16 @@ def defined(macros: Mapping[str, int | float | str | bool]) -> dict[str, int | f
 
 
 def of_every_storage(*entries: type[Kernel]) -> list[Kernel]:
-    """The variants of entries that come in order of preference, by storages, buffers first."""
+    """The variants of entries that come in order of preference, by storages, buffers first.
+
+    Of an entry over halves that which multiplies in them comes before that which does not.
+    """
     storages = dict.fromkeys(storage for entry in entries for storage in entry.storages)
     in_order = sorted(storages, key=lambda storage: storage in IMAGES)
-    return [entry(s) for s in in_order for entry in entries if s in entry.storages]
+    return [
+        entry(storage, arithmetic)
+        for storage in in_order
+        for entry in entries
+        if storage in entry.storages
+        for arithmetic in entry.arithmetics(storage)
+    ]

@@ -78,7 +78,8 @@ def candidates(
         return [all_variants]
     if processor == "cpu":
         return [[v for v in all_variants if v.is_plannable], all_variants]
-    meant = [v for v in all_variants if soc.gpu.type in v.meant_for]
+    multiplied = ("float32", soc.gpu.arithmetic)
+    meant = [v for v in all_variants if soc.gpu.type in v.meant_for and v.arithmetic in multiplied]
     # Tensors of any rank are planar, whatever memory those of convolutions lie in; what has no
     # variant over halves, such as indices, is of floats.
     element: Any = soc.gpu.element

@@ -27,7 +27,7 @@ VERSION = 2
 #: Who adds a result has the file for a moment; who measures for longer has it for hours.
 LOCK_S = 5.0
 #: What of a SoC's GPU side does not matter to how fast a choice is.
-_ELSEWHERE = {"memory_types", "element"}
+_ELSEWHERE = {"memory_types", "element", "arithmetic"}
 
 
 def path_of(dataset: Dataset) -> Path:

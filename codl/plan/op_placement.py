@@ -9,7 +9,7 @@ from typing import TypeAlias
 from codl.ir import Network, Op, Region
 from codl.ir.ops.onnx_model import OnnxModel
 from codl.ir.plan import Plan
-from codl.ir.types import PLANAR, Element, Layout, Processor, Storage
+from codl.ir.types import PLANAR, Element, Layout, Processor, Storage, arithmetic_of
 from codl.kernels import registry
 from codl.lower.partition import Part, Segment, Shard, partition_plan
 from codl.plan.cost_model import CostModel
@@ -130,6 +130,7 @@ def _placed(
         reason=_reason(part, side, segment, soc, _by(part, side, cost, strategy)),
         layout=storage.layout,
         stored=storage.element,
+        computed=arithmetic_of(variant),
     )
 
 

@@ -275,14 +275,15 @@ class EvalRow:
 class EvalRequest:
     """What an evaluation is of: models, strategies and peers by the names that were given.
 
-    `batch` is None where models have their own. Everybody has turns for at least `seconds`, on a
-    GPU that keeps `limits`.
+    `batch` is None where models have their own, and `precision` where it is the SoC's. Everybody
+    has turns for at least `seconds`, on a GPU that keeps `limits`.
     """
 
     models: tuple[str, ...]
     strategies: tuple[str, ...]
     peers: tuple[str, ...] = ()
     batch: Count | None = None
+    precision: str | None = None
     seconds: Amount
     limits: GpuLimits = UNLIMITED
 

@@ -8,9 +8,9 @@ or missing key is an error that names it.
 
 from __future__ import annotations
 
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import yaml
@@ -21,7 +21,7 @@ from codl.files import HOME, inside
 from codl.ir.op_text import parse
 from codl.ir.ops.base import OP_TYPES
 from codl.ir.plan import OpFallback
-from codl.ir.types import ELEMENTS, LAYOUTS
+from codl.ir.types import ELEMENTS, LAYOUTS, PRECISIONS, PrecisionTraits
 from codl.provenance import shipped
 from codl.records import soc_facts as published_soc
 from codl.records.soc_facts import (
@@ -49,11 +49,12 @@ UNKNOWN: tuple[Any, ...] = (None, "", [], {})
 #: Keys of a GPU that earlier versions measured and wrote, and nothing reads: they are left out.
 FORMER = ("zero_copy", "preferred_memory")
 #: Keys that describe a SoC and on which no latency depends: of the whole, and of either side.
+#: What tensors are stored and computed as is a choice, and the names of variants say it.
 ABOUT = {"description", "power_w", "chip", "sensors", "sources", "fallbacks"}
 ASIDE = {
     "cpu": {"clusters", "big_cores", "caches"},
     "gpu": {"wave_size", "opencl_version", "half", "svm", "max_read_images", "svm_atomics",
-            "signal", *FORMER},
+            "signal", "element", "arithmetic", *FORMER},
 }  # fmt: skip
 
 
@@ -92,9 +93,11 @@ class GpuSide:
     local_mem_bytes: NotNegative
     unified_memory: bool
     #: What tensors may lie in, and the type of their elements: `buffer` and `image2d`; `float32` or
-    #: `float16` (half storage, everything computed and accumulated in float32).
+    #: `float16`. Then the narrowest type that kernels may multiply in: `float16` only of halves.
+    #: The two are the precision of models that ask for none.
     memory_types: tuple[str, ...] = ("buffer",)
     element: str = "float32"
+    arithmetic: str = "float32"
     #: The largest `image2d` in texels; 0 where the device has none, or it is unknown.
     max_image_width: NotNegative = 0
     max_image_height: NotNegative = 0
@@ -112,6 +115,12 @@ class GpuSide:
     signal: Literal["", "event", "flag"] = ""
     #: Of a device that is a CPU, the vector registers that its kernels have; tiles fit in them.
     vector_registers: Positive | None = None
+
+    @property
+    def precision(self) -> str:
+        """The name of what tensors are stored and computed as, one of `PRECISIONS`."""
+        traits = PrecisionTraits(self.element, self.arithmetic)  # type: ignore[arg-type]
+        return next(name for name, each in PRECISIONS.items() if each == traits)
 
     @property
     def sees_host_memory(self) -> bool:
@@ -142,6 +151,9 @@ class GpuSide:
     def blocks(self, channels: int) -> int:
         """Blocks of the GPU's layout that hold `channels`."""
         return -(-channels // self.vector_width)
+
+
+AnySoc = TypeVar("AnySoc", bound="Soc")
 
 
 @dataclass(frozen=True)
@@ -189,6 +201,25 @@ class Soc:
     def facts(self) -> Soc:
         """The facts alone, of a SoC that is known to be at hand too."""
         return Soc(**{field.name: getattr(self, field.name) for field in fields(Soc)})
+
+    def at(self: AnySoc, precision: str | None) -> AnySoc:
+        """The same with the GPU's tensors stored and computed as a model asks; None for as it is.
+
+        Raises `UnknownNameError` for what is no precision, and `UnsupportedError` for `half` where
+        the device does not compute in it.
+        """
+        if precision is None:
+            return self
+        if precision not in PRECISIONS:
+            raise UnknownNameError("precision", precision, tuple(PRECISIONS))
+        element, arithmetic = PRECISIONS[precision]
+        if arithmetic == "float16" and not self.gpu.half:
+            raise UnsupportedError(
+                f"The precision half is for a device with cl_khr_fp16, and the SoC {self.name!r} "
+                f"has gpu.half: {str(self.gpu.half).lower()}. half_storage needs nothing of it; "
+                "`codl soc detect` tells what a device has."
+            )
+        return replace(self, gpu=replace(self.gpu, element=element, arithmetic=arithmetic))
 
     def to_dict(self) -> dict[str, Any]:
         """The facts as YAML and JSON hold them, with lists in the place of tuples.
@@ -269,10 +300,11 @@ def read(name: str | Path) -> Soc | PublishedSoc:
     return from_dict(content, path)
 
 
-def load(name: str | Path) -> Soc:
-    """Load a SoC to work with; raises as `read`, and `UnsupportedError` for published facts alone.
+def load(name: str | Path, precision: str | None = None) -> Soc:
+    """Load a SoC to work with, at a precision of `Soc.at`.
 
-    The message names the keys that are missing.
+    Raises as `read` and `at`, and `UnsupportedError` for published facts alone; the message names
+    the keys that are missing.
     """
     soc = read(name)
     if isinstance(soc, PublishedSoc):
@@ -284,7 +316,7 @@ def load(name: str | Path) -> Soc:
             f"{own_path_of(soc.name)} in full; with measurements of one, `codl dataset import "
             f"FILES --soc {soc.name} --write-soc` does."
         )
-    return soc
+    return soc.at(precision)
 
 
 def from_dict(content: Any, path: Path) -> Soc:
@@ -293,6 +325,10 @@ def from_dict(content: Any, path: Path) -> Soc:
         gpu = {key: value for key, value in content["gpu"].items() if key not in FORMER}
         content = {**content, "gpu": gpu}
     return _checked(yaml_file.convert(content, Soc, path), path)
+
+
+def _arithmetic_over(element: str) -> tuple[str, ...]:
+    return tuple(p.arithmetic for p in PRECISIONS.values() if p.element == element)
 
 
 def _checked(soc: Soc, path: Path) -> Soc:
@@ -305,6 +341,7 @@ def _checked(soc: Soc, path: Path) -> Soc:
         ("gpu.memory_types", soc.gpu.memory_types, MEMORY_TYPES),
         ("gpu.svm", (soc.gpu.svm,), ("", *SVM_LEVELS)),
         ("gpu.element", (soc.gpu.element,), ELEMENT_NAMES),
+        ("gpu.arithmetic", (soc.gpu.arithmetic,), _arithmetic_over(soc.gpu.element)),
         ("source", (soc.source,), SOURCES),
     ):
         for value in values:

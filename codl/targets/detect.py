@@ -88,15 +88,17 @@ def sensors_of(info: TargetInfo) -> tuple[SensorFact, ...]:
     return (*energy, *(SensorFact(name, "temperature") for name in info.thermometers))
 
 
-def load_local(name: str | Path, serial: str = "local") -> LocalSoc:
+def load_local(name: str | Path, serial: str = "local", precision: str | None = None) -> LocalSoc:
     """Load a SoC that is to be worked on, by name or from a `.yaml` file, and where it is.
+
+    Its tensors are as a `precision` of `Soc.at` says, or as its file does.
 
     Where the file of its placement is missing, the SoC's device is looked for on the target.
     Raises as `codl.records.soc.load` and `codl.runtime.placement.read` do, `UnsupportedError` for a
     replayed SoC or a serial that is no machine, and `DeviceError` where the target does not have
     its device.
     """
-    soc, path = socs.load(name), socs.path_of(name)
+    soc, path = socs.load(name, precision), socs.path_of(name)
     transport = machine_of(serial, f"run anything on the SoC {soc.name!r}")
     check_measured(soc)
     placed = read(soc, path, is_here=transport.shell is None)
@@ -106,11 +108,11 @@ def load_local(name: str | Path, serial: str = "local") -> LocalSoc:
         return _placed(soc, path, target)
 
 
-def load_measured(name: str | Path, serial: str = "local") -> Soc:
+def load_measured(name: str | Path, serial: str = "local", precision: str | None = None) -> Soc:
     """Load a SoC that is to be measured: as `load_local` does, but of a replay the facts alone."""
     if transport_of(serial).is_machine:
-        return load_local(name, serial)
-    return socs.load(name)
+        return load_local(name, serial, precision)
+    return socs.load(name, precision)
 
 
 def _placed(soc: Soc, path: Path, target: Target) -> LocalSoc:

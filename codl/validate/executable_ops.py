@@ -153,7 +153,8 @@ def _fits(variant: Any, soc: Soc) -> bool:
     if variant.processor == "cpu":
         return True
     layouts = {PLANAR.layout, *(storage.layout for storage in registry.storages(soc))}
-    return soc.gpu.type in variant.meant_for and variant.storage.layout in layouts
+    is_exact = variant.arithmetic == "float32"  # whatever is wrong, fewer digits mend it not
+    return is_exact and soc.gpu.type in variant.meant_for and variant.storage.layout in layouts
 
 
 #: `imprecise` is beyond rounding, and `wrong` beyond what halves would cost; `overflow` is what is

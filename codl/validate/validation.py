@@ -18,7 +18,7 @@ from codl.evaluation.closeness import Closeness, closeness, is_right, worst
 from codl.ir import Layer, Network, Op
 from codl.ir.executable import Executable
 from codl.ir.plan import Chain, Plan
-from codl.ir.types import Processor, Storage
+from codl.ir.types import ARITHMETIC, Processor, Storage, arithmetic_of
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.measure.budget import Budget, Progress, nobody
@@ -368,7 +368,7 @@ class Validation:
             # What tensors are stored, computed and accumulated in.
             "precision": {
                 "stored": part.stored,
-                "computed": "float32",
+                "computed": arithmetic_of(part.variant),
                 "accumulated": "float32",
             },
             "placed": reasons.get((part.layer.name, part.processor)),
@@ -422,37 +422,35 @@ def validate(
     )
 
 
-def to_float16(network: Network, plan: Plan, soc: Soc) -> Plan:
-    """The plan with every op of the GPU's in the same variant over halves, where there is one.
+def to_precision(network: Network, plan: Plan, soc: Soc, precision: str) -> Plan:
+    """The plan with every op of the GPU's in the same variant at a precision, where there is one.
 
-    A scan of ranges begins with it. Nothing is predicted of it.
+    A scan of ranges begins with it. Nothing is predicted of it. Raises as `Soc.at` does.
     """
     written, _ = plan.applied(network)
     ops = {layer.name: layer.op.whole for layer in written.layers}
+    at = soc.at(precision)
 
     def changed(chain: Chain) -> Chain:
         variants = {
-            name: {
-                **by_side,
-                **({"gpu": _half(ops[name], by_side["gpu"], soc)} if "gpu" in by_side else {}),
-            }
+            name: {side: _at(ops[name], variant, at) if side == "gpu" else variant
+                   for side, variant in by_side.items()}
             for name, by_side in chain.variants.items()
-        }
+        }  # fmt: skip
         return replace(chain, variants=variants)
 
     chains = tuple(changed(chain) for chain in plan.chains)
     return replace(plan, chains=chains, predicted_ms=None, predicted_mj=None)
 
 
-def _half(op: Op, name: str, soc: Soc) -> str:
-    """The name of the variant that does the same over halves, or the same name."""
+def _at(op: Op, name: str, soc: Soc) -> str:
+    """The name of the variant that does the same at a SoC's precision, or the nearest to it."""
     variant: Any = registry.find(op, name)
-    half = Storage(variant.storage.layout, "float16")
-    wanted = name.removesuffix(variant.storage.suffix) + half.suffix
-    candidates: list[Any] = registry.of_kind(op.kind, "gpu")
-    fitting = (
-        v.name
-        for v in candidates
-        if (v.name, v.storage) == (wanted, half) and not v.refusal(op, soc)
-    )
-    return next(fitting, name)
+    storage = Storage(variant.storage.layout, soc.gpu.element)  # type: ignore[arg-type]
+    base = name.removesuffix(ARITHMETIC[variant.arithmetic]).removesuffix(variant.storage.suffix)
+    candidates: dict[str, Any] = {v.name: v for v in registry.of_kind(op.kind, "gpu")}
+    for ending in dict.fromkeys((ARITHMETIC[soc.gpu.arithmetic], "")):  # type: ignore[index]
+        same = candidates.get(base + storage.suffix + ending)
+        if same is not None and same.storage == storage and not same.refusal(op, soc):
+            return str(same.name)
+    return name

@@ -35,7 +35,7 @@ from codl.records.soc import Soc
 from codl.runtime.numpy_interpreter import Interpreter
 from codl.runtime.placement import LocalSoc
 from codl.validate.references import ModelAndSource
-from codl.validate.validation import ModelUnderTest, to_float16, validate
+from codl.validate.validation import ModelUnderTest, to_precision, validate
 
 FEATURES, WIDE = 32, 96
 
@@ -139,7 +139,10 @@ def test_it_is_checked_op_by_op(case: Case, first_soc: LocalSoc) -> None:
 def test_what_changes_plans_keeps_them(case: Case, first_soc: LocalSoc) -> None:
     network = case[0]
     plan = pair_plan(case, first_soc)
-    for other in (to_float16(network, plan, first_soc), with_fallbacks(network, plan, [])):
+    for other in (
+        to_precision(network, plan, first_soc, "half_storage"),
+        with_fallbacks(network, plan, []),
+    ):
         assert other.sums == plan.sums
         lower(network, other, first_soc, Tuning())
     alone = on_cpu(network, plan, first_soc)

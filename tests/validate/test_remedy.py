@@ -30,7 +30,7 @@ from codl.plan.build_plan import for_soc, preferring
 from codl.runtime.placement import LocalSoc
 from codl.validate.references import ModelAndSource
 from codl.validate.remedy import find_remedy, smallest
-from codl.validate.validation import ModelUnderTest, to_float16, validate
+from codl.validate.validation import ModelUnderTest, to_precision, validate
 
 #: Ops of some kinds, of which those with a convolution have several variants on the GPU.
 KINDS = ("conv2d", "eltwise", "matmul", "softmax")
@@ -193,7 +193,7 @@ def test_half_precision_keeps_in_float32_what_overflows(first_soc: LocalSoc) -> 
         layers[number] = replace(own, weights=weights)
     network = replace(network, layers=tuple(layers))
     bench = bench_of(network, image(network), first_soc)
-    plan = to_float16(network, preferring(network, first_soc, "gpu"), first_soc)
+    plan = to_precision(network, preferring(network, first_soc, "gpu"), first_soc, "half_storage")
     assert all(own["gpu"].endswith("_fp16") for own in variants_of(plan).values())
     found = validate(bench, plan)
     verdicts = {one.part.layer.name: one.verdict for one in found.ops.checks}
@@ -214,7 +214,7 @@ def test_a_model_that_drifts_has_the_fewest_ops_in_float32(first_soc: LocalSoc) 
     """Every op is right for halves, and the outputs are wanted closer than halves give them."""
     network = row(6)
     bench = bench_of(network, image(network), first_soc)
-    plan = to_float16(network, preferring(network, first_soc, "gpu"), first_soc)
+    plan = to_precision(network, preferring(network, first_soc, "gpu"), first_soc, "half_storage")
     loose = validate(bench, plan, cosine=0.999)
     assert loose.ok
     wanted = 1 - (1 - loose.whole.worst.cosine) / 4

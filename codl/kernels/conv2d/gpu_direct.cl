@@ -19,26 +19,51 @@
 #include "conv2d/added.cl"
 #include "window.cl"
 
+// Halves are summed in `run`, which is added to the floats of `acc` behind the row of a window that
+// makes RUN products full.
+#ifdef HALF_ARITHMETIC
+#define SUMS run
+#define EACH_SUM                                                                                   \
+    UNROLL for (int p = 0; p < PIXELS; p++)                                                        \
+        UNROLL for (int o = 0; o < OUTS; o++)
+#define BEGIN_RUN                                                                                  \
+    REALV run[PIXELS][OUTS];                                                                       \
+    int products = 0;                                                                              \
+    EACH_SUM run[p][o] = 0;
+#define END_RUN                                                                                    \
+    {                                                                                              \
+        products = 0;                                                                              \
+        EACH_SUM acc[p][o] += TO_VEC(run[p][o]);                                                   \
+        EACH_SUM run[p][o] = 0;                                                                    \
+    }
+#define END_ROW(taps) if ((products += (taps) * V) >= RUN) END_RUN
+#else
+#define SUMS acc
+#define BEGIN_RUN
+#define END_RUN
+#define END_ROW(taps)
+#endif
+
 #define LANES_AT_ONCE (V == 4)
 #define STEP (STRIDE_W * V)
 #define WEIGHTS (OUTS * V)
 
-// acc[p][o] += input lane * its weights, for all lanes of a block; SOURCE(p) is pixel p's address.
+// SUMS[p][o] += input lane * its weights, for all lanes of a block; SOURCE(p) is pixel p's address.
 #if LANES_AT_ONCE
 #define MULTIPLY(SOURCE)                                                                           \
     UNROLL for (int o = 0; o < OUTS; o++) {                                                        \
-        const VEC w0 = WLOAD(w + o * V), w1 = WLOAD(w + WEIGHTS + o * V);                          \
-        const VEC w2 = WLOAD(w + 2 * WEIGHTS + o * V), w3 = WLOAD(w + 3 * WEIGHTS + o * V);        \
+        const REALV w0 = RLOAD(w + o * V), w1 = RLOAD(w + WEIGHTS + o * V);                        \
+        const REALV w2 = RLOAD(w + 2 * WEIGHTS + o * V), w3 = RLOAD(w + 3 * WEIGHTS + o * V);      \
         UNROLL for (int p = 0; p < PIXELS; p++) {                                                  \
-            const VEC x = LOAD(SOURCE(p));                                                         \
-            acc[p][o] += x.s0 * w0;                                                                \
-            acc[p][o] += x.s1 * w1;                                                                \
-            acc[p][o] += x.s2 * w2;                                                                \
-            acc[p][o] += x.s3 * w3;                                                                \
+            const REALV x = RLOAD(SOURCE(p));                                                      \
+            SUMS[p][o] += x.s0 * w0;                                                               \
+            SUMS[p][o] += x.s1 * w1;                                                               \
+            SUMS[p][o] += x.s2 * w2;                                                               \
+            SUMS[p][o] += x.s3 * w3;                                                               \
         }                                                                                          \
     }
 #else
-#if defined(HALF) && !defined(LANES)
+#if defined(HALF) && !defined(HALF_ARITHMETIC) && !defined(LANES)
 // Halves become floats a pixel at a time: lane by lane that takes longer than the products.
 #define FLOATS(SOURCE)                                                                             \
     float floats[PIXELS][V];                                                                       \
@@ -46,15 +71,15 @@
 #define LANE_AT(SOURCE, p) floats[p][lane]
 #else
 #define FLOATS(SOURCE)
-#define LANE_AT(SOURCE, p) GET(SOURCE(p), lane)
+#define LANE_AT(SOURCE, p) RGET(SOURCE(p), lane)
 #endif
 #define LANE(SOURCE)                                                                               \
     {                                                                                              \
-        VEC weights[OUTS];                                                                         \
-        UNROLL for (int o = 0; o < OUTS; o++) weights[o] = WLOAD(w + lane * WEIGHTS + o * V);      \
+        REALV weights[OUTS];                                                                       \
+        UNROLL for (int o = 0; o < OUTS; o++) weights[o] = RLOAD(w + lane * WEIGHTS + o * V);      \
         UNROLL for (int p = 0; p < PIXELS; p++) {                                                  \
-            const float x = LANE_AT(SOURCE, p);                                                    \
-            UNROLL for (int o = 0; o < OUTS; o++) acc[p][o] += x * weights[o];                     \
+            const REAL x = LANE_AT(SOURCE, p);                                                     \
+            UNROLL for (int o = 0; o < OUTS; o++) SUMS[p][o] += x * weights[o];                    \
         }                                                                                          \
     }
 #ifdef LANES
@@ -120,6 +145,7 @@ KERNEL void conv2d_direct(
         VEC acc[PIXELS][OUTS];
         UNROLL for (int p = 0; p < PIXELS; p++)
             UNROLL for (int o = 0; o < OUTS; o++) acc[p][o] = start[o];
+        BEGIN_RUN
 
         for (int b = 0; b < in_blocks; b++) {
             __global const ELEMENT *block =
@@ -133,6 +159,7 @@ KERNEL void conv2d_direct(
                 MULTIPLY(UP_TO_LAST)
             }
             w += lanes * WEIGHTS;
+            END_ROW(1)
 #else
             for (int ky = 0; ky < kernel_h; ky++) {
                 const int dy = ky * dilation_h, y = y0 + dy;
@@ -162,9 +189,11 @@ KERNEL void conv2d_direct(
                     }
                     MULTIPLY(ANYWHERE)
                 }
+                END_ROW(kernel_w)
             }
 #endif
         }
+        END_RUN
 
         UNROLL for (int o = 0; o < OUTS; o++) {
             __global ELEMENT *out =

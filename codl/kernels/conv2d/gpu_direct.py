@@ -66,6 +66,7 @@ class GpuDirect(GpuConv):
 
     base_name = "gpu_direct"
     source = "conv2d/gpu_direct.cl"
+    multiplies_halves = True
 
     def refuse(self, op: Conv2d, soc: Soc) -> str | None:
         return None if joined(op, soc.gpu.vector_width) else refuse_groups(op, soc.gpu.vector_width)
