@@ -209,8 +209,8 @@ def detect_soc(
     works on a CPU.
 
     With several memory types, `codl collect` measures kernels over each of them, and the planner
-    takes the faster one for every op. float16 is a storage type: the GPU still computes and
-    accumulates in float32.
+    takes the faster one for every op. --element is for models that ask for no --precision: float16
+    is half_storage, the GPU still computes and accumulates in float32.
 
     What is measured takes some seconds, in processes that a driver may take down. docs/soc.md
     explains every key.

@@ -14,11 +14,20 @@ from support.plans import branching_case, defaults, gpu_variant
 from support.some import some
 
 from codl.engine.engine import Engine
-from codl.errors import DeviceError, InvalidFileError, UnknownNameError
+from codl.errors import DeviceError, InvalidFileError, UnknownNameError, UnsupportedError
 from codl.evaluation.closeness import max_rel_err
 from codl.ir import Network, Region, Shape, parse
 from codl.ir.plan import Chain, Plan
-from codl.ir.types import BLOCKED, BLOCKED_HALF, IMAGE, IMAGE_HALF, PLANAR, PLANAR_HALF, Storage
+from codl.ir.types import (
+    BLOCKED,
+    BLOCKED_HALF,
+    IMAGE,
+    IMAGE_HALF,
+    PLANAR,
+    PLANAR_HALF,
+    PRECISIONS,
+    Storage,
+)
 from codl.kernels import registry
 from codl.kernels.image import image_refusal
 from codl.lower import pieces
@@ -158,6 +167,51 @@ def test_a_gpu_of_halves_runs_in_what_it_runs_in_over_floats(first_soc: Soc) -> 
         op = parse(text)
         usual, half = (registry.variants(op, "gpu", soc) for soc in (floats, halves))
         assert [v.name for v in half] == [f"{v.name}_fp16" for v in usual]
+
+
+def test_a_precision_says_which_variants_a_model_has(first_soc: Soc) -> None:
+    op = parse("conv2d in=1x32x8x8 oc=32 kernel=1x1")
+    soc = of_gpu(first_soc, half=True, memory_types=("buffer", "image2d"))
+
+    def met(precision: str | None) -> set[tuple[str, str]]:
+        taken: list[Any] = registry.variants(op, "gpu", soc.at(precision))
+        return {(variant.storage.element, variant.arithmetic) for variant in taken}
+
+    assert met(None) == met("float32") == {("float32", "float32")}
+    assert met("half_storage") == {("float16", "float32")}
+    assert met("half") == {("float16", "float32"), ("float16", "float16")}
+    assert [soc.at(name).gpu.precision for name in PRECISIONS] == list(PRECISIONS)
+    assert soc.at("half").is_as_in(soc.to_dict()), "one dataset may hold rows of all"
+    for half in (False, None):
+        with pytest.raises(UnsupportedError, match="cl_khr_fp16"):
+            of_gpu(soc, half=half).at("half")
+    with pytest.raises(UnknownNameError, match="half_storage"):
+        soc.at("fp16")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "conv2d in=1x512x6x5 oc=16 kernel=3x3 pad=1",
+        "conv2d in=1x1024x5x3 oc=16 kernel=1x1",
+        "conv2d in=1x3x24x20 oc=16 kernel=7x7 stride=2 pad=3",
+    ],
+)
+def test_long_sums_of_halves_are_of_floats(text: str, first_gpu: OpenClDevice) -> None:
+    """A sum of n halves alone is off by about sqrt(n / 2) roundings of 2^-11: 1e-2 of its size."""
+    if not first_gpu.soc.gpu.half:
+        pytest.skip("the device does not compute in half")
+    op = parse(text)
+    inputs, weights = operands(op)
+    inputs = [x.astype(np.float16).astype(np.float32) for x in inputs]
+    rounded = {k: v if k == "bias" else v.astype(np.float16) for k, v in weights.items()}
+    expected = reference(op, inputs, rounded)
+    found: list[Any] = registry.variants(op, "gpu", first_gpu.soc, include_unfit=True)
+    halves = [variant for variant in found if variant.arithmetic == "float16"]
+    for variant in some(halves):
+        _, got = run_gpu(variant, op, Region.whole(op.output), inputs, weights, first_gpu)
+        error = np.sqrt(np.mean((got - expected) ** 2) / np.mean(expected**2))
+        assert 1e-4 < error < 2e-3, f"{variant.name}: {error:.2g}"
 
 
 def test_small_weights_are_not_lost_in_halves(first_gpu: OpenClDevice) -> None:

@@ -27,9 +27,9 @@ from support.synthetic_predictors import SyntheticPredictors
 E = TypeVar("E", bound=LatencyEstimator)
 #: The SoCs that variants are looked at with: a GPU with images and halves, and a device that is a
 #: CPU.
-IMAGES = {"memory_types": ("buffer", "image2d")}
+IMAGES = {"memory_types": ("buffer", "image2d"), "half": True}
 WITH_IMAGES = replace(SOC, gpu=replace(SOC.gpu, **IMAGES))  # type: ignore[arg-type]
-CPU_DEVICE = replace(SOC, gpu=replace(SOC.gpu, type="cpu", vector_width=8))
+CPU_DEVICE = replace(SOC, gpu=replace(SOC.gpu, type="cpu", vector_width=8, half=True))
 #: Of the small network that strategies plan.
 MODEL = "mobilenet_v1"
 
