@@ -29,7 +29,7 @@ LEAST_CORES = 4
 #: Memory that a worker may need: its share of this machine's must be more.
 WORKER_BYTES = 2 << 30
 #: At most this many share a real GPU: each keeps some hundred megabytes of a card's memory.
-MOST_ON_GPU = 8
+MOST_ON_GPU = 12
 #: Fewer tasks than this for each worker are compiled in the time that it takes to start.
 WORTH = 3
 #: At most this many tasks ahead are compiled: more than a batch has.
