@@ -20,8 +20,8 @@ from codl.ir.constants import digest
 from codl.kernels.base import KernelPlan
 
 PACKAGE, COMMON = "codl.kernels", "common.cl"
-#: The version of OpenCL C that sources are written in.
-STANDARD = "-cl-std=CL1.2"
+#: The version of OpenCL C that sources are written in, and the macro of a plan that asks for more.
+STANDARD, VERSION = "-cl-std=CL1.2", "OPENCL_C"
 INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 
 
@@ -41,8 +41,23 @@ def source_digest(plan: KernelPlan) -> str:
 
 
 def compile_options(defines: Mapping[str, int | float | str]) -> str:
-    """The compiler's options for a plan's macros."""
-    return " ".join([STANDARD, *(f"-D{key}={value}" for key, value in sorted(defines.items()))])
+    """The compiler's options for a plan's macros, of which `VERSION` may be 300."""
+    standard = "-cl-std=CL3.0" if defines.get(VERSION) == 300 else STANDARD
+    return " ".join([standard, *(f"-D{key}={value}" for key, value in sorted(defines.items()))])
+
+
+def third_version(opencl_version: str) -> dict[str, int]:
+    """The macro that asks for OpenCL C 3.0, on a device of such a version as "OpenCL 3.0".
+
+    Some built-in functions are there with it alone.
+    """
+    return {VERSION: 300} if _major(opencl_version) >= 3 else {}
+
+
+def _major(opencl_version: str) -> int:
+    """The first number of a version; 0 where there is none."""
+    match = re.match(r"OpenCL (\d+)", opencl_version)
+    return int(match[1]) if match else 0
 
 
 @cache
@@ -93,6 +108,4 @@ def flag_text() -> str:
 
 def flag_options(opencl_version: str) -> str:
     """The compiler's options for such atomics, on a device of a version such as "OpenCL 3.0"."""
-    words = opencl_version.split()
-    is_second = len(words) > 1 and words[1].startswith("2")
-    return "-cl-std=CL2.0" if is_second else "-cl-std=CL3.0"
+    return "-cl-std=CL2.0" if _major(opencl_version) == 2 else "-cl-std=CL3.0"

@@ -96,6 +96,7 @@ class Programs:
         self._offered: dict[tuple[str, str, str], bytes] = {}
         self._built: dict[_Compilation, cl.Program] = {}
         self._keeping = True
+        self._told = _told(self._device)
         self._storing = self._device.platform.name.strip() not in KEEP_THEIR_OWN
 
     def build(self, plan: KernelPlan) -> cl.Program:
@@ -172,7 +173,7 @@ class Programs:
         """The program of a binary; None where the driver does not take it."""
         try:
             program = cl_module().Program(self._context, [self._device], [blob])
-            build_program(program, job.options)
+            build_program(program, job.options + self._told)
         except cl_module().Error:
             return None
         return program
@@ -187,7 +188,7 @@ class Programs:
         with self._survived(job):
             try:
                 self.compiled += 1
-                build_program(program, job.options)
+                build_program(program, job.options + self._told)
             except cl_module().Error as error:
                 if error.code == cl_module().status_code.BUILD_PROGRAM_FAILURE:
                     failure.store(str(error).encode())
@@ -220,6 +221,17 @@ class Programs:
 def _binary(program: cl.Program) -> bytes:
     (blob,) = program.get_info(cl_module().program_info.BINARIES)
     return bytes(blob)
+
+
+def _told(device: cl.Device) -> str:
+    """Options for every program of a device: what its compiler tells no source.
+
+    Of NVIDIA's, the compute capability: which instructions of its own it takes.
+    """
+    if "cl_nv_device_attribute_query" not in device.extensions.split():
+        return ""
+    major, minor = device.compute_capability_major_nv, device.compute_capability_minor_nv
+    return f" -DCOMPUTE_CAPABILITY={major}{minor}"
 
 
 def _identity(device: cl.Device) -> dict[str, str]:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import resources
+from typing import Any
 
 import numpy as np
 import pytest
 from support.kernel_runs import Case, enough, operands, reference, run_cpu, run_gpu
 from support.some import some
 
+from codl import kernels
 from codl.errors import CodlError
 from codl.ir import Region, parse
 from codl.ir.ops.matmul_quantized import packed
 from codl.kernels import registry
+from codl.kernels.source import compile_options, third_version
+from codl.runtime.drivers import cl_module, make_kernel
 from codl.runtime.opencl import OpenClDevice
 
 #: Rows of one and of several tiles, columns and depths that fill neither vectors nor words.
@@ -95,3 +100,72 @@ def test_rows_whose_sums_may_not_fit_are_refused(gpu: OpenClDevice) -> None:
     op = parse("matmul_dynamic in=1x40000,1x2 matrix=40000x8")
     assert registry.variants(op, "gpu", gpu.soc) == []
     assert registry.variants(op, "cpu", gpu.soc)
+
+
+#: What a compiler that has a vendor's instruction gives a source: stand-ins of these functions.
+VENDORS = {
+    "shifts": "",
+    "cl_khr_integer_dot_product": "",
+    "cl_arm_integer_dot_product_accumulate_int8": """
+uint arm_dot_acc(uchar4 a, uchar4 b, uint sum)
+{
+    const uint4 x = convert_uint4(a) * convert_uint4(b);
+    return sum + x.s0 + x.s1 + x.s2 + x.s3;
+}""",
+    "cl_arm_integer_dot_product_int8": """
+uint arm_dot(uchar4 a, uchar4 b)
+{
+    const uint4 x = convert_uint4(a) * convert_uint4(b);
+    return x.s0 + x.s1 + x.s2 + x.s3;
+}""",
+    "cl_qcom_dot_product8": """
+int qcom_udot8_acc(uint a, uint b, int sum)
+{
+    const int4 x = convert_int4(as_uchar4(a)) * convert_int4(as_uchar4(b));
+    return sum + x.s0 + x.s1 + x.s2 + x.s3;
+}""",
+}
+DOTS = """
+__kernel void dots(__global const uint *a, __global const uint *b, __global uint *sums)
+{
+    const int i = get_global_id(0);
+    sums[i] = ADD_DOT(sums[i], a[i], b[i]);
+}"""
+
+
+@pytest.mark.parametrize("name", VENDORS)
+def test_dots_of_bytes_are_exact_by_any_instruction(name: str, first_gpu: OpenClDevice) -> None:
+    """OpenCL's own by the device's, where its OpenCL C is the third; vendors' by stand-ins."""
+    is_own = name == "cl_khr_integer_dot_product"
+    options = compile_options(third_version(first_gpu.soc.gpu.opencl_version) if is_own else {})
+    if is_own and not {options, name} <= {"-cl-std=CL3.0 -DOPENCL_C=300", *extensions(first_gpu)}:
+        pytest.skip("the device has no dot products of OpenCL's own")
+    begin = "" if is_own or not VENDORS[name] else f"#define {name} 1{VENDORS[name]}\n"
+    if is_own:
+        begin = "#ifndef __opencl_c_integer_dot_product_input_4x8bit_packed\n#error\n#endif\n"
+    text = begin + resources.files(kernels).joinpath("matmul_dynamic/add_dot.cl").read_text()
+    dots = make_kernel(first_gpu.programs.build_text(name, text + DOTS, options), "dots")
+    random = np.random.default_rng(0)
+    a, b = (random.integers(0, 256, (1024, 4), np.uint8) for _ in range(2))
+    a[:8] = b[:8] = 255
+    sums = random.integers(0, 1 << 32, 1024, np.uint32)
+    expected = sums + (a.astype(np.uint32) * b).sum(axis=1, dtype=np.uint32)
+    assert np.array_equal(run_kernel(first_gpu, dots, a, b, sums), expected)
+
+
+def extensions(gpu: OpenClDevice) -> list[str]:
+    names: list[str] = gpu.programs._device.extensions.split()
+    return names
+
+
+def run_kernel(gpu: OpenClDevice, kernel: Any, *arrays: np.ndarray) -> np.ndarray:
+    """The last array, as a kernel with an item for each of its elements leaves it."""
+    context = gpu.programs._context
+    cl = cl_module()
+    flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
+    buffers = [cl.Buffer(context, flags, hostbuf=array) for array in arrays]
+    left = np.empty_like(arrays[-1])
+    with cl.CommandQueue(context) as queue:
+        kernel(queue, left.shape, None, *buffers)
+        cl.enqueue_copy(queue, left, buffers[-1])
+    return left

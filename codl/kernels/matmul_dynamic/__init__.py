@@ -19,6 +19,7 @@ from codl.kernels.kernel import launch, of_every_storage
 from codl.kernels.matmul import OUT, PER_ITEM, A, B, GpuTiled
 from codl.kernels.registry import register
 from codl.kernels.rows import RowGrid, sharer_choices
+from codl.kernels.source import third_version
 from codl.kernels.tiling import ceil_div, round_up
 from codl.records.soc import Soc
 
@@ -107,7 +108,7 @@ class GpuTiledDynamic(GpuTiled):
             op,
             soc,
             *(rounding.launch, product),
-            macros={**rounding.grid.defines, **macros},
+            macros={**rounding.grid.defines, **macros, **third_version(soc.gpu.opencl_version)},
             pack=partial(_packed, op),
             scratch=rounding.scratch,
         )

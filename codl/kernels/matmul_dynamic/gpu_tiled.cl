@@ -12,24 +12,7 @@
 #define SIDE (TILE / 4)
 #define PER_ITEM (TILE * DEPTH / (SIDE * SIDE))
 
-// A sum and the products of the bytes of two words.
-#if defined(cl_khr_integer_dot_product) && defined(__opencl_c_integer_dot_product_input_4x8bit_packed)
-#pragma OPENCL EXTENSION cl_khr_integer_dot_product : enable
-#define ADD_DOT(sum, a, b) ((sum) + dot_4x8packed_uu_uint((a), (b)))
-#elif defined(__NV_CL_C_VERSION)
-uint add_dot(uint sum, uint a, uint b)
-{
-    uint result;
-    asm("dp4a.u32.u32 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(sum));
-    return result;
-}
-#define ADD_DOT(sum, a, b) add_dot((sum), (a), (b))
-#else
-#define BYTE(x, i) ((x) >> (8u * (i)) & 255u)
-#define PRODUCT(a, b, i) (BYTE(a, i) * BYTE(b, i))
-#define ADD_DOT(sum, a, b)                                                                         \
-    ((sum) + PRODUCT(a, b, 0) + PRODUCT(a, b, 1) + PRODUCT(a, b, 2) + PRODUCT(a, b, 3))
-#endif
+#include "matmul_dynamic/add_dot.cl"
 
 __kernel __attribute__((reqd_work_group_size(SIDE, SIDE, 1))) void matmul_dynamic(
     __global ELEMENT *output, int output_offset, int output_stride,
