@@ -134,8 +134,10 @@ __constant sampler_t TEXELS =
 #define TRANSPOSE SHUFFLE(m, t) SHUFFLE(t, m) SHUFFLE(m, t) SHUFFLE(t, m)
 #endif
 
+// Told that a kernel is in vectors already, Intel's compiler does not try to make some of work-items,
+// which takes it most of the time and leads to nothing.
 #ifdef ONE_ITEM
-#define KERNEL __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+#define KERNEL __kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(VEC)))
 #else
 #define KERNEL __kernel
 #endif
