@@ -1,10 +1,10 @@
-"""OpenCL drivers and pyopencl: drivers are made loadable, pyopencl is imported once that is done,
-and what a driver raises is explained.
+"""OpenCL drivers and pyopencl: drivers are made loadable, pyopencl, or what stands in for it, is
+imported once that is done, and what a driver raises is explained.
 
 The loader finds a driver through `.icd` files. Those of wheels hold placeholder paths and need
 libraries of other wheels, so codl writes an ICD folder of its own, preloads those libraries and
-sets the loader's environment. A driver that no loader can enter is loaded before the loader, whose
-functions it has itself. All of that must happen before pyopencl is imported.
+sets the loader's environment. All of that must happen before pyopencl is imported. A driver that no
+loader can enter is one for the stand-in, which needs no loader.
 """
 
 from __future__ import annotations
@@ -19,10 +19,16 @@ from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import Any
 
+from codl.boundary import MissingPackageError
 from codl.boundary import explained as missing_extra_explained
-from codl.errors import DeviceError
+from codl.errors import DeviceError, UnknownNameError
+from codl.runtime.cl_library import Library
 from codl.runtime.driver_search import FILENAMES, MADE_BY_CODL, VENDORS, Driver, ways_of
 
+#: Names what calls OpenCL; without it pyopencl, or where that is not installed what stands in
+#: for it.
+BINDING = "CODL_OPENCL"
+BINDINGS = ("pyopencl", "ctypes")
 #: Where Intel's runtime is told which CPU to compile for, and the floats in vectors of those that
 #: have narrower ones than most.
 TARGET = "CL_CONFIG_CPU_TARGET_ARCH"
@@ -48,12 +54,12 @@ def loaded(wanted: Sequence[Driver], *, cores: Sequence[int]) -> Iterator[None]:
         for library in (path for driver in wanted for path in driver.preload):
             with suppress(OSError):  # the driver reports what it really misses
                 ctypes.CDLL(library, ctypes.RTLD_GLOBAL)
-        for index, (driver, entry) in enumerate(ways_of(wanted).items()):
-            if entry == "loader":
-                (Path(folder) / f"{index}.icd").write_text(driver.library + "\n")
-            elif entry == "functions":  # they stand before those of the loader
-                ctypes.CDLL(driver.library, ctypes.RTLD_GLOBAL)
-        yield
+        ways = ways_of(wanted)
+        for index, driver in enumerate(ways):
+            (Path(folder) / f"{index}.icd").write_text(driver.library + "\n")
+        needs_none = any(entry != "loader" for entry in ways.values())
+        with _environment({BINDING: os.environ.get(BINDING) or "ctypes"} if needs_none else {}):
+            yield
 
 
 @contextmanager
@@ -78,8 +84,37 @@ _NO_CACHE = "PYOPENCL_NO_CACHE"
 
 @cache
 def cl_module() -> Any:
-    """pyopencl; call it first inside `loaded`. Raises `MissingPackageError`."""
+    """pyopencl or its stand-in; call it first inside `loaded`.
+
+    Raises `CodlError` where `BINDING` names something else, or what is not installed.
+    """
     process_of_drivers()
+    wanted = os.environ.get(BINDING, "")
+    if wanted and wanted not in BINDINGS:
+        raise UnknownNameError(f"{BINDING} names", wanted, BINDINGS)
+    try:
+        if wanted != "ctypes":
+            return _pyopencl()
+    except MissingPackageError:
+        if wanted:
+            raise
+    from codl.runtime import cl_ctypes
+
+    return cl_ctypes
+
+
+def is_stand_in() -> bool:
+    """Whether the module is not pyopencl itself."""
+    return bool(cl_module().__name__ != "pyopencl")
+
+
+@cache
+def loader() -> Library:
+    """The functions of the loader that pyopencl uses; raises `LogicError` where it shows none."""
+    return Library(cl_module()._cl.__file__)
+
+
+def _pyopencl() -> Any:
     before = os.environ.get(_NO_CACHE)
     # It would keep binaries of its own; `device.programs` has the only ones. It looks just once.
     os.environ[_NO_CACHE] = "1"
@@ -131,7 +166,7 @@ class _Replaced:
     def __init__(self, module: Any, name: str, other: Callable[[Any], Any]) -> None:
         self._module, self._name = module, name
         self._usual = getattr(module, name, None)
-        self._other = other(self._usual)
+        self._other = None if self._usual is None else other(self._usual)
         self._lock, self._inside = Lock(), 0
 
     def __enter__(self) -> None:
@@ -152,7 +187,8 @@ class _Replaced:
 def _replaced(name: str) -> _Replaced:
     cl = cl_module()
     if name == "invoker":
-        return _Replaced(cl.invoker, "_generate_enqueue_and_set_args_module", cache)
+        module = getattr(cl, "invoker", None)
+        return _Replaced(module, "_generate_enqueue_and_set_args_module", cache)
     return _Replaced(cl, name, lambda usual: lambda text: None)
 
 

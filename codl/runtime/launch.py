@@ -14,7 +14,8 @@ from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from codl.errors import DeviceError
-from codl.runtime.drivers import cl_module
+from codl.runtime.cl_library import Error
+from codl.runtime.drivers import cl_module, is_stand_in, loader
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -103,12 +104,18 @@ def _product(sizes: Sequence[int]) -> str:
     return "x".join(map(str, sizes))
 
 
+def enqueue_function(queue: cl.CommandQueue) -> Callable[..., int] | None:
+    """`clEnqueueNDRangeKernel` of a queue's driver or loader; None where that is not shown."""
+    if is_stand_in():
+        function: Callable[..., int] = queue.enqueue
+        return function
+    return _function_of_loader()
+
+
 @cache
-def enqueue_function() -> Callable[..., int] | None:
-    """`clEnqueueNDRangeKernel` of the loader that pyopencl uses; None where it does not show it."""
+def _function_of_loader() -> Callable[..., int] | None:
     try:
-        library = ctypes.CDLL(cl_module()._cl.__file__)
-        function: Callable[..., int] = library.clEnqueueNDRangeKernel
-    except (AttributeError, OSError):
+        function: Callable[..., int] = loader().raw("clEnqueueNDRangeKernel")
+    except Error:
         return None
     return function

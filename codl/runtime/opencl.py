@@ -12,15 +12,23 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 from threading import get_native_id
 from typing import TYPE_CHECKING, NoReturn, TypeAlias, cast
 
 from codl.errors import CodlError, CodlWarning, DeviceError
 from codl.records.gpu_limits import UNLIMITED
 from codl.runtime import drivers, threads
+from codl.runtime.cl_library import Error
 from codl.runtime.driver_search import find_driver
-from codl.runtime.drivers import cl_module, describe, explained, make_kernel, process_of_drivers
+from codl.runtime.drivers import (
+    cl_module,
+    describe,
+    explained,
+    is_stand_in,
+    loader,
+    make_kernel,
+    process_of_drivers,
+)
 from codl.runtime.launch import BoundKernel, enqueue_function
 from codl.runtime.placement import LocalSoc, Placement, check_cores
 from codl.runtime.program_cache import Binary, Offer, Programs
@@ -139,28 +147,19 @@ def make_queue(context: cl.Context, placement: Placement) -> cl.CommandQueue:
 
 def context_of(device: cl.Device, properties: list[int]) -> cl.Context:
     """A context with properties that pyopencl does not know, made by the loader itself."""
-    maps = Path("/proc/self/maps").read_text().splitlines()
-    loaders = [line.split()[-1] for line in maps if "libOpenCL" in line]
-    if not loaders:
-        raise DeviceError("This process has loaded no OpenCL loader, which hints go through.")
-    values = [CONTEXT_PLATFORM, device.platform.int_ptr, *properties, 0]
-    error = ctypes.c_int32()
-    create = ctypes.CDLL(loaders[0]).clCreateContext
-    create.restype = ctypes.c_void_p
-    made = create(
-        (ctypes.c_ssize_t * len(values))(*values),
-        ctypes.c_uint32(1),
-        (ctypes.c_void_p * 1)(device.int_ptr),
-        None,
-        None,
-        ctypes.byref(error),
-    )
-    if not made:
+    values = [CONTEXT_PLATFORM, device.platform.int_ptr, *properties]
+    try:
+        if is_stand_in():
+            return cl_module().Context([device], values)
+        wanted = (ctypes.c_ssize_t * (len(values) + 1))(*values, 0)
+        address = ctypes.byref(ctypes.c_void_p(device.int_ptr))
+        made = loader().clCreateContext(wanted, 1, address, None, None)
+    except Error as error:
         asked = ", ".join(hex(value) for value in properties)
         raise DeviceError(
-            f"{device.name} makes no context with the hints {asked} (error {error.value}): leave "
-            "performance and priority at their defaults."
-        )
+            f"{device.name} makes no context with the hints {asked} ({error}): leave performance "
+            "and priority at their defaults."
+        ) from error
     return cl_module().Context.from_int_ptr(made, retain=False)
 
 
@@ -244,7 +243,8 @@ class OpenClDevice:
         Without events, which a GPU's driver has to make. A CPU's makes them for next to nothing,
         and the way past pyopencl takes the host half a microsecond a launch longer.
         """
-        function = None if self.soc.gpu.is_cpu else enqueue_function()
+        past_pyopencl = is_stand_in() or not self.soc.gpu.is_cpu
+        function = enqueue_function(self.queue) if past_pyopencl else None
         if function is None:
             self._submit_with_events(kernels)
             return

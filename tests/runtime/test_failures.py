@@ -18,6 +18,7 @@ import pytest
 from msgspec import structs
 from support.devices import here
 from support.executables import small_network, small_plan
+from support.failing_driver import driver_error
 from support.failing_kernels import Failing, source
 from support.plans import row
 from support.variants import with_variants
@@ -273,12 +274,11 @@ def test_weights_that_are_too_large_are_a_refusal(gpu: OpenClDevice) -> None:
 
 
 def test_codes_are_explained(gpu: OpenClDevice) -> None:
-    error = cl_module()._cl._ErrorRecord(msg="", code=-5, routine="clFinish")
     with (
         pytest.raises(DeviceError, match=r"^Running x failed \(OUT_OF_RESOURCES: a work-group "),
         explained("Running x"),
     ):
-        raise cl_module().RuntimeError(error)
+        raise driver_error("clFinish", -5)
     assert describe(-9999).endswith("-9999")
 
 
@@ -286,8 +286,7 @@ def test_a_device_that_cannot_be_opened_is_explained(
     gpu: OpenClDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: object) -> None:
-        error = cl_module()._cl._ErrorRecord(msg="", code=-6, routine="Context")
-        raise cl_module().RuntimeError(error)
+        raise driver_error("Context", -6)
 
     monkeypatch.setattr("codl.runtime.opencl.make_context", refuse)
     with pytest.raises(DeviceError, match=r"^Opening .+ failed \(OUT_OF_HOST_MEMORY: the host"):

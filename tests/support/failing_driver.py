@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from codl.runtime import opencl
-from codl.runtime.drivers import cl_module
+from codl.runtime.cl_library import error_of
+from codl.runtime.drivers import cl_module, is_stand_in
 
 #: What codl calls of pyopencl: functions and classes of the module, and methods of classes.
 FUNCTIONS = (
@@ -44,6 +45,17 @@ METHODS = (
 
 
 LOOK = "command_execution_status"
+
+
+def driver_error(routine: str, code: int) -> Exception:
+    """As pyopencl, or what stands in for it, raises it."""
+    cl = cl_module()
+    if is_stand_in():
+        return error_of(routine, code)
+    kinds = {cl.status_code.MEM_OBJECT_ALLOCATION_FAILURE: cl.MemoryError}
+    kind = kinds.get(code, cl.RuntimeError if code > -30 else cl.LogicError)
+    error: Exception = kind(cl._cl._ErrorRecord(msg="", code=code, routine=routine))
+    return error
 
 
 @dataclass
@@ -80,21 +92,12 @@ class Calls:
         self.failed.append(name)
         return True
 
-    def error(self, name: str) -> Exception:
-        """As pyopencl raises it."""
-        cl = cl_module()
-        codes = cl.status_code
-        kinds = {codes.MEM_OBJECT_ALLOCATION_FAILURE: cl.MemoryError}
-        kind = kinds.get(self.code, cl.RuntimeError if self.code > -30 else cl.LogicError)
-        error: Exception = kind(cl._cl._ErrorRecord(msg="", code=self.code, routine=name))
-        return error
-
     def passing(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """`call`, past the counter."""
 
         def counted(*args: Any, **options: Any) -> Any:
             if self.fails_now(name):
-                raise self.error(name)
+                raise driver_error(name, self.code)
             return call(*args, **options)
 
         return counted
@@ -119,14 +122,20 @@ def calls_of() -> Iterator[Calls]:
 
 def _install(calls: Calls, patch: pytest.MonkeyPatch) -> None:
     cl = cl_module()
+    # The classes themselves: the module's names of them may be among the functions.
+    kinds = getattr(cl, "_cl", cl)
+    methods = [(getattr(kinds, owner, cl.Program), owner, name) for owner, name in METHODS]
     for name in FUNCTIONS:
         patch.setattr(cl, name, calls.passing(name, getattr(cl, name)))
-    for owner, name in METHODS:
-        # The class itself: the module's name of it may be one of the functions above.
-        kind = getattr(cl._cl, owner, None) or cl.Program
+    for kind, owner, name in methods:
         if name in vars(kind):
             patch.setattr(kind, name, calls.passing(f"{owner}.{name}", vars(kind)[name]))
     status = cl.Event.command_execution_status
     patch.setattr(cl.Event, "command_execution_status", property(calls.passing(LOOK, status.fget)))
-    raw = opencl.enqueue_function()
-    patch.setattr(opencl, "enqueue_function", lambda: raw and calls.passing_raw(raw))
+    raw = opencl.enqueue_function
+
+    def passing_raw(queue: Any) -> Callable[..., int] | None:
+        function = raw(queue)
+        return None if function is None else calls.passing_raw(function)
+
+    patch.setattr(opencl, "enqueue_function", passing_raw)
