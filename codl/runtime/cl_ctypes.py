@@ -119,7 +119,8 @@ PROFILE: Infos = {
 
 def _told(function: Any, arguments: tuple[Any, ...], kind: Any) -> Any:
     """What a function for information tells, of a type; `[type]` is several."""
-    if kind is not str and not isinstance(kind, list):
+    is_text, several = kind is str, isinstance(kind, list)
+    if not is_text and not several:
         value = kind()
         function(*arguments, ctypes.sizeof(value), byref(value), None)
         return value.value
@@ -127,7 +128,7 @@ def _told(function: Any, arguments: tuple[Any, ...], kind: Any) -> Any:
     function(*arguments, 0, None, byref(size))
     raw = ctypes.create_string_buffer(max(size.value, 1))
     function(*arguments, size.value, raw, None)
-    if kind is str:
+    if is_text:
         return raw.value.decode(errors="replace")
     (item,) = kind
     return list((item * (size.value // ctypes.sizeof(item))).from_buffer(raw))

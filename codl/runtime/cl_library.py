@@ -196,7 +196,8 @@ class Library:
         raise _no_platform(f"{path} is no OpenCL library")
 
     def _symbol(self, name: str) -> int:
-        return ctypes.cast(getattr(self._file, name, None), pointer).value or 0
+        function = getattr(self._file, name, None)
+        return 0 if function is None else ctypes.cast(function, pointer).value or 0
 
     def _pixel(self) -> Address:
         self._file.enableOpenCL()

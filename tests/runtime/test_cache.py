@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.some import some
 
 from codl import files
 from codl.ir import parse
@@ -19,6 +20,7 @@ from codl.kernels.base import KernelPlan
 from codl.kernels.source import compile_options, source_text
 from codl.runtime import cache, program_cache
 from codl.runtime.cache import Slot
+from codl.runtime.drivers import make_kernel
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.program_cache import Programs
 
@@ -91,9 +93,8 @@ def test_a_program_is_compiled_once_a_process_and_once_a_cache(gpu: OpenClDevice
     with programs.trying():
         assert programs.build(plan) is programs.build(plan)
     assert programs.compiled == 1
-    kernels = [kernel.function_name for kernel in programs.build(plan).all_kernels()]
-    loaded = Programs(gpu.context).build(plan)
-    assert [kernel.function_name for kernel in loaded.all_kernels()] == kernels
+    loaded, names = Programs(gpu.context).build(plan), [launch.kernel for launch in plan.launches]
+    assert [make_kernel(loaded, name).function_name for name in some(names)] == names
 
 
 def test_what_is_only_tried_is_not_kept(gpu: OpenClDevice) -> None:
@@ -190,6 +191,7 @@ def test_a_store_prunes_where_nobody_did_lately(
 WRITER = """
 import sys
 from codl.runtime.cache import Slot
+from codl.runtime.drivers import make_kernel
 print("ready", flush=True)
 for index in range(10**6):
     Slot("binaries", {"of": "all"}).store(bytes([index % 256]) * 3_000_000)
