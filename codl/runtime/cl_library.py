@@ -185,6 +185,8 @@ class Library:
         except OSError as error:
             raise _no_platform(str(error)) from error
         self._address = self._resolver(path)
+        if not self._address("clGetPlatformIDs"):
+            raise _no_platform(f"{path} shows no function")
 
     def _resolver(self, path: str) -> Address:
         if hasattr(self._file, "clGetPlatformIDs"):

@@ -5,7 +5,6 @@ and a bare device, to measure what it is.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from platform import machine
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ import numpy as np
 from codl.errors import DeviceError, UnknownNameError
 from codl.records.soc_facts import SVM_LEVELS
 from codl.runtime import drivers
-from codl.runtime.driver_search import Entry, entry_of, find_driver
+from codl.runtime.driver_search import entry_of, find_driver
 from codl.runtime.drivers import TARGET, TARGET_FLOATS, build_program, cl_module, make_kernel
 
 if TYPE_CHECKING:
@@ -33,22 +32,17 @@ def platforms_of(driver: str) -> list[cl.Platform]:
     """
     wanted = find_driver(driver)
     with drivers.loaded([wanted], cores=()):
-        entry = entry_of(wanted)
+        entry_of(wanted)
         with drivers.explained(f"Asking {wanted.library} for its platforms"):
             platforms = _platforms()
     # pyopencl adds an installed Oclgrind to whatever else is loaded; a simulator is no device.
     platforms = [p for p in platforms if p.name.strip() != "Oclgrind" or "oclgrind" in driver]
     if not platforms:
-        raise DeviceError(f"{wanted.library} {_SILENT[entry]}.")
+        raise DeviceError(
+            f"{wanted.library} was loaded and has no platform: is its device there, and may this "
+            "user open it?"
+        )
     return platforms
-
-
-#: What is said of a driver that could be loaded and gives no platform, by how it is entered.
-_SILENT: Mapping[Entry, str] = {
-    "loader": "was loaded and has no platform: is its device there, and may this user open it?",
-    "functions": "has no way in for OpenCL's loader, and its own functions were not taken",
-    "pixel": "gives its functions one by one, as on Pixels, which pyopencl cannot take",
-}
 
 
 def _platforms() -> list[cl.Platform]:

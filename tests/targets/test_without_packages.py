@@ -21,6 +21,7 @@ from codl.measure.op_runner import filler
 from codl.measure.tasks import OpTask, make_tasks
 from codl.measure.timing import Rounds
 from codl.records.soc import Soc
+from codl.runtime.drivers import BINDING
 from codl.targets.client import COMMAND
 from codl.targets.connect import connect
 from codl.targets.remote import RemoteTarget
@@ -68,17 +69,17 @@ def net_alone(soc: Soc, variant: str) -> Executable:
     return pieces.net_alone([OP], registry.find(OP, variant), [filler(OP)], soc)
 
 
-@pytest.mark.parametrize(
-    ("package", "lame", "other"), [("ncnn", "cpu", "gpu"), ("pyopencl", "gpu", "cpu")]
-)
-def test_the_other_processor_is_measured(
-    package: str, lame: str, other: str, without: Without
-) -> None:
-    target = without(package)
-    assert outcomes(target, other) == {("ok", "")}
+def test_the_gpu_is_measured_without_ncnn(without: Without) -> None:
+    target = without("ncnn")
+    assert outcomes(target, "gpu") == {("ok", "")}
     # The CPU has other libraries.
-    (reason,) = {reason for status, reason in outcomes(target, lame) if status == "failed"}
-    assert reason.startswith(f"{package} is not installed; it is needed for the {lame.upper()}: ")
+    (reason,) = {reason for status, reason in outcomes(target, "cpu") if status == "failed"}
+    assert reason.startswith("ncnn is not installed; it is needed for the CPU: ")
+
+
+def test_both_are_measured_without_pyopencl(without: Without) -> None:
+    target = without("pyopencl")
+    assert outcomes(target, "gpu") == outcomes(target, "cpu") == {("ok", "")}
 
 
 @pytest.mark.parametrize("package", ["ncnn", "pyopencl", "onnxruntime"])
@@ -92,7 +93,10 @@ def test_drivers_are_looked_at_without_ncnn(without: Without, first_soc: Soc) ->
     assert first_soc.gpu.name in {device.name for device in devices}
 
 
-def test_no_driver_is_without_pyopencl(without: Without) -> None:
+def test_pyopencl_that_is_asked_for_is_missed(
+    without: Without, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(BINDING, "pyopencl")
     target = without("pyopencl")
     results = target.probe()
     assert results
