@@ -19,7 +19,7 @@ from codl.runtime.probe import ProbedDevice, ProbeResult
 from codl.targets.base import Target
 from codl.targets.checks import Check, CheckResult, DeviceUnderTest
 from codl.targets.connect import connect
-from codl.targets.install import termux_fix
+from codl.targets.wheels import termux_fix
 
 #: What tells whether it can be imported itself, by opening the loader of OpenCL.
 LOADER = "pyopencl"

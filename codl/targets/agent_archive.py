@@ -105,9 +105,11 @@ def room(archive: str) -> str:
 
 
 def libc() -> str:
-    """The C library that wheels must fit, as in `glibc 2.36`."""
+    """The C library that wheels must fit, as in `glibc 2.36`, or `bionic` with Android's level."""
     if hasattr(sys, "getandroidapilevel"):
-        return "bionic"
+        # Before 3.13 Python knows only the level that it was made for.
+        version = getattr(platform, "android_ver", None)
+        return f"bionic {version().api_level if version else sys.getandroidapilevel()}"
     is_musl = "musl" in str(sysconfig.get_config_var("HOST_GNU_TYPE"))
     return "musl" if is_musl else " ".join(platform.libc_ver()).strip()
 

@@ -18,10 +18,10 @@ from support.random_messages import WORDS, message
 
 from codl import errors
 from codl.errors import DeviceError
-from codl.targets import adb, device_shell
-from codl.targets import install as installing
+from codl.targets import adb, device_shell, wheels
 from codl.targets.device_shell import DeviceShell
-from codl.targets.install import PURPOSES, AgentCheck, DevicePython, fetch_wheels, install
+from codl.targets.install import PURPOSES, AgentCheck, install
+from codl.targets.wheels import DevicePython, fetch_wheels
 
 #: Texts that are near to what `adb devices` prints.
 LISTS = st.lists(st.sampled_from(["R58M1", "\t", "device", "-s1", "offline", " ", "\n", "\x1b[2J"]))
@@ -78,7 +78,7 @@ def test_what_a_device_says_of_its_python_reaches_pip_as_plain_words(
         commands.append(command)
         return subprocess.CompletedProcess(command, 1, b"", b"")
 
-    monkeypatch.setattr(installing.subprocess, "run", run)
+    monkeypatch.setattr(wheels.subprocess, "run", run)
     dice = random.Random(3)
     for _ in range(1000):
         said = message(dice, AgentCheck)

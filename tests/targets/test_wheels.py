@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import zipfile
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -12,13 +13,8 @@ import pytest
 from codl.errors import DeviceError
 from codl.targets import agent_archive
 from codl.targets.device_shell import DeviceShell
-from codl.targets.install import (
-    ARCHIVE,
-    DevicePython,
-    fetch_wheels,
-    install,
-    packed_wheels,
-)
+from codl.targets.install import ARCHIVE, install
+from codl.targets.wheels import DevicePython, fetch_wheels, packed_wheels
 
 #: A Python of this machine that sees no packages, as on a device that has none.
 BARE = [sys.executable, "-S"]
@@ -30,7 +26,7 @@ def shell_in(folder: Path) -> DeviceShell:
     return DeviceShell("here", ("sh", "-c"), str(folder))
 
 
-def wheel(folder: Path, name: str, version: str, **modules: str) -> Path:
+def wheel(folder: Path, name: str, version: str, needs: str = "", **modules: str) -> Path:
     """A wheel for any Python, as pip takes it; double underscores in names are folders."""
     folder.mkdir(exist_ok=True)
     path = folder / f"{name}-{version}-py3-none-any.whl"
@@ -40,6 +36,7 @@ def wheel(folder: Path, name: str, version: str, **modules: str) -> Path:
         for member, text in modules.items():
             archive.writestr(member.replace("__", "/"), text)
         metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        metadata += f"Requires-Dist: {needs}\n" if needs else ""
         archive.writestr(f"{info}/METADATA", metadata)
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         archive.writestr(f"{info}/RECORD", "")
@@ -60,7 +57,9 @@ def test_platforms_are_named_best_first(python: DevicePython, first: str, last: 
 @pytest.mark.parametrize(
     "python",
     [
-        DevicePython("3.12.1", "aarch64", "bionic", "cpython"),
+        DevicePython("3.12.1", "aarch64", "bionic 34", "cpython"),
+        DevicePython("3.14.6", "aarch64", "bionic 34 --pre", "cpython"),
+        DevicePython("3.14.6", "riscv64", "bionic 35", "cpython"),
         DevicePython("3.12.1", "aarch64", "glibc 2.12", "cpython"),
         DevicePython("3.12.1", "aarch64", "", "cpython"),
         DevicePython("3.13.1", "aarch64", "glibc 2.36", "cpythont"),
@@ -74,23 +73,58 @@ def test_what_has_no_wheels_is_asked_of_nobody(python: DevicePython, tmp_path: P
     assert python.platforms == ()
     problem = fetch_wheels("msgspec", python, tmp_path)
     assert problem.startswith("There are no wheels for")
-    assert "`pip install msgspec`" in problem
+    fix = "by --wheels" if python.is_android else "`pip install msgspec`"
+    assert fix in problem
 
 
-def test_termux_has_a_package_of_numpy() -> None:
-    termux = DevicePython("3.12.1", "aarch64", "bionic", "cpython")
-    problem = fetch_wheels("numpy", termux, Path("nowhere"))
-    assert problem == "There are no wheels for Termux: `pkg install python-numpy`."
+PHONE = DevicePython("3.14.6", "aarch64", "bionic 34", "cpython", is_termux=True)
+
+
+def test_a_phone_takes_wheels_of_its_level_and_older_ones(tmp_path: Path) -> None:
+    """Of ncnn alone: it asks for packages that have no wheel for Android."""
+    assert PHONE.platforms[0] == "android_34_arm64_v8a"
+    assert PHONE.platforms[-1] == "android_21_arm64_v8a"
+    name = "ncnn-1.2-cp314-cp314-android_24_arm64_v8a.whl"
+    wheel(tmp_path / "wheels", "ncnn", "1.2", needs="tqdm").rename(tmp_path / "wheels" / name)
+    assert fetch_wheels("ncnn", PHONE, tmp_path / "to", wheels=tmp_path / "wheels") == ""
+    assert [path.name for path in (tmp_path / "to").iterdir()] == [name]
+    old = replace(PHONE, libc="bionic 23")
+    assert fetch_wheels("ncnn", old, tmp_path / "old", wheels=tmp_path / "wheels") == (
+        f"No wheel for Python 3.14 on Android, aarch64 was found in {tmp_path / 'wheels'}, which "
+        f"has {name}: `pkg upgrade` brings a Python for which there is one, then `pip install "
+        "--no-deps ncnn`."
+    )
+
+
+@pytest.mark.parametrize(
+    ("package", "fix"),
+    [
+        ("numpy", "`pkg install python-numpy`"),
+        ("onnxruntime", "`pkg install python-onnxruntime`"),
+        ("pyopencl", "`pip install --no-build-isolation --no-deps pyopencl`"),
+        ("msgspec", "`pip install msgspec`"),
+    ],
+)
+def test_what_has_no_wheel_for_android_says_how_termux_gets_it(
+    package: str, fix: str, tmp_path: Path
+) -> None:
+    problem = fetch_wheels(package, PHONE, tmp_path / "to", wheels=tmp_path)
+    assert problem.startswith(
+        f"No wheel for Python 3.14 on Android, aarch64 was found in {tmp_path}"
+    )
+    assert fix in problem
+    other = replace(PHONE, is_termux=False)
+    assert "by --wheels" in fetch_wheels(package, other, tmp_path / "to", wheels=tmp_path)
 
 
 def test_a_folder_without_the_wheel_is_named(tmp_path: Path) -> None:
     problem = fetch_wheels("msgspec", PI, tmp_path / "to", wheels=tmp_path)
     assert f"for Python 3.11 on aarch64 was found in {tmp_path}" in problem
     assert problem.endswith("`pip install msgspec` there.")
-    (tmp_path / "msgspec-0.1-cp311-cp311-win_amd64.whl").touch()
+    name = "msgspec-0.1-cp311-cp311-win_amd64.whl"
+    (tmp_path / name).touch()
     problem = fetch_wheels("msgspec", PI, tmp_path / "to", wheels=tmp_path)
-    assert f"for Python 3.11 on aarch64 was found in {tmp_path} (No matching" in problem
-    assert problem.endswith("`pip install msgspec` there.")
+    assert f"was found in {tmp_path}, which has {name}: `pip install msgspec` there." in problem
 
 
 def test_only_what_can_be_imported_is_packed(tmp_path: Path) -> None:
