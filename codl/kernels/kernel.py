@@ -45,7 +45,17 @@ from codl.kernels.base import (
 )
 from codl.kernels.feature_columns import ChoiceColumns, first_choice, single, unique
 from codl.kernels.image import image_refusal
-from codl.kernels.tiling import TEXEL, base_defines, ceil_div, item_grid, strip, waves
+from codl.kernels.tiling import (
+    GROUP,
+    TEXEL,
+    base_defines,
+    ceil_div,
+    group_shapes,
+    item_grid,
+    rounds,
+    strip,
+    waves,
+)
 from codl.records.soc import Soc
 
 #: The storages of most entries: buffers in blocks of channels, buffers of any rank, and images.
@@ -58,30 +68,69 @@ Sizes = tuple[tuple[int, ...], "tuple[int, ...] | None"]
 
 @dataclass(frozen=True)
 class Grid:
-    """Work-items with `strip` tiles each: `strips` of them for each of `others`, such as blocks."""
+    """Work-items with `strip` tiles each: `strips` of them for each of `others`, such as blocks.
+
+    On a GPU `teams` of them may share the sums of a tile, and `local` is the width and height of a
+    work-group where it was chosen; else it is what fits best, as close to `wide` as may be.
+    """
 
     soc: Soc
     strip: Any
     strips: Any
     others: Any
+    teams: Any = 1
+    local: tuple[Any, Any] | None = None
+    wide: int = GROUP
 
     @classmethod
-    def of(cls, tiles: Any, others: Any, most: Any, soc: Soc) -> Grid:
-        """At most `most` of `tiles` consecutive tiles for a work-item, as the device wants it."""
-        length = strip(tiles, others, most, soc)
-        return cls(soc, length, ceil_div(tiles, length), others)
+    def of(
+        cls,
+        tiles: Any,
+        others: Any,
+        most: Any,
+        soc: Soc,
+        *,
+        choice: Mapping[str, Any] | None = None,
+        wide: int = GROUP,
+    ) -> Grid:
+        """At most `most` of `tiles` consecutive tiles for a work-item, as the device wants it.
+
+        A `choice` may have `teams`, `local_x` and `local_y`.
+        """
+        length, chosen = strip(tiles, others, most, soc), choice or {}
+        local = (chosen["local_x"], chosen["local_y"]) if "local_x" in chosen else None
+        strips = ceil_div(tiles, length)
+        return cls(soc, length, strips, others, chosen.get("teams", 1), local, wide)
 
     @property
     def items(self) -> Any:
-        return self.strips * self.others
+        return self.strips * self.others * self.teams
+
+    @property
+    def shape(self) -> tuple[Any, Any]:
+        """Width and height of a work-group of a GPU."""
+        if self.local is not None:
+            return self.local
+        return group_shapes(self.strips, self.others, self.teams, self.soc, wide=self.wide)
+
+    @property
+    def groups(self) -> Any:
+        """Work-groups of a GPU."""
+        width, high = self.shape
+        return ceil_div(self.strips, width) * ceil_div(self.others, high)
 
     @property
     def features(self) -> dict[str, Any]:
-        return {"work_items": self.items, "waves": waves(self.items, self.soc)}
+        if self.soc.gpu.is_cpu:
+            return {"work_items": self.items, "waves": waves(self.items, self.soc)}
+        return {"work_items": self.items, "waves": rounds(self.groups, self.soc)}
 
     @property
     def sizes(self) -> Sizes:
-        return item_grid(_number(self.strips), _number(self.others), self.soc)
+        strips, others, teams = _number(self.strips), _number(self.others), _number(self.teams)
+        shape = None if self.soc.gpu.is_cpu else tuple(_number(size) for size in self.shape)
+        size, local = item_grid(strips, others, self.soc, shape=shape)
+        return (size, local) if teams == 1 else ((*size, teams), (*local, teams))
 
 
 def launch(kernel: str, sizes: Sizes, *args: Arg, **named: Any) -> KernelLaunch:

@@ -11,7 +11,7 @@ from codl.ir.ops.reductions import REDUCTIONS, Reduce, RowRange, Softmax
 from codl.kernels.base import ENDS, Choice, KernelPlan
 from codl.kernels.kernel import Kernel, Sizes, launch, of_every_storage
 from codl.kernels.registry import register
-from codl.kernels.tiling import GROUP, ceil_div, item_grid, strip, waves
+from codl.kernels.tiling import GROUP, ceil_div, grid_rounds, item_grid, strip, waves
 from codl.records.soc import Soc
 
 #: Elements that one work-item of a CPU takes at most, in rows: some microseconds.
@@ -90,16 +90,16 @@ class _AlongAxes(Kernel):
     def counts(self, op: Any, soc: Soc, choice: Choice) -> dict[str, float]:
         rows: AxisBlock = op.rows
         if rows.inner == 1:
-            items = RowGrid.of(rows.outer, rows.size, choice, soc).items
+            grid = RowGrid.of(rows.outer, rows.size, choice, soc).features(soc)
         else:
-            x, y = self._columns(rows, choice, soc)[0]
-            items = x * y
+            vectors = ceil_div(rows.inner, choice["wide"] * soc.gpu.vector_width)
+            turns = grid_rounds(vectors, rows.outer, soc)
+            grid = {"work_items": vectors * rows.outer, "waves": turns}
         return {
             "rows": rows.outer * rows.inner,
             "loop_length": rows.size,
             "in_columns": rows.inner > 1,
-            "work_items": items,
-            "waves": waves(items, soc),
+            **grid,
         }
 
     def build(self, op: Any, soc: Soc, choice: Choice) -> KernelPlan:
@@ -125,11 +125,9 @@ class _AlongAxes(Kernel):
 
     def _columns(self, rows: AxisBlock, choice: Choice, soc: Soc) -> Sizes:
         vectors = ceil_div(rows.inner, choice["wide"] * soc.gpu.vector_width)
-        return (
-            ((vectors, rows.outer), (1, 1))
-            if soc.gpu.is_cpu
-            else item_grid(vectors, rows.outer, soc)
-        )
+        if soc.gpu.is_cpu:
+            return (vectors, rows.outer), (1, 1)
+        return item_grid(vectors, rows.outer, soc)
 
 
 class GpuReduce(_AlongAxes):

@@ -5,7 +5,9 @@ Written for whole numbers, and for columns of them as `codl.ir.columns` has them
 
 from __future__ import annotations
 
-from typing import overload
+from functools import lru_cache
+from math import log2
+from typing import Any, overload
 
 import numpy as np
 
@@ -16,8 +18,12 @@ from codl.ir.types import BLOCKED, Storage
 from codl.kernels.activation import activation_defines
 from codl.records.soc import Soc
 
-#: Work-items of a work-group on a device that runs them in lockstep.
+#: Work-items of a work-group on a device that runs them in lockstep, where its waves are no larger.
 GROUP = 64
+#: What idle lanes a work-group half or twice as wide as wished for is worth.
+OCTAVE = 0.1
+#: What a group costs beside its lanes, in these.
+GROUP_LANES = 8
 #: Work-items that every compute unit should get, so that none idles for long at the end.
 ITEMS_PER_UNIT = 8
 #: Channels of a texel.
@@ -56,8 +62,16 @@ def waves(items: int, soc: Soc) -> float: ...
 @overload
 def waves(items: Column, soc: Soc) -> Column: ...
 def waves(items: Column | int, soc: Soc) -> Column | float:
-    """Rounds in which the compute units get through `items` work-items."""
-    groups = ceil_div(items, 1 if soc.gpu.is_cpu else GROUP)
+    """Rounds in which the compute units get through `items` work-items in a row."""
+    return rounds(ceil_div(items, 1 if soc.gpu.is_cpu else group_items(soc)), soc)
+
+
+@overload
+def rounds(groups: int, soc: Soc) -> float: ...
+@overload
+def rounds(groups: Column, soc: Soc) -> Column: ...
+def rounds(groups: Column | int, soc: Soc) -> Column | float:
+    """Rounds in which the compute units get through `groups` work-groups."""
     return 1.0 * ceil_div(groups, soc.gpu.compute_units)
 
 
@@ -84,16 +98,84 @@ def strip(
     return result
 
 
-def item_grid(strips: int, others: int, soc: Soc) -> tuple[tuple[int, int], tuple[int, int]]:
+def group_items(soc: Soc, *, teams: bool = False) -> int:
+    """Work-items of the usual work-group: whole waves, as many as the device has room for.
+
+    Those with `teams` are twice as large. Kernels with many registers may have fewer work-items
+    than `max_work_group_size` says: a third of them is always possible.
+    """
+    usual = max(GROUP, soc.gpu.wave_size)
+    most = max(usual, soc.gpu.max_work_group_size // 3) if teams else usual
+    return min(2 * usual if teams else usual, most, soc.gpu.max_work_group_size)
+
+
+@lru_cache(maxsize=1 << 16)
+def group_shape(
+    strips: int, others: int, *, items: int, wave: int, deep: int = 1, wide: int = GROUP
+) -> tuple[int, int]:
+    """Width and height of a work-group for `strips` x `others` work-items: `items` at most.
+
+    The third dimension has `deep`. Its height is a part of `others`, so kernels need not look
+    whether a work-item exists there. Few lanes of waves idle; among shapes with as few, the one
+    closest to `wide` is taken: neighbours in the first dimension read neighbouring pixels.
+    """
+    room, others = max(1, items // deep), max(1, others)
+    shapes = [
+        (max(1, min(strips, room // high)), high)
+        for high in range(1, min(room, others) + 1)
+        if others % high == 0
+    ]
+
+    def cost(shape: tuple[int, int]) -> float:
+        width, high = shape
+        lanes = ceil_div(strips, width) * (others // high)
+        lanes *= round_up(width * high * deep, wave) + GROUP_LANES
+        return lanes * (1 + OCTAVE * abs(log2(width / wide)))
+
+    return min(shapes, key=cost)
+
+
+def group_shapes(
+    strips: Any, others: Any, teams: Any, soc: Soc, *, wide: int = GROUP
+) -> tuple[Column, Column]:
+    """The same for columns, as a device wants it where so many `teams` share the sums of a tile."""
+    columns_of = np.broadcast_arrays(strips, others, teams)
+    flat = np.stack([np.ravel(column) for column in columns_of]).astype(np.int64)
+    cases, places = np.unique(flat, axis=1, return_inverse=True)
+    shapes = [
+        group_shape(
+            strips, others, items=group_items(soc, teams=teams > 1), wave=soc.gpu.wave_size,
+            deep=teams, wide=wide,
+        )
+        for strips, others, teams in cases.T.tolist()
+    ]  # fmt: skip
+    width, high = np.array(shapes, np.float64)[np.ravel(places)].T
+    shape = columns_of[0].shape
+    return width.reshape(shape), high.reshape(shape)
+
+
+def item_grid(
+    strips: int, others: int, soc: Soc, *, shape: tuple[int, int] | None = None
+) -> tuple[tuple[int, int], tuple[int, int]]:
     """Global and local size for `strips` x `others` work-items.
 
     On a CPU `others` (the channel blocks) is the fast dimension, so that consecutive work-items
-    reuse a strip of the input; on a GPU neighbours take neighbouring pixels.
+    reuse a strip of the input; on a GPU neighbours take neighbouring pixels, and work-groups have
+    the `shape` that is told, or the one that fits best.
     """
     if soc.gpu.is_cpu:
         return (others, strips), (1, 1)
-    size = min(GROUP, soc.gpu.max_work_group_size)
-    return (round_up(strips, size), others), (size, 1)
+    items, wave = group_items(soc), soc.gpu.wave_size
+    width, high = shape or group_shape(strips, others, items=items, wave=wave)
+    return (round_up(strips, width), round_up(others, high)), (width, high)
+
+
+def grid_rounds(strips: Any, others: Any, soc: Soc) -> Any:
+    """The waves of such a grid, of whole work-groups."""
+    if soc.gpu.is_cpu:
+        return rounds(strips * others, soc)
+    width, high = group_shapes(strips, others, 1, soc)
+    return rounds(ceil_div(strips, width) * (others / high), soc)
 
 
 def pack_bias(bias: Array, width: int, *, blocks_of_zeros: int = 0) -> Array:

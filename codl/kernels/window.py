@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from codl.ir.columns import Column, ceil_div
 from codl.ir.ops.window import WindowColumns, WindowOp
@@ -40,12 +41,21 @@ class RowTiles:
 
     @classmethod
     def of(
-        cls, ops: WindowColumns, soc: Soc, pixels: Column, blocks: Column, longest: Column | float
+        cls,
+        ops: WindowColumns,
+        soc: Soc,
+        pixels: Column,
+        blocks: Column,
+        longest: Column | float,
+        **grid: Any,
     ) -> RowTiles:
-        """A work-item has a strip of consecutive tiles of one block, at most `longest`."""
+        """A work-item has a strip of consecutive tiles of one block, at most `longest`.
+
+        `grid` is further arguments of `Grid.of`.
+        """
         in_row = ceil_div(ops.ow, pixels)
         tiles = ops.oh * in_row
-        return cls(pixels, blocks, in_row, tiles, Grid.of(tiles, blocks, longest, soc))
+        return cls(pixels, blocks, in_row, tiles, Grid.of(tiles, blocks, longest, soc, **grid))
 
 
 def span(ops: WindowColumns, pixels: Column | float) -> Column:

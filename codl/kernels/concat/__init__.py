@@ -51,14 +51,13 @@ class GpuCopy(ColumnKernel):
         # Blocks of the output that have channels of an input; (inputs, ops), 0 where there is none.
         ends = ceil_div(ops.offsets + ops.parts, width)
         blocks = (ends - np.floor(ops.offsets / width)) * (ops.parts > 0)
-        items = _items(ops, blocks, choice["strip"], soc)
+        grid = _launches(ops, blocks, choice["strip"], soc)
         shifted = (blocks * (rest(ops.offsets, width) > 0)).sum(axis=0)
         return {
             "launches": ops.inputs,
             "block_copies": (blocks.sum(axis=0) - shifted) * ops.pixels,
             "shifted_copies": shifted * ops.pixels,
-            "work_items": items,
-            "waves": waves(items, soc),
+            **grid,
             "output_bytes": self.stored(width * ceil_div(ops.oc, width)) * ops.pixels,
         }
 
@@ -107,13 +106,12 @@ class GpuImage(ColumnKernel):
         ends = ceil_div(ops.offsets + ops.parts, TEXEL)
         written = (ends - ceil_div(ops.offsets, TEXEL)) * (ops.parts > 0)
         whole = (np.floor(ops.parts / TEXEL) * (rest(ops.offsets, TEXEL) == 0)).sum(axis=0)
-        items = _items(ops, written, LONGEST_IN_IMAGES, soc)
+        grid = _launches(ops, written, LONGEST_IN_IMAGES, soc)
         return {
             "launches": ops.inputs,
             "whole_texels": whole * ops.pixels,
             "joined_texels": (written.sum(axis=0) - whole) * ops.pixels,
-            "work_items": items,
-            "waves": waves(items, soc),
+            **grid,
             "output_bytes": self.stored(TEXEL * ceil_div(ops.oc, TEXEL)) * ops.pixels,
         }
 
@@ -122,10 +120,13 @@ class GpuImage(ColumnKernel):
         return self.assemble(op, soc, *filter(None, copies))
 
 
-def _items(ops: ConcatColumns, blocks: Column, most: Any, soc: Soc) -> Any:
-    """Work-items of all launches; `blocks` of each are shaped (inputs, ops)."""
-    strips = Grid.of(ops.pixels, np.maximum(blocks, 1), most, soc).strips
-    return (strips * blocks).sum(axis=0)
+def _launches(ops: ConcatColumns, blocks: Column, most: Any, soc: Soc) -> dict[str, Any]:
+    """Work-items and waves of all launches; `blocks` of each are shaped (inputs, ops)."""
+    grid = Grid.of(ops.pixels, np.maximum(blocks, 1), most, soc)
+    items = (grid.strips * blocks).sum(axis=0)
+    if soc.gpu.is_cpu:
+        return {"work_items": items, "waves": waves(items, soc)}
+    return {"work_items": items, "waves": (grid.features["waves"] * (blocks > 0)).sum(axis=0)}
 
 
 def _join(op: Concat, index: int, soc: Soc) -> KernelLaunch | None:

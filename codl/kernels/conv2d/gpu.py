@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,10 +13,29 @@ from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.convolution import Conv2d, ConvColumns
 from codl.ir.types import Storage
 from codl.kernels.base import ENDS, Choice, KernelLaunch, KernelPlan
-from codl.kernels.feature_columns import ChoiceColumns, by_level, gpu_cache_bytes, in_order, least
-from codl.kernels.kernel import ANY_DEVICE, BLOCKS, ColumnKernel, Kernel
-from codl.kernels.tiling import pack_bias, round_up
+from codl.kernels.feature_columns import (
+    ChoiceColumns,
+    by_level,
+    first_choice,
+    gpu_cache_bytes,
+    in_order,
+    least,
+    unique,
+)
+from codl.kernels.kernel import ANY_DEVICE, BLOCKS, ColumnKernel, Grid, Kernel
+from codl.kernels.tiling import group_items, pack_bias, round_up
 from codl.records.soc import Soc
+
+#: Work-items that a compute unit of a GPU should get. With fewer, tiles are smaller, and teams of
+#: work-items share their sums.
+UNIT_ITEMS = 512
+#: How many work-items may share the sums of a tile, and the fewest blocks of inputs for each.
+TEAMS = (1, 2, 4, 8, 16)
+TEAM_BLOCKS = 2
+#: The width of a work-group: pixels that share weights, beside blocks that share inputs.
+WIDE = 16
+#: Widths of a work-group that are worth a try.
+WIDTHS = (8, 2, 32)
 
 
 class GpuConv(ColumnKernel):
@@ -33,11 +53,58 @@ class GpuConv(ColumnKernel):
         """
         return {}, np.zeros((1, len(ops)))
 
+    def grid(self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns) -> Grid | None:
+        """The work-items that have most of the work, in a choice; None where that is no matter."""
+        return None
+
+    def team_blocks(self, ops: ConvColumns) -> Column | None:
+        """Blocks of inputs, of which teams may have a part each; None where there are no teams."""
+        return None
+
     def choices(self, op: Conv2d, soc: Soc) -> tuple[Choice, ...]:
-        return in_order(*self.ranked(ConvColumns.of([op]), soc))
+        ops = ConvColumns.of([op])
+        usual = in_order(*self.ranked(ops, soc))
+        return usual if soc.gpu.is_cpu else self.in_groups(ops, soc, usual)
 
     def default_columns(self, ops: ConvColumns, soc: Soc) -> ChoiceColumns:
-        return least(*self.ranked(ops, soc))
+        usual = least(*self.ranked(ops, soc))
+        return usual if soc.gpu.is_cpu else self.grouped(ops, soc, usual)
+
+    def grouped(
+        self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns, *, wide: int | None = None
+    ) -> ChoiceColumns:
+        """A choice of a GPU with the width and height of work-groups, and of how many `teams`."""
+        if (grid := self.grid(ops, soc, choice)) is None:
+            return choice
+        if wide is not None:
+            grid = replace(grid, wide=wide)
+        if (blocks := self.team_blocks(ops)) is not None and "teams" not in choice:
+            teams = usual_teams(grid, most_teams(blocks, soc), soc)
+            choice, grid = {**choice, "teams": teams}, replace(grid, teams=teams)
+        width, high = grid.shape
+        return {**choice, "local_x": width, "local_y": high}
+
+    def in_groups(
+        self, ops: ConvColumns, soc: Soc, choices: Iterable[Choice]
+    ) -> tuple[Choice, ...]:
+        """Choices with their usual groups; the first, too, with other teams and other widths."""
+        likely = list(choices)
+        usual = [first_choice(self.grouped(ops, soc, _column(each))) for each in likely]
+        if not usual or "local_x" not in usual[0]:
+            return unique(usual)
+        others = [self.grouped(ops, soc, _column(likely[0]), wide=wide) for wide in WIDTHS]
+        if (blocks := self.team_blocks(ops)) is not None:
+            fitting = [n for n in TEAMS if n <= most_teams(blocks, soc)[0]]
+            others += [self.grouped(ops, soc, _column({**likely[0], "teams": n})) for n in fitting]
+        return unique([*usual, *map(first_choice, others)])
+
+    def few(self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns) -> Any:
+        """Whether there are too few work-items in a choice, however many teams."""
+        grid, blocks = self.grid(ops, soc, choice), self.team_blocks(ops)
+        if grid is None or soc.gpu.is_cpu:
+            return np.zeros_like(ops.ic, bool)
+        teams = 1 if blocks is None else most_teams(blocks, soc)
+        return grid.items * teams < UNIT_ITEMS * soc.gpu.compute_units
 
     def convolved(
         self,
@@ -61,6 +128,31 @@ class GpuConv(ColumnKernel):
         if self.takes_batch:
             launches = tuple(each.of_images(op.output.n, ENDS) for each in launches)
         return self.assemble(op, soc, *launches, pack=constants, **others)
+
+
+def _column(choice: Choice) -> ChoiceColumns:
+    return {name: np.array([float(value)]) for name, value in choice.items()}
+
+
+def most_teams(blocks: Column, soc: Soc) -> Column:
+    """The most teams, a power of two, that blocks of inputs and a work-group have room for."""
+    most = min(TEAMS[-1], group_items(soc, teams=True))
+    each = np.clip(np.floor(blocks / TEAM_BLOCKS), 1, most)
+    result: Column = 2.0 ** np.floor(np.log2(each))
+    return result
+
+
+def usual_teams(grid: Grid, most: Column, soc: Soc) -> Column:
+    """The fewest teams, at most so many, with which every compute unit has enough work-items."""
+    wanted = UNIT_ITEMS * soc.gpu.compute_units / grid.items
+    teams: Column = np.minimum(most, 2.0 ** np.ceil(np.log2(np.maximum(1, wanted))))
+    return teams
+
+
+def team_macros(grid: Grid) -> dict[str, int]:
+    """The macros of `teams.cl`; none without teams."""
+    teams = int(np.ravel(grid.teams)[0])
+    return {} if teams == 1 else {"TEAMS": teams, "TEAM_ITEMS": group_items(grid.soc, teams=True)}
 
 
 def byte_columns(kernel: Kernel, ops: ConvColumns, soc: Soc) -> FeatureColumns:

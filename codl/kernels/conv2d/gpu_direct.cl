@@ -10,6 +10,7 @@
 // EDGE       pixels at either end of a tile that may see padding beside the input
 // LANES      input channels, a constant only where there are very few
 // STRIDE_W   horizontal stride of the window
+// TEAMS      work-items that share a tile's sums, where V is 4: see teams.cl
 // FLAT       defined for windows of one pixel that take every pixel: no window, no padding
 // weight     [out blocks / OUTS][in block][kernel h][kernel w][lane of in block][OUTS][V]; the last
 //            input block has only the lanes that exist (rounded up to 4 where V is 4)
@@ -17,6 +18,7 @@
 // in_channels, in_blocks, out_blocks   of one group; other sizes in pixels
 
 #include "conv2d/added.cl"
+#include "conv2d/teams.cl"
 #include "window.cl"
 
 // Halves are summed in `run`, which is added to the floats of `acc` behind the row of a window that
@@ -116,10 +118,19 @@ KERNEL void conv2d_direct(
         ((in_blocks - 1) * V + (LANES_AT_ONCE ? V : in_channels - (in_blocks - 1) * V));
     __global const ELEMENT *zeros = (__global const ELEMENT *)(bias + all_blocks * V);
     VEC start[OUTS];
-    UNROLL for (int o = 0; o < OUTS; o++) start[o] = VLOAD(bias + (out_block + o) * V);
+    UNROLL for (int o = 0; o < OUTS; o++)
+        start[o] = TEAM == 0 ? VLOAD(bias + (out_block + o) * V) : (VEC)(0.0f);
 
     const int stop = min((int)(STRIP_ID + 1) * strip * PIXELS, out_pixels);
+#if TEAMS > 1
+    // All work-items of a group meet in the end, and a strip is a tile: one without pixels computes
+    // some, and stores none.
+    TEAM_PARTS(PIXELS * OUTS)
+    const int pixel = STRIP_ID * PIXELS;
+    {
+#else
     for (int pixel = STRIP_ID * strip * PIXELS; pixel < stop; pixel += PIXELS) {
+#endif
 #ifndef FLAT
         int out_x = pixel % out_w;
         const int x0 = out_x * STRIDE_W - pad_left, y0 = pixel / out_w * stride_h - pad_top;
@@ -142,12 +153,15 @@ KERNEL void conv2d_direct(
         }
 #endif
         __global const WEIGHT *w = weight + BLOCK_ID * weights_per_item;
+#if TEAMS > 1
+        w += TEAM_FROM(in_blocks) * kernel_h * kernel_w * V * WEIGHTS;
+#endif
         VEC acc[PIXELS][OUTS];
         UNROLL for (int p = 0; p < PIXELS; p++)
             UNROLL for (int o = 0; o < OUTS; o++) acc[p][o] = start[o];
         BEGIN_RUN
 
-        for (int b = 0; b < in_blocks; b++) {
+        for (int b = TEAM_FROM(in_blocks); b < TEAM_TO(in_blocks); b++) {
             __global const ELEMENT *block =
                 BLOCK(input, input_offset, input_stride, first_block + b);
             const int lanes = LANES_AT_ONCE ? V : min(V, in_channels - b * V);
@@ -195,6 +209,17 @@ KERNEL void conv2d_direct(
         }
         END_RUN
 
+#if TEAMS > 1
+        UNROLL for (int p = 0; p < PIXELS; p++)
+            UNROLL for (int o = 0; o < OUTS; o++) TEAM_PUT(p * OUTS + o, acc[p][o]);
+        barrier(CLK_LOCAL_MEM_FENCE);
+        EACH_TEAM_SUM(i, PIXELS * OUTS) {
+            const int o = out_block + i % OUTS, p = pixel + i / OUTS;
+            if (p < stop)
+                STORE(ACTIVATE(TEAM_SUM(i) PLUS_ADDED(o, p)),
+                      BLOCK(output, output_offset, output_stride, o) + p * V);
+        }
+#else
         UNROLL for (int o = 0; o < OUTS; o++) {
             __global ELEMENT *out =
                 BLOCK(output, output_offset, output_stride, out_block + o) + pixel * V;
@@ -202,5 +227,6 @@ KERNEL void conv2d_direct(
                 if (pixel + p < stop)
                     STORE(ACTIVATE(acc[p][o] PLUS_ADDED(out_block + o, pixel + p)), out + p * V);
         }
+#endif
     }
 }

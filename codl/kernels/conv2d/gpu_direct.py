@@ -18,7 +18,7 @@ from codl.ir.ops.base import Array
 from codl.ir.ops.convolution import Conv2d, ConvColumns
 from codl.kernels import tiling
 from codl.kernels.base import WEIGHTED, Choice, KernelPlan
-from codl.kernels.conv2d.gpu import GpuConv, byte_columns, refuse_groups
+from codl.kernels.conv2d.gpu import WIDE, GpuConv, byte_columns, refuse_groups, team_macros
 from codl.kernels.cpu_device import registers
 from codl.kernels.feature_columns import (
     FIRST_LEVEL,
@@ -40,7 +40,7 @@ CPU_TILES = {
     32: ((8, 1), (7, 1), (9, 1), (10, 1), (8, 2), (13, 2), (8, 3), (5, 4), (6, 4)),
     16: ((8, 1), (7, 1), (10, 1), (6, 2), (5, 2), (4, 2), (4, 3), (3, 3)),
 }
-GPU_TILES: tuple[tuple[int, int], ...] = ((4, 1), (8, 1), (2, 2), (4, 2))
+GPU_TILES: tuple[tuple[int, int], ...] = ((4, 1), (2, 1), (1, 1), (8, 1), (2, 2), (4, 2))
 #: What a tile over the end of a row takes more than others: each pixel has a pointer.
 CROSSING = 0.4
 #: What makes of any other tile the last choice.
@@ -76,18 +76,36 @@ class GpuDirect(GpuConv):
 
     def choices(self, op: Conv2d, soc: Soc) -> tuple[Choice, ...]:
         """Pixels of a tile, and blocks of output channels that share its loads."""
+        if not soc.gpu.is_cpu:
+            return super().choices(op, soc)
         usual = self._chosen(op, soc, None)
         counts = (self.block_choice(op, soc, count) for count in self.block_counts(soc))
         whole = joined(op, soc.gpu.vector_width) or op
         blocks = tiling.ceil_div(whole.out_channels // whole.groups, soc.gpu.vector_width)
-        tiles = GPU_TILES
-        if soc.gpu.is_cpu:
-            tiles = CPU_TILES[32 if registers.assumed_registers(soc.gpu) >= 32 else 16]
+        tiles = CPU_TILES[32 if registers.assumed_registers(soc.gpu) >= 32 else 16]
         tried = ({"pixels": p, "outs": o} for p, o in tiles if not blocks % o)
         return unique([usual, *counts, *tried])
 
     def default_columns(self, ops: ConvColumns, soc: Soc) -> ChoiceColumns:
+        if not soc.gpu.is_cpu:
+            return super().default_columns(ops, soc)
         return self.block_columns(ops, soc, registers.usual_blocks(soc.gpu))
+
+    def ranked(self, ops: ConvColumns, soc: Soc) -> tuple[ChoiceColumns, Column]:
+        """The tiles of a GPU, smaller ones first where there would be too few work-items."""
+        pixels, outs = np.array(GPU_TILES, np.float64).T[..., None]
+        choices = {"pixels": pixels, "outs": outs}
+        order = np.arange(len(GPU_TILES), dtype=np.float64)[:, None]
+        order = order + len(GPU_TILES) * pixels * outs * self.few(ops, soc, choices)
+        whole = joined_columns(ops, soc.gpu.vector_width)
+        uneven = rest(_group_blocks(whole, soc.gpu.vector_width), outs) > 0
+        return choices, np.where(uneven, np.inf, order)
+
+    def grid(self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns) -> Grid:
+        return self.cut(ops, soc, choice).grid
+
+    def team_blocks(self, ops: ConvColumns) -> Column:
+        return ceil_div(joined_columns(ops, 4).group_ic, 4)
 
     def block_columns(self, ops: ConvColumns, soc: Soc, blocks: int) -> ChoiceColumns:
         ops = joined_columns(ops, soc.gpu.vector_width)
@@ -103,7 +121,7 @@ class GpuDirect(GpuConv):
         tiles = ceil_div(ops.pixels, pixels)
         tile_bytes = 4 * in_blocks * width * pixels * ops.sh * ops.sw
         most = np.maximum(1, np.floor(CACHE_SHARE * soc.cpu.l2_cache_bytes / tile_bytes))
-        grid = Grid.of(tiles, np.floor(out_blocks / outs), most, soc)
+        grid = Grid.of(tiles, np.floor(out_blocks / outs), most, soc, choice=choice, wide=WIDE)
         return DirectTiling(pixels, outs, tiles, in_blocks, out_blocks, grid)
 
     def counts(self, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> FeatureColumns:
@@ -174,6 +192,7 @@ class GpuDirect(GpuConv):
             macros={
                 "PIXELS": pixels,
                 "OUTS": outs,
+                **team_macros(t.grid),
                 "STRIDE_W": op.stride.w,
                 "EDGE": min(edge, pixels // 2),
                 "FLAT": flat,

@@ -4,6 +4,7 @@
 //
 // PIXELS         pixels of a work-item's tile
 // STRIDE_W       horizontal stride of the window
+// TEAMS          work-items that share a tile's sums: see teams.cl
 // ONE_BY_ONE     defined where the window is one pixel and there is no padding
 // FILTER_IMAGE   defined where the filter is an image and not a buffer
 // weight     (rows: out texel, kernel h, kernel w; columns: in channel of the group, a multiple
@@ -12,6 +13,7 @@
 // in_blocks, out_blocks   texels of a pixel of one group; other sizes in pixels
 
 #include "conv2d/added.cl"
+#include "conv2d/teams.cl"
 #include "window.cl"
 
 #ifdef FILTER_IMAGE
@@ -41,10 +43,18 @@ KERNEL void conv2d_image(
 {
     const int out_block = BLOCK_ID;
     const int first = input_column + out_block / out_blocks * in_blocks * in_w;
-    const float4 start = vload4(out_block, bias);
+    const float4 start = TEAM == 0 ? vload4(out_block, bias) : (float4)(0.0f);
 
     const int stop = min((int)(STRIP_ID + 1) * strip, tiles);
+#if TEAMS > 1
+    // All work-items of a group meet in the end, and a strip is a tile: what is beyond the last one
+    // computes something, and stores nothing.
+    TEAM_PARTS(PIXELS)
+    const int tile = STRIP_ID;
+    {
+#else
     for (int tile = STRIP_ID * strip; tile < stop; tile++) {
+#endif
         const int out_y = tile / tiles_w, out_x = tile - out_y * tiles_w;
         float4 acc[PIXELS];
         UNROLL for (int p = 0; p < PIXELS; p++) acc[p] = start;
@@ -59,7 +69,7 @@ KERNEL void conv2d_image(
                     const int x = (out_x + p * tiles_w) * STRIDE_W - pad_left + kx * dilation_w;
                     columns[p] = INSIDE(x) ? first + x : OUTSIDE;
                 }
-                for (int b = 0; b < in_blocks; b++) {
+                for (int b = TEAM_FROM(in_blocks); b < TEAM_TO(in_blocks); b++) {
                     const float4 w0 = FILTER(b * 4, at), w1 = FILTER(b * 4 + 1, at);
                     const float4 w2 = FILTER(b * 4 + 2, at), w3 = FILTER(b * 4 + 3, at);
                     UNROLL for (int p = 0; p < PIXELS; p++) {
@@ -73,11 +83,22 @@ KERNEL void conv2d_image(
             }
         }
 
+#if TEAMS > 1
+        UNROLL for (int p = 0; p < PIXELS; p++) TEAM_PUT(p, acc[p]);
+        barrier(CLK_LOCAL_MEM_FENCE);
+        EACH_TEAM_SUM(p, PIXELS) {
+            const int x = out_x + p * tiles_w, column = out_block * out_w + x;
+            if (x < out_w && tile < stop)
+                TEXEL_SET(output, output_column + column, output_row + out_y,
+                          ACTIVATE(TEAM_SUM(p) PLUS_ADDED_TEXEL(column, out_y)));
+        }
+#else
         UNROLL for (int p = 0; p < PIXELS; p++) {
             const int x = out_x + p * tiles_w, column = out_block * out_w + x;
             if (x < out_w)
                 TEXEL_SET(output, output_column + column, output_row + out_y,
                           ACTIVATE(acc[p] PLUS_ADDED_TEXEL(column, out_y)));
         }
+#endif
     }
 }

@@ -13,6 +13,7 @@
 // tiles      are counted along rows of `tiles_w`; in_blocks and out_blocks are texels of a pixel
 
 #include "conv2d/added.cl"
+#include "conv2d/teams.cl"
 
 #define SIDE (TILE + 2)
 #define POINTS (SIDE * SIDE)
@@ -87,18 +88,23 @@ KERNEL void winograd_image_input(
     UNROLL for (int p = 0; p < POINTS; p++) TEXEL_SET(points, item, p * blocks + b, d[p]);
 }
 
-// Four tiles x one texel of output channels at one point; the third dimension is points.
+// Four tiles x one texel of output channels at one point, shared by TEAMS work-items. Texels of all
+// points are one after the other.
 KERNEL void winograd_image_product(
     IMAGE_IN points, IMAGE_OUT sums, FILTER_ARG weight, int tiles, int in_channels, int in_blocks,
     int out_blocks)
 {
-    const int item = STRIP_ID, o = BLOCK_ID, point = get_global_id(2);
+    const int item = STRIP_ID, point = (int)BLOCK_ID / out_blocks, o = (int)BLOCK_ID - point * out_blocks;
+#if TEAMS > 1
+    TEAM_PARTS(4)
+#else
     if (item * 4 >= tiles) return;
+#endif
     const int at = o * POINTS + point;
     float4 acc[4];
     UNROLL for (int i = 0; i < 4; i++) acc[i] = (float4)(0.0f);
 #ifdef WIDTH_MAJOR
-    for (int c = 0; c < in_channels; c++) {
+    for (int c = TEAM_FROM(in_channels); c < TEAM_TO(in_channels); c++) {
         const float4 x = TEXEL(points, item, point * in_channels + c), w = FILTER(c, at);
         acc[0] += x.s0 * w;
         acc[1] += x.s1 * w;
@@ -106,7 +112,7 @@ KERNEL void winograd_image_product(
         acc[3] += x.s3 * w;
     }
 #else
-    for (int b = 0; b < in_blocks; b++) {
+    for (int b = TEAM_FROM(in_blocks); b < TEAM_TO(in_blocks); b++) {
         const float4 w0 = FILTER(b * 4, at), w1 = FILTER(b * 4 + 1, at);
         const float4 w2 = FILTER(b * 4 + 2, at), w3 = FILTER(b * 4 + 3, at);
         UNROLL for (int i = 0; i < 4; i++) {
@@ -118,9 +124,17 @@ KERNEL void winograd_image_product(
         }
     }
 #endif
+#if TEAMS > 1
+    UNROLL for (int i = 0; i < 4; i++) TEAM_PUT(i, acc[i]);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    EACH_TEAM_SUM(i, 4)
+        if (item * 4 + i < tiles)
+            TEXEL_SET(sums, item * 4 + i, point * out_blocks + o, TEAM_SUM(i));
+#else
     UNROLL for (int i = 0; i < 4; i++)
         if (item * 4 + i < tiles)
             TEXEL_SET(sums, item * 4 + i, point * out_blocks + o, acc[i]);
+#endif
 }
 
 // One tile x one texel of output channels.

@@ -13,7 +13,7 @@ from codl.ir.ops.base import Array
 from codl.ir.ops.convolution import Conv2d, ConvColumns
 from codl.ir.types import ImageSize
 from codl.kernels.base import ENDS, Choice, ConstantArg, KernelPlan, ScratchArg
-from codl.kernels.conv2d.gpu import GpuConv, byte_columns
+from codl.kernels.conv2d.gpu import WIDE, GpuConv, byte_columns, team_macros
 from codl.kernels.conv2d.winograd import (
     filter_growth,
     filter_points,
@@ -24,7 +24,7 @@ from codl.kernels.conv2d.winograd import (
 )
 from codl.kernels.feature_columns import ChoiceColumns
 from codl.kernels.image import fits, pack_filter
-from codl.kernels.kernel import IMAGES, launch
+from codl.kernels.kernel import IMAGES, Grid, launch
 from codl.kernels.tiling import TEXEL, item_grid, waves
 from codl.records.soc import Soc
 
@@ -48,6 +48,7 @@ class ImageWinogradTiling:
     tiles_w: Column
     in_channels: Column
     out_blocks: Column
+    grid: Grid
 
     @property
     def count(self) -> Column:
@@ -111,25 +112,36 @@ class GpuImageWinograd(GpuConv):
 
     def cut(self, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> ImageWinogradTiling:
         tiles_w, tiles = tile_counts(ops, choice["tile"])
+        out_blocks = ceil_div(ops.oc, TEXEL)
+        others = (choice["tile"] + 2) ** 2 * out_blocks
         return ImageWinogradTiling(
-            **choice,
+            tile=choice["tile"],
+            width_major=choice["width_major"],
+            filter_image=choice["filter_image"],
             tiles=tiles,
             tiles_w=tiles_w,
             in_channels=ops.ic,
-            out_blocks=ceil_div(ops.oc, TEXEL),
+            out_blocks=out_blocks,
+            grid=Grid.of(ceil_div(tiles, 4), others, 1, soc, choice=choice, wide=WIDE),
         )
+
+    def grid(self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns) -> Grid:
+        return self.cut(ops, soc, choice).grid
+
+    def team_blocks(self, ops: ConvColumns) -> Column:
+        return ceil_div(ops.ic, TEXEL)
 
     def counts(self, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> FeatureColumns:
         t = self.cut(ops, soc, choice)
         products = t.groups * t.out_blocks * t.count
+        on_cpu = {"work_items": products, "waves": waves(products, soc)}
         return {
             "padded_macs": products * t.in_blocks * 4 * TEXEL * TEXEL,
             "texel_reads": products * t.in_blocks * 8,
             "points": t.points[0] * t.points[1],
             "sums": t.sums[0] * t.sums[1],
             "tiles": t.tiles,
-            "work_items": products,
-            "waves": waves(products, soc),
+            **(t.grid.features if not soc.gpu.is_cpu else on_cpu),
             "flops": ops.flops,
             **byte_columns(self, ops, soc),
         }
@@ -149,8 +161,6 @@ class GpuImageWinograd(GpuConv):
         blocks, items = in_blocks, tiles
         if choice["width_major"]:
             blocks, items = op.input.c, groups
-        of_product, local = item_grid(groups, out_blocks, soc)
-        for_product = ((*of_product, int(t.count[0])), (*local, 1))
         into = {**counts, "blocks": blocks, **input_args(op)}
         product = {"tiles": tiles, "in_channels": op.input.c, "in_blocks": in_blocks}
         product["out_blocks"] = out_blocks
@@ -161,7 +171,7 @@ class GpuImageWinograd(GpuConv):
             launch("winograd_image_input", item_grid(items, blocks, soc), source, points, **into),
             launch(
                 "winograd_image_product",
-                for_product,
+                t.grid.sizes,
                 *(points, sums, ConstantArg("weight")),
                 **product,
             ),
@@ -172,6 +182,7 @@ class GpuImageWinograd(GpuConv):
                 **out_of,
             ),
             macros={
+                **team_macros(t.grid),
                 "TILE": choice["tile"],
                 "WIDTH_MAJOR": bool(choice["width_major"]),
                 "FILTER_IMAGE": filter_image,

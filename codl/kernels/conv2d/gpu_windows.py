@@ -13,12 +13,19 @@ from codl.ir.columns import Column, FeatureColumns, ceil_div
 from codl.ir.ops.base import Array
 from codl.ir.ops.convolution import Conv2d, ConvColumns
 from codl.kernels.base import WEIGHTED, Choice, KernelPlan
-from codl.kernels.conv2d.gpu import GpuConv, byte_columns, moved_columns, refuse_groups
+from codl.kernels.conv2d.gpu import (
+    WIDE,
+    GpuConv,
+    byte_columns,
+    moved_columns,
+    refuse_groups,
+    team_macros,
+)
 from codl.kernels.cpu_device import registers
 from codl.kernels.feature_columns import ChoiceColumns
 from codl.kernels.image import fits, pack_filter
 from codl.kernels.kernel import BLOCKS, IMAGES, REAL_GPU, Grid, launch
-from codl.kernels.tiling import GROUP, TEXEL, round_up
+from codl.kernels.tiling import TEXEL, group_items, round_up, waves
 from codl.kernels.window import RowTiles, span, window_args
 from codl.records.soc import Soc
 
@@ -27,7 +34,7 @@ MOST_UNROLLED = 240
 #: Tiles that one work-item of a CPU takes at most: about 5 us.
 LONGEST_STRIP = 64
 #: Pixels of a tile worth trying, beside those that waste least.
-CPU_TILES, GPU_TILES = (4, 6, 8, 10, 12, 14), (2, 8)
+CPU_TILES, GPU_TILES = (4, 6, 8, 10, 12, 14), (2, 1, 8)
 #: Work-items that a compute unit should get before an item takes more than one pixel.
 ITEMS_PER_UNIT = 1024
 #: Taps that are unrolled at most where all of a window are.
@@ -84,6 +91,9 @@ class GpuDepthwise(GpuConv):
         strips = (LONGEST_STRIP, LONGEST_STRIP // 4) if on_cpu else (1,)
         pixels = np.vstack([likely, *(np.full_like(likely, size) for size in (*sizes, 1))])
         cost = 100 * np.abs(pixels - likely) - pixels
+        if not on_cpu:
+            fewer = {"pixels": pixels, "strip": 1.0}
+            cost = np.where(self.few(ops, soc, fewer), 1000 * pixels, cost)
         cost = np.where(span(ops, pixels) * ops.kw <= MOST_UNROLLED, cost, np.inf)
         cost[-1] = np.where(np.isfinite(cost[:-1]).any(axis=0), np.inf, 0)
         # Each with every strip, the longest first.
@@ -92,7 +102,10 @@ class GpuDepthwise(GpuConv):
 
     def cut(self, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> RowTiles:
         blocks = ceil_div(ops.oc, self.width(soc))
-        return RowTiles.of(ops, soc, choice["pixels"], blocks, choice["strip"])
+        return RowTiles.of(ops, soc, choice["pixels"], blocks, choice["strip"], choice=choice)
+
+    def grid(self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns) -> Grid:
+        return self.cut(ops, soc, choice).grid
 
     def counts(self, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> FeatureColumns:
         t = self.cut(ops, soc, choice)
@@ -160,7 +173,8 @@ class GpuDepthwisePixels(GpuConv):
         t = self.cut(ops, soc, choice)
         return {
             "padded_macs": t.grid.items * t.pixels * ops.window * self.width(soc),
-            **t.grid.features,
+            "work_items": t.grid.items,
+            "waves": waves(t.grid.items, soc),  # in one row
             "flops": ops.flops,
             **byte_columns(self, ops, soc),
         }
@@ -168,7 +182,8 @@ class GpuDepthwisePixels(GpuConv):
     def build(self, op: Conv2d, soc: Soc, choice: Choice) -> KernelPlan:
         t, width = self.cut(*self.alone(op, soc, choice)), self.width(soc)
         sizes = {"blocks": t.blocks, "tiles": t.tiles, "row_tiles": t.in_row, **window_args(op)}
-        grid = ((round_up(int(t.grid.items[0]), GROUP),), (GROUP,))
+        items = group_items(soc)
+        grid = ((round_up(int(t.grid.items[0]), items),), (items,))
         return self.convolved(
             op,
             soc,
@@ -200,8 +215,12 @@ class GpuGrouped(GpuConv):
             return f"groups must have more than one channel, got {op.groups} groups of one"
         return None
 
-    def cut(self, ops: ConvColumns, soc: Soc) -> Grid:
-        return Grid.of(ops.pixels, ceil_div(ops.oc, self.width(soc)), 1, soc)
+    def cut(self, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> Grid:
+        blocks = ceil_div(ops.oc, self.width(soc))
+        return Grid.of(ops.pixels, blocks, 1, soc, choice=choice)
+
+    def grid(self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns) -> Grid:
+        return self.cut(ops, soc, choice)
 
     def counts(self, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> FeatureColumns:
         outputs = ops.oc * ops.pixels
@@ -210,7 +229,7 @@ class GpuGrouped(GpuConv):
             "taps": outputs * ops.group_ic * ops.window,
             "rows_of_taps": outputs * ops.group_ic * ops.kh,
             "outputs": outputs,
-            **self.cut(ops, soc).features,
+            **self.cut(ops, soc, choice).features,
             **moved_columns(self, ops, soc),
         }
 
@@ -223,7 +242,7 @@ class GpuGrouped(GpuConv):
             "out_pixels": op.output.h * op.output.w,
             **window_args(op),
         }
-        grid = self.cut(ConvColumns.of([op]), soc)
+        grid = self.cut(*self.alone(op, soc, choice))
         return self.convolved(
             op,
             soc,
@@ -237,8 +256,9 @@ class OverImages(GpuConv):
     """Base of windows over images: the texture units fetch four channels, and pad with zeros."""
 
     storages = IMAGES
-    #: Output pixels of a work-item to choose from, the usual number first.
+    #: Output pixels of a work-item to choose from, the usual number first; fewer on a GPU alone.
     pixels: tuple[int, ...]
+    fewer_pixels: tuple[int, ...] = ()
 
     def filter_size(self, ops: ConvColumns) -> tuple[Column, Column]:
         """Width and height of the filter as an image."""
@@ -250,16 +270,22 @@ class OverImages(GpuConv):
 
     def ranked(self, ops: ConvColumns, soc: Soc) -> tuple[ChoiceColumns, Column]:
         """Whether the filter is an image, where it fits, and pixels of a work-item."""
-        rows = [(as_image, pixels) for as_image in (1, 0) for pixels in self.pixels]
+        sizes = self.pixels if soc.gpu.is_cpu else (*self.pixels, *self.fewer_pixels)
+        rows = [(as_image, pixels) for as_image in (1, 0) for pixels in sizes]
         as_image, pixels = np.array(rows, np.float64).T[..., None]
-        order = np.arange(len(rows), dtype=np.float64)[:, None]
         choices = {"filter_image": as_image, "pixels": pixels}
+        order = np.arange(len(rows), dtype=np.float64)[:, None]
+        order = order + len(rows) * pixels * self.few(ops, soc, choices)
         return choices, np.where(as_image <= fits(soc, *self.filter_size(ops)), order, np.inf)
 
     def cut(self, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> RowTiles:
         pixels = choice["pixels"]
         longest = np.maximum(1, np.floor(MOST_TEXELS / (pixels * self.reads(ops))))
-        return RowTiles.of(ops, soc, pixels, ceil_div(ops.oc, TEXEL), longest)
+        blocks = ceil_div(ops.oc, TEXEL)
+        return RowTiles.of(ops, soc, pixels, blocks, longest, choice=choice, wide=WIDE)
+
+    def grid(self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns) -> Grid:
+        return self.cut(ops, soc, choice).grid
 
 
 class GpuImage(OverImages):
@@ -268,6 +294,7 @@ class GpuImage(OverImages):
     base_name = "gpu_direct"
     source = "conv2d/gpu_image.cl"
     pixels = (4, 2, 8)
+    fewer_pixels = (1,)
 
     def refuse(self, op: Conv2d, soc: Soc) -> str | None:
         return refuse_groups(op, TEXEL)
@@ -277,6 +304,9 @@ class GpuImage(OverImages):
 
     def reads(self, ops: ConvColumns) -> Column:
         return ceil_div(ops.group_ic, TEXEL) * ops.window
+
+    def team_blocks(self, ops: ConvColumns) -> Column:
+        return ceil_div(ops.group_ic, TEXEL)
 
     def counts(self, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> FeatureColumns:
         t = self.cut(ops, soc, choice)
@@ -306,6 +336,7 @@ class GpuImage(OverImages):
             soc,
             launch("conv2d_image", t.grid.sizes, *WEIGHTED, **sizes),
             macros={
+                **team_macros(t.grid),
                 "PIXELS": choice["pixels"],
                 "STRIDE_W": op.stride.w,
                 "FILTER_IMAGE": bool(choice["filter_image"]),

@@ -19,6 +19,7 @@
 // item_floats   floats of scratch for each work-item (one kernel)
 
 #include "conv2d/added.cl"
+#include "conv2d/teams.cl"
 
 #define POINTS (SIDE * SIDE)
 
@@ -49,29 +50,22 @@
 #define POINT_STRIDE (((in_blocks * most) | 1) * V)
 #define SUM_STRIDE ((most | 1) * V)
 
-// Multiplies TOGETHER tiles at one point by OUTS blocks of output channels, whose sums lie so many
-// floats apart.
-APART void product(__global const float *points, __global const WEIGHT *weights,
-                   __global float *sums, int sums_apart, int in_channels)
-{
-    VEC acc[TOGETHER][OUTS];
-    UNROLL for (int i = 0; i < TOGETHER; i++)
-        UNROLL for (int o = 0; o < OUTS; o++) acc[i][o] = (VEC)(0.0f);
-    for (int left = in_channels; left > 0; left -= V, points += TOGETHER * V) {
-        const int lanes = min(V, left);
-        NO_UNROLL for (int lane = 0; lane < lanes; lane++, weights += WEIGHTS) {
-            VEC of_lane[OUTS];
-            UNROLL for (int o = 0; o < OUTS; o++) of_lane[o] = WLOAD(weights + o * V);
-            UNROLL for (int i = 0; i < TOGETHER; i++) {
-                const float x = points[i * V + lane];
-                UNROLL for (int o = 0; o < OUTS; o++) acc[i][o] += x * of_lane[o];
-            }
-        }
+// Sums of TOGETHER tiles at one point times OUTS blocks of output channels.
+#define MULTIPLY_TILES(points, weights, in_channels)                                               \
+    VEC acc[TOGETHER][OUTS];                                                                       \
+    UNROLL for (int i = 0; i < TOGETHER; i++)                                                      \
+        UNROLL for (int o = 0; o < OUTS; o++) acc[i][o] = (VEC)(0.0f);                             \
+    for (int left = (in_channels); left > 0; left -= V, points += TOGETHER * V) {                  \
+        const int lanes = min(V, left);                                                            \
+        NO_UNROLL for (int lane = 0; lane < lanes; lane++, weights += WEIGHTS) {                   \
+            VEC of_lane[OUTS];                                                                     \
+            UNROLL for (int o = 0; o < OUTS; o++) of_lane[o] = WLOAD(weights + o * V);             \
+            UNROLL for (int i = 0; i < TOGETHER; i++) {                                            \
+                const float x = points[i * V + lane];                                              \
+                UNROLL for (int o = 0; o < OUTS; o++) acc[i][o] += x * of_lane[o];                 \
+            }                                                                                      \
+        }                                                                                          \
     }
-    UNROLL for (int o = 0; o < OUTS; o++)
-        UNROLL for (int i = 0; i < TOGETHER; i++)
-            VSTORE(acc[i][o], sums + o * sums_apart + i * V);
-}
 
 // Transforms the input block at `in` of the tile whose window begins at (y0, x0).
 void transform_input(__global const ELEMENT *in, int y0, int x0, int in_h, int in_w,
@@ -135,6 +129,16 @@ void transform_output(__global const float *sums, int point_stride, VEC bias,
 }
 
 #ifdef ONE_ITEM
+
+// Leaves the sums of blocks of output channels so many floats apart.
+APART void product(__global const float *points, __global const WEIGHT *weights,
+                   __global float *sums, int sums_apart, int in_channels)
+{
+    MULTIPLY_TILES(points, weights, in_channels)
+    UNROLL for (int o = 0; o < OUTS; o++)
+        UNROLL for (int i = 0; i < TOGETHER; i++)
+            VSTORE(acc[i][o], sums + o * sums_apart + i * V);
+}
 
 KERNEL void conv2d_winograd(
     __global const ELEMENT *input, int input_offset, int input_stride,
@@ -206,18 +210,34 @@ KERNEL void winograd_input(
                     all_points + (size_t)POINT_PLACE(tile, b) * V, POINT_STRIDE);
 }
 
-// TOGETHER tiles x one block of output channels at one point; the third dimension is points.
+// TOGETHER tiles x one block of output channels at one point, shared by TEAMS work-items. Blocks of all
+// points are one after the other.
 KERNEL void winograd_product(
     __global const float *all_points, __global float *all_sums, __global const WEIGHT *weight,
     int most, int in_channels, int in_blocks, int out_blocks)
 {
-    const int o = BLOCK_ID, point = get_global_id(2);
-    const int tile = STRIP_ID * TOGETHER;
+    const int point = (int)BLOCK_ID / out_blocks, o = (int)BLOCK_ID - point * out_blocks;
+    const int tile = STRIP_ID * TOGETHER, first = TEAM_FROM(in_blocks);
+#if TEAMS > 1
+    TEAM_PARTS(TOGETHER)
+    const int from = min(tile, most - TOGETHER);
+#else
     if (tile >= most) return;
-    __global const WEIGHT *weights = weight + WEIGHTS_AT(o, point);
-    __global const float *points = all_points + (size_t)point * POINT_STRIDE;
-    __global float *sums = all_sums + ((size_t)o * POINTS + point) * SUM_STRIDE;
-    product(points + tile * in_blocks * V, weights, sums + tile * V, 0, in_channels);
+    const int from = tile;
+#endif
+    __global const WEIGHT *weights = weight + WEIGHTS_AT(o, point) + first * V * WEIGHTS;
+    __global const float *points =
+        all_points + (size_t)point * POINT_STRIDE + (from * in_blocks + first * TOGETHER) * V;
+    __global float *sums = all_sums + ((size_t)o * POINTS + point) * SUM_STRIDE + tile * V;
+    MULTIPLY_TILES(points, weights, min(in_channels, TEAM_TO(in_blocks) * V) - first * V)
+#if TEAMS > 1
+    UNROLL for (int i = 0; i < TOGETHER; i++) TEAM_PUT(i, acc[i][0]);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (tile < most)
+        EACH_TEAM_SUM(i, TOGETHER) VSTORE(TEAM_SUM(i), sums + i * V);
+#else
+    UNROLL for (int i = 0; i < TOGETHER; i++) VSTORE(acc[i][0], sums + i * V);
+#endif
 }
 
 KERNEL void winograd_output(

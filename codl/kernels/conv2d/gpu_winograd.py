@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from codl.kernels.base import (
     KernelPlan,
     ScratchArg,
 )
-from codl.kernels.conv2d.gpu import GpuConv, byte_columns
+from codl.kernels.conv2d.gpu import WIDE, GpuConv, byte_columns, team_macros
 from codl.kernels.conv2d.winograd import (
     SIDES,
     WinogradTiling,
@@ -42,8 +43,8 @@ from codl.kernels.feature_columns import (
     least,
     unique,
 )
-from codl.kernels.kernel import REAL_GPU, launch
-from codl.kernels.tiling import item_grid
+from codl.kernels.kernel import REAL_GPU, Grid, launch
+from codl.kernels.tiling import item_grid, rounds
 from codl.records.soc import Soc
 
 #: Points at which a filter is far smaller than at others, where there are eight.
@@ -52,6 +53,8 @@ SMALL_POINTS = slice(3, 5)
 AT_ONCE = 1024
 #: Choices of each tile size that are worth trying.
 TRIED = 8
+#: Tiles that a work-item of a GPU multiplies at once.
+TOGETHER = 4
 
 
 class GpuWinograd(GpuConv):
@@ -84,11 +87,20 @@ class GpuWinograd(GpuConv):
             return ranked_cuts(ops, soc, blocks)
         tile = (sides_of(ops) - ops.kw) / ops.sw + 1
         ones = np.ones_like(tile)
-        choices = {"tile": tile, "together": 4 * ones, "outs": ones}
+        choices = {"tile": tile, "together": TOGETHER * ones, "outs": ones}
         order = np.where(np.isnan(tile), np.inf, np.abs(tile - 4))
         return {**choices, "most": tile_counts(ops, tile)[1]}, order
 
+    def grid(self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns) -> Grid:
+        t = WinogradTiling.of(ops, soc, choice)
+        return _product_grid(t, soc, choice)
+
+    def team_blocks(self, ops: ConvColumns) -> Column:
+        return ceil_div(ops.ic, 4)
+
     def choices(self, op: Conv2d, soc: Soc) -> tuple[Choice, ...]:
+        if not soc.gpu.is_cpu:
+            return super().choices(op, soc)
         tried: Counter[int] = Counter()
         likely = []
         for choice in in_order(*self.ranked(ConvColumns.of([op]), soc)):
@@ -106,7 +118,8 @@ class GpuWinograd(GpuConv):
         firsts = range(0, len(ops), AT_ONCE)
         parts = [ops.take(slice(first, first + AT_ONCE)) for first in firsts]
         chosen = [least(*self.ranked(part, soc, blocks)) for part in parts]
-        return {name: np.concatenate([part[name] for part in chosen]) for name in chosen[0]}
+        usual = {name: np.concatenate([part[name] for part in chosen]) for name in chosen[0]}
+        return usual if soc.gpu.is_cpu else self.grouped(ops, soc, usual)
 
     def block_columns(self, ops: ConvColumns, soc: Soc, blocks: int) -> ChoiceColumns:
         return self.default_columns(ops, soc, blocks)
@@ -136,7 +149,9 @@ class GpuWinograd(GpuConv):
             "weights_far": beyond(weights, far),
             "scratch_beyond": beyond(scratch, cache) / t.most * t.computed,
             "block_tiles": t.most,
-            "waves": ceil_div(t.blocks, t.workers),
+            "waves": ceil_div(t.blocks, t.workers)
+            if soc.gpu.is_cpu
+            else rounds(_product_grid(t, soc, choice).groups, soc),
             "output_bytes": moved["output_bytes"],
             "output_far": beyond(moved["output_bytes"], far),
             **by_level("moved", moved_bytes, cache),
@@ -155,8 +170,9 @@ class GpuWinograd(GpuConv):
         return self.convolved(
             op,
             soc,
-            *_launches(op, t, soc),
+            *_launches(op, t, soc, choice),
             macros={
+                **({} if soc.gpu.is_cpu else team_macros(_product_grid(t, soc, choice))),
                 "SIDE": int(t.side[0]),
                 "TILE": choice["tile"],
                 "STRIDE": op.stride.w,
@@ -168,7 +184,13 @@ class GpuWinograd(GpuConv):
         )
 
 
-def _launches(op: Conv2d, t: WinogradTiling, soc: Soc) -> tuple[KernelLaunch, ...]:
+def _product_grid(t: WinogradTiling, soc: Soc, choice: Mapping[str, Any]) -> Grid:
+    """Work-items of the products on a GPU: tiles multiplied together, by the blocks of points."""
+    strips = np.floor(t.most / t.together)
+    return Grid.of(strips, t.points * t.out_blocks, 1, soc, choice=choice, wide=WIDE)
+
+
+def _launches(op: Conv2d, t: WinogradTiling, soc: Soc, choice: Choice) -> tuple[KernelLaunch, ...]:
     """The input's transform, the products and the output's transform.
 
     On a CPU all in one: a persistent work-item for every worker and part of the output channels.
@@ -188,8 +210,7 @@ def _launches(op: Conv2d, t: WinogradTiling, soc: Soc) -> tuple[KernelLaunch, ..
     source, target = ENDS
     points, sums, bias = ScratchArg("points"), ScratchArg("sums"), ConstantArg("bias")
     for_input, for_output = item_grid(tiles, in_blocks, soc), item_grid(tiles, out_blocks, soc)
-    items, local = item_grid(most // int(t.together[0]), out_blocks, soc)
-    for_product, product = ((*items, int(t.points[0])), (*local, 1)), {"most": most, **blocks}
+    for_product, product = _product_grid(t, soc, choice).sizes, {"most": most, **blocks}
     before = {"in_blocks": in_blocks, **before}
     return (
         launch("winograd_input", for_input, source, points, **counts, **before),

@@ -59,12 +59,13 @@ class GpuDirect(Kernel):
         lanes = 1 if op.is_depthwise else t.reach * width
         # Of a tile: each pixel sees the taps of its phase alone.
         macs = t.pixels * (window / (op.stride.h * op.stride.w)) * lanes * width
+        turns = waves(t.tiles * blocks, soc) if soc.gpu.is_cpu else t.grid.features["waves"]
         return {
             "padded_macs": t.tiles * macs * blocks,
             "tiles": t.tiles * blocks,
             "tap_checks": t.tiles * blocks * window,
             **t.grid.features,
-            "wave_macs": waves(t.tiles * blocks, soc) * macs,
+            "wave_macs": turns * macs,
             "flops": op.flops,
             "input_bytes": self.stored(soc.gpu.blocks(op.input.c) * width)
             * (op.input.h * op.input.w),

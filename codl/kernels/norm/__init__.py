@@ -11,7 +11,7 @@ from codl.kernels.base import ENDS, Choice, KernelPlan, ScratchArg, TensorArg
 from codl.kernels.kernel import BLOCKS, Kernel, launch, of_every_storage
 from codl.kernels.registry import register
 from codl.kernels.rows import RowGrid, sharer_choices
-from codl.kernels.tiling import ceil_div, item_grid, strip, waves
+from codl.kernels.tiling import ceil_div, grid_rounds, item_grid, strip
 from codl.records.soc import Soc
 
 #: Pixels of a block that one work-item of a CPU takes at most: some microseconds.
@@ -119,7 +119,7 @@ class GpuBlocked(Kernel):
             "activations": vectors * (op.activation.kind != "none"),
             "sums": items * pieces.parts,
             "work_items": items,
-            "waves": waves(items, soc),
+            "waves": grid_rounds(pieces.number, blocks, soc),
             "output_bytes": self.stored(vectors * soc.gpu.vector_width),
         }
 

@@ -1,0 +1,136 @@
+"""Work-groups of kernels on GPUs: lanes that work, what is counted, and the limits of phones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+from support.kernel_runs import Case
+from support.some import some
+
+from codl.ir import Op, parse, to_text
+from codl.ir.ops.convolution import ConvColumns
+from codl.kernels import registry
+from codl.kernels.base import KernelLaunch
+from codl.kernels.conv2d.gpu import GpuConv
+from codl.records.soc import CpuSide, GpuSide, Soc
+from codl.runtime.opencl import OpenClDevice
+
+CPU = CpuSide(name="test", threads=4, simd_floats=4, l2_cache_bytes=1 << 18)
+#: As phones have them: units, the largest work-group, lanes in lockstep, and 32 KiB to share.
+ADRENO = GpuSide(
+    platform="test",
+    name="Adreno 640",
+    driver="1",
+    type="gpu",
+    compute_units=2,
+    max_work_group_size=1024,
+    wave_size=64,
+    vector_width=4,
+    global_mem_cache_size=1 << 17,
+    local_mem_bytes=32 << 10,
+    unified_memory=True,
+    memory_types=("buffer", "image2d"),
+    max_image_width=16384,
+    max_image_height=16384,
+)
+MALI = replace(
+    ADRENO, name="Mali-G76", compute_units=16, max_work_group_size=384, wave_size=8,
+    global_mem_cache_size=1 << 19,
+)  # fmt: skip
+PHONES = (ADRENO, replace(ADRENO, wave_size=128), MALI, replace(MALI, wave_size=16))
+
+#: Convolutions of networks, from 7x7 to 112x112.
+CONVOLUTIONS = (
+    "conv2d in=1x{c}x{s}x{s} oc={c} kernel=3x3 pad=1",
+    "conv2d in=1x{c}x{s}x{s} oc={d} kernel=1x1",
+    "conv2d in=1x{c}x{t}x{t} oc={c} kernel=3x3 stride=2 pad=1",
+    "conv2d in=1x{c}x{s}x{s} oc={c} kernel=3x3 pad=1 groups={c}",
+    "conv2d in=1x{c}x{s}x{s} oc={c} kernel=3x3 pad=1 groups=4",
+)
+SIZES = (
+    (7, 512),
+    (7, 320),
+    (14, 256),
+    (14, 232),
+    (28, 128),
+    (28, 40),
+    (56, 64),
+    (112, 32),
+    (112, 24),
+)
+
+
+def share_of_lanes(launch: KernelLaunch, items: float, wave: int) -> float:
+    """The part of the lanes that have work, of those that whole waves take."""
+    local = launch.local_size or (1,)
+    groups = prod(launch.global_size) // prod(local)
+    return items / (groups * -(-prod(local) // wave) * wave)
+
+
+def convolutions() -> list[Op]:
+    return [
+        parse(text.format(s=side, t=2 * side, c=channels, d=2 * channels))
+        for side, channels in SIZES
+        for text in CONVOLUTIONS
+    ]
+
+
+@pytest.mark.parametrize("gpu", PHONES, ids=lambda gpu: f"{gpu.name} {gpu.wave_size}")
+def test_most_lanes_of_convolutions_have_work(gpu: GpuSide) -> None:
+    soc, idle = Soc("phone", "", CPU, gpu), []
+    for op in some(convolutions()):
+        variants: list[Any] = registry.variants(op, "gpu", soc, include_unfit=True)
+        for variant in some(v for v in variants if isinstance(v, GpuConv)):
+            ops, choice = ConvColumns.of([op]), variant.choices(op, soc)[0]
+            launches = variant.plan(op, soc).launches
+            heaviest = max(launches, key=lambda launch: prod(launch.global_size))
+            grid = variant.grid(ops, soc, {k: np.array([v]) for k, v in choice.items()})
+            if grid is None:  # in one row
+                items = variant.features(op, soc)["work_items"]
+            else:
+                items = float(grid.items[0])
+            share = share_of_lanes(heaviest, items, gpu.wave_size)
+            if share < 0.7:
+                idle.append(
+                    (
+                        to_text(op),
+                        variant.name,
+                        heaviest.global_size,
+                        heaviest.local_size,
+                        round(share, 2),
+                    )
+                )
+    assert not idle, "\n".join(map(str, idle))
+
+
+@pytest.mark.parametrize("gpu", PHONES[:3:2], ids=lambda gpu: gpu.name)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "conv2d in=1x96x7x7 oc=20 kernel=3x3 pad=1 act=relu",
+        "conv2d in=1x67x7x9 oc=24 kernel=1x1",
+        "conv2d in=1x70x9x9 oc=40 kernel=3x3 stride=2 pad=1",
+        "conv2d in=1x128x5x7 oc=64 kernel=3x3 pad=1 groups=2",
+        "conv2d in=1x36x7x7 oc=36 kernel=3x3 pad=1 groups=36",
+        "pooling in=1x36x9x9 kernel=3x3 stride=2 pad=1",
+        "eltwise in=1x40x7x7,1x40x7x7 act=relu",
+        "fc in=1x128x3x3 oc=70",
+    ],
+)
+def test_kernels_within_the_limits_of_phones(text: str, gpu: GpuSide, as_gpu: OpenClDevice) -> None:
+    """In as many work-items as the phone's groups have, with the memory that they may share."""
+    from support.devices import here
+
+    driver = as_gpu.soc.gpu
+    facts = replace(gpu, platform=driver.platform, name=driver.name, driver=driver.driver)
+    device = here(replace(as_gpu.soc, gpu=facts)).device
+    case = Case.of(parse(text), seed=3)
+    variants: list[Any] = registry.variants(case.op, "gpu", device.soc, include_unfit=True)
+    for variant in some(v for v in variants if v.meant_for != {"cpu"}):
+        for launch in variant.plan(case.op, device.soc).launches:
+            assert prod(launch.local_size or (1,)) <= gpu.max_work_group_size
+        case.on_gpu(variant, device)
