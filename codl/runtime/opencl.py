@@ -225,6 +225,11 @@ class OpenClDevice:
         )
 
     @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Inside, programs are built and memory is filled: a device may want to do so alone."""
+        yield
+
+    @contextmanager
     def profiling(self) -> Iterator[None]:
         """Use a queue that records when kernels ran; a launch costs more on it."""
         usual = self.queue

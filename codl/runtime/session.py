@@ -59,7 +59,7 @@ class Session:
         #: How the GPU's limits are kept; None without any.
         self.limited: LimitedGpu | None = None
         self._paced: PacedQueue | None = None
-        with self._working(), explained(f"Loading {executable.model!r}"):
+        with self._working(), device.loading(), explained(f"Loading {executable.model!r}"):
             try:
                 self._handles = handles = Handles(
                     executable, device, own_memory=own_memory, share=share, on_step=on_step

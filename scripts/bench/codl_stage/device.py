@@ -46,6 +46,7 @@ class StageDevice(OpenClDevice):
 
     @contextmanager
     def loading(self) -> Iterator[None]:
+        """Without the companion: this driver builds no program while a kernel runs."""
         with super().loading():
             self._stop()
             self._loads += 1
