@@ -45,7 +45,7 @@ mobile-compilers: $(READY)
 PHONE_GPUS ?= adreno630 adreno660 adreno730 malig76 malig57
 mobile-kernels: $(READY)
 	for gpu in $(PHONE_GPUS); do \
-		$(BIN)/codl kernels --for $$gpu -o docs/results/kernels-$$gpu.json || exit 1; \
+		$(BIN)/codl kernels --for $$gpu --brief -o docs/results/kernels-$$gpu.json || exit 1; \
 	done
 
 lint: $(READY)

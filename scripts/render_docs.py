@@ -38,6 +38,8 @@ from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry
 from codl.records.waterfall import MEASURED_TERMS, PREDICTED_TERMS
 from codl.report.curves import closest_content, curve_content, curve_svg
+from codl.report.kernels import gpus_content
+from codl.report.kernels import variants_content as kernels_by_gpu
 from codl.report.load import load_result
 from codl.report.plots import stand_alone
 from codl.report.tables import (
@@ -70,6 +72,8 @@ MAKERS = {
     "curve": "scripts/bench/stage.py",
     "closest": "scripts/bench/stage.py",
     "validations": "scripts/validate_models.py",
+    "phone-gpus": "make mobile-kernels",
+    "phone-kernels": "make mobile-kernels",
 }
 
 #: Tables of result files. Those of several files take all that exist, the others the first.
@@ -85,6 +89,8 @@ VIEWS: Mapping[str, Callable[[Sequence[Any]], TextTable]] = {
     "curve": curve_content,
     "closest": closest_content,
     "validations": validations_content,
+    "phone-gpus": gpus_content,
+    "phone-kernels": kernels_by_gpu,
 }
 
 

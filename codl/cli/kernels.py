@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -10,19 +10,17 @@ import typer
 
 from codl.cli.base_options import JsonOption, OutputOption
 from codl.cli.output import emit, note, progress, stage
-from codl.errors import CodlError
+from codl.errors import CodlError, UnknownNameError
 from codl.frontend.convert import load_structure
 from codl.frontend.models import BUILT_IN
 from codl.ir import parse
 from codl.phone_compilers import compiler, gpus
-from codl.phone_compilers.figures import figures, summary
+from codl.phone_compilers.figures import figures, summary, worst
 from codl.phone_compilers.programs import NeededOp, exported, needs, programs_of
+from codl.records.soc import ELEMENT_NAMES
+from codl.report.kernels import kernels_content
+from codl.report.load import parse_result
 from codl.report.text_table import Table
-
-COLUMNS = (
-    "variant", "kernel", "op", "ops", "instructions", "registers", "private B", "spills",
-    "in loop", "waves", "barriers", "loops", "per 100 macs", "lanes",
-)  # fmt: skip
 
 ForOption = Annotated[
     str | None,
@@ -54,6 +52,9 @@ ElementOption = Annotated[
 AllOption = Annotated[
     bool, typer.Option("--all-choices", help="Every tuning choice, not the default ones alone.")
 ]
+BriefOption = Annotated[
+    bool, typer.Option("--brief", help="Of each variant and kernel the worst program alone.")
+]
 JobsOption = Annotated[
     int | None, typer.Option("--jobs", min=1, help="Programs compiled at once; a core each.")
 ]
@@ -73,6 +74,7 @@ def compile_kernels(
     variants: VariantsOption = None,
     element: ElementOption = None,
     all_choices: AllOption = False,
+    brief: BriefOption = False,
     jobs: JobsOption = None,
     setup: SetupOption = False,
     mali: MaliOption = False,
@@ -104,7 +106,9 @@ def compile_kernels(
         raise CodlError("Name a GPU or a SoC by --for, such as adreno630 or sdm865.")
     key, played = gpus.find(gpu)
     compiler.check_installed(played.family)
-    elements = [element] if element else ["float32", "float16"]
+    if element not in (None, *ELEMENT_NAMES):
+        raise UnknownNameError("type of element", str(element), ELEMENT_NAMES)
+    elements = [element] if element else ELEMENT_NAMES
     listed = programs_of(_networks(models, ops), [gpus.soc_of(gpu, each) for each in elements])
     listed = listed.only(variants.split(",") if variants else None, all_choices=all_choices)
     if not listed.programs:
@@ -116,10 +120,15 @@ def compile_kernels(
         "gpu": key,
         "label": played.label,
         "compiler": done.version,
-        "summary": summary(rows),
-        "kernels": [asdict(row) for row in rows],
+        "summary": asdict(summary(rows)),
+        "kernels": [asdict(row) for row in (worst(rows) if brief else rows)],
     }
-    emit("kernels", result, lambda: _table(result), as_json=json, output=output)
+
+    def render() -> Table:
+        read: Any = parse_result({"command": "kernels", **result})
+        return kernels_content(read).to_rich()
+
+    emit("kernels", result, render, as_json=json, output=output)
 
 
 def _networks(models: str | None, ops: Sequence[str] | None) -> dict[str, list[NeededOp]]:
@@ -128,49 +137,3 @@ def _networks(models: str | None, ops: Sequence[str] | None) -> dict[str, list[N
     if models:
         return {name: needs(load_structure(name)) for name in models.split(",")}
     return {name: needs(load_structure(name)) for name in BUILT_IN} | exported()
-
-
-def _table(result: Mapping[str, Any]) -> Table:
-    """What `codl kernels --json` holds, a row for a kernel of a program."""
-    title = f"{result['label']}, {result['compiler']}"
-    table = Table(*COLUMNS, spare=("ops", "barriers", "loops", "kernel"), title=title,
-                  title_justify="left")  # fmt: skip
-    for row in result["kernels"]:
-        choice = (
-            "" if row["is_default"] else ", ".join(f"{k}={v}" for k, v in row["choice"].items())
-        )
-        op = f"{row['op']} [{choice}]" if choice else row["op"]
-        if row["error"]:
-            table.add_row(row["variant"], row["kernel"], op, str(row["ops"]), row["error"])
-            continue
-        registers = f"{row['registers']} + {row['half_registers']} half"
-        table.add_row(
-            row["variant"],
-            row["kernel"],
-            op,
-            str(row["ops"]),
-            str(row["instructions"]),
-            registers if row["half_registers"] else str(row["registers"]),
-            *(str(row[key] or "-") for key in ("private_bytes", "spills", "hot_spills")),
-            f"{row['waves']} x {row['wave_items']}",
-            *(str(row[key] or "-") for key in ("barriers", "loops")),
-            f"{row['slots_per_100_macs']:.0f}" if row["slots_per_100_macs"] else "-",
-            f"{100 * row['lanes']:.0f} %" if row["lanes"] is not None else "-",
-        )
-    table.caption = _summary_line(result["summary"])
-    return table
-
-
-def _summary_line(summary: Mapping[str, Any]) -> str:
-    """The summary in words."""
-    means = ", ".join(
-        f"{mean:.0f} of {element}"
-        for element, mean in summary["slots_per_100_macs"].items()
-        if mean
-    )
-    return (
-        f"Default choices: {summary['programs']} programs, {summary['failed']} do not build; of "
-        f"{summary['pairs']} pairs of variant and kernel {len(summary['pairs_in_memory'])} keep "
-        f"registers in memory, {len(summary['pairs_hot'])} in their hot loop. Slots for 100 "
-        f"multiply-adds in geometric mean: {means}."
-    )

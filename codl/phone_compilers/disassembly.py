@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 #: Changes with what is read, so that kept figures of an earlier version are not believed.
-VERSION = 1
+VERSION = 2
 Figures = dict[str, Any]
 
 NAME = re.compile(r"\bimpl (?:__wrapped_)?(\w+) \{")
@@ -93,7 +93,7 @@ def _adreno_lines(body: str) -> tuple[list[Line], list[tuple[int, int]]]:
         if label := LABEL.match(text):
             places[label[1]] = len(lines)
         elif text and not text.startswith((";", "}", "Native", "@", ".")):
-            name = MARKS.sub("", text).split(" ")[0]
+            name = MARKS.sub("", text).strip().split(" ")[0]
             if not re.match(r"[a-z]", name):
                 continue
             times = 1 + sum(map(int, REPEATED.findall(text)))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from math import exp, log
 from statistics import mean
 from typing import Any
@@ -11,55 +10,10 @@ from typing import Any
 from codl.phone_compilers.compiler import Compilation
 from codl.phone_compilers.gpus import PhoneGpu
 from codl.phone_compilers.programs import KernelUse, ProgramList
+from codl.records.kernel_figures import KernelFigures, KernelSummary
 
 #: A hot loop with fewer multiply-adds than these does something else.
 FEWEST_MACS = 16
-
-
-@dataclass(frozen=True)
-class KernelFigures:
-    """A kernel of one program, over all ops that use it so.
-
-    Counts are of the machine code. `registers` are Adreno's of four floats, of 48, and Mali's of
-    one, 32 or 64; `waves` are those in flight on a core, Mali's full (2) or half (1). `spills`
-    are instructions that read or write private memory, of which `private_bytes` are a work-item's;
-    `hot_spills` those in the hot loop. `slots_per_100_macs` are issue slots of the hot loop for 100
-    multiply-adds; None where it has next to none. `lanes` is the least of the ops, and that of
-    `op`. `error` says why it does not build.
-    """
-
-    name: str
-    variant: str
-    kernel: str
-    memory: str
-    element: str
-    op: str
-    ops: int
-    networks: int
-    choice: Mapping[str, Any]
-    is_default: bool
-    is_first: bool
-    program: str
-    error: str
-    instructions: int = 0
-    registers: int = 0
-    half_registers: int = 0
-    private_bytes: int = 0
-    spills: int = 0
-    hot_spills: int = 0
-    waves: int = 0
-    wave_items: int = 0
-    barriers: int = 0
-    loops: int = 0
-    hot_slots: int = 0
-    hot_macs: int = 0
-    slots_per_100_macs: float | None = None
-    lanes: float | None = None
-
-    @property
-    def is_in_memory(self) -> bool:
-        """Whether registers of it are kept in memory."""
-        return self.spills > 0 or self.private_bytes > 0
 
 
 def figures(listed: ProgramList, compilation: Compilation, gpu: PhoneGpu) -> list[KernelFigures]:
@@ -116,30 +70,44 @@ def _figures(uses: Sequence[KernelUse], compilation: Compilation, gpu: PhoneGpu)
     )
 
 
-def summary(rows: Sequence[KernelFigures]) -> dict[str, Any]:
-    """What the rows of default choices come to.
+def worst(rows: Sequence[KernelFigures]) -> list[KernelFigures]:
+    """Of each variant and kernel the program with most private accesses, then slots."""
+    ranked = sorted(
+        rows,
+        key=lambda row: (
+            not row.error,
+            -row.hot_spills,
+            -row.spills,
+            -(row.slots_per_100_macs or 0),
+            -row.instructions,
+        ),
+    )
+    first: dict[str, KernelFigures] = {}
+    for row in ranked:
+        first.setdefault(row.name, row)
+    return sorted(first.values(), key=lambda row: row.name)
 
-    `pairs` are those of a variant and a kernel. The geometric mean of `slots_per_100_macs` is over
-    the pairs that have it, each with the mean of its programs, by what elements are.
-    """
+
+def summary(rows: Sequence[KernelFigures]) -> KernelSummary:
+    """What the rows of default choices come to."""
     rows = [row for row in rows if row.is_default]
     logs: dict[str, dict[str, list[float]]] = {}
     for row in rows:
         pairs = logs.setdefault(row.element, {})
         if row.slots_per_100_macs:
             pairs.setdefault(row.name, []).append(log(row.slots_per_100_macs))
-    return {
-        "programs": len({row.program for row in rows}),
-        "failed": len({row.program for row in rows if row.error}),
-        "pairs": len({row.name for row in rows}),
-        "pairs_in_memory": _pairs(row for row in rows if row.is_in_memory),
-        "pairs_hot": _pairs(row for row in rows if row.hot_spills),
-        "slots_per_100_macs": {
+    return KernelSummary(
+        programs=len({row.program for row in rows}),
+        failed=len({row.program for row in rows if row.error}),
+        pairs=len({row.name for row in rows}),
+        pairs_in_memory=_pairs(row for row in rows if row.is_in_memory),
+        pairs_hot=_pairs(row for row in rows if row.hot_spills),
+        slots_per_100_macs={
             element: exp(mean(map(mean, pairs.values()))) if pairs else None
             for element, pairs in logs.items()
         },
-    }
+    )
 
 
-def _pairs(rows: Iterable[KernelFigures]) -> list[str]:
-    return sorted({row.name for row in rows})
+def _pairs(rows: Iterable[KernelFigures]) -> tuple[str, ...]:
+    return tuple(sorted({row.name for row in rows}))

@@ -78,7 +78,7 @@ def soc_of(name: str, element: str = "float32") -> Soc:
 
     Of a SoC that was measured its own facts, else what is published, completed by `PhoneGpu`'s.
     """
-    _, gpu = find(name)
+    key, gpu = find(name)
     described = socs.read(name) if name in socs.names() or name.endswith(".yaml") else None
     if isinstance(described, Soc):
         return replace(described, gpu=replace(described.gpu, element=element))
@@ -87,7 +87,7 @@ def soc_of(name: str, element: str = "float32") -> Soc:
     if isinstance(described, PublishedSoc):
         facts |= described.known("gpu")
     return Soc(
-        name=described.name if described else _plain(name),
+        name=described.name if described else key,
         description=f"Kernels for {facts['name']}",
         cpu=CPU,
         gpu=GpuSide(
@@ -110,8 +110,8 @@ def soc_of(name: str, element: str = "float32") -> Soc:
 
 def _plain(name: str) -> str:
     """A GPU's name without what does not tell: "Mali-G77 MC9 r0p1" is malig77."""
-    first = re.sub(r"[^a-z0-9 ]", "", name.lower().replace("adreno ", "adreno"))
-    return re.sub(r"^(qualcomm|arm) ?", "", first.replace("adrenotm", "adreno")).split(" ")[0]
+    match = re.search(r"(adreno|mali)\W*(?:\(tm\))?\W*([tg]?\d+)", name.lower())
+    return "".join(match.groups()) if match else ""
 
 
 def _gpu_of(name: str) -> str:

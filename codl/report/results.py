@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, get_args
 from codl.ir.environment import Environment
 from codl.ir.plan import Chain, OpFallback
 from codl.ir.types import Processor
+from codl.records.kernel_figures import KernelFigures, KernelSummary
 from codl.records.results import SINGLES as SINGLES
 from codl.records.results import (
     Amount,
@@ -447,6 +448,18 @@ class CurveResult(ResultFile):
     evaluations: tuple[EvalResult, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class KernelsResult(ResultFile):
+    """What `codl kernels` wrote: figures of kernels on one GPU, by one compiler."""
+
+    command: ClassVar[str] = "kernels"
+    gpu: str
+    label: str
+    compiler: str
+    summary: KernelSummary
+    kernels: tuple[KernelFigures, ...]
+
+
 Result = (
     EvalResult
     | TrainResult
@@ -460,6 +473,7 @@ Result = (
     | CurveResult
     | ValidateResult
     | ValidationsResult
+    | KernelsResult
 )
 #: Every command whose results can be reported; `codl search` has `SearchesResult` too.
 COMMANDS: Mapping[str, type[Result]] = {
