@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import resource
 import signal
 import sys
 import tempfile
@@ -31,6 +32,8 @@ ALL_DEVICES, BUILD_LOG, PRIVATE_BYTES, LOCAL_BYTES, GROUP_ITEMS = (
 DEVICE_NAME, DRIVER_VERSION, EXTENSIONS = 0x102B, 0x102D, 0x1030
 #: Letters that are kept of what a compiler says.
 LETTERS = 2000
+#: A child that waits may take so many times its seconds, where others have the cores.
+IDLE = 10
 #: What is called, with the types of its arguments.
 CALLS = {
     "clGetPlatformIDs": (c_uint, c_void_p, c_void_p),
@@ -112,7 +115,8 @@ class Attempt:
             return
         os.dup2(self._said.fileno(), 1)
         os.dup2(self._said.fileno(), 2)
-        signal.alarm(seconds)
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+        signal.alarm(IDLE * seconds)
         code = 1
         try:
             result = driver.build(program["source"], program["options"], program["kernels"])
@@ -129,7 +133,8 @@ class Attempt:
         said, told = self._said.read().decode(errors="replace"), self._told.read()
         result: dict[str, Any] = json.loads(told) if told else {"error": "", "kernels": {}}
         if status:
-            hung = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM
+            ended = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+            hung = ended in (signal.SIGALRM, signal.SIGXCPU, signal.SIGKILL)
             last = " ".join(said.split())[-LETTERS // 4 :]
             result["error"] = "the compiler hung" if hung else f"the compiler crashed: {last}"
         # Each kernel is compiled twice, first for any offset of work-items: the last is what runs.

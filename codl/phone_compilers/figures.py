@@ -26,7 +26,7 @@ def figures(listed: ProgramList, compilation: Compilation, gpu: PhoneGpu) -> lis
 
 
 def _figures(uses: Sequence[KernelUse], compilation: Compilation, gpu: PhoneGpu) -> KernelFigures:
-    worst = min(uses, key=lambda use: 1.0 if use.lanes is None else use.lanes)
+    worst = min(uses, key=lambda use: use.lanes)
     default = next((use for use in uses if use.is_default), worst)
     result = compilation.results[worst.program]
     told = result["kernels"].get(worst.kernel, {})

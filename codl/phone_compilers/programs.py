@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import resources
-from itertools import product
-from math import prod
 from typing import Any
-
-import numpy as np
 
 from codl.errors import CodlError
 from codl.ir import Op, parse, to_text
@@ -18,10 +14,11 @@ from codl.ir.network import Network
 from codl.ir.region import Shape
 from codl.ir.types import Storage
 from codl.kernels import registry
-from codl.kernels.base import KernelLaunch, KernelPlan
+from codl.kernels.base import KernelPlan
 from codl.kernels.kernel import Kernel
 from codl.kernels.layout.transform import KERNELS, transform
 from codl.kernels.source import compile_options, source_text
+from codl.kernels.static_cost import LaunchWaves, with_used
 from codl.lower.rules import active, mode_of, residual_adds
 from codl.measure.check_variants import OPS
 from codl.records.soc import Soc
@@ -72,7 +69,7 @@ class KernelUse:
     choice: Mapping[str, Any]
     is_default: bool
     is_first: bool
-    lanes: float | None
+    lanes: float
     networks: tuple[str, ...]
 
 
@@ -89,14 +86,10 @@ class ProgramList:
         kernels = tuple(dict.fromkeys(launch.kernel for launch in plan.launches))
         key = digest({"source": text, "options": options, "kernels": " ".join(kernels)})[:16]
         self.programs.setdefault(key, Program(key, plan.source, text, options, kernels))
-        launches = plan.launches
-        if len(launches) == 1 and items and not launches[0].used:
-            launches = (_used(launches[0], items),)
-        shares: dict[str, float | None] = {}
-        for launch in launches:  # of one that is launched several times, the least
-            share = lanes(launch, wave_size)
-            before = shares.get(launch.kernel)
-            shares[launch.kernel] = share if before is None else min(before, share or before)
+        shares: dict[str, float] = {}
+        for launch in with_used(plan.launches, items):  # of one launched several times, the least
+            share = LaunchWaves.of(launch, wave_size).lanes
+            shares[launch.kernel] = min(share, shares.get(launch.kernel, 1.0))
         self.uses += [
             KernelUse(program=key, kernel=kernel, lanes=share, **use)
             for kernel, share in shares.items()
@@ -112,37 +105,6 @@ class ProgramList:
         ]
         keys = {use.program for use in uses}
         return ProgramList({k: v for k, v in self.programs.items() if k in keys}, uses)
-
-
-def _used(launch: KernelLaunch, items: float) -> KernelLaunch:
-    """A launch of which `items` work-items have work, those in front."""
-    first, *others = launch.global_size
-    used = round(items / prod(others))
-    return replace(launch, used=(used, *others)) if 0 < used < first else launch
-
-
-def lanes(launch: KernelLaunch, wave_size: int) -> float | None:
-    """The share of the lanes of all waves with work that have some; None where it is not known.
-
-    Waves are consecutive work-items of a work-group; those without any work end at once.
-    """
-    if launch.local_size is None:
-        return None
-    local, used = launch.local_size, launch.used or launch.global_size
-    cells = []
-    for size, most, group in zip(used, launch.global_size, local, strict=True):
-        full, rest = divmod(min(size, most), group)
-        cells.append([(group, full)] * bool(full) + [(rest, 1)] * bool(rest))
-    busy = waves = 0
-    for corner in product(*cells):
-        groups = prod(count for _, count in corner)
-        works = np.zeros(local[::-1], bool)
-        works[tuple(slice(0, size) for size, _ in reversed(corner))] = True
-        items = works.reshape(-1)
-        padded = np.pad(items, (0, -items.size % wave_size)).reshape(-1, wave_size)
-        busy += groups * int(items.sum())
-        waves += groups * int(padded.any(axis=1).sum())
-    return busy / (waves * wave_size) if waves else 1.0
 
 
 def needs(network: Network) -> list[NeededOp]:

@@ -13,10 +13,11 @@ from codl.errors import UnknownNameError
 from codl.frontend.convert import load_structure
 from codl.ir.executable import GpuOp
 from codl.kernels.base import KernelLaunch
+from codl.kernels.static_cost import LaunchWaves
 from codl.kernels.tuning import Tuning
 from codl.lower.lowering import lower
 from codl.phone_compilers import gpus
-from codl.phone_compilers.programs import exported, lanes, needs, programs_of
+from codl.phone_compilers.programs import exported, needs, programs_of
 from codl.plan.build_plan import default_plan
 
 
@@ -29,20 +30,19 @@ def test_lanes_are_those_of_waves_with_work() -> None:
         used = tuple(int(random.integers(1, n + 1)) for n in size)
         wave = int(random.choice([4, 8, 64]))
         launch = KernelLaunch("any", size, (), local, used=used)
-        assert lanes(launch, wave) == pytest.approx(_lanes_one_by_one(launch, wave))
+        assert LaunchWaves.of(launch, wave) == _one_by_one(launch, wave)
 
 
-def _lanes_one_by_one(launch: KernelLaunch, wave: int) -> float:
+def _one_by_one(launch: KernelLaunch, wave: int) -> LaunchWaves:
     """By OpenCL's numbers of work-items, each looked at."""
     local = launch.local_size
     assert local is not None
-    busy: dict[tuple[int, ...], int] = {}
+    waves = set()
     for item in product(*map(range, launch.used)):
         group = tuple(i // n for i, n in zip(item, local, strict=True))
         x, y, z = (i % n for i, n in zip(item, local, strict=True))
-        number = (z * local[1] + y) * local[0] + x
-        busy[(*group, number // wave)] = busy.get((*group, number // wave), 0) + 1
-    return prod(launch.used) / (len(busy) * wave)
+        waves.add((group, ((z * local[1] + y) * local[0] + x) // wave))
+    return LaunchWaves(len(waves), prod(launch.used) / (len(waves) * wave))
 
 
 def test_all_programs_of_a_plan_are_among_those_that_are_needed() -> None:
