@@ -23,8 +23,8 @@ from codl.phone_compilers.figures import figures
 from codl.phone_compilers.programs import NeededOp, programs_of
 from codl.records.kernel_figures import KernelFigures
 
-#: One GPU of each family, and elements: Mali's compiler takes a second or more for a program.
-PLAYED = {"adreno": ("adreno630", ("float32", "float16")), "mali": ("malig76", ("float32",))}
+#: One GPU of each family, and precisions: Mali's compiler takes a second or more for a program.
+PLAYED = {"adreno": ("adreno630", ("float32", "half")), "mali": ("malig76", ("float32",))}
 #: Waves in flight of a kernel that leaves Malis' threads as many as there may be.
 FULL_WAVES = 16
 OPS = (
@@ -72,11 +72,11 @@ def main() -> None:
     asked = parser.parse_args()
     path = Path(codl.kernels.__path__[0], FILE)
     result = json.loads(path.read_text()) if asked.only else {}
-    for family, (name, elements) in PLAYED.items():
+    for family, (name, precisions) in PLAYED.items():
         if asked.only not in (None, family):
             continue
         needed = {"typical": [NeededOp(parse(text)) for text in OPS]}
-        socs = [gpus.soc_of(name, element) for element in elements]
+        socs = [gpus.soc_of(name, each) for each in precisions]
         listed = programs_of(needed, socs).only(("conv2d", "fc", "matmul"), all_choices=True)
         played = gpus.GPUS[name]
         done = compiler.compile_all(played, listed.programs.values(), jobs=asked.jobs)

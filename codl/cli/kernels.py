@@ -10,17 +10,20 @@ import typer
 
 from codl.cli.base_options import JsonOption, OutputOption
 from codl.cli.output import emit, note, progress, stage
-from codl.errors import CodlError, UnknownNameError
+from codl.errors import CodlError
 from codl.frontend.convert import load_structure
 from codl.frontend.models import BUILT_IN
 from codl.ir import parse
+from codl.ir.types import PRECISIONS
 from codl.phone_compilers import compiler, gpus
 from codl.phone_compilers.figures import figures, summary, worst
 from codl.phone_compilers.programs import NeededOp, exported, needs, programs_of
-from codl.records.soc import ELEMENT_NAMES
 from codl.report.kernels import kernels_content
 from codl.report.load import parse_result
 from codl.report.text_table import Table
+
+#: Together these have every variant for GPUs.
+USUAL = ("float32", "half")
 
 ForOption = Annotated[
     str | None,
@@ -45,9 +48,11 @@ VariantsOption = Annotated[
     str | None,
     typer.Option("--variants", help="Only these kernel variants, by commas, or of these ops."),
 ]
-ElementOption = Annotated[
+PrecisionOption = Annotated[
     str | None,
-    typer.Option("--element", help="Only tensors of these elements: float32 or float16."),
+    typer.Option(
+        "--precision", help=f"Only at one of {', '.join(PRECISIONS)}; else {' and '.join(USUAL)}."
+    ),
 ]
 AllOption = Annotated[
     bool, typer.Option("--all-choices", help="Every tuning choice, not the default ones alone.")
@@ -72,7 +77,7 @@ def compile_kernels(
     models: ModelsOption = None,
     ops: OpsOption = None,
     variants: VariantsOption = None,
-    element: ElementOption = None,
+    precision: PrecisionOption = None,
     all_choices: AllOption = False,
     brief: BriefOption = False,
     jobs: JobsOption = None,
@@ -106,10 +111,8 @@ def compile_kernels(
         raise CodlError("Name a GPU or a SoC by --for, such as adreno630 or sdm865.")
     key, played = gpus.find(gpu)
     compiler.check_installed(played.family)
-    if element not in (None, *ELEMENT_NAMES):
-        raise UnknownNameError("type of element", str(element), ELEMENT_NAMES)
-    elements = [element] if element else ELEMENT_NAMES
-    listed = programs_of(_networks(models, ops), [gpus.soc_of(gpu, each) for each in elements])
+    socs = [gpus.soc_of(gpu, each) for each in ([precision] if precision else USUAL)]
+    listed = programs_of(_networks(models, ops), socs)
     listed = listed.only(variants.split(",") if variants else None, all_choices=all_choices)
     if not listed.programs:
         raise CodlError(f"No kernel variant of {variants} is needed there.")

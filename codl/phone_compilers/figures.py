@@ -56,7 +56,7 @@ def _figures(uses: Sequence[KernelUse], compilation: Compilation, gpu: PhoneGpu)
         variant=default.variant,
         kernel=default.kernel,
         memory=default.memory,
-        element=default.element,
+        precision=default.precision,
         op=worst.op,
         ops=len({use.op for use in uses}),
         networks=len({name for use in uses for name in use.networks}),
@@ -93,7 +93,7 @@ def summary(rows: Sequence[KernelFigures]) -> KernelSummary:
     rows = [row for row in rows if row.is_default]
     logs: dict[str, dict[str, list[float]]] = {}
     for row in rows:
-        pairs = logs.setdefault(row.element, {})
+        pairs = logs.setdefault(row.precision, {})
         if row.slots_per_100_macs:
             pairs.setdefault(row.name, []).append(log(row.slots_per_100_macs))
     return KernelSummary(
@@ -103,8 +103,8 @@ def summary(rows: Sequence[KernelFigures]) -> KernelSummary:
         pairs_in_memory=_pairs(row for row in rows if row.is_in_memory),
         pairs_hot=_pairs(row for row in rows if row.hot_spills),
         slots_per_100_macs={
-            element: exp(mean(map(mean, pairs.values()))) if pairs else None
-            for element, pairs in logs.items()
+            precision: exp(mean(map(mean, pairs.values()))) if pairs else None
+            for precision, pairs in logs.items()
         },
     )
 

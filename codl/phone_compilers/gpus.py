@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
 from codl.errors import UnknownNameError
@@ -73,15 +73,15 @@ def find(name: str) -> tuple[str, PhoneGpu]:
     raise UnknownNameError("GPU with a compiler, or SoC with such a GPU,", name, names)
 
 
-def soc_of(name: str, element: str = "float32") -> Soc:
-    """A SoC with that GPU, whose tensors may lie in buffers and in images, of these elements.
+def soc_of(name: str, precision: str = "float32") -> Soc:
+    """A SoC with that GPU, whose tensors may lie in buffers and in images, at a precision.
 
     Of a SoC that was measured its own facts, else what is published, completed by `PhoneGpu`'s.
     """
     key, gpu = find(name)
     described = socs.read(name) if name in socs.names() or name.endswith(".yaml") else None
     if isinstance(described, Soc):
-        return replace(described, gpu=replace(described.gpu, element=element))
+        return described.at(precision)
     facts: dict[str, Any] = asdict(gpu) | {"name": gpu.label, "type": "gpu"}
     facts = {key: facts[key] for key in facts if key not in ("label", "number")}
     if isinstance(described, PublishedSoc):
@@ -98,14 +98,13 @@ def soc_of(name: str, element: str = "float32") -> Soc:
                 "local_mem_bytes": LOCAL_MEM_BYTES,
                 "unified_memory": True,
                 "memory_types": ("buffer", "image2d"),
-                "element": element,
                 "half": True,
                 "max_image_width": MAX_IMAGE,
                 "max_image_height": MAX_IMAGE,
                 **facts,
             }
         ),
-    )
+    ).at(precision)
 
 
 def _plain(name: str) -> str:

@@ -12,7 +12,7 @@ from codl.ir import Op, parse, to_text
 from codl.ir.constants import digest
 from codl.ir.network import Network
 from codl.ir.region import Shape
-from codl.ir.types import Storage
+from codl.ir.types import PRECISIONS, PrecisionTraits, Storage
 from codl.kernels import registry
 from codl.kernels.base import KernelPlan
 from codl.kernels.kernel import Kernel
@@ -65,7 +65,7 @@ class KernelUse:
     variant: str
     op: str
     memory: str
-    element: str
+    precision: str
     choice: Mapping[str, Any]
     is_default: bool
     is_first: bool
@@ -131,7 +131,7 @@ def exported() -> dict[str, list[NeededOp]]:
 def programs_of(networks: Mapping[str, Sequence[NeededOp]], socs: Iterable[Soc]) -> ProgramList:
     """Every program of every variant that the ops of networks may be planned in, on SoCs.
 
-    The SoCs are one whose tensors have other elements. Variants for GPUs that no network meets are
+    The SoCs are one at other precisions. Variants for GPUs that no network meets are
     met by small ops, and copies between layouts are among them.
     """
     by_op: dict[NeededOp, list[str]] = {}
@@ -158,6 +158,11 @@ def _variants(op: Op, soc: Soc) -> list[Kernel]:
     return every
 
 
+def _precision(variant: Kernel) -> str:
+    traits = PrecisionTraits(variant.storage.element, variant.arithmetic)
+    return next(name for name, each in PRECISIONS.items() if each == traits)
+
+
 def _first(op: Op, variant: Kernel, soc: Soc) -> bool:
     """Whether a variant is the default where tensors lie in such memory as its own alone."""
     of_memory = [v for v in _variants(op, soc) if v.in_images == variant.in_images]
@@ -174,7 +179,7 @@ def _add(
         "variant": f"{need.op.kind} {variant.name}",
         "op": to_text(need.op) + (f" + {need.mode}" if need.mode else ""),
         "memory": "image2d" if variant.in_images else "buffer",
-        "element": variant.storage.element,
+        "precision": _precision(variant),
         "is_first": _first(need.op, variant, soc),
         "networks": networks,
     }
@@ -203,7 +208,7 @@ def _add_copies(listed: ProgramList, soc: Soc) -> None:
             variant=f"copy {source} to {target}",
             op=f"copy in={'x'.join(map(str, COPIED))}",
             memory="image2d" if "image" in (source, target) else "buffer",
-            element=soc.gpu.element,
+            precision="half_storage" if soc.gpu.element == "float16" else "float32",
             choice={},
             is_default=True,
             is_first=True,

@@ -23,7 +23,7 @@ class KernelFigures:
     variant: str
     kernel: str
     memory: str
-    element: str
+    precision: str
     op: str
     ops: int
     networks: int
@@ -59,7 +59,7 @@ class KernelSummary:
 
     `pairs` are those of a variant and a kernel: how many there are, and which of them keep
     registers in memory, anywhere or in the hot loop. The geometric mean of `slots_per_100_macs` is
-    over the pairs that have it, each with the mean of its programs, by what elements are.
+    over the pairs that have it, each with the mean of its programs, by precision.
     """
 
     programs: int

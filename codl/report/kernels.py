@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 
+from codl.ir.types import PRECISIONS
 from codl.records.kernel_figures import KernelFigures, KernelSummary
 from codl.report.results import KernelsResult
 from codl.report.text_table import NONE, Cell, Column, TextTable, count, words
@@ -48,8 +50,13 @@ def gpus_content(results: Sequence[KernelsResult]) -> TextTable:
             Column("in their hot loop", group="pairs of variant and kernel"),
             lambda result: count(len(result.summary.pairs_hot)),
         ),
-        (Column("float32", group="slots for 100 MACs"), lambda r: _mean(r.summary, "float32")),
-        (Column("float16", group="slots for 100 MACs"), lambda r: _mean(r.summary, "float16")),
+        *(
+            (
+                Column(precision.replace("_", " "), group="slots for 100 MACs"),
+                lambda result, precision=precision: _mean(result.summary, precision),
+            )
+            for precision in PRECISIONS
+        ),
     ]
     return TextTable.of("Default choices by GPU", results, cells)
 
@@ -58,9 +65,10 @@ def variants_content(results: Sequence[KernelsResult]) -> TextTable:
     """A row for every variant and kernel, with a column for each GPU."""
     by_gpu = {r.label: {row.name: row for row in r.kernels if row.is_default} for r in results}
     names = sorted({name for rows in by_gpu.values() for name in rows})
-    cells: list[Cell[str]] = [(words("variant, kernel"), lambda name: name)]
-    for label, rows in by_gpu.items():
-        cells.append((Column(label), lambda name, rows=rows: _cell(rows.get(name))))  # type: ignore[misc]
+    cells: list[Cell[str]] = [
+        (words("variant, kernel"), lambda name: name),
+        *((words(label), partial(_of, rows)) for label, rows in by_gpu.items()),
+    ]
     caption = (
         "Instructions, registers and, if any, accesses of private memory (those in the hot loop "
         "behind a slash); after a semicolon issue slots of the hot loop for 100 multiply-adds. Of "
@@ -70,7 +78,8 @@ def variants_content(results: Sequence[KernelsResult]) -> TextTable:
     return TextTable.of("Kernels by GPU", names, cells, caption)
 
 
-def _cell(row: KernelFigures | None) -> str:
+def _of(rows: Mapping[str, KernelFigures], name: str) -> str:
+    row = rows.get(name)
     if row is None:
         return NONE
     if row.error:
@@ -106,14 +115,14 @@ def _lanes(row: KernelFigures) -> str:
     return NONE if row.lanes is None else f"{100 * row.lanes:.0f}"
 
 
-def _mean(summary: KernelSummary, element: str) -> str:
-    mean = summary.slots_per_100_macs.get(element)
+def _mean(summary: KernelSummary, precision: str) -> str:
+    mean = summary.slots_per_100_macs.get(precision)
     return NONE if mean is None else f"{mean:.0f}"
 
 
 def _in_words(summary: KernelSummary) -> str:
     means = " and ".join(
-        f"{mean:.0f} over {element}" for element, mean in summary.slots_per_100_macs.items() if mean
+        f"{mean:.0f} at {name}" for name, mean in summary.slots_per_100_macs.items() if mean
     )
     return (
         f"Default choices: {summary.programs} programs, of which {summary.failed} do not build; of "
