@@ -27,11 +27,13 @@ def cores(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
     listed = f"{_listed(machine.cores)} may be used"
     if machine.physical_cores != machine.cores:
         listed += f", of which {_listed(machine.physical_cores)} share no physical core"
+    if machine.confinement:
+        yield CheckResult(False, machine.confinement, fix=machine.release)
     if machine.refused_cores:
         yield CheckResult(
             False, f"{listed}; threads cannot be pinned to {_listed(machine.refused_cores)}"
         )
-    else:
+    elif not machine.confinement:
         yield CheckResult(True, f"{listed}; threads can be pinned to each")
 
 

@@ -9,7 +9,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -21,7 +21,7 @@ from codl.records.results import Conditions
 from codl.runtime import cache, threads
 from codl.runtime.conditions import THERMAL, ConditionReader
 from codl.runtime.driver_search import Search
-from codl.runtime.hardware import physical_cores
+from codl.runtime.hardware import physical_cores, withheld_cores
 from codl.runtime.system_files import SYSTEM, SystemFiles, clusters
 
 MEMINFO = "proc/meminfo"
@@ -78,6 +78,7 @@ class Examination:
 
     `wait_policy` is how OpenMP's threads are told to wait for work, "" where nothing is said;
     `driver_places` are where OpenCL's drivers were looked for, each with what is there.
+    `withheld_cores` are faster ones that this process may not use, which is in `cpuset`.
     """
 
     python: tuple[int, ...]
@@ -98,12 +99,41 @@ class Examination:
     conditions: Conditions
     is_android: bool = False
     driver_places: tuple[str, ...] = ()
+    withheld_cores: tuple[int, ...] = ()
+    cpuset: str = ""
+
+    @property
+    def confinement(self) -> str:
+        """That the system keeps fast cores from this process, and by what; "" where it does not."""
+        if not self.withheld_cores:
+            return ""
+        used = [core for core in self.cores if core not in self.refused_cores]
+        by = f" (its cpuset is {self.cpuset})" if self.cpuset.strip("/") else ""
+        return (
+            f"Only cores {_numbered(used)} may be used{by}, and the faster cores "
+            f"{_numbered(self.withheld_cores)} not: what is measured is no figure of this machine."
+        )
+
+    @property
+    def release(self) -> str:
+        """What to do about a confinement."""
+        if self.is_android:
+            return (
+                "Keep Termux on the screen after `termux-wake-lock`, or measure by `adb shell`: "
+                "Android takes the fast cores from what is in the background."
+            )
+        every = _numbered(sorted({*self.cores, *self.withheld_cores}))
+        return f"Start it by `taskset -c {every}`, or widen its cpuset or its container's limits."
+
+
+def _numbered(cores: Iterable[int]) -> str:
+    return ",".join(map(str, cores))
 
 
 def examine(files: SystemFiles = SYSTEM) -> Examination:
     """Look at this machine."""
     cores = threads.INITIAL_CORES
-    memory, search = memory_of(files), Search(files.root)
+    memory, search, refused = memory_of(files), Search(files.root), threads.refused_cores(cores)
     return Examination(
         python=tuple(map(int, platform.python_version_tuple()[:2])),
         codl=VERSION,
@@ -113,7 +143,7 @@ def examine(files: SystemFiles = SYSTEM) -> Examination:
         packages=versions(),
         cores=cores,
         physical_cores=physical_cores(),
-        refused_cores=tuple(threads.refused_cores(cores)),
+        refused_cores=tuple(refused),
         wait_policy=os.environ.get(WAIT_POLICY, "").strip().lower(),
         governors=governors(cores, files),
         memory_bytes=memory.total,
@@ -123,6 +153,8 @@ def examine(files: SystemFiles = SYSTEM) -> Examination:
         conditions=ConditionReader(files=files).read(),
         is_android=search.is_android,
         driver_places=tuple(search.places()),
+        withheld_cores=withheld_cores([core for core in cores if core not in refused], files),
+        cpuset=files.text("proc/self/cpuset"),
     )
 
 

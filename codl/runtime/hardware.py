@@ -10,14 +10,14 @@ import re
 import shutil
 import subprocess
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
 from codl.records.soc_facts import CacheKind, Chip, CoreCluster, CpuCache
 from codl.runtime import threads
-from codl.runtime.placement import cores_of
+from codl.runtime.placement import cores_of, speeds
 from codl.runtime.system_files import CPU, SYSTEM, SystemFiles
 
 #: Implementer and part of Arm's register MIDR_EL1 (in the manuals of the cores) by name.
@@ -31,6 +31,9 @@ ARM_PARTS = {
 }  # fmt: skip
 #: Clocks in MHz and capacities are less.
 MOST = 1e5
+#: Cores are alike where the slower one has this share of the faster one's speed: of like cores some
+#: PCs let one or two have a higher clock.
+ALIKE = 0.9
 #: The device tree, the kernel's word on the SoC, and the firmware of PCs.
 TREE, SOC, FIRMWARE = "proc/device-tree", "sys/devices/soc0", "sys/class/dmi/id"
 #: Longer names are no names.
@@ -126,6 +129,24 @@ def big_cores(clusters: Sequence[CoreCluster]) -> tuple[int, ...]:
     return cores_of("big", sorted(speed), speed) if speed else ()
 
 
+def withheld_cores(allowed: Collection[int], files: SystemFiles = SYSTEM) -> tuple[int, ...]:
+    """Cores of this machine that a process may not use, and that are faster than one it may use.
+
+    None where all cores are alike.
+    """
+    online = _listed_cores(files.text(f"{CPU}/online"))
+    speed = speeds(sorted({*online, *allowed}), files)
+    slowest = min((speed[core] for core in allowed), default=0.0)
+    others = online.difference(allowed)
+    return tuple(sorted(core for core in others if ALIKE * speed[core] > slowest))
+
+
+def _listed_cores(text: str) -> set[int]:
+    """Of a list such as 0-3,8."""
+    ranges = re.findall(r"(\d{1,4})(?:-(\d{1,4}))?", text)
+    return {core for first, last in ranges for core in range(int(first), int(last or first) + 1)}
+
+
 def cpu_caches(files: SystemFiles = SYSTEM) -> tuple[CpuCache, ...]:
     """Caches of all cores, those that are alike together, by level."""
     each: dict[tuple[int, str, int, int], set[str]] = defaultdict(set)
@@ -133,9 +154,7 @@ def cpu_caches(files: SystemFiles = SYSTEM) -> tuple[CpuCache, ...]:
         level, size = files.number(f"{path}/level"), _bytes(files.text(f"{path}/size"))
         kind, sharing = files.text(f"{path}/type").lower(), files.text(f"{path}/shared_cpu_list")
         if level and 1 <= level < 10 and size and kind in _KINDS:
-            # Of a list such as 0-3,8 the number of cores; 1 where it is none.
-            ranges = re.findall(r"(\d{1,4})(?:-(\d{1,4}))?", sharing)
-            sharers = max(1, sum(int(last or first) - int(first) + 1 for first, last in ranges))
+            sharers = max(1, len(_listed_cores(sharing)))
             each[int(level), kind, size, sharers].add(sharing or path)
     return tuple(
         CpuCache(level, kind, size, shared_by, len(places))  # type: ignore[arg-type]

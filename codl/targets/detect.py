@@ -53,6 +53,9 @@ def detect(
     """
     if target.replays is not None:
         machine_of(target.serial, f"be described as the SoC {name!r}")
+    seen = target.examine()
+    if seen.confinement:
+        warnings.warn(f"{seen.confinement} {seen.release}", CodlWarning, 2)
     chosen = choose(target.probe(), device)
     info = target.describe()
     soc = describe(name, chosen, cpu=info.cpu, memory_types=memory_types, element=element)

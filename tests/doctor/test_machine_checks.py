@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.devices_under_test import GIB, MadeUp, findings, under_test
+from support.devices_under_test import GIB, HEALTHY, MadeUp, findings, under_test
 
 from codl.doctor import machine_checks
 from codl.doctor.machine_checks import CHECKS
+from codl.errors import CodlWarning, DeviceError
 from codl.records.results import Conditions
 from codl.runtime.examination import Governor, Room, ThermalZone
+from codl.targets.detect import detect
 
 ZONES = (ThermalZone("cpu", 41.0, 85.0), ThermalZone("skin", 38.0))
 
@@ -35,6 +38,26 @@ def test_cores_that_threads_cannot_be_pinned_to() -> None:
     assert not found.ok
     assert "0, 1, 2, 3 may be used; threads cannot be pinned to 3" in found.detail
     assert "cpusets" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("is_android", "fix"), [(True, "`termux-wake-lock`"), (False, "`taskset -c 0,1,2,3,4,5`")]
+)
+def test_a_process_that_is_kept_to_slow_cores(is_android: bool, fix: str) -> None:
+    """Said by `codl soc detect` too, before it measures anything."""
+    confined = {"withheld_cores": (4, 5), "cpuset": "/background", "is_android": is_android}
+    (found,) = findings(CHECKS[:1], under_test(**confined)).values()
+    assert not found.ok
+    assert found.detail.startswith(
+        "Only cores 0,1,2,3 may be used (its cpuset is /background), and the faster cores 4,5 not"
+    )
+    assert fix in found.fix
+    target = MadeUp(replace(HEALTHY, **confined), drivers=())
+    with (
+        pytest.warns(CodlWarning, match=r"the faster cores 4,5 not.*(?:taskset|wake-lock)"),
+        pytest.raises(DeviceError, match="No OpenCL device was found"),
+    ):
+        detect(target, "phone")
 
 
 @pytest.mark.parametrize(("policy", "ok"), [("", True), ("active", True), ("passive", False)])

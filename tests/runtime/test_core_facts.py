@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,13 @@ from support.phone import KGSL, make_phone, put
 from codl.records.soc_facts import Chip, CoreCluster, CpuCache
 from codl.runtime import hardware
 from codl.runtime.conditions import thermometers
-from codl.runtime.hardware import big_cores, core_clusters, cpu_caches, read_chip
+from codl.runtime.hardware import (
+    big_cores,
+    core_clusters,
+    cpu_caches,
+    read_chip,
+    withheld_cores,
+)
 from codl.runtime.system_files import SystemFiles
 
 CPU = "sys/devices/system/cpu"
@@ -50,6 +57,33 @@ def test_cores_that_are_alike_are_a_cluster(tmp_path: Path) -> None:
         CoreCluster("Cortex-A77", 1, 2842, 1024, (7,)),
     )
     assert big_cores(clusters) == (7,)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "withheld"),
+    [
+        (range(8), ()),
+        (range(4), (4, 5, 6, 7)),  # Android's background
+        (range(7), (7,)),  # and its foreground, on some phones
+        ((0, 4), (5, 6, 7)),
+        ((7,), ()),
+    ],
+)
+def test_faster_cores_that_a_process_may_not_use(
+    allowed: Sequence[int], withheld: tuple[int, ...], tmp_path: Path
+) -> None:
+    files = phone(tmp_path)
+    put(tmp_path, CPU, online="0-7")
+    assert withheld_cores(allowed, files) == withheld
+
+
+def test_cores_that_are_alike_may_be_withheld(tmp_path: Path) -> None:
+    """As in containers; a core or two of a PC may have a slightly higher clock. 4 is off."""
+    for number, khz in enumerate((4_500_000, 4_500_000, 4_700_000, 4_700_000, 9_000_000)):
+        core(tmp_path, number, khz=khz)
+    put(tmp_path, CPU, online="0-3")
+    assert withheld_cores((0,), SystemFiles(tmp_path)) == ()
+    assert withheld_cores((0,), SystemFiles(tmp_path / "nothing")) == ()
 
 
 def test_without_capacities_the_highest_clock_tells(tmp_path: Path) -> None:

@@ -68,6 +68,9 @@ class MadeUp:
     serial: str = "made-up"
     closed: list[str] = field(default_factory=list)
 
+    #: A machine's rows are no replay.
+    replays: None = None
+
     def examine(self) -> Examination:
         return self.examination
 
