@@ -126,7 +126,8 @@ ARCHIVE, LAUNCHER = "agent.pyz", "agent"
 #: The shell stays and tells which signal ended Python: ssh by itself would end as of a cut way.
 LAUNCH = '#!/bin/sh\n{python} "${{0%/*}}/{archive}" "$@"\nexit $?\n'
 #: Codes of what is not there, may not be started, or is not let in.
-NONE_THERE = (1, 126, 127)
+REFUSED = 126
+NONE_THERE = (1, REFUSED, 127)
 #: Unpacking codl and asking for packages, on a slow card.
 CHECK_S, UNPACK_S = 120.0, 600.0
 #: What each package that may be missing is for.
@@ -263,12 +264,18 @@ def _python(shell: DeviceShell, wanted: Python | None) -> Python:
         except ShellError as error:
             if error.code not in NONE_THERE:
                 raise
-            tried.append(shlex.join(command))
+            refused = " (may not be executed)" if error.code == REFUSED else ""
+            tried.append(f"{shlex.join(command)}{refused}")
             continue
         version = tuple(int(word) for word in said.split()[:2] if word.isdigit())
         if version >= (3, 10):
             return command
         tried.append(f"{shlex.join(command)} ({'.'.join(map(str, version)) or 'no Python'})")
+    if wanted and tried[0].endswith("executed)"):
+        raise DeviceError(
+            f"{shell.serial!r} refuses to execute {shlex.join(wanted)}: make it executable there, "
+            "put it where the system lets programs run, or use Termux's Python by its sshd."
+        )
     raise DeviceError(
         f"There is no Python 3.10 or later on {shell.serial!r}; tried {', '.join(tried)}. Install "
         "one, or say how it is started by --python. Where adb may not start Termux's, its sshd can."

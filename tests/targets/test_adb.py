@@ -17,6 +17,7 @@ from support import adb as bridge
 from support.adb import Double, Server
 from support.adb_device import ALLOWED, ASKED, MODEL, TRAP
 from support.device_doubles import SteppingClock
+from support.wheels import wheel
 from support.whole_way import QUICK, check_table, codl, install_to_train, manifest
 
 from codl.errors import CodlWarning, DeviceError
@@ -274,3 +275,28 @@ def test_a_python_of_another_user(plug: Plug) -> None:
     assert install.install(adb.shell_of(phone.serial)).is_new
     with closing(connect(phone.serial)) as target:
         assert target.describe().cpu.cores
+
+
+def test_a_phone_that_refuses_to_execute(plug: Plug) -> None:
+    """A double of one whose folder lets nothing run: the file may not be executed."""
+    phone = plug()
+    python = phone.folder / "python3"
+    python.write_text("#!/bin/sh\nexit 0\n")
+    with pytest.raises(DeviceError, match=rf"refuses to execute {python}: make it executable"):
+        install.install(adb.shell_of(phone.serial), [str(python)])
+
+
+def test_a_phone_that_is_full(plug: Plug, tmp_path: Path) -> None:
+    """A double whose folder takes the agent, and nothing of packages: none of it stays there."""
+    phone = plug()
+    folder = Path(adb.FOLDER)
+    folder.mkdir(parents=True)
+    (folder / "packages.zip.part").symlink_to("/dev/full")
+    wheel(tmp_path / "wheels", "ncnn", "1.2")
+    full = pytest.raises(
+        DeviceError, match=r"No space left on device\. Make room .*250 MB for pack"
+    )
+    with full:
+        bare = [sys.executable, "-S"]
+        install.install(adb.shell_of(phone.serial), bare, wheel_folder=tmp_path / "wheels")
+    assert sorted(path.name for path in folder.iterdir()) == [install.LAUNCHER, install.ARCHIVE]

@@ -9,6 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from support.wheels import wheel
 
 from codl.errors import DeviceError
 from codl.targets import agent_archive
@@ -24,23 +25,6 @@ ALPINE = DevicePython("3.12.1", "x86_64", "musl", "cpython")
 
 def shell_in(folder: Path) -> DeviceShell:
     return DeviceShell("here", ("sh", "-c"), str(folder))
-
-
-def wheel(folder: Path, name: str, version: str, needs: str = "", **modules: str) -> Path:
-    """A wheel for any Python, as pip takes it; double underscores in names are folders."""
-    folder.mkdir(exist_ok=True)
-    path = folder / f"{name}-{version}-py3-none-any.whl"
-    info = f"{name}-{version}.dist-info"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(f"{name}.py", f"version = {version!r}\n")
-        for member, text in modules.items():
-            archive.writestr(member.replace("__", "/"), text)
-        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-        metadata += f"Requires-Dist: {needs}\n" if needs else ""
-        archive.writestr(f"{info}/METADATA", metadata)
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-        archive.writestr(f"{info}/RECORD", "")
-    return path
 
 
 @pytest.mark.parametrize(
