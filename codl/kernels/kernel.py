@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -62,8 +62,11 @@ from codl.records.soc import Soc
 BLOCKS, PLANES, IMAGES = (BLOCKED, BLOCKED_HALF), (PLANAR, PLANAR_HALF), (IMAGE, IMAGE_HALF)
 ANY_DEVICE, REAL_GPU, CPU_DEVICE = frozenset({"cpu", "gpu"}), frozenset({"gpu"}), frozenset({"cpu"})
 
-#: Global and local size.
-Sizes = tuple[tuple[int, ...], "tuple[int, ...] | None"]
+#: Global and local size, and of the first how much has work where that is told.
+Sizes: TypeAlias = (
+    tuple[tuple[int, ...], tuple[int, ...] | None]
+    | tuple[tuple[int, ...], tuple[int, ...] | None, tuple[int, ...]]
+)
 
 
 @dataclass(frozen=True)
@@ -129,8 +132,11 @@ class Grid:
     def sizes(self) -> Sizes:
         strips, others, teams = _number(self.strips), _number(self.others), _number(self.teams)
         shape = None if self.soc.gpu.is_cpu else tuple(_number(size) for size in self.shape)
-        size, local = item_grid(strips, others, self.soc, shape=shape)
-        return (size, local) if teams == 1 else ((*size, teams), (*local, teams))
+        sizes = item_grid(strips, others, self.soc, shape=shape)
+        if teams == 1:
+            return sizes
+        size, local, used = ((*each, teams) for each in sizes)
+        return size, local, used
 
 
 def launch(kernel: str, sizes: Sizes, *args: Arg, **named: Any) -> KernelLaunch:
@@ -140,8 +146,9 @@ def launch(kernel: str, sizes: Sizes, *args: Arg, **named: Any) -> KernelLaunch:
     """
     numbers = (_number(value) for value in named.values())
     names = (*("" for _ in args), *named)
-    global_size, local_size = sizes
-    return KernelLaunch(kernel, global_size, (*args, *numbers), local_size, names=names)
+    used = sizes[2] if len(sizes) == 3 else ()
+    all_args = (*args, *numbers)
+    return KernelLaunch(kernel, sizes[0], all_args, sizes[1], names=names, used=used)
 
 
 def _number(value: Any) -> Any:
@@ -209,6 +216,8 @@ class Kernel:
     storages: ClassVar[tuple[Storage, ...]] = PLANES
     #: The types of device that it is written for; on others it works, slowly.
     meant_for: ClassVar[frozenset[str]] = ANY_DEVICE
+    #: Whether factors of its products come out of local memory.
+    through_local: ClassVar[bool] = False
     #: Whether the images of a batch in buffers are computed at once where an op's are apart.
     batches: ClassVar[bool] = False
     #: The types of device on which it had better compute what follows it, too: see `adding`.

@@ -9,6 +9,7 @@ from codl.errors import UnknownNameError
 from codl.ir.ops.base import Op
 from codl.ir.plan import those_of
 from codl.ir.types import LAYOUTS, PLANAR, Processor, Storage
+from codl.kernels.architecture import architecture_of
 from codl.kernels.base import LIBRARIES, Variant
 from codl.kernels.replayed import replayed_variants
 from codl.records.soc import Soc
@@ -57,6 +58,7 @@ def variants(
 
     Where the SoC's memory types have none (or an image would be too large), those of any other. On
     the CPU ncnn's come first.
+    A GPU whose local memory is no faster than others has products out of it last.
     `include_unfit` includes all that are right but not for this SoC: written for another type of
     device, or with tensors in memory, or of an element type, that its file does not name; or never
     best; and those in which the SoC file says that the op is wrong. A replayed SoC has only
@@ -80,6 +82,8 @@ def candidates(
         return [[v for v in all_variants if v.is_plannable], all_variants]
     multiplied = ("float32", soc.gpu.arithmetic)
     meant = [v for v in all_variants if soc.gpu.type in v.meant_for and v.arithmetic in multiplied]
+    if architecture_of(soc.gpu).local_is_memory:
+        meant.sort(key=lambda variant: variant.through_local)
     # Tensors of any rank are planar, whatever memory those of convolutions lie in; what has no
     # variant over halves, such as indices, is of floats.
     element: Any = soc.gpu.element

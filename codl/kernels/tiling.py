@@ -5,6 +5,7 @@ Written for whole numbers, and for columns of them as `codl.ir.columns` has them
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from math import log2
 from typing import Any, overload
@@ -16,6 +17,7 @@ from codl.ir.columns import Column
 from codl.ir.ops.base import Activation, Array
 from codl.ir.types import BLOCKED, Storage
 from codl.kernels.activation import activation_defines
+from codl.kernels.architecture import most_items
 from codl.records.soc import Soc
 
 #: Work-items of a work-group on a device that runs them in lockstep, where its waves are no larger.
@@ -98,15 +100,9 @@ def strip(
     return result
 
 
-def group_items(soc: Soc, *, teams: bool = False) -> int:
-    """Work-items of the usual work-group: whole waves, as many as the device has room for.
-
-    Those with `teams` are twice as large. Kernels with many registers may have fewer work-items
-    than `max_work_group_size` says: a third of them is always possible.
-    """
-    usual = max(GROUP, soc.gpu.wave_size)
-    most = max(usual, soc.gpu.max_work_group_size // 3) if teams else usual
-    return min(2 * usual if teams else usual, most, soc.gpu.max_work_group_size)
+def group_items(soc: Soc) -> int:
+    """Work-items of the usual work-group: whole waves, as many as the device has room for."""
+    return min(max(GROUP, soc.gpu.wave_size), most_items(soc.gpu))
 
 
 @lru_cache(maxsize=1 << 16)
@@ -120,11 +116,8 @@ def group_shape(
     closest to `wide` is taken: neighbours in the first dimension read neighbouring pixels.
     """
     room, others = max(1, items // deep), max(1, others)
-    shapes = [
-        (max(1, min(strips, room // high)), high)
-        for high in range(1, min(room, others) + 1)
-        if others % high == 0
-    ]
+    highs = [high for high in range(1, min(room, others) + 1) if others % high == 0]
+    shapes = [(width, high) for high in highs for width in _widths(strips, room // high)]
 
     def cost(shape: tuple[int, int]) -> float:
         width, high = shape
@@ -135,17 +128,25 @@ def group_shape(
     return min(shapes, key=cost)
 
 
+def _widths(strips: int, most: int) -> Iterable[int]:
+    """All strips where they fit, else powers of two: groups begin where vectors of memory do."""
+    return (strips,) if strips <= most else (1 << (most.bit_length() - 1),)
+
+
 def group_shapes(
     strips: Any, others: Any, teams: Any, soc: Soc, *, wide: int = GROUP
 ) -> tuple[Column, Column]:
-    """The same for columns, as a device wants it where so many `teams` share the sums of a tile."""
+    """The same for columns, as a device wants it where so many `teams` share the sums of a tile.
+
+    With teams half as wide.
+    """
     columns_of = np.broadcast_arrays(strips, others, teams)
     flat = np.stack([np.ravel(column) for column in columns_of]).astype(np.int64)
     cases, places = np.unique(flat, axis=1, return_inverse=True)
     shapes = [
         group_shape(
-            strips, others, items=group_items(soc, teams=teams > 1), wave=soc.gpu.wave_size,
-            deep=teams, wide=wide,
+            strips, others, items=group_items(soc), wave=soc.gpu.wave_size, deep=teams,
+            wide=wide if teams == 1 else max(1, wide // 2),
         )
         for strips, others, teams in cases.T.tolist()
     ]  # fmt: skip
@@ -156,18 +157,19 @@ def group_shapes(
 
 def item_grid(
     strips: int, others: int, soc: Soc, *, shape: tuple[int, int] | None = None
-) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Global and local size for `strips` x `others` work-items.
+) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
+    """Global and local size for `strips` x `others` work-items, and how many of them have work.
 
     On a CPU `others` (the channel blocks) is the fast dimension, so that consecutive work-items
     reuse a strip of the input; on a GPU neighbours take neighbouring pixels, and work-groups have
     the `shape` that is told, or the one that fits best.
     """
     if soc.gpu.is_cpu:
-        return (others, strips), (1, 1)
+        return (others, strips), (1, 1), (others, strips)
     items, wave = group_items(soc), soc.gpu.wave_size
     width, high = shape or group_shape(strips, others, items=items, wave=wave)
-    return (round_up(strips, width), round_up(others, high)), (width, high)
+    launched = round_up(strips, width), round_up(others, high)
+    return launched, (width, high), (strips, others)
 
 
 def grid_rounds(strips: Any, others: Any, soc: Soc) -> Any:

@@ -53,7 +53,7 @@ FORMER = ("zero_copy", "preferred_memory")
 ABOUT = {"description", "power_w", "chip", "sensors", "sources", "fallbacks"}
 ASIDE = {
     "cpu": {"clusters", "big_cores", "caches"},
-    "gpu": {"wave_size", "opencl_version", "half", "svm", "max_read_images", "svm_atomics",
+    "gpu": {"opencl_version", "half", "svm", "max_read_images", "svm_atomics",
             "signal", "element", "arithmetic", *FORMER},
 }  # fmt: skip
 

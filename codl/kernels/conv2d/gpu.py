@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from codl.ir.columns import Column, FeatureColumns
+from codl.ir.columns import Column, FeatureColumns, rest
 from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.convolution import Conv2d, ConvColumns
 from codl.ir.types import Storage
+from codl.kernels.architecture import architecture_of
 from codl.kernels.base import ENDS, Choice, KernelLaunch, KernelPlan
 from codl.kernels.feature_columns import (
     ChoiceColumns,
@@ -26,16 +27,12 @@ from codl.kernels.kernel import ANY_DEVICE, BLOCKS, ColumnKernel, Grid, Kernel
 from codl.kernels.tiling import group_items, pack_bias, round_up
 from codl.records.soc import Soc
 
-#: Work-items that a compute unit of a GPU should get. With fewer, tiles are smaller, and teams of
-#: work-items share their sums.
-UNIT_ITEMS = 512
 #: How many work-items may share the sums of a tile, and the fewest blocks of inputs for each.
-TEAMS = (1, 2, 4, 8, 16)
+TEAMS = (1, 2, 4, 8)
 TEAM_BLOCKS = 2
-#: The width of a work-group: pixels that share weights, beside blocks that share inputs.
-WIDE = 16
-#: Widths of a work-group that are worth a try.
-WIDTHS = (8, 2, 32)
+#: The width of a work-group: pixels that share weights, beside blocks that share inputs. And widths
+#: that are worth a try.
+WIDE, WIDTHS = 4, (1, 2, 16, 64)
 
 
 class GpuConv(ColumnKernel):
@@ -98,13 +95,23 @@ class GpuConv(ColumnKernel):
             others += [self.grouped(ops, soc, _column({**likely[0], "teams": n})) for n in fitting]
         return unique([*usual, *map(first_choice, others)])
 
-    def few(self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns) -> Any:
-        """Whether there are too few work-items in a choice, however many teams."""
-        grid, blocks = self.grid(ops, soc, choice), self.team_blocks(ops)
+    def smaller(self, ops: ConvColumns, soc: Soc, choices: ChoiceColumns) -> Any:
+        """By how much smaller tiles are to be preferred to each of `choices`, on a GPU.
+
+        Where there are too few work-items: without teams the smaller the better, and with teams
+        where a row is no whole number of tiles, but of pairs of pixels.
+        """
+        grid, blocks, pixels = (
+            self.grid(ops, soc, choices),
+            self.team_blocks(ops),
+            choices["pixels"],
+        )
         if grid is None or soc.gpu.is_cpu:
-            return np.zeros_like(ops.ic, bool)
-        teams = 1 if blocks is None else most_teams(blocks, soc)
-        return grid.items * teams < UNIT_ITEMS * soc.gpu.compute_units
+            return np.zeros_like(ops.ic)
+        if blocks is None:
+            return pixels * (grid.items < device_items(soc))
+        uneven = (rest(ops.ow, pixels) > 0) & (rest(ops.ow, 2) == 0) & (ops.window > 1)
+        return uneven * (grid.items * most_teams(blocks, soc) < device_items(soc))
 
     def convolved(
         self,
@@ -134,9 +141,14 @@ def _column(choice: Choice) -> ChoiceColumns:
     return {name: np.array([float(value)]) for name, value in choice.items()}
 
 
+def device_items(soc: Soc) -> int:
+    """Work-items that keep the GPU busy."""
+    return architecture_of(soc.gpu).unit_items * soc.gpu.compute_units
+
+
 def most_teams(blocks: Column, soc: Soc) -> Column:
     """The most teams, a power of two, that blocks of inputs and a work-group have room for."""
-    most = min(TEAMS[-1], group_items(soc, teams=True))
+    most = min(TEAMS[-1], group_items(soc))
     each = np.clip(np.floor(blocks / TEAM_BLOCKS), 1, most)
     result: Column = 2.0 ** np.floor(np.log2(each))
     return result
@@ -144,7 +156,7 @@ def most_teams(blocks: Column, soc: Soc) -> Column:
 
 def usual_teams(grid: Grid, most: Column, soc: Soc) -> Column:
     """The fewest teams, at most so many, with which every compute unit has enough work-items."""
-    wanted = UNIT_ITEMS * soc.gpu.compute_units / grid.items
+    wanted = device_items(soc) / grid.items
     teams: Column = np.minimum(most, 2.0 ** np.ceil(np.log2(np.maximum(1, wanted))))
     return teams
 
@@ -152,7 +164,7 @@ def usual_teams(grid: Grid, most: Column, soc: Soc) -> Column:
 def team_macros(grid: Grid) -> dict[str, int]:
     """The macros of `teams.cl`; none without teams."""
     teams = int(np.ravel(grid.teams)[0])
-    return {} if teams == 1 else {"TEAMS": teams, "TEAM_ITEMS": group_items(grid.soc, teams=True)}
+    return {} if teams == 1 else {"TEAMS": teams, "TEAM_ITEMS": group_items(grid.soc)}
 
 
 def byte_columns(kernel: Kernel, ops: ConvColumns, soc: Soc) -> FeatureColumns:

@@ -96,7 +96,7 @@ class GpuDirect(GpuConv):
         pixels, outs = np.array(GPU_TILES, np.float64).T[..., None]
         choices = {"pixels": pixels, "outs": outs}
         order = np.arange(len(GPU_TILES), dtype=np.float64)[:, None]
-        order = order + len(GPU_TILES) * pixels * outs * self.few(ops, soc, choices)
+        order = order + len(GPU_TILES) * self.smaller(ops, soc, choices)
         whole = joined_columns(ops, soc.gpu.vector_width)
         uneven = rest(_group_blocks(whole, soc.gpu.vector_width), outs) > 0
         return choices, np.where(uneven, np.inf, order)

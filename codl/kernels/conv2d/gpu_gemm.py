@@ -12,6 +12,7 @@ import numpy as np
 
 from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.convolution import Conv2d, ConvColumns
+from codl.kernels.architecture import architecture_of, most_items
 from codl.kernels.base import (
     ENDS,
     ApartArg,
@@ -56,8 +57,6 @@ SHAPES = tuple(
     )
 )
 SPLITS = (1, 2, 4, 8, 16)
-#: What the work-groups on a compute unit share.
-UNIT_REGISTERS, UNIT_LOCAL_BYTES = 65536, 220_000
 #: For the cost of a cut: what a multiply-add on 128 lanes and a byte take on a unit, the wait for a
 #: load, a group's beginning and end, and one more launch. This is what it costs the host, which
 #: small networks wait for, rather than the device.
@@ -142,7 +141,11 @@ class GemmCut:
     @property
     def registers(self) -> int:
         """Of a work-item: sums, weights of a block and what is on its way, and some 40 more."""
-        return min(self.tm * self.tn + 4 * self.tn + 4 * self.loads + 40, 255)
+        return self.tm * self.tn + 4 * self.tn + 4 * self.loads + 40
+
+    def fits(self, registers: int) -> bool:
+        """Whether sums, and weights of two inputs, are in half of a work-item's registers."""
+        return 2 * (self.tm + 2) * self.tn <= registers
 
     @property
     def macros(self) -> dict[str, int | bool]:
@@ -267,8 +270,10 @@ class GemmCut:
         multiplications and bytes, or all for one latency.
         """
         groups = ceil_div(prod(self.groups(product)), gpu.compute_units)
-        local = UNIT_LOCAL_BYTES // self.local_bytes
-        together = max(1, min(groups, UNIT_REGISTERS // (self.registers * self.items), local, 32))
+        unit = architecture_of(gpu)
+        local = (unit.unit_local_bytes or gpu.local_mem_bytes) // self.local_bytes
+        taken = min(self.registers, unit.registers - 1) * self.items
+        together = max(1, min(groups, unit.unit_registers // taken, local, 32))
         macs = MAC_CYCLES * self.tm * self.tn * 4 * self.depth * self.items / 128
         moved = 16 * self.depth * (self.tile_m + self.tile_n) * self.teams * BYTE_CYCLES
         # The addresses of a load: more where a window may lie beside the input.
@@ -298,12 +303,17 @@ def row_window(pixels: int, step: int = 1) -> dict[str, int]:
 
 @lru_cache(maxsize=4096)
 def cuts(product: GemmProblem, gpu: GpuSide) -> tuple[GemmCut, ...]:
-    """All cuts that the device can run and that leave no team without work, likely ones first."""
+    """All cuts that the device can run and that leave no team without work, likely ones first.
+
+    Sums stay in registers, and a group is as large as one of a kernel with many may be.
+    """
+    registers = architecture_of(gpu).registers
     every = (GemmCut(**shape, splits=splits) for shape in SHAPES for splits in SPLITS)
     fitting = (
         cut
         for cut in every
-        if cut.items <= gpu.max_work_group_size
+        if cut.items <= most_items(gpu)
+        and cut.fits(registers)
         and cut.local_bytes + SPARE_LOCAL_BYTES <= gpu.local_mem_bytes
         and (cut.splits == 1 or cut.can_split(product, gpu))
     )
@@ -321,6 +331,7 @@ class Products(Kernel):
     base_name = "gpu_gemm"
     source = "conv2d/gpu_gemm.cl"
     meant_for = REAL_GPU
+    through_local = True
 
     def product(self, op: Any) -> GemmProblem:
         """What is multiplied."""

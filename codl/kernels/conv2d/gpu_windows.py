@@ -92,8 +92,7 @@ class GpuDepthwise(GpuConv):
         pixels = np.vstack([likely, *(np.full_like(likely, size) for size in (*sizes, 1))])
         cost = 100 * np.abs(pixels - likely) - pixels
         if not on_cpu:
-            fewer = {"pixels": pixels, "strip": 1.0}
-            cost = np.where(self.few(ops, soc, fewer), 1000 * pixels, cost)
+            cost = cost + 1000 * self.smaller(ops, soc, {"pixels": pixels, "strip": 1.0})
         cost = np.where(span(ops, pixels) * ops.kw <= MOST_UNROLLED, cost, np.inf)
         cost[-1] = np.where(np.isfinite(cost[:-1]).any(axis=0), np.inf, 0)
         # Each with every strip, the longest first.
@@ -275,7 +274,7 @@ class OverImages(GpuConv):
         as_image, pixels = np.array(rows, np.float64).T[..., None]
         choices = {"filter_image": as_image, "pixels": pixels}
         order = np.arange(len(rows), dtype=np.float64)[:, None]
-        order = order + len(rows) * pixels * self.few(ops, soc, choices)
+        order = order + len(rows) * self.smaller(ops, soc, choices)
         return choices, np.where(as_image <= fits(soc, *self.filter_size(ops)), order, np.inf)
 
     def cut(self, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> RowTiles:

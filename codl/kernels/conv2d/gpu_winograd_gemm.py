@@ -36,7 +36,7 @@ from codl.kernels.conv2d.winograd import (
 )
 from codl.kernels.feature_columns import ChoiceColumns, single
 from codl.kernels.kernel import ANY_DEVICE, BLOCKS, REAL_GPU, Kernel, launch
-from codl.kernels.tiling import GROUP, ceil_div, pack_bias, round_up
+from codl.kernels.tiling import ceil_div, item_grid, pack_bias
 from codl.records.soc import GpuSide, Soc
 
 #: Rows and columns of a tile of outputs.
@@ -134,6 +134,7 @@ class GpuWinogradGemm(Kernel):
     transforms_weights = True
     storages = BLOCKS
     meant_for = REAL_GPU
+    through_local = True
     adds_on = ANY_DEVICE
     batches = True
 
@@ -180,7 +181,7 @@ class GpuWinogradGemm(Kernel):
         launches = (
             replace(each, image=first)
             for first, tiling in t.turns(op)
-            for each in _launches(op, tiling, cut)
+            for each in _launches(op, tiling, cut, soc)
         )
         macros = {**cut.macros, "POINTWISE": True, "RAW": True, "TILE": t.tile}
         scratch = {"points": t.bytes(t.in_blocks), "sums": t.bytes(t.out_blocks * cut.splits)}
@@ -188,7 +189,9 @@ class GpuWinogradGemm(Kernel):
         return replace(plan, pack=pack)
 
 
-def _launches(op: Conv2d, t: _WinogradGemmTiling, cut: GemmCut) -> tuple[KernelLaunch, ...]:
+def _launches(
+    op: Conv2d, t: _WinogradGemmTiling, cut: GemmCut, soc: Soc
+) -> tuple[KernelLaunch, ...]:
     """To the points, the products there, and back to outputs.
 
     The tiles of each point are the pixels of a 1x1 convolution in one row.
@@ -196,12 +199,11 @@ def _launches(op: Conv2d, t: _WinogradGemmTiling, cut: GemmCut) -> tuple[KernelL
     (source, target), points, sums = ENDS, ScratchArg("points"), ScratchArg("sums")
     weight, bias = ConstantArg("weight"), ConstantArg("bias")
     tiles = {"tiles": t.tiles, "image_tiles": t.image_tiles, "tiles_w": t.tiles_w}
-    lanes, local = round_up(4 * t.tiles, GROUP), (GROUP, 1)
     buffers = (points, 0, t.tiles, sums, 0, 0, weight, bias)
     return (
         launch(
             "winograd_points",
-            ((lanes, t.in_blocks), local),
+            item_grid(4 * t.tiles, t.in_blocks, soc),
             *(source, points),
             **tiles,
             in_blocks=t.in_blocks,
@@ -211,7 +213,7 @@ def _launches(op: Conv2d, t: _WinogradGemmTiling, cut: GemmCut) -> tuple[KernelL
         cut.launch(t.product, buffers, row_window(t.tiles), (t.in_blocks * t.tiles, 0)),
         launch(
             "winograd_outputs",
-            ((lanes, t.out_blocks), local),
+            item_grid(4 * t.tiles, t.out_blocks, soc),
             *(sums, target, bias),
             splits=cut.splits,
             **tiles,
