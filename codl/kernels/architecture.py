@@ -1,6 +1,7 @@
 """What the makers of GPUs tell of their compute units, and OpenCL does not: registers, memory.
 
-Found by the device's name and platform. Of a GPU that is not in the table, what Intel's have is assumed.
+It is by the device's name and platform. Of a GPU that is not in the table, what Intel's have is
+assumed.
 """
 
 from __future__ import annotations
