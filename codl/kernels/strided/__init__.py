@@ -44,7 +44,7 @@ class GpuTranspose(Kernel):
     def counts(self, op: Movement, soc: Soc, choice: Choice) -> dict[str, float]:
         order, elements = _order(op, soc, choice), op.output.elements
         if isinstance(order, Tiles):
-            _, (global_size, local_size) = _tile_grid(order, soc)
+            _, (global_size, local_size, *_) = _tile_grid(order, soc)
             items = int(np.prod(global_size))
             pieces = items // int(np.prod(local_size or (1,)))
         else:
