@@ -20,8 +20,10 @@ flags, `flag_wait` rows have the wait, with the kernel that raises one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate, pairwise
 from math import inf
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -189,11 +191,19 @@ class VariantCost(NamedTuple):
     library: int = 0
 
 
+class _Predicted(NamedTuple):
+    """What a target predicts of an op; `calls_ms` of it corrections leave as they are."""
+
+    target: str
+    cost: VariantCost
+    calls_ms: float
+
+
 class _Asked(NamedTuple):
     """Ops of one target, by their places among all, and the variant that each would run in."""
 
     places: list[int]
-    variants: list[Variant]
+    variants: list[Any]
 
 
 @dataclass
@@ -222,6 +232,10 @@ class CostModel:
     _known: dict[Processor, dict[Op, dict[str, VariantCost]]] = field(
         default_factory=lambda: {processor: {} for processor in PROCESSORS}, init=False
     )
+    #: The same by predictors alone.
+    _predicted: dict[Processor, dict[Op, list[_Predicted]]] = field(
+        default_factory=lambda: {processor: {} for processor in PROCESSORS}, init=False
+    )
     _candidates: dict[tuple[str, Processor], list[list[Variant]]] = field(
         default_factory=dict, init=False
     )
@@ -229,8 +243,16 @@ class CostModel:
     _dispatched: Milliseconds = field(default_factory=lambda: np.empty(0), init=False)
 
     def corrected(self, corrections: Factors, stage_ms: float = 0.0) -> CostModel:
-        """The same predictors, with what measured plans say about them, and about stages."""
-        return replace(self, corrections=corrections, stage_ms=stage_ms)
+        """The same predictions, with what measured plans say about them, and about stages."""
+        other = replace(self, corrections=corrections, stage_ms=stage_ms)
+        other._predicted, other._parts = self._predicted, self._parts
+        return other
+
+    def in_library(self, library: int) -> CostModel:
+        """The same predictions for plans whose CPU computes all that it can in one library."""
+        other = copy(self)
+        other.library = library
+        return other
 
     def with_predictors(self, predictors: LatencyPredictors) -> CostModel:
         """Other predictors, of which nothing is known yet."""
@@ -248,34 +270,48 @@ class CostModel:
 
     def prefetch(self, ops: Iterable[Op], processor: Processor) -> list[dict[str, VariantCost]]:
         """Predict many ops in one batch for each kernel variant: their variants by name."""
-        costs_by_op = self._known[processor]
-        costs = []
-        new: list[Op] = []
+        costs_by_op, asked = self._known[processor], list(ops)
+        new = [op for op in dict.fromkeys(asked) if op not in costs_by_op]
+        if new:
+            self._predict([op for op in new if op not in self._predicted[processor]], processor)
+            self._correct(new, processor)
+        return [costs_by_op[op] for op in asked]
+
+    def _predict(self, ops: Sequence[Op], processor: Processor) -> None:
         asked: dict[str, _Asked] = {}
-        named: dict[str, list[tuple[Any, dict[str, VariantCost]]]] = {}
-        for op in ops:
-            op_costs = costs_by_op.get(op)
-            if op_costs is None:
-                op_costs = costs_by_op[op] = {}
-                for name, variant in self._targets(op, processor):
-                    of_target = asked.setdefault(name, _Asked([], []))
-                    of_target.places.append(len(new))
-                    of_target.variants.append(variant)
-                    named.setdefault(name, []).append((variant, op_costs))
-                new.append(op)
-            costs.append(op_costs)
-        latencies = self._inside_ms(processor, new, asked)
-        for name, rows in named.items():
-            for (variant, op_costs), latency_ms in zip(rows, latencies[name], strict=True):
-                known = VariantCost(variant.name, latency_ms)
+        for at, op in enumerate(ops):
+            for target, variant in self._targets(op, processor):
+                of_target = asked.setdefault(target, _Asked([], []))
+                of_target.places.append(at)
+                of_target.variants.append(variant)
+        rows: list[list[_Predicted]] = [[] for _ in ops]
+        for target, latencies in self._inside_ms(processor, ops, asked).items():
+            for at, variant, (latency_ms, calls_ms) in zip(*asked[target], latencies, strict=True):
+                cost = VariantCost(variant.name, latency_ms)
                 if processor == "gpu":
-                    known = known._replace(
-                        storage=variant.storage, among_planar=variant.among_planar
-                    )
+                    cost = cost._replace(storage=variant.storage, among_planar=variant.among_planar)
                 elif variant.backend in LIBRARIES:
-                    known = known._replace(library=LIBRARIES.index(variant.backend))
-                op_costs[variant.name] = known
-        return costs
+                    cost = cost._replace(library=LIBRARIES.index(variant.backend))
+                rows[at].append(_Predicted(target, cost, calls_ms))
+        self._predicted[processor].update(zip(ops, rows, strict=True))
+
+    def _correct(self, ops: Sequence[Op], processor: Processor) -> None:
+        """Note what is known of ops that were predicted, with corrections where there are some."""
+        predicted, known = self._predicted[processor], self._known[processor]
+        for op in ops:
+            known[op] = {row.cost.variant: row.cost for row in predicted[op]}
+        if self.corrections is None:
+            return
+        by_target: dict[str, list[tuple[Op, _Predicted]]] = {}
+        for op in ops:
+            for row in predicted[op]:
+                by_target.setdefault(row.target, []).append((op, row))
+        for target, rows in by_target.items():
+            factors = self.corrections(processor, target, [op for op, _ in rows])
+            for (op, row), factor in zip(rows, factors.tolist(), strict=True):
+                # Calls are a net's, and those that it saves are not its ops'.
+                latency_ms = row.calls_ms + (row.cost.latency_ms - row.calls_ms) * factor
+                known[op][row.cost.variant] = row.cost._replace(latency_ms=latency_ms)
 
     def _targets(self, op: Op, processor: Processor) -> Iterator[tuple[str, Variant]]:
         """The variants that accept an op, with the targets that predict them."""
@@ -315,8 +351,9 @@ class CostModel:
 
     def _inside_ms(
         self, processor: Processor, ops: Sequence[Op], asked: Mapping[str, _Asked]
-    ) -> dict[str, list[float]]:
-        """Milliseconds inside a network of the ops that are asked for, by target.
+    ) -> dict[str, list[tuple[float, float]]]:
+        """Milliseconds inside a network of the ops that are asked for, by target, and how many of
+        them are a net's calls.
 
         Everything but the targets themselves is predicted in one go for all of them.
         """
@@ -350,18 +387,10 @@ class CostModel:
         taken_ms = factors * taken_ms + moved_ms + weights_ms + calls_ms
         if processor == "gpu":
             taken_ms = self.limits.kept_ms(taken_ms, costs.call_ms)
-        by_target, first = {}, 0
-        for target, request in asked.items():
-            places_of = slice(first, first + len(request.places))
-            part = taken_ms[places_of]
-            first += len(request.places)
-            if self.corrections is not None:
-                # Calls are a net's, and those that it saves are not its ops'.
-                fixed = calls_ms[places_of] if processor == "cpu" else 0.0
-                asked_ops = [ops[at] for at in request.places]
-                part = fixed + (part - fixed) * self.corrections(processor, target, asked_ops)
-            by_target[target] = part.tolist()
-        return by_target
+        of_nets_ms = calls_ms if processor == "cpu" else np.zeros_like(taken_ms)
+        pairs = list(zip(taken_ms.tolist(), of_nets_ms.tolist(), strict=True))
+        ends = accumulate((len(request.places) for request in asked.values()), initial=0)
+        return {target: pairs[a:b] for target, (a, b) in zip(asked, pairwise(ends), strict=True)}
 
     def _growth(self, variants: Sequence[Variant], ops: Sequence[Op]) -> NDArray[np.float64]:
         """How many times as many numbers the weights of ops are in memory, shaped (ops).

@@ -9,7 +9,6 @@ the shard's part of it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -60,7 +59,7 @@ def cpu_libraries(network: Network, cost: CostModel) -> Numbers:
 
 def in_each_library(network: Network, cost: CostModel) -> list[CostModel]:
     """The cost model, and the same with each library taken as far as it can; each way once."""
-    costs = [cost, *(replace(cost, library=library) for library in range(len(LIBRARIES)))]
+    costs = [cost, *map(cost.in_library, range(len(LIBRARIES)))]
     different: dict[bytes, CostModel] = {}
     for each in costs:
         different.setdefault(cpu_libraries(network, each).tobytes(), each)
