@@ -16,6 +16,7 @@ from codl.frontend.graph.attention_patterns import fuse_attention, fuse_rotaries
 from codl.frontend.graph.folding import fold_affines
 from codl.frontend.graph.graph import Graph
 from codl.frontend.graph.onnx_import import import_onnx
+from codl.frontend.graph.parallel_convolutions import merge_parallel_convolutions
 from codl.frontend.graph.passes import drop_aliases, drop_reshapes, merge_reshapes, widen_products
 from codl.frontend.graph.patterns import fuse_activations, fuse_group_norms, fuse_norms
 from codl.frontend.unsupported import ENCLOSED, enclose, enclosed
@@ -64,7 +65,7 @@ def simplify(graph: Graph) -> Graph:
 
     Each pass finds what those before it leave.
     """
-    plain = drop_aliases(graph)
+    plain = merge_parallel_convolutions(drop_aliases(graph))
     fused = fuse_group_norms(fuse_rotaries(fuse_norms(fuse_activations(plain))))
     folded = share_heads(fuse_attention(fold_affines(widen_products(fused))))
     return merge_reshapes(drop_reshapes(folded))

@@ -1,4 +1,4 @@
-"""Scales, shifts and batch norms beside products with constants become part of those."""
+"""Scales, shifts, batch norms and parallel convolutions become part of the products beside them."""
 
 from __future__ import annotations
 
@@ -181,3 +181,72 @@ def test_group_norms_between_reshapes(groups: int) -> None:
     assert check(model(nodes, [2, 6, 5, 4], ["y"], **values)) == ["norm"]
     values["zeros"] = values["zeros"] + 1
     assert len(check(model(nodes, [2, 6, 5, 4], ["y"], **values))) > 1
+
+
+def branches(strides: int = 1, groups: int = 1) -> list[tuple[Any, ...]]:
+    """A window of 3x3 and one of 1x1, each behind a norm of six channels."""
+    common = {"strides": [strides] * 2, "group": groups}
+    return [
+        ("Conv", "x wide", "a", {**common, "pads": [1, 1, 1, 1]}),
+        ("BatchNormalization", "a scale shift mean var", "b"),
+        ("Conv", "x narrow", "c", common),
+    ]
+
+
+SUM = [("Add", "b c", "d"), ("Add", "d e", "y"), ("Relu", "y", "z")]
+IDENTITY = ("BatchNormalization", "x scale shift mean var", "e")
+
+
+@pytest.mark.parametrize("groups", [1, 2, 6])
+def test_branches_of_a_layer_are_one_convolution(groups: int) -> None:
+    of_group = 6 // groups
+    weights = {"wide": floats(6, of_group, 3, 3), "narrow": floats(6, of_group, 1, 1)}
+    proto = model([*branches(groups=groups), IDENTITY, *SUM], (1, 6, 7, 5), ["z"], **weights)
+    assert check(proto) == ["conv2d"]
+
+
+@pytest.mark.parametrize("size", [6, 7])
+def test_branches_with_strides_are_one_convolution(size: int) -> None:
+    weights = {"wide": floats(6, 6, 3, 3), "narrow": floats(6, 6, 1, 1)}
+    nodes = [*branches(strides=2), ("Add", "c b", "y")]
+    assert check(model(nodes, (1, 6, size, size + 3), ["y"], **weights)) == ["conv2d"]
+
+
+@pytest.mark.parametrize("square", [True, False])
+def test_windows_that_stand_out_of_each_other_are_merged_where_that_is_no_more_work(
+    square: bool,
+) -> None:
+    nodes = [
+        ("Conv", "x tall", "a", {"pads": [1, 0, 1, 0]}),
+        ("Conv", "x broad", "b", {"pads": [0, 1, 0, 1]}),
+        ("Conv", "x square", "c", {"pads": [1, 1, 1, 1]}),
+        ("Add", "a b", "y"),
+        ("Sum", "a b c", "z"),
+    ]
+    weights = {
+        "tall": floats(6, 6, 3, 1),
+        "broad": floats(6, 6, 1, 3),
+        "square": floats(6, 6, 3, 3),
+    }
+    output = "z" if square else "y"
+    kinds = check(
+        model(nodes[:3] + nodes[3 + square : 4 + square], (1, 6, 5, 7), [output], **weights)
+    )
+    assert kinds.count("conv2d") == (1 if square else 2)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "outputs", "convolutions"),
+    [
+        ([("Conv", "b narrow", "e"), *SUM[:2]], "y", 3),
+        ([("Relu", "x", "e"), *SUM[:2], ("Relu", "c", "w")], "y w", 2),
+        ([("Relu", "x", "e"), *SUM[:2]], "y", 1),
+    ],
+    ids=["of another tensor", "read elsewhere", "not linear"],
+)
+def test_other_terms_of_a_sum_stay(
+    nodes: list[tuple[Any, ...]], outputs: str, convolutions: int
+) -> None:
+    weights = {"wide": floats(6, 6, 3, 3), "narrow": floats(6, 6, 1, 1)}
+    proto = model([*branches(), *nodes], (1, 6, 5, 7), outputs.split(), **weights)
+    assert check(proto).count("conv2d") == convolutions
