@@ -11,13 +11,13 @@ from time import perf_counter
 from typing import Any, TypeAlias
 from weakref import finalize
 
-import ncnn
 import numpy as np
 
 from codl.errors import DeviceError
 from codl.ir.constants import Arrays
 from codl.ir.executable import NcnnNet, NcnnPart, NetValue
 from codl.ir.ops.base import Array
+from codl.runtime.openmp import ncnn
 from codl.runtime.placement import LocalSoc
 from codl.runtime.shared_weights import Share
 from codl.runtime.threads import ImageParallel
