@@ -1,0 +1,3 @@
+"""Copies of records with other values."""
+
+from . import replace as replace
