@@ -68,9 +68,9 @@ def install_agent(
 ) -> None:
     """Put the agent of this codl on a device, as one file, with the packages that are missing.
 
-    The device needs Python 3.10 or later with NumPy and msgspec, ncnn for its CPU and pyopencl for
-    its GPU. Those that it lacks are put in the agent's own folder where there are wheels for it;
-    nothing is installed there. What is there already is not sent again.
+    The device needs Python 3.10 or later with NumPy, and ncnn for its CPU; msgspec and pyopencl
+    make it faster. Those that it lacks are put in the agent's own folder where there are wheels for
+    it; nothing is installed there. What is there already is not sent again.
 
     [dim]Examples:[/dim]
     codl agent install --serial ssh://pi@board.local

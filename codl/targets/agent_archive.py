@@ -22,9 +22,12 @@ import zipfile  # noqa: E402
 from hashlib import sha256  # noqa: E402
 
 OLDEST = (3, 10)
-#: Without the first the agent cannot speak or compute; without the others, a processor is missing.
-NEEDED = ("msgspec", "numpy")
-USEFUL = ("ncnn", "pyopencl", "onnxruntime", "onnx")
+#: Without the first the agent cannot compute; without others, a processor is missing. The last two
+#: have stand-ins in codl.
+NEEDED = ("numpy",)
+USEFUL = ("ncnn", "onnxruntime", "onnx", "msgspec", "pyopencl")
+#: Where what stands in for msgspec lies in an agent: taken where that is not there.
+PURE = os.path.join("codl", "targets", "pure")
 #: The folder of an agent that may not write beside its file.
 HIDDEN = ".codl"
 #: The first version that codl runs with, where a device may well have an older one.
@@ -175,6 +178,8 @@ def main() -> int:
         print("the agent cannot be unpacked there: " + str(error), file=sys.stderr)
         return 1
     paths = [folder, *(path for _, path in brought(place).values())]
+    if packages["msgspec"] is None:
+        paths.append(os.path.join(folder, PURE))
     # Processes that the agent starts find codl there too.
     rest = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([*paths, *([rest] if rest else [])])

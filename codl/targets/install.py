@@ -1,6 +1,6 @@
 """Puts codl on a device, and says what is missing there: the agent as one file, and packages.
 
-The agent is a zip archive that Python runs, with codl and small modules it needs; NumPy, msgspec
+The agent is a zip archive that Python runs, with codl and small modules it needs; NumPy
 and the libraries of both processors are the device's own. Wheels of what it lacks are found by pip
 on this machine, for the device's Python. Nothing is installed there: packages lie in the agent's
 own folder, and count only where the device has none of their name.
@@ -133,14 +133,17 @@ CHECK_S, UNPACK_S = 120.0, 600.0
 #: What each package that may be missing is for.
 PURPOSES: Mapping[str, str] = {
     "numpy": "everything",
-    "msgspec": "everything",
     "ncnn": "the CPU side",
-    "pyopencl": "the GPU side",
+    "msgspec": "speed of reading and writing messages",
+    "pyopencl": "speed of the GPU side",
     "onnxruntime": "the CPU's side of transformers and of Fast Style Transfer, and other operators "
     "that ncnn has none for",
     "onnx": "measuring ops in ONNX Runtime",
 }
-REQUIRED = ("numpy", "msgspec")
+REQUIRED = ("numpy",)
+#: What is said of a package that is missing and that the agent has something in the place of.
+STANDS_IN = "What stands in for it comes with the agent."
+STAND_INS = ("msgspec", "pyopencl")
 Python: TypeAlias = Sequence[str]
 
 
@@ -225,6 +228,7 @@ def install(
     if packages and checked.missing:
         brought, fixes = _bring(shell, chosen, checked, wheel_folder)
         checked = _checked(shell, chosen, path) or checked
+    fixes |= {name: STANDS_IN for name in STAND_INS if name in fixes}
     return Installed(path, len(file.content), file.build, is_new, checked, brought, fixes)
 
 

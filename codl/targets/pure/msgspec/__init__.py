@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json as _json
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
@@ -168,7 +169,8 @@ def replace(record: T, **changes: Any) -> T:
 
 
 def _tag_of(cls: Any) -> str | None:
-    return cls.__name__ if cls._tag is True else cls._tag
+    tag: str | None = cls.__name__ if cls._tag is True else cls._tag
+    return tag
 
 
 # Writing.
@@ -259,6 +261,7 @@ class _Source(NamedTuple):
 
 
 Reader = Callable[[Any, _Source], Any]
+_ORDER = ("bool", "int", "float", "str", "object", "array", "null")
 _NAMES = {str: "str", int: "int", float: "float", bool: "bool", type(None): "null", bytes: "bytes"}
 
 
@@ -279,7 +282,10 @@ def _called(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return _name_of(get_args(hint)[0])
     if _is_union(hint):
-        return " | ".join(dict.fromkeys(map(_called, _parts(hint))))
+        names = dict.fromkeys(map(_called, _parts(hint)))
+        return " | ".join(
+            sorted(names, key=lambda name: _ORDER.index(name) if name in _ORDER else -1)
+        )
     kind = get_origin(hint) or hint
     if not isinstance(kind, type):
         return "any"
@@ -360,15 +366,11 @@ def _ruled(make: Callable[[], Any]) -> Any:
 def _scalar(kind: Any) -> Reader:
     def read(value: Any, source: _Source) -> Any:
         if type(value) is kind:
-            if kind is float and math.isinf(value) and source.is_json:
-                raise _WrongError("Number out of range")
             return value
         if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
         if kind in (int, str) and isinstance(value, kind) and not isinstance(value, bool):
             return value
-        if kind is int and isinstance(value, float) and value.is_integer() and source.is_json:
-            return int(value)
         raise _expected(kind, value)
 
     return read
@@ -398,26 +400,28 @@ def _enum(kind: Any) -> Reader:
     return read
 
 
+#: How a bound is written, and what is right.
+_BOUNDS: Mapping[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "gt": (">", operator.gt),
+    "ge": (">=", operator.ge),
+    "lt": ("<", operator.lt),
+    "le": ("<=", operator.le),
+    "min_length": (">=", operator.ge),
+    "max_length": ("<=", operator.le),
+}
+
+
 def _bounded(inner: Any, notes: Sequence[Meta]) -> Reader:
     read, name = _reader(inner), _called(inner)
 
     def check(value: Any, source: _Source) -> Any:
         made = read(value, source)
         for note in notes:
-            for sign, bound, is_right in (
-                (">", note.gt, lambda a, b: a > b),
-                (">=", note.ge, lambda a, b: a >= b),
-                ("<", note.lt, lambda a, b: a < b),
-                ("<=", note.le, lambda a, b: a <= b),
-            ):
-                if bound is not None and not is_right(made, bound):
-                    raise _WrongError(f"Expected `{name}` {sign} {bound}")
-            for sign, length, is_right in (
-                (">=", note.min_length, lambda a, b: a >= b),
-                ("<=", note.max_length, lambda a, b: a <= b),
-            ):
-                if length is not None and not is_right(len(made), length):
-                    raise _WrongError(f"Expected `{name}` of length {sign} {length}")
+            for key, (sign, is_right) in _BOUNDS.items():
+                bound, is_length = getattr(note, key), key.endswith("length")
+                if bound is not None and not is_right(len(made) if is_length else made, bound):
+                    of = "of length " * is_length
+                    raise _WrongError(f"Expected `{name}` {of}{sign} {bound}")
         return made
 
     return check
@@ -459,7 +463,8 @@ def _takes(part: Any, value: Any) -> bool:
     if called == name or (called, name) == ("float", "int"):
         return True
     known = {*_NAMES.values(), "object", "array"}
-    return called not in known or (isinstance(part, type) and isinstance(value, part))
+    is_made = isinstance(part, type) and isinstance(value, part) and not isinstance(value, bool)
+    return called not in known or is_made
 
 
 def _mapping(hint: Any) -> Reader:
@@ -526,15 +531,15 @@ def _fixed(
     def read(value: Any, source: _Source) -> Any:
         if not isinstance(value, list | tuple):
             raise _expected(hint, value)
-        if not fewest <= len(value) <= most:
-            length = f"{fewest}" if fewest == most else f"{fewest} to {most}"
-            raise _WrongError(f"Expected `array` of length {length}")
         at, made = 0, []
         try:
             for at, (reader, item) in enumerate(zip(readers, value, strict=False)):  # noqa: B007
                 made.append(reader(item, source))
         except _WrongError as error:
             raise error.below(f"[{at}]") from None
+        if not fewest <= len(value) <= most:
+            length = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+            raise _WrongError(f"Expected `array` of length {length}")
         return make(made)
 
     return read
@@ -621,11 +626,18 @@ def _refused(text: str) -> Any:
     raise ValueError(f"invalid number {text}")
 
 
+def _float(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValidationError("Number out of range")
+    return value
+
+
 def decode(content: Any, *, type: Any = Any, dec_hook: Hook | None = None) -> Any:
     """What a JSON text says, of a type; raises `DecodeError` and `ValidationError`."""
     text = content if isinstance(content, str) else bytes(content).decode()
     try:
-        value = _json.loads(text, parse_constant=_refused)
+        value = _json.loads(text, parse_constant=_refused, parse_float=_float)
     except ValueError as error:
         raise DecodeError(f"JSON is malformed: {error}") from error
     return _read(value, type, _Source(dec_hook, True))
