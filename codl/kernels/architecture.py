@@ -15,7 +15,8 @@ from codl.records.soc import GpuSide
 class Architecture:
     """Of one maker's GPUs.
 
-    `registers` of 32 bits are a work-item's: with more, a kernel keeps some in memory.
+    `registers` of 32 bits are a work-item's: with more, a kernel keeps some in memory, or too few
+    waves are in flight.
     `unit_registers` and `unit_local_bytes` are shared by the work-groups on a compute unit; None is
     what one work-group may have. Where `local_is_memory`, local memory is no faster than others.
     Kernels with many registers have work-groups of a `group_part` of the largest. `unit_items`
@@ -34,8 +35,8 @@ class Architecture:
 #: By a word of the device's name or platform.
 ARCHITECTURES = {
     "nvidia": Architecture(256, 65536, unit_local_bytes=220_000),
-    "adreno": Architecture(192, 49152, unit_items=1024),
-    "qualcomm": Architecture(192, 49152, unit_items=1024),
+    "adreno": Architecture(128, 49152, unit_items=1024),
+    "qualcomm": Architecture(128, 49152, unit_items=1024),
     "mali": Architecture(64, 24576, local_is_memory=True, group_part=0.5),
     "amd": Architecture(256, 65536),
 }

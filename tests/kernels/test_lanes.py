@@ -6,13 +6,11 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-import numpy as np
 import pytest
 from support.kernel_runs import Case
 from support.some import some
 
 from codl.ir import Op, parse, to_text
-from codl.ir.ops.convolution import ConvColumns
 from codl.kernels import registry
 from codl.kernels.base import KernelLaunch
 from codl.kernels.conv2d.gpu import GpuConv
@@ -51,6 +49,8 @@ CONVOLUTIONS = (
     "conv2d in=1x{c}x{s}x{s} oc={c} kernel=3x3 pad=1 groups={c}",
     "conv2d in=1x{c}x{s}x{s} oc={c} kernel=3x3 pad=1 groups=4",
 )
+#: Of less work than for so many waves there may be no way to cut it well.
+FEW_WAVES = 4
 SIZES = (
     (7, 512),
     (7, 320),
@@ -64,11 +64,14 @@ SIZES = (
 )
 
 
-def share_of_lanes(launch: KernelLaunch, items: float, wave: int) -> float:
+def share_of_lanes(launch: KernelLaunch, wave: int) -> float:
     """The part of the lanes that have work, of those that whole waves take."""
     local = launch.local_size or (1,)
-    groups = prod(launch.global_size) // prod(local)
-    return items / (groups * -(-prod(local) // wave) * wave)
+    return prod(launch.used) / (groups_of(launch) * -(-prod(local) // wave) * wave)
+
+
+def groups_of(launch: KernelLaunch) -> int:
+    return prod(launch.global_size) // prod(launch.local_size or (1,))
 
 
 def convolutions() -> list[Op]:
@@ -85,26 +88,45 @@ def test_most_lanes_of_convolutions_have_work(gpu: GpuSide) -> None:
     for op in some(convolutions()):
         variants: list[Any] = registry.variants(op, "gpu", soc, include_unfit=True)
         for variant in some(v for v in variants if isinstance(v, GpuConv)):
-            ops, choice = ConvColumns.of([op]), variant.choices(op, soc)[0]
-            launches = variant.plan(op, soc).launches
-            heaviest = max(launches, key=lambda launch: prod(launch.global_size))
-            grid = variant.grid(ops, soc, {k: np.array([v]) for k, v in choice.items()})
-            if grid is None:  # in one row
-                items = variant.features(op, soc)["work_items"]
-            else:
-                items = float(grid.items[0])
-            share = share_of_lanes(heaviest, items, gpu.wave_size)
-            if share < 0.7:
-                idle.append(
-                    (
-                        to_text(op),
-                        variant.name,
-                        heaviest.global_size,
-                        heaviest.local_size,
-                        round(share, 2),
-                    )
-                )
-    assert not idle, "\n".join(map(str, idle))
+            for launch in some(variant.plan(op, soc).launches):
+                if (share := share_of_lanes(launch, gpu.wave_size)) < 0.7:
+                    idle.append(f"{to_text(op)} {variant.name} {share:.2f}: {launch}")
+    assert not idle, "\n".join(idle)
+
+
+@pytest.mark.parametrize("gpu", PHONES[:3:2], ids=lambda gpu: gpu.name)
+def test_waves_are_of_the_groups_that_are_launched(gpu: GpuSide) -> None:
+    soc = Soc("phone", "", CPU, gpu)
+    for op in some(convolutions()):
+        variants: list[Any] = registry.variants(op, "gpu", soc, include_unfit=True)
+        for variant in some(v for v in variants if isinstance(v, GpuConv)):
+            for choice in some(variant.choices(op, soc)[::3]):
+                launches = variant.plan(op, soc, choice).launches
+                multiplying = launches[len(launches) // 2]
+                waves = -(-groups_of(multiplying) // gpu.compute_units)
+                assert variant.features(op, soc, choice)["waves"] == waves, variant.name
+
+
+def test_only_a_gpu_with_local_memory_of_its_own_begins_with_products_out_of_it() -> None:
+    op = parse("conv2d in=1x64x28x28 oc=64 kernel=3x3 pad=1")
+    for gpu, begins in ((ADRENO, True), (MALI, False)):
+        variants: list[Any] = registry.variants(op, "gpu", Soc("phone", "", CPU, gpu))
+        order = [variant.through_local for variant in variants]
+        assert order[0] == begins
+        assert any(order), "it has them all the same"
+
+
+@pytest.mark.parametrize("gpu", PHONES[:3:2], ids=lambda gpu: gpu.name)
+def test_tiles_of_products_fit_in_registers_and_local_memory(gpu: GpuSide) -> None:
+    """Sums in half of the registers, and two steps of both factors in local memory."""
+    registers = {"Adreno 640": 128, "Mali-G76": 64}[gpu.name]
+    for op in some(op for op in convolutions() if op.groups == 1):  # type: ignore[attr-defined]
+        variant: Any = registry.find(op, "gpu_gemm")
+        for c in some(variant.choices(op, Soc("phone", "", CPU, gpu))):
+            assert c["tm"] * c["tn"] <= registers // 2
+            step = c["tm"] * c["items_m"] + c["tn"] * c["items_n"]
+            assert 2 * 16 * c["teams"] * c["depth"] * step <= gpu.local_mem_bytes
+            assert c["items_m"] * c["items_n"] * c["teams"] <= gpu.max_work_group_size // 2
 
 
 @pytest.mark.parametrize("gpu", PHONES[:3:2], ids=lambda gpu: gpu.name)

@@ -181,8 +181,8 @@ class GpuDepthwisePixels(GpuConv):
     def build(self, op: Conv2d, soc: Soc, choice: Choice) -> KernelPlan:
         t, width = self.cut(*self.alone(op, soc, choice)), self.width(soc)
         sizes = {"blocks": t.blocks, "tiles": t.tiles, "row_tiles": t.in_row, **window_args(op)}
-        items = group_items(soc)
-        grid = ((round_up(int(t.grid.items[0]), items),), (items,))
+        count, items = int(t.grid.items[0]), group_items(soc)
+        grid = (round_up(count, items),), (items,), (count,)
         return self.convolved(
             op,
             soc,
