@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
+from math import log
 from statistics import median
 
 import numpy as np
@@ -100,30 +101,46 @@ class ProfileCorrections:
 
 @dataclass(frozen=True)
 class _Side:
-    """What ran on one processor."""
+    """What ran on one processor.
+
+    Ratios of an op in one target, as where blocks are alike, count as their mean: with less noise,
+    and what they lie off it tells of the noise. That is the same as each by itself.
+    """
 
     samples: Sequence[OpRatio]
 
     @cached_property
+    def _logs(self) -> Mapping[tuple[str, Op], NDArray[np.float64]]:
+        """The logarithms of ratios by their target and op."""
+        logs: dict[tuple[str, Op], list[float]] = {}
+        for sample in self.samples:
+            logs.setdefault((sample.target, sample.op), []).append(log(sample.ratio))
+        return {key: np.array(values) for key, values in logs.items()}
+
+    @cached_property
     def _features(self) -> Matrix:
-        return _features([sample.op for sample in self.samples])
+        return _features([op for _, op in self._logs])
 
     @cached_property
     def _targets(self) -> NDArray[np.str_]:
-        return np.array([sample.target for sample in self.samples])
+        return np.array([target for target, _ in self._logs])
 
     @cached_property
     def _fit(self) -> tuple[Deviations, NDArray[np.float64]]:
-        """The deviations, and what samples weigh."""
-        logs = np.log([sample.ratio for sample in self.samples])
-        near = _near(self._features, self._features)
-        same = (self._targets[:, None] == self._targets[None, :]).astype(float)
+        """The deviations, and what the means weigh."""
+        evidence = _Evidence(
+            near=_near(self._features, self._features),
+            same=(self._targets[:, None] == self._targets[None, :]).astype(float),
+            means=np.array([logs.mean() for logs in self._logs.values()]),
+            counts=np.array([len(logs) for logs in self._logs.values()]),
+            squares=sum(float(((logs - logs.mean()) ** 2).sum()) for logs in self._logs.values()),
+        )
         best = USUAL
-        least, weights = _evidence(best, near, same, logs)
+        least, weights = evidence.against(best)
         for _, name in product(range(SWEEPS), vars(best)):
             for tried in TRIED:
                 other = replace(best, **{name: tried})
-                value, solved = _evidence(other, near, same, logs)
+                value, solved = evidence.against(other)
                 if value < least:
                     best, least, weights = other, value, solved
         return best, weights
@@ -135,23 +152,37 @@ class _Side:
         return np.asarray(np.exp(covariance @ weights))
 
 
+@dataclass(frozen=True)
+class _Evidence:
+    """What was measured: means of `counts` log ratios each, and how near their ops are.
+
+    `squares` are those of all differences from the means.
+    """
+
+    near: Matrix
+    same: Matrix
+    means: Matrix
+    counts: Matrix
+    squares: float
+
+    def against(self, deviations: Deviations) -> tuple[float, Matrix]:
+        """How unlikely it is, as a negative logarithm, and what each mean weighs."""
+        noise = deviations.noise
+        covariance = _covariance(deviations, self.near, self.same)
+        covariance[np.diag_indices_from(covariance)] += noise**2 / self.counts
+        weights = np.linalg.solve(covariance, self.means)
+        half_determinant = np.log(np.diag(np.linalg.cholesky(covariance))).sum()
+        more = float((self.counts - 1).sum())
+        scatter = 0.5 * self.squares / noise**2 + more * log(noise)
+        value = 0.5 * self.means @ weights + half_determinant + scatter + deviations.unlikely
+        return float(value), np.asarray(weights)
+
+
 def _covariance(deviations: Deviations, near: Matrix, same: Matrix) -> Matrix:
     """Of ops with samples, whose features are `near`, and targets the `same`."""
     d = deviations
     parts = d.target**2 * same + near * (d.layer**2 + d.op**2 * same)
     return np.asarray(d.processor**2 + parts)
-
-
-def _evidence(
-    deviations: Deviations, near: Matrix, same: Matrix, logs: Matrix
-) -> tuple[float, Matrix]:
-    """How unlikely samples are, as a negative logarithm, and what each of them weighs."""
-    covariance = _covariance(deviations, near, same)
-    covariance[np.diag_indices_from(covariance)] += deviations.noise**2
-    root = np.linalg.cholesky(covariance)
-    half = np.linalg.solve(root, logs)
-    value = 0.5 * half @ half + np.log(np.diag(root)).sum() + deviations.unlikely
-    return float(value), np.linalg.solve(root.T, half)
 
 
 def _features(ops: Sequence[Op]) -> Matrix:
