@@ -204,7 +204,7 @@ def check_cores(placement: Placement) -> None:
         if missing:
             raise DeviceError(
                 f"The {side} side wants the cores {_listed(cores)}, but {_listed(missing)} are not "
-                "there, or not for this process."
+                "there, or not for this process: `codl doctor` says what keeps them from it."
             )
         if len({*cores}) != len(cores):
             raise DeviceError(f"The {side} side has a core twice, got {_listed(cores)}.")
