@@ -128,7 +128,17 @@ class ImageSize:
 
 
 #: Data sharing: from the CPU to the GPU, back, into the CPU's net and from there to where others
-#: can read; and a copy on the GPU from its usual layout to another.
-Direction: TypeAlias = Literal["to_gpu", "to_cpu", "load", "store", "relayout"]
+#: can read, of ncnn or of another library; and a copy on the GPU from its usual layout to another.
+Direction: TypeAlias = Literal[
+    "to_gpu",
+    "to_cpu",
+    "load",
+    "store",
+    "load_ort",
+    "store_ort",
+    "load_openvino",
+    "store_openvino",
+    "relayout",
+]
 #: What it takes one processor to know of the other's work, by the names of what is measured.
 Signalling: TypeAlias = Literal["first_launch", "event_wait", "flag_wait"]

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from codl.ir import Shape
-from codl.ir.executable import Access, Executable, NcnnNet, Net
+from codl.ir.executable import Access, Executable, NcnnNet, Net, OpenVinoNet
 from codl.ir.op_text import parse
 from codl.ir.types import Direction
-from codl.lower.rules import IN_BLOCKS
+from codl.kernels.base import Backend
+from codl.lower.rules import loading, packs, storing
+
+
+def library_of(net: Net) -> Backend:
+    """Which library runs a net."""
+    if isinstance(net, NcnnNet):
+        return "ncnn"
+    return "openvino" if isinstance(net, OpenVinoNet) else "ort"
 
 
 def packed(executable: Executable, net: Net) -> list[tuple[Direction, Shape]]:
-    """Every packing (`load`) and unpacking (`store`) in a run of a net, with the tensor's shape.
+    """Every packing (as `loading` calls it) and unpacking in a run of a net, with the shape.
 
     ncnn packs what enters a net, and unpacks what leaves. In the others' nets ops that go in blocks
     of channels pack what no such op of the net has made, and what those make is unpacked.
@@ -27,11 +35,12 @@ def packed(executable: Executable, net: Net) -> list[tuple[Direction, Shape]]:
         stores = [shape(access) for _, access in net.outputs]
     else:
         ops = {layer.output: parse(layer.op) for layer in net.layers}
-        in_blocks = [layer for layer in net.layers if ops[layer.output].kind in IN_BLOCKS]
+        in_blocks = [layer for layer in net.layers if packs(ops[layer.output], -1)]
         made = {layer.output for layer in in_blocks}
         read = dict.fromkeys(n for x in in_blocks for n, _ in x.inputs if n not in made)
         outer = {name(end.access): shape(end.access) for end in net.inputs}
         loads = [outer[n] if n in outer else ops[n].output for n in read]
         stores = [shape(end.access) for end in net.outputs if name(end.access) in made]
-    moves: list[tuple[Direction, Shape]] = [("load", each) for each in loads]
-    return [*moves, *(("store", each) for each in stores)]
+    library = library_of(net)
+    moves = [(loading(library), each) for each in loads]
+    return [*moves, *((storing(library), each) for each in stores)]

@@ -9,6 +9,7 @@ from typing import Any
 from codl.ir import Layer, Op
 from codl.ir.ops.base import Activation
 from codl.ir.ops.eltwise import Eltwise
+from codl.ir.types import Direction
 from codl.kernels.base import LIBRARIES
 from codl.records.soc import Soc
 
@@ -73,13 +74,26 @@ def net_level(least: Any, is_read: Any, *, is_model: bool, library: Any) -> Any:
     return level + (library - level) % len(LIBRARIES)
 
 
-#: Kinds of op whose tensors lie in blocks of channels in every library.
+#: Kinds of op that every library computes in blocks of channels; and those that it computes so of
+#: images, where what convolves is before them.
 IN_BLOCKS = frozenset({"conv2d", "pooling"})
+BLOCKS_KEPT = frozenset({"concat", "conv_transpose2d", "eltwise", "resize"})
 
 
-def packs(kind: str, library: int) -> bool:
-    """Whether a library packs what an op of a kind reads, and unpacks what it makes.
+def packs(op: Op, library: int) -> bool:
+    """Whether a library packs what an op reads, and unpacks what it makes.
 
     ncnn does so of all tensors; the others do within nets that convolve or pool.
     """
-    return library == 0 or kind in IN_BLOCKS
+    is_image = op.kind in BLOCKS_KEPT and op.output.w > 1
+    return library == 0 or op.kind in IN_BLOCKS or is_image
+
+
+def loading(library: str) -> Direction:
+    """How what a library packs is called among the ways of data sharing."""
+    return "load" if library == "ncnn" else f"load_{library}"  # type: ignore[return-value]
+
+
+def storing(library: str) -> Direction:
+    """And what it unpacks."""
+    return "store" if library == "ncnn" else f"store_{library}"  # type: ignore[return-value]

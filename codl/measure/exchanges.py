@@ -88,6 +88,11 @@ class Exchanges:
             return self._store(task.shape, blank)
         if task.direction == "relayout":
             return self._relayout(task, blank)
+        if task.direction in ("load_openvino", "store_openvino"):
+            from codl.measure.library_packing import OpenVinoPacking  # an option
+
+            packing = OpenVinoPacking(task.direction, task.shape, self._soc)
+            return packing.sample, _of_one_part("copy_ms", blank)
         return self._transfer(task, blank)
 
     def _relayout(self, task: SharingTask, blank: SharingRow) -> Timer:

@@ -189,7 +189,7 @@ OWN = 0.75
 #: this part of what fits there: data sharing has few features, and parts of ops have many.
 EXCHANGES, EXCHANGES_PART = 1000, 0.2
 #: At least this many come before any part: without them nothing can be planned.
-FIRST_EXCHANGES = 64
+FIRST_EXCHANGES = 96
 #: Similar ops, at most and at least, and how many tasks one makes in the mean.
 MOST_SIMILAR, LEAST_SIMILAR, TASKS_EACH = 800, 100, 5.5
 #: What surrounds ops is slow to measure, and comes after every 8 other tasks.

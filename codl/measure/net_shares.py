@@ -68,12 +68,17 @@ def _profile(executable: Executable, net: OnnxNet, soc: LocalSoc) -> Profile:
     return _read(events)
 
 
-def _in_openvino(executable: Executable, net: OpenVinoNet, soc: LocalSoc) -> Profile:
+def profiled_in_openvino(executable: Executable, net: OpenVinoNet, soc: LocalSoc) -> Any:
+    """A request for the net that tells of each of its steps; raises as loading does."""
     from codl.runtime.openvino_net import compiled
 
     model, weights = _content(executable, net)
     options = {"PERF_COUNT": True}
-    request = compiled(model, weights, soc, net.label, options).create_infer_request()
+    return compiled(model, weights, soc, net.label, options).create_infer_request()
+
+
+def _in_openvino(executable: Executable, net: OpenVinoNet, soc: LocalSoc) -> Profile:
+    request = profiled_in_openvino(executable, net, soc)
     runs = []
     for _ in range(BEFORE + RUNS):
         request.infer(share_outputs=True)

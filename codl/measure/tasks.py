@@ -19,6 +19,7 @@ from codl.ir.ops.pooling import Pool2d
 from codl.ir.ops.window import Size2
 from codl.ir.types import BLOCKED, Direction, Processor, Signalling, Storage
 from codl.kernels import registry
+from codl.kernels.base import LIBRARIES
 from codl.measure.dataset import (
     SEPARATOR,
     BatchRow,
@@ -40,6 +41,8 @@ SHARED = (0.1, 0.3, 0.5, 0.7, 1.0)
 #: How many similar ops' inputs are measured as exchanges, beside the models' own tensors.
 MORE_SHAPES = 120
 SEED = 20220627
+#: A library that computes this packs tensors.
+PACKED = parse("conv2d in=1x8x2x2 oc=8 kernel=1x1")
 #: How the reason of a row ends that another run leaves alone.
 DEADLY = "No other run tries it again."
 #: No queue is left empty for longer, to see how it wakes up.
@@ -281,6 +284,8 @@ def _sharing_tasks(shapes: Iterable[Shape], soc: Soc) -> list[SharingTask]:
     for storage in (usual, *others):
         kinds += [("to_gpu", storage), ("to_cpu", storage)]
     kinds += [("load", BLOCKED), ("store", BLOCKED), *(("relayout", storage) for storage in others)]
+    if registry.of_library(PACKED, LIBRARIES.index("openvino"), soc) is not None:
+        kinds += [("load_openvino", BLOCKED), ("store_openvino", BLOCKED)]
     return [SharingTask(way, shape, storage) for shape in shapes for way, storage in kinds]
 
 

@@ -21,10 +21,11 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from codl.ir import Dim, Network, Shape
+from codl.ir import Dim, Network
 from codl.ir.types import PROCESSORS, Direction
-from codl.lower.rules import residual_adds
-from codl.plan.cost_model import CostModel, Milliseconds, Move, Pair
+from codl.kernels.base import LIBRARIES
+from codl.lower.rules import loading, residual_adds, storing
+from codl.plan.cost_model import CostModel, Milliseconds, Pair
 from codl.plan.cpu_libraries import cpu_libraries
 from codl.plan.region_array import NONE, Flags, Numbers, RegionTable, is_something
 from codl.plan.shards import CpuShards, GpuShards, LayerWeights, planar_layers
@@ -334,13 +335,14 @@ class _Evaluation:
         return np.where(tensor < made, tensor - self._ends[1][chain], tensor + made)
 
     def _read_rows(self) -> Numbers:
-        """What is read from outside: rows of chain, processor, tensor, region and its loads.
+        """What is read from outside: rows of chain, processor, tensor, region, loads by library.
 
         Tensors are as seen from the chain's first layer.
         """
         tensor_numbers = {name: number for number, name in enumerate(self._tensors)}
         first = 0
-        columns, read = [np.empty((5, 0), np.int64)], [np.empty((0, 6), np.int64)]
+        columns = [np.empty((4 + len(LIBRARIES), 0), np.int64)]
+        read = [np.empty((0, 6), np.int64)]
         for step in self._steps:
             rows = slice(first, first + len(step.walks))
             first = rows.stop
@@ -351,16 +353,16 @@ class _Evaluation:
             tensors, walks, needed = step.reads
             tensor, walk, side = at = np.nonzero(is_something(needed))
             notes = np.where(side == 1, self._gpu.wanted(tensors, walks)[tensor, walk], 0)
-            loads = np.where(side == 0, self._cpu.loads(tensors, walks)[tensor, walk], 0)
+            loads = self._cpu.loads(tensors, walks)[tensor, walk].T * (side == 0)
             numbers = np.array([tensor_numbers[name] for name in tensors])[tensor]
             chain = self._chain[step.layer, walks[walk]]
-            columns.append(np.stack([chain, side, numbers, notes, loads]))
+            columns.append(np.stack([chain, side, numbers, notes, *loads]))
             read.append(needed[at])
-        chain, side, tensor, notes, loads = np.concatenate(columns, axis=1)
+        chain, side, tensor, notes, *loads = np.concatenate(columns, axis=1)
         regions = self._regions.of(self._shapes[tensor], np.concatenate(read), notes)
         order = np.lexsort([side, chain])
         seen = self._seen(chain, tensor)
-        return np.column_stack([chain, side, seen, regions, loads])[order]
+        return np.column_stack([chain, side, seen, regions, *loads])[order]
 
     def _left_rows(self) -> Numbers:
         """Rows of a chain, a processor, a tensor and a region: what is left for others."""
@@ -406,28 +408,36 @@ class _Evaluation:
 
     def _packing(self) -> tuple[Milliseconds, Milliseconds]:
         """Milliseconds and bytes that the CPU's nets pack and unpack of what they make; (rows)."""
-        parts, loads, stores = self._cpu.parts, self._cpu.loaded, self._cpu.stored
-        packing_ms = np.zeros(len(parts))
-        ways: dict[Direction, Numbers] = {"load": loads, "store": stores}
-        for way, times in ways.items():
-            rows = np.flatnonzero(times)
-            numbers, which = np.unique(parts[rows], return_inverse=True)
-            shapes = [self._sub_ops.op(number).output for number in numbers.tolist()]
-            packing_ms[rows] += times[rows] * self._moves_ms(way, shapes)[which]
-        packed_bytes = np.asarray(8 * (loads + stores) * self._sub_ops.elements[parts], float)
-        for at, is_lone in enumerate(self._is_lone.T):
-            needs = is_something(self._sub_ops.needs[parts, at])
-            rows = np.flatnonzero(is_lone[self._layer] & needs & self._cpu.packs)
-            numbers, which = np.unique(parts[rows], return_inverse=True)
-            shapes = [self._sub_ops.op(number).inputs[at] for number in numbers.tolist()]
-            packing_ms[rows] += self._moves_ms("load", shapes)[which]
-            packed_bytes[rows] += np.array([2.0 * shape.bytes for shape in shapes])[which]
+        cpu, parts = self._cpu, self._cpu.parts
+        packing_ms, packed_bytes = np.zeros((2, len(parts)))
+        for number, library in enumerate(LIBRARIES):
+            mine = cpu.libraries == number
+            ways = {loading(library): cpu.loaded[:, number], storing(library): cpu.stored * mine}
+            for way, times in ways.items():
+                self._add_moves(way, times, None, packing_ms, packed_bytes)
+            for at, is_lone in enumerate(self._is_lone.T):
+                needs = is_something(self._sub_ops.needs[parts, at])
+                times = is_lone[self._layer] & needs & cpu.packs & mine
+                self._add_moves(loading(library), times, at, packing_ms, packed_bytes)
         return packing_ms, packed_bytes
 
-    def _moves_ms(self, way: Direction, shapes: Sequence[Shape]) -> Milliseconds:
-        moves: list[Move] = [(way, shape) for shape in shapes]
-        self._cost.prefetch_sharing(moves)
-        return np.array([self._cost.packing_ms(move) for move in moves], np.float64)
+    def _add_moves(
+        self,
+        way: Direction,
+        times: Numbers | Flags,
+        at: int | None,
+        packing_ms: Milliseconds,
+        packed_bytes: Milliseconds,
+    ) -> None:
+        """Add what packing parts' inputs `at`, or their outputs, takes so many times; (rows)."""
+        rows = np.flatnonzero(times)
+        if not rows.size:
+            return
+        numbers, which = np.unique(self._cpu.parts[rows], return_inverse=True)
+        ops = [self._sub_ops.op(number) for number in numbers.tolist()]
+        shapes = [op.output if at is None else op.inputs[at] for op in ops]
+        packing_ms[rows] += times[rows] * self._cost.packings_ms(way, shapes)[which]
+        packed_bytes[rows] += times[rows] * np.array([2.0 * x.bytes for x in shapes])[which]
 
     def _works(self, totals: Mapping[str, Milliseconds]) -> tuple[Milliseconds, Milliseconds]:
         """Milliseconds of both shards of chains, each alone, and both at once; (chains, 2)."""
@@ -440,14 +450,17 @@ class _Evaluation:
 
     def _add_loads(self, totals: dict[str, Milliseconds], reads: Numbers) -> None:
         """What the CPU's nets pack of what chains read from outside."""
-        chain, _, _, numbers, loads = reads[reads[:, 4] > 0].T
-        distinct, which = np.unique(numbers, return_inverse=True)
-        shapes = [self._regions.shape(number) for number in distinct.tolist()]
-        load_ms = self._moves_ms("load", shapes)[which]
-        size = np.array([shape.bytes for shape in shapes], np.float64)[which]
         count = len(totals["packing_ms"])
-        totals["packing_ms"] += np.bincount(chain, loads * load_ms, count)
-        totals["cpu_bytes"] += np.bincount(chain, 2 * loads * size, count)
+        for column, library in enumerate(LIBRARIES, 4):
+            chain, _, _, numbers, *_ = some = reads[reads[:, column] > 0].T
+            if not chain.size:
+                continue
+            distinct, which = np.unique(numbers, return_inverse=True)
+            shapes = [self._regions.shape(number) for number in distinct.tolist()]
+            load_ms = self._cost.packings_ms(loading(library), shapes)[which]
+            size = np.array([shape.bytes for shape in shapes], np.float64)[which]
+            totals["packing_ms"] += np.bincount(chain, some[column] * load_ms, count)
+            totals["cpu_bytes"] += np.bincount(chain, 2 * some[column] * size, count)
 
 
 def _by_chain(held: Numbers, count: int) -> list[list[list[int]]]:

@@ -23,10 +23,12 @@ from numpy.typing import NDArray
 
 from codl.ir import Network, Op, parse
 from codl.ir.columns import amounts
-from codl.ir.executable import Executable, GpuOp, NcnnNet, Net
+from codl.ir.executable import Executable, GpuOp, Net
 from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry
 from codl.lower import lower
+from codl.lower.packing import library_of, packed
+from codl.lower.rules import storing
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
 from codl.plan.price import StagePrice, StageTimes, price, stage_times, walk
@@ -303,7 +305,7 @@ def _layers(
     the sum of the layers. What the other processor's work adds is spread over all of these.
     """
     ops = [parse(layer.op) for layer in net.layers]
-    call_ms = cost.inside("cpu").call_ms
+    call_ms = cost.inside("cpu", library_of(net)).call_ms
     calls_ms = [call_ms * float(cost.turns(np.array(float(op.images)))) for op in ops]
     alone_ms = [
         cost.variant_ms(op, "cpu", layer.variant) - called_ms
@@ -326,18 +328,15 @@ def _layers(
 
 
 def _packing_ms(executable: Executable, net: Net, cost: CostModel) -> tuple[float, float]:
-    """What ncnn is predicted to take to pack what enters a net, and to unpack what leaves it."""
-    if not isinstance(net, NcnnNet):
-        return 0.0, 0.0
-    sides = [
-        [access.region.shape(executable.tensors[access.tensor].shape) for _, access in accesses]
-        for accesses in (net.inputs, net.outputs)
-    ]
-    loads, stores = sides
-    return (
-        sum(cost.packing_ms(("load", shape)) for shape in loads),
-        sum(cost.packing_ms(("store", shape)) for shape in stores),
-    )
+    """What a net is predicted to take to pack what it reads, and to unpack what leaves it."""
+    loads_ms = stores_ms = 0.0
+    for move in packed(executable, net):
+        move_ms = cost.packing_ms(move)
+        if move[0] == storing(library_of(net)):
+            stores_ms += move_ms
+        else:
+            loads_ms += move_ms
+    return loads_ms, stores_ms
 
 
 def _of_op(processor: Processor, text: str, name: str, ratio: float) -> OpRatio:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from math import inf
@@ -41,11 +41,13 @@ from codl.lower.partition import partition_plan
 from codl.predict.context_terms import Batch, EventWait, FirstLaunch, FlagWait, Gap, Launches
 from codl.predict.features import Item, sharing_target
 from codl.predict.in_network_cost import (
-    NOTHING,
     InNetworkCost,
     InNetworkCosts,
     Traffic,
+    costs_of,
     largest_cache,
+    library_of,
+    measured_way,
 )
 from codl.records.gpu_limits import UNLIMITED, GpuLimits
 from codl.records.soc import Soc
@@ -262,9 +264,9 @@ class CostModel:
     def _known_targets(self) -> frozenset[str]:
         return frozenset(self.predictors.targets)
 
-    def inside(self, processor: Processor) -> InNetworkCost:
-        """What ops of a processor take more inside a network."""
-        return self.predictors.inside.get(processor, NOTHING)
+    def inside(self, processor: Processor, library: str = "") -> InNetworkCost:
+        """What ops of a processor, or of a library of the CPU, take more inside a network."""
+        return costs_of(self.predictors.inside, processor, library)
 
     # Ops.
 
@@ -371,7 +373,7 @@ class CostModel:
         single = [op for columns in rows.values() for op in columns]
         taken_ms = self._batch_ms(single, alone_ms, at_once, processor) * (images / at_once)
         # Of a batch only the first image finds the weights far away.
-        costs = self.inside(processor)
+        costs = self._costs(processor, asked.values())
         growth = [
             self._growth(request.variants, columns)
             for request, columns in zip(asked.values(), rows.values(), strict=True)
@@ -383,14 +385,23 @@ class CostModel:
         weights_ms = costs.weight_ms * weights + costs.transformed_ms * transformed
         calls = self.turns(images) if processor == "cpu" else images / at_once
         calls_ms = costs.call_ms * calls
-        factors = np.array([costs.factor(variant.backend) for variant in variants])
-        taken_ms = factors * taken_ms + moved_ms + weights_ms + calls_ms
+        taken_ms = costs.alone * taken_ms + moved_ms + weights_ms + calls_ms
         if processor == "gpu":
-            taken_ms = self.limits.kept_ms(taken_ms, costs.call_ms)
+            taken_ms = self.limits.kept_ms(taken_ms, self.inside("gpu").call_ms)
         of_nets_ms = calls_ms if processor == "cpu" else np.zeros_like(taken_ms)
         pairs = list(zip(taken_ms.tolist(), of_nets_ms.tolist(), strict=True))
         ends = accumulate((len(request.places) for request in asked.values()), initial=0)
         return {target: pairs[a:b] for target, (a, b) in zip(asked, pairwise(ends), strict=True)}
+
+    def _costs(self, processor: Processor, asked: Iterable[_Asked]) -> InNetworkCost:
+        """The costs inside a network of what is asked for, as columns; of a target all are alike.
+
+        What one library computes is of one law.
+        """
+        counts = [len(request.places) for request in asked]
+        each = [self.inside(processor, request.variants[0].backend) for request in asked]
+        columns = np.repeat(np.array([astuple(costs) for costs in each]), counts, axis=0).T
+        return InNetworkCost(*columns)
 
     def _growth(self, variants: Sequence[Variant], ops: Sequence[Op]) -> NDArray[np.float64]:
         """How many times as many numbers the weights of ops are in memory, shaped (ops).
@@ -512,9 +523,20 @@ class CostModel:
         return max(0.0, float(dispatches[count] - dispatches[0])) + self.stage_ms
 
     def packing_ms(self, move: Move) -> float:
-        """What ncnn takes inside a network to pack or unpack a tensor."""
-        costs = self.inside("cpu")
-        return costs.alone * self.sharing_ms(*move) + costs.packed_ms * move[1].bytes
+        """What a library takes inside a network to pack or unpack a tensor."""
+        way, shape = move
+        costs = self.inside("cpu", library_of(way))
+        measured = measured_way(way, self._known_targets, self.predictors.inside)
+        alone_ms = self.sharing_ms(measured, shape) if measured else 0.0
+        return costs.alone * alone_ms + costs.packed_ms * shape.bytes
+
+    def packings_ms(self, way: Direction, shapes: Iterable[Shape]) -> Milliseconds:
+        """The same of several tensors, shaped (shapes)."""
+        shapes = list(shapes)
+        measured = measured_way(way, self._known_targets, self.predictors.inside)
+        if measured:
+            self.prefetch_sharing((measured, shape) for shape in shapes)
+        return np.array([self.packing_ms((way, shape)) for shape in shapes], np.float64)
 
     def turns(self, images: NDArray[np.float64]) -> NDArray[np.float64]:
         """How often a net runs for a number of images, on all threads of the CPU at once.

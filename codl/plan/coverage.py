@@ -31,7 +31,7 @@ from codl.kernels import registry
 from codl.kernels.ort_openvino import CPU_OPENVINO
 from codl.plan.cost_model import CostModel, LatencyPredictors
 from codl.predict.features import Item, sharing_target
-from codl.predict.in_network_cost import NOTHING, InNetworkCosts
+from codl.predict.in_network_cost import NOTHING, PACKING, InNetworkCosts
 from codl.records.soc import Soc
 
 #: Ops of kinds that are always measured, by which a processor is judged: two that compute and two
@@ -370,7 +370,7 @@ TERMS: Mapping[str, Ablation] = {
     "waits": Ablation("the CPU learns of a kernel's end later, as measured by itself", SIGNALS),
     "sharing": Ablation("regions move between the processors", ways=("to_gpu", "to_cpu")),
     "packing": Ablation(
-        "ncnn packs and unpacks tensors", ways=("load", "store"), inside={"packed_ms": 0.0}
+        "nets pack and unpack tensors", ways=tuple(PACKING.values()), inside={"packed_ms": 0.0}
     ),
     "relayouts": Ablation("the GPU copies tensors from one storage to another", ways=("relayout",)),
     "joins-onnx": Ablation("light layers are ONNX Runtime's where their neighbours are"),

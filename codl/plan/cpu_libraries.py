@@ -16,7 +16,7 @@ import numpy as np
 from codl.ir import Network
 from codl.kernels import registry
 from codl.kernels.base import LIBRARIES
-from codl.lower.rules import packs
+from codl.lower.rules import loading, packs, storing
 from codl.plan.cost_model import CostModel, Milliseconds
 from codl.plan.region_array import Numbers
 
@@ -89,20 +89,18 @@ class _Labels:
 
     def __init__(self, network: Network, cost: CostModel, ops_ms: Milliseconds) -> None:
         self._network, self._ops_ms = network, ops_ms
-        self._call_ms = cost.inside("cpu").call_ms
-        self._net_ms = [cost.inside("cpu").net_ms(library) for library in LIBRARIES]
+        self._call_ms = [cost.inside("cpu", library).call_ms for library in LIBRARIES]
         self._makers = {layer.output: at for at, layer in enumerate(network.layers)}
-        shapes = {
-            name: network.shapes[name]
-            for layer in network.layers
-            for name in layer.inputs
-            if name not in network.constants
-        }
-        cost.prefetch_sharing(
-            (way, shape) for shape in shapes.values() for way in ("load", "store")
-        )
-        self._load_ms = {name: cost.packing_ms(("load", shape)) for name, shape in shapes.items()}
-        self._store_ms = {name: cost.packing_ms(("store", shape)) for name, shape in shapes.items()}
+        self._results = {holder for holder, _ in network.outputs.values()}
+        read = (name for layer in network.layers for name in layer.inputs)
+        names = [name for name in (*read, *self._results) if name not in network.constants]
+        shapes = {name: network.shapes[name] for name in names}
+        #: By library, what packing a tensor takes, and unpacking it.
+        self._load_ms, self._store_ms = (
+            [dict(zip(shapes, cost.packings_ms(way(x), shapes.values()), strict=True))
+             for x in LIBRARIES]
+            for way in (loading, storing)
+        )  # fmt: skip
 
     def of(self, libraries: Sequence[int]) -> _Labelled:
         labelled = _Labelled(0.0, ())
@@ -123,19 +121,23 @@ class _Labels:
         taken_ms, libraries = before
         at = len(libraries)
         layer = self._network.layers[at]
-        reads_packed = packs(layer.op.kind, library)
+        reads_packed = packs(layer.op, library)
         taken_ms += float(self._ops_ms[at, library])
-        if not libraries or libraries[-1] != library:
-            taken_ms += self._call_ms * bool(libraries) + self._net_ms[library]
+        # Every op counts with a call of its own.
+        if libraries and libraries[-1] == library:
+            taken_ms -= self._call_ms[library]
+        load_ms = self._load_ms[library]
         for name in layer.inputs:
-            if name not in self._load_ms:
+            if name not in load_ms:
                 continue
             maker = self._makers.get(name)
-            is_packed = maker is not None and packs(
-                self._network.layers[maker].op.kind, libraries[maker]
-            )
-            if maker is not None and libraries[maker] == library:
-                taken_ms += (reads_packed and not is_packed) * self._load_ms[name]
+            made_in = None if maker is None else libraries[maker]
+            is_packed = maker is not None and packs(self._network.layers[maker].op, made_in or 0)
+            if made_in == library:
+                taken_ms += (reads_packed and not is_packed) * load_ms[name]
             else:
-                taken_ms += reads_packed * self._load_ms[name] + is_packed * self._store_ms[name]
+                taken_ms += reads_packed * load_ms[name]
+                taken_ms += is_packed * self._store_ms[made_in or 0][name]
+        if layer.output in self._results and packs(layer.op, library):
+            taken_ms += self._store_ms[library][layer.output]
         return _Labelled(taken_ms, (*libraries, library))

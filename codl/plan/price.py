@@ -22,7 +22,6 @@ from codl.ir.executable import (
     Flush,
     GpuOp,
     Launch,
-    OpenVinoNet,
     Raise,
     Relayout,
     RunNet,
@@ -30,7 +29,7 @@ from codl.ir.executable import (
     Transfer,
 )
 from codl.ir.types import Direction
-from codl.lower.packing import packed
+from codl.lower.packing import library_of, packed
 from codl.plan.cost_model import ADDED_INSIDE, CostModel, Pair
 
 START: Pair = (0.0, 0.0)
@@ -267,16 +266,15 @@ class _Works:
         ops = [[parse(layer.op) for layer in net.layers] for net in nets]
         every = [op for net_ops in ops for op in net_ops]
         images = np.array(sum(op.images for op in every) / max(len(every), 1))
-        call_ms = float(cost.turns(images)) * cost.inside("cpu").call_ms
+        turns = float(cost.turns(images))
         for number, net, net_ops in zip(numbers, nets, ops, strict=True):
             named = zip(net_ops, net.layers, strict=True)
             ops_ms = sum(cost.variant_ms(op, "cpu", layer.variant) for op, layer in named)
             moves = packed(self._executable, net)
             packing_ms = sum(map(cost.packing_ms, moves))
             # Every op counts with a call of its own.
-            backend = "openvino" if isinstance(net, OpenVinoNet) else ""
-            net_ms = packing_ms + cost.inside("cpu").net_ms(backend)
-            self._nets_ms[number] = ops_ms - (len(net_ops) - 1) * call_ms + net_ms
+            call_ms = turns * cost.inside("cpu", library_of(net)).call_ms
+            self._nets_ms[number] = ops_ms - (len(net_ops) - 1) * call_ms + packing_ms
             load += [sum(2 * shape.bytes for _, shape in moves), self._nets_ms[number]]
         load[0] += sum(op.bytes for op in every)
 

@@ -24,7 +24,7 @@ from codl.ir.plan import those_of
 from codl.ir.types import STORAGES, Storage
 from codl.kernels import registry
 from codl.kernels.base import LIBRARIES
-from codl.lower.rules import IN_BLOCKS, net_level
+from codl.lower.rules import net_level, packs
 from codl.plan.cost_model import ADDED_INSIDE, CostModel, Milliseconds, Move, WeightPlaces
 from codl.plan.cpu_libraries import ANY
 from codl.plan.region_array import NONE, Flags, Numbers, box, is_something
@@ -215,14 +215,13 @@ class CpuShards:
         self.libraries, ms = self._chosen(cost, layers, preferred)
         self.ms, self.missing = finite(ms)
         self.saved_ms = np.zeros(len(parts))
-        self.loaded, self.stored = np.zeros((2, len(parts)), np.int64)
-        in_blocks = np.array([layer.op.kind in IN_BLOCKS for layer in network.layers])
+        self.loaded = np.zeros((len(parts), len(LIBRARIES)), np.int64)
+        self.stored = np.zeros(len(parts), np.int64)
+        in_blocks = np.array([packs(layer.op, -1) for layer in network.layers])
         #: Whether rows read and write packed tensors.
         self.packs = (self.libraries == 0) | in_blocks[layers]
         self._are_all_ncnn = not self.libraries.any()
-        self._call_ms = cost.inside("cpu").call_ms
-        #: By library, what a net takes beyond a call.
-        self._net_ms = np.array([cost.inside("cpu").net_ms(library) for library in LIBRARIES])
+        self._call_ms = np.array([cost.inside("cpu", library).call_ms for library in LIBRARIES])
         #: By walk and level, how many layers a net has.
         self._counts = np.zeros((walks, 2 * len(LIBRARIES)), np.int64)
         #: By tensor: the least level that its maker may have, the lowest reader's, and by level
@@ -262,10 +261,11 @@ class CpuShards:
         items = np.flatnonzero(self.parts[rows])
         walks, stores = step.walks[items], step.leaves[items]
         if self._are_all_ncnn:
-            before, loads = self._counts[walks, 0], np.zeros(len(items), np.int64)
+            before = self._counts[walks, 0]
+            loads = np.zeros((len(items), len(LIBRARIES)), np.int64)
             self._counts[walks, 0] += 1
         else:
-            layer, packs = self._network.layers[step.layer], self.packs[rows][items]
+            layer, is_packed = self._network.layers[step.layer], self.packs[rows][items]
             is_model = layer.op.kind == OnnxModel.kind
             least = self._least.pop(layer.output, np.zeros(self._walks, np.int64))[walks]
             lowest = self._lowest.pop(layer.output, np.full(self._walks, NEVER))[walks]
@@ -275,21 +275,21 @@ class CpuShards:
                 self._widen()
             before = np.zeros_like(level) if is_model else self._counts[walks, level]
             self._counts[walks, level] += not is_model
-            loads = np.zeros(len(walks), np.int64)
+            loads = np.zeros((len(walks), len(LIBRARIES)), np.int64)
             readers = self._readers.pop(layer.output, None)
             if readers is not None:
-                loads = readers[walks].sum(axis=1) - (packs & readers[walks, level])
-            stores = packs & (stores | (lowest < level))
+                loads = _by_library(readers[walks])
+                loads[np.arange(len(walks)), library] -= is_packed & readers[walks, level]
+            stores = is_packed & (stores | (lowest < level))
             needs = is_something(self._sub_ops.needs[self.parts[rows][items]])
             for at, name in step.inputs:
                 reads = needs[:, at]
-                self._read(name, walks[reads], level[reads], packs[reads], is_model=is_model)
-        self.saved_ms[rows][items] = self._call_ms * (before > 0)
-        self.ms[rows][items] += (before == 0) * self._net_ms[self.libraries[rows][items]]
+                self._read(name, walks[reads], level[reads], is_packed[reads], is_model=is_model)
+        self.saved_ms[rows][items] = self._call_ms[self.libraries[rows][items]] * (before > 0)
         self.loaded[rows][items], self.stored[rows][items] = loads, stores
 
     def _read(
-        self, tensor: str, walks: Numbers, level: Numbers, packs: Flags, *, is_model: bool
+        self, tensor: str, walks: Numbers, level: Numbers, is_packed: Flags, *, is_model: bool
     ) -> None:
         """Note that nets of walks read a tensor."""
         if tensor not in self._least:
@@ -299,7 +299,7 @@ class CpuShards:
         least, lowest = self._least[tensor], self._lowest[tensor]
         least[walks] = np.maximum(least[walks], level + is_model)
         lowest[walks] = np.minimum(lowest[walks], level)
-        self._readers[tensor][walks[packs], level[packs]] = True
+        self._readers[tensor][walks[is_packed], level[is_packed]] = True
 
     def _widen(self) -> None:
         """Room for twice as many levels."""
@@ -308,10 +308,21 @@ class CpuShards:
             self._readers[tensor] = np.concatenate([readers, np.zeros_like(readers)], axis=1)
 
     def loads(self, tensors: Sequence[str], walks: Numbers) -> Numbers:
-        """How many nets of walks load tensors from outside their chains, (tensors, walks)."""
+        """How many nets of walks load tensors from outside their chains, by library.
+
+        Shaped (tensors, walks, libraries).
+        """
         if self._are_all_ncnn:
-            return np.ones((len(tensors), len(walks)), np.int64)
-        return np.stack([self._readers[tensor][walks].sum(axis=1) for tensor in tensors])
+            loads = np.zeros((len(tensors), len(walks), len(LIBRARIES)), np.int64)
+            loads[:, :, 0] = 1
+            return loads
+        return np.stack([_by_library(self._readers[tensor][walks]) for tensor in tensors])
+
+
+def _by_library(levels: Flags) -> Numbers:
+    """How many nets there are of each library, from those of each level; (rows, libraries)."""
+    rounds = levels.shape[1] // len(LIBRARIES)
+    return np.asarray(levels.reshape(len(levels), rounds, len(LIBRARIES)).sum(axis=1))
 
 
 class GpuShards:

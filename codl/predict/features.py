@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import chain
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +45,7 @@ FeatureSet: TypeAlias = Literal["flops", "variant"]
 Item: TypeAlias = Op | Shape | ContextItem
 
 #: `store` moves a result out of the CPU's net, where the other side can read it.
-DIRECTIONS: tuple[Direction, ...] = ("to_gpu", "to_cpu", "load", "store", "relayout")
+DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 #: The parts of sharing between the processors; each is predicted for itself too.
 SHARING_PARTS = ("copy", "map", "sync", "transform", "unmap")
 #: How the GPU may store what is shared, by the text in a dataset.
@@ -297,7 +297,9 @@ def _sharing_columns(
 ) -> FeatureColumns:
     """The features of regions of these shapes; the names depend on the direction alone."""
     sizes = ShapeColumns.of(shapes)
-    if direction in ("load", "store"):
+    if direction.endswith("_openvino"):
+        return _transposed(sizes, soc)
+    if direction.startswith(("load", "store")):
         return _packing(sizes, soc)
     return _transform(sizes, storage, soc)
 
@@ -315,6 +317,15 @@ def _packing(sizes: ShapeColumns, soc: Soc) -> FeatureColumns:
         **packed,
         "vectors": sizes.images * vectors * (width > 1),
         "plain_bytes": sizes.bytes * (width == 1),
+        **by_level("moved", 2 * sizes.bytes, soc.cpu.l2_cache_bytes),
+    }
+
+
+def _transposed(sizes: ShapeColumns, soc: Soc) -> FeatureColumns:
+    """Channels first to channels last, or back: a matrix of pixels by channels, transposed."""
+    return {
+        "channels": sizes.images * sizes.channels,
+        "pixels": sizes.images * sizes.pixels,
         **by_level("moved", 2 * sizes.bytes, soc.cpu.l2_cache_bytes),
     }
 

@@ -1,19 +1,19 @@
 """In-network cost: what ops take in a network beyond what they take alone, fitted to stages.
 
 A predictor knows an op that runs again and again. In a network other ops have run since its weights
-were read, its inputs come from the other processor or another layer, a net has to be called, and
-the other processor works beside it on the same memory. All of that is fitted at once, to stages of
-small plans that ran (`StageRow`): a shard takes its ops' predicted latencies, a factor of them, and
-a cost for each call and each byte. Coefficients are of a SoC's memory and runtimes, so they hold
-for models that nobody measured.
+were read, a net has to be called, tensors are packed at its ends, and the other processor works
+beside it on the same memory. All of that is fitted at once, to stages of small plans that ran
+(`StageRow`): a shard takes its ops' predicted latencies, and a cost for each call and each byte.
+Coefficients are of a SoC's memory and runtimes, each library of the CPU by itself, so they hold for
+models that nobody measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import fsum
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +23,10 @@ from codl.ir import Op, Shape, parse
 from codl.ir.columns import elements
 from codl.ir.types import PROCESSORS, Direction, Processor
 from codl.kernels import registry
-from codl.kernels.base import Variant
+from codl.kernels.base import LIBRARIES, Variant
 from codl.kernels.feature_columns import beyond, gpu_cache_bytes
 from codl.kernels.tuning import Tuning
+from codl.lower.rules import loading, storing
 from codl.measure.dataset import SEPARATOR, Dataset, StageRow
 from codl.predict import features
 from codl.records.results import Amount
@@ -33,23 +34,24 @@ from codl.records.soc import Soc
 
 #: Fewer stages of a processor than this say nothing.
 FEWEST = 12
-#: Rows this many times as far off as the usual one are of something else, another program's work.
-FARTHEST, REFITS = 3.5, 5
-#: Of normally distributed errors, this many medians of their sizes are one standard deviation.
-MEDIANS = 1.4826
+#: Fits, each of which weighs shards by how far off the last one was; closer ones count alike.
+REFITS, NEAR = 40, 0.003
+#: Ways to pack and unpack, by their names.
+PACKING: Mapping[str, Direction] = {
+    way(library): way(library) for way in (loading, storing) for library in LIBRARIES
+}
 
 
 @dataclass(frozen=True)
 class InNetworkCost:
     """Milliseconds of a processor's shard in a network, for each of what it does.
 
-    Its ops take what they take alone: `alone` is a factor of that in files from before. `ort` and
-    `openvino` are factors of ops in these libraries, or 0: then too few stages ran in one, and it
-    counts as the others do. A call is of a net on the CPU, which takes OpenVINO longer, and of a
-    kernel on the GPU. All others are for a byte: of what an op alone keeps in any cache, weights
-    (as the op has them, and as a variant transforms them: those are read point by point, far apart)
-    and tensors, inputs and outputs; of what nets pack and unpack; and of everything where the other
-    processor works at the same time.
+    Its ops take what they take alone: `alone` is a factor of that in files from before. A call is
+    of a net on the CPU and of a kernel on the GPU. All others are for a byte: of weights that an op
+    alone keeps in any cache (as the op has them, and as a variant transforms them: those are read
+    point by point, far apart); of what nets pack and unpack; and of everything where the other
+    processor works at the same time. Tensors lie where the op before has left them, and in memory
+    that others had before: they cost something (`tensor_ms`) in files from before alone.
     """
 
     alone: Amount = 1.0
@@ -59,21 +61,43 @@ class InNetworkCost:
     tensor_ms: Amount = 0.0
     packed_ms: Amount = 0.0
     beside_ms: Amount = 0.0
-    ort: Amount = 0.0
-    openvino: Amount = 0.0
-    openvino_call_ms: Amount = 0.0
-
-    def factor(self, backend: str) -> float:
-        """Of the latency alone of an op that a library, or OpenCL, computes."""
-        return {"ort": self.ort, "openvino": self.openvino}.get(backend, 0.0) or self.alone
-
-    def net_ms(self, backend: str) -> float:
-        """What a net of a library takes beyond a call."""
-        return self.openvino_call_ms if backend == "openvino" else 0.0
 
 
-#: Where among the costs the factors of ops in libraries stand.
-OF_LIBRARIES = (7, 8)
+#: Whose costs there may be: a processor's, `cpu` being ncnn's, and those of the CPU's other
+#: libraries, each of which calls, passes on and packs in its own way.
+Owner: TypeAlias = Literal["cpu", "gpu", "ort", "openvino"]
+InNetworkCosts: TypeAlias = Mapping[Owner, InNetworkCost]
+OTHERS: tuple[Owner, ...] = ("ort", "openvino")
+
+
+def owner_of(processor: Processor, library: str) -> Owner:
+    """Whose costs are those of a processor in a library."""
+    return library if processor == "cpu" and library in OTHERS else processor
+
+
+def costs_of(costs: InNetworkCosts, processor: Processor, library: str = "") -> InNetworkCost:
+    """The costs of a library that has some, or else the processor's; nothing where it has none."""
+    return costs.get(owner_of(processor, library)) or costs.get(processor, NOTHING)
+
+
+def library_of(way: Direction) -> str:
+    """The library that packs or unpacks."""
+    return next((library for library in OTHERS if way.endswith(f"_{library}")), "ncnn")
+
+
+def measured_way(
+    way: Direction, targets: Collection[str], costs: InNetworkCosts
+) -> Direction | None:
+    """What was measured of a packing: itself, ncnn's in its place, or nothing but its bytes.
+
+    Bytes tell of a library that has costs of its own.
+    """
+    library = library_of(way)
+    if library == "ncnn" or features.sharing_target(way) in targets:
+        return way
+    if library in costs:
+        return None
+    return "load" if way.startswith("load") else "store"
 
 
 def largest_cache(soc: Soc, processor: Processor) -> float:
@@ -121,7 +145,6 @@ class Traffic:
 
 #: Ops take what they take alone.
 NOTHING = InNetworkCost()
-InNetworkCosts: TypeAlias = Mapping[Processor, InNetworkCost]
 
 
 class OpPredictors(Protocol):
@@ -139,22 +162,32 @@ class OpPredictors(Protocol):
 
 def fitted(
     soc: Soc, dataset: Dataset, predictors: OpPredictors, tuning: Tuning = Tuning()
-) -> dict[Processor, InNetworkCost]:
-    """The costs of either processor by a dataset's stages; of one with few of them there are none.
+) -> dict[Owner, InNetworkCost]:
+    """The costs by a dataset's stages; of whom there are few there are none.
 
     `tuning` is that of the kernels that ran. Raises `InvalidFileError` for a row whose text is no
     op or no shape.
     """
-    costs: dict[Processor, InNetworkCost] = {}
+    costs: dict[Owner, InNetworkCost] = {}
     for side in PROCESSORS:
-        amounts, taken_ms = shards(soc, dataset, predictors, side, tuning)
-        if len(amounts) >= FEWEST:
-            for column in OF_LIBRARIES:
-                if np.count_nonzero(amounts[:, column]) < FEWEST:
-                    amounts[:, 0] += amounts[:, column]
-                    amounts[:, column] = 0.0
-            costs[side] = InNetworkCost(*fit(amounts, taken_ms))
+        all_of_side = shards(soc, dataset, predictors, side, tuning)
+        owners: tuple[Owner, ...] = ("cpu", *OTHERS) if side == "cpu" else (side,)
+        for owner in owners:
+            mine = [shard for shard in all_of_side if shard.owner == owner]
+            if owner == side and len(mine) < FEWEST:
+                mine = all_of_side
+            if len(mine) >= FEWEST:
+                costs[owner] = InNetworkCost(*fit(mine))
     return costs
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What a processor did in a stage: amounts in the order of the costs."""
+
+    owner: Owner
+    amounts: tuple[float, ...]
+    taken_ms: float
 
 
 def shards(
@@ -163,22 +196,19 @@ def shards(
     predictors: OpPredictors,
     side: Processor,
     tuning: Tuning = Tuning(),
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """A processor's shards in a dataset's stages: amounts (shards, costs), milliseconds (shards).
+) -> list[Shard]:
+    """A processor's shards in a dataset's stages, but for those in several libraries at once.
 
     Raises `InvalidFileError` for a row whose text is no op or no shape.
     """
     table, slower = dataset.table("stage"), dataset.calibration()
     rows = [row for row in table.read() if row.status == "ok"]
     try:
-        works = _works(rows, side, predictors, soc, tuning)
-        stages = _Stages(side, largest_cache(soc, side), predictors, works)
-        shards_of_rows = [stages.shard(row, slower.get(row.run, {}).get(side, 1.0)) for row in rows]
+        stages = _Stages(side, predictors, _works(rows, side, predictors, soc, tuning))
+        every = [stages.shard(row, slower.get(row.run, {}).get(side, 1.0)) for row in rows]
     except CodlError as error:
         raise InvalidFileError(table.path, str(error)) from error
-    usable = [shard for shard in shards_of_rows if shard is not None]
-    amounts = np.array([each for each, _ in usable]).reshape(-1, len(fields(InNetworkCost)))
-    return amounts, np.array([taken_ms for _, taken_ms in usable])
+    return [shard for shard in every if shard is not None]
 
 
 class _Work(NamedTuple):
@@ -188,6 +218,7 @@ class _Work(NamedTuple):
     backend: str
     #: Bytes of inputs, weights and output as the op has them.
     moved: float
+    #: Of weights, as they are and transformed.
     kept: NDArray[np.float64]
 
 
@@ -196,16 +227,15 @@ class _Stages:
     """What a processor did in stages."""
 
     side: Processor
-    cache: float
     predictors: OpPredictors
     #: By text, the ops that have a predictor.
     works: Mapping[str, _Work]
 
-    def shard(self, row: StageRow, slower: float) -> tuple[list[float], float] | None:
-        """Its amounts in a stage, in the order of the costs, and its milliseconds.
+    def shard(self, row: StageRow, slower: float) -> Shard | None:
+        """What it did in a stage; None where that is nothing, or has no predictor.
 
-        None where it did nothing, or where an op or its packing has no predictor. `slower` is by
-        how much it was slower than in the dataset's first run.
+        Nor where several libraries were at it. `slower` is by how much it was slower than in the
+        dataset's first run.
         """
         cpu = row.cpu_ops, row.cpu_calls, row.cpu_ms
         gpu = row.gpu_ops, row.gpu_calls, row.gpu_ms
@@ -214,26 +244,29 @@ class _Stages:
         if taken_ms <= 0 or not all(text in self.works for text in ran):
             return None
         works = [self.works[text] for text in ran]
+        owner, *others = {owner_of(self.side, work.backend) for work in works}
+        if others:
+            return None
         moves = list(moves_of(row.packed)) if self.side == "cpu" else []
         packed = sum(shape.bytes for _, shape in moves)
         try:
-            packing_ms = fsum(self._packing_ms(*move) for move in moves)
+            packing_ms = fsum(self._packing_ms(way, owner, shape) for way, shape in moves)
         except UnknownNameError:  # packing was not measured
             return None
-        kept = np.sum([work.kept for work in works], axis=0)
+        weights, transformed = np.sum([work.kept for work in works], axis=0).tolist()
         moved = (fsum(work.moved for work in works) + 2 * packed) * bool(other[0])
-        alone_ms = {"": packing_ms, "ort": 0.0, "openvino": 0.0}
-        for work in works:
-            library = work.backend if work.backend in alone_ms else ""
-            alone_ms[library] += work.alone_ms
-        others_ms, *of_libraries = alone_ms.values()
-        in_openvino = float(calls) * any(work.backend == "openvino" for work in works)
-        bytes_ = [*kept.tolist(), float(packed), moved]
-        amounts = [others_ms, float(calls), *bytes_, *of_libraries, in_openvino]
-        return amounts, taken_ms / slower
+        alone_ms = fsum(work.alone_ms for work in works) + packing_ms
+        amounts = (alone_ms, float(calls), weights, transformed, 0.0, float(packed), moved)
+        return Shard(owner, amounts, taken_ms / slower)
 
-    def _packing_ms(self, way: Direction, shape: Shape) -> float:
-        parts = self.predictors.sharing_ms(way, [shape]).values()
+    def _packing_ms(self, way: Direction, owner: Owner, shape: Shape) -> float:
+        """What it takes as far as it was measured; 0 where only bytes tell."""
+        if library_of(way) == "ncnn" and owner in OTHERS:  # in files from before
+            way = loading(owner) if way == "load" else storing(owner)
+        measured = measured_way(way, self.predictors.targets, dict.fromkeys(OTHERS, NOTHING))
+        if measured is None:
+            return 0.0
+        parts = self.predictors.sharing_ms(measured, [shape]).values()
         return sum(float(part[0]) for part in parts)
 
 
@@ -262,7 +295,7 @@ def _works(
             traffic = Traffic.of(sizes, growth, is_transformed)
             moved = 4 * sizes.sum(axis=0)
             alone_ms = predictors.latency_ms(target, ops)
-            each = zip(alone_ms, moved, traffic.kept(cache).T, strict=True)
+            each = zip(alone_ms, moved, traffic.kept(cache)[:2].T, strict=True)
             works |= {
                 text: _Work(ms, variant.backend, size, kept)
                 for text, (ms, size, kept) in zip(ops_by_text, each, strict=True)
@@ -274,31 +307,30 @@ def moves_of(text: str) -> Iterator[tuple[Direction, Shape]]:
     """What `StageRow.packed` lists; raises `CodlError` for what is no such list."""
     for move in filter(None, text.split(SEPARATOR)):
         way, _, sizes = move.partition(" ")
-        if way not in ("load", "store"):
-            raise CodlError(f"Cannot read {move!r}: expected `load` or `store`, and a shape.")
+        if way not in PACKING:
+            raise CodlError(f"Cannot read {move!r}: expected one of {', '.join(PACKING)}, a shape.")
         shape = features.read(features.sharing_target("load"), sizes)
         assert isinstance(shape, Shape)
-        yield ("load" if way == "load" else "store"), shape
+        yield PACKING[way], shape
 
 
-def fit(amounts: NDArray[np.float64], taken_ms: NDArray[np.float64]) -> list[float]:
-    """Costs of at least 0 with the least relative errors, but for stages that something disturbed.
+def fit(some: Sequence[Shard]) -> list[float]:
+    """Costs of at least 0 with the least sum of logarithmic errors; the first cost is 1.
 
-    `amounts` are shaped (stages, costs); the first cost is 1.
+    So shards that something disturbed count little, and too much is as wrong as too little.
     """
     from scipy.optimize import nnls  # planning needs none of it
 
-    alone, amounts = amounts[:, 0] / taken_ms, amounts[:, 1:]
-    scale = np.maximum(amounts.max(axis=0), 1e-30)
-    parts = amounts / scale / taken_ms[:, None]
-    kept = np.ones(len(parts), bool)
-    costs = np.zeros(amounts.shape[1])
+    taken_ms = np.array([shard.taken_ms for shard in some])
+    alone_ms, *columns = np.array([shard.amounts for shard in some]).T
+    parts = np.column_stack(columns)
+    scale = np.maximum((parts / taken_ms[:, None]).max(axis=0), 1e-30)
+    parts /= scale
+    weights = 1 / taken_ms
+    costs = np.zeros(len(scale))
     for _ in range(REFITS):
-        costs, _ = nnls(parts[kept], 1 - alone[kept])
-        errors = np.abs(np.log(np.maximum(alone + parts @ costs, 1e-9)))
-        usual = MEDIANS * float(np.median(errors))
-        now = errors <= FARTHEST * max(usual, 1e-3)
-        if (now == kept).all():
-            break
-        kept = now
+        costs, _ = nnls(parts * weights[:, None], (taken_ms - alone_ms) * weights)
+        fitted_ms = np.maximum(alone_ms + parts @ costs, 1e-9)
+        errors = np.maximum(np.abs(np.log(fitted_ms / taken_ms)), NEAR)
+        weights = 1 / np.sqrt(errors * fitted_ms * taken_ms)
     return [1.0, *(float(cost) for cost in costs / scale)]

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from codl import files, provenance, yaml_file
 from codl.errors import CodlError, InvalidFileError, MismatchError, UnknownNameError
 from codl.ir import Shape
-from codl.ir.types import BLOCKED, Direction, Processor
+from codl.ir.types import BLOCKED, Direction
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.predict import ESTIMATORS, FOLDER, domain_adaptation, features
@@ -31,7 +31,7 @@ from codl.predict.domain_adaptation import SourceDomain
 from codl.predict.estimators import LatencyEstimator
 from codl.predict.estimators.numerics import from_json, to_json
 from codl.predict.features import SHARING_PARTS, FeatureTable, Item, sharing_target
-from codl.predict.in_network_cost import InNetworkCost, InNetworkCosts
+from codl.predict.in_network_cost import InNetworkCost, InNetworkCosts, Owner
 from codl.provenance import own_or_shipped
 from codl.records.soc import Soc
 
@@ -43,6 +43,8 @@ UNIT = "ms"
 FEW_ITEMS = 8
 #: In files from before: of weights beyond the processor's own cache, of inputs, and of outputs.
 FORMER_COSTS = {"far_weight_ms", "read_ms", "written_ms"}
+#: Also from before: of libraries that had no law of their own. The others' holds for them, too.
+FORMER_FACTORS = {"ort", "openvino", "openvino_call_ms"}
 #: Significant digits of a feature that count: the same computation agrees but for rounding.
 DIGITS = 9
 
@@ -92,7 +94,7 @@ class _File:
     feature_units: str
     codl: str
     #: What ops take more inside a network.
-    inside: dict[Processor, InNetworkCost]
+    inside: dict[Owner, InNetworkCost]
     targets: dict[str, Any]
 
 
@@ -131,8 +133,8 @@ class Predictors:
         direction has none.
         """
         usual, *others = registry.storages(self.soc)
-        of_way = {"load": BLOCKED, "store": BLOCKED, "relayout": [usual, *others][-1]}
-        storage = of_way.get(direction, usual)
+        of_way = {"to_gpu": usual, "to_cpu": usual, "relayout": [usual, *others][-1]}
+        storage = of_way.get(direction, BLOCKED)
         parts = {part: sharing_target(direction, storage, part) for part in SHARING_PARTS}
         parts = {part: target for part, target in parts.items() if target in self.stored}
         parts = parts or {"copy": sharing_target(direction, storage)}
@@ -238,7 +240,10 @@ def _with_todays_costs(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _renamed(costs: Any) -> Any:
-    if not isinstance(costs, dict) or not FORMER_COSTS & costs.keys():
+    if not isinstance(costs, dict):
+        return costs
+    costs = {name: cost for name, cost in costs.items() if name not in FORMER_FACTORS}
+    if not FORMER_COSTS & costs.keys():
         return costs
     rest = {name: cost for name, cost in costs.items() if name not in FORMER_COSTS}
     tensor_ms = (costs.get("read_ms", 0.0) + costs.get("written_ms", 0.0)) / 2

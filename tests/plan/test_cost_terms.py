@@ -126,8 +126,8 @@ def test_a_rule_is_off_and_changes_no_prediction(network: Network) -> None:
         without(cost, "contentions")
 
 
-#: Costs of what the plans here do not do: Winograd's weights, and libraries by themselves.
-ELSEWHERE = {"transformed_ms", "ort", "openvino", "openvino_call_ms"}
+#: Costs of what the plans here do not do: transform weights.
+ELSEWHERE = {"transformed_ms"}
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def law(seed: int, packing: Line) -> SyntheticPredictors:
         bytes=1e7,
         times=times,
         packing=packing,
-        inside={"cpu": replace(inside(0.002), openvino=0.9, openvino_call_ms=0.004)},
+        inside={"cpu": inside(0.002), "openvino": inside(0.006)},
     )
 
 

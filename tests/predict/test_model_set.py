@@ -120,7 +120,11 @@ CHANGES: list[tuple[Callable[[dict[str, Any]], None], type[CodlError], str]] = [
     (rename, InvalidFileError, "is of 'conv2d_cpu_gemm'"),
     (change("soc", "phone"), MismatchError, "soc: is 'phone'.*'simulated'"),
     (change("tuning", "0123"), MismatchError, "tuning: is '0123', but .* 'untuned' now"),
-    (change("inside", {"npu": {}}), InvalidFileError, "inside: must be one of cpu, gpu, got 'npu'"),
+    (
+        change("inside", {"npu": {}}),
+        InvalidFileError,
+        "inside: must be one of cpu, gpu, ort, openvino, got 'npu'",
+    ),
     (change("inside", {"cpu": {"more": 1}}), InvalidFileError, "Unknown key 'more'.*call_ms"),
     (change("inside", {"cpu": {"alone": -1}}), InvalidFileError, "inside.*: expected float >= 0"),
     (of_gemm("features", ["rows"]), MismatchError, "features: is rows, but .*padded_macs"),
