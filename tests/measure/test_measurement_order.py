@@ -93,7 +93,8 @@ def test_exchanges_of_every_direction_come_before_any_op() -> None:
     ops_at = [at for at, task in enumerate(selection.tasks) if isinstance(task, OpTask)]
     before = selection.tasks[: ops_at[0]]
     exchanges = {task.direction for task in before if isinstance(task, SharingTask)}
-    assert exchanges == {"to_gpu", "to_cpu", "load", "store"}
+    optional = {"load_openvino", "store_openvino"}
+    assert exchanges - optional == {"to_gpu", "to_cpu", "load", "store"}
 
 
 def test_with_little_time_some_parts_wait_behind_the_whole_ops() -> None:
@@ -107,7 +108,7 @@ def test_with_little_time_some_parts_wait_behind_the_whole_ops() -> None:
 
 
 def test_a_longer_budget_has_more_similar_ops() -> None:
-    short, long, longer = (chosen(SOC, seconds) for seconds in (1.0, 100.0, 150.0))
+    short, long, longer = (chosen(SOC, seconds) for seconds in (1.0, 150.0, 200.0))
     assert 0 < len(added(short)) <= LEAST_SIMILAR < len(added(long)) < len(added(longer))
     assert added(short) < added(long) < added(longer)
     assert not added(chosen(SOC, 100.0, similar=0))
