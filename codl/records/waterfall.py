@@ -30,7 +30,8 @@ PREDICTED_TERMS: Mapping[str, str] = {
     "halo": "what both processors compute of a chain",
     "fusion": "ops that run together: calls of nets that they share, residual adds inside a "
     "convolution's kernels",
-    "layouts": "the CPU's libraries pack and unpack, the GPU copies tensors from one storage to another",
+    "layouts": "the CPU's libraries pack and unpack, the GPU copies tensors from one storage to "
+    "another",
     "overlap": "a processor begins a chain while the other one is still at the chain before",
     "sharing": "data sharing: transform, map, copy, sync and unmap",
     "launches": "the CPU enqueues kernels, which are on their way to a GPU without work",
