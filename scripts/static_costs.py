@@ -42,7 +42,7 @@ OPS = (
 
 
 def costs(rows: list[KernelFigures], family: str) -> dict[str, dict[str, list[float]]]:
-    """[instructions, slots, private accesses, waves] by kernel and choice."""
+    """[instructions, slots, loads, private accesses, waves] by kernel and choice."""
     together: dict[str, Any] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         if row.error or not row.variant.startswith(("conv2d", "fc", "matmul")):
@@ -51,6 +51,7 @@ def costs(rows: list[KernelFigures], family: str) -> dict[str, dict[str, list[fl
         numbers = (
             row.instructions,
             row.hot_slots / macs if macs else 0.0,
+            row.hot_loads / macs if macs else 0.0,
             row.hot_spills / macs if macs else 0.0,
             row.waves if family == "adreno" else FULL_WAVES * row.waves / 2,
         )

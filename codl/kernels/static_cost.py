@@ -29,8 +29,11 @@ FILE = "static_costs.json"
 OF_LAUNCHES = frozenset({"local_x", "local_y", "strip", "splits", "most"})
 #: Waves that hide the latencies of one another on a compute unit.
 HIDING = 8
-#: Slots: of an access to private memory, and of a launch, on all compute units.
-PRIVATE_SLOTS, LAUNCH_SLOTS = 8, 4000
+#: Slots that a load of four floats, or an access to private memory, keeps a wave's lanes from: an
+#: Adreno 640 fetches 28 billion texels a second and makes 477 billion multiply-adds.
+LOAD_SLOTS = 16
+#: Slots of a launch, on all compute units.
+LAUNCH_SLOTS = 4000
 #: Bytes that a compute unit reads or writes while a wave issues a slot.
 SLOT_BYTES = 16
 
@@ -38,11 +41,12 @@ SLOT_BYTES = 16
 @dataclass(frozen=True)
 class CodeCost:
     """Of a kernel in a choice: its instructions, and of its hot loop, for a multiply-add, the issue
-    slots (0 where it makes next to none) and accesses of private memory; waves in flight.
+    slots (0 where it makes next to none), loads, and accesses of private memory; waves in flight.
     """
 
     instructions: float
     slots: float
+    loads: float
     private: float
     waves: float
 
@@ -137,7 +141,7 @@ def static_cost(variant: Kernel, op: Op, soc: Soc, choice: Choice | None = None)
         run = LaunchWaves.of(launch, gpu.wave_size)
         slots = run.waves * code.instructions
         if code is products:
-            per_mac = code.slots + PRIVATE_SLOTS * code.private
+            per_mac = code.slots + LOAD_SLOTS * (code.loads + code.private)
             slots += macs / (gpu.wave_size * run.lanes) * per_mac
         in_flight = min(code.waves, run.waves / gpu.compute_units)
         total += slots / gpu.compute_units / min(1.0, in_flight / HIDING)

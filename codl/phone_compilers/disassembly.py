@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 #: Changes with what is read, so that kept figures of an earlier version are not believed.
-VERSION = 2
+VERSION = 3
 Figures = dict[str, Any]
 
 NAME = re.compile(r"\bimpl (?:__wrapped_)?(\w+) \{")
@@ -27,11 +27,14 @@ COUNT = re.compile(r"([\d.]+(?::[\d.]+)?) ([a-z: ]+?)(?:,|$)")
 
 
 class Line:
-    """An instruction: its name, the slots that it takes, and the multiply-adds that it makes."""
+    """An instruction: its name, the slots that it takes, and the multiply-adds that it makes.
 
-    def __init__(self, name: str, slots: int, macs: int, private: bool, memory: bool) -> None:
+    And whether it reads or writes private memory, or loads from a buffer or an image.
+    """
+
+    def __init__(self, name: str, slots: int, macs: int, private: bool, loads: bool) -> None:
         self.name, self.slots, self.macs = name, slots, macs
-        self.private, self.memory = private, memory
+        self.private, self.loads = private, loads
 
 
 def hot_loop(lines: Sequence[Line], jumps_back: Iterable[tuple[int, int]]) -> Figures:
@@ -48,7 +51,7 @@ def hot_loop(lines: Sequence[Line], jumps_back: Iterable[tuple[int, int]]) -> Fi
         "slots": sum(line.slots for line in body),
         "macs": sum(line.macs for line in body),
         "private": sum(line.private for line in body),
-        "memory": sum(line.memory for line in body),
+        "loads": sum(line.loads for line in body),
         "is_loop": bool(inner),
     }
 
@@ -100,9 +103,9 @@ def _adreno_lines(body: str) -> tuple[list[Line], list[tuple[int, int]]]:
             base = name.split(".")[0]
             macs = times if re.match(r"mad\.f", name) else 0
             private = base in ("ldp", "stp")
-            memory = base in ("ldg", "stg", "isam", "sam", "ldib", "stib", "ldl", "stl")
+            loads = base in ("ldg", "isam", "sam", "ldib")
             slots = times + sum(map(int, IDLE.findall(text)))
-            lines.append(Line(base, slots, macs, private, memory))
+            lines.append(Line(base, slots, macs, private, loads))
             if (jump := JUMP.search(text)) and jump[1] in places:
                 jumps.append((places[jump[1]], len(lines) - 1))
     return lines, jumps
@@ -147,8 +150,9 @@ def _mali_line(text: str) -> Line:
     name = text.split(" ")[0]
     macs = (2 if ".v2f16" in name else 1) if re.match(r"FMA\.", name) else 0
     private = ".tl" in name or "thread_local" in text
-    memory = bool(re.match(r"LOAD|STORE|LD_|ST_|TEX|VAR_TEX|ATEST", name)) and not private
-    return Line(name, 1, macs, private, memory)
+    local = ".wls" in name or "workgroup" in text
+    loads = bool(re.match(r"LOAD|LD_(?!VAR)|TEX", name)) and not private and not local
+    return Line(name, 1, macs, private, loads)
 
 
 def _bifrost(code: Sequence[str]) -> tuple[list[Line], list[tuple[int, int]]]:
