@@ -29,12 +29,11 @@ COUNT = re.compile(r"([\d.]+(?::[\d.]+)?) ([a-z: ]+?)(?:,|$)")
 class Line:
     """An instruction: its name, the slots that it takes, and the multiply-adds that it makes.
 
-    And whether it reads or writes private memory, or loads from a buffer or an image.
+    And whether it reads or writes private memory.
     """
 
-    def __init__(self, name: str, slots: int, macs: int, private: bool, loads: bool) -> None:
-        self.name, self.slots, self.macs = name, slots, macs
-        self.private, self.loads = private, loads
+    def __init__(self, name: str, slots: int, macs: int, private: bool) -> None:
+        self.name, self.slots, self.macs, self.private = name, slots, macs, private
 
 
 def hot_loop(lines: Sequence[Line], jumps_back: Iterable[tuple[int, int]]) -> Figures:
@@ -51,7 +50,6 @@ def hot_loop(lines: Sequence[Line], jumps_back: Iterable[tuple[int, int]]) -> Fi
         "slots": sum(line.slots for line in body),
         "macs": sum(line.macs for line in body),
         "private": sum(line.private for line in body),
-        "loads": sum(line.loads for line in body),
         "is_loop": bool(inner),
     }
 
@@ -103,9 +101,8 @@ def _adreno_lines(body: str) -> tuple[list[Line], list[tuple[int, int]]]:
             base = name.split(".")[0]
             macs = times if re.match(r"mad\.f", name) else 0
             private = base in ("ldp", "stp")
-            loads = base in ("ldg", "isam", "sam", "ldib")
             slots = times + sum(map(int, IDLE.findall(text)))
-            lines.append(Line(base, slots, macs, private, loads))
+            lines.append(Line(base, slots, macs, private))
             if (jump := JUMP.search(text)) and jump[1] in places:
                 jumps.append((places[jump[1]], len(lines) - 1))
     return lines, jumps
@@ -150,9 +147,7 @@ def _mali_line(text: str) -> Line:
     name = text.split(" ")[0]
     macs = (2 if ".v2f16" in name else 1) if re.match(r"FMA\.", name) else 0
     private = ".tl" in name or "thread_local" in text
-    local = ".wls" in name or "workgroup" in text
-    loads = bool(re.match(r"LOAD|LD_(?!VAR)|TEX", name)) and not private and not local
-    return Line(name, 1, macs, private, loads)
+    return Line(name, 1, macs, private)
 
 
 def _bifrost(code: Sequence[str]) -> tuple[list[Line], list[tuple[int, int]]]:

@@ -48,7 +48,6 @@ def _figures(uses: Sequence[KernelUse], compilation: Compilation, gpu: PhoneGpu)
             "hot_slots": hot["slots"],
             "hot_macs": hot["macs"],
             "hot_spills": hot["private"],
-            "hot_loads": hot["loads"],
         }
         if hot["macs"] >= FEWEST_MACS:
             counts["slots_per_100_macs"] = 100 * hot["slots"] / hot["macs"]

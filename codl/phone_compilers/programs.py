@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
+from itertools import product
+from math import prod
 from typing import Any
+
+import numpy as np
 
 from codl.errors import CodlError
 from codl.ir import Op, parse, to_text
@@ -14,11 +18,10 @@ from codl.ir.network import Network
 from codl.ir.region import Shape
 from codl.ir.types import PRECISIONS, PrecisionTraits, Storage
 from codl.kernels import registry
-from codl.kernels.base import KernelPlan
+from codl.kernels.base import KernelLaunch, KernelPlan
 from codl.kernels.kernel import Kernel
 from codl.kernels.layout.transform import KERNELS, transform
 from codl.kernels.source import compile_options, source_text
-from codl.kernels.static_cost import LaunchWaves, with_used
 from codl.lower.rules import active, mode_of, residual_adds
 from codl.measure.check_variants import OPS
 from codl.records.soc import Soc
@@ -105,6 +108,43 @@ class ProgramList:
         ]
         keys = {use.program for use in uses}
         return ProgramList({k: v for k, v in self.programs.items() if k in keys}, uses)
+
+
+@dataclass(frozen=True)
+class LaunchWaves:
+    """Waves of a launch that have work, and the share of their lanes that have some."""
+
+    waves: int
+    lanes: float
+
+    @classmethod
+    def of(cls, launch: KernelLaunch, wave_size: int) -> LaunchWaves:
+        """Waves are consecutive work-items of a work-group; those without any work end at once."""
+        local = launch.local_size or (1,) * len(launch.global_size)
+        used = launch.used or launch.global_size
+        kinds = []
+        for size, most, group in zip(used, launch.global_size, local, strict=True):
+            full, rest = divmod(min(size, most), group)
+            kinds.append([(group, full)] * bool(full) + [(rest, 1)] * bool(rest))
+        busy = waves = 0
+        for corner in product(*kinds):
+            groups = prod(count for _, count in corner)
+            works = np.zeros(local[::-1], bool)
+            works[tuple(slice(0, size) for size, _ in reversed(corner))] = True
+            items = works.reshape(-1)
+            padded = np.pad(items, (0, -items.size % wave_size)).reshape(-1, wave_size)
+            busy += groups * int(items.sum())
+            waves += groups * int(padded.any(axis=1).sum())
+        return cls(waves, busy / (waves * wave_size) if waves else 1.0)
+
+
+def with_used(launches: Sequence[KernelLaunch], items: float | None) -> Sequence[KernelLaunch]:
+    """Launches that say how many work-items have work: of one alone `items`, those in front."""
+    if len(launches) != 1 or launches[0].used or not items:
+        return launches
+    first, *others = launches[0].global_size
+    used = round(items / prod(others))
+    return [replace(launches[0], used=(used, *others))] if 0 < used < first else launches
 
 
 def needs(network: Network) -> list[NeededOp]:

@@ -14,9 +14,8 @@ class KernelFigures:
     Counts are of the machine code. `registers` are Adreno's of four floats, of 48, and Mali's of
     one, 32 or 64; `waves` are those in flight on a core, Mali's full (2) or half (1). `spills`
     are instructions that read or write private memory, of which `private_bytes` are a work-item's;
-    `hot_spills` those in the hot loop, and `hot_loads` its loads from buffers and images.
-    `slots_per_100_macs` are issue slots of the hot loop for 100 multiply-adds; None where it has
-    next to none. `lanes` is the least of the ops, and that of `op`. `error` says why it does not
+    `hot_spills` those in the hot loop. `slots_per_100_macs` are issue slots of the hot loop for 100
+    multiply-adds; None where it has next to none. `lanes` is the least of the ops, and that of `op`. `error` says why it does not
     build.
     """
 
@@ -45,7 +44,6 @@ class KernelFigures:
     loops: int = 0
     hot_slots: int = 0
     hot_macs: int = 0
-    hot_loads: int = 0
     slots_per_100_macs: float | None = None
     lanes: float | None = None
 

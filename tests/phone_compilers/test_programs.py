@@ -13,11 +13,10 @@ from codl.errors import UnknownNameError
 from codl.frontend.convert import load_structure
 from codl.ir.executable import GpuOp
 from codl.kernels.base import KernelLaunch
-from codl.kernels.static_cost import LaunchWaves
 from codl.kernels.tuning import Tuning
 from codl.lower.lowering import lower
 from codl.phone_compilers import gpus
-from codl.phone_compilers.programs import exported, needs, programs_of
+from codl.phone_compilers.programs import LaunchWaves, exported, needs, programs_of
 from codl.plan.build_plan import default_plan
 
 
