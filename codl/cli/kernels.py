@@ -112,8 +112,9 @@ def compile_kernels(
     key, played = gpus.find(gpu)
     compiler.check_installed(played.family)
     socs = [gpus.soc_of(gpu, each) for each in ([precision] if precision else USUAL)]
-    listed = programs_of(_networks(models, ops), socs)
-    listed = listed.only(variants.split(",") if variants else None, all_choices=all_choices)
+    listed = programs_of(_networks(models, ops), socs, all_choices=all_choices)
+    if variants:
+        listed = listed.only(variants.split(","))
     if not listed.programs:
         raise CodlError(f"No kernel variant of {variants} is needed there.")
     with progress(f"Compiling for {played.label}") as update:

@@ -98,14 +98,9 @@ class ProgramList:
             for kernel, share in shares.items()
         ]
 
-    def only(self, variants: Sequence[str] | None, *, all_choices: bool) -> ProgramList:
-        """Those of some variants or kinds of op, in their default choices unless in all."""
-        uses = [
-            use
-            for use in self.uses
-            if (use.is_default or all_choices)
-            and (variants is None or {use.variant, *use.variant.split(" ")} & {*variants})
-        ]
+    def only(self, variants: Sequence[str]) -> ProgramList:
+        """Those of some variants or kinds of op."""
+        uses = [use for use in self.uses if {use.variant, *use.variant.split(" ")} & {*variants}]
         keys = {use.program for use in uses}
         return ProgramList({k: v for k, v in self.programs.items() if k in keys}, uses)
 
@@ -168,11 +163,14 @@ def exported() -> dict[str, list[NeededOp]]:
     return networks
 
 
-def programs_of(networks: Mapping[str, Sequence[NeededOp]], socs: Iterable[Soc]) -> ProgramList:
+def programs_of(
+    networks: Mapping[str, Sequence[NeededOp]], socs: Iterable[Soc], *, all_choices: bool = False
+) -> ProgramList:
     """Every program of every variant that the ops of networks may be planned in, on SoCs.
 
     The SoCs are one at other precisions. Variants for GPUs that no network meets are
-    met by small ops, and copies between layouts are among them.
+    met by small ops, and copies between layouts are among them. Tuning choices are those that hold
+    untuned, unless `all_choices` are wanted.
     """
     by_op: dict[NeededOp, list[str]] = {}
     for name, needed in networks.items():
@@ -183,12 +181,12 @@ def programs_of(networks: Mapping[str, Sequence[NeededOp]], socs: Iterable[Soc])
         for need, names in by_op.items():
             for variant in _variants(need.op, soc):
                 met.add(f"{need.op.kind} {variant.name}")
-                _add(listed, need, variant, soc, tuple(names))
+                _add(listed, need, variant, soc, tuple(names), all_choices)
         for text in OPS:
             op = parse(text)
             for variant in _variants(op, soc):
                 if f"{op.kind} {variant.name}" not in met:
-                    _add(listed, NeededOp(op), variant, soc, ())
+                    _add(listed, NeededOp(op), variant, soc, (), all_choices)
         _add_copies(listed, soc)
     return listed
 
@@ -210,28 +208,33 @@ def _first(op: Op, variant: Kernel, soc: Soc) -> bool:
 
 
 def _add(
-    listed: ProgramList, need: NeededOp, variant: Kernel, soc: Soc, networks: tuple[str, ...]
+    listed: ProgramList,
+    need: NeededOp,
+    variant: Kernel,
+    soc: Soc,
+    networks: tuple[str, ...],
+    all_choices: bool,
 ) -> None:
+    op = need.op
     fused = need.mode and soc.gpu.type in variant.adds_on
     if need.mode and not fused:
         return
     use = {
-        "variant": f"{need.op.kind} {variant.name}",
-        "op": to_text(need.op) + (f" + {need.mode}" if need.mode else ""),
+        "variant": f"{op.kind} {variant.name}",
+        "op": to_text(op) + (f" + {need.mode}" if need.mode else ""),
         "memory": "image2d" if variant.in_images else "buffer",
         "precision": _precision(variant),
-        "is_first": _first(need.op, variant, soc),
+        "is_first": _first(op, variant, soc),
         "networks": networks,
     }
-    for at, choice in enumerate(variant.choices(need.op, soc)):
+    for at, choice in enumerate(variant.choices(op, soc) if all_choices else (None,)):
         try:
-            plan = variant.plan(need.op, soc, choice)
+            plan, features = variant.plan(op, soc, choice), variant.features(op, soc, choice)
         except CodlError:  # a choice that does not fit is none
             continue
         plan = plan.adding(need.mode) if fused else plan
-        items = variant.features(need.op, soc, choice).get("work_items")
-        how = {"choice": dict(choice), "is_default": at == 0, **use}
-        listed.add(plan, soc.gpu.wave_size, items, **how)
+        how = {"choice": dict(choice or {}), "is_default": at == 0, **use}
+        listed.add(plan, soc.gpu.wave_size, features.get("work_items"), **how)
 
 
 def _add_copies(listed: ProgramList, soc: Soc) -> None:

@@ -15,8 +15,8 @@ class KernelFigures:
     one, 32 or 64; `waves` are those in flight on a core, Mali's full (2) or half (1). `spills`
     are instructions that read or write private memory, of which `private_bytes` are a work-item's;
     `hot_spills` those in the hot loop. `slots_per_100_macs` are issue slots of the hot loop for 100
-    multiply-adds; None where it has next to none. `lanes` is the least of the ops, and that of `op`. `error` says why it does not
-    build.
+    multiply-adds; None where it has next to none. `lanes` is the least of the ops, and that of
+    `op`. `error` says why it does not build.
     """
 
     name: str

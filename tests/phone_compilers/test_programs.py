@@ -46,7 +46,7 @@ def _one_by_one(launch: KernelLaunch, wave: int) -> LaunchWaves:
 
 def test_all_programs_of_a_plan_are_among_those_that_are_needed() -> None:
     soc, network = gpus.soc_of("adreno630"), load_structure("mobilenet_v2")
-    listed = programs_of({"it": needs(network)}, [soc]).only(None, all_choices=False)
+    listed = programs_of({"it": needs(network)}, [soc])
     texts = {(program.source, program.options) for program in listed.programs.values()}
     executable = lower(network, default_plan(network, soc, "gpu"), soc, Tuning())
     computing = {
