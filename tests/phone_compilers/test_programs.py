@@ -67,7 +67,7 @@ def test_all_programs_of_a_plan_are_among_those_that_are_needed() -> None:
 def test_socs_are_compiled_for_by_their_gpu() -> None:
     assert gpus.find("sdm865")[0] == gpus.find("Adreno (TM) 650")[0] == "adreno660"
     assert gpus.find("dimensity8050")[0] == gpus.find("Mali-G77 MC9 r0p1")[0] == "malig57"
-    assert gpus.soc_of("kirin990", "float16").gpu.max_work_group_size == 384
+    assert gpus.soc_of("kirin990", "half").gpu.max_work_group_size == 384
     with pytest.raises(UnknownNameError, match="Did you mean 'adreno630'"):
         gpus.find("adreno63")
 
