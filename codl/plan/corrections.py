@@ -31,11 +31,10 @@ from codl.lower.packing import library_of, packed
 from codl.lower.rules import storing
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
-from codl.plan.price import StagePrice, StageTimes, price, stage_times, walk
-from codl.plan.profile_feedback import Totals
+from codl.plan.price import StagePrice, price, stage_times, walk
+from codl.plan.profile_feedback import ProfiledTimes, Totals
 from codl.records.profile import PlanRun
 from codl.records.soc import Soc
-from codl.records.span_names import transform_label
 
 #: A ratio below this is of nothing that was computed.
 LEAST = 0.02
@@ -226,33 +225,11 @@ def corrected(cost: CostModel, network: Network, runs: Iterable[PlanRun], soc: S
 
 def _stage_ms(executable: Executable, run: PlanRun, cost: CostModel) -> list[float]:
     """What a stage of both processors took beyond its parts; nothing of a plan without any."""
-    times = [_measured(executable, stage, run.totals) for stage in stage_times(executable, cost)]
+    profiled = ProfiledTimes.of_totals(executable, run.totals)
+    times = profiled.with_all(stage_times(executable, cost))
     both = sum(all(stage.works_ms) for stage in times)
     rest_ms = run.latency_ms - walk(executable, times).latency_ms
     return [max(0.0, rest_ms) / both] if both else []
-
-
-def _measured(executable: Executable, stage: StageTimes, totals: Totals) -> StageTimes:
-    """A stage with the nets, kernels and transfers of a profile, as far as that has them."""
-
-    def label(number: int) -> str:
-        step = executable.steps[number]
-        if isinstance(step, GpuOp):
-            return step.label
-        return transform_label(executable, step)
-
-    def parts(number: int, predicted: Mapping[str, float]) -> Mapping[str, float]:
-        step_label = executable.steps[number].label
-        labels = {"transform": label(number), "copy": step_label, "unmap": step_label}
-        return {**predicted, **{part: totals.get((part, labels[part]), 0.0) for part in labels}}
-
-    nets = executable.nets
-    return replace(
-        stage,
-        nets_ms={n: totals.get(("net", nets[n].label), ms) for n, ms in stage.nets_ms.items()},
-        kernels_ms={n: totals.get(("kernel", label(n)), ms) for n, ms in stage.kernels_ms.items()},
-        transfers_ms={n: parts(n, predicted) for n, predicted in stage.transfers_ms.items()},
-    )
 
 
 def op_ratios(executable: Executable, totals: Totals, cost: CostModel) -> list[OpRatio]:

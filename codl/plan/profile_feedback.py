@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import fsum
@@ -31,6 +31,8 @@ from codl.records.statistic import nearest
 SEEN: tuple[SpanKind, ...] = ("transform", "copy", "unmap")
 #: Milliseconds by a number.
 ByNumber: TypeAlias = dict[int, float]
+#: Milliseconds in a profile by kind and label: of a net, or of all kernels of an op.
+Totals: TypeAlias = Mapping[tuple[str, str], float]
 _SpansByName: TypeAlias = dict[SpanName, deque[TimeSpan]]
 
 
@@ -59,10 +61,23 @@ class ProfiledTimes:
         for stage in executable.stages:
             end_ms = done_ms
             for command, span in _spans(executable, stage, by_name):
-                times._add(executable, command, span)
+                times._add(executable, command, span.kind, span.ms)
                 end_ms = max(end_ms, span.end_ms)
             times.stages_ms.append(end_ms - done_ms)
             done_ms = end_ms
+        return times
+
+    @classmethod
+    def of_totals(cls, executable: Executable, totals: Totals) -> ProfiledTimes:
+        """Of totals by kind and label, without stages; commands of one name share alike.
+
+        What the totals do not have is left out.
+        """
+        names = [span_of(executable, command) for command in executable.commands]
+        times, counts = cls(), Counter(names)
+        for command, name in zip(executable.commands, names, strict=True):
+            if name is not None and name in totals:
+                times._add(executable, command, name.kind, totals[name] / counts[name])
         return times
 
     @classmethod
@@ -84,37 +99,44 @@ class ProfiledTimes:
             [fmean(stage_ms) for stage_ms in zip(*(run.stages_ms for run in near), strict=True)],
         )
 
-    def _add(self, executable: Executable, command: Command, span: TimeSpan) -> None:
+    def _add(self, executable: Executable, command: Command, kind: SpanKind, ms: float) -> None:
         if isinstance(command, RunNet):
-            self.nets_ms[command.net] = self.nets_ms.get(command.net, 0.0) + span.ms
+            self.nets_ms[command.net] = self.nets_ms.get(command.net, 0.0) + ms
         elif isinstance(command, Launch | Copy | Unmap):
             number = command.step
             if isinstance(executable.steps[number], Transfer):
                 parts = self.transfers_ms.setdefault(number, dict.fromkeys(SEEN, 0.0))
-                parts[span.kind] += span.ms
+                parts[kind] += ms
             else:
-                self.kernels_ms[number] = self.kernels_ms.get(number, 0.0) + span.ms
+                self.kernels_ms[number] = self.kernels_ms.get(number, 0.0) + ms
 
-    # Predicted times with some of these instead.
+    # Predicted times with some of these instead; what was not measured stays as predicted.
+
+    def with_all(self, times: Sequence[StageTimes]) -> list[StageTimes]:
+        return self.with_transfers(self.with_kernels(self.with_nets(times)))
 
     def with_nets(self, times: Sequence[StageTimes]) -> list[StageTimes]:
-        return [
-            replace(stage, nets_ms={n: self.nets_ms[n] for n in stage.nets_ms}) for stage in times
-        ]
+        def measured(predicted: Mapping[int, float]) -> ByNumber:
+            return {n: self.nets_ms.get(n, ms) for n, ms in predicted.items()}
+
+        return [replace(stage, nets_ms=measured(stage.nets_ms)) for stage in times]
 
     def with_kernels(self, times: Sequence[StageTimes]) -> list[StageTimes]:
-        measured = ({n: self.kernels_ms[n] for n in stage.kernels_ms} for stage in times)
-        return [replace(stage, kernels_ms=ms) for stage, ms in zip(times, measured, strict=True)]
+        def measured(predicted: Mapping[int, float]) -> ByNumber:
+            return {n: self.kernels_ms.get(n, ms) for n, ms in predicted.items()}
+
+        return [replace(stage, kernels_ms=measured(stage.kernels_ms)) for stage in times]
 
     def with_transfers(self, times: Sequence[StageTimes]) -> list[StageTimes]:
         """What a profile does not tell of transfers stays as predicted."""
-
-        def parts(number: int, predicted: Mapping[str, float]) -> Mapping[str, float]:
-            unseen = {part: ms for part, ms in predicted.items() if part not in SEEN}
-            return {**unseen, **self.transfers_ms[number]}
-
         return [
-            replace(stage, transfers_ms={n: parts(n, ms) for n, ms in stage.transfers_ms.items()})
+            replace(
+                stage,
+                transfers_ms={
+                    n: {**parts, **self.transfers_ms.get(n, {})}
+                    for n, parts in stage.transfers_ms.items()
+                },
+            )
             for stage in times
         ]
 
@@ -151,5 +173,3 @@ def _spans(
 
 #: What computes on either processor, as profiles call it.
 KINDS: Mapping[str, Processor] = {"net": "cpu", "kernel": "gpu"}
-#: Milliseconds in a profile by kind and label: of a net, or of all kernels of an op.
-Totals: TypeAlias = Mapping[tuple[str, str], float]

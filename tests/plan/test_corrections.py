@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support.plans import row
 from support.simulated import SOC
+from support.some import some
 from support.synthetic_predictors import SyntheticPredictors, inside
 
 from codl.ir import parse
@@ -20,7 +21,11 @@ from codl.plan.build_plan import chain_of, make_plan
 from codl.plan.corrections import OpRatio, ProfileCorrections, corrected, op_ratios
 from codl.plan.cost_model import CostModel
 from codl.plan.price import price
+from codl.plan.profile_feedback import ProfiledTimes
 from codl.records.profile import PlanRun
+from codl.records.results import TimeSpan
+from codl.records.span_names import span_of
+from codl.runtime.loaded import totals_ms
 
 CONV = "conv2d in=1x64x{h}x56 oc={oc} kernel=3x3 pad=1"
 TARGET = "conv2d_gpu_direct"
@@ -95,6 +100,22 @@ def executable_of(cost: CostModel) -> tuple[Executable, PlanRun]:
     executable = lower(network, plan, SOC, Tuning())
     digest = executable.digest(weights=False)
     return executable, PlanRun(plan=plan, executable=digest, latency_ms=1.0, parts_ms={})
+
+
+def test_totals_of_a_profile_lie_over_stages_as_its_spans_do() -> None:
+    executable, _ = executable_of(CostModel(SOC, SyntheticPredictors()))
+    names = [name for x in executable.commands if (name := span_of(executable, x)) is not None]
+    spans = [TimeSpan("cpu", *name, at, at + 1 + len(name.label)) for at, name in enumerate(names)]
+    by_span, by_total = (
+        ProfiledTimes.of(executable, spans),
+        ProfiledTimes.of_totals(executable, totals_ms(spans)),
+    )
+    for times in (by_span.nets_ms, by_span.kernels_ms, by_span.transfers_ms):
+        assert some(times)
+    assert by_total.nets_ms == pytest.approx(by_span.nets_ms)
+    assert by_total.kernels_ms == pytest.approx(by_span.kernels_ms)
+    for step in some(by_span.transfers_ms):
+        assert by_total.transfers_ms[step] == pytest.approx(by_span.transfers_ms[step])
 
 
 def law(executable: Executable, slower: Mapping[str, float], *, layers: bool) -> PlanRun:
