@@ -64,14 +64,15 @@ def rehearsed(
     strategy: str,
     rounds: int,
     seconds: float,
+    further: int = 0,
     processors: Sequence[Processor] = PROCESSORS,
 ) -> Plan:
     """The plan that is fastest of those that ran: each processor alone, and up to `rounds` others.
 
-    The CPU runs in each of its libraries that there is time for. Without rounds it is one of
-    `processors` alone; those of a profile that was kept count. None begins behind `seconds`, or
-    would end there if it took as long as the last. Ctrl-C takes the best so far. Raises `CodlError`
-    where a plan does not run.
+    `further` ones run where the last was the fastest of all. The CPU runs in each of its libraries
+    that there is time for. Without rounds it is one of `processors` alone; those of a profile that
+    was kept count. None begins behind `seconds`, or would end there if it took as long as the last.
+    Ctrl-C takes the best so far. Raises `CodlError` where a plan does not run.
     """
     profiles = context.profiling
     assert profiles is not None
@@ -87,7 +88,7 @@ def rehearsed(
         with budget.keeping(rehearsal):
             rehearsal.begin(singles, in_library[1:], lambda: budget.spent_s < SPARE * seconds)
             round_s = 0.0
-            while rehearsal.profile.rounds < rounds:
+            while rehearsal.profile.rounds < rounds + further * rehearsal.gained:
                 begin_s = budget.spent_s
                 if begin_s + round_s > seconds or not rehearsal.run_next(strategy):
                     break
@@ -143,6 +144,12 @@ class Rehearsal:
             cost = self.context.corrected(self.cost, self.network, self.profile)
             self._corrected = self.profile, cost
         return cost
+
+    @property
+    def gained(self) -> bool:
+        """Whether the plan that ran last is the fastest."""
+        runs = self.profile.runs
+        return bool(runs) and runs[-1] is min(runs, key=lambda run: run.latency_ms)
 
     def begin(
         self, singles: Sequence[Plan], others: Sequence[Plan], has_time: Callable[[], bool]
