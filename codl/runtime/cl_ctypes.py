@@ -263,6 +263,15 @@ class CommandQueue(_Object):
         self.context, self.device = context, on
         #: For those that want no event.
         self.enqueue = library.raw("clEnqueueNDRangeKernel")
+        self._untyped = library.untyped("clEnqueueNDRangeKernel"), library.untyped("clReleaseEvent")
+
+    def enqueue_with_event(self, queue: pointer, *arguments: Any) -> int:
+        """Enqueue a kernel with an event that nobody waits for; returns OpenCL's code."""
+        (enqueue, release), event = self._untyped, pointer()
+        code: int = enqueue(queue, *arguments[:-1], byref(event))
+        if not code:
+            release(event)
+        return code
 
     def flush(self) -> None:
         self.library.clFlush(self.int_ptr)

@@ -236,6 +236,10 @@ class Library:
         """A function that returns its code."""
         return self._made(name, c_int32, FUNCTIONS[name][1])
 
+    def untyped(self, name: str) -> Any:
+        """The same that takes values of `ctypes` alone, of which it converts none."""
+        return CFUNCTYPE(c_int32)(self._address(name))
+
     def _function(self, name: str) -> Any:
         if name in SVM_FUNCTIONS:
             result = pointer if name == ALLOCATE else None

@@ -103,6 +103,7 @@ def cl_module() -> Any:
     return cl_ctypes
 
 
+@cache
 def is_stand_in() -> bool:
     """Whether the module is not pyopencl itself."""
     return bool(cl_module().__name__ != "pyopencl")

@@ -245,11 +245,9 @@ class OpenClDevice:
     def submit(self, kernels: Sequence[BoundKernel]) -> None:
         """Enqueue kernels of which nobody asks when they end; does not flush.
 
-        Without events, which a GPU's driver has to make. A CPU's makes them for next to nothing,
-        and the way past pyopencl takes the host half a microsecond a launch longer.
+        Without events, which a GPU's driver has to make.
         """
-        past_pyopencl = is_stand_in() or not self.soc.gpu.is_cpu
-        function = enqueue_function(self.queue) if past_pyopencl else None
+        function = enqueue_function(self.queue, is_cpu=self.soc.gpu.is_cpu)
         if function is None:
             self._submit_with_events(kernels)
             return

@@ -134,8 +134,8 @@ def _install(calls: Calls, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(cl.Event, "command_execution_status", property(calls.passing(LOOK, status.fget)))
     raw = opencl.enqueue_function
 
-    def passing_raw(queue: Any) -> Callable[..., int] | None:
-        function = raw(queue)
+    def passing_raw(queue: Any, *, is_cpu: bool) -> Callable[..., int] | None:
+        function = raw(queue, is_cpu=is_cpu)
         return None if function is None else calls.passing_raw(function)
 
     patch.setattr(opencl, "enqueue_function", passing_raw)

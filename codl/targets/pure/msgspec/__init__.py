@@ -434,6 +434,8 @@ def _union(hint: Any) -> Reader:
     def read(value: Any, source: _Source) -> Any:
         if len(tagged) > 1 and isinstance(value, Mapping):
             return _by_tag(tagged, value, source)
+        if value is None and type(None) in map(_plain, parts):
+            return None
         for part in parts:
             if _takes(_plain(part), value):
                 return _reader(part)(value, source)
