@@ -89,7 +89,7 @@ def choose(probed: Sequence[ProbeResult], device: str | None) -> ProbedDevice:
     """The OpenCL device to use, of all that answered."""
     devices = [d for result in probed for d in result.devices]
     if not devices:
-        failures = "; ".join(f"{r.icd}: {r.error or 'no device'}" for r in probed)
+        failures = "; ".join(f"{r.icd}: {r.error.rstrip('.') or 'no device'}" for r in probed)
         tried = f" Drivers that were found failed: {failures}." if failures else ""
         where = "`codl doctor` says where drivers were looked for."
         raise DeviceError(f"No OpenCL device was found.{tried} {INSTALL_HINT} {where}")
