@@ -214,6 +214,7 @@ def test_results_are_what_a_kept_command_writes(path: Path) -> None:
     soc = path.stem.rpartition("-")[2]
     makers = ("reference_results.sh", "bench/stage.py")
     script = "".join((ROOT / "scripts" / name).read_text() for name in makers)
-    names = {path.name, path.name.replace(f"-{soc}.", "-$name.")}
+    script += (ROOT / "Makefile").read_text()
+    names = {path.name, *(path.name.replace(f"-{soc}.", f"-{n}.") for n in ("$name", "$$gpu"))}
     names |= {re.sub(r"^package-\w+-", "package-$model-", name) for name in names}
     assert any(name in script for name in names), f"no command makes {path.name}"
