@@ -142,6 +142,10 @@ class KernelPlan:
     def storage(self, tensor: TensorArg) -> Storage:
         return self.storages.get(tensor, BLOCKED)
 
+    def wide(self) -> KernelPlan:
+        """The same plan for tensors of so many elements that 32 bits do not count them."""
+        return replace(self, defines={**self.defines, "WIDE": 1})
+
     def adding(self, mode: str = "add") -> KernelPlan:
         """The same plan with a second input, such as a residual, added before the activation.
 

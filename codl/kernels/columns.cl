@@ -1,8 +1,8 @@
 // Columns of rows that lie apart: all of WIDE vectors of them, or what is left over one by one.
 #define READ_ONE(p) GET(p, 0)
 #define WRITE_ONE(value, p) SET(value, p, 0)
-#define EACH(COUNT) UNROLL for (int w = 0; w < COUNT; w++)
-#define DOWN for (size_t j = 0; j < (size_t)size * inner; j += inner)
+#define EACH(COUNT, body) UNROLLED(w, COUNT, body)
+#define DOWN for (ADDRESS j = 0; j < (ADDRESS)size * inner; j += inner)
 
 // COLUMNS(type, load, store, count, step) of the columns from `column` on, of which `in` and `out` are
 // the first elements.

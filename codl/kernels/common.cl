@@ -1,6 +1,7 @@
 // What every kernel source begins with. OpenCL C 1.2, no vendor extension; cl_khr_fp16 where halves
 // are multiplied.
 //
+// WIDE           defined where a tensor has more elements than 32 bits count
 // V              channels in a block of the layout nc{V}hw{V}: 4, 8 or 16
 // ONE_ITEM       defined where a work-group is one work-item (a CPU: one item is a large piece)
 // ACTIVATION     the function's code, below; its parameters are ACT_ALPHA and ACT_BETA
@@ -29,15 +30,25 @@
 #define VSTORE(value, p) CAT(vstore, V)((value), 0, (p))
 #endif
 
+#ifdef cl_khr_fp16
+#pragma OPENCL EXTENSION cl_khr_fp16 : enable
+#define FOUR_HALVES(p) convert_float4(*(const __global half4 *)(p))
+#define FOUR_HALVES_SET(value, p) (*(__global half4 *)(p) = convert_half4(value))
+#else
+#define FOUR_HALVES(p) vloada_half4(0, (p))
+#define FOUR_HALVES_SET(value, p) vstorea_half4((value), 0, (p))
+#endif
+
 // Tensors (ELEMENT, LOAD, STORE, GET, SET) and weights (WEIGHT, WLOAD, WGET) as they are stored.
 // `vload_half` and `vstore_half` are part of OpenCL C without any extension.
 #ifdef HALF
 #define ELEMENT half
 #define WEIGHT half
-// A GPU loads four halves at once only where they are known to be aligned.
+// A GPU loads four halves at once only where they are known to be aligned, and some only where they
+// are a vector.
 #if V == 4
-#define LOAD(p) vloada_half4(0, (p))
-#define STORE(value, p) vstorea_half4((value), 0, (p))
+#define LOAD(p) FOUR_HALVES(p)
+#define STORE(value, p) FOUR_HALVES_SET(value, p)
 #else
 #define LOAD(p) CAT(vload_half, V)(0, (p))
 #define STORE(value, p) CAT(vstore_half, V)((value), 0, (p))
@@ -104,24 +115,38 @@ __constant sampler_t TEXELS =
 #define LANE_OF(texel, i)                                                                          \
     ((i) == 0 ? (texel).s0 : (i) == 1 ? (texel).s1 : (i) == 2 ? (texel).s2 : (texel).s3)
 
+// UNROLLED(i, n, { ... }) is the body for i = 0 ... n - 1, written out before the compiler sees it, and
+// `i` a constant in it: so private arrays stay in registers, whatever a compiler makes of pragmas. `n` is
+// a macro of a plain number, at most 64; commas of the body stand in parentheses. One work-item on a CPU
+// has a loop, which its compiler unrolls, and so has what is ROLLED, because a number is larger. UNROLL
+// asks for that where no array is at stake.
 #define UNROLL _Pragma("unroll")
 #define NO_UNROLL _Pragma("nounroll")
+#if defined(ONE_ITEM) || defined(ROLLED)
+#define UNROLLED(i, n, body) UNROLL for (int i = 0; i < n; i++) body
+#else
+#define UNROLLED(i, n, body) { CAT(TIMES_, n)(i, body) }
+#include "times.cl"
+#endif
 
 // A V x V matrix is transposed in registers by log2(V) perfect shuffles of its rows:
 // a0 b0 a1 b1 ... of the lower or the upper halves. As masks, because compilers make one instruction
 // of these and several of `.even` and `.odd`.
 #if V == 4
+#define HALF_OF_V 2
 #define MASK(first) ((uint4)(0, 4, 1, 5) + (first))
 #elif V == 8
+#define HALF_OF_V 4
 #define MASK(first) ((uint8)(0, 8, 1, 9, 2, 10, 3, 11) + (first))
 #else
+#define HALF_OF_V 8
 #define MASK(first) ((uint16)(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23) + (first))
 #endif
 #define SHUFFLE(FROM, TO)                                                                          \
-    UNROLL for (int i = 0; i < V / 2; i++) {                                                       \
+    UNROLLED(i, HALF_OF_V, {                                                                       \
         TO[2 * i] = shuffle2(FROM[i], FROM[i + V / 2], MASK(0));                                   \
         TO[2 * i + 1] = shuffle2(FROM[i], FROM[i + V / 2], MASK(V / 2));                           \
-    }
+    })
 
 // Leaves the transpose of `m` in `m`; `t` is another V vectors.
 #if V == 4
@@ -129,7 +154,7 @@ __constant sampler_t TEXELS =
 #elif V == 8
 #define TRANSPOSE                                                                                  \
     SHUFFLE(m, t) SHUFFLE(t, m) SHUFFLE(m, t)                                                      \
-    UNROLL for (int i = 0; i < V; i++) m[i] = t[i];
+    UNROLLED(i, V, { m[i] = t[i]; })
 #else
 #define TRANSPOSE SHUFFLE(m, t) SHUFFLE(t, m) SHUFFLE(m, t) SHUFFLE(t, m)
 #endif
@@ -187,21 +212,35 @@ __constant sampler_t TEXELS =
 #define ACTIVATE(x) (x)
 #endif
 
+// Ids as ints: phones divide 64 bits by a thousand instructions.
+#define GLOBAL_ID(d) ((int)get_global_id(d))
+#define GROUP_ID(d) ((int)get_group_id(d))
+#define LOCAL_ID(d) ((int)get_local_id(d))
+#define GLOBAL_SIZE(d) ((int)get_global_size(d))
+#define GROUPS(d) ((int)get_num_groups(d))
+
 // A kernel of all images of a batch has one more argument for each tensor, behind its others: how many
 // pixels (of a planar tensor, elements) lie from one image to the next. Images are its third dimension.
-#define IMAGE_ID ((int)get_global_id(2))
+#define IMAGE_ID GLOBAL_ID(2)
 #define OF_IMAGE(offset, apart) offset += IMAGE_ID * (apart);
 
-// First element of block `b` of a tensor; in size_t, because tensors may hold more than 2 G elements.
-#define BLOCK(data, offset, stride, b) ((data) + ((size_t)(b) * (stride) + (offset)) * V)
+// What counts elements; WIDE is defined where a tensor has 2 G of them. Phones add 64 bits by several
+// instructions.
+#if defined(WIDE) || defined(ONE_ITEM)
+#define ADDRESS size_t
+#else
+#define ADDRESS uint
+#endif
+// First element of block `b` of a tensor.
+#define BLOCK(data, offset, stride, b) ((data) + ((ADDRESS)(b) * (stride) + (offset)) * V)
 
 // Which strip of pixels and which block of channels a work-item has; see `item_grid`.
 #ifdef ONE_ITEM
-#define STRIP_ID get_global_id(1)
-#define BLOCK_ID get_global_id(0)
+#define STRIP_ID GLOBAL_ID(1)
+#define BLOCK_ID GLOBAL_ID(0)
 #else
-#define STRIP_ID get_global_id(0)
-#define BLOCK_ID get_global_id(1)
+#define STRIP_ID GLOBAL_ID(0)
+#define BLOCK_ID GLOBAL_ID(1)
 #endif
 
 // One value of all lanes of a vector, by a function of two that the order does not matter to.
@@ -215,11 +254,11 @@ __constant sampler_t TEXELS =
 // which has GROUP work-items. SHARE leaves F of what every sharer has in `value`; each work-item of
 // the group must come to it, and PARTS be declared in the kernel.
 #if defined(SHARERS) && SHARERS > 1
-#define SHARER get_local_id(0)
+#define SHARER LOCAL_ID(0)
 #define PARTS __local float parts[GROUP];
 #define SHARE(F, value)                                                                            \
     {                                                                                              \
-        __local float *mine = parts + get_local_id(1) * SHARERS;                                   \
+        __local float *mine = parts + LOCAL_ID(1) * SHARERS;                                   \
         barrier(CLK_LOCAL_MEM_FENCE);                                                              \
         mine[SHARER] = (value);                                                                    \
         for (int half_ = SHARERS / 2; half_ > 0; half_ /= 2) {                                     \

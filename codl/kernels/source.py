@@ -20,6 +20,8 @@ from codl.ir.constants import digest
 from codl.kernels.base import KernelPlan
 
 PACKAGE, COMMON = "codl.kernels", "common.cl"
+#: Rounds of a loop that `UNROLLED` of the common source writes out at most.
+MOST_UNROLLED = 64
 #: The version of OpenCL C that sources are written in, and the macro of a plan that asks for more.
 STANDARD, VERSION = "-cl-std=CL1.2", "OPENCL_C"
 INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)

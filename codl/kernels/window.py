@@ -8,6 +8,7 @@ from typing import Any
 from codl.ir.columns import Column, ceil_div
 from codl.ir.ops.window import WindowColumns, WindowOp
 from codl.kernels.kernel import Grid
+from codl.kernels.source import MOST_UNROLLED
 from codl.records.soc import Soc
 
 
@@ -56,6 +57,12 @@ class RowTiles:
         in_row = ceil_div(ops.ow, pixels)
         tiles = ops.oh * in_row
         return cls(pixels, blocks, in_row, tiles, Grid.of(tiles, blocks, longest, soc, **grid))
+
+
+def span_macros(op: WindowOp, pixels: int) -> dict[str, int | bool]:
+    """The input columns under `pixels` neighbours, and whether they are too many to be unrolled."""
+    columns = (pixels - 1) * op.stride.w + (op.kernel.w - 1) * op.dilation.w + 1
+    return {"SPAN": columns, "ROLLED": columns > MOST_UNROLLED}
 
 
 def span(ops: WindowColumns, pixels: Column | float) -> Column:

@@ -53,6 +53,9 @@ from codl.lower.partition import Part, Shard
 from codl.lower.rules import active, fuses, mode_of, residual_adds
 from codl.records.soc import Soc
 
+#: Elements that kernels count in 32 bits.
+MOST_ELEMENTS = 1 << 31
+
 
 @dataclass(frozen=True)
 class Work:
@@ -244,6 +247,8 @@ class KernelLowering:
             if tensor.storage != plan.storage(argument):
                 wanted = plan.storage(argument)
                 raise ValueError(f"{plan.source} wants {argument} {wanted}, not {tensor.storage}")
+        if _is_wide(plan, tensors):
+            plan = plan.wide()
         scratch = {name: self._arena.scratch(size) for name, size in plan.scratch.items()}
         arguments = Arguments(tensors, constants, scratch, plan.images)
         program = self._assembly.program(plan)
@@ -496,3 +501,10 @@ def kept_storages(parts: Sequence[tuple[Part, str]], selector: Selector) -> dict
             storages.setdefault(tensor, plan.storage(TensorArg("input", index)))
         storages[part.layer.output] = plan.storage(TensorArg("output"))
     return storages
+
+
+def _is_wide(plan: KernelPlan, tensors: Mapping[TensorArg, tuple[Tensor, Region]]) -> bool:
+    """Whether a plan's kernels count more elements of a buffer than 32 bits do."""
+    held = [tensor.bytes // tensor.storage.element_bytes for tensor, _ in tensors.values()]
+    floats = [size // 4 for size in plan.scratch.values() if isinstance(size, int)]
+    return max([*held, *floats], default=0) >= MOST_ELEMENTS

@@ -138,7 +138,13 @@ class GpuTiled(ColumnKernel):
             scale=float(op.scale),
         )
         sizes = {"FEATURES": op.shapes[0][3], "VALUES": op.shapes[2][3]}
-        cut = {"TILE": tile, "ROWS": rows, "KEYS": choice["keys"]}
+        cut = {
+            "TILE": tile,
+            "ROWS": rows,
+            "KEYS": choice["keys"],
+            "KEYS_EACH": choice["keys"] // SHARING,
+            "PARTS_EACH": ceil_div(op.shapes[2][3], 4 * SHARING),
+        }
         return self.assemble(op, soc, attend, macros={**macros(op), **cut, **sizes})
 
 

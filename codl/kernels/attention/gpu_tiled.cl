@@ -7,6 +7,7 @@
 // SHARING-th key and every SHARING-th four features of the sums.
 //
 // FEATURES, VALUES   of a query and a key, and of a value
+// KEYS_EACH          keys of a block, and PARTS_EACH fours of the sums, of a work-item
 // CAUSAL, BIAS       as in cpu_device/attention.cl
 
 #define SHARING 16
@@ -16,12 +17,22 @@
 #define ROW_OF(size) (4 * FOURS(size) + 4)
 #define LARGER_ROW (FEATURES > VALUES ? ROW_OF(FEATURES) : ROW_OF(VALUES))
 #define ODDS_ROW (KEYS + 4)
-#define KEYS_EACH (KEYS / SHARING)
-#define PARTS_EACH ((FOURS(VALUES) + SHARING - 1) / SHARING)
-#define EACH_ROW UNROLL for (int r = 0; r < ROWS; r++)
+#define EACH_ROW(body) UNROLLED(r, ROWS, body)
+
+// The keys that a query sees, and what is added to its score of one.
+#ifdef CAUSAL
+#define SEEN(query) min(keys, first + (query) + 1)
+#else
+#define SEEN(query) keys
+#endif
+#ifdef BIAS
+#define PLUS_BIAS(query, key) +GET(added, (ADDRESS)(query) * row_step + min((key), keys - 1))
+#else
+#define PLUS_BIAS(query, key)
+#endif
 
 #ifdef HALF
-#define FOUR(p) vloada_half4(0, (p))
+#define FOUR(p) FOUR_HALVES(p)
 #else
 #define FOUR(p) (*(__global const float4 *)(p))
 #endif
@@ -33,7 +44,7 @@
         const int row = at / FOURS(size), i = 4 * (at % FOURS(size));                              \
         float4 value = (float4)(0.0f);                                                             \
         if (row < (count)) {                                                                       \
-            __global const ELEMENT *from = (in) + (size_t)row * (size) + i;                          \
+            __global const ELEMENT *from = (in) + (ADDRESS)row * (size) + i;                          \
             if ((size) % 4 == 0) {                                                                 \
                 value = FOUR(from);                                                                \
             } else {                                                                               \
@@ -65,109 +76,96 @@ __kernel __attribute__((reqd_work_group_size(SHARING, TILE / ROWS, 1))) void att
 {
     __local float asked[TILE * ROW_OF(FEATURES)], block[KEYS * LARGER_ROW];
     __local float odds[TILE * ODDS_ROW], shared[TILE * SHARING];
-    const int x = get_local_id(0), y = get_local_id(1), item = y * SHARING + x;
-    const int head = get_global_id(2), query0 = get_group_id(1) * TILE, row0 = y * ROWS;
-    const size_t own_keys = (size_t)(head / sharing) * keys;
+    const int x = LOCAL_ID(0), y = LOCAL_ID(1), item = y * SHARING + x;
+    const int head = GLOBAL_ID(2), query0 = GROUP_ID(1) * TILE, row0 = y * ROWS;
+    const ADDRESS own_keys = (ADDRESS)(head / sharing) * keys;
     __global const ELEMENT *known = k + k_offset + own_keys * FEATURES;
     __global const ELEMENT *held = v + v_offset + own_keys * VALUES;
     __global const ELEMENT *in =
-        q + q_offset + ((size_t)head * queries + query0) * FEATURES;
+        q + q_offset + ((ADDRESS)head * queries + query0) * FEATURES;
 #ifdef BIAS
-    __global const ELEMENT *added = bias + bias_offset + (size_t)(head / heads) * image_step +
-        (size_t)(head % heads) * head_step;
+    __global const ELEMENT *added = bias + bias_offset + (ADDRESS)(head / heads) * image_step +
+        (ADDRESS)(head % heads) * head_step;
 #endif
     COPY_ROWS(in, asked, TILE, queries - query0, FEATURES)
 
     float4 acc[ROWS][PARTS_EACH];
     float most[ROWS], total[ROWS];
-    EACH_ROW
-    {
-        most[r] = -FLT_MAX, total[r] = 0.0f;
-        UNROLL for (int p = 0; p < PARTS_EACH; p++) acc[r][p] = (float4)(0.0f);
-    }
-#ifdef CAUSAL
-    const int last_key = min(keys, first + min(query0 + TILE, queries));
-#else
-    const int last_key = keys;
-#endif
+    EACH_ROW({
+        most[r] = -FLT_MAX;
+        total[r] = 0.0f;
+        UNROLLED(p, PARTS_EACH, { acc[r][p] = (float4)(0.0f); })
+    })
+    const int last_key = SEEN(min(query0 + TILE, queries) - 1);
     for (int start = 0; start < last_key; start += KEYS) {
-        COPY_ROWS(known + (size_t)start * FEATURES, block, KEYS, keys - start, FEATURES)
+        COPY_ROWS(known + (ADDRESS)start * FEATURES, block, KEYS, keys - start, FEATURES)
         barrier(CLK_LOCAL_MEM_FENCE);
         float scores[ROWS][KEYS_EACH];
-        EACH_ROW UNROLL for (int c = 0; c < KEYS_EACH; c++) scores[r][c] = 0.0f;
+        EACH_ROW({ UNROLLED(c, KEYS_EACH, { scores[r][c] = 0.0f; }) })
         for (int i = 0; i < FOURS(FEATURES); i++) {
             float4 own[ROWS];
-            EACH_ROW own[r] = vload4(i, asked + (row0 + r) * ROW_OF(FEATURES));
-            UNROLL for (int c = 0; c < KEYS_EACH; c++) {
+            EACH_ROW({ own[r] = vload4(i, asked + (row0 + r) * ROW_OF(FEATURES)); })
+            UNROLLED(c, KEYS_EACH, {
                 const float4 other = vload4(i, block + (x + c * SHARING) * ROW_OF(FEATURES));
-                EACH_ROW
-                {
+                EACH_ROW({
                     scores[r][c] += own[r].s0 * other.s0;
                     scores[r][c] += own[r].s1 * other.s1;
                     scores[r][c] += own[r].s2 * other.s2;
                     scores[r][c] += own[r].s3 * other.s3;
-                }
-            }
+                })
+            })
         }
-        EACH_ROW
-        {
+        EACH_ROW({
             const int query = min(query0 + row0 + r, queries - 1);
-#ifdef CAUSAL
-            const int seen = min(keys, first + query + 1);
-#else
-            const int seen = keys;
-#endif
+            const int seen = SEEN(query);
             float high = -FLT_MAX;
-            UNROLL for (int c = 0; c < KEYS_EACH; c++) {
+            UNROLLED(c, KEYS_EACH, {
                 const int key = start + x + c * SHARING;
-                float score = scale * scores[r][c];
-#ifdef BIAS
-                score += GET(added, (size_t)query * row_step + min(key, keys - 1));
-#endif
+                const float score = scale * scores[r][c] PLUS_BIAS(query, key);
                 scores[r][c] = key < seen ? score : -INFINITY;
                 high = max(high, scores[r][c]);
-            }
+            })
             shared[(row0 + r) * SHARING + x] = high;
-        }
+        })
         barrier(CLK_LOCAL_MEM_FENCE);  // no keys are read any more, either
-        EACH_ROW
-        {
+        EACH_ROW({
             __local const float *mine = shared + (row0 + r) * SHARING;
-            const float now = max(most[r], OF_ROW(max, mine)), factor = exp(most[r] - now);
+            const float now = max(most[r], OF_ROW(max, mine));
+            const float factor = exp(most[r] - now);
             float sum = 0.0f;
-            UNROLL for (int c = 0; c < KEYS_EACH; c++) {
+            UNROLLED(c, KEYS_EACH, {
                 const float power = exp(scores[r][c] - now);
                 odds[(row0 + r) * ODDS_ROW + x + c * SHARING] = power;
                 sum += power;
-            }
+            })
             most[r] = now;
             total[r] = total[r] * factor + sum;
-            UNROLL for (int p = 0; p < PARTS_EACH; p++) acc[r][p] *= factor;
-        }
-        COPY_ROWS(held + (size_t)start * VALUES, block, KEYS, keys - start, VALUES)
+            UNROLLED(p, PARTS_EACH, { acc[r][p] *= factor; })
+        })
+        COPY_ROWS(held + (ADDRESS)start * VALUES, block, KEYS, keys - start, VALUES)
         barrier(CLK_LOCAL_MEM_FENCE);
         for (int j = 0; j < KEYS / 4; j++) {
             float4 weights[ROWS];
-            EACH_ROW weights[r] = vload4(j, odds + (row0 + r) * ODDS_ROW);
-            UNROLL for (int p = 0; p < PARTS_EACH; p++) {
+            EACH_ROW({ weights[r] = vload4(j, odds + (row0 + r) * ODDS_ROW); })
+            UNROLLED(p, PARTS_EACH, {
                 __local const float *line = block + 4 * j * ROW_OF(VALUES) +
                     4 * min(x + p * SHARING, FOURS(VALUES) - 1);
-                const float4 one = vload4(0, line), two = vload4(0, line + ROW_OF(VALUES));
+                const float4 one = vload4(0, line);
+                const float4 two = vload4(0, line + ROW_OF(VALUES));
                 const float4 three = vload4(0, line + 2 * ROW_OF(VALUES));
                 const float4 four = vload4(0, line + 3 * ROW_OF(VALUES));
-                EACH_ROW
-                {
+                EACH_ROW({
                     acc[r][p] += weights[r].s0 * one;
                     acc[r][p] += weights[r].s1 * two;
                     acc[r][p] += weights[r].s2 * three;
                     acc[r][p] += weights[r].s3 * four;
-                }
-            }
+                })
+            })
         }
         barrier(CLK_LOCAL_MEM_FENCE);
     }
 
-    EACH_ROW shared[(row0 + r) * SHARING + x] = total[r];
+    EACH_ROW({ shared[(row0 + r) * SHARING + x] = total[r]; })
     barrier(CLK_LOCAL_MEM_FENCE);
     for (int r = 0; r < ROWS; r++) {
         const int query = query0 + row0 + r;
@@ -175,14 +173,14 @@ __kernel __attribute__((reqd_work_group_size(SHARING, TILE / ROWS, 1))) void att
         __local const float *mine = shared + (row0 + r) * SHARING;
         const float sum = OF_ROW(ADD, mine);
         __global ELEMENT *out =
-            output + output_offset + ((size_t)head * queries + query) * VALUES;
-        UNROLL for (int p = 0; p < PARTS_EACH; p++) {
+            output + output_offset + ((ADDRESS)head * queries + query) * VALUES;
+        UNROLLED(p, PARTS_EACH, {
             float lanes[4];
             vstore4(acc[r][p] / sum, 0, lanes);
             for (int i = 0; i < 4; i++) {
                 const int feature = 4 * (x + p * SHARING) + i;
                 if (feature < VALUES) SET(ACTIVATE(lanes[i]), out, feature);
             }
-        }
+        })
     }
 }

@@ -83,6 +83,7 @@ class GpuTiles(ColumnKernel):
             macros={
                 "FEATURES": op.features,
                 "VALUES": op.value_features,
+                **_parts(op, soc),
                 "HEADS": op.heads,
                 "QUERIES": MOST_QUERIES,
             },
@@ -185,6 +186,7 @@ class GpuSplit(ColumnKernel):
             macros={
                 "FEATURES": op.features,
                 "VALUES": op.value_features,
+                **_parts(op, soc),
                 "HEADS": op.heads,
                 "ROWS": min(rows, MOST_QUERIES),
                 "ITEMS": items,
@@ -193,6 +195,12 @@ class GpuSplit(ColumnKernel):
             scratch={"parts": sums * op.value_features, "ends": 2 * sums} if is_split else {},
             floats=[inputs[3]],  # halves count to 2048 alone
         )
+
+
+def _parts(op: CachedAttention, soc: Soc) -> dict[str, int]:
+    """Vectors of a key and of a value."""
+    width = soc.gpu.vector_width
+    return {"KEY_PARTS": op.features // width, "VALUE_PARTS": op.value_features // width}
 
 
 def _fits(ops: CachedAttentionColumns, items: int, soc: Soc) -> NDArray[np.bool_]:

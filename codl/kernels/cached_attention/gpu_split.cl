@@ -7,6 +7,7 @@
 // Nobody reads what is written: new keys and values are read where they come from.
 //
 // FEATURES   of a query and a key, VALUES of a value: whole vectors
+// KEY_PARTS, VALUE_PARTS   vectors of either
 // HEADS      of queries in a group, which has keys and values of its own
 // ROWS       queries of a work-group: those of tokens one after the other, head by head
 // ITEMS      work-items of a work-group, a power of two; VALUES / V at least
@@ -14,20 +15,18 @@
 // parts      sums, [group][query][piece][VALUES]; `ends` their largest score and their odds' sum
 // tokens     that are new; `count` came before them, and `capacity` go into a cache
 
-#define KEY_PARTS (FEATURES / V)
-#define VALUE_PARTS (VALUES / V)
 // Work-items that share a key, so that neighbours read neighbours; and a vector of values.
 #define TEAM 4
 #define SLICES (ITEMS / VALUE_PARTS)
 #define SUM(a, b) ((a) + (b))
-#define EACH_ROW UNROLL for (int r = 0; r < ROWS; r++)
+#define EACH_ROW(body) UNROLLED(r, ROWS, body)
 
 // The place of the first new token: whatever the count is, what is written stays inside the cache.
 #define FIRST clamp((int)count[count_offset], 0, capacity - tokens)
 // A vector of a key or a value by its place: those of new tokens are not in the cache yet.
 #define FROM(kept, new, place, size)                                                               \
-    ((place) < first ? (kept) + (size_t)(place) * (size)                                           \
-                     : (new) + (size_t)((place) - first) * groups * (size))
+    ((place) < first ? (kept) + (ADDRESS)(place) * (size)                                           \
+                     : (new) + (ADDRESS)((place) - first) * groups * (size))
 
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void split_attention(
     __global const ELEMENT *queries, int queries_offset, int queries_stride,
@@ -45,24 +44,24 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void split_attention
 {
     __local VEC asked[ROWS * KEY_PARTS], sums[ITEMS];
     __local float partial[ROWS][ITEMS * TEAM], odds[ROWS][ITEMS], totals[ITEMS];
-    const int item = get_local_id(0), piece = get_group_id(0), pieces = get_num_groups(0);
-    const int begin = get_group_id(1) * ROWS, group = get_group_id(2);
+    const int item = LOCAL_ID(0), piece = GROUP_ID(0), pieces = GROUPS(0);
+    const int begin = GROUP_ID(1) * ROWS, group = GROUP_ID(2);
     const int rows = tokens * HEADS, size = min(ROWS, rows - begin), first = FIRST;
     const int seen = first + (begin + size - 1) / HEADS + 1, length = (seen + pieces - 1) / pieces;
     const int start = piece * length, stop = min(start + length, seen);
 
-    __global ELEMENT *kept_keys = keys + keys_offset + (size_t)group * capacity * FEATURES;
-    __global ELEMENT *kept_values = values + values_offset + (size_t)group * capacity * VALUES;
-    __global const ELEMENT *new_keys = k + k_offset + (size_t)group * FEATURES;
-    __global const ELEMENT *new_values = v + v_offset + (size_t)group * VALUES;
+    __global ELEMENT *kept_keys = keys + keys_offset + (ADDRESS)group * capacity * FEATURES;
+    __global ELEMENT *kept_values = values + values_offset + (ADDRESS)group * capacity * VALUES;
+    __global const ELEMENT *new_keys = k + k_offset + (ADDRESS)group * FEATURES;
+    __global const ELEMENT *new_values = v + v_offset + (ADDRESS)group * VALUES;
     for (int i = item; i < ROWS * KEY_PARTS; i += ITEMS) {
         const int n = begin + min(i / KEY_PARTS, size - 1);
-        const size_t row = ((size_t)(n / HEADS) * groups + group) * HEADS + n % HEADS;
+        const ADDRESS row = ((ADDRESS)(n / HEADS) * groups + group) * HEADS + n % HEADS;
         asked[i] = scale * LOAD(queries + queries_offset + row * FEATURES + i % KEY_PARTS * V);
     }
     if (piece == 0)  // tokens whose first head is here
         for (int token = (begin + HEADS - 1) / HEADS; token * HEADS < begin + size; token++) {
-            const size_t from = (size_t)token * groups, to = first + token;
+            const ADDRESS from = (ADDRESS)token * groups, to = first + token;
             for (int i = V * item; i < FEATURES; i += V * ITEMS)
                 STORE(LOAD(new_keys + from * FEATURES + i), kept_keys + to * FEATURES + i);
             for (int i = V * item; i < VALUES; i += V * ITEMS)
@@ -72,48 +71,49 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void split_attention
     const int part = item % VALUE_PARTS, slice = item / VALUE_PARTS;
     VEC acc[ROWS];
     float highest[ROWS], total[ROWS];
-    EACH_ROW acc[r] = (VEC)(0.0f), highest[r] = -FLT_MAX, total[r] = 0.0f;
+    EACH_ROW({ acc[r] = (VEC)(0.0f); highest[r] = -FLT_MAX; total[r] = 0.0f; })
     barrier(CLK_LOCAL_MEM_FENCE);
     for (int block = start; block < stop; block += ITEMS) {
-        UNROLL for (int turn = 0; turn < TEAM; turn++) {
-            const int at = turn * ITEMS + item, place = min(block + at / TEAM, stop - 1);
+        UNROLLED(turn, TEAM, {
+            const int at = turn * ITEMS + item;
+            const int place = min(block + at / TEAM, stop - 1);
             __global const ELEMENT *key = FROM(kept_keys, new_keys, place, FEATURES);
             VEC dots[ROWS];
-            EACH_ROW dots[r] = (VEC)(0.0f);
+            EACH_ROW({ dots[r] = (VEC)(0.0f); })
             UNROLL for (int i = 0; i < KEY_PARTS; i += TEAM) {
                 const int mine = i + item % TEAM;
                 if (KEY_PARTS % TEAM && mine >= KEY_PARTS) break;
                 const VEC x = LOAD(key + mine * V);
-                EACH_ROW dots[r] += asked[r * KEY_PARTS + mine] * x;
+                EACH_ROW({ dots[r] += asked[r * KEY_PARTS + mine] * x; })
             }
-            EACH_ROW partial[r][at] = FOLD(SUM, dots[r]);
-        }
+            EACH_ROW({ partial[r][at] = FOLD(SUM, dots[r]); })
+        })
         barrier(CLK_LOCAL_MEM_FENCE);
         float scores[ROWS];
-        EACH_ROW
-        {
+        EACH_ROW({
             const int last = min(stop - 1, first + (begin + r) / HEADS);
             const float score = FOLD4(SUM, vload4(item, partial[r]));
             scores[r] = odds[r][item] = block + item <= last ? score : -INFINITY;
-        }
+        })
         for (int left = ITEMS / 2; left > 0; left /= 2) {
             barrier(CLK_LOCAL_MEM_FENCE);
-            if (item < left) EACH_ROW odds[r][item] = max(odds[r][item], odds[r][item + left]);
+            if (item < left) EACH_ROW({ odds[r][item] = max(odds[r][item], odds[r][item + left]); })
         }
         barrier(CLK_LOCAL_MEM_FENCE);
-        EACH_ROW
-        {
-            const float high = max(highest[r], odds[r][0]), fade = exp(highest[r] - high);
+        EACH_ROW({
+            const float high = max(highest[r], odds[r][0]);
+            const float fade = exp(highest[r] - high);
             highest[r] = high;
-            acc[r] *= fade, total[r] *= fade;
-        }
+            acc[r] *= fade;
+            total[r] *= fade;
+        })
         barrier(CLK_LOCAL_MEM_FENCE);
-        EACH_ROW odds[r][item] = exp(scores[r] - highest[r]);
+        EACH_ROW({ odds[r][item] = exp(scores[r] - highest[r]); })
         barrier(CLK_LOCAL_MEM_FENCE);
         const int many = min(ITEMS, stop - block);
         for (int j = slice; slice < SLICES && j < many; j += SLICES) {
             const VEC x = LOAD(FROM(kept_values, new_values, block + j, VALUES) + part * V);
-            EACH_ROW acc[r] += odds[r][j] * x, total[r] += odds[r][j];
+            EACH_ROW({ acc[r] += odds[r][j] * x; total[r] += odds[r][j]; })
         }
         barrier(CLK_LOCAL_MEM_FENCE);
     }
@@ -128,11 +128,11 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void split_attention
                 sum += sums[i * VALUE_PARTS + part], all += totals[i * VALUE_PARTS + part];
             const int n = begin + r;
 #ifdef SPLIT
-            const size_t at = ((size_t)group * rows + n) * pieces + piece;
+            const ADDRESS at = ((ADDRESS)group * rows + n) * pieces + piece;
             FSTORE(sum, parts + at * VALUES + part * V);
             if (part == 0) ends[2 * at] = highest[r], ends[2 * at + 1] = all;
 #else
-            const size_t row = ((size_t)(n / HEADS) * groups + group) * HEADS + n % HEADS;
+            const ADDRESS row = ((ADDRESS)(n / HEADS) * groups + group) * HEADS + n % HEADS;
             STORE(ACTIVATE(sum / all), output + output_offset + row * VALUES + part * V);
 #endif
         }
@@ -146,10 +146,10 @@ KERNEL void merge_attention(
     __global ELEMENT *output, int output_offset, int output_stride,
     int rows, int groups, int pieces)
 {
-    const int part = get_global_id(0) % VALUE_PARTS, n = get_global_id(0) / VALUE_PARTS;
-    const int group = get_global_id(1);
+    const int part = GLOBAL_ID(0) % VALUE_PARTS, n = GLOBAL_ID(0) / VALUE_PARTS;
+    const int group = GLOBAL_ID(1);
     if (n >= rows) return;
-    const size_t first = ((size_t)group * rows + n) * pieces;
+    const ADDRESS first = ((ADDRESS)group * rows + n) * pieces;
     float high = -FLT_MAX, total = 0.0f;
     for (int i = 0; i < pieces; i++) high = max(high, ends[2 * (first + i)]);
     VEC sum = (VEC)(0.0f);
@@ -158,6 +158,6 @@ KERNEL void merge_attention(
         total += weight * ends[2 * (first + i) + 1];
         sum += weight * FLOAD(parts + (first + i) * VALUES + part * V);
     }
-    const size_t row = ((size_t)(n / HEADS) * groups + group) * HEADS + n % HEADS;
+    const ADDRESS row = ((ADDRESS)(n / HEADS) * groups + group) * HEADS + n % HEADS;
     STORE(ACTIVATE(sum / total), output + output_offset + row * VALUES + part * V);
 }

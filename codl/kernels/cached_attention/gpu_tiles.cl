@@ -1,12 +1,11 @@
 // Attention of new tokens to a cache, in which their keys and values are kept.
 //
 // FEATURES   of a query and a key, VALUES of a value: whole vectors
+// KEY_PARTS, VALUE_PARTS   vectors of either
 // HEADS      of queries in a group, which has keys and values of its own
 // QUERIES    that a work-item has at most: those of tokens one after the other, head by head
 // tokens     that are new; `count` came before them, and `capacity` go into a cache
 
-#define KEY_PARTS (FEATURES / V)
-#define VALUE_PARTS (VALUES / V)
 // Sums that do not wait for each other.
 #define CHAINS 4
 #define SUM(a, b) ((a) + (b))
@@ -22,9 +21,9 @@ KERNEL void cache_append(
     __global ELEMENT *values, int values_offset, int values_stride,
     int tokens, int groups, int capacity)
 {
-    const int group = get_global_id(0), token = get_global_id(1);
-    const size_t from = (size_t)token * groups + group;
-    const size_t to = (size_t)group * capacity + FIRST + token;
+    const int group = GLOBAL_ID(0), token = GLOBAL_ID(1);
+    const ADDRESS from = (ADDRESS)token * groups + group;
+    const ADDRESS to = (ADDRESS)group * capacity + FIRST + token;
     for (int i = 0; i < FEATURES; i += V)
         PSTORE(PLOAD(k + k_offset + from * FEATURES + i), keys + keys_offset + to * FEATURES + i);
     for (int i = 0; i < VALUES; i += V)
@@ -39,11 +38,11 @@ KERNEL void cached_attention(
     __global ELEMENT *output, int output_offset, int output_stride,
     int tokens, int groups, int capacity, float scale)
 {
-    const int group = get_global_id(1), begin = get_global_id(0) * QUERIES;
+    const int group = GLOBAL_ID(1), begin = GLOBAL_ID(0) * QUERIES;
     const int size = min(QUERIES, tokens * HEADS - begin);
     const int first = FIRST, last = first + (begin + size - 1) / HEADS;
-    __global const ELEMENT *key = keys + keys_offset + (size_t)group * capacity * FEATURES;
-    __global const ELEMENT *value = values + values_offset + (size_t)group * capacity * VALUES;
+    __global const ELEMENT *key = keys + keys_offset + (ADDRESS)group * capacity * FEATURES;
+    __global const ELEMENT *value = values + values_offset + (ADDRESS)group * capacity * VALUES;
 
     VEC sums[QUERIES][VALUE_PARTS];
     float highest[QUERIES], totals[QUERIES];
@@ -57,20 +56,20 @@ KERNEL void cached_attention(
         VEC turned[FEATURES];
         for (int part = 0; part < KEY_PARTS; part++) {
             VEC m[V], t[V];
-            UNROLL for (int j = 0; j < V; j++)
-                m[j] = PLOAD(key + (size_t)min(block + j, last) * FEATURES + part * V);
+            UNROLLED(j, V, {
+                m[j] = PLOAD(key + (ADDRESS)min(block + j, last) * FEATURES + part * V); })
             TRANSPOSE
-            UNROLL for (int j = 0; j < V; j++) turned[part * V + j] = m[j];
+            UNROLLED(j, V, { turned[part * V + j] = m[j]; })
         }
         for (int n = 0; n < size; n++) {
             const int token = (begin + n) / HEADS, head = (begin + n) % HEADS;
             __global const ELEMENT *query = queries + queries_offset +
-                (((size_t)token * groups + group) * HEADS + head) * FEATURES;
+                (((ADDRESS)token * groups + group) * HEADS + head) * FEATURES;
             VEC scores[CHAINS];
-            UNROLL for (int i = 0; i < CHAINS; i++) scores[i] = (VEC)(0.0f);
+            UNROLLED(i, CHAINS, { scores[i] = (VEC)(0.0f); })
             for (int f = 0; f < FEATURES; f += CHAINS)
-                UNROLL for (int i = 0; i < CHAINS; i++)
-                    scores[i] = fma((VEC)(GET(query, f + i)), turned[f + i], scores[i]);
+                UNROLLED(i, CHAINS, {
+                    scores[i] = fma((VEC)(GET(query, f + i)), turned[f + i], scores[i]); })
             VEC score = scale * ((scores[0] + scores[1]) + (scores[2] + scores[3]));
             float odds[V];
             FSTORE(score, odds);
@@ -84,19 +83,19 @@ KERNEL void cached_attention(
             totals[n] = totals[n] * fade + FOLD(SUM, score);
             FSTORE(score, odds);
             VEC own[VALUE_PARTS];
-            UNROLL for (int i = 0; i < VALUE_PARTS; i++) own[i] = sums[n][i] * fade;
+            UNROLLED(i, VALUE_PARTS, { own[i] = sums[n][i] * fade; })
             for (int j = 0; j < V; j++) {
-                __global const ELEMENT *at = value + (size_t)min(block + j, last) * VALUES;
-                UNROLL for (int i = 0; i < VALUE_PARTS; i++)
-                    own[i] = fma((VEC)(odds[j]), PLOAD(at + i * V), own[i]);
+                __global const ELEMENT *at = value + (ADDRESS)min(block + j, last) * VALUES;
+                UNROLLED(i, VALUE_PARTS, {
+                    own[i] = fma((VEC)(odds[j]), PLOAD(at + i * V), own[i]); })
             }
-            UNROLL for (int i = 0; i < VALUE_PARTS; i++) sums[n][i] = own[i];
+            UNROLLED(i, VALUE_PARTS, { sums[n][i] = own[i]; })
         }
     }
     for (int n = 0; n < size; n++) {
         const int token = (begin + n) / HEADS, head = (begin + n) % HEADS;
         __global ELEMENT *out = output + output_offset +
-            (((size_t)token * groups + group) * HEADS + head) * VALUES;
+            (((ADDRESS)token * groups + group) * HEADS + head) * VALUES;
         for (int i = 0; i < VALUE_PARTS; i++)
             PSTORE(ACTIVATE(sums[n][i] / totals[n]), out + i * V);
     }

@@ -13,7 +13,7 @@
 #define ADDED_ALL_ARGS ADDED_ARGS, int added_apart
 #define ADDED_OF(image) added_offset += (image) * added_apart;
 #define ADDED_AT(block, pixel)                                                                     \
-    (BLOCK(added, added_offset, added_stride, block) + (size_t)(pixel) * V)
+    (BLOCK(added, added_offset, added_stride, block) + (ADDRESS)(pixel) * V)
 #define ADDED_FROM(block, pixel)                                                                   \
     , added, added_offset + (block) * added_stride + (pixel), added_stride
 #define PLUS_ADDED(block, pixel) + LOAD(ADDED_AT(block, pixel))

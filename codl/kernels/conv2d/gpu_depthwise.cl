@@ -2,6 +2,7 @@
 // column under the tile is loaded once a window row and goes to all accumulators that it touches.
 //
 // PIXELS, KERNEL_W, STRIDE_W, DILATION_W   shape the unrolled code
+// SPAN       input columns under a tile
 // weight     [block][kernel h][KERNEL_W][V]
 // bias       [block][V]
 // strip      tiles of one work-item; other sizes in pixels
@@ -9,18 +10,16 @@
 #include "conv2d/added.cl"
 #include "window.cl"
 
-#define SPAN ((PIXELS - 1) * STRIDE_W + (KERNEL_W - 1) * DILATION_W + 1)
-
 // acc[p] += column * weight for every (pixel, tap) that looks at it; conditions are constants.
 #define COLUMNS(LOAD)                                                                              \
-    UNROLL for (int c = 0; c < SPAN; c++) {                                                        \
+    UNROLLED(c, SPAN, {                                                        \
         const VEC column = LOAD(c);                                                                \
-        UNROLL for (int kx = 0; kx < KERNEL_W; kx++) {                                             \
+        UNROLLED(kx, KERNEL_W, {                                             \
             const int from = c - kx * DILATION_W;                                                  \
             if (from >= 0 && from % STRIDE_W == 0 && from / STRIDE_W < PIXELS)                     \
                 acc[from / STRIDE_W] += column * weights[kx];             \
-        }                                                                                          \
-    }
+        })                                                                                          \
+    })
 
 #define INSIDE(c) LOAD(row + (c) * V)
 #define AT_BORDER(c) (x0 + (c) >= 0 && x0 + (c) < in_w ? LOAD(row + (c) * V) : (VEC)(0.0f))
@@ -46,21 +45,21 @@ KERNEL void conv2d_depthwise(
         const int x0 = out_x * STRIDE_W - pad_left, y0 = out_y * stride_h - pad_top;
         const int inside = x0 >= 0 && x0 + SPAN <= in_w;
         VEC acc[PIXELS];
-        UNROLL for (int p = 0; p < PIXELS; p++) acc[p] = start;
+        UNROLLED(p, PIXELS, { acc[p] = start; })
 
         for (int ky = 0; ky < kernel_h; ky++) {
             const int y = y0 + ky * dilation_h;
             if (y < 0 || y >= in_h) continue;
             __global const ELEMENT *row = in + (y * in_w + x0) * V;
             VEC weights[KERNEL_W];
-            UNROLL for (int kx = 0; kx < KERNEL_W; kx++)
-                weights[kx] = WLOAD(block_weights + (ky * KERNEL_W + kx) * V);
+            UNROLLED(kx, KERNEL_W, {
+                weights[kx] = WLOAD(block_weights + (ky * KERNEL_W + kx) * V); })
             if (inside) COLUMNS(INSIDE) else COLUMNS(AT_BORDER)
         }
 
         const int pixel = out_y * out_w + out_x;
-        UNROLL for (int p = 0; p < PIXELS; p++)
+        UNROLLED(p, PIXELS, {
             if (out_x + p < out_w)
-                STORE(ACTIVATE(acc[p] PLUS_ADDED(block, pixel + p)), out + (pixel + p) * V);
+                STORE(ACTIVATE(acc[p] PLUS_ADDED(block, pixel + p)), out + (pixel + p) * V); })
     }
 }

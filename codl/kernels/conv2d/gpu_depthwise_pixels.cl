@@ -2,14 +2,13 @@
 // channels, and neighbours have neighbouring pixels, so that small maps still fill the device.
 //
 // PIXELS, KERNEL_H, KERNEL_W, STRIDE_W, DILATION_W   shape the unrolled code
+// SPAN       input columns under them
 // weight     [block][KERNEL_H][KERNEL_W][V]
 // bias       [block][V]
 // tiles      of PIXELS pixels in one block, row_tiles in one row; other sizes in pixels
 
 #include "conv2d/added.cl"
 #include "window.cl"
-
-#define SPAN ((PIXELS - 1) * STRIDE_W + (KERNEL_W - 1) * DILATION_W + 1)
 
 __kernel void conv2d_depthwise_pixels(
     __global const ELEMENT *restrict input, int input_offset, int input_stride,
@@ -20,7 +19,7 @@ __kernel void conv2d_depthwise_pixels(
     OF_IMAGE(input_offset, input_apart)
     OF_IMAGE(output_offset, output_apart)
     ADDED_OF(IMAGE_ID)
-    const int block = get_global_id(0) / tiles, tile = get_global_id(0) - block * tiles;
+    const int block = GLOBAL_ID(0) / tiles, tile = GLOBAL_ID(0) - block * tiles;
     if (block >= blocks) return;
     const int out_y = tile / row_tiles, out_x = (tile - out_y * row_tiles) * PIXELS;
     const int x0 = out_x * STRIDE_W - pad_left, y0 = out_y * stride_h - pad_top;
@@ -28,21 +27,23 @@ __kernel void conv2d_depthwise_pixels(
     __global const WEIGHT *w = weight + block * (KERNEL_H * KERNEL_W * V);
 
     VEC acc[PIXELS];
-    UNROLL for (int p = 0; p < PIXELS; p++) acc[p] = VLOAD(bias + block * V);
-    UNROLL for (int ky = 0; ky < KERNEL_H; ky++) {
-        const int y = y0 + ky * dilation_h, row_inside = y >= 0 && y < in_h;
-        UNROLL for (int c = 0; c < SPAN; c++) {
-            const int x = x0 + c, inside = row_inside && x >= 0 && x < in_w;
+    UNROLLED(p, PIXELS, { acc[p] = VLOAD(bias + block * V); })
+    UNROLLED(ky, KERNEL_H, {
+        const int y = y0 + ky * dilation_h;
+        const int row_inside = y >= 0 && y < in_h;
+        UNROLLED(c, SPAN, {
+            const int x = x0 + c;
+            const int inside = row_inside && x >= 0 && x < in_w;
             const VEC column = inside ? LOAD(in + (y * in_w + x) * V) : (VEC)(0.0f);
-            UNROLL for (int kx = 0; kx < KERNEL_W; kx++) {
+            UNROLLED(kx, KERNEL_W, {
                 const int from = c - kx * DILATION_W;
                 if (from >= 0 && from % STRIDE_W == 0 && from / STRIDE_W < PIXELS)
                     acc[from / STRIDE_W] += column * WLOAD(w + (ky * KERNEL_W + kx) * V);
-            }
-        }
-    }
+            })
+        })
+    })
     const int pixel = out_y * out_w + out_x;
     __global ELEMENT *out = BLOCK(output, output_offset, output_stride, block) + pixel * V;
-    UNROLL for (int p = 0; p < PIXELS; p++)
-        if (out_x + p < out_w) STORE(ACTIVATE(acc[p] PLUS_ADDED(block, pixel + p)), out + p * V);
+    UNROLLED(p, PIXELS, {
+        if (out_x + p < out_w) STORE(ACTIVATE(acc[p] PLUS_ADDED(block, pixel + p)), out + p * V); })
 }

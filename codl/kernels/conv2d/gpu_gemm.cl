@@ -5,6 +5,7 @@
 // which each work-item keeps TM x TN sums in registers. A step multiplies DEPTH blocks of four
 // inputs of both factors, out of local memory; those of the next are on their way there meanwhile.
 // TEAMS such teams of work-items share the steps of one tile, and work-groups the `splits` of all.
+// A_LOADS, B_LOADS   vectors of four of either factor that a work-item brings in for a step
 //
 // local memory   [two steps][team]{ pixels [DEPTH][TILE_M], weights [DEPTH][4 lanes][TILE_N / 4] }
 //                of float4; afterwards sums of the teams, [team][TM][item], one TN / 4 at a time
@@ -24,11 +25,13 @@
 #define TILE_M (TM * ITEMS_M)
 #define TILE_N (TN * ITEMS_N)
 #define ITEMS (ITEMS_M * ITEMS_N)
-#define VECTORS (TN / 4)
+#if TN == 4
+#define VECTORS 1
+#else
+#define VECTORS 2
+#endif
 #define A_SIZE (DEPTH * TILE_M)
 #define B_SIZE (DEPTH * TILE_N)
-#define A_LOADS ((A_SIZE + ITEMS - 1) / ITEMS)
-#define B_LOADS ((B_SIZE + ITEMS - 1) / ITEMS)
 #define TEAM_SIZE (A_SIZE + B_SIZE)
 #define STEP_SIZE (TEAMS * TEAM_SIZE)
 #define SUMS_SIZE (TEAMS * ITEMS * TM)
@@ -51,12 +54,12 @@ typedef struct {
 #define INPUT_STEP 1
 #define BEGIN(tensor, offset, batch, apart) ((tensor) + (offset))
 #define OUTPUT_OF(block, pixel)                                                                    \
-    (output + output_offset + ((size_t)(pixel) * out_blocks + (block)) * 4)
+    (output + output_offset + ((ADDRESS)(pixel) * out_blocks + (block)) * 4)
 #else
 #define INPUT_STEP input_stride
-#define BEGIN(tensor, offset, batch, apart) ((tensor) + ((size_t)(batch) * (apart) + (offset)) * 4)
+#define BEGIN(tensor, offset, batch, apart) ((tensor) + ((ADDRESS)(batch) * (apart) + (offset)) * 4)
 #define OUTPUT_OF(block, pixel)                                                                    \
-    (BLOCK(output, output_offset, output_stride, block) + (size_t)(pixel) * 4)
+    (BLOCK(output, output_offset, output_stride, block) + (ADDRESS)(pixel) * 4)
 #endif
 
 // Loads are to overlap with products, but compilers tend to move them behind these. So there is a
@@ -68,7 +71,11 @@ typedef struct {
 #define FACTOR half
 typedef ushort4 STORED;
 #define STORED_AT(p) (*(__global const STORED *)(p))
+#ifdef cl_khr_fp16
+#define FLOATS(x) convert_float4(as_half4(x))
+#else
 #define FLOATS(x) vloada_half4(0, (const half *)&(x))
+#endif
 #else
 #define FACTOR float
 typedef float4 STORED;
@@ -77,14 +84,15 @@ typedef float4 STORED;
 #endif
 #ifdef POINTWISE
 #define FETCH_A(to, s)                                                                             \
-    to = STORED_AT(in + ((size_t)min(s.block, in_blocks - 1) * INPUT_STEP + s.pixel) * 4);        \
+    to = STORED_AT(in + ((ADDRESS)min(s.block, in_blocks - 1) * INPUT_STEP + s.pixel) * 4);        \
     s.block += DEPTH;
 #else
 #define FETCH_A(to, s)                                                                             \
-    const int dy = s.ky * dilation_h, dx = s.kx * dilation_w;                                      \
+    const int dy = s.ky * dilation_h;                                                              \
+    const int dx = s.kx * dilation_w;                                                              \
     const int inside = (uint)(s.y + dy) < (uint)in_h && (uint)(s.x + dx) < (uint)in_w;             \
     const int from = s.block * input_stride + s.pixel + dy * in_w + dx;                            \
-    const STORED value = STORED_AT(in + (size_t)(inside ? from : 0) * 4);                          \
+    const STORED value = STORED_AT(in + (ADDRESS)(inside ? from : 0) * 4);                          \
     to = inside ? value : (STORED)(0);                                                             \
     s.block += step_block;                                                                         \
     const int next_tap = s.block >= in_blocks;                                                     \
@@ -98,24 +106,23 @@ typedef float4 STORED;
 // A step, or the last where there are no more, from global memory to registers.
 #define FETCH(step)                                                                                \
     {                                                                                              \
-        UNROLL for (int i = 0; i < A_LOADS; i++) {                                                 \
-            FETCH_A(a[i], sources[i])                                                              \
-        }                                                                                          \
-        __global const FACTOR *from = weights + (size_t)min(step, steps - 1) * (B_SIZE * 4);        \
-        UNROLL for (int i = 0; i < B_LOADS; i++)                                                   \
-            b[i] = STORED_AT(from + min(item + i * ITEMS, B_SIZE - 1) * 4);                        \
+        UNROLLED(i, A_LOADS, { FETCH_A(a[i], sources[i]) })                                        \
+        __global const FACTOR *from = weights + (ADDRESS)min(step, steps - 1) * (B_SIZE * 4);        \
+        UNROLLED(i, B_LOADS, { b[i] = STORED_AT(from + min(item + i * ITEMS, B_SIZE - 1) * 4); })  \
     }
 
 // From registers to one of the two steps in local memory.
 #define KEEP(buffer)                                                                               \
     {                                                                                              \
         __local float4 *to = shared + (buffer) * STEP_SIZE + team * TEAM_SIZE + item;              \
-        UNROLL for (int i = 0; i < A_LOADS; i++)                                                   \
+        UNROLLED(i, A_LOADS, {                                                                     \
             if (A_SIZE % ITEMS == 0 || item + i * ITEMS < A_SIZE)                                  \
                 to[i * ITEMS] = FLOATS(a[i]);                                                      \
-        UNROLL for (int i = 0; i < B_LOADS; i++)                                                   \
+        })                                                                                         \
+        UNROLLED(i, B_LOADS, {                                                                     \
             if (B_SIZE % ITEMS == 0 || item + i * ITEMS < B_SIZE)                                  \
                 to[A_SIZE + i * ITEMS] = FLOATS(b[i]);                                             \
+        })                                                                                         \
     }
 
 #ifdef RAW
@@ -124,7 +131,7 @@ typedef float4 STORED;
 #define FINISH(sum, block, pixel) (sum)
 #define FINISHED_ARGS
 #define OUT(block, pixel)                                                                          \
-    (output + (((size_t)get_group_id(2) * out_blocks + (block)) * out_pixels + (pixel)) * 4)
+    (output + (((ADDRESS)GROUP_ID(2) * out_blocks + (block)) * out_pixels + (pixel)) * 4)
 #else
 #define SUM ELEMENT
 #define PUT(value, p) STORE(value, p)
@@ -150,16 +157,16 @@ __kernel __attribute__((reqd_work_group_size(ITEMS * TEAMS, 1, 1))) void conv2d_
     int output_apart FINISHED_ARGS)
 {
     __local float4 shared[LOCAL_SIZE];
-    const int team = get_local_id(0) / ITEMS, item = get_local_id(0) % ITEMS;
-    const int first_pixel = get_group_id(0) * TILE_M, tile_n = get_group_id(1);
-    const int batches = get_num_groups(2) / splits;
-    const int batch = get_group_id(2) % batches, split = get_group_id(2) / batches;
+    const int team = LOCAL_ID(0) / ITEMS, item = LOCAL_ID(0) % ITEMS;
+    const int first_pixel = GROUP_ID(0) * TILE_M, tile_n = GROUP_ID(1);
+    const int batches = GROUPS(2) / splits;
+    const int batch = GROUP_ID(2) % batches, split = GROUP_ID(2) / batches;
     // Steps of every tile, and the first of this team.
     const int all_steps = steps * TEAMS * splits, first_step = (split * TEAMS + team) * steps;
 
     __global const FACTOR *in = BEGIN(input, input_offset, batch, input_apart);
     __global const FACTOR *weights = weight +
-        (((size_t)batch * own_weights * get_num_groups(1) + tile_n) * all_steps + first_step) *
+        (((ADDRESS)batch * own_weights * GROUPS(1) + tile_n) * all_steps + first_step) *
             B_SIZE * 4;
 #ifndef RAW
     output_offset += batch * output_apart;
@@ -171,23 +178,24 @@ __kernel __attribute__((reqd_work_group_size(ITEMS * TEAMS, 1, 1))) void conv2d_
     const int step_ky = step_tap / kernel_w, step_kx = step_tap - step_ky * kernel_w;
 #endif
     Source sources[A_LOADS];
-    UNROLL for (int i = 0; i < A_LOADS; i++) {
+    UNROLLED(i, A_LOADS, {
         const int at = min(item + i * ITEMS, A_SIZE - 1);
         const int pixel = min(first_pixel + at % TILE_M, out_pixels - 1);
-        const int y = pixel / out_w, x = pixel - y * out_w;
-        const int k = first_step * DEPTH + at / TILE_M, tap = k / in_blocks;
+        const int y = pixel / out_w;
+        const int x = pixel - y * out_w;
+        const int k = first_step * DEPTH + at / TILE_M;
+        const int tap = k / in_blocks;
         sources[i].y = y * stride_h - pad_top;
         sources[i].x = x * stride_w - pad_left;
         sources[i].pixel = sources[i].y * in_w + sources[i].x;
         sources[i].ky = tap / kernel_w;
         sources[i].kx = tap - sources[i].ky * kernel_w;
         sources[i].block = k - tap * in_blocks;
-    }
+    })
 
     float4 sums[TM][VECTORS];
     STORED a[A_LOADS], b[B_LOADS];
-    UNROLL for (int m = 0; m < TM; m++)
-        UNROLL for (int n = 0; n < VECTORS; n++) sums[m][n] = (float4)(0.0f);
+    UNROLLED(m, TM, { UNROLLED(n, VECTORS, { sums[m][n] = (float4)(0.0f); }) })
 
     FETCH(0)
     KEEP(0)
@@ -198,40 +206,41 @@ __kernel __attribute__((reqd_work_group_size(ITEMS * TEAMS, 1, 1))) void conv2d_
             shared + (step & 1) * STEP_SIZE + team * TEAM_SIZE + ITEM_M(item);
         const __local float4 *channels =
             shared + (step & 1) * STEP_SIZE + team * TEAM_SIZE + A_SIZE + ITEM_N(item);
-        UNROLL for (int k = 0; k < DEPTH; k++) {
+        UNROLLED(k, DEPTH, {
             float4 w[4][VECTORS];
-            UNROLL for (int lane = 0; lane < 4; lane++)
-                UNROLL for (int n = 0; n < VECTORS; n++)
+            UNROLLED(lane, 4, {
+                UNROLLED(n, VECTORS, {
                     w[lane][n] = channels[(k * 4 + lane) * (TILE_N / 4) + n * ITEMS_N];
-            UNROLL for (int m = 0; m < TM; m++) {
+                })
+            })
+            UNROLLED(m, TM, {
                 const float4 x = pixels[k * TILE_M + m * ITEMS_M];
-                UNROLL for (int n = 0; n < VECTORS; n++) {
+                UNROLLED(n, VECTORS, {
                     sums[m][n] += x.s0 * w[0][n];
                     sums[m][n] += x.s1 * w[1][n];
                     sums[m][n] += x.s2 * w[2][n];
                     sums[m][n] += x.s3 * w[3][n];
-                }
-            }
-        }
+                })
+            })
+        })
         KEEP((step + 1) & 1)
     }
 
 #if TEAMS == 1
-    UNROLL for (int n = 0; n < VECTORS; n++)
-        UNROLL for (int m = 0; m < TM; m++) KEEP_SUM(sums[m][n], m, n, item)
+    UNROLLED(n, VECTORS, { UNROLLED(m, TM, { KEEP_SUM(sums[m][n], m, n, item) }) })
 #else
     // All work-items add what the teams hold, a part each.
     barrier(CLK_LOCAL_MEM_FENCE);
-    UNROLL for (int n = 0; n < VECTORS; n++) {
-        UNROLL for (int m = 0; m < TM; m++) shared[(team * TM + m) * ITEMS + item] = sums[m][n];
+    UNROLLED(n, VECTORS, {
+        UNROLLED(m, TM, { shared[(team * TM + m) * ITEMS + item] = sums[m][n]; })
         barrier(CLK_LOCAL_MEM_FENCE);
-        for (int at = get_local_id(0); at < TM * ITEMS; at += ITEMS * TEAMS) {
+        for (int at = LOCAL_ID(0); at < TM * ITEMS; at += ITEMS * TEAMS) {
             float4 sum = shared[at];
             UNROLL for (int i = 1; i < TEAMS; i++) sum += shared[i * TM * ITEMS + at];
             KEEP_SUM(sum, at / ITEMS, n, at % ITEMS)
         }
         barrier(CLK_LOCAL_MEM_FENCE);
-    }
+    })
 #endif
 }
 
@@ -243,12 +252,12 @@ __kernel void conv2d_gemm_sum(
 {
     OF_IMAGE(output_offset, output_apart)
     ADDED_OF(IMAGE_ID)
-    const int block = get_global_id(0) / out_pixels;
-    const int pixel = get_global_id(0) - block * out_pixels;
+    const int block = GLOBAL_ID(0) / out_pixels;
+    const int pixel = GLOBAL_ID(0) - block * out_pixels;
     if (block >= out_blocks) return;
     float4 sum = VLOAD(bias + block * 4);
     for (int split = 0; split < splits; split++) {
-        const size_t plane = ((size_t)split * get_global_size(2) + IMAGE_ID) * out_blocks + block;
+        const ADDRESS plane = ((ADDRESS)split * GLOBAL_SIZE(2) + IMAGE_ID) * out_blocks + block;
         sum += VLOAD(parts + (plane * out_pixels + pixel) * 4);
     }
     STORE(ACTIVATE(sum PLUS_ADDED(block, pixel)), OUTPUT_OF(block, pixel));

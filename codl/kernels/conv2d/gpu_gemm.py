@@ -133,10 +133,18 @@ class GemmCut:
         return 16 * max(steps, sums if self.teams > 1 else 0)
 
     @property
+    def a_loads(self) -> int:
+        """Vectors of four pixels that a work-item brings in for a step."""
+        return ceil_div(self.depth * self.tile_m, self.team_items)
+
+    @property
+    def b_loads(self) -> int:
+        """The same of weights."""
+        return ceil_div(self.depth * self.tile_n, self.team_items)
+
+    @property
     def loads(self) -> int:
-        """Vectors of four that a work-item brings in for a step."""
-        pixels, weights = self.depth * self.tile_m, self.depth * self.tile_n
-        return ceil_div(pixels, self.team_items) + ceil_div(weights, self.team_items)
+        return self.a_loads + self.b_loads
 
     @property
     def registers(self) -> int:
@@ -156,6 +164,8 @@ class GemmCut:
             "ITEMS_N": self.items_n,
             "DEPTH": self.depth,
             "TEAMS": self.teams,
+            "A_LOADS": self.a_loads,
+            "B_LOADS": self.b_loads,
         }
         return {**sizes, "RAW": self.splits > 1}
 

@@ -23,7 +23,7 @@ KERNEL void conv2d_grouped(
         const int channel = block * V + lane;
         float sum = bias[channel];
         if (channel < out_channels) {
-            __global const WEIGHT *w = weight + (size_t)channel * group_in * kernel_h * kernel_w;
+            __global const WEIGHT *w = weight + (ADDRESS)channel * group_in * kernel_h * kernel_w;
             const int first = channel / group_out * group_in;
             for (int c = first; c < first + group_in; c++) {
                 __global const ELEMENT *in =

@@ -32,26 +32,27 @@ KERNEL void conv2d_image_depthwise(
     for (int tile = STRIP_ID * strip; tile < stop; tile++) {
         const int out_y = tile / tiles_w, out_x = tile - out_y * tiles_w;
         float4 acc[PIXELS];
-        UNROLL for (int p = 0; p < PIXELS; p++) acc[p] = start;
+        UNROLLED(p, PIXELS, { acc[p] = start; })
 
         for (int ky = 0; ky < kernel_h; ky++) {
             const int y = out_y * stride_h - pad_top + ky * dilation_h;
             if (y < 0 || y >= in_h) continue;
             for (int kx = 0; kx < kernel_w; kx++) {
                 const float4 w = FILTER(ky * kernel_w + kx);
-                UNROLL for (int p = 0; p < PIXELS; p++) {
+                UNROLLED(p, PIXELS, {
                     const int x = (out_x + p * tiles_w) * STRIDE_W - pad_left + kx * dilation_w;
                     const int column = x >= 0 && x < in_w ? first + x : OUTSIDE;
                     acc[p] += TEXEL(input, column, input_row + y) * w;
-                }
+                })
             }
         }
 
-        UNROLL for (int p = 0; p < PIXELS; p++) {
-            const int x = out_x + p * tiles_w, column = block * out_w + x;
+        UNROLLED(p, PIXELS, {
+            const int x = out_x + p * tiles_w;
+            const int column = block * out_w + x;
             if (x < out_w)
                 TEXEL_SET(output, output_column + column, output_row + out_y,
                           ACTIVATE(acc[p] PLUS_ADDED_TEXEL(column, out_y)));
-        }
+        })
     }
 }

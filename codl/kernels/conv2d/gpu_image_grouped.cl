@@ -24,7 +24,7 @@ KERNEL void conv2d_image_grouped(
         const int channel = block * 4 + lane;
         sums[lane] = bias[channel];
         if (channel >= out_channels) continue;
-        __global const WEIGHT *w = weight + (size_t)channel * group_in * kernel_h * kernel_w;
+        __global const WEIGHT *w = weight + (ADDRESS)channel * group_in * kernel_h * kernel_w;
         const int first = channel / group_out * group_in;
         for (int c = first; c < first + group_in; c++) {
             for (int ky = 0; ky < kernel_h; ky++) {

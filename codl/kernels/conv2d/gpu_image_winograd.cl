@@ -6,6 +6,7 @@
 //            channel in a texel
 // sums       height-major: column tile, row (point, out texel)
 //
+// SIDE           TILE + 2
 // TILE           2 or 4 output pixels a side
 // FILTER_IMAGE   defined where the filter is an image and not a buffer
 // weight     (rows: out texel, point; columns: in channel, a multiple of 4; 4 output channels),
@@ -15,7 +16,6 @@
 #include "conv2d/added.cl"
 #include "conv2d/teams.cl"
 
-#define SIDE (TILE + 2)
 #define POINTS (SIDE * SIDE)
 
 #ifdef FILTER_IMAGE

@@ -184,6 +184,7 @@ class GpuImageWinograd(GpuConv):
             macros={
                 **team_macros(t.grid),
                 "TILE": choice["tile"],
+                "SIDE": choice["tile"] + 2,
                 "WIDTH_MAJOR": bool(choice["width_major"]),
                 "FILTER_IMAGE": filter_image,
             },

@@ -26,7 +26,7 @@ from codl.kernels.feature_columns import ChoiceColumns
 from codl.kernels.image import fits, pack_filter
 from codl.kernels.kernel import BLOCKS, IMAGES, REAL_GPU, Grid, launch
 from codl.kernels.tiling import TEXEL, group_items, round_up, waves
-from codl.kernels.window import RowTiles, span, window_args
+from codl.kernels.window import RowTiles, span, span_macros, window_args
 from codl.records.soc import Soc
 
 #: Input columns x taps that are unrolled at most; a longer window gets a narrower tile.
@@ -137,6 +137,7 @@ class GpuDepthwise(GpuConv):
                 "KERNEL_W": op.kernel.w,
                 "STRIDE_W": op.stride.w,
                 "DILATION_W": op.dilation.w,
+                **span_macros(op, choice["pixels"]),
             },
             pack=lambda weight: pack_windows(weight, width).reshape(-1),
         )
@@ -193,6 +194,7 @@ class GpuDepthwisePixels(GpuConv):
                 "KERNEL_W": op.kernel.w,
                 "STRIDE_W": op.stride.w,
                 "DILATION_W": op.dilation.w,
+                **span_macros(op, choice["pixels"]),
             },
             pack=lambda weight: pack_windows(weight, width).reshape(-1),
         )

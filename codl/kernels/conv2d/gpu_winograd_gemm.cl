@@ -5,6 +5,7 @@
 //
 // Tiles are those of several images, one behind the other: `image_tiles` of each.
 //
+// SIDE       TILE + 2
 // TILE       rows and columns of a tile of outputs: 2, 4 or 6
 // points     [point][in block][tile][4], the input of the products
 // sums       [split][point][out block][tile][4], what the products leave
@@ -14,7 +15,6 @@
 #define FLOAT_FACTORS
 #include "conv2d/gpu_gemm.cl"
 
-#define SIDE (TILE + 2)
 #define VALUE float
 #include "conv2d/winograd.cl"
 
@@ -23,36 +23,32 @@ __kernel void winograd_points(
     __global float *restrict points, int tiles, int image_tiles, int tiles_w, int in_blocks,
     int in_h, int in_w, int pad_top, int pad_left, int input_apart)
 {
-    const int tile = get_global_id(0) / 4, lane = get_global_id(0) % 4;
+    const int tile = GLOBAL_ID(0) / 4, lane = GLOBAL_ID(0) % 4;
     if (tile >= tiles) return;
-    const int block = get_global_id(1), image = tile / image_tiles;
+    const int block = GLOBAL_ID(1), image = tile / image_tiles;
     const int own = tile - image * image_tiles, tile_y = own / tiles_w;
     const int y0 = tile_y * TILE - pad_top, x0 = (own - tile_y * tiles_w) * TILE - pad_left;
     input_offset += image * input_apart;
     __global const ELEMENT *in = BLOCK(input, input_offset, input_stride, block) + lane;
 
     float half_way[SIDE][SIDE];
-    UNROLL for (int i = 0; i < SIDE; i++) {
+#define ROW(j) row[j]
+#define HALF_WAY(i) half_way[i][j]
+#define KEEP_HALF(j, value) half_way[i][j] = (value)
+#define KEEP_POINT(i, value) to[((i) * SIDE + j) * apart] = (value)
+    UNROLLED(i, SIDE, {
         const int y = y0 + i;
         float row[SIDE];
-        UNROLL for (int j = 0; j < SIDE; j++) {
+        UNROLLED(j, SIDE, {
             const int x = x0 + j;
             const int inside = y >= 0 && y < in_h && x >= 0 && x < in_w;
-            row[j] = inside ? GET(in, (size_t)(y * in_w + x) * 4) : 0.0f;
-        }
-#define ROW(j) row[j]
-#define PUT(j, value) half_way[i][j] = (value)
-        TO_POINTS(ROW, PUT)
-#undef PUT
-    }
-    const size_t apart = (size_t)in_blocks * tiles * 4;
-    __global float *to = points + ((size_t)block * tiles + tile) * 4 + lane;
-    UNROLL for (int j = 0; j < SIDE; j++) {
-#define HALF_WAY(i) half_way[i][j]
-#define PUT(i, value) to[((i) * SIDE + j) * apart] = (value)
-        TO_POINTS(HALF_WAY, PUT)
-#undef PUT
-    }
+            row[j] = inside ? GET(in, (ADDRESS)(y * in_w + x) * 4) : 0.0f;
+        })
+        TO_POINTS(ROW, KEEP_HALF)
+    })
+    const ADDRESS apart = (ADDRESS)in_blocks * tiles * 4;
+    __global float *to = points + ((ADDRESS)block * tiles + tile) * 4 + lane;
+    UNROLLED(j, SIDE, { TO_POINTS(HALF_WAY, KEEP_POINT) })
 }
 
 __kernel void winograd_outputs(
@@ -61,42 +57,36 @@ __kernel void winograd_outputs(
     int image_tiles, int tiles_w, int out_blocks, int out_h, int out_w, int output_apart
     ADDED_ALL_ARGS)
 {
-    const int tile = get_global_id(0) / 4, lane = get_global_id(0) % 4;
+    const int tile = GLOBAL_ID(0) / 4, lane = GLOBAL_ID(0) % 4;
     if (tile >= tiles) return;
-    const int block = get_global_id(1), image = tile / image_tiles;
+    const int block = GLOBAL_ID(1), image = tile / image_tiles;
     const int own = tile - image * image_tiles, tile_y = own / tiles_w;
     const int y0 = tile_y * TILE, x0 = (own - tile_y * tiles_w) * TILE;
     output_offset += image * output_apart;
     ADDED_OF(image)
-    const size_t apart = (size_t)out_blocks * tiles * 4;
-    __global const float *from = sums + ((size_t)block * tiles + tile) * 4 + lane;
+    const ADDRESS apart = (ADDRESS)out_blocks * tiles * 4;
+    __global const float *from = sums + ((ADDRESS)block * tiles + tile) * 4 + lane;
 
     // All loads of a split at once: what takes long is waiting for them.
     float sum[SIDE][SIDE], half_way[SIDE][TILE];
-    UNROLL for (int i = 0; i < SIDE * SIDE; i++) sum[i / SIDE][i % SIDE] = from[i * apart];
+    UNROLLED(i, SIDE, { UNROLLED(j, SIDE, { sum[i][j] = from[(i * SIDE + j) * apart]; }) })
     for (int split = 1; split < splits; split++) {
         from += SIDE * SIDE * apart;
-        UNROLL for (int i = 0; i < SIDE * SIDE; i++)
-            sum[i / SIDE][i % SIDE] += from[i * apart];
+        UNROLLED(i, SIDE, { UNROLLED(j, SIDE, { sum[i][j] += from[(i * SIDE + j) * apart]; }) })
     }
-    UNROLL for (int i = 0; i < SIDE; i++) {
 #define SUM(j) sum[i][j]
-#define PUT(j, value) half_way[i][j] = (value)
-        FROM_POINTS(SUM, PUT)
-#undef PUT
-    }
+#define KEEP_OUTPUT(i, value) column[i] = (value)
+    UNROLLED(i, SIDE, { FROM_POINTS(SUM, KEEP_HALF) })
     const float start = bias[block * 4 + lane];
     __global ELEMENT *out = BLOCK(output, output_offset, output_stride, block) + lane;
-    UNROLL for (int j = 0; j < TILE; j++) {
+    UNROLLED(j, TILE, {
         float column[TILE];
-#define PUT(i, value) column[i] = (value)
-        FROM_POINTS(HALF_WAY, PUT)
-#undef PUT
-        UNROLL for (int i = 0; i < TILE; i++) {
+        FROM_POINTS(HALF_WAY, KEEP_OUTPUT)
+        UNROLLED(i, TILE, {
             const int pixel = (y0 + i) * out_w + x0 + j;
             if (y0 + i < out_h && x0 + j < out_w)
                 SET(ACTIVATE(column[i] + start PLUS_ADDED_LANE(block, pixel, lane)), out,
-                    (size_t)pixel * 4);
-        }
-    }
+                    (ADDRESS)pixel * 4);
+        })
+    })
 }

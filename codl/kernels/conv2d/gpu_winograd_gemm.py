@@ -183,7 +183,8 @@ class GpuWinogradGemm(Kernel):
             for first, tiling in t.turns(op)
             for each in _launches(op, tiling, cut, soc)
         )
-        macros = {**cut.macros, "POINTWISE": True, "RAW": True, "TILE": t.tile}
+        macros = {**cut.macros, "POINTWISE": True, "RAW": True}
+        macros |= {"TILE": t.tile, "SIDE": t.tile + 2}
         scratch = {"points": t.bytes(t.in_blocks), "sums": t.bytes(t.out_blocks * cut.splits)}
         plan = self.assemble(op, soc, *launches, macros=macros, scratch=scratch)
         return replace(plan, pack=pack)

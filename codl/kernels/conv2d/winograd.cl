@@ -61,7 +61,7 @@
         PUT(0, x(0) - x(2));                                                                       \
         PUT(1, x(2));                                                                              \
         PUT(2, x(4) - x(2));                                                                       \
-        UNROLL for (int i_ = 0; i_ < TILE; i_++) PUT(TILE + 1 + i_, x(2 * i_ + 1));                \
+        UNROLLED(i_, TILE, { PUT(TILE + 1 + i_, x(2 * i_ + 1)); })                                 \
     }
 #else
 #define TO_POINTS(x, PUT)                                                                          \
@@ -72,7 +72,7 @@
         PUT(2, x(6) - 3.0f * x(4) + 2.0f * x(2));                                                  \
         PUT(3, even1_);                                                                            \
         PUT(4, x(8) - x(4) - 2.0f * even1_);                                                       \
-        UNROLL for (int i_ = 0; i_ < TILE; i_++) PUT(TILE + 1 + i_, x(2 * i_ + 1));                \
+        UNROLLED(i_, TILE, { PUT(TILE + 1 + i_, x(2 * i_ + 1)); })                                 \
     }
 #endif
 
@@ -96,12 +96,13 @@
 #endif
 #define FROM_POINTS(s, PUT)                                                                        \
     {                                                                                              \
-        const VALUE even1_ = s(1) + s(2), odd1_ = s(1) - s(2);                                     \
-        UNROLL for (int i_ = 0; i_ < TILE; i_++) {                                                 \
+        const VALUE even1_ = s(1) + s(2);                                                          \
+        const VALUE odd1_ = s(1) - s(2);                                                           \
+        UNROLLED(i_, TILE, {                                                                       \
             VALUE sum_ = i_ % 2 ? ODD(s, (float)(1 << i_)) : EVEN(s, (float)(1 << i_));            \
             if (i_ == 0) sum_ += s(0);                                                             \
             if (i_ == TILE - 1) sum_ += s(STRIDE == 2 ? TILE : SIDE - 1);                          \
             if (STRIDE == 2) sum_ += s(TILE + 1 + i_);                                             \
             PUT(i_, sum_);                                                                         \
-        }                                                                                          \
+        })                                                                                         \
     }

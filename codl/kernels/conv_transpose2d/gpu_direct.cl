@@ -16,28 +16,28 @@
 #define MULTIPLY                                                                                   \
     {                                                                                              \
         const VEC weights = WLOAD(w);                                                              \
-        UNROLL for (int p = 0; p < PIXELS; p++) acc[p] += LOAD(source[p]) * weights;               \
+        UNROLLED(p, PIXELS, { acc[p] += LOAD(source[p]) * weights; })               \
     }
 #elif V == 4
 #define WEIGHTS_A_TAP 16
 #define MULTIPLY                                                                                   \
     {                                                                                              \
         const VEC w0 = WLOAD(w), w1 = WLOAD(w + 4), w2 = WLOAD(w + 8), w3 = WLOAD(w + 12);         \
-        UNROLL for (int p = 0; p < PIXELS; p++) {                                                  \
+        UNROLLED(p, PIXELS, {                                                  \
             const VEC x = LOAD(source[p]);                                                         \
             acc[p] += x.s0 * w0;                                                                   \
             acc[p] += x.s1 * w1;                                                                   \
             acc[p] += x.s2 * w2;                                                                   \
             acc[p] += x.s3 * w3;                                                                   \
-        }                                                                                          \
+        })                                                                                          \
     }
 #else
 #define WEIGHTS_A_TAP (V * V)
 #define MULTIPLY                                                                                   \
-    UNROLL for (int lane = 0; lane < V; lane++) {                                                  \
+    UNROLLED(lane, V, {                                                  \
         const VEC weights = WLOAD(w + lane * V);                                                   \
-        UNROLL for (int p = 0; p < PIXELS; p++) acc[p] += GET(source[p], lane) * weights;          \
-    }
+        UNROLLED(p, PIXELS, { acc[p] += GET(source[p], lane) * weights; })          \
+    })
 #endif
 
 KERNEL void conv_transpose2d_direct(
@@ -53,7 +53,7 @@ KERNEL void conv_transpose2d_direct(
     const int blocks = min(reach, in_blocks - first_block);
     __global const ELEMENT *zeros = (__global const ELEMENT *)(bias + out_blocks * V);
     __global const WEIGHT *weights_of_block =
-        weight + (size_t)out_block * reach * kernel_h * kernel_w * WEIGHTS_A_TAP;
+        weight + (ADDRESS)out_block * reach * kernel_h * kernel_w * WEIGHTS_A_TAP;
     const VEC start = VLOAD(bias + out_block * V);
 
     const int stop = min((int)(STRIP_ID + 1) * strip, tiles);
@@ -61,7 +61,7 @@ KERNEL void conv_transpose2d_direct(
         const int line = tile / row_tiles, first = (tile - line * row_tiles) * PIXELS;
         const int y = line / stride_w, phase = line - y * stride_w;
         VEC acc[PIXELS];
-        UNROLL for (int p = 0; p < PIXELS; p++) acc[p] = start;
+        UNROLLED(p, PIXELS, { acc[p] = start; })
 
         for (int ky = 0; ky < kernel_h; ky++) {
             const int down = y + crop_h - ky * dilation_h, in_y = down / stride_h;
@@ -76,10 +76,10 @@ KERNEL void conv_transpose2d_direct(
                 for (int b = 0; b < blocks; b++) {
                     __global const ELEMENT *row =
                         BLOCK(input, input_offset, input_stride, first_block + b) +
-                        ((size_t)in_y * in_w + in_x) * V;
+                        ((ADDRESS)in_y * in_w + in_x) * V;
                     __global const ELEMENT *source[PIXELS];
-                    UNROLL for (int p = 0; p < PIXELS; p++)
-                        source[p] = in_x + p >= 0 && in_x + p < in_w ? row + p * V : zeros;
+                    UNROLLED(p, PIXELS, {
+                        source[p] = in_x + p >= 0 && in_x + p < in_w ? row + p * V : zeros; })
                     MULTIPLY
                     w += kernel_h * kernel_w * WEIGHTS_A_TAP;
                 }
@@ -88,8 +88,8 @@ KERNEL void conv_transpose2d_direct(
 
         const int left = phase + first * stride_w;
         __global ELEMENT *out =
-            BLOCK(output, output_offset, output_stride, out_block) + ((size_t)y * out_w + left) * V;
-        UNROLL for (int p = 0; p < PIXELS; p++)
-            if (left + p * stride_w < out_w) STORE(ACTIVATE(acc[p]), out + p * stride_w * V);
+            BLOCK(output, output_offset, output_stride, out_block) + ((ADDRESS)y * out_w + left) * V;
+        UNROLLED(p, PIXELS, {
+            if (left + p * stride_w < out_w) STORE(ACTIVATE(acc[p]), out + p * stride_w * V); })
     }
 }

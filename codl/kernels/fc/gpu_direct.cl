@@ -15,19 +15,36 @@
 
 #define STEP (TOGETHER * V)
 // Sums that wait for one another are too slow, and one image has few.
-#define CHAINS (IMAGES > 1 ? 1 : 4)
+#if IMAGES > 1
+#define CHAINS 1
+#else
+#define CHAINS 4
+#endif
+
+// Adds to a sum what the other slices have of it.
+#if SLICES > 1
+#define ADD_SLICES(sum)                                                                            \
+    parts[slice][LOCAL_ID(0)] = sum;                                                               \
+    barrier(CLK_LOCAL_MEM_FENCE);                                                                  \
+    for (int i = 1; i < SLICES && slice == 0; i++) sum += parts[i][LOCAL_ID(0)];                    \
+    barrier(CLK_LOCAL_MEM_FENCE);
+#else
+#define ADD_SLICES(sum)
+#endif
 
 // sums[image][o] += x[i] * weights, for `length` inputs and every stream.
-void add_products(__global const ELEMENT *x, const size_t *images, __global const WEIGHT *w,
-                  size_t stream, int first, int length, VEC sums[IMAGES][OUTS][CHAINS])
+void add_products(__global const ELEMENT *x, const ADDRESS *images, __global const WEIGHT *w,
+                  ADDRESS stream, int first, int length, VEC sums[IMAGES][OUTS][CHAINS])
 {
     NO_UNROLL for (int i = first; i < length; i += 4 * SLICES) {
-        UNROLL for (int lane = 0; lane < 4; lane++)
-            UNROLL for (int o = 0; o < OUTS; o++) {
-                const VEC weights = WLOAD(w + o * stream + (size_t)(i + lane) * STEP);
-                UNROLL for (int n = 0; n < IMAGES; n++)
+        UNROLLED(lane, 4, {
+            UNROLLED(o, OUTS, {
+                const VEC weights = WLOAD(w + o * stream + (ADDRESS)(i + lane) * STEP);
+                UNROLLED(n, IMAGES, {
                     sums[n][o][lane % CHAINS] += GET(x + images[n], i + lane) * weights;
-            }
+                })
+            })
+        })
     }
 }
 
@@ -37,29 +54,28 @@ KERNEL void fc_direct(
     __global const WEIGHT *weight, __global const float *bias, int in_channels, int pixels,
     int steps, int out_blocks, int images, int input_apart, int output_apart)
 {
-    const int out_block = get_global_id(0) * OUTS, slice = get_global_id(1);
-    const size_t stream = (size_t)steps * STEP;
+    const int out_block = GLOBAL_ID(0) * OUTS, slice = GLOBAL_ID(1);
+    const ADDRESS stream = (ADDRESS)steps * STEP;
     __global const WEIGHT *w =
         weight + (out_block / TOGETHER) * stream + out_block % TOGETHER * V;
     // Beyond the last image there is the last one again.
-    const int image = get_global_id(2) * IMAGES;
-    size_t from[IMAGES];
-    UNROLL for (int n = 0; n < IMAGES; n++)
-        from[n] = (size_t)min(image + n, images - 1) * input_apart * V;
+    const int image = GLOBAL_ID(2) * IMAGES;
+    ADDRESS from[IMAGES];
+    UNROLLED(n, IMAGES, { from[n] = (ADDRESS)min(image + n, images - 1) * input_apart * V; })
 #if SLICES > 1
     __local VEC parts[SLICES][TOGETHER];
 #endif
     VEC sums[IMAGES][OUTS][CHAINS];
-    UNROLL for (int n = 0; n < IMAGES; n++)
-        UNROLL for (int o = 0; o < OUTS; o++)
-            UNROLL for (int chain = 0; chain < CHAINS; chain++) sums[n][o][chain] = (VEC)(0.0f);
+    UNROLLED(n, IMAGES, {
+        UNROLLED(o, OUTS, { UNROLLED(chain, CHAINS, { sums[n][o][chain] = (VEC)(0.0f); }) })
+    })
 
     if (out_block < out_blocks) {
         // Full blocks are one run of floats each, or all of them; of the last one each pixel has a
         // run.
         const int full = in_channels / V, lanes = (in_channels - full * V + 3) / 4 * 4;
         const int dense = input_stride == pixels, length = (dense ? full : 1) * pixels * V;
-        for (int b = 0; b < full; b += dense ? full : 1, w += (size_t)length * STEP)
+        for (int b = 0; b < full; b += dense ? full : 1, w += (ADDRESS)length * STEP)
             add_products(BLOCK(input, input_offset, input_stride, b), from, w, stream, 4 * slice,
                          length, sums);
         __global const ELEMENT *last = BLOCK(input, input_offset, input_stride, full);
@@ -67,23 +83,19 @@ KERNEL void fc_direct(
             add_products(last + pixel * V, from, w, stream, 4 * slice, lanes, sums);
     }
 
-    UNROLL for (int n = 0; n < IMAGES; n++) {
-        UNROLL for (int o = 0; o < OUTS; o++) {
+    UNROLLED(n, IMAGES, {
+        UNROLLED(o, OUTS, {
             VEC sum = sums[n][o][0];
-            UNROLL for (int chain = 1; chain < CHAINS; chain++) sum += sums[n][o][chain];
-#if SLICES > 1
-            const int mine = get_local_id(0);
-            parts[slice][mine] = sum;
-            barrier(CLK_LOCAL_MEM_FENCE);
-            for (int i = 1; i < SLICES && slice == 0; i++) sum += parts[i][mine];
-            barrier(CLK_LOCAL_MEM_FENCE);
-#endif
+            UNROLLED(chain, CHAINS, {
+                if (chain > 0) sum += sums[n][o][chain];
+            })
+            ADD_SLICES(sum)
             if (slice == 0 && image + n < images && out_block + o < out_blocks) {
                 __global ELEMENT *out =
                     BLOCK(output, output_offset, output_stride, out_block + o) +
-                    (size_t)(image + n) * output_apart * V;
+                    (ADDRESS)(image + n) * output_apart * V;
                 STORE(ACTIVATE(sum + VLOAD(bias + (out_block + o) * V)), out);
             }
-        }
-    }
+        })
+    })
 }

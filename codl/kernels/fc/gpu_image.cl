@@ -14,13 +14,13 @@ KERNEL void fc_image(
     __global const WEIGHT *weight, __global const float *bias, int width, int pixels,
     int in_blocks, int out_blocks)
 {
-    const int o = get_global_id(0), slice = get_global_id(1);
-    const size_t step = (size_t)out_blocks * 4;
+    const int o = GLOBAL_ID(0), slice = GLOBAL_ID(1);
+    const ADDRESS step = (ADDRESS)out_blocks * 4;
     float4 sum = (float4)(0.0f);
     for (int i = slice; o < out_blocks && i < pixels * in_blocks; i += SLICES) {
         const int pixel = i / in_blocks, b = i - pixel * in_blocks;
         const int y = pixel / width, x = pixel - y * width;
-        __global const WEIGHT *w = weight + (size_t)i * 4 * step + o * 4;
+        __global const WEIGHT *w = weight + (ADDRESS)i * 4 * step + o * 4;
         const float4 value = TEXEL(input, input_column + b * width + x, input_row + y);
         sum += value.s0 * WLOAD(w);
         sum += value.s1 * WLOAD(w + step);
@@ -29,7 +29,7 @@ KERNEL void fc_image(
     }
 #if SLICES > 1
     __local float4 parts[SLICES][TOGETHER];
-    const int mine = get_local_id(0);
+    const int mine = LOCAL_ID(0);
     parts[slice][mine] = sum;
     barrier(CLK_LOCAL_MEM_FENCE);
     if (slice > 0) return;

@@ -19,35 +19,36 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void fc_rows(
     int steps, int outputs, int images, int input_apart, int output_apart)
 {
     __local float parts[IMAGES * OUTPUTS][ITEMS];
-    const int item = get_local_id(0), first = get_group_id(0) * OUTPUTS;
-    const int image = get_global_id(1) * IMAGES;
-    __global const WEIGHT *rows = weight + (size_t)first * steps * V;
+    const int item = LOCAL_ID(0), first = GROUP_ID(0) * OUTPUTS;
+    const int image = GLOBAL_ID(1) * IMAGES;
+    __global const WEIGHT *rows = weight + (ADDRESS)first * steps * V;
     // Beyond the last image there is the last one again.
-    size_t from[IMAGES];
-    UNROLL for (int n = 0; n < IMAGES; n++)
-        from[n] = (size_t)min(image + n, images - 1) * input_apart * V;
+    ADDRESS from[IMAGES];
+    UNROLLED(n, IMAGES, {
+        from[n] = (ADDRESS)min(image + n, images - 1) * input_apart * V; })
 
     VEC sums[IMAGES][OUTPUTS];
-    UNROLL for (int n = 0; n < IMAGES; n++)
-        UNROLL for (int i = 0; i < OUTPUTS; i++) sums[n][i] = (VEC)(0.0f);
+    UNROLLED(n, IMAGES, {
+        UNROLLED(i, OUTPUTS, { sums[n][i] = (VEC)(0.0f); }) })
     for (int step = item; step < steps; step += ITEMS) {
         const int block = step / pixels, pixel = step - block * pixels;
         __global const ELEMENT *at = BLOCK(input, input_offset, input_stride, block) + pixel * V;
         VEC x[IMAGES];
-        UNROLL for (int n = 0; n < IMAGES; n++) x[n] = LOAD(at + from[n]);
-        UNROLL for (int i = 0; i < OUTPUTS; i++) {
-            const VEC row = WLOAD(rows + ((size_t)i * steps + step) * V);
-            UNROLL for (int n = 0; n < IMAGES; n++) sums[n][i] += x[n] * row;
-        }
+        UNROLLED(n, IMAGES, { x[n] = LOAD(at + from[n]); })
+        UNROLLED(i, OUTPUTS, {
+            const VEC row = WLOAD(rows + ((ADDRESS)i * steps + step) * V);
+            UNROLLED(n, IMAGES, { sums[n][i] += x[n] * row; })
+        })
     }
-    UNROLL for (int n = 0; n < IMAGES; n++) {
-        UNROLL for (int i = 0; i < OUTPUTS; i++) {
-            float lanes[V], sum = 0.0f;
+    UNROLLED(n, IMAGES, {
+        UNROLLED(i, OUTPUTS, {
+            float lanes[V];
+            float sum = 0.0f;
             CAT(vstore, V)(sums[n][i], 0, lanes);
-            UNROLL for (int lane = 0; lane < V; lane++) sum += lanes[lane];
+            UNROLLED(lane, V, { sum += lanes[lane]; })
             parts[n * OUTPUTS + i][item] = sum;
-        }
-    }
+        })
+    })
     for (int left = ITEMS / 2; left > 0; left /= 2) {
         barrier(CLK_LOCAL_MEM_FENCE);
         UNROLL for (int i = 0; i < IMAGES * OUTPUTS; i++)
@@ -57,7 +58,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void fc_rows(
     const int n = item / OUTPUTS, channel = first + item - n * OUTPUTS;
     if (n < IMAGES && image + n < images && channel < outputs) {
         __global ELEMENT *out = BLOCK(output, output_offset, output_stride, channel / V) +
-            (size_t)(image + n) * output_apart * V;
+            (ADDRESS)(image + n) * output_apart * V;
         SET(ACTIVATE(parts[item][0] + bias[channel]), out, channel % V);
     }
 }

@@ -21,8 +21,8 @@ KERNEL void gather_rows(
         const int row = piece / row_pieces;
         int x = (piece - row * row_pieces) * length;
         const int stop = min(x + length, slice), outer = row / count, j = row - outer * count;
-        __global const ELEMENT *in = input + (input_offset + ((size_t)outer * size + INDEX(j)) * slice);
-        __global ELEMENT *out = output + (output_offset + (size_t)row * slice);
+        __global const ELEMENT *in = input + (input_offset + ((ADDRESS)outer * size + INDEX(j)) * slice);
+        __global ELEMENT *out = output + (output_offset + (ADDRESS)row * slice);
         for (; x + V <= stop; x += V) {
             const VEC value = PLOAD(in + x);
             PSTORE(ACTIVATE(value), out + x);
@@ -43,8 +43,8 @@ KERNEL void gather_elements(
     for (int piece = STRIP_ID * strip; piece < stop_piece; piece++) {
         const int outer = piece / row_pieces, start = (piece - outer * row_pieces) * length;
         const int stop = min(start + length, row_size);
-        __global const ELEMENT *in = input + (input_offset + (size_t)outer * size * slice);
-        __global ELEMENT *out = output + (output_offset + (size_t)outer * row_size);
+        __global const ELEMENT *in = input + (input_offset + (ADDRESS)outer * size * slice);
+        __global ELEMENT *out = output + (output_offset + (ADDRESS)outer * row_size);
         for (int x = start; x < stop; x++) {
             const int j = x / slice;
             PUT(GET(in, INDEX(j) * slice + x - j * slice), out + x);

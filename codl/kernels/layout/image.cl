@@ -13,8 +13,8 @@
 #include "layout/planar.cl"
 
 #ifdef HALF
-#define LOAD_4(p) vload_half4(0, (p))
-#define STORE_4(value, p) vstore_half4((value), 0, (p))
+#define LOAD_4(p) FOUR_HALVES(p)
+#define STORE_4(value, p) FOUR_HALVES_SET(value, p)
 #else
 #define LOAD_4(p) vload4(0, (p))
 #define STORE_4(value, p) vstore4((value), 0, (p))
@@ -36,9 +36,9 @@ KERNEL void image_to_planar(
     EACH_PIXEL {
         const float4 texel = TEXEL(input, from + x, row + y);
         const float lanes[4] = {texel.s0, texel.s1, texel.s2, texel.s3};
-        UNROLL for (int i = 0; i < 4; i++)
+        UNROLLED(i, 4, {
             if (first + i >= 0 && first + i < channels)
-                PLANAR_SET(lanes[i], out + ((long)i * planar_stride + pixel));
+                PLANAR_SET(lanes[i], out + ((long)i * planar_stride + pixel)); })
     }
 }
 
@@ -51,9 +51,9 @@ KERNEL void planar_to_image(
     __global const PLANAR *in = planar + (planar_offset + (long)first * planar_stride);
     EACH_PIXEL {
         float lanes[4];
-        UNROLL for (int i = 0; i < 4; i++)
+        UNROLLED(i, 4, {
             lanes[i] = first + i < channels ? PLANAR_GET(in + ((long)i * planar_stride + pixel))
-                                            : 0.0f;
+                                            : 0.0f; })
         TEXEL_SET(output, to + x, row + y, (float4)(lanes[0], lanes[1], lanes[2], lanes[3]));
     }
 }

@@ -32,13 +32,13 @@ KERNEL void to_planar(
     for (; at < stop && pixels >= V; at += V) {
         at = min(at, pixels - V);
         VEC m[V], t[V];
-        UNROLL for (int i = 0; i < V; i++) m[i] = LOAD(in + (at + i) * V);
+        UNROLLED(i, V, { m[i] = LOAD(in + (at + i) * V); })
         TRANSPOSE
         if (low == 0 && high == V) {
-            UNROLL for (int i = 0; i < V; i++) PLANAR_STORE(m[i], ROW(i, at));
+            UNROLLED(i, V, { PLANAR_STORE(m[i], ROW(i, at)); })
         } else {
-            UNROLL for (int i = 0; i < V; i++)
-                if (i >= low && i < high) PLANAR_STORE(m[i], ROW(i, at));
+            UNROLLED(i, V, {
+                if (i >= low && i < high) PLANAR_STORE(m[i], ROW(i, at)); })
         }
     }
     for (; at < stop; at++)
@@ -67,13 +67,13 @@ KERNEL void to_blocked(
             at = min(at, pixels - V);
             VEC m[V], t[V];
             if (high == V) {
-                UNROLL for (int i = 0; i < V; i++) m[i] = PLANAR_LOAD(ROW(i, at));
+                UNROLLED(i, V, { m[i] = PLANAR_LOAD(ROW(i, at)); })
             } else {
-                UNROLL for (int i = 0; i < V; i++)
-                    m[i] = i < high ? PLANAR_LOAD(ROW(i, at)) : (VEC)(0.0f);
+                UNROLLED(i, V, {
+                    m[i] = i < high ? PLANAR_LOAD(ROW(i, at)) : (VEC)(0.0f); })
             }
             TRANSPOSE
-            UNROLL for (int i = 0; i < V; i++) STORE(m[i], out + (at + i) * V);
+            UNROLLED(i, V, { STORE(m[i], out + (at + i) * V); })
         }
     }
     // A block whose other lanes belong to somebody else is written lane by lane.
@@ -91,8 +91,8 @@ KERNEL void copy_planar(
 {
     OF_IMAGE(input_offset, input_apart)
     OF_IMAGE(planar_offset, planar_apart)
-    __global const ELEMENT *in = input + (input_offset + (size_t)BLOCK_ID * input_stride);
-    __global PLANAR *out = planar + (planar_offset + (size_t)BLOCK_ID * planar_stride);
+    __global const ELEMENT *in = input + (input_offset + (ADDRESS)BLOCK_ID * input_stride);
+    __global PLANAR *out = planar + (planar_offset + (ADDRESS)BLOCK_ID * planar_stride);
     const int stop = min((int)(STRIP_ID + 1) * strip * V, pixels);
     int at = STRIP_ID * strip * V;
     // By vectors: a compiler that vectorises over work-items leaves a loop, and its functions, scalar.

@@ -25,21 +25,21 @@
 
 #ifndef BITS
 #define MATRIX __global const WEIGHT *restrict weight
-#define EACH_PANEL UNROLL for (int p = 0; p < PANELS; p++)
-#define EACH_ROW UNROLL for (int r = 0; r < ROWS; r++)
+#define EACH_PANEL(body) UNROLLED(p, PANELS, body)
+#define EACH_ROW(body) UNROLLED(r, ROWS, body)
 // Words that are on their way at once.
 #define TOGETHER 4
 #define ADD_WORDS(at, count)                                                                       \
     {                                                                                              \
         VEC words[count][PANELS];                                                                  \
         float x[count][ROWS];                                                                      \
-        UNROLL for (int i = 0; i < count; i++) {                                                   \
-            const size_t word = (at) + i * ITEMS;                                                  \
-            EACH_PANEL words[i][p] = WLOAD(weight + (from[p] + word) * V);                         \
-            EACH_ROW x[i][r] = GET(a, a_offset + (size_t)r * k + word);                            \
-        }                                                                                          \
-        UNROLL for (int i = 0; i < count; i++)                                                     \
-            EACH_PANEL EACH_ROW sums[p][r] += x[i][r] * words[i][p];                               \
+        UNROLLED(i, count, {                                                   \
+            const ADDRESS word = (at) + i * ITEMS;                                                  \
+            EACH_PANEL({ words[i][p] = WLOAD(weight + (from[p] + word) * V); })                         \
+            EACH_ROW({ x[i][r] = GET(a, a_offset + (ADDRESS)r * k + word); })                            \
+        })                                                                                          \
+        UNROLLED(i, count, {                                                     \
+            EACH_PANEL({ EACH_ROW({ sums[p][r] += x[i][r] * words[i][p]; }) }) })                               \
     }
 #endif
 
@@ -49,39 +49,39 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void matmul_rows(
     MATRIX, __global const float *restrict bias, int n, int k ADDED_ARGS)
 {
     __local VEC parts[PANELS * ROWS][ITEMS];
-    const int item = get_local_id(0), first = get_group_id(0) * PANELS, panels = (n + V - 1) / V;
+    const int item = LOCAL_ID(0), first = GROUP_ID(0) * PANELS, panels = (n + V - 1) / V;
     VEC sums[PANELS][ROWS];
-    EACH_PANEL EACH_ROW sums[p][r] = (VEC)(0.0f);
+    EACH_PANEL({ EACH_ROW({ sums[p][r] = (VEC)(0.0f); }) })
     // Panels beyond the last repeat it, and are not stored.
 #ifdef BITS
     for (int word = item; word * PER_WORD < k; word += ITEMS) {
         const int at = word * PER_WORD, block = at / LENGTH;
         // Beyond the last column there are zeros.
         float x[ROWS][PER_WORD];
-        EACH_ROW UNROLL for (int j = 0; j < PER_WORD; j++)
-            x[r][j] = at + j < k ? GET(a, a_offset + (size_t)r * k + at + j) : 0.0f;
-        EACH_PANEL {
+        EACH_ROW({ UNROLLED(j, PER_WORD, {
+            x[r][j] = at + j < k ? GET(a, a_offset + (ADDRESS)r * k + at + j) : 0.0f; }) })
+        EACH_PANEL({
             const int panel = min(first + p, panels - 1);
-            const UVEC words = WORDS_AT(weight + ((size_t)panel * WORDS(k) + word) * V);
+            const UVEC words = WORDS_AT(weight + ((ADDRESS)panel * WORDS(k) + word) * V);
             const VEC scale = SCALES(panel, block, k);
             BASES(VEC, bases, ZEROS(panel, block, k))
             VEC own[ROWS];
-            EACH_ROW own[r] = (VEC)(0.0f);
-            UNROLL for (int j = 0; j < PER_WORD; j++) {
+            EACH_ROW({ own[r] = (VEC)(0.0f); })
+            UNROLLED(j, PER_WORD, {
                 const VEC numbers = NUMBERS(words, j, bases);
-                EACH_ROW own[r] += x[r][j] * numbers;
-            }
-            EACH_ROW sums[p][r] += scale * own[r];
-        }
+                EACH_ROW({ own[r] += x[r][j] * numbers; })
+            })
+            EACH_ROW({ sums[p][r] += scale * own[r]; })
+        })
     }
 #else
-    size_t from[PANELS];
-    EACH_PANEL from[p] = (size_t)min(first + p, panels - 1) * k;
+    ADDRESS from[PANELS];
+    EACH_PANEL({ from[p] = (ADDRESS)min(first + p, panels - 1) * k; })
     int at = item;
     for (; at + (TOGETHER - 1) * ITEMS < k; at += TOGETHER * ITEMS) ADD_WORDS(at, TOGETHER)
     for (; at < k; at += ITEMS) ADD_WORDS(at, 1)
 #endif
-    EACH_PANEL EACH_ROW parts[p * ROWS + r][item] = sums[p][r];
+    EACH_PANEL({ EACH_ROW({ parts[p * ROWS + r][item] = sums[p][r]; }) })
     for (int left = ITEMS / 2; left > 0; left /= 2) {
         barrier(CLK_LOCAL_MEM_FENCE);
         UNROLL for (int i = 0; i < PANELS * ROWS; i++)
@@ -91,7 +91,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void matmul_rows(
     for (int i = item; i < PANELS * ROWS * V; i += ITEMS) {
         const int p = i / (ROWS * V), r = i / V % ROWS, column = (first + p) * V + i % V;
         __local const float *sum = (__local const float *)&parts[p * ROWS + r][0];
-        const size_t at = (size_t)r * n + column;
+        const ADDRESS at = (ADDRESS)r * n + column;
         if (column < n)
             SET(FINISHED(sum[i % V] + bias[column], at), output, output_offset + at);
     }

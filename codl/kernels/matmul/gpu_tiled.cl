@@ -35,9 +35,9 @@ __kernel __attribute__((reqd_work_group_size(SIDE, SIDE, 1))) void matmul_tiled(
 {
     // One column more, so that work-items of a row write to different banks.
     __local float rows[DEPTH][TILE + 4], columns[DEPTH][TILE + 4];
-    const int x = get_local_id(0), y = get_local_id(1), item = y * SIDE + x;
-    const int batch = get_global_id(2);
-    const int row0 = get_group_id(1) * TILE, column0 = get_group_id(0) * TILE;
+    const int x = LOCAL_ID(0), y = LOCAL_ID(1), item = y * SIDE + x;
+    const int batch = GLOBAL_ID(2);
+    const int row0 = GROUP_ID(1) * TILE, column0 = GROUP_ID(0) * TILE;
     __global const ELEMENT *left = a + a_offset + BATCH_STEP(batch, a_step0, a_step1, a_step2);
 #ifndef BITS
     __global const ELEMENT *right = b + BATCH_STEP(batch, b_step0, b_step1, b_step2);
@@ -47,16 +47,16 @@ __kernel __attribute__((reqd_work_group_size(SIDE, SIDE, 1))) void matmul_tiled(
 #endif
 
     float4 acc[4];
-    UNROLL for (int r = 0; r < 4; r++) acc[r] = (float4)(0.0f);
+    UNROLLED(r, 4, { acc[r] = (float4)(0.0f); })
     for (int first = 0; first < k; first += DEPTH) {
         UNROLL for (int turn = 0; turn < PER_ITEM; turn++) {
             {
 #ifdef TRANS_A
                 ALONG_TILE(turn);
-#define AT_A(r, i) GET(left, (size_t)(i) * m + (r))
+#define AT_A(r, i) GET(left, (ADDRESS)(i) * m + (r))
 #else
                 ALONG_K(turn);
-#define AT_A(r, i) GET(left, (size_t)(r) * k + (i))
+#define AT_A(r, i) GET(left, (ADDRESS)(r) * k + (i))
 #endif
                 rows[d][t] = row0 + t < m && first + d < k ? AT_A(row0 + t, first + d) : 0.0f;
             }
@@ -64,10 +64,10 @@ __kernel __attribute__((reqd_work_group_size(SIDE, SIDE, 1))) void matmul_tiled(
             {
 #ifdef TRANS_B
                 ALONG_K(turn);
-#define AT_B(i, c) GET(right, (size_t)(c) * k + (i))
+#define AT_B(i, c) GET(right, (ADDRESS)(c) * k + (i))
 #else
                 ALONG_TILE(turn);
-#define AT_B(i, c) GET(right, (size_t)(i) * n + (c))
+#define AT_B(i, c) GET(right, (ADDRESS)(i) * n + (c))
 #endif
                 columns[d][t] =
                     column0 + t < n && first + d < k ? AT_B(first + d, column0 + t) : 0.0f;
@@ -79,22 +79,22 @@ __kernel __attribute__((reqd_work_group_size(SIDE, SIDE, 1))) void matmul_tiled(
             const int t = at % TILE, d = at / TILE * PER_WORD;
             float numbers[PER_WORD];
             unpack_word(MATRIX_ARGS, numbers, min(column0 + t, n - 1), min(first + d, k - 1), k);
-            UNROLL for (int j = 0; j < PER_WORD; j++) columns[d + j][t] = numbers[j];
+            UNROLLED(j, PER_WORD, { columns[d + j][t] = numbers[j]; })
         }
 #endif
         barrier(CLK_LOCAL_MEM_FENCE);
-        UNROLL for (int d = 0; d < DEPTH; d++) {
+        UNROLLED(d, DEPTH, {
             const float4 values = vload4(x, columns[d]);
             const float4 factors = vload4(y, rows[d]);
             acc[0] += factors.s0 * values;
             acc[1] += factors.s1 * values;
             acc[2] += factors.s2 * values;
             acc[3] += factors.s3 * values;
-        }
+        })
         barrier(CLK_LOCAL_MEM_FENCE);
     }
 
-    __global ELEMENT *out = output + output_offset + (size_t)batch * m * n;
+    __global ELEMENT *out = output + output_offset + (ADDRESS)batch * m * n;
     for (int r = 0; r < 4; r++) {
         const int row = row0 + 4 * y + r;
         if (row >= m) break;
@@ -107,7 +107,7 @@ __kernel __attribute__((reqd_work_group_size(SIDE, SIDE, 1))) void matmul_tiled(
 #ifdef BIAS
             value += bias[column];
 #endif
-            SET(ACTIVATE(value), out, (size_t)row * n + column);
+            SET(ACTIVATE(value), out, (ADDRESS)row * n + column);
         }
     }
 }

@@ -23,26 +23,31 @@ __kernel __attribute__((reqd_work_group_size(SIDE, SIDE, 1))) void matmul_dynami
 {
     // One vector more, so that work-items of a row write to different banks.
     __local uint rows[DEPTH][TILE + 4], columns[DEPTH][TILE + 4];
-    const int x = get_local_id(0), y = get_local_id(1), item = y * SIDE + x;
-    const int row0 = get_group_id(1) * TILE, column0 = get_group_id(0) * TILE;
+    const int x = LOCAL_ID(0), y = LOCAL_ID(1), item = y * SIDE + x;
+    const int row0 = GROUP_ID(1) * TILE, column0 = GROUP_ID(0) * TILE;
     uint acc[4][4];
-    UNROLL for (int r = 0; r < 4; r++) UNROLL for (int c = 0; c < 4; c++) acc[r][c] = 0;
+    UNROLLED(r, 4, { UNROLLED(c, 4, { acc[r][c] = 0; }) })
     for (int first = 0; first < words; first += DEPTH) {
         UNROLL for (int turn = 0; turn < PER_ITEM; turn++) {
-            const int at = turn * SIDE * SIDE + item, d = at % DEPTH, t = at / DEPTH;
-            const int word = first + d, row = row0 + t, column = column0 + t;
-            rows[d][t] = row < m && word < words ? rounded[(size_t)row * words + word] : 0;
+            const int at = turn * SIDE * SIDE + item;
+            const int d = at % DEPTH;
+            const int t = at / DEPTH;
+            const int word = first + d;
+            const int row = row0 + t;
+            const int column = column0 + t;
+            rows[d][t] = row < m && word < words ? rounded[(ADDRESS)row * words + word] : 0;
             columns[d][t] =
-                column < n && word < words ? weight[(size_t)column * words + word] : 0;
+                column < n && word < words ? weight[(ADDRESS)column * words + word] : 0;
         }
         barrier(CLK_LOCAL_MEM_FENCE);
-        UNROLL for (int d = 0; d < DEPTH; d++) {
-            uint values[4], factors[4];
+        UNROLLED(d, DEPTH, {
+            uint values[4];
+            uint factors[4];
             vstore4(vload4(x, columns[d]), 0, values);
             vstore4(vload4(y, rows[d]), 0, factors);
-            UNROLL for (int r = 0; r < 4; r++) UNROLL for (int c = 0; c < 4; c++)
-                acc[r][c] = ADD_DOT(acc[r][c], factors[r], values[c]);
-        }
+            UNROLLED(r, 4, { UNROLLED(c, 4, {
+                acc[r][c] = ADD_DOT(acc[r][c], factors[r], values[c]); }) })
+        })
         barrier(CLK_LOCAL_MEM_FENCE);
     }
     for (int r = 0; r < 4; r++) {
@@ -56,7 +61,7 @@ __kernel __attribute__((reqd_work_group_size(SIDE, SIDE, 1))) void matmul_dynami
             const int whole = (int)(own - zero_points[column] * (uint)fact.s2);
             const float value =
                 convert_float(whole) * (as_float(fact.s0) * scales[column]) + bias[column];
-            SET(ACTIVATE(value), output, output_offset + (size_t)row * n + column);
+            SET(ACTIVATE(value), output, output_offset + (ADDRESS)row * n + column);
         }
     }
 }

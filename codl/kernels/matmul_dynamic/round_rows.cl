@@ -42,12 +42,12 @@ KERNEL void round_rows(
     const float zero = rint(fmin(fmax(QUOTIENT(-low, scale, inverse), 0.0f), STEPS));
     const int whole = k / V * V;
     for (int i = 0; i < strip; i++) {
-        const int row = get_global_id(1) * strip + i;
+        const int row = GLOBAL_ID(1) * strip + i;
         if (SHARERS == 1 && row >= rows) break;
         // Every work-item of a group comes to every barrier; those without a row repeat the last.
         const int own = min(row, rows - 1);
-        __global const ELEMENT *in = a + a_offset + (size_t)own * k;
-        __global NUMBER *out = rounded + (size_t)own * depth;
+        __global const ELEMENT *in = a + a_offset + (ADDRESS)own * k;
+        __global NUMBER *out = rounded + (ADDRESS)own * depth;
         VEC sums = (VEC)(0.0f);
         for (int j = SHARER * V; j < whole; j += SHARERS * V) {
             const VEC x = ROUNDED(VEC, PLOAD(in + j));

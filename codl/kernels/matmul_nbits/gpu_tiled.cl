@@ -7,17 +7,17 @@
 void unpack_word(MATRIX, float *out, int column, int at, int k)
 {
     const int panel = column / V, lane = column % V, block = at / LENGTH;
-    const uint word = weight[((size_t)panel * WORDS(k) + at / PER_WORD) * V + lane];
-    const float scale = scales[((size_t)panel * BLOCKS(k) + block) * V + lane];
+    const uint word = weight[((ADDRESS)panel * WORDS(k) + at / PER_WORD) * V + lane];
+    const float scale = scales[((ADDRESS)panel * BLOCKS(k) + block) * V + lane];
 #ifdef ZERO_POINTS
     const uint zeros =
-        zero_points[((size_t)panel * ZERO_WORDS(k) + block / PER_WORD) * V + lane];
+        zero_points[((ADDRESS)panel * ZERO_WORDS(k) + block / PER_WORD) * V + lane];
     BASES(float, bases, convert_float(zeros >> (BITS * (block % PER_WORD)) & MOST))
 #else
     BASES(float, bases, MIDDLE)
 #endif
-    UNROLL for (int j = 0; j < PER_WORD; j++)
-        out[j] = scale * (as_float(PLACED(word, j)) - bases[j % LOW]);
+    UNROLLED(j, PER_WORD, {
+        out[j] = scale * (as_float(PLACED(word, j)) - bases[j % LOW]); })
 }
 
 #include "matmul/gpu_tiled.cl"

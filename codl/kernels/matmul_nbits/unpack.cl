@@ -8,7 +8,11 @@
 // scales         [V columns][block][V]
 // zero_points    [V columns][word of blocks][V]
 
-#define PER_WORD (32 / BITS)
+#if BITS == 4
+#define PER_WORD 8
+#else
+#define PER_WORD 4
+#endif
 #define BLOCKS(k) (((k) + LENGTH - 1) / LENGTH)
 #define WORDS(k) (BLOCKS(k) * (LENGTH / PER_WORD))
 #define ZERO_WORDS(k) ((BLOCKS(k) + PER_WORD - 1) / PER_WORD)
@@ -25,7 +29,7 @@
 // The zero points of block `b` of the V columns `panel`.
 #define ZEROS(panel, b, k)                                                                         \
     CAT(convert_float, V)                                                                          \
-    (WORDS_AT(zero_points + ((size_t)(panel) * ZERO_WORDS(k) + (b) / PER_WORD) * V) >>             \
+    (WORDS_AT(zero_points + ((ADDRESS)(panel) * ZERO_WORDS(k) + (b) / PER_WORD) * V) >>             \
          (uint)(BITS * ((b) % PER_WORD)) &                                                         \
      MOST)
 #else
@@ -48,12 +52,12 @@
 // What is to be taken away at each place, of some zero points.
 #define BASES(TYPE, name, zeros)                                                                   \
     TYPE name[LOW];                                                                                \
-    UNROLL for (int place = 0; place < LOW; place++) name[place] = as_float(POWER(place)) + (zeros);
+    UNROLLED(place, LOW, { name[place] = as_float(POWER(place)) + (zeros); })
 // Number i of words, less its zero point; `i` is known to the compiler.
 #define NUMBERS(words, i, bases) (CAT(as_float, V)(PLACED(words, i)) - bases[(i) % LOW])
 
-#define SCALES(panel, b, k) FLOAD(scales + ((size_t)(panel) * BLOCKS(k) + (b)) * V)
+#define SCALES(panel, b, k) FLOAD(scales + ((ADDRESS)(panel) * BLOCKS(k) + (b)) * V)
 
 // The panels of V columns that go side by side, and the rows of a, where a kernel has PANELS and ROWS.
-#define EACH_PANEL UNROLL for (int p = 0; p < PANELS; p++)
-#define EACH_ROW UNROLL for (int r = 0; r < ROWS; r++)
+#define EACH_PANEL(body) UNROLLED(p, PANELS, body)
+#define EACH_ROW(body) UNROLLED(r, ROWS, body)

@@ -37,7 +37,7 @@ KERNEL void norm_sums(__global const ELEMENT *input, int input_offset, int input
         sum += x;
         squares += x * x;
     }
-    __global float *out = sums + (size_t)(block * pieces + piece) * 2 * V;
+    __global float *out = sums + (ADDRESS)(block * pieces + piece) * 2 * V;
     CAT(vstore, V)(sum, 0, out);
     CAT(vstore, V)(squares, 1, out);
 }
@@ -46,13 +46,13 @@ KERNEL void norm_fold(__global const float *sums, int pieces, __global float *fo
 {
     const int part = STRIP_ID, block = BLOCK_ID;
     if (part >= parts) return;
-    __global const float *own = sums + (size_t)block * pieces * 2 * V;
+    __global const float *own = sums + (ADDRESS)block * pieces * 2 * V;
     VEC sum = (VEC)(0.0f), squares = sum;
     for (int i = part; i < pieces; i += parts) {
         sum += CAT(vload, V)(2 * i, own);
         squares += CAT(vload, V)(2 * i + 1, own);
     }
-    __global float *out = folded + (size_t)(block * parts + part) * 2 * V;
+    __global float *out = folded + (ADDRESS)(block * parts + part) * 2 * V;
     CAT(vstore, V)(sum, 0, out);
     CAT(vstore, V)(squares, 1, out);
 }
@@ -66,7 +66,7 @@ KERNEL void norm_channels(TENSORS, __global const float *sums, int parts, int pi
     if (piece >= pieces) return;
     __global const ELEMENT *in = BLOCK(input, input_offset, input_stride, block);
     __global ELEMENT *out = BLOCK(output, output_offset, output_stride, block);
-    __global const float *own = sums + (size_t)block * parts * 2 * V;
+    __global const float *own = sums + (ADDRESS)block * parts * 2 * V;
     VEC sum = (VEC)(0.0f), squares = sum;
     for (int i = 0; i < parts; i++) {
         sum += CAT(vload, V)(2 * i, own);

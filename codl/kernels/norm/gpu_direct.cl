@@ -17,10 +17,10 @@ KERNEL void norm_runs(TENSORS, int strip, int runs, int size, int segment, int c
     PARTS
     const int whole = size / V * V;
     for (int i = 0; i < strip; i++) {
-        const int run = get_global_id(1) * strip + i;
+        const int run = GLOBAL_ID(1) * strip + i;
         if (SHARERS == 1 && run >= runs) break;
         // Every work-item of a group comes to every barrier; those without a run repeat the last.
-        const size_t at = (size_t)min(run, runs - 1) * size;
+        const ADDRESS at = (ADDRESS)min(run, runs - 1) * size;
         __global const ELEMENT *in = input + input_offset + at;
 
         float mean = 0.0f;

@@ -26,7 +26,7 @@ from codl.kernels.kernel import (
 )
 from codl.kernels.registry import register
 from codl.kernels.tiling import ceil_div, round_up
-from codl.kernels.window import span, window_args
+from codl.kernels.window import span, span_macros, window_args
 from codl.records.soc import Soc
 
 #: Input columns that are collected at once at most, by vector width: as many as registers hold.
@@ -128,6 +128,7 @@ class GpuDirect(ColumnKernel):
             kernel, tiles = "pool2d_rows", "tiles"
             unrolled = ("kernel_h", "kernel_w", "stride_w", "dilation_h", "dilation_w")
             macros |= {"PIXELS": choice["pixels"]} | {n.upper(): window[n] for n in unrolled}
+            macros |= span_macros(op, int(choice["pixels"]))
         numbers = {"strip": t.grid.strip, tiles: t.tiles, **window}
         pool = launch(kernel, t.grid.sizes, *ENDS, **numbers)
         return self.assemble(op, soc, pool.of_images(op.output.n, ENDS), macros=macros)

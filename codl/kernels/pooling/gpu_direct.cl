@@ -5,6 +5,7 @@
 // pool2d_window  one pixel at a time, for windows that are too wide for that
 //
 // PIXELS, KERNEL_H, KERNEL_W, STRIDE_W, DILATION_H, DILATION_W   shape the code of pool2d_rows
+// SPAN           input columns under PIXELS pixels
 // Sizes in pixels. An average over nothing is NaN and a maximum over nothing -infinity.
 
 #include "window.cl"
@@ -15,7 +16,14 @@
 
 #ifdef PIXELS
 
-#define SPAN ((PIXELS - 1) * STRIDE_W + (KERNEL_W - 1) * DILATION_W + 1)
+// Taps that an average is over.
+#ifdef COUNT_PAD
+#define COUNT(p) (KERNEL_H * KERNEL_W)
+#else
+#define COUNT(p)                                                                                   \
+    (inside ? (bottom - top) * KERNEL_W                                                            \
+            : max(bottom - top, 0) * TAPS(x0 + (p) * STRIDE_W, DILATION_W, in_w, KERNEL_W))
+#endif
 
 KERNEL void pool2d_rows(
     __global const ELEMENT *input, int input_offset, int input_stride,
@@ -38,39 +46,34 @@ KERNEL void pool2d_rows(
         VEC columns[SPAN];
         if (inside && top == 0 && bottom == KERNEL_H) {
             __global const ELEMENT *row = in + (y0 * in_w + x0) * V;
-            UNROLL for (int c = 0; c < SPAN; c++) columns[c] = LOAD(row + c * V);
+            UNROLLED(c, SPAN, { columns[c] = LOAD(row + c * V); })
             UNROLL for (int ky = 1; ky < KERNEL_H; ky++) {
                 row += DILATION_H * in_w * V;
-                UNROLL for (int c = 0; c < SPAN; c++)
-                    columns[c] = COLLECT(columns[c], LOAD(row + c * V));
+                UNROLLED(c, SPAN, { columns[c] = COLLECT(columns[c], LOAD(row + c * V)); })
             }
         } else {
             // Columns beside the input are read from its edge and dropped in the end.
-            UNROLL for (int c = 0; c < SPAN; c++) columns[c] = EMPTY;
+            UNROLLED(c, SPAN, { columns[c] = EMPTY; })
             NO_UNROLL for (int ky = top; ky < bottom; ky++) {
                 __global const ELEMENT *row = in + (y0 + ky * DILATION_H) * in_w * V;
-                UNROLL for (int c = 0; c < SPAN; c++)
+                UNROLLED(c, SPAN, {
                     columns[c] =
                         COLLECT(columns[c], LOAD(row + clamp(x0 + c, 0, in_w - 1) * V));
+                })
             }
-            UNROLL for (int c = 0; c < SPAN; c++)
+            UNROLLED(c, SPAN, {
                 if (x0 + c < 0 || x0 + c >= in_w) columns[c] = EMPTY;
+            })
         }
 
         __global ELEMENT *to = out + (out_y * out_w + out_x) * V;
-        UNROLL for (int p = 0; p < PIXELS; p++) {
+        UNROLLED(p, PIXELS, {
             VEC value = columns[p * STRIDE_W];
-            UNROLL for (int kx = 1; kx < KERNEL_W; kx++)
-                value = COLLECT(value, columns[p * STRIDE_W + kx * DILATION_W]);
-#ifdef COUNT_PAD
-            const int count = KERNEL_H * KERNEL_W;
-#else
-            const int count = inside
-                ? (bottom - top) * KERNEL_W
-                : max(bottom - top, 0) * TAPS(x0 + p * STRIDE_W, DILATION_W, in_w, KERNEL_W);
-#endif
-            if (out_x + p < out_w) STORE(ACTIVATE(FINISH(value, count)), to + p * V);
-        }
+            UNROLLED(kx, KERNEL_W, {
+                if (kx > 0) value = COLLECT(value, columns[p * STRIDE_W + kx * DILATION_W]);
+            })
+            if (out_x + p < out_w) STORE(ACTIVATE(FINISH(value, COUNT(p))), to + p * V);
+        })
     }
 }
 

@@ -13,12 +13,12 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void pool2d_global(
     OF_IMAGE(input_offset, input_apart)
     OF_IMAGE(output_offset, output_apart)
     __local VEC parts[ITEMS];
-    const int item = get_local_id(0), block = get_group_id(0);
+    const int item = LOCAL_ID(0), block = GROUP_ID(0);
     __global const ELEMENT *in = BLOCK(input, input_offset, input_stride, block);
 
     VEC value = EMPTY;
     for (int pixel = item; pixel < pixels; pixel += ITEMS)
-        value = COLLECT(value, LOAD(in + (size_t)pixel * V));
+        value = COLLECT(value, LOAD(in + (ADDRESS)pixel * V));
     parts[item] = value;
     for (int left = ITEMS / 2; left > 0; left /= 2) {
         barrier(CLK_LOCAL_MEM_FENCE);

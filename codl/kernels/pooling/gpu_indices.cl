@@ -16,7 +16,7 @@ KERNEL void max_indices(
         const int x0 = (at - line * out_w) * stride_w - pad_left;
         const int y0 = (line - plane * out_h) * stride_h - pad_top;
         const int first = plane * in_h * in_w;
-        __global const float *in = input + ((size_t)input_offset + first);
+        __global const float *in = input + ((ADDRESS)input_offset + first);
         float best = -INFINITY;
         int index = -1;
         for (int ky = 0; ky < kernel_h; ky++) {
@@ -32,6 +32,6 @@ KERNEL void max_indices(
                 }
             }
         }
-        output[output_offset + (size_t)at] = ACTIVATE((float)index);
+        output[output_offset + (ADDRESS)at] = ACTIVATE((float)index);
     }
 }

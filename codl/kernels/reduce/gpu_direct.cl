@@ -60,10 +60,10 @@ KERNEL void reduce_rows(
     PARTS
     const int whole = size / V * V;
     for (int i = 0; i < strip; i++) {
-        const int row = get_global_id(1) * strip + i;
+        const int row = GLOBAL_ID(1) * strip + i;
         if (SHARERS == 1 && row >= rows) break;
         // Every work-item of a group comes to every barrier; those without a row repeat the last.
-        __global const ELEMENT *in = input + input_offset + (size_t)min(row, rows - 1) * size;
+        __global const ELEMENT *in = input + input_offset + (ADDRESS)min(row, rows - 1) * size;
         float largest = 0.0f;
 #ifdef LARGEST_FIRST
         VEC high = (VEC)(-INFINITY);
@@ -93,9 +93,9 @@ KERNEL void reduce_rows(
 #include "columns.cl"
 #ifdef LARGEST_FIRST
 #define FIND_LARGEST(LOAD_, COUNT, STEP)                                                           \
-    EACH(COUNT) largest[w] -= INFINITY;                                                            \
-    DOWN EACH(COUNT) largest[w] = max(largest[w], LOAD_(in + j + w * STEP));                       \
-    EACH(COUNT) largest[w] = FINITE(largest[w]);
+    EACH(COUNT, { largest[w] -= INFINITY; })                                                            \
+    DOWN EACH(COUNT, { largest[w] = max(largest[w], LOAD_(in + j + w * STEP)); })                       \
+    EACH(COUNT, { largest[w] = FINITE(largest[w]); })
 #else
 #define FIND_LARGEST(LOAD_, COUNT, STEP)
 #endif
@@ -104,13 +104,13 @@ KERNEL void reduce_rows(
 #define COLUMNS(T, LOAD_, STORE_, COUNT, STEP)                                                     \
     {                                                                                              \
         T value[COUNT], largest[COUNT];                                                            \
-        EACH(COUNT) value[w] = (T)(FIRST), largest[w] = (T)(0.0f);                                 \
+        EACH(COUNT, { value[w] = (T)(FIRST); largest[w] = (T)(0.0f); })                                 \
         FIND_LARGEST(LOAD_, COUNT, STEP)                                                           \
-        DOWN EACH(COUNT) {                                                                         \
+        DOWN EACH(COUNT, {                                                                         \
             const T x = LOAD_(in + j + w * STEP);                                                  \
             value[w] = JOIN(value[w], TAKE(x, largest[w]));                                        \
-        }                                                                                          \
-        EACH(COUNT) STORE_(ACTIVATE(FINISH(value[w], largest[w])), out + w * STEP);                \
+        })                                                                                          \
+        EACH(COUNT, { STORE_(ACTIVATE(FINISH(value[w], largest[w])), out + w * STEP); })                \
     }
 
 KERNEL void reduce_columns(
@@ -118,9 +118,9 @@ KERNEL void reduce_columns(
     __global ELEMENT *output, int output_offset, int output_stride,
     int size, int inner, float per_element)
 {
-    const int outer = get_global_id(1);
-    int column = get_global_id(0) * WIDE * V;
-    __global const ELEMENT *in = input + input_offset + (size_t)outer * size * inner + column;
-    __global ELEMENT *out = output + output_offset + (size_t)outer * inner + column;
+    const int outer = GLOBAL_ID(1);
+    int column = GLOBAL_ID(0) * WIDE * V;
+    __global const ELEMENT *in = input + input_offset + (ADDRESS)outer * size * inner + column;
+    __global ELEMENT *out = output + output_offset + (ADDRESS)outer * inner + column;
     ALL_COLUMNS
 }

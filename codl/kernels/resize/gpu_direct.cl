@@ -21,13 +21,13 @@ KERNEL void resize_direct(
             value = LOAD(in + (rows[y] * in_w + columns[x]) * V);
 #else
             value = (VEC)(0.0f);
-            UNROLL for (int j = 0; j < TAPS; j++) {
+            UNROLLED(j, TAPS, {
                 __global const ELEMENT *row = in + rows[y * TAPS + j] * in_w * V;
                 VEC sum = (VEC)(0.0f);
-                UNROLL for (int i = 0; i < TAPS; i++)
-                    sum += column_weights[x * TAPS + i] * LOAD(row + columns[x * TAPS + i] * V);
+                UNROLLED(i, TAPS, {
+                    sum += column_weights[x * TAPS + i] * LOAD(row + columns[x * TAPS + i] * V); })
                 value += row_weights[y * TAPS + j] * sum;
-            }
+            })
 #endif
         }
         STORE(ACTIVATE(value), out + pixel * V);

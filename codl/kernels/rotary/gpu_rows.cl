@@ -20,11 +20,11 @@ KERNEL void rotary_rows(
     for (int piece = STRIP_ID * strip; piece < stop_piece; piece++) {
         const int row = piece / row_pieces, first = (piece - row * row_pieces) * length;
         const int stop = min(first + length, pairs), image = row / image_rows;
-        const size_t at = (size_t)image * image_tokens + row / token_rows % tokens;
-        __global const ELEMENT *in = input + (input_offset + (size_t)row * features);
+        const ADDRESS at = (ADDRESS)image * image_tokens + row / token_rows % tokens;
+        __global const ELEMENT *in = input + (input_offset + (ADDRESS)row * features);
         __global const ELEMENT *c = cosines + (cosines_offset + at * pairs);
         __global const ELEMENT *s = sines + (sines_offset + at * pairs);
-        __global ELEMENT *out = output + (output_offset + (size_t)row * features);
+        __global ELEMENT *out = output + (output_offset + (ADDRESS)row * features);
         int i = first;
 #ifdef INTERLEAVED
         for (; i < stop; i++) {

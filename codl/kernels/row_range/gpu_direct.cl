@@ -9,10 +9,10 @@ KERNEL void row_range(
     PARTS
     const int whole = size / V * V;
     for (int i = 0; i < strip; i++) {
-        const int row = get_global_id(1) * strip + i;
+        const int row = GLOBAL_ID(1) * strip + i;
         if (SHARERS == 1 && row >= rows) break;
         // Every work-item of a group comes to every barrier; those without a row repeat the last.
-        __global const ELEMENT *in = input + input_offset + (size_t)min(row, rows - 1) * size;
+        __global const ELEMENT *in = input + input_offset + (ADDRESS)min(row, rows - 1) * size;
         VEC lows = (VEC)(INFINITY), highs = (VEC)(-INFINITY);
         for (int j = SHARER * V; j < whole; j += SHARERS * V) {
             const VEC x = PLOAD(in + j);
@@ -27,8 +27,8 @@ KERNEL void row_range(
         SHARE(min, low)
         SHARE(max, high)
         if (row < rows && SHARER == 0) {
-            SET(ACTIVATE(low), output, output_offset + (size_t)row * 2);
-            SET(ACTIVATE(high), output, output_offset + (size_t)row * 2 + 1);
+            SET(ACTIVATE(low), output, output_offset + (ADDRESS)row * 2);
+            SET(ACTIVATE(high), output, output_offset + (ADDRESS)row * 2 + 1);
         }
     }
 }

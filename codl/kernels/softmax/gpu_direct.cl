@@ -26,10 +26,10 @@ KERNEL void softmax_rows(
     PARTS
     const int whole = size / V * V;
     for (int i = 0; i < strip; i++) {
-        const int row = get_global_id(1) * strip + i;
+        const int row = GLOBAL_ID(1) * strip + i;
         if (SHARERS == 1 && row >= rows) break;
         // Every work-item of a group comes to every barrier; those without a row repeat the last.
-        const size_t at = (size_t)min(row, rows - 1) * size;
+        const ADDRESS at = (ADDRESS)min(row, rows - 1) * size;
         __global const ELEMENT *in = input + input_offset + at;
         __global ELEMENT *out = output + output_offset + at;
 
@@ -71,26 +71,27 @@ KERNEL void softmax_rows(
 #define COLUMNS(T, LOAD_, STORE_, COUNT, STEP)                                                     \
     {                                                                                              \
         T largest[COUNT], rest[COUNT];                                                             \
-        EACH(COUNT) largest[w] = (T)(-INFINITY), rest[w] = (T)(0.0f);                              \
-        DOWN EACH(COUNT) largest[w] = max(largest[w], LOAD_(in + j + w * STEP));                   \
-        DOWN EACH(COUNT) {                                                                         \
-            const T x = LOAD_(in + j + w * STEP) - largest[w], power = exp(x);                     \
+        EACH(COUNT, { largest[w] = (T)(-INFINITY); rest[w] = (T)(0.0f); })                              \
+        DOWN EACH(COUNT, { largest[w] = max(largest[w], LOAD_(in + j + w * STEP)); })                   \
+        DOWN EACH(COUNT, {                                                                         \
+            const T x = LOAD_(in + j + w * STEP) - largest[w];                                    \
+            const T power = exp(x);                                                                \
             rest[w] += power;                                                                      \
             KEEP(STORE_, x, power, out + j + w * STEP);                                            \
-        }                                                                                          \
-        EACH(COUNT) rest[w] = REST(rest[w]);                                                       \
-        DOWN EACH(COUNT) {                                                                         \
+        })                                                                                          \
+        EACH(COUNT, { rest[w] = REST(rest[w]); })                                                       \
+        DOWN EACH(COUNT, {                                                                         \
             const T kept = LOAD_(out + j + w * STEP);                                              \
             STORE_(ACTIVATE(RESULT(kept, rest[w])), out + j + w * STEP);                           \
-        }                                                                                          \
+        })                                                                                          \
     }
 
 KERNEL void softmax_columns(
     __global const ELEMENT *input, int input_offset, int input_stride,
     __global ELEMENT *output, int output_offset, int output_stride, int size, int inner)
 {
-    int column = get_global_id(0) * WIDE * V;
-    const size_t at = (size_t)get_global_id(1) * size * inner + column;
+    int column = GLOBAL_ID(0) * WIDE * V;
+    const ADDRESS at = (ADDRESS)GLOBAL_ID(1) * size * inner + column;
     __global const ELEMENT *in = input + input_offset + at;
     __global ELEMENT *out = output + output_offset + at;
     ALL_COLUMNS

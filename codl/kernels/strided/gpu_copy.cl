@@ -31,12 +31,12 @@ KERNEL void copy_rows(
     for (int piece = STRIP_ID * strip; piece < stop_piece; piece++) {
         const int row = piece / row_pieces, start = (piece - row * row_pieces) * length;
         const int stop = min(start + length, row_size), at = rows[row];
-        __global ELEMENT *out = output + (output_offset + base + (size_t)row * pitch);
+        __global ELEMENT *out = output + (output_offset + base + (ADDRESS)row * pitch);
         if (at < 0) {
             for (int x = start; x < stop; x++) PUT(fill, out + x);
             continue;
         }
-        __global const ELEMENT *source = input + ((size_t)input_offset + at + first);
+        __global const ELEMENT *source = input + ((ADDRESS)input_offset + at + first);
 #if KIND == 0
         const int begin = max(start, low), end = min(stop, high);
         int x = start;
@@ -61,26 +61,26 @@ KERNEL void transpose_tiles(
     __global const int *inputs, __global const int *outputs, float fill, int down, int across,
     int rows, int columns, int in_step, int out_step)
 {
-    const int at = inputs[get_global_id(2)];
-    __global const ELEMENT *in = input + ((size_t)input_offset + at);
-    __global ELEMENT *out = output + ((size_t)output_offset + outputs[get_global_id(2)]);
-    const int row = get_global_id(0) * down * V, column = get_global_id(1) * across * V;
-    const int stop_row = get_global_id(0) + 1 == get_global_size(0) ? rows : row + down * V;
-    const int stop = get_global_id(1) + 1 == get_global_size(1) ? columns : column + across * V;
+    const int at = inputs[GLOBAL_ID(2)];
+    __global const ELEMENT *in = input + ((ADDRESS)input_offset + at);
+    __global ELEMENT *out = output + ((ADDRESS)output_offset + outputs[GLOBAL_ID(2)]);
+    const int row = GLOBAL_ID(0) * down * V, column = GLOBAL_ID(1) * across * V;
+    const int stop_row = GLOBAL_ID(0) + 1 == GLOBAL_SIZE(0) ? rows : row + down * V;
+    const int stop = GLOBAL_ID(1) + 1 == GLOBAL_SIZE(1) ? columns : column + across * V;
     for (int r = row; r < stop_row; r += V) {
         r = min(r, stop_row - V);
         for (int c = column; c < stop; c += V) {
             c = min(c, stop - V);
             VEC m[V], t[V];
             if (at < 0) {
-                UNROLL for (int i = 0; i < V; i++) m[i] = (VEC)(fill);
+                UNROLLED(i, V, { m[i] = (VEC)(fill); })
             } else {
-                UNROLL for (int i = 0; i < V; i++)
-                    m[i] = PLOAD(in + ((size_t)(c + i) * in_step + r));
+                UNROLLED(i, V, {
+                    m[i] = PLOAD(in + ((ADDRESS)(c + i) * in_step + r)); })
                 TRANSPOSE
             }
-            UNROLL for (int i = 0; i < V; i++)
-                PSTORE(ACTIVATE(m[i]), out + ((size_t)(r + i) * out_step + c));
+            UNROLLED(i, V, {
+                PSTORE(ACTIVATE(m[i]), out + ((ADDRESS)(r + i) * out_step + c)); })
         }
     }
 }
@@ -93,17 +93,17 @@ __kernel void transpose_tiles(
     int rows, int columns, int in_step, int out_step)
 {
     __local float tile[TILE][TILE + 1];
-    const int at = inputs[get_global_id(2)];
-    __global const ELEMENT *in = input + ((size_t)input_offset + at);
-    __global ELEMENT *out = output + ((size_t)output_offset + outputs[get_global_id(2)]);
-    const int row = get_group_id(1) * TILE, column = get_group_id(0) * TILE;
-    const int lane = get_local_id(0), count = get_local_size(1);
-    for (int i = get_local_id(1); i < TILE; i += count)
+    const int at = inputs[GLOBAL_ID(2)];
+    __global const ELEMENT *in = input + ((ADDRESS)input_offset + at);
+    __global ELEMENT *out = output + ((ADDRESS)output_offset + outputs[GLOBAL_ID(2)]);
+    const int row = GROUP_ID(1) * TILE, column = GROUP_ID(0) * TILE;
+    const int lane = LOCAL_ID(0), count = get_local_size(1);
+    for (int i = LOCAL_ID(1); i < TILE; i += count)
         if (column + i < columns && row + lane < rows)
-            tile[i][lane] = at < 0 ? fill : GET(in, (size_t)(column + i) * in_step + row + lane);
+            tile[i][lane] = at < 0 ? fill : GET(in, (ADDRESS)(column + i) * in_step + row + lane);
     barrier(CLK_LOCAL_MEM_FENCE);
-    for (int i = get_local_id(1); i < TILE; i += count)
+    for (int i = LOCAL_ID(1); i < TILE; i += count)
         if (row + i < rows && column + lane < columns)
-            PUT(tile[lane][i], out + ((size_t)(row + i) * out_step + column + lane));
+            PUT(tile[lane][i], out + ((ADDRESS)(row + i) * out_step + column + lane));
 }
 #endif
