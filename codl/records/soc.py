@@ -72,6 +72,11 @@ class CpuSide:
     caches: tuple[CpuCache, ...] = ()
 
 
+#: Registers of a work-item, by a word of a GPU's name, where they are fewer than on cards: Mesa's
+#: compilers spill beyond these.
+ITEM_REGISTERS = {"mali": 64, "immortalis": 64, "adreno": 192}
+
+
 @dataclass(frozen=True)
 class GpuSide:
     """The processor `gpu`: one OpenCL device, found again by its platform and name.
@@ -121,6 +126,12 @@ class GpuSide:
         """The name of what tensors are stored and computed as, one of `PRECISIONS`."""
         traits = PrecisionTraits(self.element, self.arithmetic)  # type: ignore[arg-type]
         return next(name for name, each in PRECISIONS.items() if each == traits)
+
+    @property
+    def item_registers(self) -> int:
+        """Numbers of 32 bits that a work-item keeps in registers; more go through memory."""
+        name = self.name.lower()
+        return next((count for word, count in ITEM_REGISTERS.items() if word in name), 255)
 
     @property
     def sees_host_memory(self) -> bool:

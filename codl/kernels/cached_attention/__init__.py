@@ -18,7 +18,7 @@ from codl.ir.columns import Column
 from codl.ir.ops.attention import CachedAttention, CachedAttentionColumns
 from codl.kernels.base import ENDS, Arg, Choice, KernelPlan, ScratchArg, TensorArg
 from codl.kernels.feature_columns import ChoiceColumns, by_level, gpu_cache_bytes
-from codl.kernels.kernel import REAL_GPU, ColumnKernel, launch, of_every_storage
+from codl.kernels.kernel import CPU_DEVICE, REAL_GPU, ColumnKernel, launch, of_every_storage
 from codl.kernels.registry import register
 from codl.kernels.tiling import ceil_div, item_grid, round_up, waves
 from codl.records.soc import Soc
@@ -39,6 +39,7 @@ class GpuTiles(ColumnKernel):
     op_kind = "cached_attention"
     base_name = "gpu_tiles"
     source = "cached_attention/gpu_tiles.cl"
+    meant_for = CPU_DEVICE
     op_columns = CachedAttentionColumns
 
     def refuse(self, op: CachedAttention, soc: Soc) -> str | None:

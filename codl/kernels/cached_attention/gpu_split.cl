@@ -28,6 +28,22 @@
     ((place) < first ? (kept) + (ADDRESS)(place) * (size)                                           \
                      : (new) + (ADDRESS)((place) - first) * groups * (size))
 
+// Row of the queries, and of the output, of query n.
+#define ROW_OF(n) (((ADDRESS)((n) / HEADS) * groups + group) * HEADS + (n) % HEADS)
+// What becomes of the sum of a vector of query n's values, over the sum of its odds.
+#ifdef SPLIT
+#define LEAVE(sum, all, high)                                                                      \
+    const ADDRESS at = ((ADDRESS)group * rows + n) * pieces + piece;                               \
+    FSTORE(sum, parts + at * VALUES + part * V);                                                   \
+    if (part == 0) {                                                                               \
+        ends[2 * at] = high;                                                                       \
+        ends[2 * at + 1] = all;                                                                    \
+    }
+#else
+#define LEAVE(sum, all, high)                                                                      \
+    STORE(ACTIVATE(sum / all), output + output_offset + ROW_OF(n) * VALUES + part * V);
+#endif
+
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void split_attention(
     __global const ELEMENT *queries, int queries_offset, int queries_stride,
     __global const ELEMENT *k, int k_offset, int k_stride,
@@ -56,8 +72,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void split_attention
     __global const ELEMENT *new_values = v + v_offset + (ADDRESS)group * VALUES;
     for (int i = item; i < ROWS * KEY_PARTS; i += ITEMS) {
         const int n = begin + min(i / KEY_PARTS, size - 1);
-        const ADDRESS row = ((ADDRESS)(n / HEADS) * groups + group) * HEADS + n % HEADS;
-        asked[i] = scale * LOAD(queries + queries_offset + row * FEATURES + i % KEY_PARTS * V);
+        asked[i] = scale * LOAD(queries + queries_offset + ROW_OF(n) * FEATURES + i % KEY_PARTS * V);
     }
     if (piece == 0)  // tokens whose first head is here
         for (int token = (begin + HEADS - 1) / HEADS; token * HEADS < begin + size; token++) {
@@ -118,26 +133,22 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void split_attention
         barrier(CLK_LOCAL_MEM_FENCE);
     }
 
-    for (int r = 0; r < size; r++) {
-        sums[item] = acc[r], totals[item] = total[r];
+    EACH_ROW({
+        sums[item] = acc[r];
+        totals[item] = total[r];
         barrier(CLK_LOCAL_MEM_FENCE);
-        if (slice == 0) {
+        if (slice == 0 && r < size) {
             VEC sum = sums[part];
             float all = totals[part];
-            for (int i = 1; i < SLICES; i++)
-                sum += sums[i * VALUE_PARTS + part], all += totals[i * VALUE_PARTS + part];
+            for (int i = 1; i < SLICES; i++) {
+                sum += sums[i * VALUE_PARTS + part];
+                all += totals[i * VALUE_PARTS + part];
+            }
             const int n = begin + r;
-#ifdef SPLIT
-            const ADDRESS at = ((ADDRESS)group * rows + n) * pieces + piece;
-            FSTORE(sum, parts + at * VALUES + part * V);
-            if (part == 0) ends[2 * at] = highest[r], ends[2 * at + 1] = all;
-#else
-            const ADDRESS row = ((ADDRESS)(n / HEADS) * groups + group) * HEADS + n % HEADS;
-            STORE(ACTIVATE(sum / all), output + output_offset + row * VALUES + part * V);
-#endif
+            LEAVE(sum, all, highest[r])
         }
         barrier(CLK_LOCAL_MEM_FENCE);
-    }
+    })
 }
 
 // Every work-item has a vector of a query's sums.
@@ -158,6 +169,5 @@ KERNEL void merge_attention(
         total += weight * ends[2 * (first + i) + 1];
         sum += weight * FLOAD(parts + (first + i) * VALUES + part * V);
     }
-    const ADDRESS row = ((ADDRESS)(n / HEADS) * groups + group) * HEADS + n % HEADS;
-    STORE(ACTIVATE(sum / total), output + output_offset + row * VALUES + part * V);
+    STORE(ACTIVATE(sum / total), output + output_offset + ROW_OF(n) * VALUES + part * V);
 }

@@ -69,7 +69,7 @@ KERNEL void cached_attention(
             UNROLLED(i, CHAINS, { scores[i] = (VEC)(0.0f); })
             for (int f = 0; f < FEATURES; f += CHAINS)
                 UNROLLED(i, CHAINS, {
-                    scores[i] = fma((VEC)(GET(query, f + i)), turned[f + i], scores[i]); })
+                    scores[i] = FMA((VEC)(GET(query, f + i)), turned[f + i], scores[i]); })
             VEC score = scale * ((scores[0] + scores[1]) + (scores[2] + scores[3]));
             float odds[V];
             FSTORE(score, odds);
@@ -87,7 +87,7 @@ KERNEL void cached_attention(
             for (int j = 0; j < V; j++) {
                 __global const ELEMENT *at = value + (ADDRESS)min(block + j, last) * VALUES;
                 UNROLLED(i, VALUE_PARTS, {
-                    own[i] = fma((VEC)(odds[j]), PLOAD(at + i * V), own[i]); })
+                    own[i] = FMA((VEC)(odds[j]), PLOAD(at + i * V), own[i]); })
             }
             UNROLLED(i, VALUE_PARTS, { sums[n][i] = own[i]; })
         }

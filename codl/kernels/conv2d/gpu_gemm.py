@@ -54,6 +54,9 @@ SHAPES = tuple(
         (8, 8, 8, 16, 2, 1),
         (14, 4, 8, 16, 2, 2),
         (14, 8, 8, 16, 4, 1),
+        # For GPUs whose work-items have few registers.
+        (3, 8, 4, 8, 2, 1),
+        (4, 8, 4, 8, 2, 1),
     )
 )
 SPLITS = (1, 2, 4, 8, 16)
@@ -154,6 +157,11 @@ class GemmCut:
     def fits(self, registers: int) -> bool:
         """Whether sums, and weights of two inputs, are in half of a work-item's registers."""
         return 2 * (self.tm + 2) * self.tn <= registers
+
+    def needed_registers(self, product: GemmProblem) -> int:
+        """What is spilled where there are fewer: those, and 24 or with a window 28 more."""
+        others = 24 if product.taps == 1 else 28
+        return self.tm * self.tn + 4 * self.tn + 4 * self.loads + others
 
     @property
     def macros(self) -> dict[str, int | bool]:
@@ -325,6 +333,7 @@ def cuts(product: GemmProblem, gpu: GpuSide) -> tuple[GemmCut, ...]:
         if cut.items <= most_items(gpu)
         and cut.fits(registers)
         and cut.local_bytes + SPARE_LOCAL_BYTES <= gpu.local_mem_bytes
+        and cut.needed_registers(product) <= gpu.item_registers
         and (cut.splits == 1 or cut.can_split(product, gpu))
     )
     return tuple(sorted(fitting, key=lambda cut: cut.cost(product, gpu)))

@@ -19,26 +19,26 @@ KERNEL void conv2d_image_grouped(
     const int out_y = pixel / out_w, out_x = pixel - out_y * out_w;
     const int y0 = out_y * stride_h - pad_top, x0 = out_x * stride_w - pad_left;
 
-    float sums[4];
+    float4 value = (float4)(0.0f);
     for (int lane = 0; lane < 4; lane++) {
         const int channel = block * 4 + lane;
-        sums[lane] = bias[channel];
-        if (channel >= out_channels) continue;
+        float sum = bias[channel];
         __global const WEIGHT *w = weight + (ADDRESS)channel * group_in * kernel_h * kernel_w;
         const int first = channel / group_out * group_in;
-        for (int c = first; c < first + group_in; c++) {
+        const int stop = channel < out_channels ? first + group_in : first;
+        for (int c = first; c < stop; c++) {
             for (int ky = 0; ky < kernel_h; ky++) {
                 for (int kx = 0; kx < kernel_w; kx++, w++) {
                     const int y = y0 + ky * dilation_h, x = x0 + kx * dilation_w;
                     if (y < 0 || y >= in_h || x < 0 || x >= in_w) continue;
                     const float4 texel =
                         TEXEL(input, input_column + c / 4 * in_w + x, input_row + y);
-                    sums[lane] += LANE_OF(texel, c % 4) * WGET(w, 0);
+                    sum += LANE_OF(texel, c % 4) * WGET(w, 0);
                 }
             }
         }
+        value = (float4)(value.s123, sum);  // in the end all lanes are in their places
     }
-    const float4 value = (float4)(sums[0], sums[1], sums[2], sums[3]);
     const int column = block * out_w + out_x;
     TEXEL_SET(output, output_column + column, output_row + out_y,
               ACTIVATE(value PLUS_ADDED_TEXEL(column, out_y)));

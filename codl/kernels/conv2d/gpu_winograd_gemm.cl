@@ -6,6 +6,7 @@
 // Tiles are those of several images, one behind the other: `image_tiles` of each.
 //
 // SIDE       TILE + 2
+// SPLIT      defined where products are split
 // TILE       rows and columns of a tile of outputs: 2, 4 or 6
 // points     [point][in block][tile][4], the input of the products
 // sums       [split][point][out block][tile][4], what the products leave
@@ -51,6 +52,18 @@ __kernel void winograd_points(
     UNROLLED(j, SIDE, { TO_POINTS(HALF_WAY, KEEP_POINT) })
 }
 
+// Adds to a row of sums what the other splits have of it. Without them there is no loop, and compilers
+// bring in all rows at once: what takes long is waiting for them.
+#ifdef SPLIT
+#define ADD_SPLITS(i)                                                                              \
+    for (int split = 1; split < splits; split++) {                                                 \
+        __global const float *more = from + split * (SIDE * SIDE) * apart;                         \
+        UNROLLED(j, SIDE, { row[j] += more[(i * SIDE + j) * apart]; })                             \
+    }
+#else
+#define ADD_SPLITS(i)
+#endif
+
 __kernel void winograd_outputs(
     __global const float *restrict sums, __global ELEMENT *restrict output, int output_offset,
     int output_stride, __global const float *restrict bias, int splits, int tiles,
@@ -67,16 +80,14 @@ __kernel void winograd_outputs(
     const ADDRESS apart = (ADDRESS)out_blocks * tiles * 4;
     __global const float *from = sums + ((ADDRESS)block * tiles + tile) * 4 + lane;
 
-    // All loads of a split at once: what takes long is waiting for them.
-    float sum[SIDE][SIDE], half_way[SIDE][TILE];
-    UNROLLED(i, SIDE, { UNROLLED(j, SIDE, { sum[i][j] = from[(i * SIDE + j) * apart]; }) })
-    for (int split = 1; split < splits; split++) {
-        from += SIDE * SIDE * apart;
-        UNROLLED(i, SIDE, { UNROLLED(j, SIDE, { sum[i][j] += from[(i * SIDE + j) * apart]; }) })
-    }
-#define SUM(j) sum[i][j]
+    float half_way[SIDE][TILE];
 #define KEEP_OUTPUT(i, value) column[i] = (value)
-    UNROLLED(i, SIDE, { FROM_POINTS(SUM, KEEP_HALF) })
+    UNROLLED(i, SIDE, {
+        float row[SIDE];
+        UNROLLED(j, SIDE, { row[j] = from[(i * SIDE + j) * apart]; })
+        ADD_SPLITS(i)
+        FROM_POINTS(ROW, KEEP_HALF)
+    })
     const float start = bias[block * 4 + lane];
     __global ELEMENT *out = BLOCK(output, output_offset, output_stride, block) + lane;
     UNROLLED(j, TILE, {

@@ -41,6 +41,8 @@ from codl.records.soc import GpuSide, Soc
 
 #: Rows and columns of a tile of outputs.
 TILES = (2, 4, 6)
+#: What a transform keeps beside a channel's points.
+OTHER_REGISTERS = 28
 #: With fewer input channels the sums at the points take longer than the products that they save.
 FEWEST_INPUTS = 16
 #: Memory for points and sums: images of a batch beyond that have their turn later, and in the same.
@@ -107,11 +109,16 @@ class _WinogradGemmTiling:
         return cut.cost(self.product, gpu) + 10000 + 800 * cut.splits + 0.44 * moved / 1000
 
 
+def _tiles(gpu: GpuSide) -> list[int]:
+    """Those whose points a work-item keeps in registers while it transforms them."""
+    return [tile for tile in TILES if (tile + 2) ** 2 + OTHER_REGISTERS <= gpu.item_registers]
+
+
 def _tilings(op: Conv2d, soc: Soc) -> list[tuple[_WinogradGemmTiling, GemmCut]]:
     """Every tile and cut worth trying, likely ones first."""
     every = [
         (tiling, cut)
-        for tiling in (_WinogradGemmTiling.of(op, tile) for tile in TILES)
+        for tiling in (_WinogradGemmTiling.of(op, tile) for tile in _tiles(soc.gpu))
         for cut in cuts(tiling.product, soc.gpu)
     ]
     return sorted(every, key=lambda pair: pair[0].cost(pair[1], soc.gpu))
@@ -184,7 +191,7 @@ class GpuWinogradGemm(Kernel):
             for each in _launches(op, tiling, cut, soc)
         )
         macros = {**cut.macros, "POINTWISE": True, "RAW": True}
-        macros |= {"TILE": t.tile, "SIDE": t.tile + 2}
+        macros |= {"TILE": t.tile, "SIDE": t.tile + 2, "SPLIT": cut.splits > 1}
         scratch = {"points": t.bytes(t.in_blocks), "sums": t.bytes(t.out_blocks * cut.splits)}
         plan = self.assemble(op, soc, *launches, macros=macros, scratch=scratch)
         return replace(plan, pack=pack)

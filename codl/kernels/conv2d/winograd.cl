@@ -26,8 +26,10 @@
 #elif SIDE == 6
 #define TO_POINTS(x, PUT)                                                                          \
     {                                                                                              \
-        const VALUE even1_ = x(4) - 4.0f * x(2), odd1_ = x(3) - 4.0f * x(1);                       \
-        const VALUE even2_ = x(4) - x(2), odd2_ = 2.0f * (x(3) - x(1));                            \
+        const VALUE even1_ = x(4) - 4.0f * x(2);                                                   \
+        const VALUE odd1_ = x(3) - 4.0f * x(1);                                                    \
+        const VALUE even2_ = x(4) - x(2);                                                          \
+        const VALUE odd2_ = 2.0f * (x(3) - x(1));                                                  \
         PUT(0, 4.0f * x(0) - 5.0f * x(2) + x(4));                                                  \
         PUT(1, even1_ + odd1_);                                                                    \
         PUT(2, even1_ - odd1_);                                                                    \

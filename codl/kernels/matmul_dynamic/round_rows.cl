@@ -6,9 +6,27 @@
 // facts          of every row: the bits of the scale, the zero point, and the sum of the numbers less
 //                that
 
+// What a product leaves of x, exactly: where `fma` is slow, by the products of upper and lower halves
+// of both factors, which are exact (Dekker 1971).
+#ifdef FAST_FMA
+#define LEFT(T, U, x, a, b) fma(-(a), (b), (x))
+#else
+#define UPPER(T, U, a) CAT(as_, T)(CAT(as_, U)(a) & 0xfffff000u)
+#define LEFT(T, U, x, a, b) CAT(left_of_, T)((x), (a), (b))
+#define LEFT_OF(T, U)                                                                              \
+    T CAT(left_of_, T)(T x, T a, T b)                                                              \
+    {                                                                                              \
+        const T a_upper = UPPER(T, U, a), a_lower = a - a_upper;                                   \
+        const T b_upper = UPPER(T, U, b), b_lower = b - b_upper;                                   \
+        return x - a_upper * b_upper - a_upper * b_lower - a_lower * b_upper - a_lower * b_lower;  \
+    }
+LEFT_OF(float, uint)
+LEFT_OF(VEC, CAT(uint, V))
+#endif
 // Correctly rounded, whatever a device's division is: `inverse` is near 1 / y.
-#define QUOTIENT(x, y, inverse) fma(fma(-((x) * (inverse)), (y), (x)), (inverse), (x) * (inverse))
-#define INVERSE(y) fma(fma(-(y), 1.0f / (y), 1.0f), 1.0f / (y), 1.0f / (y))
+#define QUOTIENT(T, U, x, y, inverse)                                                              \
+    FMA(LEFT(T, U, (x), (x) * (inverse), (y)), (inverse), (x) * (inverse))
+#define INVERSE(y) FMA(LEFT(float, uint, 1.0f, (y), 1.0f / (y)), 1.0f / (y), 1.0f / (y))
 #define STEPS 255.0f
 #ifdef PAIRS
 #define NUMBER short
@@ -19,8 +37,8 @@
 #define TO_NUMBER(x) convert_uchar((x) + zero)
 #define KEEP(x, p) CAT(vstore, V)(CAT(convert_uchar, V)((x) + zero), 0, (p))
 #endif
-#define ROUNDED(T, x)                                                                              \
-    fmin(fmax(rint(QUOTIENT((x), (T)(scale), (T)(inverse))), (T)(-zero)), (T)(STEPS - zero))
+#define ROUNDED(T, U, x)                                                                           \
+    fmin(fmax(rint(QUOTIENT(T, U, (x), (T)(scale), (T)(inverse))), (T)(-zero)), (T)(STEPS - zero))
 #define SUM(a, b) ((a) + (b))
 
 KERNEL void round_rows(
@@ -37,9 +55,9 @@ KERNEL void round_rows(
     }
     SHARE(fmin, low)
     SHARE(fmax, high)
-    const float step = QUOTIENT(high - low, STEPS, INVERSE(STEPS));
+    const float step = QUOTIENT(float, uint, high - low, STEPS, INVERSE(STEPS));
     const float scale = step > 0.0f ? step : 1.0f, inverse = INVERSE(scale);
-    const float zero = rint(fmin(fmax(QUOTIENT(-low, scale, inverse), 0.0f), STEPS));
+    const float zero = rint(fmin(fmax(QUOTIENT(float, uint, -low, scale, inverse), 0.0f), STEPS));
     const int whole = k / V * V;
     for (int i = 0; i < strip; i++) {
         const int row = GLOBAL_ID(1) * strip + i;
@@ -50,13 +68,13 @@ KERNEL void round_rows(
         __global NUMBER *out = rounded + (ADDRESS)own * depth;
         VEC sums = (VEC)(0.0f);
         for (int j = SHARER * V; j < whole; j += SHARERS * V) {
-            const VEC x = ROUNDED(VEC, PLOAD(in + j));
+            const VEC x = ROUNDED(VEC, CAT(uint, V), PLOAD(in + j));
             sums += x;
             KEEP(x, out + j);
         }
         float total = FOLD(SUM, sums);
         for (int j = whole + SHARER; j < k; j += SHARERS) {
-            const float x = ROUNDED(float, GET(in, j));
+            const float x = ROUNDED(float, uint, GET(in, j));
             total += x;
             out[j] = TO_NUMBER(x);
         }
