@@ -1,7 +1,7 @@
 // What every kernel source begins with. OpenCL C 1.2, no vendor extension; cl_khr_fp16 where halves
 // are multiplied.
 //
-// WIDE           defined where a tensor has more elements than 32 bits count
+// WIDE           defined where a tensor has more bytes than 32 bits count
 // V              channels in a block of the layout nc{V}hw{V}: 4, 8 or 16
 // ONE_ITEM       defined where a work-group is one work-item (a CPU: one item is a large piece)
 // ACTIVATION     the function's code, below; its parameters are ACT_ALPHA and ACT_BETA
@@ -53,15 +53,15 @@
 #define LOAD(p) CAT(vload_half, V)(0, (p))
 #define STORE(value, p) CAT(vstore_half, V)((value), 0, (p))
 #endif
-#define GET(p, i) vload_half((i), (p))
-#define SET(value, p, i) vstore_half((value), (i), (p))
+#define GET(p, i) vload_half(0, AT(p, i))
+#define SET(value, p, i) vstore_half((value), 0, AT(p, i))
 #else
 #define ELEMENT float
 #define WEIGHT float
 #define LOAD(p) VLOAD(p)
 #define STORE(value, p) VSTORE(value, p)
-#define GET(p, i) (p)[i]
-#define SET(value, p, i) ((p)[i] = (value))
+#define GET(p, i) (*AT(p, i))
+#define SET(value, p, i) (*AT(p, i) = (value))
 #endif
 #define WLOAD(p) LOAD(p)
 #define WGET(p, i) GET(p, i)
@@ -232,15 +232,21 @@ __constant sampler_t TEXELS =
 #define IMAGE_ID GLOBAL_ID(2)
 #define OF_IMAGE(offset, apart) offset += IMAGE_ID * (apart);
 
-// What counts elements; WIDE is defined where a tensor has 2 G of them. Phones add 64 bits by several
+// What counts elements; WIDE is defined where a tensor has 4 GB of them. Phones add 64 bits by several
 // instructions.
 #if defined(WIDE) || defined(ONE_ITEM)
 #define ADDRESS size_t
 #else
 #define ADDRESS uint
 #endif
+// Element `i` of elements that begin at p; `i` is not negative. Bytes are counted in 32 bits, too.
+#if defined(WIDE) || defined(ONE_ITEM)
+#define AT(p, i) ((p) + (i))
+#else
+#define AT(p, i) ((__global ELEMENT *)((__global char *)(p) + (ADDRESS)(i) * (uint)sizeof(ELEMENT)))
+#endif
 // First element of block `b` of a tensor.
-#define BLOCK(data, offset, stride, b) ((data) + ((ADDRESS)(b) * (stride) + (offset)) * V)
+#define BLOCK(data, offset, stride, b) AT(data, ((ADDRESS)(b) * (stride) + (offset)) * V)
 
 // Which strip of pixels and which block of channels a work-item has; see `item_grid`.
 #ifdef ONE_ITEM

@@ -3,3 +3,10 @@
 #define WINDOW_ARGS                                                                                \
     int in_h, int in_w, int out_w, int kernel_h, int kernel_w, int stride_h, int stride_w,         \
     int pad_top, int pad_left, int dilation_h, int dilation_w
+
+// Declares `column`: that at x0 + c of a row of the input, or zeros beside it. It is loaded without a
+// branch, which work-items in lockstep would take both ways.
+#define LOAD_COLUMN(row, c)                                                                        \
+    const int at_ = clamp(x0 + (c), 0, in_w - 1);                                                  \
+    const VEC read_ = LOAD(AT(row, at_ * V));                                                      \
+    const VEC column = at_ == x0 + (c) ? read_ : (VEC)(0.0f);

@@ -53,8 +53,8 @@ from codl.lower.partition import Part, Shard
 from codl.lower.rules import active, fuses, mode_of, residual_adds
 from codl.records.soc import Soc
 
-#: Elements that kernels count in 32 bits.
-MOST_ELEMENTS = 1 << 31
+#: Bytes of a buffer that kernels count in 32 bits.
+MOST_BYTES = 1 << 32
 
 
 @dataclass(frozen=True)
@@ -504,7 +504,7 @@ def kept_storages(parts: Sequence[tuple[Part, str]], selector: Selector) -> dict
 
 
 def _is_wide(plan: KernelPlan, tensors: Mapping[TensorArg, tuple[Tensor, Region]]) -> bool:
-    """Whether a plan's kernels count more elements of a buffer than 32 bits do."""
-    held = [tensor.bytes // tensor.storage.element_bytes for tensor, _ in tensors.values()]
-    floats = [size // 4 for size in plan.scratch.values() if isinstance(size, int)]
-    return max([*held, *floats], default=0) >= MOST_ELEMENTS
+    """Whether a plan's kernels count more bytes of a buffer than 32 bits do."""
+    held = [tensor.bytes for tensor, _ in tensors.values()]
+    scratch = [size for size in plan.scratch.values() if isinstance(size, int)]
+    return max([*held, *scratch], default=0) >= MOST_BYTES

@@ -11,18 +11,27 @@
 #include "window.cl"
 
 // acc[p] += column * weight for every (pixel, tap) that looks at it; conditions are constants.
-#define COLUMNS(LOAD)                                                                              \
-    UNROLLED(c, SPAN, {                                                        \
-        const VEC column = LOAD(c);                                                                \
-        UNROLLED(kx, KERNEL_W, {                                             \
+#define COLUMNS(DECLARE)                                                                           \
+    UNROLLED(c, SPAN, {                                                                            \
+        DECLARE(row, c)                                                                            \
+        UNROLLED(kx, KERNEL_W, {                                                                   \
             const int from = c - kx * DILATION_W;                                                  \
             if (from >= 0 && from % STRIDE_W == 0 && from / STRIDE_W < PIXELS)                     \
-                acc[from / STRIDE_W] += column * weights[kx];             \
-        })                                                                                          \
+                acc[from / STRIDE_W] += column * weights[kx];                                      \
+        })                                                                                         \
     })
 
-#define INSIDE(c) LOAD(row + (c) * V)
-#define AT_BORDER(c) (x0 + (c) >= 0 && x0 + (c) < in_w ? LOAD(row + (c) * V) : (VEC)(0.0f))
+// A row of the input from the tile's first column on; or on a GPU from its own first.
+#ifdef ONE_ITEM
+#define ROW_AT(y) (in + ((y) * in_w + x0) * V)
+#define INSIDE(row, c) const VEC column = LOAD(row + (c) * V);
+#define AT_BORDER(row, c)                                                                          \
+    const VEC column = x0 + (c) >= 0 && x0 + (c) < in_w ? LOAD(row + (c) * V) : (VEC)(0.0f);
+#define ADD_ROW if (inside) COLUMNS(INSIDE) else COLUMNS(AT_BORDER)
+#else
+#define ROW_AT(y) AT(in, (y) * in_w * V)
+#define ADD_ROW COLUMNS(LOAD_COLUMN)
+#endif
 
 KERNEL void conv2d_depthwise(
     __global const ELEMENT *input, int input_offset, int input_stride,
@@ -36,7 +45,7 @@ KERNEL void conv2d_depthwise(
     const int block = BLOCK_ID, row_tiles = (out_w + PIXELS - 1) / PIXELS;
     __global const ELEMENT *in = BLOCK(input, input_offset, input_stride, block);
     __global ELEMENT *out = BLOCK(output, output_offset, output_stride, block);
-    __global const WEIGHT *block_weights = weight + block * kernel_h * KERNEL_W * V;
+    __global const WEIGHT *block_weights = AT(weight, block * kernel_h * KERNEL_W * V);
     const VEC start = VLOAD(bias + block * V);
 
     const int stop = min((int)(STRIP_ID + 1) * strip, tiles);
@@ -50,16 +59,16 @@ KERNEL void conv2d_depthwise(
         for (int ky = 0; ky < kernel_h; ky++) {
             const int y = y0 + ky * dilation_h;
             if (y < 0 || y >= in_h) continue;
-            __global const ELEMENT *row = in + (y * in_w + x0) * V;
+            __global const ELEMENT *row = ROW_AT(y);
             VEC weights[KERNEL_W];
             UNROLLED(kx, KERNEL_W, {
-                weights[kx] = WLOAD(block_weights + (ky * KERNEL_W + kx) * V); })
-            if (inside) COLUMNS(INSIDE) else COLUMNS(AT_BORDER)
+                weights[kx] = WLOAD(AT(block_weights, (ky * KERNEL_W + kx) * V)); })
+            ADD_ROW
         }
 
         const int pixel = out_y * out_w + out_x;
         UNROLLED(p, PIXELS, {
             if (out_x + p < out_w)
-                STORE(ACTIVATE(acc[p] PLUS_ADDED(block, pixel + p)), out + (pixel + p) * V); })
+                STORE(ACTIVATE(acc[p] PLUS_ADDED(block, pixel + p)), AT(out, (pixel + p) * V)); })
     }
 }

@@ -24,26 +24,27 @@ __kernel void conv2d_depthwise_pixels(
     const int out_y = tile / row_tiles, out_x = (tile - out_y * row_tiles) * PIXELS;
     const int x0 = out_x * STRIDE_W - pad_left, y0 = out_y * stride_h - pad_top;
     __global const ELEMENT *in = BLOCK(input, input_offset, input_stride, block);
-    __global const WEIGHT *w = weight + block * (KERNEL_H * KERNEL_W * V);
+    __global const WEIGHT *w = AT(weight, block * (KERNEL_H * KERNEL_W * V));
 
     VEC acc[PIXELS];
     UNROLLED(p, PIXELS, { acc[p] = VLOAD(bias + block * V); })
     UNROLLED(ky, KERNEL_H, {
         const int y = y0 + ky * dilation_h;
-        const int row_inside = y >= 0 && y < in_h;
-        UNROLLED(c, SPAN, {
-            const int x = x0 + c;
-            const int inside = row_inside && x >= 0 && x < in_w;
-            const VEC column = inside ? LOAD(in + (y * in_w + x) * V) : (VEC)(0.0f);
-            UNROLLED(kx, KERNEL_W, {
-                const int from = c - kx * DILATION_W;
-                if (from >= 0 && from % STRIDE_W == 0 && from / STRIDE_W < PIXELS)
-                    acc[from / STRIDE_W] += column * WLOAD(w + (ky * KERNEL_W + kx) * V);
+        if (y >= 0 && y < in_h) {
+            __global const ELEMENT *row = AT(in, y * in_w * V);
+            UNROLLED(c, SPAN, {
+                LOAD_COLUMN(row, c)
+                UNROLLED(kx, KERNEL_W, {
+                    const int from = c - kx * DILATION_W;
+                    if (from >= 0 && from % STRIDE_W == 0 && from / STRIDE_W < PIXELS)
+                        acc[from / STRIDE_W] += column * WLOAD(AT(w, (ky * KERNEL_W + kx) * V));
+                })
             })
-        })
+        }
     })
     const int pixel = out_y * out_w + out_x;
     __global ELEMENT *out = BLOCK(output, output_offset, output_stride, block) + pixel * V;
     UNROLLED(p, PIXELS, {
-        if (out_x + p < out_w) STORE(ACTIVATE(acc[p] PLUS_ADDED(block, pixel + p)), out + p * V); })
+        if (out_x + p < out_w) STORE(ACTIVATE(acc[p] PLUS_ADDED(block, pixel + p)), AT(out, p * V));
+    })
 }

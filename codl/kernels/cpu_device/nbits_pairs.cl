@@ -83,34 +83,35 @@ KERNEL void matmul_pairs(
     for (int first = get_global_id(0) * strip * PANELS; first < stop; first += PANELS) {
         // Panels beyond the last repeat it, and are not stored.
         __global const uint *from[PANELS];
-        EACH_PANEL from[p] = weight + (size_t)min(first + p, panels - 1) * WORDS(k) * V;
+        EACH_PANEL({ from[p] = weight + (size_t)min(first + p, panels - 1) * WORDS(k) * V; })
         VEC sums[PANELS][ROWS];
-        EACH_PANEL EACH_ROW sums[p][r] = (VEC)(0.0f);
+        EACH_PANEL({ EACH_ROW({ sums[p][r] = (VEC)(0.0f); }) })
         for (int block = 0; block < DEPTH / LENGTH; block++) {
             IVEC highs[PANELS][ROWS], lows[PANELS][ROWS];
-            EACH_PANEL EACH_ROW highs[p][r] = lows[p][r] = (IVEC)(0);
-            UNROLL for (int word = 0; word < BLOCK_WORDS; word++) {
+            EACH_PANEL({ EACH_ROW({ highs[p][r] = lows[p][r] = (IVEC)(0); }) })
+            UNROLLED(word, BLOCK_WORDS, {
                 UVEC words[PANELS];
-                EACH_PANEL words[p] = WORDS_AT(from[p] + word * V);
-                UNROLL for (int j = 0; j < PAIRS; j++) EACH_PANEL {
+                EACH_PANEL({ words[p] = WORDS_AT(from[p] + word * V); })
+                UNROLLED(j, PAIRS, { EACH_PANEL({
                     const UVEC two = words[p] >> (uint)(BITS * j) & PAIR_MASK;
                     const int at = (block * BLOCK_WORDS + word) * PAIRS + j;
-                    EACH_ROW {
+                    EACH_ROW({
                         highs[p][r] += pair_products(two, (UVEC)(upper[r][at]));
                         lows[p][r] += pair_products(two, (UVEC)(lower[r][at]));
-                    }
-                }
-            }
-            EACH_PANEL {
+                    })
+                }) })
+            })
+            EACH_PANEL({
                 const int panel = min(first + p, panels - 1);
-                const VEC zeros = ZEROS(panel, block, k), scale = SCALES(panel, block, k);
-                EACH_ROW {
+                const VEC zeros = ZEROS(panel, block, k);
+                const VEC scale = SCALES(panel, block, k);
+                EACH_ROW({
                     const VEC whole = CAT(convert_float, V)(highs[p][r]) * (float)(1 << PART) +
                                       CAT(convert_float, V)(lows[p][r]);
                     sums[p][r] += scale * (steps[r][block] * whole - totals[r][block] * zeros);
-                }
+                })
                 from[p] += BLOCK_WORDS * V;
-            }
+            })
         }
         for (int p = 0; p < PANELS; p++) {
             const int column = (first + p) * V;

@@ -19,39 +19,39 @@ KERNEL void matmul_vector(
     for (int first = get_global_id(0) * strip * PANELS; first < stop; first += PANELS) {
         // Panels beyond the last repeat it, and are not stored.
         __global const uint *from[PANELS];
-        EACH_PANEL from[p] = weight + (size_t)min(first + p, panels - 1) * WORDS(k) * V;
+        EACH_PANEL({ from[p] = weight + (size_t)min(first + p, panels - 1) * WORDS(k) * V; })
         VEC sums[PANELS][ROWS];
-        EACH_PANEL EACH_ROW sums[p][r] = (VEC)(0.0f);
+        EACH_PANEL({ EACH_ROW({ sums[p][r] = (VEC)(0.0f); }) })
         for (int at = 0; at < k; at += LENGTH) {
             __global const ELEMENT *left = a + a_offset + at;
             const int length = min(LENGTH, k - at);
             VEC own[PANELS][ROWS], bases[PANELS][LOW];
-            EACH_PANEL {
+            EACH_PANEL({
                 BASES(VEC, made, ZEROS(min(first + p, panels - 1), at / LENGTH, k))
-                UNROLL for (int i = 0; i < LOW; i++) bases[p][i] = made[i];
-                EACH_ROW own[p][r] = (VEC)(0.0f);
-            }
+                UNROLLED(i, LOW, { bases[p][i] = made[i]; })
+                EACH_ROW({ own[p][r] = (VEC)(0.0f); })
+            })
             int i = 0;
             NO_UNROLL for (; i + PER_WORD <= length; i += PER_WORD) {
                 UVEC words[PANELS];
-                EACH_PANEL words[p] = WORDS_AT(from[p] + i / PER_WORD * V);
-                UNROLL for (int j = 0; j < PER_WORD; j++) EACH_PANEL {
+                EACH_PANEL({ words[p] = WORDS_AT(from[p] + i / PER_WORD * V); })
+                UNROLLED(j, PER_WORD, { EACH_PANEL({
                     const VEC numbers = NUMBERS(words[p], j, bases[p]);
-                    EACH_ROW own[p][r] += GET(left, (size_t)r * k + i + j) * numbers;
-                }
+                    EACH_ROW({ own[p][r] += GET(left, (size_t)r * k + i + j) * numbers; })
+                }) })
             }
             if (i < length) {
-                UNROLL for (int j = 0; j < PER_WORD; j++) if (i + j < length) EACH_PANEL {
+                UNROLLED(j, PER_WORD, { if (i + j < length) EACH_PANEL({
                     const UVEC words = WORDS_AT(from[p] + i / PER_WORD * V);
                     const VEC numbers = NUMBERS(words, j, bases[p]);
-                    EACH_ROW own[p][r] += GET(left, (size_t)r * k + i + j) * numbers;
-                }
+                    EACH_ROW({ own[p][r] += GET(left, (size_t)r * k + i + j) * numbers; })
+                }) })
             }
-            EACH_PANEL {
+            EACH_PANEL({
                 const VEC scale = SCALES(min(first + p, panels - 1), at / LENGTH, k);
-                EACH_ROW sums[p][r] += scale * own[p][r];
+                EACH_ROW({ sums[p][r] += scale * own[p][r]; })
                 from[p] += BLOCK_WORDS * V;
-            }
+            })
         }
         for (int p = 0; p < PANELS; p++) {
             const int column = (first + p) * V;
