@@ -241,10 +241,12 @@ __constant sampler_t TEXELS =
 #endif
 // Element `i` of elements that begin at p; `i` is not negative. Bytes are counted in 32 bits, too.
 #if defined(WIDE) || defined(ONE_ITEM)
-#define AT(p, i) ((p) + (i))
+#define AT_OF(T, p, i) ((p) + (i))
 #else
-#define AT(p, i) ((__global ELEMENT *)((__global char *)(p) + (ADDRESS)(i) * (uint)sizeof(ELEMENT)))
+#define AT_OF(T, p, i) ((__global T *)((__global char *)(p) + (ADDRESS)(i) * (uint)sizeof(T)))
 #endif
+#define AT(p, i) AT_OF(ELEMENT, p, i)
+#define FLOAT_AT(p, i) AT_OF(float, p, i)
 // First element of block `b` of a tensor.
 #define BLOCK(data, offset, stride, b) AT(data, ((ADDRESS)(b) * (stride) + (offset)) * V)
 

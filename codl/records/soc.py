@@ -72,9 +72,9 @@ class CpuSide:
     caches: tuple[CpuCache, ...] = ()
 
 
-#: Registers of a work-item, by a word of a GPU's name, where they are fewer than on cards: Mesa's
-#: compilers spill beyond these.
-ITEM_REGISTERS = {"mali": 64, "immortalis": 64, "adreno": 192}
+#: Registers of a work-item on cards, and by a word of their name on GPUs with fewer: beyond them
+#: Mesa's compilers spill.
+CARD_REGISTERS, ITEM_REGISTERS = 255, {"mali": 64, "immortalis": 64, "adreno": 192}
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,9 @@ class GpuSide:
     def item_registers(self) -> int:
         """Numbers of 32 bits that a work-item keeps in registers; more go through memory."""
         name = self.name.lower()
-        return next((count for word, count in ITEM_REGISTERS.items() if word in name), 255)
+        return next(
+            (count for word, count in ITEM_REGISTERS.items() if word in name), CARD_REGISTERS
+        )
 
     @property
     def sees_host_memory(self) -> bool:

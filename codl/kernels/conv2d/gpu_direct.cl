@@ -25,18 +25,16 @@
 // makes RUN products full.
 #ifdef HALF_ARITHMETIC
 #define SUMS run
-#define EACH_SUM                                                                                   \
-    UNROLL for (int p = 0; p < PIXELS; p++)                                                        \
-        UNROLL for (int o = 0; o < OUTS; o++)
+#define EACH_SUM(body) UNROLLED(p, PIXELS, { UNROLLED(o, OUTS, { body }) })
 #define BEGIN_RUN                                                                                  \
     REALV run[PIXELS][OUTS];                                                                       \
     int products = 0;                                                                              \
-    EACH_SUM run[p][o] = 0;
+    EACH_SUM(run[p][o] = 0;)
 #define END_RUN                                                                                    \
     {                                                                                              \
         products = 0;                                                                              \
-        EACH_SUM acc[p][o] += TO_VEC(run[p][o]);                                                   \
-        EACH_SUM run[p][o] = 0;                                                                    \
+        EACH_SUM(acc[p][o] += TO_VEC(run[p][o]);)                                                  \
+        EACH_SUM(run[p][o] = 0;)                                                                   \
     }
 #define END_ROW(taps) if ((products += (taps) * V) >= RUN) END_RUN
 #else
@@ -53,17 +51,22 @@
 // SUMS[p][o] += input lane * its weights, for all lanes of a block; SOURCE(p) is pixel p's address.
 #if LANES_AT_ONCE
 #define MULTIPLY(SOURCE)                                                                           \
-    UNROLL for (int o = 0; o < OUTS; o++) {                                                        \
-        const REALV w0 = RLOAD(w + o * V), w1 = RLOAD(w + WEIGHTS + o * V);                        \
-        const REALV w2 = RLOAD(w + 2 * WEIGHTS + o * V), w3 = RLOAD(w + 3 * WEIGHTS + o * V);      \
-        UNROLL for (int p = 0; p < PIXELS; p++) {                                                  \
-            const REALV x = RLOAD(SOURCE(p));                                                      \
-            SUMS[p][o] += x.s0 * w0;                                                               \
-            SUMS[p][o] += x.s1 * w1;                                                               \
-            SUMS[p][o] += x.s2 * w2;                                                               \
-            SUMS[p][o] += x.s3 * w3;                                                               \
-        }                                                                                          \
-    }
+    REALV xs_[PIXELS];                                                                             \
+    UNROLLED(p, PIXELS, { xs_[p] = RLOAD(SOURCE(p)); })                                            \
+    MULTIPLY_BLOCK(xs_)
+#define MULTIPLY_BLOCK(xs)                                                                         \
+    UNROLLED(o, OUTS, {                                                                            \
+        const REALV w0 = RLOAD(AT(w, o * V));                                                      \
+        const REALV w1 = RLOAD(AT(w, WEIGHTS + o * V));                                            \
+        const REALV w2 = RLOAD(AT(w, 2 * WEIGHTS + o * V));                                        \
+        const REALV w3 = RLOAD(AT(w, 3 * WEIGHTS + o * V));                                        \
+        UNROLLED(p, PIXELS, {                                                                      \
+            SUMS[p][o] += xs[p].s0 * w0;                                                           \
+            SUMS[p][o] += xs[p].s1 * w1;                                                           \
+            SUMS[p][o] += xs[p].s2 * w2;                                                           \
+            SUMS[p][o] += xs[p].s3 * w3;                                                           \
+        })                                                                                         \
+    })
 #else
 #if defined(HALF) && !defined(HALF_ARITHMETIC) && !defined(LANES)
 // Halves become floats a pixel at a time: lane by lane that takes longer than the products.
@@ -104,7 +107,7 @@
 #define ANYWHERE(p) source[p]
 #define ALL_IN_ROW(p) (row + (p) * V)
 // Beyond the last pixel it is read again; what comes of it is not stored.
-#define UP_TO_LAST(p) (block + min(pixel + (p), out_pixels - 1) * V)
+#define UP_TO_LAST(p) AT(block, min(pixel + (p), out_pixels - 1) * V)
 
 KERNEL void conv2d_direct(
     __global const ELEMENT *input, int input_offset, int input_stride,
@@ -114,12 +117,13 @@ KERNEL void conv2d_direct(
 {
     const int out_block = BLOCK_ID * OUTS;
     const int first_block = out_block / out_blocks * in_blocks;
-    const size_t weights_per_item = (size_t)kernel_h * kernel_w * WEIGHTS *
+    const ADDRESS weights_per_item = (ADDRESS)kernel_h * kernel_w * WEIGHTS *
         ((in_blocks - 1) * V + (LANES_AT_ONCE ? V : in_channels - (in_blocks - 1) * V));
     __global const ELEMENT *zeros = (__global const ELEMENT *)(bias + all_blocks * V);
     VEC start[OUTS];
-    UNROLL for (int o = 0; o < OUTS; o++)
+    UNROLLED(o, OUTS, {
         start[o] = TEAM == 0 ? VLOAD(bias + (out_block + o) * V) : (VEC)(0.0f);
+    })
 
     const int stop = min((int)(STRIP_ID + 1) * strip * PIXELS, out_pixels);
 #if TEAMS > 1
@@ -134,13 +138,17 @@ KERNEL void conv2d_direct(
 #ifndef FLAT
         int out_x = pixel % out_w;
         const int x0 = out_x * STRIDE_W - pad_left, y0 = pixel / out_w * stride_h - pad_top;
+        int xs[PIXELS], ys[PIXELS];  // where the window of each pixel begins
+#ifdef ONE_ITEM
         const int last = (PIXELS - 1) * STRIDE_W;
         // Whether no tap's column lies beside the input for a pixel other than those at the ends.
         const int one_row = out_x + PIXELS <= out_w && x0 + EDGE * STRIDE_W >= 0 &&
             x0 + last + (kernel_w - 1) * dilation_w - EDGE * STRIDE_W < in_w;
-        int xs[PIXELS], ys[PIXELS];  // where the window of each pixel begins
-        if (!one_row) {
-            UNROLL for (int p = 0, x = x0, y = y0; p < PIXELS; p++) {
+        if (!one_row)
+#endif
+        {
+            int x = x0, y = y0;
+            UNROLLED(p, PIXELS, {
                 xs[p] = x;
                 ys[p] = pixel + p < out_pixels ? y : in_h;
                 x += STRIDE_W;
@@ -149,23 +157,22 @@ KERNEL void conv2d_direct(
                     x = -pad_left;
                     y += stride_h;
                 }
-            }
+            })
         }
 #endif
-        __global const WEIGHT *w = weight + BLOCK_ID * weights_per_item;
+        __global const WEIGHT *w = AT(weight, BLOCK_ID * weights_per_item);
 #if TEAMS > 1
         w += TEAM_FROM(in_blocks) * kernel_h * kernel_w * V * WEIGHTS;
 #endif
         VEC acc[PIXELS][OUTS];
-        UNROLL for (int p = 0; p < PIXELS; p++)
-            UNROLL for (int o = 0; o < OUTS; o++) acc[p][o] = start[o];
+        UNROLLED(p, PIXELS, { UNROLLED(o, OUTS, { acc[p][o] = start[o]; }) })
         BEGIN_RUN
 
         for (int b = TEAM_FROM(in_blocks); b < TEAM_TO(in_blocks); b++) {
             __global const ELEMENT *block =
                 BLOCK(input, input_offset, input_stride, first_block + b);
             const int lanes = LANES_AT_ONCE ? V : min(V, in_channels - b * V);
-#ifdef FLAT
+#if defined(FLAT) && defined(ONE_ITEM)
             if (pixel + PIXELS <= out_pixels) {
                 __global const ELEMENT *row = block + pixel * V;
                 MULTIPLY(ALL_IN_ROW)
@@ -174,6 +181,29 @@ KERNEL void conv2d_direct(
             }
             w += lanes * WEIGHTS;
             END_ROW(1)
+#elif defined(FLAT)
+            {
+                MULTIPLY(UP_TO_LAST)
+            }
+            w = AT(w, lanes * WEIGHTS);
+            END_ROW(1)
+#elif !defined(ONE_ITEM)
+            for (int ky = 0; ky < kernel_h; ky++) {
+                for (int kx = 0; kx < kernel_w; kx++) {
+                    // Loads without a branch: work-items in lockstep would take both ways.
+                    REALV x[PIXELS];
+                    UNROLLED(p, PIXELS, {
+                        const int at_x = xs[p] + kx * dilation_w;
+                        const int at_y = ys[p] + ky * dilation_h;
+                        const int inside = ((uint)at_x < (uint)in_w) & ((uint)at_y < (uint)in_h);
+                        const REALV read = RLOAD(AT(block, inside ? (at_y * in_w + at_x) * V : 0));
+                        x[p] = inside ? read : (REALV)(0);
+                    })
+                    MULTIPLY_BLOCK(x)
+                    w = AT(w, lanes * WEIGHTS);
+                }
+                END_ROW(kernel_w)
+            }
 #else
             for (int ky = 0; ky < kernel_h; ky++) {
                 const int dy = ky * dilation_h, y = y0 + dy;
@@ -210,8 +240,7 @@ KERNEL void conv2d_direct(
         END_RUN
 
 #if TEAMS > 1
-        UNROLL for (int p = 0; p < PIXELS; p++)
-            UNROLL for (int o = 0; o < OUTS; o++) TEAM_PUT(p * OUTS + o, acc[p][o]);
+        UNROLLED(p, PIXELS, { UNROLLED(o, OUTS, { TEAM_PUT(p * OUTS + o, acc[p][o]); }) })
         barrier(CLK_LOCAL_MEM_FENCE);
         EACH_TEAM_SUM(i, PIXELS * OUTS) {
             const int o = out_block + i % OUTS, p = pixel + i / OUTS;
@@ -220,13 +249,14 @@ KERNEL void conv2d_direct(
                       BLOCK(output, output_offset, output_stride, o) + p * V);
         }
 #else
-        UNROLL for (int o = 0; o < OUTS; o++) {
+        UNROLLED(o, OUTS, {
             __global ELEMENT *out =
-                BLOCK(output, output_offset, output_stride, out_block + o) + pixel * V;
-            UNROLL for (int p = 0; p < PIXELS; p++)
+                AT(BLOCK(output, output_offset, output_stride, out_block + o), pixel * V);
+            UNROLLED(p, PIXELS, {
                 if (pixel + p < stop)
-                    STORE(ACTIVATE(acc[p][o] PLUS_ADDED(out_block + o, pixel + p)), out + p * V);
-        }
+                    STORE(ACTIVATE(acc[p][o] PLUS_ADDED(out_block + o, pixel + p)), AT(out, p * V));
+            })
+        })
 #endif
     }
 }

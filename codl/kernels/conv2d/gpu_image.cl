@@ -21,7 +21,7 @@
 #define FILTER(channel, at) TEXEL(weight, channel, at)
 #else
 #define FILTER_ARG __global const WEIGHT *
-#define FILTER(channel, at) WLOAD(weight + ((size_t)(at) * in_blocks * 4 + (channel)) * 4)
+#define FILTER(channel, at) WLOAD(weight + ((ADDRESS)(at) * in_blocks * 4 + (channel)) * 4)
 #endif
 
 #ifdef ONE_BY_ONE
@@ -57,7 +57,7 @@ KERNEL void conv2d_image(
 #endif
         const int out_y = tile / tiles_w, out_x = tile - out_y * tiles_w;
         float4 acc[PIXELS];
-        UNROLL for (int p = 0; p < PIXELS; p++) acc[p] = start;
+        UNROLLED(p, PIXELS, { acc[p] = start; })
 
         for (int ky = 0; ky < KERNEL_H; ky++) {
             const int y = out_y * stride_h - pad_top + ky * dilation_h;
@@ -65,26 +65,26 @@ KERNEL void conv2d_image(
             for (int kx = 0; kx < KERNEL_W; kx++) {
                 const int at = (out_block * KERNEL_H + ky) * KERNEL_W + kx;
                 int columns[PIXELS];
-                UNROLL for (int p = 0; p < PIXELS; p++) {
+                UNROLLED(p, PIXELS, {
                     const int x = (out_x + p * tiles_w) * STRIDE_W - pad_left + kx * dilation_w;
                     columns[p] = INSIDE(x) ? first + x : OUTSIDE;
-                }
+                })
                 for (int b = TEAM_FROM(in_blocks); b < TEAM_TO(in_blocks); b++) {
                     const float4 w0 = FILTER(b * 4, at), w1 = FILTER(b * 4 + 1, at);
                     const float4 w2 = FILTER(b * 4 + 2, at), w3 = FILTER(b * 4 + 3, at);
-                    UNROLL for (int p = 0; p < PIXELS; p++) {
+                    UNROLLED(p, PIXELS, {
                         const float4 x = TEXEL(input, columns[p] + b * in_w, input_row + y);
                         acc[p] += x.s0 * w0;
                         acc[p] += x.s1 * w1;
                         acc[p] += x.s2 * w2;
                         acc[p] += x.s3 * w3;
-                    }
+                    })
                 }
             }
         }
 
 #if TEAMS > 1
-        UNROLL for (int p = 0; p < PIXELS; p++) TEAM_PUT(p, acc[p]);
+        UNROLLED(p, PIXELS, { TEAM_PUT(p, acc[p]); })
         barrier(CLK_LOCAL_MEM_FENCE);
         EACH_TEAM_SUM(p, PIXELS) {
             const int x = out_x + p * tiles_w, column = out_block * out_w + x;
@@ -93,12 +93,13 @@ KERNEL void conv2d_image(
                           ACTIVATE(TEAM_SUM(p) PLUS_ADDED_TEXEL(column, out_y)));
         }
 #else
-        UNROLL for (int p = 0; p < PIXELS; p++) {
-            const int x = out_x + p * tiles_w, column = out_block * out_w + x;
+        UNROLLED(p, PIXELS, {
+            const int x = out_x + p * tiles_w;
+            const int column = out_block * out_w + x;
             if (x < out_w)
                 TEXEL_SET(output, output_column + column, output_row + out_y,
                           ACTIVATE(acc[p] PLUS_ADDED_TEXEL(column, out_y)));
-        }
+        })
 #endif
     }
 }

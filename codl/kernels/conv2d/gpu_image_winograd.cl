@@ -23,69 +23,59 @@
 #define FILTER(channel, at) TEXEL(weight, channel, at)
 #else
 #define FILTER_ARG __global const WEIGHT *
-#define FILTER(channel, at) WLOAD(weight + ((size_t)(at) * in_blocks * 4 + (channel)) * 4)
+#define FILTER(channel, at) WLOAD(weight + ((ADDRESS)(at) * in_blocks * 4 + (channel)) * 4)
 #endif
 
 #define VALUE float4
 #include "conv2d/winograd.cl"
 
-// Both transforms, in place of d[0], d[step] ...
-#define FROM(i) from[i]
-#define PUT(i, value) d[(i) * step] = (value)
-
-void to_points(float4 *d, int step)
-{
-    float4 from[SIDE];
-    UNROLL for (int i = 0; i < SIDE; i++) from[i] = d[i * step];
-    TO_POINTS(FROM, PUT)
-}
-
-void from_points(float4 *d, int step)
-{
-    float4 from[SIDE];
-    UNROLL for (int i = 0; i < SIDE; i++) from[i] = d[i * step];
-    FROM_POINTS(FROM, PUT)
-}
-
 // The column of a tile's pixel; one outside of the image where there is no such pixel.
-#define COLUMN(x, y) ((x) >= 0 && (x) < in_w && (y) >= 0 && (y) < in_h ? first + (x) : OUTSIDE)
+#define COLUMN(x, y)                                                                               \
+    (((uint)(x) < (uint)in_w) & ((uint)(y) < (uint)in_h) ? first + (x) : OUTSIDE)
+
+// The texel of an input's pixel that the i-th tile of a work-item has at row r and column c.
+#define TILE_TEXEL(i, r, c) TEXEL(input, COLUMN(x0[i] + (c), y0[i] + (r)), input_row + y0[i] + (r))
+#ifdef WIDTH_MAJOR
+// Channel b of four tiles.
+inline float channel_of(float4 texel, int lane) { return LANE_OF(texel, lane); }
+#define ACROSS 4
+#define INPUT_AT(r, c)                                                                             \
+    (float4)(channel_of(TILE_TEXEL(0, r, c), b % 4),                                               \
+             channel_of(TILE_TEXEL(1, r, c), b % 4),                                               \
+             channel_of(TILE_TEXEL(2, r, c), b % 4),                                               \
+             channel_of(TILE_TEXEL(3, r, c), b % 4))
+#define TEXEL_OF(b) ((b) / 4)
+#else
+#define ACROSS 1
+#define INPUT_AT(r, c) TILE_TEXEL(0, r, c)
+#define TEXEL_OF(b) (b)
+#endif
 
 // A work-item: one tile x one texel of channels; or four tiles x one channel.
 KERNEL void winograd_image_input(
     IMAGE_IN input, int input_column, int input_row, IMAGE_OUT points,
     int tiles, int tiles_w, int blocks, int in_h, int in_w, int pad_top, int pad_left)
 {
-    const int item = STRIP_ID, b = BLOCK_ID;
-    float4 d[POINTS];
-#ifdef WIDTH_MAJOR
-    if (item * 4 >= tiles) return;
-    const int first = input_column + b / 4 * in_w;
-    float lanes[POINTS][4];
-    for (int i = 0; i < 4; i++) {
-        const int ty = (item * 4 + i) / tiles_w, tx = item * 4 + i - ty * tiles_w;
-        for (int r = 0; r < SIDE; r++) {
-            for (int c = 0; c < SIDE; c++) {
-                const int y = ty * TILE - pad_top + r, x = tx * TILE - pad_left + c;
-                const float4 texel = TEXEL(input, COLUMN(x, y), input_row + y);
-                lanes[r * SIDE + c][i] = LANE_OF(texel, b % 4);
-            }
-        }
-    }
-    for (int p = 0; p < POINTS; p++) d[p] = vload4(0, lanes[p]);
-#else
-    if (item >= tiles) return;
-    const int first = input_column + b * in_w;
-    const int ty = item / tiles_w, tx = item - ty * tiles_w;
-    UNROLL for (int r = 0; r < SIDE; r++) {
-        UNROLL for (int c = 0; c < SIDE; c++) {
-            const int y = ty * TILE - pad_top + r, x = tx * TILE - pad_left + c;
-            d[r * SIDE + c] = TEXEL(input, COLUMN(x, y), input_row + y);
-        }
-    }
-#endif
-    UNROLL for (int r = 0; r < SIDE; r++) to_points(d + r * SIDE, 1);
-    UNROLL for (int c = 0; c < SIDE; c++) to_points(d + c, SIDE);
-    UNROLL for (int p = 0; p < POINTS; p++) TEXEL_SET(points, item, p * blocks + b, d[p]);
+    const int item = STRIP_ID, b = BLOCK_ID, first = input_column + TEXEL_OF(b) * in_w;
+    if (item * ACROSS >= tiles) return;
+    int y0[ACROSS], x0[ACROSS];
+    UNROLLED(i, ACROSS, {
+        const int tile = item * ACROSS + i;
+        const int ty = tile / tiles_w;
+        y0[i] = ty * TILE - pad_top;
+        x0[i] = (tile - ty * tiles_w) * TILE - pad_left;
+    })
+    float4 half_way[SIDE][SIDE];
+#define ROW(c) row[c]
+#define KEEP_HALF(i, value) half_way[r][i] = (value)
+#define DOWN_HALF_WAY(r) half_way[r][c]
+#define KEEP_POINT(i, value) TEXEL_SET(points, item, ((i) * SIDE + c) * blocks + b, value)
+    UNROLLED(r, SIDE, {
+        float4 row[SIDE];
+        UNROLLED(c, SIDE, { row[c] = INPUT_AT(r, c); })
+        TO_POINTS(ROW, KEEP_HALF)
+    })
+    UNROLLED(c, SIDE, { TO_POINTS(DOWN_HALF_WAY, KEEP_POINT) })
 }
 
 // Four tiles x one texel of output channels at one point, shared by TEAMS work-items. Texels of all
@@ -94,7 +84,7 @@ KERNEL void winograd_image_product(
     IMAGE_IN points, IMAGE_OUT sums, FILTER_ARG weight, int tiles, int in_channels, int in_blocks,
     int out_blocks)
 {
-    const int item = STRIP_ID, point = (int)BLOCK_ID / out_blocks, o = (int)BLOCK_ID - point * out_blocks;
+    const int item = STRIP_ID, point = BLOCK_ID / out_blocks, o = BLOCK_ID - point * out_blocks;
 #if TEAMS > 1
     TEAM_PARTS(4)
 #else
@@ -102,7 +92,7 @@ KERNEL void winograd_image_product(
 #endif
     const int at = o * POINTS + point;
     float4 acc[4];
-    UNROLL for (int i = 0; i < 4; i++) acc[i] = (float4)(0.0f);
+    UNROLLED(i, 4, { acc[i] = (float4)(0.0f); })
 #ifdef WIDTH_MAJOR
     for (int c = TEAM_FROM(in_channels); c < TEAM_TO(in_channels); c++) {
         const float4 x = TEXEL(points, item, point * in_channels + c), w = FILTER(c, at);
@@ -115,25 +105,26 @@ KERNEL void winograd_image_product(
     for (int b = TEAM_FROM(in_blocks); b < TEAM_TO(in_blocks); b++) {
         const float4 w0 = FILTER(b * 4, at), w1 = FILTER(b * 4 + 1, at);
         const float4 w2 = FILTER(b * 4 + 2, at), w3 = FILTER(b * 4 + 3, at);
-        UNROLL for (int i = 0; i < 4; i++) {
+        UNROLLED(i, 4, {
             const float4 x = TEXEL(points, item * 4 + i, point * in_blocks + b);
             acc[i] += x.s0 * w0;
             acc[i] += x.s1 * w1;
             acc[i] += x.s2 * w2;
             acc[i] += x.s3 * w3;
-        }
+        })
     }
 #endif
 #if TEAMS > 1
-    UNROLL for (int i = 0; i < 4; i++) TEAM_PUT(i, acc[i]);
+    UNROLLED(i, 4, { TEAM_PUT(i, acc[i]); })
     barrier(CLK_LOCAL_MEM_FENCE);
     EACH_TEAM_SUM(i, 4)
         if (item * 4 + i < tiles)
             TEXEL_SET(sums, item * 4 + i, point * out_blocks + o, TEAM_SUM(i));
 #else
-    UNROLL for (int i = 0; i < 4; i++)
+    UNROLLED(i, 4, {
         if (item * 4 + i < tiles)
             TEXEL_SET(sums, item * 4 + i, point * out_blocks + o, acc[i]);
+    })
 #endif
 }
 
@@ -147,17 +138,26 @@ KERNEL void winograd_image_output(
     if (tile >= tiles) return;
     const int ty = tile / tiles_w, tx = tile - ty * tiles_w;
     const float4 start = vload4(o, bias);
-    float4 d[POINTS];
-    UNROLL for (int p = 0; p < POINTS; p++) d[p] = TEXEL(sums, tile, p * out_blocks + o);
-    UNROLL for (int c = 0; c < SIDE; c++) from_points(d + c, SIDE);
-    UNROLL for (int r = 0; r < TILE; r++) {
-        from_points(d + r * SIDE, 1);
-        UNROLL for (int c = 0; c < TILE; c++) {
-            const int y = ty * TILE + r, x = tx * TILE + c, column = o * out_w + x;
-            const float4 value = d[r * SIDE + c] + start;
+    float4 half_way[TILE][SIDE];
+#define COLUMN_OF(r) column[r]
+#define KEEP_DOWN(i, value) half_way[i][c] = (value)
+#define HALF_WAY(c) half_way[r][c]
+#define KEEP_OUTPUT(i, value) row[i] = (value) + start
+    UNROLLED(c, SIDE, {
+        float4 column[SIDE];
+        UNROLLED(r, SIDE, { column[r] = TEXEL(sums, tile, (r * SIDE + c) * out_blocks + o); })
+        FROM_POINTS(COLUMN_OF, KEEP_DOWN)
+    })
+    UNROLLED(r, TILE, {
+        float4 row[TILE];
+        const int y = ty * TILE + r;
+        FROM_POINTS(HALF_WAY, KEEP_OUTPUT)
+        UNROLLED(c, TILE, {
+            const int x = tx * TILE + c;
+            const int at = o * out_w + x;
             if (y < out_h && x < out_w)
-                TEXEL_SET(output, output_column + column, output_row + y,
-                          ACTIVATE(value PLUS_ADDED_TEXEL(column, y)));
-        }
-    }
+                TEXEL_SET(output, output_column + at, output_row + y,
+                          ACTIVATE(row[c] PLUS_ADDED_TEXEL(at, y)));
+        })
+    })
 }

@@ -15,6 +15,7 @@ from codl.ir.types import ImageSize
 from codl.kernels.base import ENDS, Choice, ConstantArg, KernelPlan, ScratchArg
 from codl.kernels.conv2d.gpu import WIDE, GpuConv, byte_columns, team_macros
 from codl.kernels.conv2d.winograd import (
+    OTHER_REGISTERS,
     filter_growth,
     filter_points,
     filter_transform,
@@ -81,6 +82,11 @@ class ImageWinogradTiling:
         return fits(soc, *self.points) & fits(soc, *self.sums) & fits(soc, *weights)
 
 
+def _transforms_large(soc: Soc) -> bool:
+    """Whether a work-item keeps the 36 texels of a tile for 16 outputs in registers."""
+    return soc.gpu.is_cpu or soc.gpu.item_registers >= 36 * TEXEL + OTHER_REGISTERS
+
+
 class GpuImageWinograd(GpuConv):
     """Convolutions with a 3x3 window and stride 1: 36 products for 16 outputs, or 16 for 4."""
 
@@ -108,7 +114,8 @@ class GpuImageWinograd(GpuConv):
         tile, width_major, filter_image = np.array(CHOICES, np.float64).T[..., None]
         choices = {"tile": tile, "width_major": width_major, "filter_image": filter_image}
         order = np.arange(len(CHOICES), dtype=np.float64)[:, None]
-        return choices, np.where(self.cut(ops, soc, choices).fits(soc), order, np.inf)
+        fits = self.cut(ops, soc, choices).fits(soc) & ((tile == 2) | _transforms_large(soc))
+        return choices, np.where(fits, order, np.inf)
 
     def cut(self, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> ImageWinogradTiling:
         tiles_w, tiles = tile_counts(ops, choice["tile"])

@@ -7,13 +7,14 @@
 //      at every point by the transformed weights and
 //      transforms the sums back, adds the bias, stores.
 // So little but the input, the output and the weights leaves the cache. Elsewhere the three steps
-// are three kernels over all tiles at once, with points and sums of the whole image in scratch.
+// are three kernels over all tiles at once, with points and sums of the whole image in scratch; a
+// work-item transforms one channel of a tile, whose points stay in registers.
 //
 // SIDE, TILE, STRIDE   see winograd.cl
 // TOGETHER   tiles that are multiplied at once, with their sums in registers
 // OUTS       blocks of output channels that they are multiplied by at once; 1 in three kernels
 // weight     [out blocks / OUTS][row and column of WEIGHT_SIDE points][in channel][OUTS][V],
-//            transformed; zeros beyond the last block
+//            transformed; zeros beyond the last block, and in three kernels up to whole blocks of inputs
 // bias       [out block][V]
 // most       tiles of a block, a multiple of TOGETHER; tiles are counted along rows of `tiles_w`
 // item_floats   floats of scratch for each work-item (one kernel)
@@ -26,7 +27,11 @@
 // A function that is not inlined: the program builds in a third of the time, and runs as fast.
 #define APART __attribute__((noinline))
 
+#ifdef ONE_ITEM
 #define VALUE VEC
+#else
+#define VALUE float
+#endif
 #if SIDE == 8
 // Takes back what weights at 2 and -2 were enlarged by: a power of two, which rounds nothing off.
 #define SMALL (1.0f / (1 << (TILE - 2)))
@@ -39,7 +44,7 @@
     (min((row), WEIGHT_SIDE - 1) * WEIGHT_SIDE + min((column), WEIGHT_SIDE - 1))
 #define WEIGHTS (OUTS * V)
 #define WEIGHTS_AT(group, point)                                                                   \
-    (((size_t)(group) * WEIGHT_SIDE * WEIGHT_SIDE +                                                \
+    (((ADDRESS)(group) * WEIGHT_SIDE * WEIGHT_SIDE +                                                \
       WEIGHT_POINT((point) / SIDE, (point) % SIDE)) * in_channels * WEIGHTS)
 
 // Tiles that are multiplied together lie together: points are [POINTS][tile / TOGETHER][in block]
@@ -53,19 +58,20 @@
 // Sums of TOGETHER tiles at one point times OUTS blocks of output channels.
 #define MULTIPLY_TILES(points, weights, in_channels)                                               \
     VEC acc[TOGETHER][OUTS];                                                                       \
-    UNROLL for (int i = 0; i < TOGETHER; i++)                                                      \
-        UNROLL for (int o = 0; o < OUTS; o++) acc[i][o] = (VEC)(0.0f);                             \
+    UNROLLED(i, TOGETHER, { UNROLLED(o, OUTS, { acc[i][o] = (VEC)(0.0f); }) })                      \
     for (int left = (in_channels); left > 0; left -= V, points += TOGETHER * V) {                  \
         const int lanes = min(V, left);                                                            \
         NO_UNROLL for (int lane = 0; lane < lanes; lane++, weights += WEIGHTS) {                   \
             VEC of_lane[OUTS];                                                                     \
-            UNROLL for (int o = 0; o < OUTS; o++) of_lane[o] = WLOAD(weights + o * V);             \
-            UNROLL for (int i = 0; i < TOGETHER; i++) {                                            \
+            UNROLLED(o, OUTS, { of_lane[o] = WLOAD(weights + o * V); })                             \
+            UNROLLED(i, TOGETHER, {                                                                \
                 const float x = points[i * V + lane];                                              \
-                UNROLL for (int o = 0; o < OUTS; o++) acc[i][o] += x * of_lane[o];                 \
-            }                                                                                      \
+                UNROLLED(o, OUTS, { acc[i][o] += x * of_lane[o]; })                                 \
+            })                                                                                     \
         }                                                                                          \
     }
+
+#ifdef ONE_ITEM
 
 // Transforms the input block at `in` of the tile whose window begins at (y0, x0).
 void transform_input(__global const ELEMENT *in, int y0, int x0, int in_h, int in_w,
@@ -128,7 +134,6 @@ void transform_output(__global const float *sums, int point_stride, VEC bias,
     }
 }
 
-#ifdef ONE_ITEM
 
 // Leaves the sums of blocks of output channels so many floats apart.
 APART void product(__global const float *points, __global const WEIGHT *weights,
@@ -198,17 +203,59 @@ KERNEL void conv2d_winograd(
 
 #else
 
+#define HALF_WAY(p) half_way[r][p]
+#define DOWN_HALF_WAY(p) half_way[p][c]
+#define ROW(p) row[p]
+#define COLUMN(p) column[p]
+
 KERNEL void winograd_input(
     __global const ELEMENT *input, int input_offset, int input_stride, __global float *all_points,
     int most, int tiles, int tiles_w, int in_blocks, int in_h, int in_w, int pad_top, int pad_left)
 {
-    const int tile = STRIP_ID, b = BLOCK_ID;
+    const int tile = STRIP_ID / V, lane = STRIP_ID % V, b = BLOCK_ID;
     if (tile >= tiles) return;
-    const int ty = tile / tiles_w, tx = tile - ty * tiles_w;
-    transform_input(BLOCK(input, input_offset, input_stride, b), ty * TILE * STRIDE - pad_top,
-                    tx * TILE * STRIDE - pad_left, in_h, in_w,
-                    all_points + (size_t)POINT_PLACE(tile, b) * V, POINT_STRIDE);
+    const int ty = tile / tiles_w, y0 = ty * TILE * STRIDE - pad_top;
+    const int x0 = (tile - ty * tiles_w) * TILE * STRIDE - pad_left;
+    __global const ELEMENT *in = AT(BLOCK(input, input_offset, input_stride, b), lane);
+    __global float *points = FLOAT_AT(all_points, POINT_PLACE(tile, b) * V + lane);
+    const int point_stride = POINT_STRIDE;
+    float half_way[SIDE][SIDE];
+#define KEEP_HALF(i, value) half_way[r][i] = (value)
+#define KEEP_POINT(i, value) *FLOAT_AT(points, ((i) * SIDE + c) * point_stride) = (value)
+    UNROLLED(r, SIDE, {
+        float row[SIDE];
+        const int y = clamp(y0 + r, 0, in_h - 1);
+        UNROLLED(c, SIDE, {
+            const int x = clamp(x0 + c, 0, in_w - 1);
+            const float read = GET(in, (y * in_w + x) * V);
+            row[c] = (y == y0 + r) & (x == x0 + c) ? read : 0.0f;
+        })
+        TO_POINTS(ROW, KEEP_HALF)
+    })
+    UNROLLED(c, SIDE, { TO_POINTS(DOWN_HALF_WAY, KEEP_POINT) })
 }
+
+#if V == 4
+#undef MULTIPLY_TILES
+#define MULTIPLY_TILES(points, weights, in_channels)                                               \
+    VEC acc[TOGETHER][1];                                                                          \
+    UNROLLED(i, TOGETHER, { acc[i][0] = (VEC)(0.0f); })                                             \
+    for (int left = (in_channels); left > 0; left -= V) {                                          \
+        const VEC w0 = WLOAD(weights);                                                             \
+        const VEC w1 = WLOAD(AT(weights, V));                                                      \
+        const VEC w2 = WLOAD(AT(weights, 2 * V));                                                  \
+        const VEC w3 = WLOAD(AT(weights, 3 * V));                                                  \
+        UNROLLED(i, TOGETHER, {                                                                    \
+            const VEC x = VLOAD(FLOAT_AT(points, i * V));                                          \
+            acc[i][0] += x.s0 * w0;                                                                \
+            acc[i][0] += x.s1 * w1;                                                                \
+            acc[i][0] += x.s2 * w2;                                                                \
+            acc[i][0] += x.s3 * w3;                                                                \
+        })                                                                                         \
+        points = FLOAT_AT(points, TOGETHER * V);                                                   \
+        weights = AT(weights, V * V);                                                              \
+    }
+#endif
 
 // TOGETHER tiles x one block of output channels at one point, shared by TEAMS work-items. Blocks of all
 // points are one after the other.
@@ -216,7 +263,7 @@ KERNEL void winograd_product(
     __global const float *all_points, __global float *all_sums, __global const WEIGHT *weight,
     int most, int in_channels, int in_blocks, int out_blocks)
 {
-    const int point = (int)BLOCK_ID / out_blocks, o = (int)BLOCK_ID - point * out_blocks;
+    const int point = BLOCK_ID / out_blocks, o = BLOCK_ID - point * out_blocks;
     const int tile = STRIP_ID * TOGETHER, first = TEAM_FROM(in_blocks);
 #if TEAMS > 1
     TEAM_PARTS(TOGETHER)
@@ -227,16 +274,16 @@ KERNEL void winograd_product(
 #endif
     __global const WEIGHT *weights = weight + WEIGHTS_AT(o, point) + first * V * WEIGHTS;
     __global const float *points =
-        all_points + (size_t)point * POINT_STRIDE + (from * in_blocks + first * TOGETHER) * V;
-    __global float *sums = all_sums + ((size_t)o * POINTS + point) * SUM_STRIDE + tile * V;
+        all_points + (ADDRESS)point * POINT_STRIDE + (from * in_blocks + first * TOGETHER) * V;
+    __global float *sums = all_sums + ((ADDRESS)o * POINTS + point) * SUM_STRIDE + tile * V;
     MULTIPLY_TILES(points, weights, min(in_channels, TEAM_TO(in_blocks) * V) - first * V)
 #if TEAMS > 1
-    UNROLL for (int i = 0; i < TOGETHER; i++) TEAM_PUT(i, acc[i][0]);
+    UNROLLED(i, TOGETHER, { TEAM_PUT(i, acc[i][0]); })
     barrier(CLK_LOCAL_MEM_FENCE);
     if (tile < most)
         EACH_TEAM_SUM(i, TOGETHER) VSTORE(TEAM_SUM(i), sums + i * V);
 #else
-    UNROLL for (int i = 0; i < TOGETHER; i++) VSTORE(acc[i][0], sums + i * V);
+    UNROLLED(i, TOGETHER, { VSTORE(acc[i][0], FLOAT_AT(sums, i * V)); })
 #endif
 }
 
@@ -244,14 +291,30 @@ KERNEL void winograd_output(
     __global const float *all_sums, __global ELEMENT *output, int output_offset, int output_stride,
     __global const float *bias, int most, int tiles, int tiles_w, int out_h, int out_w ADDED_ARGS)
 {
-    const int tile = STRIP_ID, o = BLOCK_ID;
+    const int tile = STRIP_ID / V, lane = STRIP_ID % V, o = BLOCK_ID;
     if (tile >= tiles) return;
-    const int ty = tile / tiles_w, y = ty * TILE, x = (tile - ty * tiles_w) * TILE;
-    transform_output(all_sums + (size_t)o * POINTS * SUM_STRIDE + tile * V, SUM_STRIDE,
-                     VLOAD(bias + o * V),
-                     BLOCK(output, output_offset, output_stride, o) + (y * out_w + x) * V,
-                     min(out_h - y, TILE), min(out_w - x, TILE), out_w
-                     ADDED_FROM(o, y * out_w + x));
+    const int ty = tile / tiles_w, y0 = ty * TILE, x0 = (tile - ty * tiles_w) * TILE;
+    const int sum_stride = SUM_STRIDE;
+    __global const float *sums = FLOAT_AT(all_sums, o * POINTS * sum_stride + tile * V + lane);
+    __global ELEMENT *out = AT(BLOCK(output, output_offset, output_stride, o), lane);
+    const float start = bias[o * V + lane];
+    float half_way[TILE][SIDE];
+#define KEEP_DOWN(i, value) half_way[i][c] = (value)
+#define KEEP_OUTPUT(i, value) row[i] = (value)
+    UNROLLED(c, SIDE, {
+        float column[SIDE];
+        UNROLLED(r, SIDE, { column[r] = *FLOAT_AT(sums, (r * SIDE + c) * sum_stride); })
+        FROM_POINTS(COLUMN, KEEP_DOWN)
+    })
+    UNROLLED(r, TILE, {
+        float row[TILE];
+        FROM_POINTS(HALF_WAY, KEEP_OUTPUT)
+        UNROLLED(i, TILE, {
+            const int pixel = (y0 + r) * out_w + x0 + i;
+            if (y0 + r < out_h && x0 + i < out_w)
+                SET(ACTIVATE(row[i] + start PLUS_ADDED_LANE(o, pixel, lane)), out, pixel * V);
+        })
+    })
 }
 
 #endif

@@ -30,6 +30,7 @@ from codl.kernels.conv2d.winograd import (
     input_args,
     sides_of,
     tile_counts,
+    transforms_in_registers,
 )
 from codl.kernels.cpu_device import registers
 from codl.kernels.cpu_device.winograd_cuts import ranked_cuts
@@ -44,7 +45,7 @@ from codl.kernels.feature_columns import (
     unique,
 )
 from codl.kernels.kernel import REAL_GPU, Grid, launch
-from codl.kernels.tiling import item_grid, rounds
+from codl.kernels.tiling import item_grid, round_up, rounds
 from codl.records.soc import Soc
 
 #: Points at which a filter is far smaller than at others, where there are eight.
@@ -89,6 +90,8 @@ class GpuWinograd(GpuConv):
         ones = np.ones_like(tile)
         choices = {"tile": tile, "together": TOGETHER * ones, "outs": ones}
         order = np.where(np.isnan(tile), np.inf, np.abs(tile - 4))
+        fits = transforms_in_registers(sides_of(ops), soc.gpu)
+        order = np.where(fits | ~fits.any(axis=0), order, np.inf)
         return {**choices, "most": tile_counts(ops, tile)[1]}, order
 
     def grid(self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns) -> Grid:
@@ -179,7 +182,7 @@ class GpuWinograd(GpuConv):
                 "TOGETHER": choice["together"],
                 "OUTS": choice["outs"],
             },
-            pack=lambda weight: _pack(weight, width, int(t.side[0]), choice),
+            pack=lambda weight: _pack(_whole(weight, op, soc), width, int(t.side[0]), choice),
             scratch={name: int(size[0]) for name, size in scratch.items()},
         )
 
@@ -200,7 +203,11 @@ def _launches(op: Conv2d, t: WinogradTiling, soc: Soc, choice: Choice) -> tuple[
         for column in (t.most, t.tiles, t.in_blocks, t.out_blocks, t.parts, t.workers)
     )
     counts = {"most": most, "tiles": tiles, "tiles_w": t.tiles_w}
-    blocks = {"in_channels": op.input.c, "in_blocks": in_blocks, "out_blocks": out_blocks}
+    blocks = {
+        "in_channels": _in_channels(op, soc),
+        "in_blocks": in_blocks,
+        "out_blocks": out_blocks,
+    }
     before, after = input_args(op), {"out_h": op.output.h, "out_w": op.output.w}
     if soc.gpu.is_cpu:
         floats = t.points_floats(soc.gpu.vector_width) + t.sums_floats(soc.gpu.vector_width)
@@ -209,7 +216,9 @@ def _launches(op: Conv2d, t: WinogradTiling, soc: Soc, choice: Choice) -> tuple[
         return (launch("conv2d_winograd", grid, *args, **sizes, **before, **after),)
     source, target = ENDS
     points, sums, bias = ScratchArg("points"), ScratchArg("sums"), ConstantArg("bias")
-    for_input, for_output = item_grid(tiles, in_blocks, soc), item_grid(tiles, out_blocks, soc)
+    # A work-item transforms one channel of a tile.
+    lanes = tiles * soc.gpu.vector_width
+    for_input, for_output = item_grid(lanes, in_blocks, soc), item_grid(lanes, out_blocks, soc)
     for_product, product = _product_grid(t, soc, choice).sizes, {"most": most, **blocks}
     before = {"in_blocks": in_blocks, **before}
     return (
@@ -217,6 +226,17 @@ def _launches(op: Conv2d, t: WinogradTiling, soc: Soc, choice: Choice) -> tuple[
         launch("winograd_product", for_product, points, sums, ConstantArg("weight"), **product),
         launch("winograd_output", for_output, sums, target, bias, **counts, **after),
     )
+
+
+def _in_channels(op: Conv2d, soc: Soc) -> int:
+    """Input channels of the products: those of whole blocks on a GPU, which multiplies blocks."""
+    return op.input.c if soc.gpu.is_cpu else round_up(op.input.c, soc.gpu.vector_width)
+
+
+def _whole(weight: Array, op: Conv2d, soc: Soc) -> Array:
+    """A filter with zeros for the input channels that products have beside its own."""
+    beyond = _in_channels(op, soc) - weight.shape[1]
+    return np.pad(weight, ((0, 0), (0, beyond), (0, 0), (0, 0)))
 
 
 def _pack(weight: Array, width: int, side: int, choice: Choice) -> Array:

@@ -33,6 +33,7 @@ from codl.kernels.conv2d.winograd import (
     filter_transform,
     input_args,
     refuse_window,
+    transforms_in_registers,
 )
 from codl.kernels.feature_columns import ChoiceColumns, single
 from codl.kernels.kernel import ANY_DEVICE, BLOCKS, REAL_GPU, Kernel, launch
@@ -41,8 +42,6 @@ from codl.records.soc import GpuSide, Soc
 
 #: Rows and columns of a tile of outputs.
 TILES = (2, 4, 6)
-#: What a transform keeps beside a channel's points.
-OTHER_REGISTERS = 28
 #: With fewer input channels the sums at the points take longer than the products that they save.
 FEWEST_INPUTS = 16
 #: Memory for points and sums: images of a batch beyond that have their turn later, and in the same.
@@ -111,7 +110,7 @@ class _WinogradGemmTiling:
 
 def _tiles(gpu: GpuSide) -> list[int]:
     """Those whose points a work-item keeps in registers while it transforms them."""
-    return [tile for tile in TILES if (tile + 2) ** 2 + OTHER_REGISTERS <= gpu.item_registers]
+    return [tile for tile in TILES if transforms_in_registers(tile + 2, gpu)]
 
 
 def _tilings(op: Conv2d, soc: Soc) -> list[tuple[_WinogradGemmTiling, GemmCut]]:
