@@ -30,7 +30,7 @@ from codl.kernels.feature_columns import (
 )
 from codl.kernels.kernel import Grid, launch
 from codl.kernels.window import window_args
-from codl.records.soc import Soc
+from codl.records.soc import CARD_REGISTERS, Soc
 
 #: Share of the second-level cache that a strip's input may take; weights and output share the rest.
 CACHE_SHARE = 0.5
@@ -41,6 +41,8 @@ CPU_TILES = {
     16: ((8, 1), (7, 1), (10, 1), (6, 2), (5, 2), (4, 2), (4, 3), (3, 3)),
 }
 GPU_TILES: tuple[tuple[int, int], ...] = ((4, 1), (2, 1), (1, 1), (8, 1), (2, 2), (4, 2))
+#: Registers of a work-item beside sums, inputs and weights.
+OTHER_REGISTERS = 24
 #: What a tile over the end of a row takes more than others: each pixel has a pointer.
 CROSSING = 0.4
 #: What makes of any other tile the last choice.
@@ -95,11 +97,25 @@ class GpuDirect(GpuConv):
         """The tiles of a GPU, smaller ones first where there would be too few work-items."""
         pixels, outs = np.array(GPU_TILES, np.float64).T[..., None]
         choices = {"pixels": pixels, "outs": outs}
-        order = np.arange(len(GPU_TILES), dtype=np.float64)[:, None]
+        order = self._preference(soc, pixels, outs)
         order = order + len(GPU_TILES) * self.smaller(ops, soc, choices)
         whole = joined_columns(ops, soc.gpu.vector_width)
         uneven = rest(_group_blocks(whole, soc.gpu.vector_width), outs) > 0
         return choices, np.where(uneven, np.inf, order)
+
+    def _preference(self, soc: Soc, pixels: Column, outs: Column) -> Column:
+        """The order of tiles, where there are work-items enough: on a card that of `GPU_TILES`.
+
+        On GPUs with few registers those that fit, by loads for a product: addresses are dear there,
+        and inputs have to be looked for inside.
+        """
+        if soc.gpu.item_registers >= CARD_REGISTERS:
+            return np.arange(len(pixels), dtype=np.float64)[:, None]
+        # Sums, twice where halves are summed apart; inputs, weights and what else there is.
+        sums = 4 * pixels * outs * (2 if self.arithmetic == "float16" else 1)
+        fits = sums + 4 * pixels + 16 + OTHER_REGISTERS <= soc.gpu.item_registers
+        loads = (1.5 * pixels + 4 * outs) / (pixels * outs)
+        return np.where(fits, np.argsort(np.argsort(loads[:, 0]))[:, None], np.inf)
 
     def grid(self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns) -> Grid:
         return self.cut(ops, soc, choice).grid
