@@ -125,7 +125,7 @@ class GpuSplit(ColumnKernel):
 
     def default_columns(self, ops: CachedAttentionColumns, soc: Soc) -> ChoiceColumns:
         """One token alone has large work-groups; many keys are divided while units are idle."""
-        tiles = ceil_div(ops.tokens * ops.heads, MOST_QUERIES)
+        tiles = ceil_div(ops.tokens * ops.heads, _most_queries(soc))
         wide = ops.value_features > ITEMS[1] * soc.gpu.vector_width
         most = np.where((tiles == 1) | wide, ITEMS[0], ITEMS[1])
         items = np.full(len(ops), float(ITEMS[-1]))
@@ -140,8 +140,8 @@ class GpuSplit(ColumnKernel):
 
     def counts(self, ops: CachedAttentionColumns, soc: Soc, choice: Any) -> dict[str, Column]:
         items, pieces = choice["items"], choice["pieces"]
-        tiles = ops.groups * ceil_div(ops.tokens * ops.heads, MOST_QUERIES)
-        rows = np.minimum(ops.tokens * ops.heads, MOST_QUERIES)
+        tiles = ops.groups * ceil_div(ops.tokens * ops.heads, _most_queries(soc))
+        rows = np.minimum(ops.tokens * ops.heads, _most_queries(soc))
         blocks = ceil_div(ceil_div(ops.seen, pieces), items)
         read = tiles * ops.seen * (ops.features + ops.value_features)
         return {
@@ -160,7 +160,10 @@ class GpuSplit(ColumnKernel):
     def build(self, op: CachedAttention, soc: Soc, choice: Choice) -> KernelPlan:
         items, pieces, rows = choice["items"], choice["pieces"], op.tokens * op.heads
         inputs = [TensorArg("input", index) for index in range(6)]
-        tiles, vectors = ceil_div(rows, MOST_QUERIES), op.value_features // soc.gpu.vector_width
+        tiles, vectors = (
+            ceil_div(rows, _most_queries(soc)),
+            op.value_features // soc.gpu.vector_width,
+        )
         is_split = pieces > 1
         result: tuple[Arg, ...] = (PARTS, PART_ENDS) if is_split else (ENDS[1],)
         launches = [
@@ -189,13 +192,18 @@ class GpuSplit(ColumnKernel):
                 "VALUES": op.value_features,
                 **_parts(op, soc),
                 "HEADS": op.heads,
-                "ROWS": min(rows, MOST_QUERIES),
+                "ROWS": min(rows, _most_queries(soc)),
                 "ITEMS": items,
                 "SPLIT": is_split,
             },
             scratch={"parts": sums * op.value_features, "ends": 2 * sums} if is_split else {},
             floats=[inputs[3]],  # halves count to 2048 alone
         )
+
+
+def _most_queries(soc: Soc) -> int:
+    """Of a work-group: a work-item keeps three vectors of each and its scores."""
+    return next((n for n in (MOST_QUERIES, 4, 2) if soc.gpu.holds(16 * n)), 1)
 
 
 def _parts(op: CachedAttention, soc: Soc) -> dict[str, int]:
@@ -207,7 +215,7 @@ def _parts(op: CachedAttention, soc: Soc) -> dict[str, int]:
 def _fits(ops: CachedAttentionColumns, items: int, soc: Soc) -> NDArray[np.bool_]:
     """Whether so many work-items have all parts of a value, and room for scores and queries."""
     width = soc.gpu.vector_width
-    rows = np.minimum(ops.tokens * ops.heads, MOST_QUERIES)
+    rows = np.minimum(ops.tokens * ops.heads, _most_queries(soc))
     local_floats = rows * (5 * items + ops.features) + items * (width + 1)
     has_room: NDArray[np.bool_] = 4 * local_floats <= soc.gpu.local_mem_bytes
     return has_room & (ops.value_features <= items * width) & (items <= soc.gpu.max_work_group_size)

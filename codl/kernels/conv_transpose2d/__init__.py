@@ -51,7 +51,9 @@ class GpuDirect(Kernel):
         columns = ceil_div(op.size.w, op.stride.w)
         sizes = (8, 4) if soc.gpu.is_cpu else (4, 2)
         best = min(sizes, key=lambda size: (ceil_div(columns, size) * (size + 2), -size))
-        return tuple({"pixels": size} for size in (best, *(s for s in sizes if s != best)))
+        in_order = (best, *(size for size in sizes if size != best))
+        # Sums, inputs, and one vector of weights for each of four lanes.
+        return tuple({"pixels": size} for size in in_order if soc.gpu.holds(8 * size + 16))
 
     def counts(self, op: ConvTranspose2d, soc: Soc, choice: Choice) -> dict[str, float]:
         t, width = _Tiling.of(op, soc, choice), soc.gpu.vector_width

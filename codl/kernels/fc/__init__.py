@@ -80,7 +80,8 @@ class GpuRows(Kernel):
     def build(self, op: FullyConnected, soc: Soc, choice: Choice) -> KernelPlan:
         outputs, items, width = choice["outputs"], choice["items"], soc.gpu.vector_width
         rows = round_up(op.out_channels, width)
-        images, image_groups = _groups_of_images(op, SUMS // outputs)
+        most = _most_images(SUMS // outputs, soc, per_image=4 * outputs + 8)
+        images, image_groups = _groups_of_images(op, most)
 
         def pack(weights: Weights) -> dict[str, Array]:
             matrix = _pack_rows(weights["weight"], op.input, width, round_up(rows, outputs))
@@ -137,7 +138,7 @@ class GpuDirect(ColumnKernel):
         }
 
     def build(self, op: FullyConnected, soc: Soc, choice: Choice) -> KernelPlan:
-        images, image_groups = _groups_of_images(op, MOST_IMAGES)
+        images, image_groups = _groups_of_images(op, _most_images(MOST_IMAGES, soc, per_image=12))
         outs = max(1, min(choice["outs"], most_sums(soc.gpu) // images))
         width, blocks = soc.gpu.vector_width, soc.gpu.blocks(op.out_channels)
         together, slices = _group_shape(soc)
@@ -209,6 +210,11 @@ class GpuImage(Kernel):
 
 def _streams(soc: Soc) -> tuple[int, ...]:
     return STREAMS[soc.gpu.vector_width] if soc.gpu.is_cpu else ()
+
+
+def _most_images(most: int, soc: Soc, *, per_image: int) -> int:
+    """As many as `most`, of which a work-item of a GPU keeps some numbers each in registers."""
+    return next((n for n in range(most, 1, -1) if soc.gpu.holds(8 + per_image * n)), 1)
 
 
 def _groups_of_images(op: FullyConnected, most: int) -> tuple[int, int]:

@@ -31,6 +31,8 @@ from codl.records.soc import Soc
 
 #: Input columns that are collected at once at most, by vector width: as many as registers hold.
 MOST_COLUMNS = {16: 24, 8: 12, 4: 16}
+#: Numbers of a column that a GPU has in registers: what is collected, and what is on its way.
+COLUMN = 8
 #: Input vectors that one work-item of a CPU takes at most: a few us.
 LONGEST_STRIP = 4096
 #: Pixels of a row that are taken at once, at most.
@@ -77,7 +79,8 @@ class GpuDirect(ColumnKernel):
         """Pixels of a row at a time (0: one window at a time), and vectors of a strip."""
         most = MOST_COLUMNS[soc.gpu.vector_width]
         within = range(1, LONGEST_ROW + 1)
-        fitting = [p for p in within if (p - 1) * op.stride.w + op.extent.w <= most]
+        spans = {p: (p - 1) * op.stride.w + op.extent.w for p in within}
+        fitting = [p for p in within if spans[p] <= most and soc.gpu.holds(COLUMN * spans[p])]
         if not soc.gpu.is_cpu:
             return [{"pixels": p, "strip": 1} for p in (4, 2, 1) if p in fitting]
         fitting.sort(key=lambda p: (round_up(op.output.w, p), -p))  # least waste, then largest
@@ -88,7 +91,9 @@ class GpuDirect(ColumnKernel):
         most, pixels = MOST_COLUMNS[soc.gpu.vector_width], np.zeros_like(ops.ow)
         if not soc.gpu.is_cpu:
             for size in (1, 2, 4):
-                pixels = np.where(span(ops, size) <= most, float(size), pixels)
+                columns = span(ops, size)
+                fits = (columns <= most) & soc.gpu.holds(COLUMN * columns)
+                pixels = np.where(fits, float(size), pixels)
             return {"pixels": pixels, "strip": 1}
         least = np.full_like(ops.ow, np.inf)
         for size in range(1, LONGEST_ROW + 1):
