@@ -160,10 +160,8 @@ class GpuSplit(ColumnKernel):
     def build(self, op: CachedAttention, soc: Soc, choice: Choice) -> KernelPlan:
         items, pieces, rows = choice["items"], choice["pieces"], op.tokens * op.heads
         inputs = [TensorArg("input", index) for index in range(6)]
-        tiles, vectors = (
-            ceil_div(rows, _most_queries(soc)),
-            op.value_features // soc.gpu.vector_width,
-        )
+        together = _most_queries(soc)
+        tiles, vectors = ceil_div(rows, together), op.value_features // soc.gpu.vector_width
         is_split = pieces > 1
         result: tuple[Arg, ...] = (PARTS, PART_ENDS) if is_split else (ENDS[1],)
         launches = [
@@ -192,7 +190,7 @@ class GpuSplit(ColumnKernel):
                 "VALUES": op.value_features,
                 **_parts(op, soc),
                 "HEADS": op.heads,
-                "ROWS": min(rows, _most_queries(soc)),
+                "ROWS": min(rows, together),
                 "ITEMS": items,
                 "SPLIT": is_split,
             },
