@@ -39,7 +39,7 @@ void add_products(__global const ELEMENT *x, const ADDRESS *images, __global con
     NO_UNROLL for (int i = first; i < length; i += 4 * SLICES) {
         UNROLLED(lane, 4, {
             UNROLLED(o, OUTS, {
-                const VEC weights = WLOAD(w + o * stream + (ADDRESS)(i + lane) * STEP);
+                const VEC weights = WLOAD(AT(w, o * stream + (ADDRESS)(i + lane) * STEP));
                 UNROLLED(n, IMAGES, {
                     sums[n][o][lane % CHAINS] += GET(x + images[n], i + lane) * weights;
                 })

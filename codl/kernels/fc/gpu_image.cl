@@ -17,15 +17,20 @@ KERNEL void fc_image(
     const int o = GLOBAL_ID(0), slice = GLOBAL_ID(1);
     const ADDRESS step = (ADDRESS)out_blocks * 4;
     float4 sum = (float4)(0.0f);
-    for (int i = slice; o < out_blocks && i < pixels * in_blocks; i += SLICES) {
-        const int pixel = i / in_blocks, b = i - pixel * in_blocks;
-        const int y = pixel / width, x = pixel - y * width;
-        __global const WEIGHT *w = weight + (ADDRESS)i * 4 * step + o * 4;
+    int x = 0, y = 0, b = slice;
+    for (int i = slice; o < out_blocks && i < pixels * in_blocks; i += SLICES, b += SLICES) {
+        for (; b >= in_blocks; b -= in_blocks) {
+            if (++x == width) {
+                x = 0;
+                y++;
+            }
+        }
+        __global const WEIGHT *w = AT(weight, i * 4 * step + o * 4);
         const float4 value = TEXEL(input, input_column + b * width + x, input_row + y);
         sum += value.s0 * WLOAD(w);
-        sum += value.s1 * WLOAD(w + step);
-        sum += value.s2 * WLOAD(w + 2 * step);
-        sum += value.s3 * WLOAD(w + 3 * step);
+        sum += value.s1 * WLOAD(AT(w, step));
+        sum += value.s2 * WLOAD(AT(w, 2 * step));
+        sum += value.s3 * WLOAD(AT(w, 3 * step));
     }
 #if SLICES > 1
     __local float4 parts[SLICES][TOGETHER];

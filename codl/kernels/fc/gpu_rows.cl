@@ -34,9 +34,9 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void fc_rows(
         const int block = step / pixels, pixel = step - block * pixels;
         __global const ELEMENT *at = BLOCK(input, input_offset, input_stride, block) + pixel * V;
         VEC x[IMAGES];
-        UNROLLED(n, IMAGES, { x[n] = LOAD(at + from[n]); })
+        UNROLLED(n, IMAGES, { x[n] = LOAD(AT(at, from[n])); })
         UNROLLED(i, OUTPUTS, {
-            const VEC row = WLOAD(rows + ((ADDRESS)i * steps + step) * V);
+            const VEC row = WLOAD(AT(rows, ((ADDRESS)i * steps + step) * V));
             UNROLLED(n, IMAGES, { sums[n][i] += x[n] * row; })
         })
     }

@@ -35,7 +35,7 @@
         float x[count][ROWS];                                                                      \
         UNROLLED(i, count, {                                                   \
             const ADDRESS word = (at) + i * ITEMS;                                                  \
-            EACH_PANEL({ words[i][p] = WLOAD(weight + (from[p] + word) * V); })                         \
+            EACH_PANEL({ words[i][p] = WLOAD(AT(weight, (from[p] + word) * V)); })                         \
             EACH_ROW({ x[i][r] = GET(a, a_offset + (ADDRESS)r * k + word); })                            \
         })                                                                                          \
         UNROLLED(i, count, {                                                     \
@@ -58,8 +58,12 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void matmul_rows(
         const int at = word * PER_WORD, block = at / LENGTH;
         // Beyond the last column there are zeros.
         float x[ROWS][PER_WORD];
-        EACH_ROW({ UNROLLED(j, PER_WORD, {
-            x[r][j] = at + j < k ? GET(a, a_offset + (ADDRESS)r * k + at + j) : 0.0f; }) })
+        EACH_ROW({
+            UNROLLED(j, PER_WORD, {
+                const float read = GET(a, a_offset + (ADDRESS)r * k + min(at + j, k - 1));
+                x[r][j] = at + j < k ? read : 0.0f;
+            })
+        })
         EACH_PANEL({
             const int panel = min(first + p, panels - 1);
             const UVEC words = WORDS_AT(weight + ((ADDRESS)panel * WORDS(k) + word) * V);

@@ -12,6 +12,7 @@
 #define PER_ITEM (TILE * DEPTH / (SIDE * SIDE))
 #include "matmul/batches.cl"
 
+// What lies beside a factor is loaded too, and left out: work-items in lockstep go both ways of a branch.
 // Which of a slice's TILE x DEPTH elements the work-item copies at turn `turn`, so that neighbours
 // read neighbours: along k where rows are stored along k, along the tile otherwise.
 #define ALONG_K(turn) const int at = turn * SIDE * SIDE + item, d = at % DEPTH, t = at / DEPTH
@@ -58,7 +59,8 @@ __kernel __attribute__((reqd_work_group_size(SIDE, SIDE, 1))) void matmul_tiled(
                 ALONG_K(turn);
 #define AT_A(r, i) GET(left, (ADDRESS)(r) * k + (i))
 #endif
-                rows[d][t] = row0 + t < m && first + d < k ? AT_A(row0 + t, first + d) : 0.0f;
+                const float read = AT_A(min(row0 + t, m - 1), min(first + d, k - 1));
+                rows[d][t] = (row0 + t < m) & (first + d < k) ? read : 0.0f;
             }
 #ifndef BITS
             {
@@ -69,8 +71,8 @@ __kernel __attribute__((reqd_work_group_size(SIDE, SIDE, 1))) void matmul_tiled(
                 ALONG_TILE(turn);
 #define AT_B(i, c) GET(right, (ADDRESS)(i) * n + (c))
 #endif
-                columns[d][t] =
-                    column0 + t < n && first + d < k ? AT_B(first + d, column0 + t) : 0.0f;
+                const float read = AT_B(min(first + d, k - 1), min(column0 + t, n - 1));
+                columns[d][t] = (column0 + t < n) & (first + d < k) ? read : 0.0f;
             }
 #endif
         }
