@@ -7,6 +7,7 @@ assumed.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from codl.records.soc import GpuSide
 
@@ -38,9 +39,25 @@ ARCHITECTURES = {
     "adreno": Architecture(128, 49152, unit_items=1024),
     "qualcomm": Architecture(128, 49152, unit_items=1024),
     "mali": Architecture(64, 24576, local_is_memory=True, group_part=0.5),
+    "immortalis": Architecture(64, 24576, local_is_memory=True, group_part=0.5),
     "amd": Architecture(256, 65536),
 }
 OTHERS = Architecture(128, 32768)
+#: Registers that a work-item's addresses, counts and the like take.
+OTHER_REGISTERS = 24
+
+
+def is_card(gpu: GpuSide) -> bool:
+    """Whether work-items have so many registers that no tile worth trying is too large for them."""
+    return architecture_of(gpu).registers >= 255
+
+
+def holds(gpu: GpuSide, numbers: Any) -> Any:
+    """Whether a work-item keeps so many numbers in registers, beside what else it has.
+
+    A CPU's tiles are bounded by its vector registers.
+    """
+    return gpu.is_cpu | (numbers + OTHER_REGISTERS <= architecture_of(gpu).registers)
 
 
 def most_items(gpu: GpuSide) -> int:

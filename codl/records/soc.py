@@ -72,13 +72,6 @@ class CpuSide:
     caches: tuple[CpuCache, ...] = ()
 
 
-#: Registers that a work-item's addresses, counts and the like take.
-OTHER_REGISTERS = 24
-#: Registers of a work-item on cards, and by a word of their name on GPUs with fewer: beyond them
-#: Mesa's compilers spill.
-CARD_REGISTERS, ITEM_REGISTERS = 255, {"mali": 64, "immortalis": 64, "adreno": 192}
-
-
 @dataclass(frozen=True)
 class GpuSide:
     """The processor `gpu`: one OpenCL device, found again by its platform and name.
@@ -128,21 +121,6 @@ class GpuSide:
         """The name of what tensors are stored and computed as, one of `PRECISIONS`."""
         traits = PrecisionTraits(self.element, self.arithmetic)  # type: ignore[arg-type]
         return next(name for name, each in PRECISIONS.items() if each == traits)
-
-    @property
-    def item_registers(self) -> int:
-        """Numbers of 32 bits that a work-item keeps in registers; more go through memory."""
-        name = self.name.lower()
-        return next(
-            (count for word, count in ITEM_REGISTERS.items() if word in name), CARD_REGISTERS
-        )
-
-    def holds(self, numbers: Any) -> Any:
-        """Whether a work-item of a GPU keeps so many numbers in registers, beside what else it has.
-
-        A CPU's tiles are bounded by its vector registers.
-        """
-        return self.is_cpu | (numbers + OTHER_REGISTERS <= self.item_registers)
 
     @property
     def sees_host_memory(self) -> bool:

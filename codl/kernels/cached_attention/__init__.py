@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from codl.ir.columns import Column
 from codl.ir.ops.attention import CachedAttention, CachedAttentionColumns
+from codl.kernels.architecture import holds
 from codl.kernels.base import ENDS, Arg, Choice, KernelPlan, ScratchArg, TensorArg
 from codl.kernels.feature_columns import ChoiceColumns, by_level, gpu_cache_bytes
 from codl.kernels.kernel import CPU_DEVICE, REAL_GPU, ColumnKernel, launch, of_every_storage
@@ -201,7 +202,7 @@ class GpuSplit(ColumnKernel):
 
 def _most_queries(soc: Soc) -> int:
     """Of a work-group: a work-item keeps three vectors of each and its scores."""
-    return next((n for n in (MOST_QUERIES, 4, 2) if soc.gpu.holds(16 * n)), 1)
+    return next((n for n in (MOST_QUERIES, 4, 2) if holds(soc.gpu, 16 * n)), 1)
 
 
 def _parts(op: CachedAttention, soc: Soc) -> dict[str, int]:

@@ -17,6 +17,7 @@ from codl.ir.columns import Column, FeatureColumns, ceil_div, rest
 from codl.ir.ops.base import Array
 from codl.ir.ops.convolution import Conv2d, ConvColumns
 from codl.kernels import tiling
+from codl.kernels.architecture import holds, is_card
 from codl.kernels.base import WEIGHTED, Choice, KernelPlan
 from codl.kernels.conv2d.gpu import WIDE, GpuConv, byte_columns, refuse_groups, team_macros
 from codl.kernels.cpu_device import registers
@@ -30,7 +31,7 @@ from codl.kernels.feature_columns import (
 )
 from codl.kernels.kernel import Grid, launch
 from codl.kernels.window import window_args
-from codl.records.soc import CARD_REGISTERS, Soc
+from codl.records.soc import Soc
 
 #: Share of the second-level cache that a strip's input may take; weights and output share the rest.
 CACHE_SHARE = 0.5
@@ -41,8 +42,6 @@ CPU_TILES = {
     16: ((8, 1), (7, 1), (10, 1), (6, 2), (5, 2), (4, 2), (4, 3), (3, 3)),
 }
 GPU_TILES: tuple[tuple[int, int], ...] = ((4, 1), (2, 1), (1, 1), (8, 1), (2, 2), (4, 2))
-#: Registers of a work-item beside sums, inputs and weights.
-OTHER_REGISTERS = 24
 #: What a tile over the end of a row takes more than others: each pixel has a pointer.
 CROSSING = 0.4
 #: What makes of any other tile the last choice.
@@ -109,11 +108,11 @@ class GpuDirect(GpuConv):
         On GPUs with few registers those that fit, by loads for a product: addresses are dear there,
         and inputs have to be looked for inside.
         """
-        if soc.gpu.item_registers >= CARD_REGISTERS:
+        if is_card(soc.gpu):
             return np.arange(len(pixels), dtype=np.float64)[:, None]
         # Sums, twice where halves are summed apart; inputs, weights and what else there is.
         sums = 4 * pixels * outs * (2 if self.arithmetic == "float16" else 1)
-        fits = sums + 4 * pixels + 16 + OTHER_REGISTERS <= soc.gpu.item_registers
+        fits = holds(soc.gpu, sums + 4 * pixels + 16)
         loads = (1.5 * pixels + 4 * outs) / (pixels * outs)
         return np.where(fits, np.argsort(np.argsort(loads[:, 0]))[:, None], np.inf)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.convolution import Conv2d, ConvColumns
-from codl.kernels.architecture import architecture_of, most_items
+from codl.kernels.architecture import architecture_of, holds, most_items
 from codl.kernels.base import (
     ENDS,
     ApartArg,
@@ -154,14 +154,11 @@ class GemmCut:
         """Of a work-item: sums, weights of a block and what is on its way, and some 40 more."""
         return self.tm * self.tn + 4 * self.tn + 4 * self.loads + 40
 
-    def fits(self, registers: int) -> bool:
-        """Whether sums, and weights of two inputs, are in half of a work-item's registers."""
-        return 2 * (self.tm + 2) * self.tn <= registers
-
-    def needed_registers(self, product: GemmProblem) -> int:
-        """What is spilled where there are fewer: those, and 24 or with a window 28 more."""
-        others = 24 if product.taps == 1 else 28
-        return self.tm * self.tn + 4 * self.tn + 4 * self.loads + others
+    def fits(self, product: GemmProblem, gpu: GpuSide) -> bool:
+        """Whether sums, weights of a block and what is on its way stay in registers."""
+        window = 0 if product.taps == 1 else 4
+        numbers = self.tm * self.tn + 4 * self.tn + 4 * self.loads + window
+        return bool(holds(gpu, numbers))
 
     @property
     def macros(self) -> dict[str, int | bool]:
@@ -325,15 +322,13 @@ def cuts(product: GemmProblem, gpu: GpuSide) -> tuple[GemmCut, ...]:
 
     Sums stay in registers, and a group is as large as one of a kernel with many may be.
     """
-    registers = architecture_of(gpu).registers
     every = (GemmCut(**shape, splits=splits) for shape in SHAPES for splits in SPLITS)
     fitting = (
         cut
         for cut in every
         if cut.items <= most_items(gpu)
-        and cut.fits(registers)
+        and cut.fits(product, gpu)
         and cut.local_bytes + SPARE_LOCAL_BYTES <= gpu.local_mem_bytes
-        and cut.needed_registers(product) <= gpu.item_registers
         and (cut.splits == 1 or cut.can_split(product, gpu))
     )
     return tuple(sorted(fitting, key=lambda cut: cut.cost(product, gpu)))

@@ -12,10 +12,10 @@ from codl.ir.columns import Column, FeatureColumns, ceil_div
 from codl.ir.ops.base import Array
 from codl.ir.ops.convolution import Conv2d, ConvColumns
 from codl.ir.types import ImageSize
+from codl.kernels.architecture import holds
 from codl.kernels.base import ENDS, Choice, ConstantArg, KernelPlan, ScratchArg
 from codl.kernels.conv2d.gpu import WIDE, GpuConv, byte_columns, team_macros
 from codl.kernels.conv2d.winograd import (
-    OTHER_REGISTERS,
     filter_growth,
     filter_points,
     filter_transform,
@@ -84,7 +84,7 @@ class ImageWinogradTiling:
 
 def _transforms_large(soc: Soc) -> bool:
     """Whether a work-item keeps the 36 texels of a tile for 16 outputs in registers."""
-    return soc.gpu.is_cpu or soc.gpu.item_registers >= 36 * TEXEL + OTHER_REGISTERS
+    return bool(holds(soc.gpu, 36 * TEXEL))
 
 
 class GpuImageWinograd(GpuConv):

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from codl.ir.columns import Column, ceil_div, rest, round_up
 from codl.ir.ops.base import Array
 from codl.ir.ops.convolution import Conv2d, ConvColumns
-from codl.records.soc import CARD_REGISTERS, GpuSide, Soc
+from codl.kernels.architecture import holds, is_card
+from codl.records.soc import GpuSide, Soc
 
 #: Points a side by window and stride, each with another tile; see the source.
 SIDES = {(3, 1): (4, 6, 8), (5, 1): (6, 8), (7, 1): (8,), (3, 2): (5, 9)}
@@ -24,8 +25,6 @@ SIDES = {(3, 1): (4, 6, 8), (5, 1): (6, 8), (7, 1): (8,), (3, 2): (5, 9)}
 POINTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5)
 
 
-#: What a transform keeps in registers beside a channel's points, or a texel's.
-OTHER_REGISTERS = 28
 #: Points a side that phones' compilers transform in registers, however many there are: more are so
 #: many loads on their way, each with an address.
 MOST_SIDE = 8
@@ -33,9 +32,9 @@ MOST_SIDE = 8
 
 def transforms_in_registers(side: Any, gpu: GpuSide) -> Any:
     """Whether a work-item of a GPU keeps the points of one channel of a tile in registers."""
-    if gpu.is_cpu or gpu.item_registers >= CARD_REGISTERS:
+    if gpu.is_cpu or is_card(gpu):
         return side == side
-    return (side <= MOST_SIDE) & (side**2 + OTHER_REGISTERS <= gpu.item_registers)
+    return (side <= MOST_SIDE) & holds(gpu, 4 + side**2)
 
 
 def refuse_window(op: Conv2d) -> str | None:

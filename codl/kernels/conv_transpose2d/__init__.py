@@ -8,6 +8,7 @@ import numpy as np
 
 from codl.ir.ops.base import Array
 from codl.ir.ops.convolution import ConvTranspose2d
+from codl.kernels.architecture import holds
 from codl.kernels.base import WEIGHTED, Choice, KernelPlan
 from codl.kernels.kernel import BLOCKS, Grid, Kernel, launch, of_every_storage
 from codl.kernels.registry import register
@@ -53,7 +54,7 @@ class GpuDirect(Kernel):
         best = min(sizes, key=lambda size: (ceil_div(columns, size) * (size + 2), -size))
         in_order = (best, *(size for size in sizes if size != best))
         # Sums, inputs, and one vector of weights for each of four lanes.
-        return tuple({"pixels": size} for size in in_order if soc.gpu.holds(8 * size + 16))
+        return tuple({"pixels": size} for size in in_order if holds(soc.gpu, 8 * size + 16))
 
     def counts(self, op: ConvTranspose2d, soc: Soc, choice: Choice) -> dict[str, float]:
         t, width = _Tiling.of(op, soc, choice), soc.gpu.vector_width

@@ -14,6 +14,7 @@ from codl.ir.columns import Column
 from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.fully_connected import FcColumns, FullyConnected
 from codl.ir.region import Shape
+from codl.kernels.architecture import holds
 from codl.kernels.base import ENDS, WEIGHTED, Choice, KernelPlan
 from codl.kernels.cpu_device.registers import most_sums
 from codl.kernels.feature_columns import ChoiceColumns, by_level, gpu_cache_bytes
@@ -214,7 +215,7 @@ def _streams(soc: Soc) -> tuple[int, ...]:
 
 def _most_images(most: int, soc: Soc, *, per_image: int) -> int:
     """As many as `most`, of which a work-item of a GPU keeps some numbers each in registers."""
-    return next((n for n in range(most, 1, -1) if soc.gpu.holds(8 + per_image * n)), 1)
+    return next((n for n in range(most, 1, -1) if holds(soc.gpu, 8 + per_image * n)), 1)
 
 
 def _groups_of_images(op: FullyConnected, most: int) -> tuple[int, int]:

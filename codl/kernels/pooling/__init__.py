@@ -11,6 +11,7 @@ import numpy as np
 from codl.ir.columns import Column
 from codl.ir.ops.pooling import MaxIndices, Pool2d, PoolColumns
 from codl.ir.types import PLANAR
+from codl.kernels.architecture import holds
 from codl.kernels.base import ENDS, Choice, KernelPlan
 from codl.kernels.feature_columns import ChoiceColumns, by_level, gpu_cache_bytes
 from codl.kernels.image import texels
@@ -80,7 +81,7 @@ class GpuDirect(ColumnKernel):
         most = MOST_COLUMNS[soc.gpu.vector_width]
         within = range(1, LONGEST_ROW + 1)
         spans = {p: (p - 1) * op.stride.w + op.extent.w for p in within}
-        fitting = [p for p in within if spans[p] <= most and soc.gpu.holds(COLUMN * spans[p])]
+        fitting = [p for p in within if spans[p] <= most and holds(soc.gpu, COLUMN * spans[p])]
         if not soc.gpu.is_cpu:
             return [{"pixels": p, "strip": 1} for p in (4, 2, 1) if p in fitting]
         fitting.sort(key=lambda p: (round_up(op.output.w, p), -p))  # least waste, then largest
@@ -92,7 +93,7 @@ class GpuDirect(ColumnKernel):
         if not soc.gpu.is_cpu:
             for size in (1, 2, 4):
                 columns = span(ops, size)
-                fits = (columns <= most) & soc.gpu.holds(COLUMN * columns)
+                fits = (columns <= most) & holds(soc.gpu, COLUMN * columns)
                 pixels = np.where(fits, float(size), pixels)
             return {"pixels": pixels, "strip": 1}
         least = np.full_like(ops.ow, np.inf)
