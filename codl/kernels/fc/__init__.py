@@ -139,7 +139,7 @@ class GpuDirect(ColumnKernel):
         }
 
     def build(self, op: FullyConnected, soc: Soc, choice: Choice) -> KernelPlan:
-        images, image_groups = _groups_of_images(op, _most_images(MOST_IMAGES, soc, per_image=12))
+        images, image_groups = _groups_of_images(op, _most_images(MOST_IMAGES, soc, per_image=22))
         outs = max(1, min(choice["outs"], most_sums(soc.gpu) // images))
         width, blocks = soc.gpu.vector_width, soc.gpu.blocks(op.out_channels)
         together, slices = _group_shape(soc)
