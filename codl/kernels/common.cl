@@ -211,6 +211,14 @@ __constant sampler_t TEXELS =
 #else
 #define ACTIVATE(x) (x)
 #endif
+// The same of REALs.
+#if !defined(HALF_ARITHMETIC) || ACTIVATION == 0
+#define RACTIVATE(x) ACTIVATE(x)
+#elif ACTIVATION == 1
+#define RACTIVATE(x) AT_LEAST(x, (half)0.0f)
+#else
+#define RACTIVATE(x) TO_REALV(ACTIVATE(TO_VEC(x)))
+#endif
 
 // A sum of products, by one instruction where there is one: phones have none for `fma`.
 #if defined(FP_FAST_FMAF) || defined(ONE_ITEM)

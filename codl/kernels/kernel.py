@@ -257,14 +257,20 @@ class Kernel:
 
     def refusal(self, op: Any, soc: Soc) -> str | None:
         reason = self.refuse(op, soc)
-        if self.arithmetic == "float16" and not soc.gpu.half:
-            return f"the device must compute in half (cl_khr_fp16), got gpu.half: {soc.gpu.half}"
+        if self.arithmetic == "float16":
+            if not soc.gpu.half:
+                return f"the device must have halves (cl_khr_fp16), got gpu.half: {soc.gpu.half}"
+            reason = reason or self.refuse_halves(op)
         if reason is None and self.in_images:
             return image_refusal(soc, (*op.inputs, op.output))
         return reason
 
     def refuse(self, op: Any, soc: Soc) -> str | None:
         """Why it cannot take an op, whatever fits in images."""
+        return None
+
+    def refuse_halves(self, op: Any) -> str | None:
+        """Why it cannot multiply halves of an op that it takes."""
         return None
 
     def choices(self, op: Any, soc: Soc) -> tuple[Choice, ...]:

@@ -8,5 +8,5 @@
 // branch, which work-items in lockstep would take both ways.
 #define LOAD_COLUMN(row, c)                                                                        \
     const int at_ = clamp(x0 + (c), 0, in_w - 1);                                                  \
-    const VEC read_ = LOAD(AT(row, at_ * V));                                                      \
-    const VEC column = at_ == x0 + (c) ? read_ : (VEC)(0.0f);
+    const REALV read_ = RLOAD(AT(row, at_ * V));                                                      \
+    const REALV column = at_ == x0 + (c) ? read_ : (REALV)(0.0f);

@@ -24,9 +24,10 @@
 // A row of the input from the tile's first column on; or on a GPU from its own first.
 #ifdef ONE_ITEM
 #define ROW_AT(y) (in + ((y) * in_w + x0) * V)
-#define INSIDE(row, c) const VEC column = LOAD(row + (c) * V);
+#define INSIDE(row, c) const REALV column = RLOAD(row + (c) * V);
 #define AT_BORDER(row, c)                                                                          \
-    const VEC column = x0 + (c) >= 0 && x0 + (c) < in_w ? LOAD(row + (c) * V) : (VEC)(0.0f);
+    const REALV column =                                                                           \
+        x0 + (c) >= 0 && x0 + (c) < in_w ? RLOAD(row + (c) * V) : (REALV)(0.0f);
 #define ADD_ROW if (inside) COLUMNS(INSIDE) else COLUMNS(AT_BORDER)
 #else
 #define ROW_AT(y) AT(in, (y) * in_w * V)
@@ -46,29 +47,30 @@ KERNEL void conv2d_depthwise(
     __global const ELEMENT *in = BLOCK(input, input_offset, input_stride, block);
     __global ELEMENT *out = BLOCK(output, output_offset, output_stride, block);
     __global const WEIGHT *block_weights = AT(weight, block * kernel_h * KERNEL_W * V);
-    const VEC start = VLOAD(bias + block * V);
+    const REALV start = TO_REALV(VLOAD(bias + block * V));
 
     const int stop = min((int)(STRIP_ID + 1) * strip, tiles);
     for (int tile = STRIP_ID * strip; tile < stop; tile++) {
         const int out_y = tile / row_tiles, out_x = (tile - out_y * row_tiles) * PIXELS;
         const int x0 = out_x * STRIDE_W - pad_left, y0 = out_y * stride_h - pad_top;
         const int inside = x0 >= 0 && x0 + SPAN <= in_w;
-        VEC acc[PIXELS];
+        REALV acc[PIXELS];
         UNROLLED(p, PIXELS, { acc[p] = start; })
 
         for (int ky = 0; ky < kernel_h; ky++) {
             const int y = y0 + ky * dilation_h;
             if (y < 0 || y >= in_h) continue;
             __global const ELEMENT *row = ROW_AT(y);
-            VEC weights[KERNEL_W];
+            REALV weights[KERNEL_W];
             UNROLLED(kx, KERNEL_W, {
-                weights[kx] = WLOAD(AT(block_weights, (ky * KERNEL_W + kx) * V)); })
+                weights[kx] = RLOAD(AT(block_weights, (ky * KERNEL_W + kx) * V)); })
             ADD_ROW
         }
 
         const int pixel = out_y * out_w + out_x;
         UNROLLED(p, PIXELS, {
             if (out_x + p < out_w)
-                STORE(ACTIVATE(acc[p] PLUS_ADDED(block, pixel + p)), AT(out, (pixel + p) * V)); })
+                STORE(ACTIVATE(TO_VEC(acc[p]) PLUS_ADDED(block, pixel + p)),
+                      AT(out, (pixel + p) * V)); })
     }
 }

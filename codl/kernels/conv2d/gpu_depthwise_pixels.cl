@@ -26,8 +26,8 @@ __kernel void conv2d_depthwise_pixels(
     __global const ELEMENT *in = BLOCK(input, input_offset, input_stride, block);
     __global const WEIGHT *w = AT(weight, block * (KERNEL_H * KERNEL_W * V));
 
-    VEC acc[PIXELS];
-    UNROLLED(p, PIXELS, { acc[p] = VLOAD(bias + block * V); })
+    REALV acc[PIXELS];
+    UNROLLED(p, PIXELS, { acc[p] = TO_REALV(VLOAD(bias + block * V)); })
     UNROLLED(ky, KERNEL_H, {
         const int y = y0 + ky * dilation_h;
         if (y >= 0 && y < in_h) {
@@ -37,7 +37,7 @@ __kernel void conv2d_depthwise_pixels(
                 UNROLLED(kx, KERNEL_W, {
                     const int from = c - kx * DILATION_W;
                     if (from >= 0 && from % STRIDE_W == 0 && from / STRIDE_W < PIXELS)
-                        acc[from / STRIDE_W] += column * WLOAD(AT(w, (ky * KERNEL_W + kx) * V));
+                        acc[from / STRIDE_W] += column * RLOAD(AT(w, (ky * KERNEL_W + kx) * V));
                 })
             })
         }
@@ -45,6 +45,7 @@ __kernel void conv2d_depthwise_pixels(
     const int pixel = out_y * out_w + out_x;
     __global ELEMENT *out = BLOCK(output, output_offset, output_stride, block) + pixel * V;
     UNROLLED(p, PIXELS, {
-        if (out_x + p < out_w) STORE(ACTIVATE(acc[p] PLUS_ADDED(block, pixel + p)), AT(out, p * V));
+        if (out_x + p < out_w)
+            STORE(ACTIVATE(TO_VEC(acc[p]) PLUS_ADDED(block, pixel + p)), AT(out, p * V));
     })
 }

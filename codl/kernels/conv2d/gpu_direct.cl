@@ -21,28 +21,10 @@
 #include "conv2d/teams.cl"
 #include "window.cl"
 
-// Halves are summed in `run`, which is added to the floats of `acc` behind the row of a window that
-// makes RUN products full.
-#ifdef HALF_ARITHMETIC
-#define SUMS run
-#define EACH_SUM(body) UNROLLED(p, PIXELS, { UNROLLED(o, OUTS, { body }) })
-#define BEGIN_RUN                                                                                  \
-    REALV run[PIXELS][OUTS];                                                                       \
-    int products = 0;                                                                              \
-    EACH_SUM(run[p][o] = 0;)
-#define END_RUN                                                                                    \
-    {                                                                                              \
-        products = 0;                                                                              \
-        EACH_SUM(acc[p][o] += TO_VEC(run[p][o]);)                                                  \
-        EACH_SUM(run[p][o] = 0;)                                                                   \
-    }
-#define END_ROW(taps) if ((products += (taps) * V) >= RUN) END_RUN
-#else
-#define SUMS acc
-#define BEGIN_RUN
-#define END_RUN
-#define END_ROW(taps)
-#endif
+#define SUMS_SHAPE [PIXELS][OUTS]
+#define SUM_AT [p][o]
+#define EACH_SUM(body) UNROLLED(p, PIXELS, { UNROLLED(o, OUTS, body) })
+#include "runs.cl"
 
 #define LANES_AT_ONCE (V == 4)
 #define STEP (STRIDE_W * V)
@@ -180,13 +162,13 @@ KERNEL void conv2d_direct(
                 MULTIPLY(UP_TO_LAST)
             }
             w += lanes * WEIGHTS;
-            END_ROW(1)
+            PRODUCTS(V)
 #elif defined(FLAT)
             {
                 MULTIPLY(UP_TO_LAST)
             }
             w = AT(w, lanes * WEIGHTS);
-            END_ROW(1)
+            PRODUCTS(V)
 #elif !defined(ONE_ITEM)
             for (int ky = 0; ky < kernel_h; ky++) {
                 for (int kx = 0; kx < kernel_w; kx++) {
@@ -202,7 +184,7 @@ KERNEL void conv2d_direct(
                     MULTIPLY_BLOCK(x)
                     w = AT(w, lanes * WEIGHTS);
                 }
-                END_ROW(kernel_w)
+                PRODUCTS(kernel_w * V)
             }
 #else
             for (int ky = 0; ky < kernel_h; ky++) {
@@ -233,7 +215,7 @@ KERNEL void conv2d_direct(
                     }
                     MULTIPLY(ANYWHERE)
                 }
-                END_ROW(kernel_w)
+                PRODUCTS(kernel_w * V)
             }
 #endif
         }

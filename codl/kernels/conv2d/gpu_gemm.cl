@@ -8,7 +8,7 @@
 // A_LOADS, B_LOADS   vectors of four of either factor that a work-item brings in for a step
 //
 // local memory   [two steps][team]{ pixels [DEPTH][TILE_M], weights [DEPTH][4 lanes][TILE_N / 4] }
-//                of float4; afterwards sums of the teams, [team][TM][item], one TN / 4 at a time
+//                of REALV; afterwards sums of the teams, [team][TM][item], one TN / 4 at a time
 // a step         blocks of inputs, counted tap after tap: (ky * kernel_w + kx) * in_blocks + block
 // weight         [batch][tile of channels][step][DEPTH][4 lanes][TILE_N], zeros beyond the last
 // POINTWISE      defined for 1x1 windows without padding: every tap lies inside
@@ -36,6 +36,10 @@
 #define STEP_SIZE (TEAMS * TEAM_SIZE)
 #define SUMS_SIZE (TEAMS * ITEMS * TM)
 #define LOCAL_SIZE (TEAMS > 1 && 2 * STEP_SIZE < SUMS_SIZE ? SUMS_SIZE : 2 * STEP_SIZE)
+#define SUMS_SHAPE [TM][VECTORS]
+#define SUM_AT [m][n]
+#define EACH_SUM(body) UNROLLED(m, TM, { UNROLLED(n, VECTORS, body) })
+#include "runs.cl"
 
 // Which pixels and channels of the tile a work-item has. Neighbours in pairs share pixels, and
 // pairs two apart channels: local memory serves them at once.
@@ -71,7 +75,9 @@ typedef struct {
 #define FACTOR half
 typedef ushort4 STORED;
 #define STORED_AT(p) (*(__global const STORED *)(p))
-#ifdef cl_khr_fp16
+#ifdef HALF_ARITHMETIC
+#define FLOATS(x) as_half4(x)
+#elif defined(cl_khr_fp16)
 #define FLOATS(x) convert_float4(as_half4(x))
 #else
 #define FLOATS(x) vloada_half4(0, (const half *)&(x))
@@ -114,7 +120,7 @@ typedef float4 STORED;
 // From registers to one of the two steps in local memory.
 #define KEEP(buffer)                                                                               \
     {                                                                                              \
-        __local float4 *to = shared + (buffer) * STEP_SIZE + team * TEAM_SIZE + item;              \
+        __local REALV *to = shared + (buffer) * STEP_SIZE + team * TEAM_SIZE + item;              \
         UNROLLED(i, A_LOADS, {                                                                     \
             if (A_SIZE % ITEMS == 0 || item + i * ITEMS < A_SIZE)                                  \
                 to[i * ITEMS] = FLOATS(a[i]);                                                      \
@@ -156,7 +162,8 @@ __kernel __attribute__((reqd_work_group_size(ITEMS * TEAMS, 1, 1))) void conv2d_
     int in_blocks, int out_blocks, int out_pixels, WINDOW_ARGS, int own_weights, int input_apart,
     int output_apart FINISHED_ARGS)
 {
-    __local float4 shared[LOCAL_SIZE];
+    __local REALV shared[LOCAL_SIZE * (int)(sizeof(float) / sizeof(REAL))]
+        __attribute__((aligned(16)));
     const int team = LOCAL_ID(0) / ITEMS, item = LOCAL_ID(0) % ITEMS;
     const int first_pixel = GROUP_ID(0) * TILE_M, tile_n = GROUP_ID(1);
     const int batches = GROUPS(2) / splits;
@@ -193,50 +200,54 @@ __kernel __attribute__((reqd_work_group_size(ITEMS * TEAMS, 1, 1))) void conv2d_
         sources[i].block = k - tap * in_blocks;
     })
 
-    float4 sums[TM][VECTORS];
+    float4 acc[TM][VECTORS];
     STORED a[A_LOADS], b[B_LOADS];
-    UNROLLED(m, TM, { UNROLLED(n, VECTORS, { sums[m][n] = (float4)(0.0f); }) })
+    UNROLLED(m, TM, { UNROLLED(n, VECTORS, { acc[m][n] = (float4)(0.0f); }) })
+    BEGIN_RUN
 
     FETCH(0)
     KEEP(0)
     for (int step = 0; step < steps; step++) {
         FETCH(step + 1)
         barrier(CLK_LOCAL_MEM_FENCE);
-        const __local float4 *pixels =
+        const __local REALV *pixels =
             shared + (step & 1) * STEP_SIZE + team * TEAM_SIZE + ITEM_M(item);
-        const __local float4 *channels =
+        const __local REALV *channels =
             shared + (step & 1) * STEP_SIZE + team * TEAM_SIZE + A_SIZE + ITEM_N(item);
         UNROLLED(k, DEPTH, {
-            float4 w[4][VECTORS];
+            REALV w[4][VECTORS];
             UNROLLED(lane, 4, {
                 UNROLLED(n, VECTORS, {
                     w[lane][n] = channels[(k * 4 + lane) * (TILE_N / 4) + n * ITEMS_N];
                 })
             })
             UNROLLED(m, TM, {
-                const float4 x = pixels[k * TILE_M + m * ITEMS_M];
+                const REALV x = pixels[k * TILE_M + m * ITEMS_M];
                 UNROLLED(n, VECTORS, {
-                    sums[m][n] += x.s0 * w[0][n];
-                    sums[m][n] += x.s1 * w[1][n];
-                    sums[m][n] += x.s2 * w[2][n];
-                    sums[m][n] += x.s3 * w[3][n];
+                    SUMS[m][n] += x.s0 * w[0][n];
+                    SUMS[m][n] += x.s1 * w[1][n];
+                    SUMS[m][n] += x.s2 * w[2][n];
+                    SUMS[m][n] += x.s3 * w[3][n];
                 })
             })
         })
+        PRODUCTS(DEPTH * 4)
         KEEP((step + 1) & 1)
     }
+    END_RUN
 
 #if TEAMS == 1
-    UNROLLED(n, VECTORS, { UNROLLED(m, TM, { KEEP_SUM(sums[m][n], m, n, item) }) })
+    UNROLLED(n, VECTORS, { UNROLLED(m, TM, { KEEP_SUM(acc[m][n], m, n, item) }) })
 #else
     // All work-items add what the teams hold, a part each.
+    __local float4 *held = (__local float4 *)shared;
     barrier(CLK_LOCAL_MEM_FENCE);
     UNROLLED(n, VECTORS, {
-        UNROLLED(m, TM, { shared[(team * TM + m) * ITEMS + item] = sums[m][n]; })
+        UNROLLED(m, TM, { held[(team * TM + m) * ITEMS + item] = acc[m][n]; })
         barrier(CLK_LOCAL_MEM_FENCE);
         for (int at = LOCAL_ID(0); at < TM * ITEMS; at += ITEMS * TEAMS) {
-            float4 sum = shared[at];
-            UNROLL for (int i = 1; i < TEAMS; i++) sum += shared[i * TM * ITEMS + at];
+            float4 sum = held[at];
+            UNROLL for (int i = 1; i < TEAMS; i++) sum += held[i * TM * ITEMS + at];
             KEEP_SUM(sum, at / ITEMS, n, at % ITEMS)
         }
         barrier(CLK_LOCAL_MEM_FENCE);

@@ -376,6 +376,7 @@ class GpuGemm(Products):
 
     op_kind = "conv2d"
     storages = BLOCKS
+    multiplies_halves = True
     adds_on = ANY_DEVICE
     batches = True
 

@@ -16,12 +16,17 @@
 #include "conv2d/teams.cl"
 #include "window.cl"
 
+#define SUMS_SHAPE [PIXELS]
+#define SUM_AT [p]
+#define EACH_SUM(body) UNROLLED(p, PIXELS, body)
+#include "runs.cl"
+
 #ifdef FILTER_IMAGE
 #define FILTER_ARG IMAGE_IN
-#define FILTER(channel, at) TEXEL(weight, channel, at)
+#define FILTER(channel, at) RTEXEL(weight, channel, at)
 #else
 #define FILTER_ARG __global const WEIGHT *
-#define FILTER(channel, at) WLOAD(weight + ((ADDRESS)(at) * in_blocks * 4 + (channel)) * 4)
+#define FILTER(channel, at) RLOAD(weight + ((ADDRESS)(at) * in_blocks * 4 + (channel)) * 4)
 #endif
 
 #ifdef ONE_BY_ONE
@@ -58,6 +63,7 @@ KERNEL void conv2d_image(
         const int out_y = tile / tiles_w, out_x = tile - out_y * tiles_w;
         float4 acc[PIXELS];
         UNROLLED(p, PIXELS, { acc[p] = start; })
+        BEGIN_RUN
 
         for (int ky = 0; ky < KERNEL_H; ky++) {
             const int y = out_y * stride_h - pad_top + ky * dilation_h;
@@ -70,18 +76,20 @@ KERNEL void conv2d_image(
                     columns[p] = INSIDE(x) ? first + x : OUTSIDE;
                 })
                 for (int b = TEAM_FROM(in_blocks); b < TEAM_TO(in_blocks); b++) {
-                    const float4 w0 = FILTER(b * 4, at), w1 = FILTER(b * 4 + 1, at);
-                    const float4 w2 = FILTER(b * 4 + 2, at), w3 = FILTER(b * 4 + 3, at);
+                    const REALV w0 = FILTER(b * 4, at), w1 = FILTER(b * 4 + 1, at);
+                    const REALV w2 = FILTER(b * 4 + 2, at), w3 = FILTER(b * 4 + 3, at);
                     UNROLLED(p, PIXELS, {
-                        const float4 x = TEXEL(input, columns[p] + b * in_w, input_row + y);
-                        acc[p] += x.s0 * w0;
-                        acc[p] += x.s1 * w1;
-                        acc[p] += x.s2 * w2;
-                        acc[p] += x.s3 * w3;
+                        const REALV x = RTEXEL(input, columns[p] + b * in_w, input_row + y);
+                        SUMS[p] += x.s0 * w0;
+                        SUMS[p] += x.s1 * w1;
+                        SUMS[p] += x.s2 * w2;
+                        SUMS[p] += x.s3 * w3;
                     })
+                    PRODUCTS(4)
                 }
             }
         }
+        END_RUN
 
 #if TEAMS > 1
         UNROLLED(p, PIXELS, { TEAM_PUT(p, acc[p]); })

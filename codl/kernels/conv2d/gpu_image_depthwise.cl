@@ -13,10 +13,10 @@
 
 #ifdef FILTER_IMAGE
 #define FILTER_ARG IMAGE_IN
-#define FILTER(tap) TEXEL(weight, tap, block)
+#define FILTER(tap) RTEXEL(weight, tap, block)
 #else
 #define FILTER_ARG __global const WEIGHT *
-#define FILTER(tap) WLOAD(weight + (block * kernel_h * kernel_w + (tap)) * 4)
+#define FILTER(tap) RLOAD(weight + (block * kernel_h * kernel_w + (tap)) * 4)
 #endif
 
 KERNEL void conv2d_image_depthwise(
@@ -26,23 +26,23 @@ KERNEL void conv2d_image_depthwise(
     WINDOW_ARGS ADDED_TEXEL_ARGS)
 {
     const int block = BLOCK_ID, first = input_column + block * in_w;
-    const float4 start = vload4(block, bias);
+    const REALV start = TO_REALV(vload4(block, bias));
 
     const int stop = min((int)(STRIP_ID + 1) * strip, tiles);
     for (int tile = STRIP_ID * strip; tile < stop; tile++) {
         const int out_y = tile / tiles_w, out_x = tile - out_y * tiles_w;
-        float4 acc[PIXELS];
+        REALV acc[PIXELS];
         UNROLLED(p, PIXELS, { acc[p] = start; })
 
         for (int ky = 0; ky < kernel_h; ky++) {
             const int y = out_y * stride_h - pad_top + ky * dilation_h;
             if (y < 0 || y >= in_h) continue;
             for (int kx = 0; kx < kernel_w; kx++) {
-                const float4 w = FILTER(ky * kernel_w + kx);
+                const REALV w = FILTER(ky * kernel_w + kx);
                 UNROLLED(p, PIXELS, {
                     const int x = (out_x + p * tiles_w) * STRIDE_W - pad_left + kx * dilation_w;
                     const int column = x >= 0 && x < in_w ? first + x : OUTSIDE;
-                    acc[p] += TEXEL(input, column, input_row + y) * w;
+                    acc[p] += RTEXEL(input, column, input_row + y) * w;
                 })
             }
         }
@@ -52,7 +52,7 @@ KERNEL void conv2d_image_depthwise(
             const int column = block * out_w + x;
             if (x < out_w)
                 TEXEL_SET(output, output_column + column, output_row + out_y,
-                          ACTIVATE(acc[p] PLUS_ADDED_TEXEL(column, out_y)));
+                          ACTIVATE(TO_VEC(acc[p]) PLUS_ADDED_TEXEL(column, out_y)));
         })
     }
 }

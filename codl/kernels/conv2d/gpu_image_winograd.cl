@@ -17,13 +17,17 @@
 #include "conv2d/teams.cl"
 
 #define POINTS (SIDE * SIDE)
+#define SUMS_SHAPE [4]
+#define SUM_AT [i]
+#define EACH_SUM(body) UNROLLED(i, 4, body)
+#include "runs.cl"
 
 #ifdef FILTER_IMAGE
 #define FILTER_ARG IMAGE_IN
-#define FILTER(channel, at) TEXEL(weight, channel, at)
+#define FILTER(channel, at) RTEXEL(weight, channel, at)
 #else
 #define FILTER_ARG __global const WEIGHT *
-#define FILTER(channel, at) WLOAD(weight + ((ADDRESS)(at) * in_blocks * 4 + (channel)) * 4)
+#define FILTER(channel, at) RLOAD(weight + ((ADDRESS)(at) * in_blocks * 4 + (channel)) * 4)
 #endif
 
 #define VALUE float4
@@ -93,27 +97,31 @@ KERNEL void winograd_image_product(
     const int at = o * POINTS + point;
     float4 acc[4];
     UNROLLED(i, 4, { acc[i] = (float4)(0.0f); })
+    BEGIN_RUN
 #ifdef WIDTH_MAJOR
     for (int c = TEAM_FROM(in_channels); c < TEAM_TO(in_channels); c++) {
-        const float4 x = TEXEL(points, item, point * in_channels + c), w = FILTER(c, at);
-        acc[0] += x.s0 * w;
-        acc[1] += x.s1 * w;
-        acc[2] += x.s2 * w;
-        acc[3] += x.s3 * w;
+        const REALV x = RTEXEL(points, item, point * in_channels + c), w = FILTER(c, at);
+        SUMS[0] += x.s0 * w;
+        SUMS[1] += x.s1 * w;
+        SUMS[2] += x.s2 * w;
+        SUMS[3] += x.s3 * w;
+        PRODUCTS(1)
     }
 #else
     for (int b = TEAM_FROM(in_blocks); b < TEAM_TO(in_blocks); b++) {
-        const float4 w0 = FILTER(b * 4, at), w1 = FILTER(b * 4 + 1, at);
-        const float4 w2 = FILTER(b * 4 + 2, at), w3 = FILTER(b * 4 + 3, at);
+        const REALV w0 = FILTER(b * 4, at), w1 = FILTER(b * 4 + 1, at);
+        const REALV w2 = FILTER(b * 4 + 2, at), w3 = FILTER(b * 4 + 3, at);
         UNROLLED(i, 4, {
-            const float4 x = TEXEL(points, item * 4 + i, point * in_blocks + b);
-            acc[i] += x.s0 * w0;
-            acc[i] += x.s1 * w1;
-            acc[i] += x.s2 * w2;
-            acc[i] += x.s3 * w3;
+            const REALV x = RTEXEL(points, item * 4 + i, point * in_blocks + b);
+            SUMS[i] += x.s0 * w0;
+            SUMS[i] += x.s1 * w1;
+            SUMS[i] += x.s2 * w2;
+            SUMS[i] += x.s3 * w3;
         })
+        PRODUCTS(4)
     }
 #endif
+    END_RUN
 #if TEAMS > 1
     UNROLLED(i, 4, { TEAM_PUT(i, acc[i]); })
     barrier(CLK_LOCAL_MEM_FENCE);

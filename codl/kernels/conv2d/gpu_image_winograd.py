@@ -29,6 +29,8 @@ from codl.kernels.kernel import IMAGES, Grid, launch
 from codl.kernels.tiling import TEXEL, item_grid, waves
 from codl.records.soc import Soc
 
+#: Of larger tiles the transform back makes ten times as much of what halves are off by: 1e-2.
+MOST_HALF_TILE = 2
 #: In the order in which they are tried; the first that fits is the usual one.
 CHOICES = tuple(
     (tile, width_major, filter_image)
@@ -92,6 +94,7 @@ class GpuImageWinograd(GpuConv):
 
     base_name = "gpu_winograd"
     source = "conv2d/gpu_image_winograd.cl"
+    multiplies_halves = True
     transforms_weights = True
     storages = IMAGES
 
@@ -115,6 +118,8 @@ class GpuImageWinograd(GpuConv):
         choices = {"tile": tile, "width_major": width_major, "filter_image": filter_image}
         order = np.arange(len(CHOICES), dtype=np.float64)[:, None]
         fits = self.cut(ops, soc, choices).fits(soc) & ((tile == 2) | _transforms_large(soc))
+        if self.arithmetic == "float16":
+            fits &= tile <= MOST_HALF_TILE
         return choices, np.where(fits, order, np.inf)
 
     def cut(self, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> ImageWinogradTiling:
@@ -197,7 +202,7 @@ class GpuImageWinograd(GpuConv):
             },
             pack=lambda weight: pack_filter(_points(weight, choice["tile"] + 2)),
             scratch={
-                "points": ImageSize(points_w, points_h),
+                "points": ImageSize(points_w, points_h, self.arithmetic),
                 "sums": ImageSize(sums_w, sums_h),
             },
             images={"weight"} if filter_image else (),

@@ -37,6 +37,8 @@ LONGEST_STRIP = 64
 CPU_TILES, GPU_TILES = (4, 6, 8, 10, 12, 14), (2, 1, 8)
 #: Work-items that a compute unit should get before an item takes more than one pixel.
 ITEMS_PER_UNIT = 1024
+#: Products of a channel that are summed as halves: off by 1.1e-3 of their size.
+MOST_HALF_TAPS = 49
 #: Taps that are unrolled at most where all of a window are.
 MOST_TAPS = 49
 #: Texels that one work-item of a CPU, where images are emulated, reads at most: about 20 us.
@@ -71,15 +73,26 @@ def row_tile(width: Column, soc: Soc) -> Column:
     return np.where(width < low, float(low), least)
 
 
+def refuse_taps(op: Conv2d) -> str | None:
+    """Why a window's products cannot be summed as halves."""
+    if op.kernel.h * op.kernel.w > MOST_HALF_TAPS:
+        return f"in half a window must have at most {MOST_HALF_TAPS} taps, got {op.kernel}"
+    return None
+
+
 class GpuDepthwise(GpuConv):
     """A window for every channel alone: a block of them, columns of the input kept in registers."""
 
     base_name = "gpu_depthwise"
     source = "conv2d/gpu_depthwise.cl"
+    multiplies_halves = True
     batches = True
 
     def refuse(self, op: Conv2d, soc: Soc) -> str | None:
         return refuse_mixing(op)
+
+    def refuse_halves(self, op: Conv2d) -> str | None:
+        return refuse_taps(op)
 
     def ranked(self, ops: ConvColumns, soc: Soc) -> tuple[ChoiceColumns, Column]:
         """Pixels of a tile, and the most tiles of a work-item.
@@ -148,6 +161,7 @@ class GpuDepthwisePixels(GpuConv):
 
     base_name = "gpu_depthwise_pixels"
     source = "conv2d/gpu_depthwise_pixels.cl"
+    multiplies_halves = True
     meant_for = REAL_GPU
     batches = True
 
@@ -294,6 +308,7 @@ class GpuImage(OverImages):
 
     base_name = "gpu_direct"
     source = "conv2d/gpu_image.cl"
+    multiplies_halves = True
     pixels = (4, 2, 8)
     fewer_pixels = (1,)
 
@@ -353,10 +368,14 @@ class GpuImageDepthwise(OverImages):
 
     base_name = "gpu_depthwise"
     source = "conv2d/gpu_image_depthwise.cl"
+    multiplies_halves = True
     pixels = (4, 2, 1)
 
     def refuse(self, op: Conv2d, soc: Soc) -> str | None:
         return refuse_mixing(op)
+
+    def refuse_halves(self, op: Conv2d) -> str | None:
+        return refuse_taps(op)
 
     def filter_size(self, ops: ConvColumns) -> tuple[Column, Column]:
         return ops.window, ceil_div(ops.oc, TEXEL)

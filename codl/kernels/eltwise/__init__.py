@@ -32,11 +32,16 @@ CODES = {mode: code for code, mode in enumerate(MODES)}
 CLEARED = ("div", "pow", "log", "reciprocal", "exp", "cosh", "acosh")
 
 
+#: Modes whose result in half is that of floats, rounded.
+OF_HALVES = ("add", "sub", "mul", "max", "min", "identity", "abs", "neg")
+
+
 class GpuDirect(ColumnKernel):
     """Any mode, by blocks or texels of channels."""
 
     op_kind = "eltwise"
     source = "eltwise/gpu_direct.cl"
+    multiplies_halves = True
     storages = (*BLOCKS, *IMAGES)
     batches = True
     op_columns = EltwiseColumns
@@ -45,6 +50,11 @@ class GpuDirect(ColumnKernel):
     def among_planar(self) -> str:
         """The variant whose tensors lie planar and have the same elements."""
         return GpuPlanar.base_name + Storage(PLANAR.layout, self.storage.element).suffix
+
+    def refuse_halves(self, op: Eltwise) -> str | None:
+        if op.mode not in OF_HALVES:
+            return f"in half mode must be one of {', '.join(OF_HALVES)}, got {op.mode}"
+        return None
 
     def counts(self, ops: EltwiseColumns, soc: Soc, choice: Any) -> dict[str, Column]:
         width = self.width(soc)

@@ -24,14 +24,14 @@
 #define AT_1 pixel
 #endif
 #ifdef ONE_LANE_0
-#define TAKE_0(p) (VEC)(GET((p), 0))
+#define TAKE_0(p) (REALV)(RGET((p), 0))
 #else
-#define TAKE_0(p) LOAD(p)
+#define TAKE_0(p) RLOAD(p)
 #endif
 #ifdef ONE_LANE_1
-#define TAKE_1(p) (VEC)(GET((p), 0))
+#define TAKE_1(p) (REALV)(RGET((p), 0))
 #else
-#define TAKE_1(p) LOAD(p)
+#define TAKE_1(p) RLOAD(p)
 #endif
 
 KERNEL void eltwise_direct(
@@ -53,35 +53,35 @@ KERNEL void eltwise_direct(
 #if defined(STRETCHED_0) || defined(STRETCHED_1)
         const int y = pixel / width, x = pixel - y * width;
 #endif
-        const VEC left = TAKE_0(a + AT_0 * V);
+        const REALV left = TAKE_0(a + AT_0 * V);
 #ifdef UNARY
-        const VEC right = left;
+        const REALV right = left;
 #else
-        const VEC right = TAKE_1(b + AT_1 * V);
+        const REALV right = TAKE_1(b + AT_1 * V);
 #endif
-        const VEC value = ACTIVATE(COMBINE(left, right));
+        const REALV value = RACTIVATE(COMBINE(left, right));
 #ifdef CLEAR_BEYOND
         if ((BLOCK_ID + 1) * V > channels) {
             float lanes[V];
-            CAT(vstore, V)(value, 0, lanes);
+            CAT(vstore, V)(TO_VEC(value), 0, lanes);
             const int high = channels - (int)BLOCK_ID * V;
             for (int i = 0; i < V; i++) SET(i < high ? lanes[i] : 0.0f, out, pixel * V + i);
             continue;
         }
 #endif
-        STORE(value, out + pixel * V);
+        RSTORE(value, out + pixel * V);
     }
 }
 
 #else
 
 #ifdef ONE_LANE_0
-#define TAKE_0(texel) (float4)((texel).s0)
+#define TAKE_0(texel) (REALV)((texel).s0)
 #else
 #define TAKE_0(texel) (texel)
 #endif
 #ifdef ONE_LANE_1
-#define TAKE_1(texel) (float4)((texel).s0)
+#define TAKE_1(texel) (REALV)((texel).s0)
 #else
 #define TAKE_1(texel) (texel)
 #endif
@@ -96,19 +96,20 @@ KERNEL void eltwise_image(
     const int stop = min((int)(STRIP_ID + 1) * strip, pixels);
     for (int pixel = STRIP_ID * strip; pixel < stop; pixel++) {
         const int y = pixel / width, x = pixel - y * width;
-        const float4 left = TAKE_0(TEXEL(input, from_0 + x * column_0, input_row + y * row_0));
+        const REALV left = TAKE_0(RTEXEL(input, from_0 + x * column_0, input_row + y * row_0));
 #ifdef UNARY
-        const float4 right = left;
+        const REALV right = left;
 #else
         const int from_1 = other_column + BLOCK_ID * block_1;
-        const float4 right = TAKE_1(TEXEL(other, from_1 + x * column_1, other_row + y * row_1));
+        const REALV right = TAKE_1(RTEXEL(other, from_1 + x * column_1, other_row + y * row_1));
 #endif
-        float4 value = ACTIVATE(COMBINE(left, right));
+        REALV value = RACTIVATE(COMBINE(left, right));
 #ifdef CLEAR_BEYOND
         const int high = channels - (int)BLOCK_ID * 4;
-        value = select((float4)(0.0f), value, (int4)(0, 1, 2, 3) < (int4)(high));
+        value = (REALV)(high > 0 ? value.s0 : 0, high > 1 ? value.s1 : 0, high > 2 ? value.s2 : 0,
+                        high > 3 ? value.s3 : 0);
 #endif
-        TEXEL_SET(output, to + x, output_row + y, value);
+        RTEXEL_SET(output, to + x, output_row + y, value);
     }
 }
 

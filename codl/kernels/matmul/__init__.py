@@ -108,6 +108,7 @@ class GpuGemm(Products):
     """A constant matrix by the tiles of convolutions: rows as they lie, columns and k in fours."""
 
     op_kind = "matmul"
+    multiplies_halves = True
 
     def product(self, op: MatMul) -> GemmProblem:
         """Rows of all batches are pixels."""

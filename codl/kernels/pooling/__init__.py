@@ -67,14 +67,23 @@ def _mode(op: Pool2d) -> dict[str, bool]:
     return {"MODE_MAX": op.mode == "max", "COUNT_PAD": op.mode != "max" and op.count_pad}
 
 
+def _refuse_sums(op: Pool2d) -> str | None:
+    """Why a pooling has no use for halves."""
+    return None if op.mode == "max" else f"{op.mode} is summed as float32, mode must be max"
+
+
 class GpuDirect(ColumnKernel):
     """Any window, stride, padding and dilation: a row's piece at a time, a block of channels."""
 
     op_kind = "pooling"
     source = "pooling/gpu_direct.cl"
+    multiplies_halves = True
     storages = BLOCKS
     batches = True
     op_columns = PoolColumns
+
+    def refuse_halves(self, op: Pool2d) -> str | None:
+        return _refuse_sums(op)
 
     def alternatives(self, op: Pool2d, soc: Soc, first: Choice) -> Iterable[Choice]:
         """Pixels of a row at a time (0: one window at a time), and vectors of a strip."""
@@ -190,6 +199,10 @@ class GpuImage(Kernel):
     op_kind = "pooling"
     source = "pooling/gpu_image.cl"
     storages = IMAGES
+    multiplies_halves = True
+
+    def refuse_halves(self, op: Pool2d) -> str | None:
+        return _refuse_sums(op)
 
     def counts(self, op: Pool2d, soc: Soc, choice: Choice) -> dict[str, float]:
         blocks, pixels = texels(op.input.c), op.output.h * op.output.w

@@ -43,13 +43,13 @@ KERNEL void pool2d_rows(
         const int top = FIRST_TAP(y0, DILATION_H);
         const int bottom = STOP_TAP(y0, DILATION_H, in_h, KERNEL_H);
         const int inside = x0 >= 0 && x0 + SPAN <= in_w;
-        VEC columns[SPAN];
+        COLLECTED columns[SPAN];
         if (inside && top == 0 && bottom == KERNEL_H) {
             __global const ELEMENT *row = in + (y0 * in_w + x0) * V;
-            UNROLLED(c, SPAN, { columns[c] = LOAD(row + c * V); })
+            UNROLLED(c, SPAN, { columns[c] = TAKE(row + c * V); })
             UNROLL for (int ky = 1; ky < KERNEL_H; ky++) {
                 row += DILATION_H * in_w * V;
-                UNROLLED(c, SPAN, { columns[c] = COLLECT(columns[c], LOAD(row + c * V)); })
+                UNROLLED(c, SPAN, { columns[c] = COLLECT(columns[c], TAKE(row + c * V)); })
             }
         } else {
             // Columns beside the input are read from its edge and dropped in the end.
@@ -58,7 +58,7 @@ KERNEL void pool2d_rows(
                 __global const ELEMENT *row = in + (y0 + ky * DILATION_H) * in_w * V;
                 UNROLLED(c, SPAN, {
                     columns[c] =
-                        COLLECT(columns[c], LOAD(row + clamp(x0 + c, 0, in_w - 1) * V));
+                        COLLECT(columns[c], TAKE(row + clamp(x0 + c, 0, in_w - 1) * V));
                 })
             }
             UNROLLED(c, SPAN, {
@@ -68,7 +68,7 @@ KERNEL void pool2d_rows(
 
         __global ELEMENT *to = out + (out_y * out_w + out_x) * V;
         UNROLLED(p, PIXELS, {
-            VEC value = columns[p * STRIDE_W];
+            COLLECTED value = columns[p * STRIDE_W];
             UNROLLED(kx, KERNEL_W, {
                 if (kx > 0) value = COLLECT(value, columns[p * STRIDE_W + kx * DILATION_W]);
             })
@@ -97,25 +97,25 @@ KERNEL void pool2d_window(
         const int rows = TAPS(y0, dilation_h, in_h, kernel_h);
         const int taps = TAPS(x0, dilation_w, in_w, kernel_w);
         // Four chains, so that none waits for the one before.
-        VEC v0 = EMPTY, v1 = EMPTY, v2 = EMPTY, v3 = EMPTY;
+        COLLECTED v0 = EMPTY, v1 = EMPTY, v2 = EMPTY, v3 = EMPTY;
         for (int ky = top; ky < top + rows; ky++) {
             __global const ELEMENT *at =
                 in + ((y0 + ky * dilation_h) * in_w + x0 + left * dilation_w) * V;
             int kx = 0;
             for (; kx + 4 <= taps; kx += 4, at += 4 * step) {
-                v0 = COLLECT(v0, LOAD(at));
-                v1 = COLLECT(v1, LOAD(at + step));
-                v2 = COLLECT(v2, LOAD(at + 2 * step));
-                v3 = COLLECT(v3, LOAD(at + 3 * step));
+                v0 = COLLECT(v0, TAKE(at));
+                v1 = COLLECT(v1, TAKE(at + step));
+                v2 = COLLECT(v2, TAKE(at + 2 * step));
+                v3 = COLLECT(v3, TAKE(at + 3 * step));
             }
-            for (; kx < taps; kx++, at += step) v0 = COLLECT(v0, LOAD(at));
+            for (; kx < taps; kx++, at += step) v0 = COLLECT(v0, TAKE(at));
         }
 #ifdef COUNT_PAD
         const int count = kernel_h * kernel_w;
 #else
         const int count = rows * taps;
 #endif
-        const VEC value = COLLECT(COLLECT(v0, v1), COLLECT(v2, v3));
+        const COLLECTED value = COLLECT(COLLECT(v0, v1), COLLECT(v2, v3));
         STORE(ACTIVATE(FINISH(value, count)), out + pixel * V);
     }
 }

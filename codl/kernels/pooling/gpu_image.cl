@@ -19,18 +19,16 @@ KERNEL void pool2d_image(
         const int top = FIRST_TAP(y0, dilation_h), left = FIRST_TAP(x0, dilation_w);
         const int bottom = STOP_TAP(y0, dilation_h, in_h, kernel_h);
         const int right = STOP_TAP(x0, dilation_w, in_w, kernel_w);
-        float4 value = EMPTY;
+        COLLECTED value = EMPTY;
         for (int ky = top; ky < bottom; ky++)
             for (int kx = left; kx < right; kx++)
-                value = COLLECT(value, TEXEL(input, from + x0 + kx * dilation_w,
-                                             input_row + y0 + ky * dilation_h));
-#ifndef MODE_MAX
+                value = COLLECT(value, TAKE_TEXEL(input, from + x0 + kx * dilation_w,
+                                                  input_row + y0 + ky * dilation_h));
 #ifdef COUNT_PAD
-        value /= (float)(kernel_h * kernel_w);
+        const int count = kernel_h * kernel_w;
 #else
-        value /= (float)(max(bottom - top, 0) * max(right - left, 0));
+        const int count = max(bottom - top, 0) * max(right - left, 0);
 #endif
-#endif
-        TEXEL_SET(output, to + out_x, output_row + out_y, ACTIVATE(value));
+        TEXEL_SET(output, to + out_x, output_row + out_y, ACTIVATE(FINISH(value, count)));
     }
 }

@@ -3,11 +3,18 @@
 // MODE_MAX       maximum; otherwise the average over what lies inside the input, or over the whole
 //                window where COUNT_PAD is defined
 
+// Maxima are of REALs, sums of floats.
 #ifdef MODE_MAX
-#define EMPTY ((VEC)(-INFINITY))
+#define COLLECTED REALV
+#define TAKE(p) RLOAD(p)
+#define TAKE_TEXEL(image, x, y) RTEXEL(image, x, y)
+#define EMPTY ((REALV)(-INFINITY))
 #define COLLECT(a, b) max((a), (b))
-#define FINISH(value, count) (value)
+#define FINISH(value, count) TO_VEC(value)
 #else
+#define COLLECTED VEC
+#define TAKE(p) LOAD(p)
+#define TAKE_TEXEL(image, x, y) TEXEL(image, x, y)
 #define EMPTY ((VEC)(0.0f))
 #define COLLECT(a, b) ((a) + (b))
 #define FINISH(value, count) ((value) / (float)(count))
