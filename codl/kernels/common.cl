@@ -104,7 +104,12 @@ __constant sampler_t TEXELS =
 #define IMAGE_OUT __write_only image2d_t
 #define TEXEL(image, x, y) read_imagef((image), TEXELS, (int2)((x), (y)))
 #define TEXEL_SET(image, x, y, value) write_imagef((image), (int2)((x), (y)), (value))
-#ifdef HALF_ARITHMETIC
+// Mesa, which compiles by way of SPIR-V, makes the same of a half that is read and of a float that
+// becomes one; for a Mali its version 25.0 crashes over the former.
+#if defined(HALF_ARITHMETIC) && (defined(__SPIR__) || defined(__SPIRV__))
+#define RTEXEL(image, x, y) convert_half4(TEXEL(image, x, y))
+#define RTEXEL_SET(image, x, y, value) TEXEL_SET(image, x, y, convert_float4(value))
+#elif defined(HALF_ARITHMETIC)
 #define RTEXEL(image, x, y) read_imageh((image), TEXELS, (int2)((x), (y)))
 #define RTEXEL_SET(image, x, y, value) write_imageh((image), (int2)((x), (y)), (value))
 #else

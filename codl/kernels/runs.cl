@@ -7,6 +7,8 @@
 // SUMS           what products are added to
 // BEGIN_RUN, END_RUN   behind the declaration, and behind the last product
 // PRODUCTS(n)    behind n more of them
+// RUNS(b, from, stop, n, body)   a loop of b over a body that adds n of them: `run` is added behind an
+//                inner loop, and so is not looked at in each round
 #ifdef HALF_ARITHMETIC
 #define SUMS run
 #define BEGIN_RUN                                                                                  \
@@ -22,9 +24,16 @@
         })                                                                                         \
     }
 #define PRODUCTS(n) if ((products += (n)) >= RUN) END_RUN
+#define RUNS(b, from, stop, n, body)                                                               \
+    for (int b = (from); b < (stop);) {                                                            \
+        const int begin_ = b, end_ = min(b + RUN / (n), (stop));                                   \
+        NO_UNROLL for (; b < end_; b++) body                                                       \
+        PRODUCTS((end_ - begin_) * (n))                                                            \
+    }
 #else
 #define SUMS acc
 #define BEGIN_RUN
 #define END_RUN
 #define PRODUCTS(n)
+#define RUNS(b, from, stop, n, body) for (int b = (from); b < (stop); b++) body
 #endif

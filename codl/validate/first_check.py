@@ -282,9 +282,11 @@ def limit_of(executable: Executable) -> float:
     It is less than what the least exact of its kernels may be off by: of whole models more was not
     seen, and what one op computes wrongly others behind it make smaller.
     """
+    on_gpu = {step.variant for step in executable.steps if isinstance(step, GpuOp)}
+    if "float16" in map(arithmetic_of, on_gpu):  # four times what storage rounds
+        return 2 * OF_HALVES
     if any(tensor.storage.element == "float16" for tensor in executable.tensors):
         return OF_HALVES / 2
-    on_gpu = {step.variant for step in executable.steps if isinstance(step, GpuOp)}
     on_cpu = {layer.variant for net in executable.nets for layer in net.layers}
     if any("winograd" in name for name in on_gpu | on_cpu):
         return OF_WINOGRAD / 10

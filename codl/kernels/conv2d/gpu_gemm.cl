@@ -207,7 +207,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS * TEAMS, 1, 1))) void conv2d_
 
     FETCH(0)
     KEEP(0)
-    for (int step = 0; step < steps; step++) {
+    RUNS(step, 0, steps, DEPTH * 4, {
         FETCH(step + 1)
         barrier(CLK_LOCAL_MEM_FENCE);
         const __local REALV *pixels =
@@ -231,9 +231,8 @@ __kernel __attribute__((reqd_work_group_size(ITEMS * TEAMS, 1, 1))) void conv2d_
                 })
             })
         })
-        PRODUCTS(DEPTH * 4)
         KEEP((step + 1) & 1)
-    }
+    })
     END_RUN
 
 #if TEAMS == 1

@@ -75,9 +75,11 @@ KERNEL void conv2d_image(
                     const int x = (out_x + p * tiles_w) * STRIDE_W - pad_left + kx * dilation_w;
                     columns[p] = INSIDE(x) ? first + x : OUTSIDE;
                 })
-                for (int b = TEAM_FROM(in_blocks); b < TEAM_TO(in_blocks); b++) {
-                    const REALV w0 = FILTER(b * 4, at), w1 = FILTER(b * 4 + 1, at);
-                    const REALV w2 = FILTER(b * 4 + 2, at), w3 = FILTER(b * 4 + 3, at);
+                RUNS(b, TEAM_FROM(in_blocks), TEAM_TO(in_blocks), 4, {
+                    const REALV w0 = FILTER(b * 4, at);
+                    const REALV w1 = FILTER(b * 4 + 1, at);
+                    const REALV w2 = FILTER(b * 4 + 2, at);
+                    const REALV w3 = FILTER(b * 4 + 3, at);
                     UNROLLED(p, PIXELS, {
                         const REALV x = RTEXEL(input, columns[p] + b * in_w, input_row + y);
                         SUMS[p] += x.s0 * w0;
@@ -85,8 +87,7 @@ KERNEL void conv2d_image(
                         SUMS[p] += x.s2 * w2;
                         SUMS[p] += x.s3 * w3;
                     })
-                    PRODUCTS(4)
-                }
+                })
             }
         }
         END_RUN

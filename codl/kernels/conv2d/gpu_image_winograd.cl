@@ -99,18 +99,20 @@ KERNEL void winograd_image_product(
     UNROLLED(i, 4, { acc[i] = (float4)(0.0f); })
     BEGIN_RUN
 #ifdef WIDTH_MAJOR
-    for (int c = TEAM_FROM(in_channels); c < TEAM_TO(in_channels); c++) {
-        const REALV x = RTEXEL(points, item, point * in_channels + c), w = FILTER(c, at);
+    RUNS(c, TEAM_FROM(in_channels), TEAM_TO(in_channels), 1, {
+        const REALV x = RTEXEL(points, item, point * in_channels + c);
+        const REALV w = FILTER(c, at);
         SUMS[0] += x.s0 * w;
         SUMS[1] += x.s1 * w;
         SUMS[2] += x.s2 * w;
         SUMS[3] += x.s3 * w;
-        PRODUCTS(1)
-    }
+    })
 #else
-    for (int b = TEAM_FROM(in_blocks); b < TEAM_TO(in_blocks); b++) {
-        const REALV w0 = FILTER(b * 4, at), w1 = FILTER(b * 4 + 1, at);
-        const REALV w2 = FILTER(b * 4 + 2, at), w3 = FILTER(b * 4 + 3, at);
+    RUNS(b, TEAM_FROM(in_blocks), TEAM_TO(in_blocks), 4, {
+        const REALV w0 = FILTER(b * 4, at);
+        const REALV w1 = FILTER(b * 4 + 1, at);
+        const REALV w2 = FILTER(b * 4 + 2, at);
+        const REALV w3 = FILTER(b * 4 + 3, at);
         UNROLLED(i, 4, {
             const REALV x = RTEXEL(points, item * 4 + i, point * in_blocks + b);
             SUMS[i] += x.s0 * w0;
@@ -118,8 +120,7 @@ KERNEL void winograd_image_product(
             SUMS[i] += x.s2 * w2;
             SUMS[i] += x.s3 * w3;
         })
-        PRODUCTS(4)
-    }
+    })
 #endif
     END_RUN
 #if TEAMS > 1
