@@ -33,7 +33,7 @@ from codl.targets.base import ColdStart, Target
 from codl.targets.wire import Arrays
 from codl.validate.first_check import checked_engine
 from codl.validate.references import Source
-from codl.validate.validation import usual_cosine
+from codl.validate.validation import usual_cosine, variants_of
 
 #: What outputs of a bundle may differ by from those of the engine that made it, as `max_rel_err`:
 #: nothing, but that libraries with several threads need not add in the same order each time.
@@ -152,7 +152,7 @@ def _reference(engine: Engine, path: Path) -> dict[str, Any] | None:
         kind: {name: arrays.put(np.asarray(value, np.float32)) for name, value in values.items()}
         for kind, values in (("inputs", inputs), ("outputs", outputs))
     }
-    cosine = 2 * usual_cosine(engine.network) ** 2 - 1
+    cosine = 2 * usual_cosine(engine.network, variants_of(engine.plan)) ** 2 - 1
     header = arrays.save(path)
     limit = max(4 * checked.limit, OF_WINOGRAD)
     return {"header": header, "cosine": cosine, "limit": limit, **listed}

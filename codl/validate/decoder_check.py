@@ -95,7 +95,9 @@ def _compared(
         return worst(closeness(x, y) for x, y in zip(made, right, strict=True))
 
     right, executables = reference(optimised=False), decoder.executables
-    limit, cosine = max(OF_WINOGRAD, *map(limit_of, executables)), usual_cosine(network)
+    limit = max(OF_WINOGRAD, *map(limit_of, executables))
+    steps = (step for executable in executables for step in executable.steps)
+    cosine = usual_cosine(network, (step.variant for step in steps if isinstance(step, GpuOp)))
 
     def verdict(
         close: Closeness, limit: float, fallbacks: tuple[OpFallback, ...] = ()

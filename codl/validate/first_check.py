@@ -26,6 +26,7 @@ from codl.evaluation.closeness import Closeness, closeness, is_right, worst
 from codl.ir import Network
 from codl.ir.executable import Executable, GpuOp
 from codl.ir.plan import OpFallback, Plan
+from codl.ir.types import arithmetic_of
 from codl.kernels.tuning import Tuning
 from codl.measure.budget import Budget
 from codl.measure.check_variants import OF_HALVES, OF_OTHERS, OF_WINOGRAD
@@ -38,7 +39,14 @@ from codl.targets.base import Target
 from codl.validate import verdicts
 from codl.validate.references import ModelAndSource, Source, Values, outputs_by_ops
 from codl.validate.remedy import find_remedy
-from codl.validate.validation import COSINE, ModelUnderTest, Outputs, usual_cosine, validate
+from codl.validate.validation import (
+    COSINE,
+    ModelUnderTest,
+    Outputs,
+    usual_cosine,
+    validate,
+    variants_of,
+)
 
 #: Seconds for ops one by one, and for what stands in for those that are wrong.
 BUDGET_S = 300.0
@@ -92,7 +100,10 @@ def checked_engine(
         with _closed_on_error(engine):
             for executable in executables:
                 check_order(executable)
-        comparison = _Comparison(source.again(network), target, tuning, build, strict=strict)
+        cosine = usual_cosine(network, variants_of(engine.plan))
+        comparison = _Comparison(
+            source.again(network), target, tuning, build, cosine=cosine, strict=strict
+        )
         engine, checked = comparison.run(engine)
         if not engine.gpu_failure:
             verdicts.store(slot, checked)
@@ -115,12 +126,13 @@ class _Comparison:
         tuning: Tuning,
         build: Callable[[Sequence[OpFallback]], Engine],
         *,
+        cosine: float,
         strict: bool,
     ) -> None:
         self._model, self._target, self._tuning = model, target, tuning
         self._build, self._strict = build, strict
         self._samples, self._right, self._by = _references(model)
-        self._cosine = usual_cosine(model.network)
+        self._cosine = cosine
         #: How far the reference is from itself, by output; None before anything looked wrong.
         self._noise: Mapping[str, Closeness] | None = None
         #: Outputs that rounding decides, or chance.

@@ -4,7 +4,7 @@ outputs; and the diagnosis: which op is wrong first, or where a model drifts awa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from math import inf
@@ -382,9 +382,21 @@ class Validation:
         }
 
 
-def usual_cosine(network: Network) -> float:
-    """From which cosine on a network's outputs usually count as right."""
-    return COSINE_OF_ROUNDED if any(layer.op.rounds for layer in network.layers) else COSINE
+def usual_cosine(network: Network, variants: Iterable[str] = ()) -> float:
+    """From which cosine on a network's outputs usually count as right, in some kernel variants."""
+    rounds = any(layer.op.rounds for layer in network.layers)
+    is_half = "float16" in map(arithmetic_of, variants)
+    return COSINE_OF_ROUNDED if rounds or is_half else COSINE
+
+
+def variants_of(plan: Plan) -> Iterator[str]:
+    """The kernel variants that a plan names."""
+    return (
+        variant
+        for chain in plan.chains
+        for by_side in chain.variants.values()
+        for variant in by_side.values()
+    )
 
 
 def validate(
@@ -400,7 +412,8 @@ def validate(
 
     Outputs are right from `cosine` on, without one from the usual one, and off by `limit` at most.
     """
-    network, usual = tested.network, usual_cosine(tested.network)
+    network = tested.network
+    usual = usual_cosine(network, variants_of(plan))
     cosine = usual if cosine is None else cosine
     whole = check_whole(tested, plan, budget=budget)
     is_wrong = not is_right(whole.worst, cosine, limit)

@@ -84,6 +84,8 @@ class GemmProblem:
     taps: int = 1
     batches: int = 1
     images: int = 1
+    #: Whether they are multiplied, and summed a few at a time, as halves.
+    halves: bool = False
 
     @property
     def count(self) -> int:
@@ -157,7 +159,8 @@ class GemmCut:
     def fits(self, product: GemmProblem, gpu: GpuSide) -> bool:
         """Whether sums, weights of a block and what is on its way stay in registers."""
         window = 0 if product.taps == 1 else 4
-        numbers = self.tm * self.tn + 4 * self.tn + 4 * self.loads + window
+        sums = self.tm * self.tn * (2 if product.halves else 1)
+        numbers = sums + 4 * self.tn + 4 * self.loads + window
         return bool(holds(gpu, numbers))
 
     @property
@@ -387,6 +390,7 @@ class GpuGemm(Products):
             out_blocks=ceil_div(op.out_channels, 4),
             taps=op.kernel.h * op.kernel.w,
             images=op.output.n,
+            halves=self.arithmetic == "float16",
         )
 
     def refuse(self, op: Conv2d, soc: Soc) -> str | None:

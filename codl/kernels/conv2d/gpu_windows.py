@@ -291,6 +291,8 @@ class OverImages(GpuConv):
         choices = {"filter_image": as_image, "pixels": pixels}
         order = np.arange(len(rows), dtype=np.float64)[:, None]
         order = order + len(rows) * self.smaller(ops, soc, choices)
+        if self.arithmetic == "float16":  # sums, and what they are made of apart
+            order = order + len(rows) * ~np.asarray(holds(soc.gpu, 8 * pixels + 16))
         return choices, np.where(as_image <= fits(soc, *self.filter_size(ops)), order, np.inf)
 
     def cut(self, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> RowTiles:

@@ -112,7 +112,8 @@ class GpuGemm(Products):
 
     def product(self, op: MatMul) -> GemmProblem:
         """Rows of all batches are pixels."""
-        return GemmProblem(Problem.of(op).m, op.k // 4, op.n // 4)
+        halves = self.arithmetic == "float16"
+        return GemmProblem(Problem.of(op).m, op.k // 4, op.n // 4, halves=halves)
 
     def refuse(self, op: MatMul, soc: Soc) -> str | None:
         if not op.matrix or op.trans_a:
