@@ -98,7 +98,7 @@ def cells(model: str, soc: LocalSoc) -> Iterator[str]:
 
 
 def multiplying(network: Network, soc: Soc) -> Plan:
-    """All on the GPU in default variants; in half in those that multiply halves, if there are any."""
+    """All on the GPU in default variants; in half in those that multiply halves, if any do."""
     plan = preferring(network, soc, "gpu")
     ops = {layer.name: layer.op for layer in network.layers}
 

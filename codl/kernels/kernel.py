@@ -62,6 +62,8 @@ from codl.records.soc import Soc
 BLOCKS, PLANES, IMAGES = (BLOCKED, BLOCKED_HALF), (PLANAR, PLANAR_HALF), (IMAGE, IMAGE_HALF)
 ANY_DEVICE, REAL_GPU, CPU_DEVICE = frozenset({"cpu", "gpu"}), frozenset({"gpu"}), frozenset({"cpu"})
 
+#: Mesa's platform of OpenCL.
+MESA = "rusticl"
 #: Global and local size, and of the first how much has work where that is told.
 Sizes: TypeAlias = (
     tuple[tuple[int, ...], tuple[int, ...] | None]
@@ -337,7 +339,7 @@ class Kernel:
             launches=launches,
             defines={
                 **base_defines(op.activation, soc, self.storage),
-                **defined({"HALF_ARITHMETIC": self.arithmetic == "float16", **(macros or {})}),
+                **defined({**self._arithmetic_macros(soc), **(macros or {})}),
             },
             pack=partial(_halved, pack) if in_halves else pack,
             scratch=scratch or {},
@@ -349,6 +351,11 @@ class Kernel:
             },
             whole_batch=is_planar or self.takes_batch,
         )
+
+    def _arithmetic_macros(self, soc: Soc) -> dict[str, bool]:
+        is_half = self.arithmetic == "float16"
+        by_mesa = is_half and self.in_images and soc.gpu.platform == MESA
+        return {"HALF_ARITHMETIC": is_half, "RUSTICL": by_mesa}
 
     def width(self, soc: Soc) -> int:
         """Channels of a block, or of a texel."""

@@ -92,7 +92,7 @@ def soc_of(name: str, precision: str = "float32") -> Soc:
         cpu=CPU,
         gpu=GpuSide(
             **{
-                "platform": "",
+                "platform": "rusticl",
                 "driver": "",
                 "vector_width": 4,
                 "local_mem_bytes": LOCAL_MEM_BYTES,

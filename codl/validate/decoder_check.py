@@ -96,8 +96,9 @@ def _compared(
 
     right, executables = reference(optimised=False), decoder.executables
     limit = max(OF_WINOGRAD, *map(limit_of, executables))
-    steps = (step for executable in executables for step in executable.steps)
-    cosine = usual_cosine(network, (step.variant for step in steps if isinstance(step, GpuOp)))
+    commands = (command for executable in executables for command in executable.steps)
+    on_gpu = (command.variant for command in commands if isinstance(command, GpuOp))
+    cosine = usual_cosine(network, on_gpu)
 
     def verdict(
         close: Closeness, limit: float, fallbacks: tuple[OpFallback, ...] = ()
