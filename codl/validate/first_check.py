@@ -295,8 +295,8 @@ def limit_of(executable: Executable) -> float:
     seen, and what one op computes wrongly others behind it make smaller.
     """
     on_gpu = {step.variant for step in executable.steps if isinstance(step, GpuOp)}
-    if "float16" in map(arithmetic_of, on_gpu):  # four times what storage rounds
-        return 2 * OF_HALVES
+    if "float16" in map(arithmetic_of, on_gpu):  # off by two to four times what storage costs
+        return 3 * OF_HALVES
     if any(tensor.storage.element == "float16" for tensor in executable.tensors):
         return OF_HALVES / 2
     on_cpu = {layer.variant for net in executable.nets for layer in net.layers}
