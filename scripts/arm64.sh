@@ -5,6 +5,7 @@
 #   scripts/arm64.sh run COMMAND ...    run a command there; this checkout is /codl
 #   scripts/arm64.sh ssh ... TEXT       be ssh for `--serial ssh://arm64`, as CODL_SSH_COMMAND
 #   scripts/arm64.sh check [BUDGET]     all that docs/arm.md tells of; a budget as in 30m is for kernels
+#   scripts/arm64.sh bare               an agent with NumPy and ncnn alone: no msgspec, no pyopencl
 #
 # The folder is CODL_ARM64, or /tmp/codl-arm64. Needs mmdebstrap and qemu-user-static, and Linux 6.7 or
 # later: its own namespaces alone know how programs for arm64 run, and this machine is not changed.
@@ -66,10 +67,23 @@ check() {
     codl doctor --serial ssh://arm64 --budget "${1:-30m}"
 }
 
+bare() {
+    make
+    rm -rf "$root/root/.codl"
+    export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}" CODL_SSH_COMMAND="$here/scripts/arm64.sh ssh"
+    python -m pip download --quiet --no-deps --only-binary :all: --dest "$folder/wheels" \
+        --implementation cp --python-version 3.11 --platform manylinux_2_28_aarch64 \
+        --platform manylinux_2_27_aarch64 --platform manylinux_2_17_aarch64 numpy ncnn
+    cd "$folder"
+    python -c 'from codl.cli import main; main()' agent install --serial ssh://arm64 --wheels wheels
+    python "$here/scripts/check_target.py" --serial ssh://arm64
+}
+
 command=${1:-help}
 [ $# = 0 ] || shift
 case $command in
 check) check "$@" ;;
+bare) bare ;;
 make) make ;;
 run) run "$@" ;;
 ssh)
