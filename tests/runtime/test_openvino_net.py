@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 
 from codl.boundary import MissingPackageError
-from codl.ir import Op, parse
+from codl.ir import Op, Shape, parse
 from codl.ir.executable import OpenVinoNet
 from codl.ir.ops.base import OP_TYPES, Array
+from codl.ir.types import Direction
 from codl.kernels import registry
 from codl.kernels.ort_openvino import CPU_OPENVINO, KINDS
 from codl.lower import pieces
 from codl.measure.net_shares import share_of_ops
 from codl.measure.op_runner import operands
+from codl.measure.timing import WHOLE
 from codl.runtime import host_handles
 from codl.runtime.host_handles import HostSession
 from codl.runtime.placement import LocalSoc
@@ -66,3 +68,16 @@ def test_what_moves_tensors_is_no_part_of_an_op(variant: str, first_soc: LocalSo
     found: Any = registry.find(op, variant)
     share = share_of_ops(pieces.net_alone([op], found, [operands(op)[1]], first_soc), first_soc)
     assert 0 < share < 0.9
+
+
+@pytest.mark.parametrize("way", ["load_openvino", "store_openvino"])
+def test_copies_at_the_ends_of_nets_are_told(first_soc: LocalSoc, way: Direction) -> None:
+    """And none where there is one channel of one pixel, whose two layouts are the same."""
+    pytest.importorskip("openvino")
+    from codl.measure.library_packing import OpenVinoPacking
+
+    lengths = [
+        min(OpenVinoPacking(way, shape, first_soc).sample(1)[WHOLE] for _ in range(3))
+        for shape in (Shape(1, 1, 1, 1), Shape(1, 96, 96, 96))
+    ]
+    assert 0 < lengths[0] < lengths[1]
