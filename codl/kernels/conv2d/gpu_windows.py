@@ -275,6 +275,8 @@ class OverImages(GpuConv):
     #: Output pixels of a work-item to choose from, the usual number first; fewer on a GPU alone.
     pixels: tuple[int, ...]
     fewer_pixels: tuple[int, ...] = ()
+    #: The width of a work-group; see `Grid`.
+    wide: int = WIDE
 
     def filter_size(self, ops: ConvColumns) -> tuple[Column, Column]:
         """Width and height of the filter as an image."""
@@ -300,7 +302,7 @@ class OverImages(GpuConv):
         pixels = choice["pixels"]
         longest = np.maximum(1, np.floor(MOST_TEXELS / (pixels * self.reads(ops))))
         blocks = ceil_div(ops.oc, TEXEL)
-        return RowTiles.of(ops, soc, pixels, blocks, longest, choice=choice, wide=WIDE)
+        return RowTiles.of(ops, soc, pixels, blocks, longest, choice=choice, wide=self.wide)
 
     def grid(self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns) -> Grid:
         return self.cut(ops, soc, choice).grid
@@ -370,6 +372,7 @@ class GpuImageDepthwise(OverImages):
     """A window for every channel alone: a texel of four channels is a pixel of four windows."""
 
     base_name = "gpu_depthwise"
+    wide = 16  # blocks share no inputs
     source = "conv2d/gpu_image_depthwise.cl"
     multiplies_halves = True
     pixels = (4, 2, 1)
