@@ -137,6 +137,11 @@ class Search:
                 driver = replace(driver, name=driver.file or driver.library)
             seen.add(library)
             drivers[driver.name] = driver
+        stems = {_stem(driver.library) for driver in drivers.values()}
+        for library in filter(None, self.environment.get(FILENAMES, "").split(os.pathsep)):
+            # A bare name is a library that most ICD files name too, perhaps by another version.
+            if _real(library) not in seen and ("/" in library or _stem(library) not in stems):
+                drivers[library] = Driver(library, library)
         return list(drivers.values())
 
     def places(self) -> list[str]:
@@ -156,8 +161,6 @@ class Search:
         return next((n for n in set_ if MADE_BY_CODL not in self.environment[n]), "")
 
     def _listed_by_user(self) -> Iterator[Driver]:
-        for library in filter(None, self.environment.get(FILENAMES, "").split(os.pathsep)):
-            yield Driver(library, library)
         if not self._chosen:
             return
         value = self.environment[self._chosen]
@@ -185,6 +188,11 @@ class Search:
 def _real(library: str) -> str:
     """A library's file, which may have several paths; of a bare name the name."""
     return os.path.realpath(library) if "/" in library else library
+
+
+def _stem(library: str) -> str:
+    """A library's name without its version."""
+    return Path(library).name.partition(".so")[0]
 
 
 def _icd_files(folder: Path) -> list[Driver]:

@@ -100,7 +100,8 @@ def test_the_users_variables_are_read_as_loaders_read_them(tmp_path: Path) -> No
     assert by(OPENCL_VENDOR_PATH=own) == ["mine"]
     assert by(OPENCL_VENDOR_PATH=own, OCL_ICD_VENDORS=system) == ["system"]
     assert by(OPENCL_VENDOR_PATH=tmp_path / "nowhere") == []
-    assert by(OCL_ICD_FILENAMES="/a/liba.so:libb.so") == ["/a/liba.so", "libb.so", "system"]
+    added = "/a/liba.so:libb.so:libs.so.1:/a/libs.so"
+    assert by(OCL_ICD_FILENAMES=added) == ["system", "/a/liba.so", "libb.so", "/a/libs.so"]
     assert by(OCL_ICD_VENDORS=tmp_path / f"{MADE_BY_CODL}0") == by(OCL_ICD_VENDORS="") == ["system"]
     told = Search(tmp_path, {VENDORS: str(tmp_path / "nowhere")}).places()
     assert told == [f"{VENDORS}={tmp_path / 'nowhere'}: not there"]
