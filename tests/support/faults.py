@@ -18,16 +18,16 @@ from codl.measure.check_variants import OPS, checked_operands
 from codl.plan.build_plan import preferring
 from codl.records.soc import Soc
 
-#: One work-item damages an output: `AT(c, p)` is where the pixel `p` of a channel lies.
+#: One work-item damages an output: `WHERE(c, p)` is where the pixel `p` of a channel lies.
 KERNEL = """
 #include "{source}"
 
 #ifdef PLANAR_FAULT
-#define AT(c, p) ((size_t)(c) * ys + yo + (p))
+#define WHERE(c, p) ((size_t)(c) * ys + yo + (p))
 #else
-#define AT(c, p) (((size_t)((c) / V) * ys + yo + (p)) * V + (c) % V)
+#define WHERE(c, p) (((size_t)((c) / V) * ys + yo + (p)) * V + (c) % V)
 #endif
-#define VALUE(c, p) GET(y, AT(c, p))
+#define VALUE(c, p) GET(y, WHERE(c, p))
 
 // A plan that adds a residual hands it to every kernel that writes the output.
 #ifndef ADDED
@@ -49,20 +49,20 @@ PIXELS = "for (int c = 0; c < channels; c++) for (int p = 0; p < pixels; p++)"
 FAULTS = {
     # The last row is that before it: as if a halo began a row too early.
     "halo": "for (int c = 0; c < channels; c++) for (int x = 0; x < width; x++)"
-    " SET(0.9f * VALUE(c, before + x), y, AT(c, last + x));",
+    " SET(0.9f * VALUE(c, before + x), y, WHERE(c, last + x));",
     # The last channel is the first: as if a factor of that one were read for all.
     "broadcast": "for (int p = 0; p < pixels; p++)"
-    " SET(VALUE(0, p) + 0.5f, y, AT(channels - 1, p));",
-    "nan": PIXELS + " if (VALUE(c, p) < -0.5f || p == pixels - 1) SET(NAN, y, AT(c, p));",
+    " SET(VALUE(0, p) + 0.5f, y, WHERE(channels - 1, p));",
+    "nan": PIXELS + " if (VALUE(c, p) < -0.5f || p == pixels - 1) SET(NAN, y, WHERE(c, p));",
     # The larger half of the range is beyond what the type holds.
     "overflow": "float most = 0.0f; "
     + PIXELS
     + " most = fmax(most, fabs((float)VALUE(c, p))); "
     + PIXELS
-    + " if (fabs((float)VALUE(c, p)) >= 0.5f * most) SET(INFINITY, y, AT(c, p));",
+    + " if (fabs((float)VALUE(c, p)) >= 0.5f * most) SET(INFINITY, y, WHERE(c, p));",
     # Nobody has written the last column.
     "border": "for (int c = 0; c < channels; c++) for (int p = width - 1; p < pixels; p += width)"
-    " SET(30.0f + c, y, AT(c, p));",
+    " SET(30.0f + c, y, WHERE(c, p));",
 }
 
 
