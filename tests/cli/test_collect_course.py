@@ -104,7 +104,7 @@ def test_the_command_says_why_it_ended(
         return Collected(9, 0, 0, 3, 0, 1.0, stopped, ())
 
     monkeypatch.setattr(command, "collect_tasks", collected)
-    monkeypatch.setattr(command, "_described", lambda name, serials: SOC)
+    monkeypatch.setattr(command, "_described", lambda name, serials, precision: SOC)
     target = SimpleNamespace(serial="local", close=lambda: None)
     monkeypatch.setattr(command, "connect", lambda serial, soc: target)
     words = ["collect", "--soc", "simulated", "--ops", "ops.csv", "--tolerance", "1"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -19,6 +20,7 @@ from codl.ir.plan import Plan
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.lower.alternatives import SCALES, alternatives, gpu_weights, shifted
+from codl.records.soc import Soc
 
 PLENTY = 1e12
 
@@ -40,14 +42,14 @@ def test_one_processor_alone_keeps_everything() -> None:
     assert list(found(network, plan, PLENTY)) == [1.0]
 
 
-def how(network: Network) -> Callable[[Plan], Executable]:
-    return partial(lower, network, soc=SOC, tuning=Tuning())
+def how(network: Network, soc: Soc = SOC) -> Callable[[Plan], Executable]:
+    return partial(lower, network, soc=soc, tuning=Tuning())
 
 
-def found(network: Network, plan: Plan, budget: float) -> dict[float, list[float]]:
-    made = alternatives(network, plan, how(network), budget=budget, gpu_factor=1.0)
+def found(network: Network, plan: Plan, budget: float, soc: Soc = SOC) -> dict[float, list[float]]:
+    made = alternatives(network, plan, how(network, soc), budget=budget, gpu_factor=1.0)
     for scale, (own, executable) in made.items():
-        assert executable.digest() == how(network)(own).digest()
+        assert executable.digest() == how(network, soc)(own).digest()
         assert own.predicted_ms is None or scale == 1.0
     return {scale: [chain.gpu_ratio for chain in own.chains] for scale, (own, _) in made.items()}
 
@@ -63,13 +65,23 @@ def test_rows_move_without_any_weights_and_channels_as_far_as_memory_is_there() 
 
 
 def test_little_memory_is_for_the_scales_farthest_off() -> None:
+    """Of kernels whose tiles, and so the order of their weights, are the same at every ratio."""
+    network, soc = row(1), replace(SOC, gpu=replace(SOC.gpu, type="cpu"))
+    plan = make_plan(network, soc, [(1, "OC", 0.5)], "missing")
+    weights = sum(array.nbytes for array in network.layers[0].weights.values())
+    # A third on the CPU and a sixth more on the GPU at 2; two thirds on the CPU at 1/2.
+    ratios = found(network, plan, 0.6 * weights, soc)
+    assert list(ratios) == [1.0, SCALES[-1]]
+    assert ratios[SCALES[-1]] == [shifted(0.5, 2.0)]
+
+
+def test_weights_in_the_order_of_other_tiles_are_taken_anew() -> None:
+    """Of two blocks of channels a GPU's tile has both, of three one: nothing is shared at 2."""
     network = row(1)
     plan = make_plan(network, SOC, [(1, "OC", 0.5)], "missing")
     weights = sum(array.nbytes for array in network.layers[0].weights.values())
-    # A third on the CPU and a sixth more on the GPU at 2; two thirds on the CPU at 1/2.
-    ratios = found(network, plan, 0.6 * weights)
-    assert list(ratios) == [1.0, SCALES[-1]]
-    assert ratios[SCALES[-1]] == [shifted(0.5, 2.0)]
+    assert list(found(network, plan, 0.9 * weights)) == [1.0]
+    assert list(found(network, plan, 1.1 * weights)) == [1.0, SCALES[-1]]
 
 
 def test_weights_of_kernels_are_counted_as_the_model_has_them() -> None:

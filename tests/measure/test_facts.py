@@ -155,9 +155,10 @@ def test_a_device_that_answers_nonsense_changes_nothing(
     ("change", "is_same"),
     [
         ({"description": "other"}, True),
-        ({"gpu": {"wave_size": 64, "zero_copy": True}}, True),
+        ({"gpu": {"half": True, "zero_copy": True}}, True),
         ({"cpu": {"clusters": []}}, True),
         ({"gpu": {"compute_units": 99}}, False),
+        ({"gpu": {"wave_size": 64}}, False),
         ({"cpu": {"threads": 99}}, False),
         ({"name": "other"}, False),
     ],

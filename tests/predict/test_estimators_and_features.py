@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 import pytest
@@ -21,6 +23,8 @@ from codl.predict.estimators.trees import Gbdt
 
 ALL = pytest.mark.parametrize("cls", ESTIMATORS.values(), ids=list(ESTIMATORS))
 NAMES = ["a", "b", "c"]
+#: A GPU that multiplies halves too.
+HALVES = replace(SOC, gpu=replace(SOC.gpu, half=True))
 
 
 def sample(rows: int = 80, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -214,14 +218,14 @@ def test_every_variant_has_features(
     if variant.backend == "openvino":
         pytest.importorskip("openvino")
     ops = [op for op in map(parse, EVERY_KIND) if op.kind == variant.op_kind]
-    able = [op for op in ops if variant.refusal(op, SOC) is None]
+    able = [op for op in ops if variant.refusal(op, HALVES) is None]
     assert able
     accepted = [op for op in able if op.flavor == able[0].flavor]
-    table = features.table(feature_set, registry.target(variant, accepted[0]), accepted, SOC)
+    table = features.table(feature_set, registry.target(variant, accepted[0]), accepted, HALVES)
     assert table.values.shape == (len(accepted), len(table.names))
     assert (table.values >= 0).all()
     if feature_set == "variant":
-        expected = {**variant.features(accepted[0], SOC), features.ACTIVATION: 0.0}
+        expected = {**variant.features(accepted[0], HALVES), features.ACTIVATION: 0.0}
         assert dict(zip(table.names, table.values[0], strict=True)) == expected
 
 
