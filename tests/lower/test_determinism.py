@@ -22,10 +22,10 @@ TESTS = Path(__file__).parent.parent
 #: lowering and with the sources of kernels, and with nothing else: not from machine to machine.
 #: `PYTHONPATH=tests python tests/lower/test_determinism.py` prints those of now.
 GOLDEN = (
-    "ec9de081434f9914d96ccc2dee3fc605cca467d07cba88c4a26250719e1ff07f",
-    "84c4c3668591243d348e1a13bd7017315f45a7fcba47bb52010e11bcbff45f71",
-    "fcf2e4b63be6366cdad2744b25876d726a62427be91d144f9e9b539dd6c3e43f",
-    "05474501ad8c47e01c0d1eea751d8d815703df9475ff556d3423d3a54e2ac883",
+    "57afd1504bbaecbb972c3b2b0070978966d369da713b36b164a92f521d757db6",
+    "897ae6867d78b67d2af4d0d6c88a9ea49ecb58d51130d17c94e22703483dff4a",
+    "727c4eb5a46b4684206a10d74c9bd4358c54bdc05c5c6bf3713915c05707d7d0",
+    "be27e4e10edb3df3239dd66dbe402488d037e2e9c7403dbed4c214e9badbd47a",
 )
 
 
