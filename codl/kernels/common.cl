@@ -31,7 +31,9 @@
 #define VSTORE(value, p) CAT(vstore, V)((value), 0, (p))
 #endif
 
-#ifdef cl_khr_fp16
+// Some compilers define extensions that their device lacks, which `codl.runtime.program_cache` tells.
+#if defined(cl_khr_fp16) && !defined(WITHOUT_cl_khr_fp16)
+#define HALVES
 #pragma OPENCL EXTENSION cl_khr_fp16 : enable
 #define FOUR_HALVES(p) convert_float4(*(const __global half4 *)(p))
 #define FOUR_HALVES_SET(value, p) (*(__global half4 *)(p) = convert_half4(value))

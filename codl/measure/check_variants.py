@@ -53,7 +53,7 @@ OPS = (
     "eltwise in=1x6x5x3 mode=identity act=sigmoid",
     "reshape in=1x6x5x4 to=1x1x24x5",
     "conv_transpose2d in=1x6x5x4 oc=7 kernel=3x3 size=10x8 stride=2 crop=1x1",
-    "conv_transpose2d in=1x20x4x5 oc=20 kernel=2x2 size=8x10 stride=2 groups=20",
+    "conv_transpose2d in=1x20x4x5 oc=20 kernel=3x3 size=9x11 stride=2 groups=20",
     "resize in=1x6x5x4 size=9x7",
     "resize in=1x19x5x4 size=8x9 mode=linear",
     "transpose in=5x7x6 perm=2x0x1",
@@ -85,6 +85,7 @@ OPS = (
     "cached_attention in=1x3x2x32,1x3x2x16,1x3x2x16,1,1x2x21x16,1x2x21x16 scale=0.25",
     "reduce in=3x5x7 mode=mean axes=1x2",
     "reduce in=4x6 mode=max axes=0",
+    "slice in=1x10 starts=0x9 steps=1x-1 to=1x10",
 )
 #: Largest difference over the largest value of the output: of variants that store halves, of those
 #: that trade multiplications for rounding, and of all others.

@@ -37,6 +37,12 @@ DEATHS = 2
 #: binary they compile everything once more: MobileNetV2 took PoCL 71 s instead of 40.
 KEEP_THEIR_OWN = frozenset({"Portable Computing Language"})
 CPUINFO = Path("/proc/cpuinfo")
+#: Extensions that clang defines for any device; where a device lacks one, sources are told so.
+CLAIMED = (
+    "cl_khr_fp16",
+    "cl_arm_integer_dot_product_int8",
+    "cl_arm_integer_dot_product_accumulate_int8",
+)
 
 
 @dataclass(frozen=True)
@@ -226,12 +232,15 @@ def _binary(program: cl.Program) -> bytes:
 def _told(device: cl.Device) -> str:
     """Options for every program of a device: what its compiler tells no source.
 
-    Of NVIDIA's, the compute capability: which instructions of its own it takes.
+    Which extensions it lacks, whatever the compiler defines. Of NVIDIA's, the compute capability:
+    which instructions of its own it takes.
     """
-    if "cl_nv_device_attribute_query" not in device.extensions.split():
-        return ""
+    extensions = device.extensions.split()
+    told = "".join(f" -DWITHOUT_{name}" for name in CLAIMED if name not in extensions)
+    if "cl_nv_device_attribute_query" not in extensions:
+        return told
     major, minor = device.compute_capability_major_nv, device.compute_capability_minor_nv
-    return f" -DCOMPUTE_CAPABILITY={major}{minor}"
+    return f"{told} -DCOMPUTE_CAPABILITY={major}{minor}"
 
 
 def _identity(device: cl.Device) -> dict[str, str]:

@@ -76,7 +76,7 @@ KERNEL void conv_transpose2d_direct(
                 for (int b = 0; b < blocks; b++) {
                     __global const ELEMENT *row =
                         BLOCK(input, input_offset, input_stride, first_block + b) +
-                        ((ADDRESS)in_y * in_w + in_x) * V;
+                        ((long)in_y * in_w + in_x) * V;  // from before the row at times
                     __global const ELEMENT *source[PIXELS];
                     UNROLLED(p, PIXELS, {
                         source[p] = in_x + p >= 0 && in_x + p < in_w ? row + p * V : zeros; })

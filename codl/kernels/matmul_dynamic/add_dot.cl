@@ -5,10 +5,11 @@
 #if defined(cl_khr_integer_dot_product) && defined(__opencl_c_integer_dot_product_input_4x8bit_packed)
 #pragma OPENCL EXTENSION cl_khr_integer_dot_product : enable
 #define ADD_DOT(sum, a, b) ((sum) + dot_4x8packed_uu_uint((a), (b)))
-#elif defined(cl_arm_integer_dot_product_accumulate_int8)
+#elif defined(cl_arm_integer_dot_product_accumulate_int8) && \
+    !defined(WITHOUT_cl_arm_integer_dot_product_accumulate_int8)
 #pragma OPENCL EXTENSION cl_arm_integer_dot_product_accumulate_int8 : enable
 #define ADD_DOT(sum, a, b) arm_dot_acc(as_uchar4(a), as_uchar4(b), (sum))
-#elif defined(cl_arm_integer_dot_product_int8)
+#elif defined(cl_arm_integer_dot_product_int8) && !defined(WITHOUT_cl_arm_integer_dot_product_int8)
 #pragma OPENCL EXTENSION cl_arm_integer_dot_product_int8 : enable
 #define ADD_DOT(sum, a, b) ((sum) + arm_dot(as_uchar4(a), as_uchar4(b)))
 #elif defined(cl_qcom_dot_product8)

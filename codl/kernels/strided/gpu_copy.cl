@@ -15,7 +15,7 @@
 #define PUT(value, p) SET(ACTIVATE(value), p, 0)
 
 #if KIND == 1
-#define ELEMENT_AT(x) GET(source, (x) * step)
+#define ELEMENT_AT(x) GET(source + (long)(x) * step, 0)  // either may go backwards
 #else
 #define ELEMENT_AT(x) (inner[x] < 0 ? fill : GET(source, inner[x]))
 #endif
@@ -36,7 +36,7 @@ KERNEL void copy_rows(
             for (int x = start; x < stop; x++) PUT(fill, out + x);
             continue;
         }
-        __global const ELEMENT *source = input + ((ADDRESS)input_offset + at + first);
+        __global const ELEMENT *source = input + (input_offset + at + (long)first);  // maybe negative
 #if KIND == 0
         const int begin = max(start, low), end = min(stop, high);
         int x = start;
