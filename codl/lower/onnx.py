@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -127,7 +128,9 @@ class OnnxGraph:
             )
         }
         prefix = f"l{len(self.nodes)}"
-        for name, value in {**plan.constants, **plan.pack(layer.weights)}.items():
+        # A network that is only described has none; its nets are priced, and never run.
+        weights = layer.weights or layer.op.weights_of(partial(np.broadcast_to, np.float32(0)))
+        for name, value in {**plan.constants, **plan.pack(weights)}.items():
             names[name] = self._constant(f"{prefix}.{name}", value)
         written = self._write(plan.nodes, names, prefix)
         result = written["y"]
