@@ -226,9 +226,9 @@ KERNEL void conv2d_direct(
         barrier(CLK_LOCAL_MEM_FENCE);
         EACH_TEAM_SUM(i, PIXELS * OUTS) {
             const int o = out_block + i % OUTS, p = pixel + i / OUTS;
-            if (p < stop)
-                STORE(ACTIVATE(TEAM_SUM(i) PLUS_ADDED(o, p)),
-                      BLOCK(output, output_offset, output_stride, o) + p * V);
+            if (p >= stop) continue;
+            const VEC sum = TEAM_SUM(i) PLUS_ADDED(o, p);
+            STORE(ACTIVATE(sum), BLOCK(output, output_offset, output_stride, o) + p * V);
         }
 #else
         UNROLLED(o, OUTS, {

@@ -97,9 +97,9 @@ KERNEL void conv2d_image(
         barrier(CLK_LOCAL_MEM_FENCE);
         EACH_TEAM_SUM(p, PIXELS) {
             const int x = out_x + p * tiles_w, column = out_block * out_w + x;
-            if (x < out_w && tile < stop)
-                TEXEL_SET(output, output_column + column, output_row + out_y,
-                          ACTIVATE(TEAM_SUM(p) PLUS_ADDED_TEXEL(column, out_y)));
+            if (x >= out_w || tile >= stop) continue;
+            const float4 sum = TEAM_SUM(p) PLUS_ADDED_TEXEL(column, out_y);
+            TEXEL_SET(output, output_column + column, output_row + out_y, ACTIVATE(sum));
         }
 #else
         UNROLLED(p, PIXELS, {

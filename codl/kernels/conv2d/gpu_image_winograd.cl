@@ -41,7 +41,7 @@
 #define TILE_TEXEL(i, r, c) TEXEL(input, COLUMN(x0[i] + (c), y0[i] + (r)), input_row + y0[i] + (r))
 #ifdef WIDTH_MAJOR
 // Channel b of four tiles.
-inline float channel_of(float4 texel, int lane) { return LANE_OF(texel, lane); }
+static float channel_of(float4 texel, int lane) { return LANE_OF(texel, lane); }
 #define ACROSS 4
 #define INPUT_AT(r, c)                                                                             \
     (float4)(channel_of(TILE_TEXEL(0, r, c), b % 4),                                               \

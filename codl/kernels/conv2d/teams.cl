@@ -12,7 +12,7 @@
 #define TEAM_PUT(i, sum) parts[((i) * TEAMS + TEAM) * (TEAM_ITEMS / TEAMS) + TEAM_LANE] = (sum)
 #define TEAM_SUM(i) team_sum(parts + (i) * TEAM_ITEMS + TEAM_LANE)
 #define EACH_TEAM_SUM(i, count) for (int i = TEAM; i < (count); i += TEAMS)
-inline float4 team_sum(__local const float4 *parts)
+static float4 team_sum(__local const float4 *parts)
 {
     float4 sum = parts[0];
     UNROLL for (int team = 1; team < TEAMS; team++) sum += parts[team * (TEAM_ITEMS / TEAMS)];
