@@ -100,7 +100,7 @@ __kernel void transpose_tiles(
     const int lane = LOCAL_ID(0), count = get_local_size(1);
     for (int i = LOCAL_ID(1); i < TILE; i += count)
         if (column + i < columns && row + lane < rows)
-            tile[i][lane] = at < 0 ? fill : GET(in, (ADDRESS)(column + i) * in_step + row + lane);
+            tile[i][lane] = at < 0 ? fill : GET(in + (long)(column + i) * in_step, row + lane);
     barrier(CLK_LOCAL_MEM_FENCE);
     for (int i = LOCAL_ID(1); i < TILE; i += count)
         if (row + i < rows && column + lane < columns)
