@@ -33,7 +33,7 @@
 
 // Some compilers define extensions that their device lacks, which `codl.runtime.program_cache` tells.
 #if defined(cl_khr_fp16) && !defined(WITHOUT_cl_khr_fp16)
-#define HALVES
+#define HAS_HALVES
 #pragma OPENCL EXTENSION cl_khr_fp16 : enable
 #define FOUR_HALVES(p) convert_float4(*(const __global half4 *)(p))
 #define FOUR_HALVES_SET(value, p) (*(__global half4 *)(p) = convert_half4(value))

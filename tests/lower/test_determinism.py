@@ -22,10 +22,10 @@ TESTS = Path(__file__).parent.parent
 #: lowering and with the sources of kernels, and with nothing else: not from machine to machine.
 #: `PYTHONPATH=tests python tests/lower/test_determinism.py` prints those of now.
 GOLDEN = (
-    "57afd1504bbaecbb972c3b2b0070978966d369da713b36b164a92f521d757db6",
-    "897ae6867d78b67d2af4d0d6c88a9ea49ecb58d51130d17c94e22703483dff4a",
-    "727c4eb5a46b4684206a10d74c9bd4358c54bdc05c5c6bf3713915c05707d7d0",
-    "be27e4e10edb3df3239dd66dbe402488d037e2e9c7403dbed4c214e9badbd47a",
+    "5d315d4956daae97b1117d740118c12d49892c244b0ba34a13e1d0ccc0fa19af",
+    "d4481414f4e5413025b36efce2cefd2e3b312bc95d776a6246a0fdfeeb1df3e9",
+    "beb7317fcf463b07e80e80813fdb26d5a3dfdca17e000670aab3228852b1a14c",
+    "b3baafedd8879d99fcfa257836fabbbfcd16121b0bf86df3568ef24baa81265e",
 )
 
 

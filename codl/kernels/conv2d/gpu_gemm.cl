@@ -77,7 +77,7 @@ typedef ushort4 STORED;
 #define STORED_AT(p) (*(__global const STORED *)(p))
 #ifdef HALF_ARITHMETIC
 #define FLOATS(x) as_half4(x)
-#elif defined(HALVES)
+#elif defined(HAS_HALVES)
 #define FLOATS(x) convert_float4(as_half4(x))
 #else
 #define FLOATS(x) vloada_half4(0, (const half *)&(x))
