@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.kernel_runs import Case
+from support.simulated import SOC
 from support.some import some
 
 from codl.ir import Op, parse, to_text
@@ -19,22 +20,10 @@ from codl.runtime.opencl import OpenClDevice
 
 CPU = CpuSide(name="test", threads=4, simd_floats=4, l2_cache_bytes=1 << 18)
 #: As phones have them: units, the largest work-group, lanes in lockstep, and 32 KiB to share.
-ADRENO = GpuSide(
-    platform="test",
-    name="Adreno 640",
-    driver="1",
-    type="gpu",
-    compute_units=2,
-    max_work_group_size=1024,
-    wave_size=64,
-    vector_width=4,
-    global_mem_cache_size=1 << 17,
-    local_mem_bytes=32 << 10,
-    unified_memory=True,
+ADRENO = replace(
+    SOC.gpu, name="Adreno 640", max_work_group_size=1024, wave_size=64,
     memory_types=("buffer", "image2d"),
-    max_image_width=16384,
-    max_image_height=16384,
-)
+)  # fmt: skip
 MALI = replace(
     ADRENO, name="Mali-G76", compute_units=16, max_work_group_size=384, wave_size=8,
     global_mem_cache_size=1 << 19,
