@@ -79,10 +79,6 @@ class StageDevice(OpenClDevice):
         """Let the GPU go until something is enqueued."""
         self._stop()
 
-    def close(self) -> None:
-        """Let the GPU go; nothing can run afterwards."""
-        self._stop()
-
     def _start(self) -> None:
         if self._companion is not None and not self._loads:
             self._companion.start()

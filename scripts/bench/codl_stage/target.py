@@ -39,7 +39,7 @@ class StageTarget(LocalTarget):
         device = self._device
         super().close()
         if isinstance(device, StageDevice):
-            device.close()
+            device.pause()
 
 
 class _WithTheWholeGpu(CompileWorkers):
