@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO := demo
 
-.PHONY: demo test quick test-narrow test-one-core mobile-compilers mobile-kernels lint docs clean
+.PHONY: demo test quick test-narrow test-one-core mobile-compilers mobile-kernels lint docs links clean
 
 # The environment: codl in editable form with its tools.
 $(READY): pyproject.toml
@@ -57,6 +57,10 @@ lint: $(READY)
 # Tables, lists and the command reference in README.md and docs/, from docs/results and the code.
 docs: $(READY)
 	$(BIN)/python scripts/render_docs.py
+
+# Links that lead out of the pages, each asked for once: for a schedule, since others' pages move.
+links: $(READY)
+	$(BIN)/python -m sphinx --builder linkcheck --quiet docs $(VENV)/links
 
 clean:
 	rm -rf $(VENV) $(DEMO)

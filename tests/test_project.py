@@ -1,0 +1,110 @@
+"""What surrounds the code: the distribution, the version everywhere, the files a project has."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+from support.some import some
+
+from codl.provenance import VERSION
+
+ROOT = Path(__file__).parents[1]
+#: An action with the commit that it is pinned to, and the tag beside it.
+PINNED = re.compile(r"^[\w./-]+@[0-9a-f]{40}$")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sdist, and the wheel that is made of the sdist."""
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
+    return folder
+
+
+def test_the_wheel_needs_no_compiler_and_brings_what_ships(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    assert wheel.name == f"codl-{VERSION}-py3-none-any.whl"
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for name in (
+        "codl/py.typed",
+        "codl/kernels/conv2d/gpu_direct.cl",
+        "codl/socs/epyc2.yaml",
+        "codl/report/page.html.j2",
+    ):
+        assert name in names, name
+    assert any(name.startswith("codl/predictors/epyc2/") for name in names)
+    assert not any(name.startswith(("tests/", "docs/", "scripts/")) for name in names)
+
+
+def test_the_sdist_has_its_tests_and_pages(built: Path) -> None:
+    (source,) = built.glob("*.tar.gz")
+    with tarfile.open(source) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    for name in ("LICENSE", "CHANGELOG.md", "tests/test_project.py", "Makefile", "docs/soc.md"):
+        assert name in names, name
+
+
+def test_an_installed_wheel_plans_in_an_empty_folder(built: Path, tmp_path: Path) -> None:
+    """By pip, without a compiler or the checkout; packages that codl needs are those of here."""
+    (wheel,) = built.glob("*.whl")
+    installed, empty = tmp_path / "installed", tmp_path / "empty"
+    empty.mkdir()
+    environment = {
+        "PATH": str(tmp_path / "without-a-compiler"),
+        "HOME": str(empty),
+        "PYTHONPATH": str(installed),
+        "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""),
+    }
+    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--quiet"]
+    subprocess.run([*pip, "--target", installed, wheel], check=True, env=environment, cwd=empty)
+    search = [sys.executable, "-c", "from codl.cli import main; main()", "search", "yolov2"]
+    run = subprocess.run(
+        [*search, "--soc", "epyc2", "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+        cwd=empty,
+    )
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout)["predicted_ms"] > 0
+    where = [sys.executable, "-c", "import codl; print(codl.__file__)"]
+    path = subprocess.check_output(where, env=environment, cwd=empty, text=True)
+    assert Path(path.strip()).is_relative_to(installed)
+
+
+def test_the_version_has_an_entry_and_a_citation() -> None:
+    assert f"\n## {VERSION} (" in (ROOT / "CHANGELOG.md").read_text()
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == VERSION
+    (paper,) = citation["references"]
+    assert paper["doi"] in (ROOT / "pyproject.toml").read_text()
+
+
+def test_actions_are_pinned_to_commits_and_run_what_make_has() -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for path in some((ROOT / ".github" / "workflows").glob("*.yml")):
+        for job in some(yaml.safe_load(path.read_text())["jobs"].values()):
+            for step in some(job["steps"]):
+                if "uses" in step:
+                    assert PINNED.match(step["uses"]), f"{path.name}: {step['uses']}"
+                for target in re.findall(r"\bmake ([\w-]+)", step.get("run", "")):
+                    assert target in targets, f"{path.name}: make {target}"
+
+
+def test_a_report_of_a_fault_brings_what_doctor_says() -> None:
+    form = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / "bug.yml").read_text())
+    (doctor,) = (field for field in form["body"] if field["id"] == "doctor")
+    assert "codl doctor --json" in doctor["attributes"]["label"]
+    assert doctor["validations"]["required"]
