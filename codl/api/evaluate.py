@@ -298,7 +298,12 @@ class EvalRun:
         )
         plans = {name: plan for evaluation in self.done for name, plan in evaluation.plans.items()}
         timelines = [
-            {"model": evaluation.model, "strategy": name, "spans": [asdict(span) for span in spans]}
+            {
+                "model": evaluation.model,
+                "strategy": name,
+                "spans": [asdict(span) for span in spans],
+                "predicted": [asdict(span) for span in evaluation.predicted.get(name, ())],
+            }
             for evaluation in self.done
             for name, spans in evaluation.timelines.items()
         ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from codl.measure.drift import slowdown
 from codl.measure.inputs import random_inputs
 from codl.measure.timing import Effort, TimedTogether
 from codl.plan.cost_model import CostModel
+from codl.plan.predicted_spans import predicted_spans
 from codl.plan.price import stage_times, walk
 from codl.plan.profile_feedback import paced
 from codl.records import statistic
@@ -39,8 +40,8 @@ if TYPE_CHECKING:  # strategies, which are imported all together, need no ONNX
 class Evaluation:
     """A row for every strategy, the ideal and every peer, and what they rest on.
 
-    `timelines` are the spans of a profile for each strategy that ran, `plans` what ran, by
-    fingerprint; `digest` is that of the `model`.
+    `timelines` are the spans of a profile for each strategy that ran, `predicted` those that it was
+    predicted to have, `plans` what ran, by fingerprint; `digest` is that of the `model`.
     """
 
     model: str
@@ -48,6 +49,7 @@ class Evaluation:
     rows: Sequence[EvalRow]
     timelines: Mapping[str, Sequence[TimeSpan]]
     plans: Mapping[str, Plan]
+    predicted: Mapping[str, Sequence[TimeSpan]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -125,17 +127,18 @@ def evaluate(
         slower = slowdown(times.anchors, usual_ms)
         limit = _ideal(network, context) if with_ideal else None
         rows = {name: _completed(row, times, limit, slower) for name, row in rows.items()}
-        rows = _predicted(rows, engines, network, context)
+        rows, foreseen = _predicted(rows, engines, network, context)
         results = [rows.pop(strategy.name) for strategy in strategies]
         results += [*([limit] if limit else []), *rows.values()]
-        profiles = {}
+        profiles: dict[str, Sequence[TimeSpan]] = {}
         for name in times.latency_ms.keys() & engines.keys():
             with suppress(CodlError):  # its latency is kept
                 profiles[name] = engines[name].profile()
-        timelines = {
-            r.strategy: profiles[_timed_as(r)] for r in results if _timed_as(r) in profiles
-        }
-    return Evaluation(model, network.content_digest, results, timelines, plans)
+        timelines, predicted = (
+            {r.strategy: spans[_timed_as(r)] for r in results if _timed_as(r) in spans}
+            for spans in (profiles, foreseen)
+        )
+    return Evaluation(model, network.content_digest, results, timelines, plans, predicted)
 
 
 def _engines(
@@ -216,18 +219,23 @@ def _predicted(
     engines: Mapping[str, Engine],
     network: Network,
     context: Context,
-) -> dict[str, EvalRow]:
-    """Rows with what was predicted: with the profile where there is one, and without."""
+) -> tuple[dict[str, EvalRow], dict[str, Sequence[TimeSpan]]]:
+    """Rows with what was predicted: with the profile where there is one, and without.
+
+    Beside them the timelines that were, by what was timed.
+    """
     profile = context.profiling.of(network) if context.profiling else None
     alone = context.default_cost(network, profiled=False)
     profiled = context.default_cost(network) if profile is not None else alone
     before = None if profile is None else profile.slowdown
-    completed = dict(rows)
+    completed, spans = dict(rows), {}
     for name, row in rows.items():
         engine = engines.get(_timed_as(row))
         if engine is None:
             continue
         expected = _Expected.of(engine, profiled, row.slowdown, before)
+        if expected.spans:
+            spans[_timed_as(row)] = expected.spans
         completed[name] = replace(
             row, predicted_ms=expected.ms, predicted_over_measured=expected.over(row.latency_ms)
         )
@@ -238,15 +246,18 @@ def _predicted(
                 unprofiled_ms=expected.ms,
                 unprofiled_over_measured=expected.over(row.latency_ms),
             )
-    return completed
+    return completed, spans
 
 
 @dataclass(frozen=True)
 class _Expected:
-    """What a plan is predicted to take, and how many times longer on the machine as it was."""
+    """What a plan is predicted to take, how many times longer on the machine as it was, and what
+    each processor is predicted to do when.
+    """
 
     ms: float | None
     drift: float = 0.0
+    spans: tuple[TimeSpan, ...] = ()
 
     @classmethod
     def of(
@@ -265,10 +276,12 @@ class _Expected:
             return cls(engine.plan.predicted_ms)
         times = stage_times(engine.executable, cost)
         usual_ms = walk(engine.executable, times).latency_ms
+        spans = predicted_spans(engine.executable, times)
         if not usual_ms or slower is None:
-            return cls(usual_ms)
+            return cls(usual_ms, spans=spans)
         pace = {side: factor / (profiled or {}).get(side, 1.0) for side, factor in slower.items()}
-        return cls(usual_ms, walk(engine.executable, paced(times, pace)).latency_ms / usual_ms)
+        drift = walk(engine.executable, paced(times, pace)).latency_ms / usual_ms
+        return cls(usual_ms, drift, spans)
 
     def over(self, latency: Latency | None) -> float | None:
         """Over what was measured; None where that, or the machine's pace, is not known."""

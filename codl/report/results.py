@@ -163,26 +163,31 @@ IDEAL = "ideal"
 ADDS_UP = 1e-6
 
 
-def _check_spans(spans: Iterable[TimeSpan]) -> None:
+def _check_spans(spans: Iterable[TimeSpan], key: str = "spans") -> None:
     for at, span in enumerate(spans):
         if span.end_ms < span.start_ms:
             raise ValueError(
-                f"spans[{at}].end_ms must be at least start_ms, {span.start_ms!r}, "
+                f"{key}[{at}].end_ms must be at least start_ms, {span.start_ms!r}, "
                 f"got {span.end_ms!r}"
             )
 
 
 @dataclass(frozen=True)
 class InferenceProfile:
-    """One profiled inference; `source` is that of the latency beside it."""
+    """One profiled inference; `source` is that of the latency beside it.
+
+    `predicted` is what it was predicted to be, where that was kept.
+    """
 
     model: str
     strategy: str
     spans: tuple[TimeSpan, ...]
     source: str = NOT_RECORDED
+    predicted: tuple[TimeSpan, ...] = ()
 
     def __post_init__(self) -> None:
         _check_spans(self.spans)
+        _check_spans(self.predicted, "predicted")
 
     def ms(self, kinds: Iterable[SpanKind], processor: Processor | None = None) -> float:
         """The summed length of the spans of some kinds, on one processor or on both."""

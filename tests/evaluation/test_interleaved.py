@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import onnx
+import pytest
 from support.devices import here
 from support.synthetic_predictors import SyntheticPredictors
 
@@ -46,5 +47,8 @@ def test_plans_that_become_the_same_executable_are_timed_as_one(
     assert (cpu.cold_ms.runs, cpu.latency_ms.runs) == (2, 2 * QUICK.warm)
     assert set(spans) == set(names)
     assert spans["codl"] == spans["cpu"]
+    assert set(found.predicted) == set(names)
+    ends_ms = {name: max(span.end_ms for span in found.predicted[name]) for name in names}
+    assert ends_ms == pytest.approx({row.strategy: row.predicted_ms for row in rows})
     assert {row.plan for row in rows} == {*found.plans}
     assert all(plan.digest and key == plan.fingerprint for key, plan in found.plans.items())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from math import inf
 
 import pytest
@@ -19,12 +19,14 @@ from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Layer, Network
 from codl.ir.plan import Chain, Plan
+from codl.ir.types import PROCESSORS
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.plan.beam_search import fastest
 from codl.plan.build_plan import chain_of, make_plan
 from codl.plan.candidates import Candidates
 from codl.plan.cost_model import CostModel
+from codl.plan.predicted_spans import predicted_spans
 from codl.plan.price import price, stage_times, walk
 from codl.plan.profile_feedback import paced
 from codl.plan.search import search
@@ -71,6 +73,11 @@ def test_slower_processors_take_longer(
     assert both <= factor * usual * (1 + 1e-9)
     for one in (latency_ms(factor, 1.0), latency_ms(1.0, factor)):
         assert usual * (1 - 1e-9) <= one <= both * (1 + 1e-9)
+    spans = predicted_spans(executable, times)
+    assert max((s.end_ms for s in spans), default=0.0) == pytest.approx(usual, rel=1e-9)
+    for side in PROCESSORS:
+        lane = [span for span in spans if span.processor == side]
+        assert all(before.end_ms <= after.start_ms for before, after in pairwise(lane))
 
 
 @given(case=planned(), predictors=synthetic_predictors())
