@@ -228,7 +228,7 @@ def _predicted(
     alone = context.default_cost(network, profiled=False)
     profiled = context.default_cost(network) if profile is not None else alone
     before = None if profile is None else profile.slowdown
-    completed, spans = dict(rows), {}
+    completed, spans = dict(rows), dict[str, Sequence[TimeSpan]]()
     for name, row in rows.items():
         engine = engines.get(_timed_as(row))
         if engine is None:
