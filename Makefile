@@ -54,13 +54,15 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Tables, lists and the command reference in README.md and docs/, from docs/results and the code.
+# Tables, lists and references in README.md and docs/, from docs/results and the code; then the site.
 docs: $(READY)
 	$(BIN)/python scripts/render_docs.py
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/site
+	@echo "build/site/index.html"
 
 # Links that lead out of the pages, each asked for once: for a schedule, since others' pages move.
 links: $(READY)
 	$(BIN)/python -m sphinx --builder linkcheck --quiet docs $(VENV)/links
 
 clean:
-	rm -rf $(VENV) $(DEMO)
+	rm -rf $(VENV) $(DEMO) build

@@ -1,8 +1,8 @@
 """Plugins: packages outside codl that add operators, converters, kernel variants, strategies, ...
 
 A plugin is an ordinary Python package. When it is imported it adds what it has to codl's
-registries, by the same calls as codl's own modules (docs/extending.md has a whole one). It is found
-in one of three ways:
+registries, by the same calls as codl's own modules (docs/howto/extending.md has a whole one). It is
+found in one of three ways:
 
 - an installed distribution names it as an entry point of the group `codl.plugins`;
 - the environment variable CODL_PLUGINS lists its folder;

@@ -1,7 +1,7 @@
 """Registries: what can be added by name, from this package or from a plugin.
 
 An op, a converter, a kernel variant, a strategy and an estimator are each added in one place, their
-own file. Built-in ones use the same calls as those of a plugin (see docs/extending.md).
+own file. Built-in ones use the same calls as those of a plugin (see docs/howto/extending.md).
 """
 
 from __future__ import annotations

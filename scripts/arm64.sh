@@ -4,7 +4,7 @@
 #   scripts/arm64.sh make               download it, about 650 MB in one folder
 #   scripts/arm64.sh run COMMAND ...    run a command there; this checkout is /codl
 #   scripts/arm64.sh ssh ... TEXT       be ssh for `--serial ssh://arm64`, as CODL_SSH_COMMAND
-#   scripts/arm64.sh check [BUDGET]     all that docs/arm.md tells of; a budget as in 30m is for kernels
+#   scripts/arm64.sh check [BUDGET]     all that docs/tutorial/board.md tells of; a budget as in 30m is for kernels
 #   scripts/arm64.sh bare               an agent with NumPy and ncnn alone: no msgspec, no pyopencl
 #
 # The folder is CODL_ARM64, or /tmp/codl-arm64. Needs mmdebstrap and qemu-user-static, and Linux 6.7 or

@@ -7,8 +7,8 @@
 
 Graph K of a seed is the same on every machine. Each runs in a worker process, so that a crash or a
 hang costs one graph. What is wrong is made smaller, mostly to a few nodes, and lies as an .onnx
-file, with its inputs beside it, in the folder named after the results. docs/validate.md says what
-the graphs are and what counts as right.
+file, with its inputs beside it, in the folder named after the results. docs/howto/validate.md says
+what the graphs are and what counts as right.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a model's outputs lose in each precision on the GPU: the table of docs/kernels.md.
+"""What a model's outputs lose in each precision on the GPU: the table of docs/reference/kernels.md.
 
     python scripts/precisions.py --soc host --exports FOLDER
 

@@ -1,4 +1,4 @@
-"""Runs the console commands of README.md and docs/*.md, in order, in one empty folder.
+"""Runs the console commands of README.md and docs/, in order, in one empty folder.
 
     python scripts/readme_commands.py --folder tried --short
     python scripts/readme_commands.py --folder tried --soc socs/host.yaml --only README.md
@@ -113,12 +113,12 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, required=True, help="where they run: empty, or new")
     parser.add_argument("--soc", type=Path, help="the file of the SoC `host`")
     parser.add_argument("--tuning", type=Path, help="the file of what was tuned for it")
-    parser.add_argument("--only", nargs="*", help="pages, as README.md docs/bundle.md")
+    parser.add_argument("--only", nargs="*", help="pages, as README.md docs/howto/bundle.md")
     parser.add_argument("--short", action="store_true", help="bound what measures for minutes")
     parser.add_argument("--limit", type=float, help="seconds that a command may take")
     parser.add_argument("--list", action="store_true", help="run nothing")
     asked = parser.parse_args()
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     chosen = [page for page in pages if not asked.only or str(page.relative_to(ROOT)) in asked.only]
     asked.folder.mkdir(parents=True, exist_ok=True)
     if any(asked.folder.iterdir()):

@@ -1,6 +1,6 @@
-"""Writes the generated parts of the docs: tables of docs/results, lists, and docs/cli.md.
+"""Writes the generated parts of the docs: tables of docs/results, lists, and docs/reference/cli.md.
 
-    python scripts/render_docs.py            # rewrite README.md and docs/*.md where they are stale
+    python scripts/render_docs.py            # rewrite README.md and docs/**/*.md where they are stale
     python scripts/render_docs.py --check    # write nothing; exit code 1 where something is stale
 
 A generated part of a page stands between two comments:
@@ -57,7 +57,7 @@ from codl.report.validations import validations_content
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-CLI_PAGE = DOCS / "cli.md"
+CLI_PAGE = DOCS / "reference" / "cli.md"
 MARKED = re.compile(
     r"(<!-- (?P<kind>table|picture): (?P<what>[^>]*?) -->\n).*?(?P<end><!-- end -->)", re.DOTALL
 )
@@ -182,7 +182,7 @@ LISTS: Mapping[str, Callable[[], TextTable]] = {
 
 def pages() -> list[Path]:
     """README.md and the pages of docs/."""
-    return [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+    return [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 
 def rendered(page: Path) -> str:
@@ -244,7 +244,7 @@ def _generated(what: str) -> str:
 
 
 def cli_reference() -> str:
-    """docs/cli.md: every command with its arguments and options, from the typer app."""
+    """docs/reference/cli.md: every command with its arguments and options, from the typer app."""
     top = typer.main.get_command(app)
     parts = [
         "# Commands",

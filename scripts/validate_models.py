@@ -1,4 +1,4 @@
-"""Validate many models on a SoC, op by op, and keep a line of each: the table of docs/validate.md.
+"""Validate many models on a SoC, op by op, and keep a line of each: docs/howto/validate.md.
 
     codl soc detect --serial local --name host
     python scripts/validate_models.py --soc host --exports FOLDER -o docs/results/validate-host.json

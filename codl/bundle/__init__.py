@@ -1,6 +1,7 @@
 """Bundles: a compiled model in one file, which runs without import, search and compilation.
 
-`packaging.package` writes one, `load` makes an engine of it; docs/bundle.md describes the file.
+`packaging.package` writes one, `load` makes an engine of it. docs/howto/bundle.md describes the
+file.
 """
 
 from codl.bundle.loading import load, soc_of

@@ -212,8 +212,8 @@ def detect_soc(
     takes the faster one for every op. --element is for models that ask for no --precision: float16
     is half_storage, the GPU still computes and accumulates in float32.
 
-    What is measured takes some seconds, in processes that a driver may take down. docs/soc.md
-    explains every key.
+    What is measured takes some seconds, in processes that a driver may take down.
+    docs/reference/soc.md explains every key.
 
     [dim]Example:[/dim] codl soc detect --serial local --name host
     codl soc detect --serial process --name quick --no-measure

@@ -55,8 +55,8 @@ def explain_model(
     """Say where the time of a plan goes, from the lossless bound of the model to its run.
 
     Terms add up: each is the difference of two totals, for the model and for every chain, and is
-    negative where something is gained. docs/explain.md defines them. With --predicted no device is
-    needed; without, the plan runs on --serial, and what predictions missed follows.
+    negative where something is gained. docs/concepts/explain.md defines them. With --predicted no
+    device is needed; without, the plan runs on --serial, and what predictions missed follows.
 
     [dim]Examples:[/dim]
     codl explain yolov2 --soc epyc2 --predicted

@@ -97,8 +97,8 @@ def _state(under_test: DeviceUnderTest, target: Target, package: str) -> tuple[s
 TERMUX_LOADER = "`pip uninstall pyopencl`: codl loads drivers by ctypes where it is not there."
 WORKING = "codl uses the drivers that work."
 ANDROID_DRIVER = (
-    "The phone's maker ships no OpenCL, or lets no other program have it: see docs/phone.md. From "
-    "`adb shell` more drivers work than in Termux."
+    "The phone's maker ships no OpenCL, or lets no other program have it: see "
+    "docs/tutorial/phone.md. From `adb shell` more drivers work than in Termux."
 )
 
 

@@ -2,7 +2,7 @@
 
 Nothing was measured on such a SoC and nothing can run on it. What nobody published is absent, and
 every value says where it is from. Keys that a SoC has too mean what they mean there. No latency
-depends on chip, cores, caches and sensors; docs/soc.md says of each where it is from.
+depends on chip, cores, caches and sensors; docs/reference/soc.md says of each where it is from.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Totals stand in a row: each is the milliseconds of one inference with one cause 
 the total before, and each is computed by itself. A term is the difference of two neighbours,
 negative where the second is smaller. So the bound and all terms add up to the last total, for the
 model and for each of its chains. `codl.plan.waterfall`, `codl.evaluation.explain` and
-docs/explain.md define the totals.
+docs/concepts/explain.md define the totals.
 """
 
 from __future__ import annotations

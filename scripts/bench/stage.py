@@ -1,4 +1,4 @@
-"""Co-execution against the ratio of two processors' speeds: what docs/curve.md is made of.
+"""Co-execution against the ratio of two processors' speeds: what docs/results/curve.md is made of.
 
 On an NVIDIA GPU of which only some multiprocessors are left to codl (see `codl_stage`), beside all
 cores of the CPU; and on the cores of one CPU, divided between ncnn (the number before the colon)

@@ -1,4 +1,4 @@
-"""The plugin of docs/extending.md: its files pass the common test, and its commands run."""
+"""The plugin of docs/howto/extending.md: its files pass the common test, and its commands run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from codl.strategies import STRATEGIES
 from codl.targets import detect as detecting
 from codl.targets.connect import TRANSPORTS
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/extending.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/howto/extending.md"
 FILE = re.compile(r"^`(?P<name>[\w./]+)`:\n\n```\w+\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
 COMMANDS = re.compile(r"^```sh\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
 PLUGIN = "codl_lrn"

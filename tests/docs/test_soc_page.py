@@ -1,4 +1,4 @@
-"""docs/soc.md has a line for each key of the files that describe a SoC, and for nothing else."""
+"""docs/reference/soc.md has a line for each key of a SoC's files, and for nothing else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from codl.records.soc import Soc
 from codl.runtime.placement import Placement
 from codl.targets.detect import SIGNAL
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "soc.md").read_text()
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "soc.md").read_text()
 ROW = re.compile(r"^\| `([\w.]+)` \|", re.MULTILINE)
 
 

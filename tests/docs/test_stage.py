@@ -1,4 +1,4 @@
-"""The script behind docs/curve.md, where no device is needed: sizes, common rows, its file."""
+"""The script behind docs/results/curve.md, without a device: sizes, common rows, its file."""
 
 from __future__ import annotations
 

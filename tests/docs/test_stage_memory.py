@@ -1,4 +1,4 @@
-"""Memory that the stage of docs/curve.md keeps until its companion has stopped."""
+"""Memory that the stage of docs/results/curve.md keeps until its companion has stopped."""
 
 from __future__ import annotations
 

@@ -148,10 +148,12 @@ def test_a_library_that_nobody_named_may_fail_where_another_works() -> None:
     alone = MadeUp(replace(HEALTHY, is_android=True), drivers=(guess,))
     found = findings(DRIVER_CHECKS, under_test(alone))["opencl driver guess"]
     assert not found.ok
-    assert "docs/phone.md" in found.fix
+    assert "docs/tutorial/phone.md" in found.fix
 
 
-@pytest.mark.parametrize(("is_android", "fix"), [(False, "pocl-opencl-icd"), (True, "docs/phone")])
+@pytest.mark.parametrize(
+    ("is_android", "fix"), [(False, "pocl-opencl-icd"), (True, "docs/tutorial/phone.md")]
+)
 def test_no_driver_at_all(is_android: bool, fix: str) -> None:
     places = ("/etc/OpenCL/vendors: not there", "/vendor/lib64/libOpenCL.so: not there")
     machine = replace(HEALTHY, is_android=is_android, driver_places=places)

@@ -247,8 +247,8 @@ def test_options_change_the_soc_for_a_run() -> None:
 
 
 def test_the_documented_examples_load(folder: Path) -> None:
-    """Those of docs/models.md, with the checksum of a file that is there."""
-    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    """Those of docs/reference/models.md, with the checksum of a file that is there."""
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "models.md").read_text()
     own, deployed, prepared = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     small = network(write(folder, own))
     assert (small.name, list(small.outputs)) == ("small", ["fc1"])
@@ -269,7 +269,7 @@ def test_the_documented_examples_load(folder: Path) -> None:
 
 
 def test_documented_keys_are_those_that_there_are() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "models.md").read_text()
     for name in some((*models.BUILT_IN, *LAYERS, *ACTIVATIONS)):
         assert f"`{name}`" in page or name == "none", name
     for builder in (models.described(name, weights=False) for name in models.BUILT_IN):
