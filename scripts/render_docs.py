@@ -1,6 +1,6 @@
-"""Writes the generated parts of the docs: tables of docs/results, lists, and docs/reference/cli.md.
+"""Writes the generated parts of README.md and docs/: tables, lists, docs/reference/cli.md.
 
-    python scripts/render_docs.py            # rewrite README.md and docs/**/*.md where they are stale
+    python scripts/render_docs.py            # rewrite README.md and docs/ where they are stale
     python scripts/render_docs.py --check    # write nothing; exit code 1 where something is stale
 
 A generated part of a page stands between two comments:
