@@ -34,7 +34,7 @@ PURPOSES: Mapping[str, str] = {
     "cli": "the command line",
     "onnx": "reading ONNX models and operators that codl has none for",
     "quantize": "packing a model's matrices",
-    "report": "reports",
+    "report": "reports and traces",
     "images": "reading images",
     "train": "predictors and tables of data",
     "peers": "comparing with other libraries",
@@ -47,7 +47,7 @@ PACKAGES: Mapping[str, Mapping[str, str]] = {
     "cli": {"rich": "rich", "typer": "typer"},
     "onnx": {"onnx": "onnx", "onnxruntime": "onnxruntime", "safetensors": "safetensors"},
     "quantize": {"onnx_ir": "onnx-ir"},
-    "report": {"jinja2": "jinja2", "matplotlib": "matplotlib"},
+    "report": {"jinja2": "jinja2", "matplotlib": "matplotlib", "perfetto": "perfetto"},
     "images": {"PIL": "pillow"},
     "train": {
         "joblib": "joblib",

@@ -80,6 +80,7 @@ COMMANDS = {
     "eval": "codl.cli.evaluate:evaluate_strategies",
     "validate": "codl.cli.validate:validate_plan",
     "explain": "codl.cli.explain:explain_model",
+    "trace": "codl.cli.trace:trace_model",
     "report": "codl.cli.report:write_report",
     "agent": "codl.cli.agent:agent_app",
 }

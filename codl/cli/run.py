@@ -19,9 +19,11 @@ from codl.cli import options as opt
 from codl.cli.base_options import result_file
 from codl.cli.output import TERMINAL, emit, note, stage, told_of, warn
 from codl.cli.plan_tables import op_placement_table
+from codl.cli.trace import RUNS, power_w, trace_file, write_trace
 from codl.engine.engine import MOST_MEMORY, Engine
 from codl.errors import CodlError, UnsupportedError
 from codl.evaluation.run_report import RunReport, measure
+from codl.evaluation.tracing import record
 from codl.frontend.models import BUNDLE
 from codl.measure import dataset as datasets
 from codl.measure.inputs import random_inputs
@@ -107,6 +109,17 @@ RoundsOption = Annotated[
 ]
 
 
+TraceOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace",
+        metavar="FILE",
+        help="Profile it some times more, and write a trace for Perfetto, as `codl trace` does.",
+        callback=trace_file,
+    ),
+]
+
+
 def run_model(
     model: ModelOrBundle,
     soc: SocOrBundlesOption = None,
@@ -137,6 +150,7 @@ def run_model(
     trust: TrustOption = False,
     check: opt.CheckOption = True,
     strict: StrictOption = False,
+    trace: TraceOption = None,
     json: opt.JsonOption = False,
 ) -> None:
     """Run a model by a plan or a strategy, or a bundle, and print its latency.
@@ -163,6 +177,7 @@ def run_model(
     codl run yolov2 --soc host --serial process --strict
     codl run deploy.yaml#detector --soc host --threads 2 --cpu-affinity big --gpu-priority low
     codl run yolov2 --soc host --max-kernel-ms 1 --gpu-duty 0.7
+    codl run yolov2 --soc host --trace yolov2.pftrace
     """
     job = Job(
         model=model,
@@ -223,6 +238,9 @@ def run_model(
             done = measure(engine, target, arrays, cost, rounds=rounds)
             if context is not None and engine.adaptation is not None and engine.adaptation.moves:
                 keep_run(engine, context, done.latency_ms.level)  # the shares that it moved to
+            if trace is not None:
+                recording = record(engine, target, cost, runs=RUNS, power_w=power_w(done))
+                write_trace(recording, trace, engine.network, engine.soc)
         of = digests_of(context, engine.network, plans={engine.network.name: engine.plan})
         origin = recorded(target, of, rounds=rounds)
     if outputs is not None:

@@ -16,7 +16,6 @@ from codl.ir.executable import (
     Executable,
     Launch,
     RunNet,
-    Stage,
     Transfer,
     Unmap,
 )
@@ -33,7 +32,6 @@ SEEN: tuple[SpanKind, ...] = ("transform", "copy", "unmap")
 ByNumber: TypeAlias = dict[int, float]
 #: Milliseconds in a profile by kind and label: of a net, or of all kernels of an op.
 Totals: TypeAlias = Mapping[tuple[str, str], float]
-_SpansByName: TypeAlias = dict[SpanName, deque[TimeSpan]]
 
 
 @dataclass(frozen=True)
@@ -55,12 +53,9 @@ class ProfiledTimes:
         Raises `DeviceError` where a command has none.
         """
         times, done_ms = cls(), 0.0
-        by_name: _SpansByName = {}
-        for span in sorted(spans, key=lambda span: span.start_ms):
-            by_name.setdefault(SpanName(span.kind, span.label), deque()).append(span)
-        for stage in executable.stages:
+        for stage in spans_by_command(executable, spans):
             end_ms = done_ms
-            for command, span in _spans(executable, stage, by_name):
+            for command, span in stage:
                 times._add(executable, command, span.kind, span.ms)
                 end_ms = max(end_ms, span.end_ms)
             times.stages_ms.append(end_ms - done_ms)
@@ -154,21 +149,30 @@ def paced(times: Sequence[StageTimes], slowdown: Mapping[str, float]) -> list[St
     ]
 
 
-def _spans(
-    executable: Executable, stage: Stage, by_name: _SpansByName
-) -> Iterator[tuple[Command, TimeSpan]]:
-    """A stage's commands that a profile shows, each with its span."""
-    for command in stage.commands:
-        name = span_of(executable, command)
-        if name is None:
-            continue
-        if not by_name.get(name):
-            raise DeviceError(
-                f"The profile of {executable.model!r} has no span for a command of the stage "
-                f"{stage.label!r}: {name.kind} {name.label!r}. The device's agent may be of "
-                "another version: `codl agent install` brings this one."
-            )
-        yield command, by_name[name].popleft()
+def spans_by_command(
+    executable: Executable, spans: Iterable[TimeSpan]
+) -> Iterator[list[tuple[Command, TimeSpan]]]:
+    """Of each stage the commands that a profile shows, with their spans.
+
+    Those of one name come in the order of the commands. Raises `DeviceError` where one has none.
+    """
+    by_name: dict[SpanName, deque[TimeSpan]] = {}
+    for span in sorted(spans, key=lambda span: span.start_ms):
+        by_name.setdefault(SpanName(span.kind, span.label), deque()).append(span)
+    for stage in executable.stages:
+        named = [(command, span_of(executable, command)) for command in stage.commands]
+        pairs = []
+        for command, name in named:
+            if name is None:
+                continue
+            if not by_name.get(name):
+                raise DeviceError(
+                    f"The profile of {executable.model!r} has no span for a command of the stage "
+                    f"{stage.label!r}: {name.kind} {name.label!r}. The device's agent may be of "
+                    "another version: `codl agent install` brings this one."
+                )
+            pairs.append((command, by_name[name].popleft()))
+        yield pairs
 
 
 #: What computes on either processor, as profiles call it.

@@ -109,12 +109,12 @@ class Timeline:
     def spans(self) -> list[TimeSpan]:
         """All spans by start; waits for nothing, so the queue must be finished.
 
-        The device's clock is laid over the host's at the first enqueue.
+        The device's clock is laid over the host's at the enqueue that took the least: a driver
+        notes when it began, and the host when it was over.
         """
         spans = list(self._cpu)
         if self._gpu:
-            _, _, host, first, _ = self._gpu[0]
-            shift = host - first.profile.queued * 1e-9
+            shift = min(host - 1e-9 * first.profile.queued for _, _, host, first, _ in self._gpu)
             for kind, label, _, event, last in self._gpu:
                 start, end = (1e-9 * t + shift for t in (event.profile.start, last.profile.end))
                 spans.append(TimeSpan("gpu", kind, label, self._ms(start), self._ms(end)))

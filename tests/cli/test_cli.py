@@ -480,6 +480,27 @@ def test_strategies_and_peers_are_compared_behind_an_agent(workplace: Path) -> N
     assert told["agrees"] == (done.returncode == 0)
 
 
+def test_traces_of_a_run_of_a_run_behind_an_agent_and_of_none(workplace: Path) -> None:
+    pytest.importorskip("perfetto")
+    common = ["small.onnx", "--soc", "test", "--no-profile"]
+    apart = ["trace", *common, "--runs", "2", "--serial", "process", "-o", "a.pftrace"]
+    traced = answer(workplace, *apart)
+    assert (traced["runs"], traced["source"]) == (2, "measured")
+    assert {track["process"].partition(":")[0] for track in traced["tracks"]} == {
+        "measured",
+        "predicted (computed)",
+    }
+    assert traced["latency_ms"]["median"] > 0
+    assert traced["bytes"] == (workplace / "a.pftrace").stat().st_size
+    predicted = answer(workplace, "trace", *common, "--predicted", "-o", "b.pftrace")
+    assert (predicted["runs"], predicted["source"]) == (0, "computed")
+    assert predicted["predicted_ms"] == pytest.approx(traced["predicted_ms"])
+    done = run(workplace, "run", *common, "--rounds", "2", "--trace", "c.pftrace")
+    assert "Wrote c.pftrace" in done.stderr
+    refused = run(workplace, "trace", *common, "--predicted", "-o", "small.onnx", code=1)
+    assert "small.onnx is there, and no .pftrace file" in refused.stderr
+
+
 def test_wrong_usage_ends_with_code_2(workplace: Path) -> None:
     answer_apart(workplace, "search", "small.onnx", code=2)
     run(workplace, "no-such-command", code=2)
@@ -512,6 +533,7 @@ COMMANDS = [
     "validate",
     "eval",
     "explain",
+    "trace",
     "report",
 ]
 
