@@ -31,18 +31,18 @@ HERE = re.compile(r"local$|process$|replay:")
 #: Files that a command reads or writes, by their ends.
 FILES = re.compile(r"\.(onnx|csv|json|npz|yaml|codl|html|png|pftrace|txt|zip)$")
 #: Options whose value is written.
-WRITTEN = {"-o", "--output", "--write-plan"}
+WRITTEN = {"-o", "--output", "--outputs", "--write-plan"}
 #: What `--short` sets for a command that measures, whatever the page says.
 SHORT = {
     "collect": ("--budget", "2m"),
     "tune": ("--budget", "10s"),
-    "eval": ("--seconds", "0.5"),
+    "eval": ("--time", "0.5s"),
     "doctor": ("--budget", "20s"),
     "conformance": ("--budget", "20s"),
     "bench": ("--budget", "20s"),
 }
 #: Options with which a command measures nothing, or as a file says.
-UNTIMED = {"--all", "--clear", "--prune", "--repro", "--quick", "--minutes", "--ui"}
+UNTIMED = {"--all", "--repro", "--quick", "sustained", "ui", "llm"}
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,11 @@ class Command:
     def obstacle(self, folder: Path) -> str:
         """Why it cannot run on this machine alone, in a folder; "" where it can."""
         for option, value in zip(self.words, self.words[1:], strict=False):
-            if option == "--serial" and not HERE.match(value):
+            if option in ("--serial", "--on") and not HERE.match(value):
                 return f"needs the device {value}"
             if option == "--dask":
                 return f"needs the Dask scheduler {value}"
-            if option == "--device":
+            if option == "--opencl-device":
                 return f"needs the OpenCL device {value}"
             if option == "--runner":
                 return "needs the original's program"
@@ -90,7 +90,7 @@ class Command:
                 for name in value.split(","):
                     if FILES.search(name) and not any(folder.glob(name)):
                         return f"needs the file {name}"
-            if option == "--input" and not (folder / value).exists():
+            if option == "--inputs" and not (folder / value).exists():
                 return f"needs {value}"
         return ""
 

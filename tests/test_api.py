@@ -58,7 +58,7 @@ def test_a_collection_and_its_predictors_are_those_of_the_commands(here: Path) -
     mine = codl.collect("epyc2", serial=f"replay:{recorded}", output=Path("mine"), **how)  # type: ignore[arg-type]
     theirs = told(
         "collect", "--soc", "epyc2", "--serial", f"replay:{recorded}", "--ops", "op_chain",
-        "--shares", "1", "--samples", "40", "-o", "theirs",
+        "--shares", "1", "--samples", "40", "--datasets", "theirs",
     )  # fmt: skip
     assert mine.done.rows == theirs["rows"] > 20
     assert mine.to_json().keys() <= theirs.keys() | TIMES
@@ -69,7 +69,7 @@ def test_a_collection_and_its_predictors_are_those_of_the_commands(here: Path) -
         output=Path("one"),
     )  # fmt: skip
     asked = told("train", "--soc", "epyc2", "--predictor", "flops_linear", "--no-evaluate",
-                 "--dataset", "theirs", "-o", "other")  # fmt: skip
+                 "--datasets", "theirs", "--predictors", "other")  # fmt: skip
     assert [row["target"] for row in trained.to_json()["predictors"]] == [
         row["target"] for row in asked["predictors"]
     ]

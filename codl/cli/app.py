@@ -19,7 +19,8 @@ from typer.core import TyperGroup
 
 from codl import __version__, plugins
 from codl.boundary import MissingPackageError, boundary, explained
-from codl.cli.output import STAGE, fail, heartbeat, warn
+from codl.cli.old_names import today
+from codl.cli.output import STAGE, fail, heartbeat, tell, warn
 from codl.errors import CodlError, CodlWarning, InterruptedCommandError
 from codl.plugins import load_installed, load_plugin, load_shipped
 
@@ -41,6 +42,13 @@ SIGNALLED = 128
 
 class _Commands(TyperGroup):
     """Runs a command inside `boundary`; typer would end at Ctrl-C, and at an EOFError, unsaid."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Words that had other names are read, and told once."""
+        words, told = today(args)
+        for text in () if ctx.resilient_parsing else told:
+            tell(text)
+        return list(super().parse_args(ctx, words))
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -68,8 +76,9 @@ COMMANDS = {
     "dataset": "codl.cli.dataset:dataset_app",
     "tune": "codl.cli.tune:tune_kernels",
     "kernels": "codl.cli.kernels:compile_kernels",
-    "bench": "codl.cli.bench:bench_kernels",
-    "bench-llm": "codl.cli.bench_llm:bench_llm",
+    "cache": "codl.cli.cache:cache_app",
+    "bench": "codl.cli.bench:bench_app",
+    "bench llm": "codl.cli.bench_llm:bench_llm",
     "train": "codl.cli.train:train_predictors",
     "models": "codl.cli.models:list_models",
     "search": "codl.cli.search:search_plan",

@@ -51,7 +51,7 @@ def finite(option: typer.CallbackParam, number: float | None) -> float | None:
     return number
 
 
-def duration(option: typer.CallbackParam, text: str) -> str:
+def duration(option: typer.CallbackParam, text: str | None) -> str | None:
     """Refuses what is no duration before anything is worked for."""
     try:
         read_seconds(text)
@@ -97,16 +97,28 @@ OutputOption = Annotated[
         callback=result_file,
     ),
 ]
+BudgetOption = Annotated[
+    str | None,
+    typer.Option(
+        "--budget",
+        help="Time for the whole command, such as 90s, 10m or 1h: it ends with what is done then.",
+    ),
+]
 SerialOption = Annotated[
     str,
     typer.Option(
-        "--serial", help=f"The device: {SERIALS}.", show_default=True, callback=_known_serial
+        "--serial",
+        "--on",
+        help=f"The device: {SERIALS}.",
+        show_default=True,
+        callback=_known_serial,
     ),
 ]
 SerialsOption = Annotated[
     list[str] | None,
     typer.Option(
         "--serial",
+        "--on",
         help=f"A device: {SERIALS}. By default {HERE}; may be repeated, for several devices of "
         "the same SoC that share the work.",
         show_default=False,

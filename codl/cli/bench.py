@@ -1,10 +1,10 @@
-"""`codl bench`: kernels alone, on this device."""
+"""`codl bench`: kernels alone, and models that run on and on or beside an interface."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,47 +29,40 @@ from codl.runtime.placement import LocalSoc
 from codl.targets.connect import connect
 from codl.targets.detect import load_local
 
-ModelArgument = Annotated[
+bench_app = typer.Typer(
+    help="""Benchmarks: ops, a model on and on, an interface beside one, language models.
+
+[dim]Examples:[/dim]
+codl bench ops yolov2
+codl bench sustained yolov2 --time 10m
+codl bench ui yolov2 --strategy gpu --max-kernel-ms 1
+codl bench llm smollm2_135m""",
+    no_args_is_help=True,
+)
+SourceArgument = Annotated[
     str | None, typer.Argument(help="A built-in model, an .onnx file or a .csv file of ops.")
-]
-OpOption = Annotated[list[str] | None, typer.Option("--op", help="An op as text; may be repeated.")]
-MinutesOption = Annotated[
-    float | None,
-    typer.Option(
-        "--minutes",
-        callback=opt.positive,
-        help="Run the model on and on for this time, instead of its ops.",
-    ),
-]
-UiOption = Annotated[
-    bool, typer.Option("--ui", help="Draw an interface at 60 Hz beside the model instead.")
-]
-SecondsOption = Annotated[
-    float,
-    typer.Option(
-        "--seconds", callback=opt.positive, help="With --ui: how long to draw beside each."
-    ),
 ]
 #: Said at Ctrl-C.
 KEPT = "What was measured before is kept."
 EveryOption = Annotated[
     bool, typer.Option("--every", help="Also variants that are not for this SoC.")
 ]
+SustainedTimeOption = Annotated[
+    str, typer.Option("--time", help="How long the model runs, such as 10m.", callback=opt.duration)
+]
+DrawingTimeOption = Annotated[
+    str, typer.Option("--time", help="How long to draw beside each.", callback=opt.duration)
+]
 
 
-def bench_kernels(
-    soc: opt.SocOption,
-    model: ModelArgument = None,
-    op: OpOption = None,
+@bench_app.command("ops")
+def bench_ops(
+    source: SourceArgument = None,
+    soc: opt.SocOption = "",
+    ops: opt.OpsOption = None,
     every: EveryOption = False,
     precision: opt.PrecisionOption = None,
     budget: opt.BudgetOption = None,
-    minutes: MinutesOption = None,
-    ui: UiOption = False,
-    strategy: opt.StrategyOption = None,
-    max_kernel_ms: opt.LongestOption = None,
-    gpu_duty: opt.DutyOption = None,
-    seconds: SecondsOption = 9.0,
     dataset: opt.DatasetsOption = datasets.FOLDER,
     serial: opt.SerialOption = "local",
     json: opt.JsonOption = False,
@@ -81,60 +74,97 @@ def bench_kernels(
     types of device, memory or element are counted, and measured with --every. With --budget no op
     is begun that would probably end too late; it and Ctrl-C keep what was measured before.
 
-    With --minutes the model runs as a whole, one inference behind the other: median and 95th
-    percentile, clocks and temperature over time, the first minute beside the last, and how much
-    slower it has become. Ctrl-C ends it with what there is so far.
-
-    With --ui the model runs as a whole, while another process draws an interface at 60 Hz on the
-    same GPU: its frames on time and its worst stall, beside nothing, beside the model as it is, and
-    with --max-kernel-ms and --gpu-duty (1 and 0.7 where neither is named), and what those cost in
-    latency. Nothing else may draw on the GPU meanwhile.
-
     [dim]Examples:[/dim]
-    codl bench yolov2 --soc host
-    codl bench --soc host --op "conv2d in=1x64x56x56 oc=128 kernel=3x3 stride=1 pad=1"
-    codl bench yolov2 --soc host --budget 5m
-    codl bench yolov2 --soc host --minutes 10
-    codl bench yolov2 --soc host --ui --strategy gpu --max-kernel-ms 1 --gpu-duty 0.7
+    codl bench ops yolov2 --soc host
+    codl bench ops --ops "conv2d in=1x64x56x56 oc=128 kernel=3x3 stride=1 pad=1"
+    codl bench ops yolov2 --budget 5m
     """
-    sources = [*([model] if model else []), *(op or [])]
+    sources = opt.sources_of([source] if source else [], ops)
     if not sources:
-        raise CodlError('Name a model, or an op by --op "conv2d in=1x64x56x56 oc=128 kernel=3x3".')
+        raise CodlError('Name a model, or an op by --ops "conv2d in=1x64x56x56 oc=128 kernel=3x3".')
     described, limit = load_local(soc, serial, precision), opt.budget_of(budget)
-    if minutes is not None and ui:
-        raise CodlError("--minutes and --ui are two benchmarks: name one of them.")
-    if budget is not None and (ui or minutes is not None):
-        raise CodlError("--budget is for ops: --minutes and --seconds say how long a model runs.")
-    if ui or minutes is not None:
-        if model is None or op:
-            raise CodlError(
-                f"{'--ui' if ui else '--minutes'} runs one model: name it, and no --op."
-            )
-        limits = RunOptions(max_kernel_ms=max_kernel_ms, gpu_duty=gpu_duty) if ui else RunOptions()
-        job = Job(
-            model=model,
-            soc=soc,
-            serial=serial,
-            precision=precision,
-            strategy=strategy,
-            dataset=dataset,
-            options=limits,
-            reporter=TERMINAL,
-        )
-        if minutes is None:
-            drawn = ui_result(job, seconds=seconds, budget=limit)
-            emit("bench", drawn, lambda: ui_table(drawn), as_json=json, output=output)
-        else:
-            ran = sustained_result(job, minutes=minutes, budget=limit)
-            emit("bench", ran, lambda: sustained_table(ran), as_json=json, output=output)
-        limit.check(KEPT)
-        return
-    ops = opt.read_ops(sources)
-    measured = _measured(ops, described, serial, dataset=dataset, every=every, budget=limit)
+    measured = _measured(
+        opt.read_ops(sources), described, serial, dataset=dataset, every=every, budget=limit
+    )
     emit("bench", measured, lambda: _table(measured), as_json=json, output=output)
     if text := limit.left_out(measured["left"], "ops"):
         note(text)
     limit.check(KEPT)
+
+
+@bench_app.command("sustained")
+def bench_sustained(
+    model: opt.ModelArgument,
+    soc: opt.SocOption = "",
+    time: SustainedTimeOption = "10m",
+    strategy: opt.StrategyOption = None,
+    precision: opt.PrecisionOption = None,
+    dataset: opt.DatasetsOption = datasets.FOLDER,
+    serial: opt.SerialOption = "local",
+    json: opt.JsonOption = False,
+    output: opt.OutputOption = None,
+) -> None:
+    """Run a model on and on: does it become slower, and by how much?
+
+    The table has the median and the 95th percentile, clocks and temperature over time, and the
+    first minute beside the last. Ctrl-C ends it with what there is so far.
+
+    [dim]Examples:[/dim]
+    codl bench sustained yolov2 --time 10m
+    codl bench sustained yolov2 --soc host --strategy gpu --time 30s
+    """
+    job, limit = _job(model, soc, serial, precision, strategy, dataset), Budget()
+    ran = sustained_result(job, minutes=opt.read_budget(time, "--time") / 60, budget=limit)
+    emit("bench", ran, lambda: sustained_table(ran), as_json=json, output=output)
+    limit.check(KEPT)
+
+
+@bench_app.command("ui")
+def bench_interface(
+    model: opt.ModelArgument,
+    soc: opt.SocOption = "",
+    time: DrawingTimeOption = "9s",
+    strategy: opt.StrategyOption = None,
+    precision: opt.PrecisionOption = None,
+    max_kernel_ms: opt.LongestOption = None,
+    gpu_duty: opt.DutyOption = None,
+    dataset: opt.DatasetsOption = datasets.FOLDER,
+    serial: opt.SerialOption = "local",
+    json: opt.JsonOption = False,
+    output: opt.OutputOption = None,
+) -> None:
+    """Draw an interface at 60 Hz beside a model, on the same GPU: its frames, and what they cost.
+
+    Frames are drawn beside nothing, beside the model as it is, and with --max-kernel-ms and
+    --gpu-duty (1 and 0.7 where neither is named). The table has the frames on time, the worst
+    stall, and what the limits cost in latency. Nothing else may draw on the GPU meanwhile.
+
+    [dim]Example:[/dim] codl bench ui yolov2 --strategy gpu --max-kernel-ms 1 --gpu-duty 0.7
+    """
+    job, limit = _job(model, soc, serial, precision, strategy, dataset), Budget()
+    job = replace(job, options=RunOptions(max_kernel_ms=max_kernel_ms, gpu_duty=gpu_duty))
+    drawn = ui_result(job, seconds=opt.read_budget(time, "--time"), budget=limit)
+    emit("bench", drawn, lambda: ui_table(drawn), as_json=json, output=output)
+    limit.check(KEPT)
+
+
+def _job(
+    model: str,
+    soc: str,
+    serial: str,
+    precision: str | None,
+    strategy: str | None,
+    dataset: Path,
+) -> Job:
+    return Job(
+        model=model,
+        soc=soc,
+        serial=serial,
+        precision=precision,
+        strategy=strategy,
+        dataset=dataset,
+        reporter=TERMINAL,
+    )
 
 
 def _measured(

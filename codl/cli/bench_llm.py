@@ -1,4 +1,4 @@
-"""`codl bench-llm`: how many tokens a second a language model takes in, and makes."""
+"""`codl bench llm`: how many tokens a second a language model takes in, and makes."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ from codl.targets.detect import load_local
 from codl.targets.local import LocalTarget
 from codl.validate.decoder_check import checked_decoder
 
+USUAL = ("cpu", "gpu", DEFAULT)
 #: Other libraries that run decoders.
 PEERS = ("ort",)
 #: Tokens of the prompt behind which greedy ones are compared.
@@ -67,14 +68,19 @@ CapacityOption = Annotated[
     ),
 ]
 StrategiesOption = Annotated[
-    str,
+    list[str] | None,
     typer.Option(
         "--strategies",
-        help=f"Of {', '.join(STRATEGIES)}, by commas; the last one is what the result is of.",
+        help=f"Of {', '.join(STRATEGIES)}, {opt.BY_COMMAS}; the last one is what the result is of. "
+        f"By default {','.join(USUAL)}.",
+        metavar="A,B",
     ),
 ]
 PeersOption = Annotated[
-    str, typer.Option("--peers", help=f"Other libraries, of {', '.join(PEERS)}, by commas.")
+    list[str] | None,
+    typer.Option(
+        "--peers", help=f"Other libraries, of {', '.join(PEERS)}, {opt.BY_COMMAS}.", metavar="A,B"
+    ),
 ]
 WeightsOption = Annotated[
     str,
@@ -84,26 +90,23 @@ WeightsOption = Annotated[
         "or each lies on one processor, the same for prompts and new tokens.",
     ),
 ]
-SecondsOption = Annotated[
-    float, typer.Option("--seconds", callback=opt.positive, help="Measure at least this long.")
-]
 
 
 def bench_llm(
     model: ModelArgument,
-    soc: opt.SocOption,
+    soc: opt.SocOption = "",
     prompt: PromptOption = 512,
     generate: GenerateOption = 128,
     chunk: ChunkOption = 128,
     capacity: CapacityOption = None,
-    strategies: StrategiesOption = "cpu,gpu,codl",
-    peers: PeersOption = "",
+    strategies: StrategiesOption = None,
+    peers: PeersOption = None,
     weights: WeightsOption = "anywhere",
-    seconds: SecondsOption = 30,
+    time: opt.TimeOption = "30s",
     precision: opt.PrecisionOption = None,
     predictor: opt.PredictorOption = None,
-    budget: opt.RefineOption = opt.REFINE,
-    within: opt.WithinOption = None,
+    search_budget: opt.SearchBudgetOption = opt.SEARCH_BUDGET,
+    budget: opt.BudgetOption = None,
     check: opt.CheckOption = True,
     dataset: opt.DatasetsOption = datasets.FOLDER,
     predictors: opt.PredictorsOption = FOLDER,
@@ -117,20 +120,21 @@ def bench_llm(
     with ONNX Runtime's, once, as `codl run` does. A prompt is taken in by chunks, whose plan is one
     of its own, over the weights and the cache of the other. With --weights once no weights are on
     both processors, which takes the least memory. With the peer `ort` as many greedy tokens as are
-    generated are compared with ONNX Runtime's. With --within there are fewer rounds where time is
+    generated are compared with ONNX Runtime's. With --budget there are fewer rounds where time is
     short, and one at least.
 
     [dim]Examples:[/dim]
-    codl bench-llm smollm2_135m --soc host --peers ort
-    codl bench-llm smollm2_135m --soc host --within 5m
-    codl bench-llm model.onnx --soc host -p 256 -n 64 --strategies cpu,codl
-    codl bench-llm model.onnx --soc host --weights once
+    codl bench llm smollm2_135m --soc host --peers ort
+    codl bench llm smollm2_135m --soc host --budget 5m
+    codl bench llm model.onnx --soc host -p 256 -n 64 --strategies cpu,codl
+    codl bench llm model.onnx --soc host --weights once
     """
+    seconds = opt.read_budget(time, "--time")
     if weights not in WEIGHTS:
         raise UnknownNameError("place of weights", weights, WEIGHTS)
-    described, others = load_local(soc, "local", precision), _names(peers, PEERS, "peer")
-    limit = opt.budget_of(within, "--within")
-    names = _names(strategies, STRATEGIES, "strategy") or [DEFAULT]
+    described, others = load_local(soc, "local", precision), opt.names_of(peers, PEERS, "peer")
+    limit = opt.budget_of(budget)
+    names = opt.names_of(strategies, STRATEGIES, "strategy") or [*USUAL]
     room = max(prompt, generate + COMPARED_PROMPT) if capacity is None else capacity
     _check(room, prompt, generate)
     source = read_decoder(model)
@@ -143,7 +147,7 @@ def bench_llm(
             dataset,
             predictors,
             predictor,
-            budget_s=opt.read_budget(budget),
+            budget_s=opt.read_budget(search_budget, "--search-budget"),
             reporter=TERMINAL,
             target=target,
         )
@@ -195,15 +199,6 @@ def bench_llm(
     }
     emit("bench-llm", result, lambda: _table(result), as_json=json, output=output)
     limit.check("It is of the rounds before.")
-
-
-def _names(text: str, choices: Mapping[str, object] | Sequence[str], what: str) -> list[str]:
-    """Names between commas; raises for one that is not known, and `CodlError` for no strategy."""
-    names = list(dict.fromkeys(name for name in text.split(",") if name))
-    for name in names:
-        if name not in choices:
-            raise UnknownNameError(what, name, choices)
-    return names
 
 
 def _check(room: int, prompt: int, generate: int) -> None:

@@ -1,4 +1,4 @@
-"""`codl bench --minutes` and `--ui`: a model that runs on and on, and an interface beside one."""
+"""`codl bench sustained` and `ui`: a model that runs on and on, and an interface beside one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 from codl.api.job import Job, digests_of, recorded
 from codl.cli.output import progress, stage
 from codl.engine.engine import Engine
-from codl.errors import CodlError
 from codl.evaluation.ui_bench import TURNS, UiRow, bench_ui
 from codl.measure.budget import Budget
 from codl.measure.inputs import random_inputs
@@ -29,12 +28,7 @@ BESIDE = ("without limits", "with limits")
 
 
 def sustained_result(job: Job, *, minutes: float, budget: Budget) -> dict[str, Any]:
-    """Run a model for some minutes, or until Ctrl-C behind the first window.
-
-    Raises `CodlError` for a time that is not above 0.
-    """
-    if not 0 < minutes < float("inf"):
-        raise CodlError(f"--minutes must be above 0, got {minutes:g}.")
+    """Run a model for some minutes, or until Ctrl-C behind the first window."""
     network, seconds = job.read_network(), 60 * minutes
     windows: list[Window] = []
     with job.connected() as context:
@@ -101,11 +95,8 @@ def _time(seconds: float) -> str:
 def ui_result(job: Job, *, seconds: float, budget: Budget) -> dict[str, Any]:
     """Frames beside nothing, beside a model as it usually runs, and beside it with limits.
 
-    Each is planned for its limits. Ctrl-C ends it, and the `budget` says so. Raises `CodlError` for
-    a time that is not above 0.
+    Each is planned for its limits. Ctrl-C ends it, and the `budget` says so.
     """
-    if not 0 < seconds < float("inf"):
-        raise CodlError(f"--seconds must be above 0, got {seconds:g}.")
     described = load_local(job.soc, job.serial, job.precision)
     limits = job.wanted.limits(described) or USUAL
     network = job.read_network()

@@ -35,13 +35,13 @@ STOPPED = {
 }
 ALL_SHARES, SOME_SHARES = (",".join(map(str, shares)) for shares in (SHARES, FEW_SHARES))
 
-OpsOption = Annotated[
+CollectedModelsOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--ops",
-        help="Built-in models, .onnx files, or .csv files of ops; may be repeated. By default "
-        f"{', '.join(MEASURED)}; and some of what attention is made of.",
-        show_default=False,
+        "--models",
+        help=f"Models whose ops are measured, {opt.BY_COMMAS}. By default {', '.join(MEASURED)}; "
+        "and some of what attention is made of.",
+        metavar="A,B",
     ),
 ]
 SharesOption = Annotated[
@@ -58,7 +58,7 @@ SimilarOption = Annotated[
     typer.Option(
         "--similar",
         min=0,
-        help="How many similar ops to measure: those that the networks of --ops would have for "
+        help="How many similar ops to measure: those that the networks of --models would have for "
         "other image sizes or widths. By default 0; with a budget as many as there is time for, "
         f"{MOST_SIMILAR} at most.",
         show_default=False,
@@ -152,9 +152,10 @@ ToleranceOption = Annotated[
 
 
 def collect_data(
-    soc: opt.SocOption,
+    soc: opt.SocOption = "",
     serial: opt.SerialsOption = None,
-    ops: OpsOption = None,
+    models: CollectedModelsOption = None,
+    ops: opt.OpsOption = None,
     shares: SharesOption = None,
     similar: SimilarOption = None,
     batch: BatchesOption = None,
@@ -172,8 +173,9 @@ def collect_data(
     program: ProgramOption = None,
     gpu_memory_type: MemoryTypeOption = None,
     rounds: RoundsOption = None,
-    output: opt.ToDatasetsOption = datasets.FOLDER,
+    datasets_folder: opt.ToDatasetsOption = datasets.FOLDER,
     json: opt.JsonOption = False,
+    output: opt.OutputOption = None,
 ) -> None:
     """Measure ops in every kernel variant of both processors, and the cost of data sharing.
 
@@ -182,7 +184,7 @@ def collect_data(
     that was killed goes on with --resume.
 
     It ends when more would change no plan. Whole ops come first, and what --similar and --batch ask
-    for. Then, with every fifth more measurements, predictors are trained and the models of --ops
+    for. Then, with every fifth more measurements, predictors are trained and those of --models
     are planned; where it names none, the built-in ones. Plans that take at most --tolerance longer
     than new ones are unchanged. After three looks in a row without a change it is over. --all
     measures everything, --budget for a fixed time, --samples a fixed number.
@@ -212,17 +214,17 @@ def collect_data(
 
     [dim]Examples:[/dim]
     codl collect --soc host --serial local
-    codl collect --soc host --serial local --resume --ops yolov2 --tolerance 1
+    codl collect --soc host --serial local --resume --models yolov2 --tolerance 1
     codl collect --soc host --serial local --resume --all
     codl collect --soc host --serial local --resume --budget 10m
-    codl collect --soc host --serial local --resume --ops yolov2 --budget 10m
+    codl collect --soc host --serial local --resume --models yolov2 --budget 10m
     codl collect --soc phone --serial X --governor performance --cool-down 5m
-    codl collect --soc sdm855 --serial 3a9c4f5 --runner codl_op_run --ops yolov2
+    codl collect --soc sdm855 --serial 3a9c4f5 --runner codl_op_run --models yolov2
     codl collect --soc rk3588 --serial ssh://pi@one.local --serial ssh://pi@two.local
-    codl collect --soc host --serial replay:lat_datasets/host --budget 10m -o tried
+    codl collect --soc host --serial replay:lat_datasets/host --budget 10m --datasets tried
     """
     serials = serial or []
-    sources = [part for text in ops or MEASURED for part in text.split(",")]
+    sources = opt.sources_of(models, ops)
     budget_s = opt.read_seconds(budget)
     asked_shares = opt.read_shares(shares) if shares else None
     if runner != CODL:
@@ -232,9 +234,9 @@ def collect_data(
             soc,
             serials[0],
             {name: value for name, value in options.items() if value is not None},
-            ops=sources,
+            ops=sources or MEASURED,
             shares=asked_shares or (SHARES if budget_s is None else FEW_SHARES),
-            root=output,
+            root=datasets_folder,
             resume=resume,
             budget_s=budget_s,
             samples=samples,
@@ -245,7 +247,7 @@ def collect_data(
             soc,
             serial=serials,
             precision=precision,
-            ops=sources if ops else None,
+            ops=sources or None,
             shares=asked_shares,
             similar=similar,
             batches=batch or (),
@@ -258,11 +260,11 @@ def collect_data(
             governor=governor,
             cool_down_s=opt.read_seconds(cool_down) or 0.0,
             hot_c=hot,
-            output=output,
+            output=datasets_folder,
             reporter=TERMINAL,
             shown=_lines,
         )
-    emit("collect", run.to_json(), lambda: _table(run), as_json=json)
+    emit("collect", run.to_json(), lambda: _table(run), as_json=json, output=output)
     run.check()
 
 

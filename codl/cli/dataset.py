@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from codl.cli.options import DatasetsOption, JsonOption, OutputOption
+from codl.cli.options import DatasetsOption, JsonOption, OutputOption, PlannedSocOption
 from codl.cli.output import emit
 from codl.measure import dataset as datasets
 from codl.measure.dataset import Dataset
@@ -20,19 +20,18 @@ codl dataset info --soc host
 codl dataset import t_*.csv --soc redmi""",
     no_args_is_help=True,
 )
-OwnerOption = Annotated[str, typer.Option("--soc", help="The SoC whose dataset it is.")]
 
 
 @dataset_app.command("info")
 def dataset_info(
-    soc: OwnerOption = "host",
+    soc: PlannedSocOption = "",
     dataset: DatasetsOption = datasets.FOLDER,
     json: JsonOption = False,
     output: OutputOption = None,
 ) -> None:
     """Say what a dataset holds: rows and failures of every file, its SoC and its source.
 
-    [dim]Example:[/dim] codl dataset info --soc host
+    [dim]Example:[/dim] codl dataset info --soc epyc2
     """
     from codl.frames import dataset_frame
 

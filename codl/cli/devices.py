@@ -238,7 +238,9 @@ def detect_soc(
 def measure_soc_power(
     name: opt.SocArgument,
     serial: opt.SerialOption = "local",
-    seconds: Annotated[float, typer.Option(min=0.5, help="For each of the four.")] = 3.0,
+    time: Annotated[
+        str, typer.Option("--time", help="For each of the four.", callback=opt.duration)
+    ] = "3s",
     json: opt.JsonOption = False,
     output: opt.OutputOption = None,
 ) -> None:
@@ -250,7 +252,7 @@ def measure_soc_power(
     """
     soc = load_local(name, serial)
     with closing(connect(serial, soc)) as target:
-        measured = replace(soc, power_w=target.power(seconds))
+        measured = replace(soc, power_w=target.power(opt.read_budget(time, "--time")))
     note(f"Wrote {measured.save(socs.own_path_of(name))}")
     emit("soc power", _content(measured), lambda: soc_yaml(measured), as_json=json, output=output)
 

@@ -10,22 +10,16 @@ from rich.console import Group, RenderableType
 
 from codl.api.evaluate import USUAL, Earlier, EvalRun, evaluate, evaluate_again
 from codl.cli import options as opt
-from codl.cli.base_options import positive
 from codl.cli.output import TERMINAL, emit, note
 from codl.measure import dataset as datasets
 from codl.measure.cool_down import HOT_C
 from codl.measure.peers import PEERS
 from codl.predict import FOLDER
-from codl.strategies import STRATEGIES, ideal
 
-USUAL_NAMES = ",".join(USUAL)
+USUAL_MODELS = ("yolov2",)
 #: Options that are not given with --repro.
-OF_THE_FILE = ("models", "strategies", "peers", "seconds", "batch", "precision", "predictor",
+OF_THE_FILE = ("models", "strategies", "peers", "time", "batch", "precision", "predictor",
                "max_kernel_ms", "gpu_duty")  # fmt: skip
-SocOrReproOption = Annotated[
-    str | None,
-    typer.Option("--soc", help=f"{opt.SOCS}; --repro has its own.", show_default=False),
-]
 ReproOption = Annotated[
     Path | None,
     typer.Option("--repro", help="Run the evaluation of this file again: does it agree?"),
@@ -37,22 +31,11 @@ OtherEnvironmentOption = Annotated[
         help="With --repro: go on where the environment or the dataset is another one.",
     ),
 ]
-ModelsOption = Annotated[
-    str, typer.Option("--models", help="Built-in models or .onnx files, separated by commas.")
-]
-StrategiesOption = Annotated[
-    str, typer.Option("--strategies", help=f"Of {', '.join([*STRATEGIES, ideal.NAME])}, by commas.")
-]
 PeersOption = Annotated[
-    str,
+    list[str] | None,
     typer.Option(
-        "--peers",
-        help=f"Other libraries, of {', '.join(PEERS)}, by commas.",
+        "--peers", help=f"Other libraries, of {', '.join(PEERS)}, {opt.BY_COMMAS}.", metavar="A,B"
     ),
-]
-SecondsOption = Annotated[
-    float,
-    typer.Option("--seconds", callback=positive, help="Measure each model at least this long."),
 ]
 TimelinesOption = Annotated[
     bool,
@@ -62,19 +45,19 @@ TimelinesOption = Annotated[
 
 def evaluate_strategies(
     context: typer.Context,
-    soc: SocOrReproOption = None,
+    soc: opt.SocOption = "",
     serial: opt.SerialOption = "local",
-    models: ModelsOption = "yolov2",
-    strategies: StrategiesOption = USUAL_NAMES,
-    peers: PeersOption = "",
-    seconds: SecondsOption = 20,
+    models: opt.ModelsOption = None,
+    strategies: opt.StrategiesOption = None,
+    peers: PeersOption = None,
+    time: opt.TimeOption = "20s",
     precision: opt.PrecisionOption = None,
     predictor: opt.PredictorOption = None,
     max_kernel_ms: opt.LongestOption = None,
     gpu_duty: opt.DutyOption = None,
-    budget: opt.RefineOption = opt.REFINE,
+    search_budget: opt.SearchBudgetOption = opt.SEARCH_BUDGET,
     no_profile: opt.NoProfileOption = False,
-    within: opt.WithinOption = None,
+    budget: opt.BudgetOption = None,
     batch: opt.BatchOption = None,
     dataset: opt.DatasetsOption = datasets.FOLDER,
     predictors: opt.PredictorsOption = FOLDER,
@@ -89,6 +72,8 @@ def evaluate_strategies(
 ) -> None:
     """Compare strategies on models: measured in turns in one run, with outputs checked.
 
+    By default the model is yolov2, and strategies are those that the paper compares.
+
     A turn is several runs in a row. Latencies are of the runs behind its first, which find the
     caches as they left them; the first one finds what others left there, and is shown apart.
 
@@ -99,7 +84,7 @@ def evaluate_strategies(
     Rows carry temperature, clocks and battery, and which processors were throttled. A hot device is
     waited for between models; a battery below 20 % ends the evaluation, with the rows so far;
     so does Ctrl-C. Plans are made, and run, for a GPU that keeps --max-kernel-ms and --gpu-duty;
-    peers know of neither. With --within each model has an equal share of the time that is left.
+    peers know of neither. With --budget each model has an equal share of the time that is left.
 
     --repro FILE runs the evaluation of a file of -o again: its models, strategies, peers, plans and
     protocol. It says of each speedup whether it agrees within what both runs have spread, and the
@@ -110,13 +95,13 @@ def evaluate_strategies(
     codl eval --soc host --serial local --models yolov2,vgg16
     codl eval --soc host --models yolov2 --strategies cpu,gpu --peers ort,ncnn,openvino,mnn
     codl eval --soc host --models yolov2 -o eval.json
-    codl eval --soc host --models yolov2,vgg16,bert --within 10m
+    codl eval --soc host --models yolov2,vgg16,bert --budget 10m
     codl eval --soc host --models yolov2 --max-kernel-ms 1 --gpu-duty 0.7
     codl eval --repro eval.json
     """
-    limit = opt.budget_of(within, "--within")
+    limit = opt.budget_of(budget)
     how: dict[str, Any] = {
-        "budget_s": opt.read_budget(budget),
+        "budget_s": opt.read_budget(search_budget, "--search-budget"),
         "profile": not no_profile,
         "within": limit,
         "governor": governor,
@@ -129,21 +114,19 @@ def evaluate_strategies(
     if repro is not None:
         run = evaluate_again(
             _earlier(context, repro),
-            soc=soc,
+            soc=soc or None,
             serial=None if _is_default(context, "serial") else serial,
             other_environment=other_environment,
             **how,
         )
-    elif soc is None:
-        raise typer.BadParameter("an evaluation wants a SoC.", param_hint="--soc")
     else:
         run = evaluate(
-            opt.read_models(models),
+            opt.read_models(*(models or USUAL_MODELS)),
             soc=soc,
             serial=serial,
-            strategies=_names(strategies),
-            peers=_names(peers),
-            seconds=seconds,
+            strategies=opt.names_of(strategies) or USUAL,
+            peers=opt.names_of(peers),
+            seconds=opt.read_budget(time, "--time"),
             batch=batch,
             precision=precision,
             predictor=predictor,
@@ -183,8 +166,3 @@ def _earlier(context: typer.Context, path: Path) -> Earlier:
 def _is_default(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is None or source.name.startswith("DEFAULT")
-
-
-def _names(text: str) -> tuple[str, ...]:
-    """Each once."""
-    return tuple(dict.fromkeys(name for name in text.split(",") if name))

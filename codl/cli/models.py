@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from codl.cli.options import JsonOption
+from codl.cli.options import JsonOption, OutputOption
 from codl.cli.output import emit
 from codl.errors import UnknownNameError
 from codl.frontend.models import BUILT_IN, described
@@ -21,6 +21,7 @@ def list_models(
         list[str] | None, typer.Argument(help="Some of the built-in models; all by default.")
     ] = None,
     json: JsonOption = False,
+    output: OutputOption = None,
 ) -> None:
     """List the built-in models: inputs, weights, work and nodes.
 
@@ -40,7 +41,13 @@ def list_models(
             table.add_row(model.name, _shapes(model.inputs.values()), *numbers, nodes)
         return table
 
-    emit("models", {"models": [asdict(model) for model in summaries]}, render, as_json=json)
+    emit(
+        "models",
+        {"models": [asdict(model) for model in summaries]},
+        render,
+        as_json=json,
+        output=output,
+    )
 
 
 def _shapes(shapes: Iterable[tuple[int, ...]]) -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from codl.api.home import usual_soc
 from codl.cli.base_options import MOST_IMAGES, duration, writable_folder
 from codl.cli.base_options import MOST_ROUNDS as MOST_ROUNDS
+from codl.cli.base_options import BudgetOption as BudgetOption
 from codl.cli.base_options import JsonOption as JsonOption
 from codl.cli.base_options import OutputOption as OutputOption
 from codl.cli.base_options import SerialOption as SerialOption
@@ -19,8 +21,9 @@ from codl.cli.base_options import positive as positive
 from codl.cli.base_options import read_budget as read_budget
 from codl.cli.base_options import read_seconds as read_seconds
 from codl.cli.base_options import writable as writable
-from codl.errors import CodlError
-from codl.frontend.models import BUILT_IN, choices
+from codl.cli.output import tell
+from codl.errors import CodlError, UnknownNameError
+from codl.frontend.models import BUILT_IN, BUNDLE, choices
 from codl.ir import Op, parse
 from codl.ir.types import PRECISIONS
 from codl.measure import dataset as datasets
@@ -29,10 +32,12 @@ from codl.measure.cool_down import LONGEST_S
 from codl.measure.tasks import load_ops
 from codl.predict import ESTIMATORS
 from codl.runtime.placement import HINTS
-from codl.strategies import DEFAULT, STRATEGIES
+from codl.strategies import DEFAULT, STRATEGIES, ideal
 from codl.strategies.base import BUDGET_S
 from codl.workers import Workers
 
+#: How several names are told.
+BY_COMMAS = "by commas"
 #: The strategies that run plans on the device to find the best.
 RUN_PLANS = ", ".join(name for name, strategy in STRATEGIES.items() if strategy.runs_plans)
 MODELS = (
@@ -40,11 +45,49 @@ MODELS = (
     "or a deployment .yaml (with #NAME where it has several models)"
 )
 SOCS = "A SoC: a name of `codl soc list`, or a .yaml file"
-SocOption = Annotated[str, typer.Option("--soc", help=f"{SOCS}.")]
+
+
+def _usual_soc(*, runs: bool) -> Callable[[typer.Context, str], str]:
+    """Takes the usual SoC where none is named, and says so; a bundle or --repro has its own."""
+
+    def soc_of(context: typer.Context, name: str) -> str:
+        told = context.params
+        has_one = told.get("repro") or Path(str(told.get("model", ""))).suffix == BUNDLE
+        if name or has_one or context.resilient_parsing:
+            return name
+        usual = usual_soc(runs=(runs and not told.get("predicted")) or bool(told.get("serial")))
+        tell(f"SoC {usual.name}: {usual.reason}. --soc names another.")
+        return usual.name
+
+    return soc_of
+
+
+SocOption = Annotated[
+    str,
+    typer.Option(
+        "--soc",
+        help=f"{SOCS}. By default CODL_SOC, or the one that was measured here last.",
+        callback=_usual_soc(runs=True),
+        show_default=False,
+    ),
+]
+#: Of commands that need no device: where nothing is measured here, what comes with codl.
+PlannedSocOption = Annotated[
+    str,
+    typer.Option(
+        "--soc",
+        help=f"{SOCS}. By default CODL_SOC, the one that was measured here last, or one that comes "
+        "with codl.",
+        callback=_usual_soc(runs=False),
+        show_default=False,
+    ),
+]
 SocArgument = Annotated[str, typer.Argument(help=f"{SOCS}.")]
 DeviceOption = Annotated[
     str | None,
-    typer.Option("--device", help="The OpenCL device: a driver or device name of `codl devices`."),
+    typer.Option(
+        "--opencl-device", help="The OpenCL device: a driver or device name of `codl devices`."
+    ),
 ]
 ThreadsOption = Annotated[
     int | None, typer.Option("--threads", help="Threads of the CPU side; one a core by default.")
@@ -84,6 +127,29 @@ ModelsArgument = Annotated[
     typer.Argument(
         metavar="MODEL",
         help=f"{MODELS}. Several stand apart, or have commas between them.",
+    ),
+]
+ModelsOption = Annotated[
+    list[str] | None,
+    typer.Option("--models", help=f"Models, {BY_COMMAS}.", metavar="A,B"),
+]
+OpsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ops", help="An op as text, or a .csv file of ops; may be repeated.", metavar="OP"
+    ),
+]
+VariantsOption = Annotated[
+    list[str] | None,
+    typer.Option("--variants", help=f"Only these kernel variants, {BY_COMMAS}.", metavar="A,B"),
+]
+StrategiesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--strategies",
+        help=f"Of {', '.join([*STRATEGIES, ideal.NAME])}, {BY_COMMAS}.",
+        metavar="A,B",
+        show_default=False,
     ),
 ]
 BatchOption = Annotated[
@@ -134,7 +200,7 @@ PlacementOption = Annotated[
 PREDICTORS = "Where predictors lie, a folder for each SoC."
 PredictorsOption = Annotated[Path, typer.Option("--predictors", help=PREDICTORS)]
 ToPredictorsOption = Annotated[
-    Path, typer.Option("-o", "--output", help=PREDICTORS, callback=writable_folder)
+    Path, typer.Option("--predictors", help=PREDICTORS, callback=writable_folder)
 ]
 DATASETS = "Where datasets lie, a folder for each SoC."
 
@@ -142,14 +208,13 @@ DATASETS = "Where datasets lie, a folder for each SoC."
 def _existing(folder: Path) -> Path:
     """Refuses a folder that is named and is not there; the usual one need not be."""
     if folder != datasets.FOLDER and not folder.is_dir():
-        raise CodlError(f"--dataset {folder}: there is no such folder.")
+        raise CodlError(f"--datasets {folder}: there is no such folder.")
     return folder
 
 
-DatasetsOption = Annotated[Path, typer.Option("--dataset", help=DATASETS, callback=_existing)]
-ToTuneOption = Annotated[Path, typer.Option("--dataset", help=DATASETS, callback=writable_folder)]
+DatasetsOption = Annotated[Path, typer.Option("--datasets", help=DATASETS, callback=_existing)]
 ToDatasetsOption = Annotated[
-    Path, typer.Option("-o", "--output", help=DATASETS, callback=writable_folder)
+    Path, typer.Option("--datasets", help=DATASETS, callback=writable_folder)
 ]
 JobsOption = Annotated[
     int | None,
@@ -164,16 +229,14 @@ DaskOption = Annotated[
         "scheduler, such as tcp://host:8786.",
     ),
 ]
-BudgetOption = Annotated[
-    str | None, typer.Option("--budget", help="Stop after this time, such as 90s, 10m or 1h.")
-]
 #: Of strategies that run plans on the device.
-RefineOption = Annotated[
+SearchBudgetOption = Annotated[
     str,
     typer.Option(
-        "--budget",
+        "--search-budget",
         help=f"Time that a strategy which runs plans ({RUN_PLANS}) may take for a model, such as "
         "90s or 10m: the best so far is taken.",
+        callback=duration,
     ),
 ]
 ProfileOption = Annotated[
@@ -189,15 +252,10 @@ NoProfileOption = Annotated[
     bool,
     typer.Option("--no-profile", help="Plan by predictions alone, without profiling the model."),
 ]
-WithinOption = Annotated[
-    str | None,
-    typer.Option(
-        "--within",
-        help="Time for all together, such as 10m: where it is short, fewer rounds, and then fewer "
-        "models. --budget is for each strategy that runs plans, on each model.",
-    ),
+SEARCH_BUDGET = f"{BUDGET_S:g}s"
+TimeOption = Annotated[
+    str, typer.Option("--time", help="Measure at least this long, such as 30s.", callback=duration)
 ]
-REFINE = f"{BUDGET_S:g}s"
 
 GovernorOption = Annotated[
     str | None,
@@ -252,6 +310,21 @@ def read_models(*texts: str) -> list[str]:
     return models
 
 
+def names_of(
+    texts: Iterable[str] | None, choices: Iterable[str] | None = None, what: str = ""
+) -> list[str]:
+    """The names of an option that has commas, or is repeated; each once.
+
+    Raises `UnknownNameError` for one that is no `what` of the choices.
+    """
+    parts = (part.strip() for text in texts or () for part in text.split(","))
+    names = list(dict.fromkeys(part for part in parts if part))
+    for name in names:
+        if choices is not None and name not in choices:
+            raise UnknownNameError(what, name, choices)
+    return names
+
+
 def _parts(text: str) -> list[str]:
     return [part for part in text.split(",") if part]
 
@@ -286,6 +359,12 @@ def read_profile(file: Path | None, off: bool) -> Path | bool:
     if file is not None and off:
         raise CodlError(f"--profile {file} is not used with --no-profile: leave one of them out.")
     return file or not off
+
+
+def sources_of(models: Iterable[str] | None, ops: Iterable[str] | None) -> list[str]:
+    """What --models and --ops name, by commas; an op as text is one, and has a space in it."""
+    parts = ([text] if " " in text.strip() else _parts(text) for text in ops or ())
+    return [*names_of(models), *(part for some in parts for part in some)]
 
 
 def read_ops(sources: Sequence[str]) -> list[Op]:

@@ -138,6 +138,11 @@ def stage(text: str) -> None:
     note(text)
 
 
+def tell(text: str) -> None:
+    """Something about the command line itself, such as what was taken where nothing was named."""
+    _say(Text(printable(text), style="dim"))
+
+
 def note(text: str) -> None:
     """A line about what is being done."""
     _say(Text(printable(text), style="dim"))

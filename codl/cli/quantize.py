@@ -57,7 +57,7 @@ CapacityOption = Annotated[
         "--capacity",
         min=1,
         help=f"Write a decoder ({', '.join(DECODERS)}) with its key-value cache, for at most "
-        "this many tokens: for codl bench-llm.",
+        "this many tokens: for `codl bench llm`.",
     ),
 ]
 

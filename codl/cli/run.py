@@ -16,7 +16,6 @@ from codl import bundle, files
 from codl.api.job import Job, RunOptions, digests_of, read_inputs, recorded
 from codl.bundle.archive import Archive
 from codl.cli import options as opt
-from codl.cli.base_options import result_file
 from codl.cli.output import TERMINAL, emit, note, stage, told_of, warn
 from codl.cli.plan_tables import op_placement_table
 from codl.cli.trace import RUNS, power_w, trace_file, write_trace
@@ -40,45 +39,20 @@ NPZ = ".npz"
 #: A run that takes twice its prediction is worth a word.
 FAR_OFF = 2.0
 ModelOrBundle = Annotated[str, typer.Argument(help=f"{opt.MODELS}, or a bundle (.codl).")]
-SocOrBundlesOption = Annotated[
-    str | None,
-    typer.Option(
-        "--soc",
-        help=f"{opt.SOCS}; a bundle has its own.",
-        show_default=False,
-    ),
-]
 InputsOption = Annotated[
-    Path | None, typer.Option("--input", help="Inputs by name; seeded random ones by default.")
+    Path | None, typer.Option("--inputs", help="Inputs by name; seeded random ones by default.")
 ]
 
 
 def _arrays_file(path: Path | None) -> Path | None:
     if path is not None and path.suffix != NPZ:
-        raise typer.BadParameter(f"outputs go to an {NPZ} file, got {path}", param_hint="--output")
+        raise typer.BadParameter(f"outputs go to an {NPZ} file, got {path}", param_hint="--outputs")
     return opt.writable(path)
-
-
-def _result_file(path: Path | None) -> Path | None:
-    """Of other commands -o is short for --output; a file of arrays is not meant here."""
-    if path is not None and path.suffix == NPZ:
-        raise typer.BadParameter(
-            f"-o writes the result, as JSON; --output {path} writes outputs.", param_hint="-o"
-        )
-    return result_file(path)
 
 
 OutputsOption = Annotated[
     Path | None,
-    typer.Option("--output", help="Where outputs go, an .npz file.", callback=_arrays_file),
-]
-ResultOption = Annotated[
-    Path | None,
-    typer.Option(
-        "-o",
-        help="Write the result as JSON, the input of `codl report`; outputs go to --output.",
-        callback=_result_file,
-    ),
+    typer.Option("--outputs", help="Where outputs go, an .npz file.", callback=_arrays_file),
 ]
 AdaptOption = Annotated[
     bool,
@@ -122,17 +96,16 @@ TraceOption = Annotated[
 
 def run_model(
     model: ModelOrBundle,
-    soc: SocOrBundlesOption = None,
+    soc: opt.SocOption = "",
     serial: opt.SerialOption = "local",
     precision: opt.PrecisionOption = None,
     plan: opt.PlanOption = None,
     strategy: opt.StrategyOption = None,
-    budget: opt.RefineOption = opt.REFINE,
+    search_budget: opt.SearchBudgetOption = opt.SEARCH_BUDGET,
     profile: opt.ProfileOption = None,
     no_profile: opt.NoProfileOption = False,
     inputs: InputsOption = None,
     outputs: OutputsOption = None,
-    result_file: ResultOption = None,
     rounds: RoundsOption = 20,
     batch: opt.BatchOption = None,
     dataset: opt.DatasetsOption = datasets.FOLDER,
@@ -152,6 +125,7 @@ def run_model(
     strict: StrictOption = False,
     trace: TraceOption = None,
     json: opt.JsonOption = False,
+    output: opt.OutputOption = None,
 ) -> None:
     """Run a model by a plan or a strategy, or a bundle, and print its latency.
 
@@ -171,8 +145,8 @@ def run_model(
     process that holds of drivers that crash or hang, too.
 
     [dim]Examples:[/dim]
-    codl run yolov2 --soc host --input in.npz --output out.npz
-    codl run yolov2.codl --input in.npz --output out.npz
+    codl run yolov2 --soc host --inputs in.npz --outputs out.npz
+    codl run yolov2.codl --inputs in.npz --outputs out.npz
     codl run yolov2 --soc host --adapt --rounds 500 --json
     codl run yolov2 --soc host --serial process --strict
     codl run deploy.yaml#detector --soc host --threads 2 --cpu-affinity big --gpu-priority low
@@ -181,13 +155,13 @@ def run_model(
     """
     job = Job(
         model=model,
-        soc=soc or "",
+        soc=soc,
         serial=serial,
         precision=precision,
         plan=plan,
         strategy=strategy,
         predictor=predictor,
-        budget_s=opt.read_budget(budget),
+        budget_s=opt.read_budget(search_budget, "--search-budget"),
         profile=opt.read_profile(profile, no_profile),
         dataset=dataset,
         predictors=predictors,
@@ -208,10 +182,6 @@ def run_model(
             from codl.validate.first_check import checked_engine  # a bundle needs no ONNX
             from codl.validate.references import read_network
 
-            if soc is None:
-                raise typer.BadParameter(
-                    "a model wants a SoC; only a bundle has its own.", param_hint="--soc"
-                )
             job.check()
             stage(f"Reading {model}")
             network, source = read_network(model, batch, opt.read_shapes(shape), check=check)
@@ -252,7 +222,7 @@ def run_model(
     def render() -> Group:
         return Group(op_placement_table(done.placed, "measured", every=every), _summary(result))
 
-    emit("run", result, render, as_json=json, output=result_file)
+    emit("run", result, render, as_json=json, output=output)
     _warn_of_prediction(result)
     _warn_of_no_numbers(done.outputs)
 

@@ -31,7 +31,7 @@ from codl.strategies.model_search import FoundBound, FoundPlan, SearchOutcome
 from codl.targets.connect import transport_of
 
 MethodOption = Annotated[
-    str, typer.Option("--search", help=f"How `codl` searches: {', '.join(METHODS)}.")
+    str, typer.Option("--method", help=f"How `codl` searches: {', '.join(METHODS)}.")
 ]
 ObjectiveOption = Annotated[
     str, typer.Option("--objective", help=f"What `codl` searches for: {', '.join(GOALS)}.")
@@ -62,6 +62,7 @@ DeviceOption = Annotated[
     str | None,
     typer.Option(
         "--serial",
+        "--on",
         help=f"The device on which the model is profiled first: {SERIALS}. Without it predictions "
         f"decide, and strategies that run plans run them on {HERE}.",
         show_default=False,
@@ -72,7 +73,7 @@ DeviceOption = Annotated[
 
 def search_plan(
     models: opt.ModelsArgument,
-    soc: opt.SocOption,
+    soc: opt.PlannedSocOption = "",
     serial: DeviceOption = None,
     precision: opt.PrecisionOption = None,
     strategy: opt.StrategyOption = None,
@@ -80,10 +81,10 @@ def search_plan(
     method: MethodOption = "dp",
     objective: ObjectiveOption = "latency",
     memory_limit: MemoryOption = None,
-    budget: opt.RefineOption = opt.REFINE,
+    search_budget: opt.SearchBudgetOption = opt.SEARCH_BUDGET,
     profile: opt.ProfileOption = None,
     no_profile: opt.NoProfileOption = False,
-    within: opt.WithinOption = None,
+    budget: opt.BudgetOption = None,
     batch: opt.BatchOption = None,
     dataset: opt.DatasetsOption = datasets.FOLDER,
     predictors: opt.PredictorsOption = FOLDER,
@@ -98,14 +99,14 @@ def search_plan(
 ) -> None:
     """Find a plan of a model: its chains, their dimensions and ratios. Or of each of several.
 
-    Strategies that run plans to find the best run them on --serial, for --budget, and give the best
-    so far. The strategy `ideal` prints the paper's bound, computed from measured ops; it gives no
-    plan.
+    Strategies that run plans to find the best run them on --serial, for --search-budget, and give
+    the best so far. The strategy `ideal` prints the paper's bound, computed from measured ops; it
+    gives no plan.
 
     Several models are searched one by one, --jobs at a time, or by the workers of a Dask cluster
     (the extra `dask`); plans are the same. Then --json holds `plans`, with what one model's holds
     for each, and `failed`, and -o is a folder with a file MODEL.json for each. Where a model has no
-    plan, the others are searched all the same, and the exit code is 1; so it is where --within or
+    plan, the others are searched all the same, and the exit code is 1; so it is where --budget or
     Ctrl-C leave models without one.
 
     With --max-kernel-ms and --gpu-duty plans are for a GPU that is limited so, as by `codl run`.
@@ -113,11 +114,11 @@ def search_plan(
     [dim]Examples:[/dim]
     codl search yolov2 --soc host -o plan.json
     codl search model.onnx --soc host --serial local -o plan.json
-    codl search yolov2 --soc host --strategy codl-refined --budget 2m
-    codl search yolov2,vgg16,bert --soc host --jobs 3 --within 2m -o plans
+    codl search yolov2 --soc host --strategy codl-refined --search-budget 2m
+    codl search yolov2,vgg16,bert --soc host --jobs 3 --budget 2m -o plans
     codl search zoo/*.onnx --soc host --dask tcp://10.0.0.7:8786 -o plans
     """
-    names, limit = opt.read_models(*models), opt.budget_of(within, "--within")
+    names, limit = opt.read_models(*models), opt.budget_of(budget)
     files = _files(names, output)
     job = Job(
         model=names[0],
@@ -126,7 +127,7 @@ def search_plan(
         precision=precision,
         strategy=strategy,
         predictor=predictor,
-        budget_s=opt.read_budget(budget),
+        budget_s=opt.read_budget(search_budget, "--search-budget"),
         profile=profile_on(serial, opt.read_profile(profile, no_profile)),
         batch=batch,
         shapes=opt.read_shapes(shape),

@@ -22,7 +22,7 @@ LikeOption = Annotated[
     list[str] | None,
     typer.Option(
         "--like",
-        help="Known SoCs, by name, separated by commas. Where held-out shapes gain by it, their "
+        help=f"Known SoCs, by name, {opt.BY_COMMAS}. Where held-out shapes gain by it, their "
         "latencies become features, so that 100 samples of a new SoC or fewer are enough.",
     ),
 ]
@@ -52,7 +52,7 @@ EveryOption = Annotated[
 
 
 def train_predictors(
-    soc: opt.SocOption,
+    soc: opt.PlannedSocOption = "",
     predictor: PredictorsOption = None,
     dataset: opt.DatasetsOption = datasets.FOLDER,
     like: LikeOption = None,
@@ -61,9 +61,10 @@ def train_predictors(
     budget: TrainBudgetOption = None,
     jobs: opt.JobsOption = None,
     dask: opt.DaskOption = None,
-    output: opt.ToPredictorsOption = FOLDER,
+    predictors: opt.ToPredictorsOption = FOLDER,
     every: EveryOption = False,
     json: opt.JsonOption = False,
+    output: opt.OutputOption = None,
 ) -> None:
     """Train latency predictors on a SoC's dataset, and say how accurate they are.
 
@@ -84,14 +85,14 @@ def train_predictors(
     limit = opt.budget_of(budget)
     trained = train(
         soc,
-        predictors=predictor,
-        like=[name.strip() for text in like or () for name in text.split(",")],
+        predictors=opt.names_of(predictor) or None,
+        like=opt.names_of(like),
         evaluate=evaluate,
         seeds=seeds,
         budget=limit,
         workers=opt.read_workers(jobs, dask, usual=len(os.sched_getaffinity(0))),
         dataset=dataset,
-        output=output,
+        output=predictors,
         reporter=TERMINAL,
     )
     result = trained.to_json()
@@ -102,7 +103,7 @@ def train_predictors(
 
         return train_table(train_result(result), every=every)
 
-    emit("train", result, render, as_json=json)
+    emit("train", result, render, as_json=json, output=output)
     if text := limit.left_out(trained.report.left, "predictors"):
         note(f"{text} Their accuracy is not known; all are stored.")
     limit.check("All predictors are stored.")

@@ -1,4 +1,4 @@
-"""`codl tune`: the fastest tiles and work-groups of GPU kernels, and the cache of compiled ones."""
+"""`codl tune`: the fastest tiles and work-groups of GPU kernels."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import typer
 from codl.api.job import recorded
 from codl.cli import options as opt
 from codl.cli.output import emit, note, progress
-from codl.errors import CodlError, UnknownNameError
+from codl.errors import UnknownNameError
 from codl.frontend.models import MEASURED
 from codl.measure import dataset as datasets
 from codl.measure import tuning_file
 from codl.measure.budget import Budget
 from codl.measure.dataset import Dataset
-from codl.measure.tuner import FINAL, TuneRun, TuneTask, cut_short, tune_tasks
+from codl.measure.tuner import FINAL, TuneTask, cut_short, tune_tasks
 from codl.records.results import Digests
 from codl.records.tuned import Tuned
 from codl.report.text_table import Table
@@ -27,81 +27,52 @@ from codl.targets.base import Target
 from codl.targets.connect import connect
 from codl.targets.detect import load_local
 
-TunedSocOption = Annotated[str | None, typer.Option("--soc", help=f"{opt.SOCS}.")]
-ModelsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--models",
-        help=f"Built-in models or .onnx files, by commas; by default {', '.join(MEASURED)}.",
-    ),
-]
-OpsOption = Annotated[
-    list[str] | None,
-    typer.Option("--ops", help="A .csv file of ops, or an op as text; may be repeated."),
-]
-VariantsOption = Annotated[
-    str | None, typer.Option("--variants", help="Only these kernel variants, by commas.")
-]
 SharesOption = Annotated[
     str,
     typer.Option("--shares", help="The GPU's shares of an op's output that are tuned, 0 ... 1."),
 ]
-PruneOption = Annotated[
-    bool,
-    typer.Option("--prune", help="Remove from the cache what was not used for long."),
-]
-ClearOption = Annotated[
-    bool,
-    typer.Option("--clear", help="Empty the cache first, and forget what was tuned for the SoC."),
+AnewOption = Annotated[
+    bool, typer.Option("--anew", help="Forget what was tuned for the SoC before.")
 ]
 
 
 def tune_kernels(
-    soc: TunedSocOption = None,
+    soc: opt.SocOption = "",
     serial: opt.SerialOption = "local",
-    models: ModelsOption = None,
-    ops: OpsOption = None,
-    variants: VariantsOption = None,
+    models: opt.ModelsOption = None,
+    ops: opt.OpsOption = None,
+    variants: opt.VariantsOption = None,
     shares: SharesOption = "1",
     precision: opt.PrecisionOption = None,
     budget: opt.BudgetOption = None,
-    dataset: opt.ToTuneOption = datasets.FOLDER,
-    prune: PruneOption = False,
-    clear: ClearOption = False,
+    dataset: opt.ToDatasetsOption = datasets.FOLDER,
+    anew: AnewOption = False,
     json: opt.JsonOption = False,
     output: opt.OutputOption = None,
 ) -> None:
     """Find the fastest tiles and work-groups of every GPU kernel on this device, and keep them.
 
+    Without --models and --ops it tunes for the models that `codl collect` measures.
+
     Results are kept in tuning.json of the SoC's dataset, as soon as each op is done: a run that
     --budget or Ctrl-C stopped goes on where it was. Tune before `codl collect`, so that predictors
-    learn from tuned kernels. --prune and --clear are for the cache of compiled kernels, and may
-    stand without --soc.
+    learn from tuned kernels. `codl cache` tends the cache of compiled ones.
 
     [dim]Examples:[/dim]
     codl tune --soc host --serial local --models yolov2 --budget 10m
     codl tune --soc host --ops "conv2d in=1x64x56x56 oc=128 kernel=3x3 pad=1"
-    codl tune --prune
     """
-    if soc is None and not (prune or clear):
-        raise CodlError("Name the SoC to tune for by --soc, or tend the cache by --prune, --clear.")
-    cleared = cache.clear() if clear else None
-    if soc is None:
-        result = TuneRun().to_json()
-    else:
-        described, limit = load_local(soc, serial, precision), opt.budget_of(budget)
-        sources = (models.split(",") if models else []) + (ops or [])
-        tasks = tune_tasks(opt.read_ops(sources or MEASURED), described, opt.read_shares(shares))
-        data = Dataset.of(described.name, dataset)
-        if clear:
-            tuning_file.forget(data)
-        with closing(connect(serial, described)) as target:
-            result = _tuned(target, _only(tasks, variants), data, limit)
-    usage = cleared if cleared and soc is None else cache.prune()
-    result["cache"] = asdict(usage)
+    described, limit = load_local(soc, serial, precision), opt.budget_of(budget)
+    sources = opt.sources_of(models, ops)
+    tasks = tune_tasks(opt.read_ops(sources or MEASURED), described, opt.read_shares(shares))
+    data = Dataset.of(described.name, dataset)
+    if anew:
+        tuning_file.forget(data)
+    with closing(connect(serial, described)) as target:
+        result = _tuned(target, _only(tasks, opt.names_of(variants)), data, limit)
+    result["cache"] = asdict(cache.prune())
     emit("tune", result, lambda: _table(result), as_json=json, output=output)
-    if soc is not None:
-        limit.check(f"All results so far are kept in {tuning_file.path_of(data)}.")
+    limit.check(f"All results so far are kept in {tuning_file.path_of(data)}.")
 
 
 def _tuned(
@@ -133,10 +104,10 @@ def _tuned(
     return {**of, "stopped": budget.ended, **done.to_json(), **origin, "digests": asdict(digests)}
 
 
-def _only(tasks: Sequence[TuneTask], variants: str | None) -> Sequence[TuneTask]:
-    if variants is None:
+def _only(tasks: Sequence[TuneTask], wanted: Sequence[str]) -> Sequence[TuneTask]:
+    if not wanted:
         return tasks
-    names, wanted = {task.variant.name for task in tasks}, variants.split(",")
+    names = {task.variant.name for task in tasks}
     for name in wanted:
         if name not in names:
             raise UnknownNameError("GPU kernel variant of these ops", name, names)

@@ -62,12 +62,12 @@ def files_of(path: Path | None) -> list[Path]:
     arrays, images = by_kind.values()
     if not (arrays or images):
         raise CodlError(
-            f"--input names the folder {path}, in which there is no {NPZ} file and no image "
+            f"--inputs names the folder {path}, in which there is no {NPZ} file and no image "
             f"({', '.join(SUFFIXES)})."
         )
     if arrays and images:
         raise CodlError(
-            f"--input names the folder {path}, in which there are {len(arrays)} {NPZ} files and "
+            f"--inputs names the folder {path}, in which there are {len(arrays)} {NPZ} files and "
             f"{len(images)} images: keep them in folders of their own."
         )
     if left := len(files) - len(arrays) - len(images):
@@ -255,14 +255,14 @@ HALF = "half_storage"
 InputOption = Annotated[
     Path | None,
     typer.Option(
-        "--input",
+        "--inputs",
         help="Inputs by name in an .npz file, an image, or a folder of files of either; random "
         "ones by default. A deployment file says how images are preprocessed.",
     ),
 ]
 LabelsOption = Annotated[
     Path | None,
-    typer.Option("--labels", help="Classes of the files of --input: lines of a name and a number."),
+    typer.Option("--labels", help="Classes of the files of --inputs: lines of name and number."),
 ]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Of random inputs.")]
 CosineOption = Annotated[
@@ -306,14 +306,11 @@ WritePlanOption = Annotated[
 WriteSocOption = Annotated[
     bool, typer.Option("--write-soc", help="Add the fallbacks to the SoC file.")
 ]
-ResultOption = Annotated[
-    Path | None, typer.Option("-o", "--output", help="Write the result to this file as JSON.")
-]
 
 
 def validate_plan(
     model: opt.ModelArgument,
-    soc: opt.SocOption,
+    soc: opt.SocOption = "",
     serial: opt.SerialOption = "local",
     plan: opt.PlanOption = None,
     strategy: opt.StrategyOption = None,
@@ -333,7 +330,7 @@ def validate_plan(
     predictors: opt.PredictorsOption = FOLDER,
     predictor: opt.PredictorOption = None,
     json: opt.JsonOption = False,
-    output: ResultOption = None,
+    output: opt.OutputOption = None,
 ) -> None:
     """Check that every op of a plan, and the whole of it, computes what it should.
 
@@ -353,9 +350,9 @@ def validate_plan(
 
     [dim]Examples:[/dim]
     codl validate yolov2 --soc host
-    codl validate deploy.yaml --soc host --input images --labels labels.txt --budget 10m
+    codl validate deploy.yaml --soc host --inputs images --labels labels.txt --budget 10m
     codl validate yolov2 --soc host --precision half --write-plan half.json
-    codl validate model.onnx --soc host --plan plan.json --input in.npz --json
+    codl validate model.onnx --soc host --plan plan.json --inputs in.npz --json
     codl validate mobilenet_v2 --soc host --strategy gpu --serial process --seed 3
     """
     time = opt.budget_of(budget)

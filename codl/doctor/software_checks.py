@@ -239,7 +239,7 @@ def _consequence(
     failed: Sequence[VariantCheck], problems: Collection[str], soc: LocalSoc
 ) -> tuple[str, str]:
     """What codl does about a variant that fails, and what is left to do."""
-    update = "Update the driver, or choose another by `codl soc detect --device`"
+    update = "Update the driver, or choose another by `codl soc detect --opencl-device`"
     task = failed[0].task
     if task.variant.processor == "cpu":
         package = LIBRARY_PACKAGES.get(task.variant.backend, "codl")

@@ -221,7 +221,7 @@ def bench(
     every: bool = False,
     protocol: Protocol | None = None,
 ) -> tuple[list[BenchRow], list[Refused]]:
-    """Measure every variant of both processors for an op, in turns: what `codl bench` does.
+    """Measure every variant of both processors for an op, in turns: what `codl bench ops` does.
 
     `every` includes variants that are not for this SoC.
     """

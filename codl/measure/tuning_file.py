@@ -125,7 +125,7 @@ def _check_device(device: Mapping[str, Any], path: Path, soc: Soc) -> None:
 
 
 def _fix(soc: Soc) -> str:
-    return f"`codl tune --soc {soc.name} --clear` begins anew."
+    return f"`codl tune --soc {soc.name} --anew` begins anew."
 
 
 def _checksum(device: Mapping[str, Any], rows: list[dict[str, Any]]) -> str:

@@ -220,7 +220,7 @@ def _exhaustive(network: Network, cost: CostModel) -> Iterable[_Option]:
     if len(network.layers) > FEW:
         raise CodlError(
             f"An exhaustive search is for networks of at most {FEW} ops; {network.name!r} has "
-            f"{len(network.layers)}. `--search dp` finds the same where it says `exact`."
+            f"{len(network.layers)}. `--method dp` finds the same where it says `exact`."
         )
     candidates = Candidates(network, cost, complete=True)
     yield _Option.of(network, zip(every_plan(candidates).chains), "exhaustive", candidates.costs)

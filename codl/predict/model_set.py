@@ -264,7 +264,7 @@ def _check_place(path: Path, file: _File, soc: Soc, tuning: Tuning, fix: str) ->
             f"{path}, tuning: is {trained!r}, but kernels are tuned as {now!r} now. `codl train "
             f"--soc {soc.name}` trains it again; `codl collect --soc {soc.name} --serial local` "
             "comes first where kernels were tuned after they had been measured. The tuning lies "
-            "in tuning.json of the dataset, whose folder --dataset names."
+            "in tuning.json of the dataset, whose folder --datasets names."
         )
 
 

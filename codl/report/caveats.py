@@ -93,7 +93,7 @@ def doubt_notes(result: EvalResult) -> list[str]:
         return []
     return [
         f"Doubtful, as where other programs run: {'; '.join(each)}. Measure again, or for longer "
-        "by --seconds."
+        "by --time."
     ]
 
 

@@ -142,6 +142,13 @@ def prune(*, limit_bytes: int = LIMIT_BYTES, max_age_s: float = MAX_AGE_S) -> Us
     return Usage(str(folder()), kept, limit_bytes - room, removed, freed)
 
 
+def usage() -> Usage:
+    """What there is."""
+    paths = (path for path in folder().parent.glob("codl-v*/**/*") if path.is_file())
+    sizes = [path.stat().st_size for path in paths]
+    return Usage(str(folder()), len(sizes), sum(sizes))
+
+
 def clear() -> Usage:
     """Delete everything."""
     return prune(limit_bytes=-1, max_age_s=-1)

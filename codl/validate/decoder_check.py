@@ -1,4 +1,4 @@
-"""Check of a language model against ONNX Runtime, which `codl bench-llm` makes before it measures.
+"""Check of a language model against ONNX Runtime, which `codl bench llm` makes before it measures.
 
 A chunk of tokens, and single ones over the cache that it leaves, beside ONNX Runtime: logits must
 be as close as a plan's outputs must. Where they are not, each kernel variant of the GPU's is left

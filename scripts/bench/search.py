@@ -100,7 +100,7 @@ def once(model: str, options: argparse.Namespace) -> dict[str, Any]:
 
 def in_child(model: str, options: argparse.Namespace) -> dict[str, Any]:
     command = [sys.executable, __file__, "--child", "--models", model, "--soc", options.soc]
-    command += ["--search", options.search, "--predictors", str(options.predictors)]
+    command += ["--method", options.search, "--predictors", str(options.predictors)]
     command += ["--cpu"] if options.cpu else []
     result: dict[str, Any] = json.loads(subprocess.check_output(command, text=True))
     return result

@@ -147,7 +147,7 @@ def _numbers(text: str, count: int, like: str) -> list[list[int]]:
 def _detect(name: str, device: str, *how: str) -> LocalSoc:
     """The machine with its whole device, as an earlier run has described it or as it is."""
     if not socs.own_path_of(name).exists():
-        on = ("--serial", "local", "--name", name, "--device", device)
+        on = ("--serial", "local", "--name", name, "--opencl-device", device)
         _codl(["soc", "detect", *on, *how], 2 * GRACE_S)
     return load(name)
 
@@ -163,7 +163,7 @@ def _measure(stage: Stage, options: argparse.Namespace, path: Path, budget_s: fl
     stage.soc.save(socs.own_path_of(stage.name))
     on = ["--soc", stage.name, "--serial", stage.serial]
     collect_s = min(read_seconds(options.collect) or COLLECTING * budget_s, budget_s)
-    how = ["--ops", ",".join(files), "--budget", f"{collect_s:.0f}s", "--resume"]
+    how = ["--models", ",".join(files), "--budget", f"{collect_s:.0f}s", "--resume"]
     try:
         _codl(["collect", *on, *how], collect_s + GRACE_S)
     except CodlError as error:  # rows are on disk after every batch

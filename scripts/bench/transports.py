@@ -109,7 +109,8 @@ def collect(way: Way, folder: Path, options: argparse.Namespace, *, is_counted: 
     """Measure by a command of its own."""
     to = folder / "datasets"
     shutil.rmtree(to, ignore_errors=True)
-    given = ["--soc", options.soc, "--serial", way.serial, "--ops", options.ops, "-o", str(to)]
+    given = ["--soc", options.soc, "--serial", way.serial, "--models", options.ops]
+    given += ["--datasets", str(to)]
     samples = ["--samples", str(options.samples), "--json"]
     command = [sys.executable, "-c", COMMAND, adb.FOLDER, ssh.FOLDER, "collect", *given, *samples]
     begin = perf_counter()

@@ -71,7 +71,7 @@ def test_bench_keeps_what_there_was_time_for(
     clock = Hands()
     limited(monkeypatch, bench, clock)
     monkeypatch.setattr(LocalTarget, "bench", Steps(clock).after(LocalTarget.bench))
-    words = ["bench", "--soc", soc_file, *(f"--op={op}" for op in OPS)]
+    words = ["bench", "ops", "--soc", soc_file, *(f"--ops={op}" for op in OPS)]
     found, said = ended(tmp_path, *words, "--budget", "9", code=0)
     assert (found["stopped"], found["left"]) == ("budget", 1)
     assert len({row["op"] for row in found["ops"]}) == 2
@@ -82,7 +82,7 @@ def test_bench_keeps_what_was_measured_before_ctrl_c(
     tmp_path: Path, soc_file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LocalTarget, "bench", Steps(Hands(), calls=2).after(LocalTarget.bench))
-    words = ["bench", "--soc", soc_file, *(f"--op={op}" for op in OPS)]
+    words = ["bench", "ops", "--soc", soc_file, *(f"--ops={op}" for op in OPS)]
     found, said = ended(tmp_path, *words, code=128 + signal.SIGINT)
     assert (found["stopped"], found["left"]) == ("interrupted", 1)
     assert len({row["op"] for row in found["ops"]}) == 2
@@ -118,7 +118,7 @@ def test_tune_prints_what_it_kept_before_ctrl_c(
     tmp_path: Path, soc_file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CODL_CACHE", str(tmp_path / "cache"))
-    words = ["tune", "--soc", soc_file, "--dataset", str(tmp_path / "sets"), "--ops", SMALL]
+    words = ["tune", "--soc", soc_file, "--datasets", str(tmp_path / "sets"), "--ops", SMALL]
     with monkeypatch.context() as patch:
         patch.setattr(LocalTarget, "tune", ended_by_ctrl_c(LocalTarget.tune))
         found, said = ended(tmp_path, *words, code=128 + signal.SIGINT)
@@ -156,14 +156,14 @@ def test_models_of_an_evaluation_share_its_time(
     tmp_path: Path, soc_file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Hands()
-    monkeypatch.setattr(evaluate.opt, "budget_of", lambda text, option: Budget(float(text), clock))
+    monkeypatch.setattr(evaluate.opt, "budget_of", lambda text: Budget(float(text), clock))
     monkeypatch.setattr(api, "evaluate_model", Steps(clock).after(evaluated))
     words = ["eval", "--soc", soc_file, "--models", ",".join(MODELS), "--strategies", "cpu"]
-    found, _ = ended(tmp_path, *words, "--within", "24", code=0)
+    found, _ = ended(tmp_path, *words, "--budget", "24", code=0)
     levels = [row["latency_ms"]["p20"] for row in found["rows"]]
     assert levels == [24 / 3, (24 - STEP_S) / 2, 24 - 2 * STEP_S]
     assert (found["stopped"], found["left"]) == ("done", 0)
-    found, said = ended(tmp_path, *words, "--within", "7", code=0)
+    found, said = ended(tmp_path, *words, "--budget", "7", code=0)
     assert (found["stopped"], found["left"], len(found["rows"])) == ("budget", 1, 2)
     assert "1 models left: the budget of 7 s is over." in said
 
@@ -178,7 +178,7 @@ def test_an_evaluation_keeps_the_models_before_ctrl_c(
     assert "Interrupted. 2 rows of models before that are kept." in said
 
 
-@pytest.mark.parametrize("of", [("bench", "--op", SMALL), ("conformance",)])
+@pytest.mark.parametrize("of", [("bench", "ops", "--ops", SMALL), ("conformance",)])
 def test_no_time_at_all_is_no_budget(of: tuple[str, ...], tmp_path: Path, soc_file: str) -> None:
     done = command_line.run(tmp_path, *of, "--soc", soc_file, "--budget", "0")
     assert (done.code, done.stdout) == (1, "")
@@ -194,10 +194,10 @@ def test_no_time_at_all_is_no_budget(of: tuple[str, ...], tmp_path: Path, soc_fi
         "collect --soc host --batch 0",
         "collect --soc host --similar -1",
         "collect --soc host --tolerance nan",
-        "bench op_chain --soc host --minutes nan",
-        "bench op_chain --soc host --ui --seconds -1",
-        "bench-llm smollm2_135m --soc host --seconds nan",
-        "eval --soc host --models op_chain --seconds nan",
+        "bench sustained op_chain --soc host --time nan",
+        "bench ui op_chain --soc host --time -1",
+        "bench llm smollm2_135m --soc host --time nan",
+        "eval --soc host --models op_chain --time nan",
         "run op_chain --soc host --batch 99999999999999999999",
         "run op_chain --soc host --rounds 99999999999999999999",
         "explain op_chain --soc host --rounds 99999999999999999999",

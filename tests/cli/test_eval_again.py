@@ -126,7 +126,7 @@ def test_another_model_dataset_or_clock_is_not_compared(measured: Any) -> None:
     assert "digest of the dataset: x and none" in str(measured(AGAIN, 5.0).exception)
 
 
-@pytest.mark.parametrize("option", ["--models", "--strategies", "--seconds", "--batch", "--peers"])
+@pytest.mark.parametrize("option", ["--models", "--strategies", "--time", "--batch", "--peers"])
 def test_the_file_says_what_is_run(measured: Any, option: str) -> None:
     measured(ASK, 5.0)
     assert measured([*AGAIN, option, "1"], 5.0).exit_code == 2
@@ -204,8 +204,8 @@ def test_what_was_measured_before_a_model_that_fails_is_written(
         (["--models", f"{MODEL},none.onnx"], "none.onnx: there is no such file"),
         (["--models", f"{MODEL},yolo"], "Unknown model 'yolo'"),
         (["--strategies", "cpu,codll"], "Unknown strategy 'codll'"),
-        (["--seconds", "nan"], "must be a number above 0, got nan"),
-        (["--seconds", "-1"], "must be a number above 0, got -1"),
+        (["--time", "nan"], "Cannot read the duration 'nan'"),
+        (["--time", "-1"], "Cannot read the duration '-1'"),
     ],
 )
 def test_what_is_not_there_is_told_before_anything_is_measured(

@@ -68,7 +68,7 @@ def test_either_processor_is_checked_before_anything_is_trained(folder: Path) ->
 
 def test_inputs_may_be_given(folder: Path) -> None:
     np.savez(folder / "in.npz", image=np.full((1, 8, 16, 16), 3, np.float32))
-    found = answer("--input", "in.npz", "-o", "result.json")
+    found = answer("--inputs", "in.npz", "-o", "result.json")
     assert (found["input"], found["seed"]) == ("in.npz", None)
     assert found["ops"][0]["ok"]
     assert json.loads((folder / "result.json").read_text())["ops"] == found["ops"]
@@ -81,14 +81,14 @@ def test_several_samples_are_compared_by_their_classes(folder: Path) -> None:
         image = np.random.default_rng(number).standard_normal((1, 8, 16, 16), np.float32)
         np.savez(folder / "samples" / f"{number}.npz", image=image)
     (folder / "labels.txt").write_text("0.npz 1\n1.npz 2\n2.npz 3\n")
-    found = answer("--input", "samples", "--labels", "labels.txt")
+    found = answer("--inputs", "samples", "--labels", "labels.txt")
     assert (found["agreement"]["samples"], found["agreement"]["top1"]) == (3, 1.0)
     assert found["agreement"]["accuracy"] == found["agreement"]["reference_accuracy"]
     assert found["lowest"]["file"] in ("0.npz", "1.npz", "2.npz")
     assert found["lowest"]["cosine"] == found["cosine"]
     (folder / "none").mkdir()
     with pytest.raises(CodlError, match="there is no"):
-        answer("--input", "none")
+        answer("--inputs", "none")
 
 
 DEPLOYED = """
@@ -117,26 +117,26 @@ def pictures(folder: Path) -> Path:
 
 
 def test_images_are_preprocessed_as_a_deployment_file_says(folder: Path, pictures: Path) -> None:
-    found = answer("--input", "pictures", model="deploy.yaml")
+    found = answer("--inputs", "pictures", model="deploy.yaml")
     assert found["ok"]
     assert (found["agreement"]["samples"], found["agreement"]["top5"]) == (3, 1.0)
     assert found["lowest"]["file"] in ("0.png", "1.png", "2.png")
-    usual = answer("--input", "pictures")
+    usual = answer("--inputs", "pictures")
     assert usual["ok"]
     assert found["ops"][0]["largest_expected"] != usual["ops"][0]["largest_expected"]
     first = (np.asarray(Image.open(pictures / "0.png").resize((16, 16), 2), np.float32) - 128) / 64
     np.savez(folder / "first.npz", image=first.reshape(1, 1, 16, 16))
-    same = answer("--input", "first.npz", model="deploy.yaml")
+    same = answer("--inputs", "first.npz", model="deploy.yaml")
     assert found["ops"][0]["largest_expected"] == same["ops"][0]["largest_expected"]
 
 
 def test_a_broken_image_ends_it_before_anything_runs(folder: Path, pictures: Path) -> None:
     (pictures / "2.png").write_bytes((pictures / "2.png").read_bytes()[:100])
     with pytest.raises(CodlError, match=r"2\.png: no image that can be read"):
-        answer("--input", "pictures", model="deploy.yaml")
+        answer("--inputs", "pictures", model="deploy.yaml")
     np.savez(pictures / "3.npz", image=np.zeros((1, 1, 16, 16)))
     with pytest.raises(CodlError, match=r"1 \.npz files and 3 images"):
-        answer("--input", "pictures")
+        answer("--inputs", "pictures")
 
 
 def test_what_the_budget_does_not_reach_is_told(folder: Path) -> None:

@@ -40,7 +40,7 @@ QUICKLY: dict[str, Sequence[str]] = {
     "train": ("--no-evaluate", "--predictor", "codl"),
     "run": ("--no-profile",),
     "package": ("--no-profile",),
-    "eval": ("--strategies", "cpu,gpu,codl", "--seconds", "0.02", "--no-timelines", "--no-profile"),
+    "eval": ("--strategies", "cpu,gpu,codl", "--time", "0.02s", "--no-timelines", "--no-profile"),
     "explain": ("--rounds", "2", "--no-profile"),
 }
 

@@ -113,8 +113,8 @@ def test_kills_lose_and_repeat_nothing(
     """A collection killed twice at random has every row once."""
     first_soc.save(tmp_path / "socs" / "test.yaml")
     (tmp_path / "ops.csv").write_text("op\n" + "\n".join(f'"{to_text(op)}"' for op in OPS) + "\n")
-    options = ["--soc", "test", "--ops", "ops.csv", "--shares", "1", "-o", ".", "--resume", "--all"]
-    options += ["--no-tune"]
+    options = ["--soc", "test", "--ops", "ops.csv", "--shares", "1", "--resume", "--all"]
+    options += ["--datasets", ".", "--no-tune"]
     command = [sys.executable, "-c", QUICKLY, "collect", *options]
     tasks = [*context_tasks(OPS, first_soc), *make_tasks(OPS, first_soc, [1.0])]
     wanted: dict[str, list[Any]] = {}

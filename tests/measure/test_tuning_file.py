@@ -93,7 +93,7 @@ def test_a_damaged_file_is_an_error_and_is_left_alone(kind: str, dataset: Datase
         with pytest.raises(InvalidFileError, match=problem) as error:
             attempt()
         assert str(path) in str(error.value)
-        assert "`codl tune --soc simulated --clear` begins anew." in str(error.value)
+        assert "`codl tune --soc simulated --anew` begins anew." in str(error.value)
     assert path.read_text() == damaged
 
 

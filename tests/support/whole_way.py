@@ -42,7 +42,7 @@ def install_to_train(serial: str, driver: str) -> None:
     done = codl("agent", "install", "--serial", serial, "--python", sys.executable)
     assert (done["is_new"], done["missing"]) == (True, [])
     detect = ["soc", "detect", "--serial", serial, "--name", SOC, "--no-measure"]
-    codl(*detect, "--device", driver)
+    codl(*detect, "--opencl-device", driver)
     given = ["--soc", SOC, "--serial", serial]
     some = ("--shares", "0.5,1", "--samples", "40", "--no-tune")
     collected = codl("collect", *given, "--ops", MODEL, *some)
@@ -54,7 +54,7 @@ def check_table(serial: str) -> None:
     """Evaluate and run by those predictors; results say where they are from."""
     given = ["--soc", SOC, "--serial", serial, *PLANNED]
     result = codl("eval", *given, "--models", MODEL, "--strategies", "cpu,codl",
-                  "--seconds", "0.1")  # fmt: skip
+                  "--time", "0.1s")  # fmt: skip
     assert [row["status"] for row in result["rows"]] == ["ok", "ok"]
     assert all(row["cosine"] > 0.999 for row in result["rows"])
     ran = codl("run", MODEL, *given, "--rounds", "3")

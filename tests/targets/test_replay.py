@@ -33,6 +33,8 @@ from codl.targets.base import Target
 from codl.targets.connect import TRANSPORTS, connect, transport_of
 from codl.targets.replay import ReplayTarget
 
+#: Where commands put a dataset that is not the one they replay.
+OTHER = ("--datasets", "other")
 #: What a replay answers; everything else of the protocol has to run, or to look at a machine.
 ANSWERED = {"serial", "soc", "replays", "describe", "probe", "clocks_mhz", "conditions", "measure"}
 #: Two runs; the second one's machine was slower.
@@ -398,7 +400,7 @@ def command(*words: str) -> Any:
 
 
 def test_collect_by_command(place: Path) -> None:
-    words = ["collect", "--soc", SOC.name, "--ops", "ops.csv", "--shares", "1", "-o", "other"]
+    words = ["collect", "--soc", SOC.name, "--ops", "ops.csv", "--shares", "1", *OTHER]
     result = command(*words, "--samples", "3")
     assert result.exit_code == 0, result.output
     done = json.loads(result.stdout)
@@ -430,7 +432,7 @@ def test_kernels_are_taken_to_be_tuned_as_in_the_recording(place: Path) -> None:
         codl="0",
     )
     tuning = tuning_file.add(Dataset.of(SOC.name), SOC, [result])
-    words = ["collect", "--soc", SOC.name, "--ops", "ops.csv", "--samples", "5", "-o", "other"]
+    words = ["collect", "--soc", SOC.name, "--ops", "ops.csv", "--samples", "5", *OTHER]
     assert command(*words).exit_code == 0
     written = Dataset.of(SOC.name, Path("other"))
     assert tuning_file.read(written, SOC) == tuning
@@ -449,7 +451,7 @@ def test_kernels_are_taken_to_be_tuned_as_in_the_recording(place: Path) -> None:
         ["soc", "detect", "--name", "copy"],
         ["agent", "install"],
         ["collect", "--soc", SOC.name, "--runner", "codl_op_run"],
-        ["collect", "--soc", SOC.name, "--governor", "performance", "-o", "o", "--ops", "ops.csv"],
+        ["collect", "--soc", SOC.name, "--governor", "performance", *OTHER, "--ops", "ops.csv"],
     ],
     ids=lambda words: " ".join(words[:2]),
 )

@@ -116,7 +116,7 @@ def test_a_split_model_is_packaged_and_runs_there(
     assert made["cold_start_ms"] > made["without_interpreter_ms"] > 0
     assert made["serial"] == board.serial
     for model, how in (("small.codl", there[:2]), ("small.codl", there), (MODEL, [*there, *plan])):
-        given = [*how, "--rounds", "2", "--input", "in.npz", "--output", "out.npz"]
+        given = [*how, "--rounds", "2", "--inputs", "in.npz", "--outputs", "out.npz"]
         ran = codl("run", model, *given)
         assert (ran["serial"], ran["soc"], ran["fallbacks"]) == (board.serial, SOC, [])
         assert {span["processor"] for span in ran["spans"]} == {"cpu", "gpu"}

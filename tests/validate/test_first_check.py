@@ -162,12 +162,12 @@ def test_compile_and_run_hand_out_nothing_wrong(
     spent = []
     for _ in range(2):
         with pytest.warns(CodlWarning, match=faulty):
-            done = CliRunner().invoke(app, [*run, "--output", "y.npz"], catch_exceptions=False)
+            done = CliRunner().invoke(app, [*run, "--outputs", "y.npz"], catch_exceptions=False)
         spent.append(json.loads(done.stdout)["check_ms"])
         np.testing.assert_allclose(*np.load("y.npz").values(), expected, rtol=1e-3, atol=1e-4)
     assert spent[0] > 0
     assert spent[1] == 0
-    more = ["--no-check", "--output", "y.npz"]
+    more = ["--no-check", "--outputs", "y.npz"]
     done = CliRunner().invoke(app, [*run, *more], catch_exceptions=False)
     assert json.loads(done.stdout)["check_ms"] is None
     assert not np.allclose(*np.load("y.npz").values(), expected, rtol=1e-3, atol=1e-4)

@@ -43,7 +43,7 @@ def run_conformance(
     [dim]Examples:[/dim]
     codl conformance
     codl conformance --budget 2m
-    codl conformance --device pocl-binary-distribution --only 'resize|pad' --json
+    codl conformance --opencl-device pocl-binary-distribution --only 'resize|pad' --json
     """
     from codl.contrib.conformance import suite as conformance
 

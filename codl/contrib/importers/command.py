@@ -38,6 +38,7 @@ def dataset_import(
     resume: ResumeOption = False,
     root: ToDatasetsOption = datasets.FOLDER,
     json: JsonOption = False,
+    output: OutputOption = None,
 ) -> None:
     """Import other people's measurements of one SoC as a dataset, marked `source: replayed`.
 
@@ -70,7 +71,7 @@ def dataset_import(
             f"{', '.join(done.files)}{written}"
         )
 
-    emit("dataset import", done.to_json(), render, as_json=json)
+    emit("dataset import", done.to_json(), render, as_json=json, output=output)
 
 
 def soc_import(
