@@ -25,6 +25,7 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
     "show": _DATASETS,
     "run": {**_PLANNED, "--input": "--inputs"},
     "explain": _PLANNED,
+    "trace": _PLANNED,
     "package": _PLANNED,
     "validate": {**_DATASETS, "--input": "--inputs"},
     "eval": {**_DATASETS, **_TIME},
