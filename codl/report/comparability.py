@@ -81,7 +81,7 @@ def _figure(
         versions = f"version {row.peer.version} then, {again.peer.version} now"
         return SpeedupComparison(*of, before.speedup(row), now.speedup(again), 0.0, False, versions)
     first, second = before.speedup(row), now.speedup(again)
-    tolerance = _tolerance([*_latencies(before, row), *_latencies(now, again)])
+    tolerance = tolerance_of([*latencies_of(before, row), *latencies_of(now, again)])
     if not first or not second:
         return SpeedupComparison(
             *of, first, second, tolerance, False, "no processor alone to compare with"
@@ -90,7 +90,7 @@ def _figure(
     return SpeedupComparison(*of, first, second, tolerance, agrees)
 
 
-def _latencies(result: EvalResult, row: EvalRow) -> list[Latency]:
+def latencies_of(result: EvalResult, row: EvalRow) -> list[Latency]:
     """That of a row, and of the better processor alone, which its ratio is made of."""
     alone = [latency.latency_ms for latency in result.of(row.model) if latency.strategy in SINGLES]
     better = min(
@@ -99,8 +99,11 @@ def _latencies(result: EvalResult, row: EvalRow) -> list[Latency]:
     return [latency for latency in (row.latency_ms, better) if latency]
 
 
-def _tolerance(latencies: Sequence[Latency]) -> float:
-    """Half of the spread of each, which add up as independent errors do.
+def tolerance_of(latencies: Sequence[Latency]) -> float:
+    """What is noise between latencies of two runs, or ratios made of them, over the smaller one.
+
+    It is half of the spread of each, which add up as independent errors do, and
+    `LEAST_TOLERANCE` at least.
 
     That is from the level, the 20th percentile, to the median. The 80th percentile is that of
     bursts, which the level does not move with.
