@@ -74,14 +74,16 @@ def load_plugin(folder: str | Path) -> ModuleType:
     return module
 
 
-def load_installed() -> None:
+def load_installed(*, shipped: bool = True) -> None:
     """Import the plugins of installed distributions and of CODL_PLUGINS; again, it does nothing.
 
-    Raises `PluginError` for one that fails, and `InvalidFileError` for a folder that is none.
+    An agent has not those that are `shipped`, which add commands alone. Raises `PluginError` for
+    one that fails, and `InvalidFileError` for a folder that is none.
     """
     from importlib.metadata import entry_points
 
-    load_shipped()
+    if shipped:
+        load_shipped()
     for entry in entry_points(group=GROUP):
         if entry.module not in sys.modules:
             _load(entry)

@@ -6,6 +6,7 @@
 #   scripts/arm64.sh ssh ... TEXT       be ssh for `--serial ssh://arm64`, as CODL_SSH_COMMAND
 #   scripts/arm64.sh check [BUDGET]     all that docs/tutorial/board.md tells of; a budget as in 30m is for kernels
 #   scripts/arm64.sh bare               an agent with NumPy and ncnn alone: no msgspec, no pyopencl
+#   scripts/arm64.sh stock              the same where there is no Python: codl brings a build of it
 #
 # The folder is CODL_ARM64, or /tmp/codl-arm64. Needs mmdebstrap and qemu-user-static, and Linux 6.7 or
 # later: its own namespaces alone know how programs for arm64 run, and this machine is not changed.
@@ -13,8 +14,8 @@ set -eu
 
 here=$(cd "$(dirname "$0")/.." && pwd)
 folder=${CODL_ARM64:-/tmp/codl-arm64}
-root=$folder/root
-packages=base-files,dash,coreutils,python3,ocl-icd-libopencl1,pocl-opencl-icd
+root=$folder/${CODL_ARM64_ROOT:-root}
+packages=base-files,dash,coreutils,tar,ocl-icd-libopencl1,pocl-opencl-icd
 # The head of a program for arm64, and which of its bits count.
 magic='\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00'
 mask='\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff'
@@ -32,7 +33,8 @@ make() {
     mkdir -p "$folder"
     rm -rf "$root.part"
     # No script of a package runs: unpacked they do.
-    mmdebstrap --quiet --architectures=arm64 --variant=extract --include="$packages" bookworm "$root.part"
+    mmdebstrap --quiet --architectures=arm64 --variant=extract --include="$packages,${1:-python3}" \
+        bookworm "$root.part"
     mkdir -p "$root.part/codl"
     for index in $(seq 0 $(($(nproc --all) - 1))); do core "$index"; done > "$folder/cpuinfo"
     mv "$root.part" "$root"
@@ -68,15 +70,33 @@ check() {
 }
 
 bare() {
-    make
+    make "$@"
     rm -rf "$root/root/.codl"
     export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}" CODL_SSH_COMMAND="$here/scripts/arm64.sh ssh"
     python -m pip download --quiet --no-deps --only-binary :all: --dest "$folder/wheels" \
         --implementation cp --python-version 3.11 --platform manylinux_2_28_aarch64 \
         --platform manylinux_2_27_aarch64 --platform manylinux_2_17_aarch64 numpy ncnn
     cd "$folder"
-    python -c 'from codl.cli import main; main()' agent install --serial ssh://arm64 --wheels wheels
+    codl() { python -c 'from codl.cli import main; main()' "$@"; }
+    codl agent install --serial ssh://arm64 --wheels wheels ${build:+--python "$build"}
     python "$here/scripts/check_target.py" --serial ssh://arm64
+}
+
+# Debian's library of Python and its modules, laid out as python.org's build for Android is.
+stock() {
+    export CODL_ARM64_ROOT=stock
+    root=$folder/stock build=$folder/python-aarch64-linux-gnu.tar.gz
+    if [ ! -f "$build" ]; then
+        rm -rf "$root" "$folder/build"
+        make libpython3.11
+        mkdir -p "$folder/build/prefix/lib"
+        mv "$root"/usr/lib/python3* "$root"/usr/lib/*/libpython3*.so.1.0 "$folder/build/prefix/lib"
+        tar -C "$folder/build" -czf "$build.part" prefix
+        mv "$build.part" "$build"
+    fi
+    bare libpython3.11
+    codl soc detect --serial ssh://arm64 --name stock -o "$folder/socs/stock.yaml"
+    codl collect --soc "$folder/socs/stock.yaml" --serial ssh://arm64 --samples 50 -o "$folder/rows"
 }
 
 command=${1:-help}
@@ -84,6 +104,7 @@ command=${1:-help}
 case $command in
 check) check "$@" ;;
 bare) bare ;;
+stock) stock ;;
 make) make ;;
 run) run "$@" ;;
 ssh)

@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from codl.cli.options import JsonOption, OutputOption
 from codl.cli.output import emit
@@ -16,6 +17,7 @@ from codl.errors import CodlError
 from codl.report.text_table import Table
 from codl.targets.connect import machine_of
 from codl.targets.install import PURPOSES, Installed, install
+from codl.targets.python_build import BRING, is_file_of_build
 
 agent_app = typer.Typer(
     help="The side of a target that measures and runs, on the device.", rich_markup_mode="rich"
@@ -23,7 +25,11 @@ agent_app = typer.Typer(
 PythonOption = Annotated[
     str | None,
     typer.Option(
-        "--python", help="How Python 3.10 or later is started there; looked for by default."
+        "--python",
+        metavar="[COMMAND|FILE]",
+        help="How Python 3.10 or later is started there; looked for by default. A file of "
+        "python.org's builds for Android is put there; without a value, the one that fits is "
+        "fetched.",
     ),
 ]
 PackagesOption = Annotated[
@@ -57,7 +63,30 @@ def serve(context: typer.Context) -> None:
         raise typer.Exit(main(perf_counter()))
 
 
-@agent_app.command("install")
+class InstallCommand(TyperCommand):
+    """`--python` may stand without a value, which is the word for a build that fits."""
+
+    def make_parser(self, ctx: Any) -> Any:
+        parser = super().make_parser(ctx)
+        parse = parser.parse_args
+        parser.parse_args = lambda args: parse(_with_value(args))  # type: ignore[method-assign]
+        return parser
+
+
+def _with_value(arguments: list[str]) -> list[str]:
+    """The same words, with a value behind each `--python` that has none."""
+    values = [*arguments[1:], "-"]
+    return [
+        word
+        for argument, value in zip(arguments, values, strict=True)
+        for word in (
+            argument,
+            *([BRING] if argument == "--python" and value.startswith("-") else []),
+        )
+    ]
+
+
+@agent_app.command("install", cls=InstallCommand)
 def install_agent(
     serial: Annotated[str, typer.Option("--serial", help="A device over adb or ssh.")],
     python: PythonOption = None,
@@ -70,12 +99,15 @@ def install_agent(
 
     The device needs Python 3.10 or later with NumPy, and ncnn for its CPU; msgspec and pyopencl
     make it faster. Those that it lacks are put in the agent's own folder where there are wheels for
-    it; nothing is installed there. What is there already is not sent again.
+    it, and with --python so is Python; nothing is installed there. What is there already is not
+    sent again.
 
     [dim]Examples:[/dim]
     codl agent install --serial ssh://pi@board.local
     codl agent install --serial R58M123ABC
     codl agent install --serial R58M123ABC --python "run-as com.termux files/usr/bin/python3"
+    codl agent install --serial R58M123ABC --python
+    codl agent install --serial R58M123ABC --python python-3.14.7-aarch64-linux-android.tar.gz
     codl agent install --serial ssh://pi@board.local --wheels wheels
     """
     shell = machine_of(serial, "take an agent").shell
@@ -83,11 +115,18 @@ def install_agent(
         raise CodlError(f"{serial!r} is this machine, which needs no agent installed.")
     done = install(
         shell(serial),
-        shlex.split(python) if python else None,
+        _python(python),
         packages=packages,
         wheel_folder=wheels,
     )
     emit("agent install", _content(done), lambda: _table(serial, done), as_json=json, output=output)
+
+
+def _python(text: str | None) -> list[str] | None:
+    """A command by its words; a file may have blanks in its name."""
+    if text is None or is_file_of_build(text):
+        return [text] if text else None
+    return shlex.split(text)
 
 
 def _content(done: Installed) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from codl.errors import UnsupportedError
-from codl.frontend import models
 from codl.frontend.converters.base import CONVERTERS, ConvertedOp, unsupported
 from codl.frontend.graph.attention_patterns import fuse_attention, fuse_rotaries, share_heads
 from codl.frontend.graph.folding import fold_affines
@@ -34,6 +33,8 @@ def load_network(
 
     `shapes` are those of inputs whose sizes the model leaves open.
     """
+    from codl.frontend import models  # an agent converts without it
+
     source = models.load(model, batch)
     return network_of(import_onnx(source.model, source.name, shapes))
 
@@ -42,6 +43,8 @@ def load_structure(
     model: str, batch: int | None = None, shapes: Mapping[str, tuple[int, ...]] | None = None
 ) -> Network:
     """The same without weights, which for a built-in model are not even made."""
+    from codl.frontend import models
+
     source = models.load(model, batch, drawn=False)
     return network_of(import_onnx(source.model, source.name, shapes)).structure
 

@@ -46,7 +46,10 @@ START_S = 120.0
 #: What to do: a sentence, or what looks around and says one.
 Fix: TypeAlias = str | Callable[[], str]
 #: What is said of a disk that is full.
-NO_ROOM = "Make room on the device: codl needs 10 MB there, and 250 MB for packages that it brings."
+NO_ROOM = (
+    "Make room on the device: codl needs 10 MB there, 60 MB for a Python that it brings, and "
+    "250 MB for packages."
+)
 FULL = {"No space left": NO_ROOM, "quota exceeded": NO_ROOM, "too large": NO_ROOM}
 P = ParamSpec("P")
 R = TypeVar("R")

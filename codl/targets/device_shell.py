@@ -17,6 +17,8 @@ from codl.targets.checks import Check, CheckResult, DeviceUnderTest
 from codl.targets.client import Fix, fix_of
 
 LIMIT_S = 30.0
+#: The shell's code for what may not be executed.
+REFUSED = 126
 #: What is written by a shell that runs what it is told.
 WORD = "codl"
 
@@ -132,6 +134,19 @@ class DeviceShell:
             code = done.returncode if has_ended else -1
             raise ShellError(problem, code, fix_of(problem, self.fixes))
         return done.stdout.removesuffix(END) if self.is_silent else done.stdout
+
+    def check_room(self, needed: int, what: str) -> None:
+        """Raise `DeviceError` where it is known that so many bytes have no room in the folder."""
+        try:
+            table = self.run(["df", "-k", self.folder]).decode(errors="replace").splitlines()
+            free = int(table[-1].split()[3]) << 10
+        except (ShellError, IndexError, ValueError):
+            return
+        if free < needed:
+            raise DeviceError(
+                f"{self.folder} on {self.serial!r} has {free / 1e6:.0f} MB free, and {what} needs "
+                f"{needed / 1e6:.0f} MB there: make room on the device."
+            )
 
     def write(self, path: str, content: bytes) -> None:
         """Put a whole file in its place at once; raises `ShellError`."""

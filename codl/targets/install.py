@@ -11,7 +11,8 @@ from __future__ import annotations
 import io
 import shlex
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
@@ -26,7 +27,8 @@ import msgspec
 from codl.errors import DeviceError
 from codl.targets import agent_archive
 from codl.targets.agent_archive import BROUGHT
-from codl.targets.device_shell import DeviceShell, ShellError
+from codl.targets.device_shell import REFUSED, DeviceShell, ShellError
+from codl.targets.python_build import bring, is_file_of_build
 from codl.targets.wheels import (
     DevicePython,
     fetch_wheels,
@@ -40,10 +42,18 @@ if TYPE_CHECKING:
 
 # The agent's file.
 
-#: What only the host needs.
+#: What only the host needs: packages and modules of codl.
 HOST_ONLY = (
-    *("api", "bundle", "cli", "doctor", "engine", "evaluation", "plan", "predict", "report"),
-    *("strategies", "validate"),
+    *("__main__", "api", "bundle", "cli", "contrib", "doctor", "engine", "evaluation", "frames"),
+    *("frontend.decoders", "frontend.models", "frontend.quantize", "lower.alternatives"),
+    *("measure.collector", "measure.dataset_writer", "measure.decoder_speed"),
+    *("measure.devices_at_work", "measure.images", "measure.inputs", "measure.library_rivals"),
+    *("measure.peers.ort_decoder", "measure.recording", "measure.sustained", "phone_compilers"),
+    *("plan", "predict", "records.kernel_figures", "records.profile", "records.waterfall"),
+    *("report", "strategies", "targets.adb", "targets.agent_archive", "targets.checks"),
+    *("targets.connect", "targets.detect", "targets.device_shell", "targets.elf"),
+    *("targets.environment", "targets.install", "targets.python_build", "targets.replay"),
+    *("targets.ssh", "targets.wheels", "validate", "workers"),
 )
 #: Pure Python that is taken along: distributions of the base, by their names.
 ALONG = ("platformdirs", "PyYAML", "threadpoolctl")
@@ -90,8 +100,19 @@ def _members() -> list[tuple[str, bytes]]:
     program = resources.files("codl.targets").joinpath(
         f"{agent_archive.__name__.split('.')[-1]}.py"
     )
-    modules = [("__main__.py", program.read_bytes()), *_codl(resources.files("codl"), "codl")]
+    host_only = {f"codl/{name.replace('.', '/')}" for name in HOST_ONLY}
+    sources = _codl(resources.files("codl"), "codl")
+    modules = [
+        ("__main__.py", program.read_bytes()),
+        *(file for file in sources if not _within(file[0], host_only)),
+    ]
     return sorted([*modules, *_along()])
+
+
+def _within(path: str, places: Collection[str]) -> bool:
+    """Whether a file is one of some modules, or in one of some packages."""
+    parts = path.removesuffix(".py").split("/")
+    return any("/".join(parts[:end]) in places for end in range(1, len(parts) + 1))
 
 
 def _codl(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
@@ -100,7 +121,7 @@ def _codl(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
         path = f"{name}/{entry.name}"
         if entry.is_file() and entry.name.endswith((".py", ".cl")):
             yield path, entry.read_bytes()
-        elif entry.is_dir() and path not in {f"codl/{package}" for package in HOST_ONLY}:
+        elif entry.is_dir():
             yield from _codl(entry, path)
 
 
@@ -126,8 +147,9 @@ ARCHIVE, LAUNCHER = "agent.pyz", "agent"
 #: The shell stays and tells which signal ended Python: ssh by itself would end as of a cut way.
 LAUNCH = '#!/bin/sh\n{python} "${{0%/*}}/{archive}" "$@"\nexit $?\n'
 #: Codes of what is not there, may not be started, or is not let in.
-REFUSED = 126
 NONE_THERE = (1, REFUSED, 127)
+#: Bytes of an agent: its file, its modules, and those compiled.
+ROOM = 10_000_000
 #: Unpacking codl and asking for packages, on a slow card.
 CHECK_S, UNPACK_S = 120.0, 600.0
 #: What each package that may be missing is for.
@@ -204,23 +226,17 @@ def install(
 ) -> Installed:
     """Put this codl's agent on a device, unless it is there, and `packages` that are missing.
 
-    `python` starts Python 3.10 or later there; by default it is looked for. Wheels come from a
-    folder, or from where pip finds them. Raises `DeviceError` where there is no Python, where the
-    device has no room, or where a file is not what was sent.
+    `python` starts Python 3.10 or later there, or is the file of a build that is put there (see
+    `codl.targets.python_build`); by default it is looked for. Wheels come from a folder, or from
+    where pip finds them. Raises `DeviceError` where there is no Python, where the device has no
+    room, or where a file is not what was sent.
     """
     file, path = agent_file(), f"{shell.folder}/{ARCHIVE}"
-    chosen = _python(shell, python)
+    chosen = _brought_python(shell, python) or _python(shell, python)
     shell.run(["mkdir", "-p", shell.folder])
-    checked = _checked(shell, chosen, path)
-    is_new = checked is None or checked.sha256 != file.sha256
-    if is_new:
-        shell.write(path, file.content)
-        checked = _checked(shell, chosen, path)
-        if checked is None or checked.sha256 != file.sha256:
-            raise DeviceError(
-                f"{path} on {shell.serial!r} is not what was sent: is there room on the device?"
-            )
-    assert checked is not None
+    checked, is_new = _checked(shell, chosen, path), False
+    if checked is None or checked.sha256 != file.sha256:
+        checked, is_new = _put(shell, chosen, path), True
     text = LAUNCH.format(python=shlex.join(chosen), archive=ARCHIVE)
     shell.write(f"{shell.folder}/{LAUNCHER}", text.encode())
     brought: tuple[str, ...] = ()
@@ -230,6 +246,26 @@ def install(
         checked = _checked(shell, chosen, path) or checked
     fixes |= {name: STANDS_IN for name in STAND_INS if name in fixes}
     return Installed(path, len(file.content), file.build, is_new, checked, brought, fixes)
+
+
+def _brought_python(shell: DeviceShell, python: Python | None) -> Python | None:
+    """The command of a Python that is put there now, where a build is named."""
+    if python is None or not is_file_of_build(python[0]):
+        return None
+    shell.run(["mkdir", "-p", shell.folder])
+    return bring(shell, python[0])
+
+
+def _put(shell: DeviceShell, python: Python, path: str) -> AgentCheck:
+    """Send the agent's file; what it says there."""
+    shell.check_room(ROOM, "the agent")
+    shell.write(path, agent_file().content)
+    checked = _said_by_file(shell, python, path)
+    if checked.sha256 != agent_file().sha256:
+        raise DeviceError(
+            f"{path} on {shell.serial!r} is not what was sent: is there room on the device?"
+        )
+    return checked
 
 
 def _bring(
@@ -250,13 +286,21 @@ def _bring(
         content = packed_wheels(chosen)
     fixes = {package: problem for package, problem in problems.items() if problem}
     if chosen:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            unpacked = sum(member.file_size for member in archive.infolist())
+        shell.check_room(len(content) + unpacked, f"what it lacks ({', '.join(names(chosen))})")
         shell.write(f"{shell.folder}/{BROUGHT}", content)
         add = [*python, f"{shell.folder}/{ARCHIVE}", "--add", sha256(content).hexdigest()]
         try:
             shell.run(add, limit_s=UNPACK_S)
         finally:
             shell.run(["rm", "-f", f"{shell.folder}/{BROUGHT}"])
-    return tuple("==".join(name_of_wheel(wheel)) for wheel in chosen), fixes
+    return names(chosen), fixes
+
+
+def names(wheels: Sequence[Path]) -> tuple[str, ...]:
+    """Packages and versions, as in `ncnn==1.2`."""
+    return tuple("==".join(name_of_wheel(wheel)) for wheel in wheels)
 
 
 def _python(shell: DeviceShell, wanted: Python | None) -> Python:
@@ -288,8 +332,17 @@ def _python(shell: DeviceShell, wanted: Python | None) -> Python:
 
 def _checked(shell: DeviceShell, python: Python, path: str) -> AgentCheck | None:
     """What the file there says; None where there is none that can say something."""
+    with suppress(DeviceError):
+        return _said_by_file(shell, python, path)
+    return None
+
+
+def _said_by_file(shell: DeviceShell, python: Python, path: str) -> AgentCheck:
+    """The same; raises `DeviceError` where it says nothing."""
+    said = shell.run([*python, path, "--check"], limit_s=CHECK_S)
     try:
-        said = shell.run([*python, path, "--check"], limit_s=CHECK_S)
         return msgspec.json.decode(said, type=AgentCheck)
-    except (ShellError, msgspec.MsgspecError):
-        return None
+    except msgspec.MsgspecError as error:
+        raise DeviceError(
+            f"{path} on {shell.serial!r} is not what was sent: it says {said[:80]!r}."
+        ) from error

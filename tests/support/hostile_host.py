@@ -61,7 +61,7 @@ def _without_devices() -> Iterator[None]:
             stack.enter_context(patch.object(owner, name, Nothing))
         for owner, name in ((probe.BareDevice, "open"), (probe, "look")):
             stack.enter_context(patch.object(owner, name, getattr(nothing, name)))
-        stack.enter_context(patch.object(agent, "load_installed", lambda: None))
+        stack.enter_context(patch.object(agent, "load_installed", lambda **_: None))
         with open(os.devnull, "w") as silence:
             stack.enter_context(redirect_stderr(silence))
             yield

@@ -14,6 +14,7 @@ from threading import Thread
 
 import pytest
 from support import adb as bridge
+from support import python_builds
 from support.adb import Double, Server
 from support.adb_device import ALLOWED, ASKED, MODEL, TRAP
 from support.device_doubles import SteppingClock
@@ -286,6 +287,19 @@ def test_a_phone_that_refuses_to_execute(plug: Plug) -> None:
         install.install(adb.shell_of(phone.serial), [str(python)])
 
 
+@pytest.mark.skipif(python_builds.library() is None, reason="this Python has no shared library")
+def test_a_phone_without_any_python(plug: Plug, tmp_path: Path) -> None:
+    """A double of one: it gets this machine's, laid out as python.org's builds for Android are."""
+    serial, build = plug().serial, python_builds.make(tmp_path / "python.tar")
+    arguments = ["agent", "install", "--serial", serial, "--python", str(build), "--no-packages"]
+    first, again = codl(*arguments), codl(*arguments)
+    assert (first["is_new"], again["is_new"]) == (True, False)
+    program = Path(first["checked"]["executable"])
+    assert program.is_relative_to(adb.FOLDER)
+    assert len(program.read_bytes()) < 4096  # made by codl, not this machine's
+    assert set(first["checked"]["packages"].values()) == {None}
+
+
 def test_a_phone_that_is_full(plug: Plug, tmp_path: Path) -> None:
     """A double whose folder takes the agent, and nothing of packages: none of it stays there."""
     phone = plug()
@@ -294,7 +308,7 @@ def test_a_phone_that_is_full(plug: Plug, tmp_path: Path) -> None:
     (folder / "packages.zip.part").symlink_to("/dev/full")
     wheel(tmp_path / "wheels", "ncnn", "1.2")
     full = pytest.raises(
-        DeviceError, match=r"No space left on device\. Make room .*250 MB for pack"
+        DeviceError, match=r"No space left on device\. Make room .*250 MB for packages"
     )
     with full:
         bare = [sys.executable, "-S"]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import os
 import sys
 import zipfile
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.some import some
 
 from codl.errors import CodlError, DeviceError
 from codl.targets import adb, agent_archive, ssh
@@ -29,6 +32,7 @@ from codl.targets.install import (
 )
 from codl.targets.remote import RemoteTarget
 
+ROOT = Path(__file__).parents[2]
 #: The shell of this machine: what its client is given runs here, so all but the way is real.
 HERE = DeviceShell("here", ("sh", "-c"), ".codl")
 #: What the file of an agent may take of a device.
@@ -126,9 +130,31 @@ def test_the_agents_file_is_small_and_the_same_each_time() -> None:
     assert len(file.content) <= MOST_BYTES
     names = zipfile.ZipFile(io.BytesIO(file.content)).namelist()
     assert {"__main__.py", "BUILD", "codl/targets/agent.py", "codl/kernels/common.cl"} <= {*names}
-    of_the_host = tuple(f"codl/{own}/" for own in HOST_ONLY)
-    assert "codl/doctor/" in of_the_host
-    assert not [name for name in names if name.startswith((*of_the_host, "/", ".."))]
+    assert not [name for name in names if name.startswith(("codl/doctor/", "/", ".."))]
+
+
+@pytest.mark.parametrize("name", HOST_ONLY)
+def test_what_only_the_host_needs_is_there_and_not_in_an_agent(name: str) -> None:
+    place = f"codl/{name.replace('.', '/')}"
+    assert (ROOT / place).is_dir() or (ROOT / f"{place}.py").is_file()
+    names = zipfile.ZipFile(io.BytesIO(agent_file().content)).namelist()
+    assert not [file for file in names if file.startswith((f"{place}/", f"{place}.py"))]
+
+
+def test_an_agent_has_every_module_that_its_modules_begin_with() -> None:
+    archive = zipfile.ZipFile(io.BytesIO(agent_file().content))
+    names = {name for name in archive.namelist() if name.startswith("codl/")}
+    sources = [archive.read(name) for name in names if name.endswith(".py")]
+    for module in some({module for source in sources for module in begins_with(source)}):
+        path = module.replace(".", "/")
+        assert names & {f"{path}.py", f"{path}/__init__.py"}, module
+
+
+def begins_with(source: bytes) -> Iterator[str]:
+    """The modules of codl that a module imports when it is imported."""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("codl"):
+            yield node.module or ""
 
 
 def test_an_agent_is_installed_once(tmp_path: Path) -> None:
