@@ -9,7 +9,7 @@ from typing import Any
 from codl.errors import MismatchError
 
 #: Libraries that compute or time; others, such as those of tables, change no latency.
-COMPUTING = ("ncnn", "numpy", "onnxruntime", "pyopencl")
+COMPUTING = ("ncnn", "numpy", "onnxruntime", "pyopencl", "codl.runtime.cl_ctypes")
 #: Clocks in the median of a run that differ by less than this part are alike: governors move them.
 CLOCKS_ALIKE = 0.1
 #: What stands for a value that one of two does not have.

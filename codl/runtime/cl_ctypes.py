@@ -15,106 +15,56 @@ from ctypes import c_void_p as pointer
 from functools import cache, lru_cache
 from math import prod
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.runtime.cl_library import CODES, Error, Library, LogicError, MemoryError, error_of
-from codl.runtime.cl_library import NAMES as CODE_NAMES
-from codl.runtime.cl_library import RuntimeError as RuntimeError
+from codl.runtime import cl_constants
+from codl.runtime.cl_constants import (
+    channel_order,
+    channel_type,
+    command_execution_status,
+    command_queue_properties,
+    device_svm_capabilities,
+    device_type,
+    kernel_work_group_info,
+    map_flags,
+    mem_flags,
+    mem_object_type,
+    program_build_info,
+    program_info,
+    status_code,
+    svm_mem_flags,
+)
+from codl.runtime.cl_library import (
+    CODES,
+    Error,
+    Library,
+    LogicError,
+    MemoryError,
+    RuntimeError,
+    error_of,
+)
 
-__all__ = ["Error", "LogicError", "MemoryError", "RuntimeError"]
+#: What users have of other modules by this one.
+__all__ = [
+    "LogicError",
+    "MemoryError",
+    "RuntimeError",
+    "channel_order",
+    "channel_type",
+    "command_execution_status",
+    "command_queue_properties",
+    "device_svm_capabilities",
+    "map_flags",
+    "mem_flags",
+    "status_code",
+]
 Sizes: TypeAlias = tuple[int, ...]
-
-# Constants.
-
-
-def _bits(first: int, names: str) -> dict[str, int]:
-    """Flags, one bit each from a first one on; a dash leaves one out."""
-    return {n: 1 << first + at for at, n in enumerate(names.split()) if n != "-"}
-
-
-def _numbers(first: int, names: str) -> dict[str, int]:
-    return {name: first + at for at, name in enumerate(names.split()) if name != "-"}
-
-
-_MEMORY = _bits(0, "READ_WRITE WRITE_ONLY READ_ONLY USE_HOST_PTR ALLOC_HOST_PTR COPY_HOST_PTR")
-mem_flags = SimpleNamespace(**_MEMORY)
-svm_mem_flags = SimpleNamespace(**_MEMORY, **_bits(10, "SVM_FINE_GRAIN_BUFFER SVM_ATOMICS"))
-map_flags = SimpleNamespace(**_bits(0, "READ WRITE WRITE_INVALIDATE_REGION"))
-device_type = SimpleNamespace(**_bits(0, "DEFAULT CPU GPU ACCELERATOR CUSTOM"), ALL=0xFFFFFFFF)
-device_svm_capabilities = SimpleNamespace(
-    **_bits(0, "COARSE_GRAIN_BUFFER FINE_GRAIN_BUFFER FINE_GRAIN_SYSTEM ATOMICS")
-)
-command_queue_properties = SimpleNamespace(
-    **_bits(0, "OUT_OF_ORDER_EXEC_MODE_ENABLE PROFILING_ENABLE")
-)
-command_execution_status = SimpleNamespace(**_numbers(0, "COMPLETE RUNNING SUBMITTED QUEUED"))
-command_type = SimpleNamespace(
-    **_numbers(0x11F0, "NDRANGE_KERNEL TASK NATIVE_KERNEL READ_BUFFER WRITE_BUFFER COPY_BUFFER"),
-    **_numbers(0x11FB, "MAP_BUFFER MAP_IMAGE UNMAP_MEM_OBJECT MARKER"),
-)
-channel_order = SimpleNamespace(**_numbers(0x10B0, "R A RG RA RGB RGBA"))
-channel_type = SimpleNamespace(**_numbers(0x10DD, "HALF_FLOAT FLOAT"))
-mem_object_type = SimpleNamespace(**_numbers(0x10F0, "BUFFER IMAGE2D"))
-program_info = SimpleNamespace(**_numbers(0x1165, "BINARY_SIZES BINARIES"))
-program_build_info = SimpleNamespace(LOG=0x1183)
-kernel_work_group_info = SimpleNamespace(
-    **_numbers(0x11B0, "WORK_GROUP_SIZE COMPILE_WORK_GROUP_SIZE LOCAL_MEM_SIZE"),
-    **_numbers(0x11B3, "PREFERRED_WORK_GROUP_SIZE_MULTIPLE PRIVATE_MEM_SIZE"),
-)
-status_code = SimpleNamespace(
-    **CODES, to_string=lambda code, unknown="<unknown %d>": CODE_NAMES.get(code) or unknown % code
-)
-
-# What objects tell.
-
-#: Information by the attribute that gives it: its number, and its type.
-Infos: TypeAlias = Mapping[str, tuple[int, Any]]
-PLATFORM: Infos = {
-    "version": (0x0901, str),
-    "name": (0x0902, str),
-    "vendor": (0x0903, str),
-    "extensions": (0x0904, str),
-}
-DEVICE: Infos = {
-    "type": (0x1000, c_uint64),
-    "max_compute_units": (0x1002, c_uint32),
-    "max_work_group_size": (0x1004, c_size_t),
-    "max_work_item_sizes": (0x1005, [c_size_t]),
-    "max_clock_frequency": (0x100C, c_uint32),
-    "max_read_image_args": (0x100E, c_uint32),
-    "max_mem_alloc_size": (0x1010, c_uint64),
-    "image2d_max_width": (0x1011, c_size_t),
-    "image2d_max_height": (0x1012, c_size_t),
-    "image_support": (0x1016, c_uint32),
-    "max_parameter_size": (0x1017, c_size_t),
-    "global_mem_cache_size": (0x101E, c_uint64),
-    "global_mem_size": (0x101F, c_uint64),
-    "max_constant_buffer_size": (0x1020, c_uint64),
-    "local_mem_type": (0x1022, c_uint32),
-    "local_mem_size": (0x1023, c_uint64),
-    "name": (0x102B, str),
-    "vendor": (0x102C, str),
-    "driver_version": (0x102D, str),
-    "version": (0x102F, str),
-    "extensions": (0x1030, str),
-    "half_fp_config": (0x1033, c_uint64),
-    "host_unified_memory": (0x1035, c_uint32),
-    "native_vector_width_float": (0x103A, c_uint32),
-    "native_vector_width_half": (0x103C, c_uint32),
-    "opencl_c_version": (0x103D, str),
-    "svm_capabilities": (0x1053, c_uint64),
-}
-KERNEL: Infos = {"function_name": (0x1190, str), "num_args": (0x1191, c_uint32)}
-MEMORY: Infos = {"type": (0x1100, c_uint32), "size": (0x1102, c_size_t)}
-EVENT: Infos = {"command_type": (0x11D1, c_uint32)}
-STATUS = 0x11D3
-PROFILE: Infos = {
-    name: (0x1280 + at, c_uint64) for at, name in enumerate(("queued", "submit", "start", "end"))
-}
+#: What functions that convert nothing take.
+ZERO, ONE = c_uint32(0), c_uint32(1)
+STATUS, STATUS_BYTES = c_uint32(cl_constants.STATUS), c_size_t(4)
 
 
 def _told(function: Any, arguments: tuple[Any, ...], kind: Any) -> Any:
@@ -140,10 +90,10 @@ class _Object:
     #: Of the functions that give information and that release.
     INFO: ClassVar[str] = ""
     RELEASE: ClassVar[str] = ""
-    INFOS: ClassVar[Infos] = {}
+    INFOS: ClassVar[cl_constants.Infos] = {}
 
     def __init__(self, library: Library, address: int) -> None:
-        self.library, self.int_ptr = library, address
+        self.library, self.int_ptr, self.handle = library, address, pointer(address)
         self._release = getattr(library, self.RELEASE) if self.RELEASE else None
 
     def __del__(self) -> None:
@@ -169,7 +119,7 @@ def _addresses(objects: Sequence[_Object]) -> Any:
 
 
 class Platform(_Object):
-    INFO, INFOS = "clGetPlatformInfo", PLATFORM
+    INFO, INFOS = "clGetPlatformInfo", cl_constants.PLATFORM
 
     def get_devices(self, device_type: int = device_type.ALL) -> list[Device]:
         """Its devices of a type; none is an empty list."""
@@ -187,7 +137,7 @@ class Platform(_Object):
 
 
 class Device(_Object):
-    INFO, INFOS = "clGetDeviceInfo", DEVICE
+    INFO, INFOS = "clGetDeviceInfo", cl_constants.DEVICE
 
     @property
     def platform(self) -> Platform:
@@ -260,21 +210,21 @@ class CommandQueue(_Object):
             values = (c_uint64 * (len(properties) + 1))(*properties, 0)
             made = library.clCreateCommandQueueWithProperties(context.int_ptr, on.int_ptr, values)
         super().__init__(library, made)
-        self.context, self.device = context, on
+        self.context, self.device, self.calls = context, on, library.calls
         #: For those that want no event.
-        self.enqueue = library.raw("clEnqueueNDRangeKernel")
-        self._untyped = library.untyped("clEnqueueNDRangeKernel"), library.untyped("clReleaseEvent")
+        self.enqueue = self.calls.clEnqueueNDRangeKernel
 
     def enqueue_with_event(self, queue: pointer, *arguments: Any) -> int:
         """Enqueue a kernel with an event that nobody waits for; returns OpenCL's code."""
-        (enqueue, release), event = self._untyped, pointer()
-        code: int = enqueue(queue, *arguments[:-1], byref(event))
+        event = pointer()
+        code: int = self.enqueue(queue, *arguments[:-1], byref(event))
         if not code:
-            release(event)
+            self.calls.clReleaseEvent(event)
         return code
 
     def flush(self) -> None:
-        self.library.clFlush(self.int_ptr)
+        if code := self.calls.clFlush(self.handle):
+            raise error_of("clFlush", code)
 
     def finish(self) -> None:
         self.library.clFinish(self.int_ptr)
@@ -284,12 +234,11 @@ class CommandQueue(_Object):
 
 
 class MemoryObject(_Object):
-    INFO, RELEASE, INFOS = "clGetMemObjectInfo", "clReleaseMemObject", MEMORY
+    INFO, RELEASE, INFOS = "clGetMemObjectInfo", "clReleaseMemObject", cl_constants.MEMORY
 
     def pass_to(self, kernel: Kernel, index: int) -> None:
-        address = pointer(self.int_ptr)
-        size = ctypes.sizeof(address)
-        self.library.clSetKernelArg(kernel.int_ptr, index, size, byref(address))
+        size = ctypes.sizeof(self.handle)
+        self.library.clSetKernelArg(kernel.int_ptr, index, size, byref(self.handle))
 
 
 class Buffer(MemoryObject):
@@ -442,7 +391,7 @@ class Program(_Object):
 
 
 class Kernel(_Object):
-    INFO, RELEASE, INFOS = "clGetKernelInfo", "clReleaseKernel", KERNEL
+    INFO, RELEASE, INFOS = "clGetKernelInfo", "clReleaseKernel", cl_constants.KERNEL
 
     def __init__(self, program: Program, name: str) -> None:
         library = program.library
@@ -485,27 +434,33 @@ class _Profile:
         self._event = event
 
     def __getattr__(self, name: str) -> int:
-        number, kind = PROFILE[name]
+        number, kind = cl_constants.PROFILE[name]
         function = self._event.library.clGetEventProfilingInfo
-        return int(_told(function, (self._event.int_ptr, number), kind))
+        return int(_told(function, (self._event.handle, number), kind))
 
 
-class Event(_Object):
+class Event:
     """Of one command; holds what the command works on."""
 
-    INFO, RELEASE, INFOS = "clGetEventInfo", "clReleaseEvent", EVENT
+    __slots__ = ("_calls", "_held", "handle", "library")
 
-    def __init__(self, library: Library, address: int, held: object = None) -> None:
-        self.library, self.int_ptr, self._held = library, address, held
-        self._release = library.clReleaseEvent
+    def __init__(self, library: Library, handle: pointer, held: object = None) -> None:
+        self.library, self.handle, self._held = library, handle, held
+        self._calls = library.calls
+
+    def __del__(self) -> None:
+        self._calls.clReleaseEvent(self.handle)
 
     def wait(self) -> None:
-        self.library.clWaitForEvents(1, byref(pointer(self.int_ptr)))
+        if code := self._calls.clWaitForEvents(ONE, byref(self.handle)):
+            raise error_of("clWaitForEvents", code)
 
     @property
     def command_execution_status(self) -> int:
         status = c_int32()
-        self.library.clGetEventInfo(self.int_ptr, STATUS, 4, byref(status), None)
+        ask = self._calls.clGetEventInfo
+        if code := ask(self.handle, STATUS, STATUS_BYTES, byref(status), None):
+            raise error_of("clGetEventInfo", code)
         return status.value
 
     @property
@@ -516,34 +471,39 @@ class Event(_Object):
 class MemoryMap:
     """What is mapped of a buffer: the base of the array, which `release` hands back."""
 
-    def __init__(
-        self, queue: CommandQueue, buffer: Buffer, address: int, array: Mapping[str, Any]
-    ) -> None:
+    _address: int | None = None
+
+    def __init__(self, queue: CommandQueue, buffer: Buffer, address: int, array: Any) -> None:
         self._queue, self._buffer, self._address = queue, buffer, address
-        self.__array_interface__ = {**array, "data": (address, False), "version": 3}
+        shape, kind = array
+        place = {"shape": shape, "typestr": kind, "data": (address, False), "version": 3}
+        self.__array_interface__ = place
 
     def release(self, queue: CommandQueue | None = None) -> Event:
         """Unmap it, on the queue that it was mapped on unless another is named."""
         on, event = queue or self._queue, pointer()
-        address, self._address = self._address, 0
-        on.library.clEnqueueUnmapMemObject(
-            on.int_ptr, self._buffer.int_ptr, address, 0, None, byref(event)
-        )
-        return _event(on, event, self)
+        address, self._address = pointer(self._address), None
+        unmap = on.calls.clEnqueueUnmapMemObject
+        if code := unmap(on.handle, self._buffer.handle, address, ZERO, None, byref(event)):
+            raise error_of("clEnqueueUnmapMemObject", code)
+        return Event(on.library, event, self)
 
     def __del__(self) -> None:
-        if self.__dict__.get("_address"):
+        if self._address:
             self.release()
-
-
-def _event(queue: CommandQueue, made: Any, held: object = None) -> Event:
-    return Event(queue.library, made.value, held)
 
 
 @lru_cache(4096)
 def _sizes(values: Sizes) -> Any:
-    """Numbers as functions take them; the same few launches come again and again."""
+    """Numbers as functions take them; the same few come again and again."""
     return (c_size_t * len(values))(*values)
+
+
+@lru_cache(4096)
+def _grid(sizes: Sizes, local: Sizes | None, offset: Sizes | None) -> tuple[Any, ...]:
+    """Where and how large a launch is, as the function takes it."""
+    begin, group = (None if values is None else _sizes(values) for values in (offset, local))
+    return c_uint32(len(sizes)), begin, _sizes(sizes), group, ZERO, None
 
 
 def enqueue_nd_range_kernel(
@@ -553,27 +513,16 @@ def enqueue_nd_range_kernel(
     local_size: Sizes | None,
     offset: Sizes | None = None,
 ) -> Event:
-    event = pointer()
-    code = queue.enqueue(
-        queue.int_ptr,
-        kernel.int_ptr,
-        len(global_size),
-        None if offset is None else _sizes(offset),
-        _sizes(global_size),
-        None if local_size is None else _sizes(local_size),
-        0,
-        None,
-        byref(event),
-    )
-    if code:
+    event, grid = pointer(), _grid(global_size, local_size, offset)
+    if code := queue.enqueue(queue.handle, kernel.handle, *grid, byref(event)):
         raise error_of("clEnqueueNDRangeKernel", code)
-    return Event(queue.library, event.value or 0)
+    return Event(queue.library, event)
 
 
 def enqueue_marker(queue: CommandQueue) -> Event:
     event = pointer()
     queue.library.clEnqueueMarkerWithWaitList(queue.int_ptr, 0, None, byref(event))
-    return _event(queue, event)
+    return Event(queue.library, event)
 
 
 def enqueue_fill_buffer(
@@ -584,7 +533,7 @@ def enqueue_fill_buffer(
     queue.library.clEnqueueFillBuffer(
         queue.int_ptr, mem.int_ptr, raw, len(raw), offset, size, 0, None, byref(event)
     )
-    return _event(queue, event)
+    return Event(queue.library, event)
 
 
 def enqueue_fill_image(
@@ -602,7 +551,15 @@ def enqueue_fill_image(
         None,
         byref(event),
     )
-    return _event(queue, event)
+    return Event(queue.library, event)
+
+
+@lru_cache(4096)
+def _place(flags: int, offset: int, shape: Sizes, dtype: Any) -> tuple[Any, Any]:
+    """What a map of memory takes, and its array: the same few come again and again."""
+    kind = np.dtype(dtype)
+    size = c_size_t(prod(shape) * kind.itemsize)
+    return (c_uint64(flags), c_size_t(offset), size), (shape, kind.str)
 
 
 def enqueue_map_buffer(
@@ -615,20 +572,15 @@ def enqueue_map_buffer(
     is_blocking: bool = True,
 ) -> tuple[NDArray[Any], Event]:
     """An array in the buffer's memory, whose `base.release` unmaps it, and the event of the map."""
-    kind, event = np.dtype(dtype), pointer()
-    address = queue.library.clEnqueueMapBuffer(
-        queue.int_ptr,
-        buffer.int_ptr,
-        int(is_blocking),
-        flags,
-        offset,
-        prod(shape) * kind.itemsize,
-        0,
-        None,
-        byref(event),
+    (place, array), event, code = _place(flags, offset, shape, dtype), pointer(), c_int32()
+    blocking = ONE if is_blocking else ZERO
+    address = queue.calls.clEnqueueMapBuffer(
+        queue.handle, buffer.handle, blocking, *place, ZERO, None, byref(event), byref(code)
     )
-    mapped = MemoryMap(queue, buffer, address, {"shape": shape, "typestr": kind.str})
-    return np.asarray(mapped), _event(queue, event)
+    if code.value:
+        raise error_of("clEnqueueMapBuffer", code.value)
+    mapped = MemoryMap(queue, buffer, address, array)
+    return np.asarray(mapped), Event(queue.library, event)
 
 
 def enqueue_copy(queue: CommandQueue, dest: Any, src: Any) -> Event:
@@ -640,4 +592,4 @@ def enqueue_copy(queue: CommandQueue, dest: Any, src: Any) -> Event:
     copy = queue.library.clEnqueueWriteBuffer if writes else queue.library.clEnqueueReadBuffer
     size, data = array.nbytes, array.ctypes.data
     copy(queue.int_ptr, buffer.int_ptr, 1, 0, size, data, 0, None, byref(event))
-    return _event(queue, event)
+    return Event(queue.library, event)

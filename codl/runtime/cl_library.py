@@ -11,6 +11,8 @@ import ctypes
 from collections.abc import Callable, Mapping
 from ctypes import CFUNCTYPE, POINTER, byref, c_char_p, c_int32, c_size_t, c_uint32, c_uint64
 from ctypes import c_void_p as pointer
+from functools import cached_property
+from types import SimpleNamespace
 from typing import Any
 
 CODES: Mapping[str, int] = {
@@ -166,6 +168,11 @@ FUNCTIONS: Mapping[str, tuple[int, str]] = {
     "clCreateCommandQueueWithProperties": (123, "pppE"),
     "clSetKernelArgSVMPointer": (134, "pup"),
 }
+#: Those that an inference calls.
+OFTEN = (
+    *("clEnqueueNDRangeKernel", "clEnqueueMapBuffer", "clEnqueueUnmapMemObject"),
+    *("clFlush", "clWaitForEvents", "clGetEventInfo", "clReleaseEvent"),
+)
 #: Those that return something else.
 ALLOCATE, FREE = "clSVMAlloc", "clSVMFree"
 SVM_FUNCTIONS: Mapping[str, tuple[int, str]] = {ALLOCATE: (126, "pfzu"), FREE: (127, "pp")}
@@ -236,9 +243,16 @@ class Library:
         """A function that returns its code."""
         return self._made(name, c_int32, FUNCTIONS[name][1])
 
-    def untyped(self, name: str) -> Any:
-        """The same that takes values of `ctypes` alone, of which it converts none."""
-        return CFUNCTYPE(c_int32)(self._address(name))
+    @cached_property
+    def calls(self) -> SimpleNamespace:
+        """What an inference calls: functions that take values of `ctypes` alone, convert none of
+        them, and return codes.
+        """
+        return SimpleNamespace(**{name: self._unconverted(name) for name in OFTEN})
+
+    def _unconverted(self, name: str) -> Any:
+        result = pointer if FUNCTIONS[name][1].endswith("E") else c_int32
+        return CFUNCTYPE(result)(self._found(name))
 
     def _function(self, name: str) -> Any:
         if name in SVM_FUNCTIONS:
@@ -253,10 +267,12 @@ class Library:
         return function
 
     def _made(self, name: str, result: Any, arguments: str) -> Any:
-        address = self._address(name)
-        if not address:
+        return CFUNCTYPE(result, *(TYPES[letter] for letter in arguments))(self._found(name))
+
+    def _found(self, name: str) -> int:
+        if not (address := self._address(name)):
             raise error_of(name, CODES["INVALID_OPERATION"], "the driver has no such function")
-        return CFUNCTYPE(result, *(TYPES[letter] for letter in arguments))(address)
+        return address
 
 
 def _creating(name: str, function: Any) -> Callable[..., int]:

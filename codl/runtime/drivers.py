@@ -109,6 +109,13 @@ def is_stand_in() -> bool:
     return bool(cl_module().__name__ != "pyopencl")
 
 
+def binding() -> str:
+    """What calls OpenCL in this process; "" where nothing does yet."""
+    if not cl_module.cache_info().currsize:
+        return ""
+    return "ctypes" if is_stand_in() else "pyopencl"
+
+
 @cache
 def loader() -> Library:
     """The functions of the loader that pyopencl uses; raises `LogicError` where it shows none."""

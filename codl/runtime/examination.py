@@ -21,6 +21,7 @@ from codl.records.results import Conditions
 from codl.runtime import cache, threads
 from codl.runtime.conditions import THERMAL, ConditionReader
 from codl.runtime.driver_search import Search
+from codl.runtime.drivers import binding
 from codl.runtime.hardware import physical_cores, withheld_cores
 from codl.runtime.system_files import SYSTEM, SystemFiles, clusters
 
@@ -31,6 +32,9 @@ V2_FILES = "memory.max", "memory.current"
 WAIT_POLICY = "OMP_WAIT_POLICY"
 #: The trips of a thermal zone at which a system slows its processors down, or worse.
 HOT = ("passive", "hot", "critical")
+
+#: Stands in for pyopencl, and has codl's version.
+STAND_IN = "codl.runtime.cl_ctypes"
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,8 @@ class Examination:
 
     `wait_policy` is how OpenMP's threads are told to wait for work, "" where nothing is said;
     `driver_places` are where OpenCL's drivers were looked for, each with what is there.
-    `withheld_cores` are faster ones that this process may not use, which is in `cpuset`.
+    `withheld_cores` are faster ones that this process may not use, which is in `cpuset`. `binding`
+    is what calls OpenCL there, "" where nothing does yet.
     """
 
     python: tuple[int, ...]
@@ -101,6 +106,15 @@ class Examination:
     driver_places: tuple[str, ...] = ()
     withheld_cores: tuple[int, ...] = ()
     cpuset: str = ""
+    binding: str = ""
+
+    @property
+    def libraries(self) -> dict[str, str]:
+        """Versions of packages and, where no pyopencl calls OpenCL, of what stands in for it."""
+        versions = {name: version for name, version in self.packages.items() if version}
+        if self.binding != "ctypes":
+            return versions
+        return {**{k: v for k, v in versions.items() if k != "pyopencl"}, STAND_IN: self.codl}
 
     @property
     def confinement(self) -> str:
@@ -155,6 +169,7 @@ def examine(files: SystemFiles = SYSTEM) -> Examination:
         driver_places=tuple(search.places()),
         withheld_cores=withheld_cores([core for core in cores if core not in refused], files),
         cpuset=files.text("proc/self/cpuset"),
+        binding=binding(),
     )
 
 

@@ -31,8 +31,8 @@ def environment_of(target: Target, protocol: Mapping[str, Any]) -> Environment |
     """
     if target.replays is not None:
         return None
-    placement, seen = at_hand(target.soc).placement, target.examine()
-    device = identity_of(target)
+    placement, device = at_hand(target.soc).placement, identity_of(target)
+    seen = target.examine()  # of an open device: so it tells what calls OpenCL
     now = target.conditions()
     environment = Environment(
         machine=target.describe().cpu.name,
@@ -44,7 +44,7 @@ def environment_of(target: Target, protocol: Mapping[str, Any]) -> Environment |
         gpu_cores=placement.gpu_cores,
         threads=placement.threads,
         clocks=_settings(seen, now),
-        libraries={name: version for name, version in seen.packages.items() if version},
+        libraries=seen.libraries,
         protocol=dict(protocol),
     )
     return under(environment, now)
@@ -60,7 +60,7 @@ def library_environment(
         system=f"{seen.system} {seen.machine}",
         cpu_cores=seen.cores,
         threads=threads,
-        libraries={name: version for name, version in seen.packages.items() if version},
+        libraries=seen.libraries,
         protocol=dict(protocol),
     )
 
