@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from math import prod
@@ -59,6 +59,8 @@ SHAPES = tuple(
         (4, 8, 4, 8, 2, 1),
     )
 )
+#: Where none of them stays in registers.
+SMALLEST = {"tm": 2, "items_m": 8, "tn": 4, "items_n": 8, "depth": 2, "teams": 1}
 SPLITS = (1, 2, 4, 8, 16)
 #: For the cost of a cut: what a multiply-add on 128 lanes and a byte take on a unit, the wait for a
 #: load, a group's beginning and end, and one more launch. This is what it costs the host, which
@@ -157,11 +159,16 @@ class GemmCut:
         return self.tm * self.tn + 4 * self.tn + 4 * self.loads + 40
 
     def fits(self, product: GemmProblem, gpu: GpuSide) -> bool:
-        """Whether sums, weights of a block and what is on its way stay in registers."""
+        """Whether sums, weights of a block and what is on its way stay in registers.
+
+        Factors that are halves are two in a register. Their sums are not, beside which there are
+        those of floats; and places in a window are apart, as Mali's compiler has it.
+        """
         window = 0 if product.taps == 1 else 4
-        sums = self.tm * self.tn * (2 if product.halves else 1)
-        numbers = sums + 4 * self.tn + 4 * self.loads + window
-        return bool(holds(gpu, numbers))
+        sums, factors = self.tm * self.tn, 4 * (self.tn + self.loads)
+        if product.halves:
+            return bool(holds(gpu, 2 * (sums + window) + factors // 2))
+        return bool(holds(gpu, sums + factors + window))
 
     @property
     def macros(self) -> dict[str, int | bool]:
@@ -325,16 +332,22 @@ def cuts(product: GemmProblem, gpu: GpuSide) -> tuple[GemmCut, ...]:
 
     Sums stay in registers, and a group is as large as one of a kernel with many may be.
     """
-    every = (GemmCut(**shape, splits=splits) for shape in SHAPES for splits in SPLITS)
-    fitting = (
+    every = _fitting(product, gpu, SHAPES) or _fitting(product, gpu, [SMALLEST])
+    return tuple(sorted(every, key=lambda cut: cut.cost(product, gpu)))
+
+
+def _fitting(
+    product: GemmProblem, gpu: GpuSide, shapes: Iterable[Mapping[str, int]]
+) -> list[GemmCut]:
+    every = (GemmCut(**shape, splits=splits) for shape in shapes for splits in SPLITS)
+    return [
         cut
         for cut in every
         if cut.items <= most_items(gpu)
         and cut.fits(product, gpu)
         and cut.local_bytes + SPARE_LOCAL_BYTES <= gpu.local_mem_bytes
         and (cut.splits == 1 or cut.can_split(product, gpu))
-    )
-    return tuple(sorted(fitting, key=lambda cut: cut.cost(product, gpu)))
+    ]
 
 
 def refuse_width(soc: Soc) -> str | None:
