@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,11 @@ import pytest
 from codl.runtime import cache
 from codl.runtime.driver_search import VENDORS, find_driver
 from codl.runtime.drivers import BINDING
+from codl.runtime.examination import STAND_IN
 from codl.runtime.placement import LocalSoc
+from codl.targets.client import COMMAND
+from codl.targets.environment import environment_of
+from codl.targets.remote import RemoteTarget
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.device
@@ -71,6 +76,15 @@ def test_a_kernel_runs_whatever_the_way_into_a_driver(
     )
     assert done.stdout.split()[1:] == ["codl.runtime.cl_ctypes"], done.stderr
     assert int(done.stdout.split()[0]) > 0
+
+
+def test_results_name_what_called_opencl(first_soc: LocalSoc) -> None:
+    command = ("env", f"{BINDING}=ctypes", *COMMAND)
+    with closing(RemoteTarget("process", command, first_soc)) as target:
+        environment = environment_of(target, {})
+    assert environment is not None
+    assert STAND_IN in environment.libraries
+    assert "pyopencl" not in environment.libraries
 
 
 #: Memory of every kind, profiles, failing calls, several threads, engines.
