@@ -2,7 +2,7 @@
 # The result files of docs/results, made anew: scripts/reference_results.sh SOC [option of soc detect ...]
 #
 #   scripts/reference_results.sh host                     # this machine
-#   scripts/reference_results.sh h200 --device nvidia     # one with a GPU
+#   scripts/reference_results.sh h200 --opencl-device nvidia     # one with a GPU
 #
 # Nothing else should run meanwhile, and it takes about an hour. It needs the libraries of
 # `codl[peers]` too. Datasets, predictors and bundles lie in demo/reference; `make docs` renders the
@@ -37,6 +37,9 @@ codl eval --soc "$name" --models mobilenet_v2 --batch 4 --strategies cpu,gpu,cod
     --no-timelines -o "$results/eval-batch-$name.json"
 codl eval --soc "$name" --models yolov2,vgg16,posenet --strategies cpu,gpu,codl \
     --peers ort,ncnn,openvino,mnn --time 8s --no-timelines -o "$results/eval-peers-$name.json"
+# README's picture, of a plan and its timeline.
+codl eval --soc "$name" --models yolov2 --strategies cpu,gpu,codl --time 8s \
+    -o "$results/eval-split-$name.json"
 for model in mobilenet_v2 yolov2 vgg16; do
     codl package "$model" --soc "$name" -o "$model.codl" --json \
         > "$results/package-$model-$name.json"

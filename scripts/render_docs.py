@@ -9,9 +9,10 @@ A generated part of a page stands between two comments:
     ...
     <!-- end -->
 
-VIEW is one of `VIEWS`, or of `LISTS` for what needs no file. Tables are made by `codl.report` from
-the files that commands write with `-o FILE`; scripts/reference_results.sh has the commands. A FILE
-may be a pattern such as `curve-*.json`. A picture of `PICTURES` is written to a file of its own:
+VIEW is one of `VIEWS`, or of `LISTS` for what needs no file, or `keys module:Class`. Tables are
+made by `codl.report` from the files that commands write with `-o FILE`;
+scripts/reference_results.sh has the commands. A FILE may be a pattern such as `curve-*.json`. A
+picture of `PICTURES` is written to a file of its own:
 
     <!-- picture: VIEW NAME.svg results/FILE.json ... -->
 """
@@ -29,6 +30,10 @@ from textwrap import wrap
 from typing import Any
 
 import typer
+from api_pages import api_reference, keys_content
+from gains import evals, gains_content, in_part_content, replayed_content
+from split_picture import split_svg
+from summaries import accuracy_content, devices_content
 
 from codl.cli.app import app
 from codl.frontend.models import BUILT_IN, described, description
@@ -43,7 +48,6 @@ from codl.report.kernels import variants_content as kernels_by_gpu
 from codl.report.load import load_result
 from codl.report.plots import stand_alone
 from codl.report.tables import (
-    accuracy_content,
     bundles_content,
     comparison_content,
     conformance_content,
@@ -53,11 +57,12 @@ from codl.report.tables import (
     train_content,
 )
 from codl.report.text_table import Column, TextRow, TextSection, TextTable, count
-from codl.report.validations import validations_content
+from codl.strategies import STRATEGIES, ideal
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 CLI_PAGE = DOCS / "reference" / "cli.md"
+API_PAGE = DOCS / "reference" / "api.md"
 MARKED = re.compile(
     r"(<!-- (?P<kind>table|picture): (?P<what>[^>]*?) -->\n).*?(?P<end><!-- end -->)", re.DOTALL
 )
@@ -66,11 +71,14 @@ DESCRIPTION = re.compile(r"<desc[^>]*>.*?</desc>", re.DOTALL)
 #: Rich's markup in help texts, and the line that begins the examples.
 MARKUP = re.compile(r"\[/?(?:dim|bold|italic)\]")
 EXAMPLES = re.compile(r"^\[dim\]Examples?:\[/dim\]", re.MULTILINE)
+#: The view that shows the keys of a class of data, `module:Class`.
+KEYS = "keys"
 MISSING = "Not measured yet: `{script}` makes `{file}`."
 #: What makes the files of a view, where it is not scripts/reference_results.sh.
 MAKERS = {
     "curve": "scripts/bench/stage.py",
     "closest": "scripts/bench/stage.py",
+    "gains-replayed": "make paper",
     "validations": "scripts/validate_models.py",
     "phone-gpus": "make mobile-kernels",
     "phone-kernels": "make mobile-kernels",
@@ -88,9 +96,16 @@ VIEWS: Mapping[str, Callable[[Sequence[Any]], TextTable]] = {
     "bundles": bundles_content,
     "curve": curve_content,
     "closest": closest_content,
-    "validations": validations_content,
+    "validations": devices_content,
+    "gains-in-part": in_part_content,
     "phone-gpus": gpus_content,
     "phone-kernels": kernels_by_gpu,
+}
+
+#: Tables that look at files themselves.
+OF_FILES: Mapping[str, Callable[[Sequence[Path]], TextTable]] = {
+    "gains": lambda files: gains_content(evals(files)),
+    "gains-replayed": replayed_content,
 }
 
 
@@ -102,11 +117,18 @@ class Picture:
     draw: Callable[..., str]
 
     def of(self, results: Sequence[Any], key: str) -> str:
-        return stand_alone(self.draw(results, key=key, title=self.title))
+        return self.draw(results, key=key, title=self.title)
+
+
+def plain_curve_svg(results: Sequence[Any], *, key: str, title: str) -> str:
+    return stand_alone(curve_svg(results, key=key, title=title))
 
 
 PICTURES: Mapping[str, Picture] = {
-    "curve": Picture("Gain of co-execution against the ratio of the processors' speeds", curve_svg),
+    "curve": Picture(
+        "Gain of co-execution against the ratio of the processors' speeds", plain_curve_svg
+    ),
+    "split": Picture("How a network is split, and what both processors then do", split_svg),
 }
 
 
@@ -172,9 +194,25 @@ def terms_content() -> TextTable:
     return TextTable("Terms", columns, (TextSection("", (*rows, *measured)),))
 
 
+def strategies_content() -> TextTable:
+    """Every strategy, and the first sentence of what it says of itself."""
+    columns = (Column("strategy", numeric=False), Column("how it plans", numeric=False))
+    rows = [
+        TextRow((f"`{name}`", _first_sentence(STRATEGIES[name].plan)))
+        for name in sorted(STRATEGIES)
+    ]
+    bound = (
+        "no plan: the paper's oracle. The best measured split of every op alone, without data "
+        "sharing. Plans that fuse ops, or find their data in caches, may beat it"
+    )
+    rows.append(TextRow((f"`{ideal.NAME}`", bound)))
+    return TextTable("Strategies", columns, (TextSection("", tuple(rows)),))
+
+
 #: Tables of what there is, which need no result file.
 LISTS: Mapping[str, Callable[[], TextTable]] = {
     "models": models_content,
+    "strategies": strategies_content,
     "variants": variants_content,
     "terms": terms_content,
 }
@@ -189,6 +227,8 @@ def rendered(page: Path) -> str:
     """What a page should hold."""
     if page == CLI_PAGE:
         return cli_reference()
+    if page == API_PAGE:
+        return api_reference()
     text = page.read_text(encoding="utf-8")
     return MARKED.sub(lambda match: match[1] + _part(match) + match["end"], text)
 
@@ -234,12 +274,16 @@ def _generated(what: str) -> str:
     view, *names = what.split()
     if view in LISTS and not names:
         return f"\n{LISTS[view]().to_markdown()}\n\n"
-    if view not in VIEWS or not names:
-        known = ", ".join([*LISTS, *(f"{name} FILE" for name in VIEWS)])
+    if view == KEYS and len(names) == 1:
+        return f"\n{keys_content(names[0]).to_markdown()}\n\n"
+    if view not in {*VIEWS, *OF_FILES} or not names:
+        known = ", ".join([*LISTS, *(f"{name} FILE" for name in (*VIEWS, *OF_FILES))])
         raise SystemExit(f"<!-- table: {what} --> must be one of {known}.")
     files = _files(names)
     if not files:
         return _missing(view, names)
+    if view in OF_FILES:
+        return f"\n{OF_FILES[view](files).to_markdown()}\n\n"
     return f"\n{VIEWS[view]([load_result(file) for file in files]).to_markdown()}\n\n"
 
 
@@ -249,8 +293,10 @@ def cli_reference() -> str:
     parts = [
         "# Commands",
         "Generated by `make docs`; every command prints its part with `--help`. Results go to "
-        "stdout,\nprogress and messages to stderr. The exit code is 0, 1 after an error message, "
-        "or 2 for wrong\nusage.",
+        "stdout,\nprogress and messages to stderr. [Exit codes](environment.md#exit-codes) are 0, "
+        "1 after an error, 2 for\nwrong usage, and 130 after Ctrl-C.",
+        "These options stand before a command's name:",
+        *_options(top),
     ]
     for path, command in _commands(top, "codl"):
         parts += [f"## {path}", *_described(command)]
@@ -275,6 +321,11 @@ def _described(command: Any) -> Iterator[str]:
     if examples:
         lines = (line.strip() for line in examples[0].strip().splitlines())
         yield "\n".join(["```console", *(f"$ {line}" for line in lines), "```"])
+    yield from _options(command)
+
+
+def _options(command: Any) -> Iterator[str]:
+    """The table of a command's arguments and options, where it has any."""
     shown = [p for p in command.params if p.name != "help" and not p.hidden]
     shown.sort(key=lambda p: p.param_type_name != "argument")
     rows = [_parameter(parameter) for parameter in shown]
@@ -311,7 +362,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing, list what is stale")
     check = parser.parse_args().check
-    stale = [p for p in [*pages(), CLI_PAGE] if not p.is_file() or p.read_text() != rendered(p)]
+    stale = [
+        p
+        for p in dict.fromkeys([*pages(), CLI_PAGE, API_PAGE])
+        if not p.is_file() or p.read_text() != rendered(p)
+    ]
     content = {page: rendered(page) for page in dict.fromkeys(stale)}
     pictures = [pair for page in pages() for pair in drawn(page).items()]
     content |= {path: svg for path, svg in pictures if not is_current(path, svg)}

@@ -26,6 +26,10 @@ SECONDS = 9.0
 
 @strategy(NAME, profiles=True)
 def codl(network: Network, context: Context) -> Plan:
+    """The default: chains, dimensions and ratios together, by a search over the whole network.
+
+    Where a device is at hand, the network is profiled on it first.
+    """
     if context.profiling is not None and context.objective.is_latency:
         try:
             return rehearsed(

@@ -22,9 +22,10 @@ ROUNDS = 8
 
 @strategy(NAME, runs_plans=True)
 def codl_refined(network: Network, context: Context) -> Plan:
-    """Takes some seconds, and hardly more than the context's budget.
+    """As `codl`, with up to eight plans that run before one is taken.
 
-    Raises `UnsupportedError` where plans cannot run, or are to be best in something else.
+    That takes some seconds, and hardly more than the context's budget. Raises `UnsupportedError`
+    where plans cannot run, or are to be best in something else.
     """
     if not context.objective.is_latency:
         raise UnsupportedError(

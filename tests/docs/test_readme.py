@@ -1,4 +1,4 @@
-"""The README's own pipeline, command by command, on a SoC whose tuning chose other tiles."""
+"""The tutorial's pipeline, command by command, on a SoC whose tuning chose other tiles."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from codl.runtime.placement import LocalSoc
 from codl.targets.detect import load_local
 
 ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "tutorial" / "quickstart-onnx.md"
 MODEL = "small.onnx"
 #: Measured too: ops of a kind whose features are asked for before those of convolutions, and whose
 #: `gpu_direct` was not tuned.
@@ -59,14 +60,17 @@ readme_commands = _script("readme_commands")
 
 
 def pipeline() -> list[list[str]]:
-    """The words of every command of the pipeline, of a small model."""
-    every = [list(command.words[1:]) for command in readme_commands.commands(ROOT / "README.md")]
+    """The words of every command of the pipeline, of a small model and without budgets."""
+    every = [list(command.words[1:]) for command in readme_commands.commands(PAGE)]
     end = next(at for at, words in enumerate(every) if words[0] == "report") + 1
-    found = []
+    commands = []
     for words in every[:end]:
+        if "--budget" in words:
+            at = words.index("--budget")
+            del words[at : at + 2]
         model = f"{MODEL},{OPS}" if words[0] == "collect" else MODEL
-        found.append([model if word.split(",")[0] == "yolov2" else word for word in words])
-    return found
+        commands.append([model if word == "model.onnx" else word for word in words])
+    return commands
 
 
 def write_model(folder: Path) -> None:

@@ -1,0 +1,132 @@
+"""Tables of the docs that sum up what a result file has in many rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+
+from codl.records.results import PredictorRow
+from codl.report.results import TrainResult, ValidatedModel, ValidationsResult
+from codl.report.tables import origin_lines, soc_lines
+from codl.report.text_table import (
+    NONE,
+    Column,
+    TextRow,
+    TextSection,
+    TextTable,
+    count,
+    digits,
+    nearness,
+    words,
+)
+
+#: The predictor whose further figures are shown.
+DETAILED = "codl"
+#: What a target is of, by the beginning of its name; of the others its processor decides.
+GROUPS = {
+    "data_sharing": "data sharing",
+    "dispatch": "launches and waits",
+    "first_launch": "launches and waits",
+    "event_wait": "launches and waits",
+    "flag_wait": "launches and waits",
+    "batch": "batches",
+}
+#: Targets of muLayer's, of whole kinds of op; and of datasets that are no longer measured.
+LEFT_OUT = ("mulayer_", "cold_", "contention_")
+
+
+def accuracy_content(result: TrainResult) -> TextTable:
+    """Held-out accuracy by shape: a row for each group of targets, weighted by their rows."""
+    rows = [
+        row
+        for row in result.predictors
+        if row.split == "shape" and row.acc10 is not None and not row.target.startswith(LEFT_OUT)
+    ]
+    names = list(dict.fromkeys(row.name for row in rows))
+    columns = [words("targets"), Column("number"), Column("rows held out")]
+    columns += [Column(f"`{name}`") for name in names]
+    columns += [Column(f"`{DETAILED}` 5 %"), Column("MAPE"), Column("in the 90 % interval")]
+    lines = []
+    ordered = sorted(rows, key=_group)
+    for name, of_group in groupby(ordered, _group):
+        lines.append(_accuracy(name, list(of_group), names))
+    lines.append(_accuracy("all", rows, names))
+    caption = (
+        "Percentage of held-out rows predicted within 10 %, whole op shapes held out; the last "
+        f"columns are of `{DETAILED}`. Training took {digits(result.train_s)} s.",
+        *soc_lines(result.soc),
+        *origin_lines(result),
+    )
+    return TextTable("Accuracy", tuple(columns), (TextSection("", tuple(lines)),), caption)
+
+
+def _group(row: PredictorRow) -> str:
+    prefix = next((name for start, name in GROUPS.items() if row.target.startswith(start)), "")
+    return prefix or f"operators on the {str(row.processor).upper()}"
+
+
+def _accuracy(group: str, rows: Sequence[PredictorRow], names: Sequence[str]) -> TextRow:
+    def mean(name: str, figure: Callable[[PredictorRow], float | None]) -> str:
+        known = [(row.n_test, figure(row)) for row in rows if row.name == name]
+        weighed = [(n, value) for n, value in known if value is not None]
+        total = sum(n for n, _ in weighed)
+        return digits(sum(n * value for n, value in weighed) / total) if total else NONE
+
+    tests = {row.target: row.n_test for row in rows}
+    shown = [mean(name, lambda row: row.acc10) for name in names]
+    details = (lambda row: row.acc5, lambda row: row.mape, lambda row: row.coverage90)
+    shown += [mean(DETAILED, figure) for figure in details]
+    return TextRow((group, count(len(tests)), count(sum(tests.values())), *shown))
+
+
+def devices_content(results: Sequence[ValidationsResult]) -> TextTable:
+    """Many models on several devices: a line for each device and way to run."""
+    columns = (
+        words("device"),
+        words("on"),
+        Column("models"),
+        Column("parts of ops"),
+        Column("not ok"),
+        Column("largest error of its limit"),
+        Column("lowest cosine"),
+        Column("largest error"),
+    )
+    lines, caption = [], []
+    for result in results:
+        platform = result.environment.platform if result.environment else ""
+        device = f"{result.gpu}, {' '.join(platform.split()[:3])}".rstrip(", ")
+        for way, rows in groupby(sorted(result.rows, key=_way), _way):
+            lines.append(_device(device, way, list(rows)))
+        failed = [f"{row.model} ({row.reason})" for row in result.rows if row.reason]
+        wrong = [f"{row.model} ({', '.join(row.wrong)})" for row in result.rows if row.wrong]
+        caption += [f"Not checked on {device}: {', '.join(failed)}."] if failed else []
+        caption += [f"Not ok on {device}: {', '.join(wrong)}."] if wrong else []
+        caption += origin_lines(result)
+    head = (
+        "Error of its limit: the largest error of an op over what is rounding in its variant, "
+        "below 1 where all are ok; then the outputs of whole models."
+    )
+    return TextTable("Devices", columns, (TextSection("", tuple(lines)),), (head, *caption))
+
+
+def _way(row: ValidatedModel) -> str:
+    return "CPU" if row.processor == "cpu" else f"GPU, {row.stored}"
+
+
+def _device(device: str, way: str, rows: Sequence[ValidatedModel]) -> TextRow:
+    ran = [row for row in rows if not row.reason]
+    cells = (
+        device,
+        way,
+        count(len(ran)),
+        count(sum(row.parts for row in ran)),
+        count(sum(len(row.wrong) + row.left for row in ran)),
+        digits(_most(row.op_err for row in ran)),
+        nearness(min((row.cosine for row in ran if row.cosine is not None), default=None)),
+        digits(_most(row.max_rel_err for row in ran)),
+    )
+    return TextRow(cells)
+
+
+def _most(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
