@@ -128,6 +128,7 @@ def test_tiles_of_products_fit_in_registers_and_local_memory(gpu: GpuSide) -> No
         "conv2d in=1x67x7x9 oc=24 kernel=1x1",
         "conv2d in=1x70x9x9 oc=40 kernel=3x3 stride=2 pad=1",
         "conv2d in=1x128x5x7 oc=64 kernel=3x3 pad=1 groups=2",
+        "conv2d in=1x20x9x9 oc=12 kernel=7x7 pad=3",
         "conv2d in=1x36x7x7 oc=36 kernel=3x3 pad=1 groups=36",
         "pooling in=1x36x9x9 kernel=3x3 stride=2 pad=1",
         "eltwise in=1x40x7x7,1x40x7x7 act=relu",

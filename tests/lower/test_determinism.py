@@ -22,10 +22,10 @@ TESTS = Path(__file__).parent.parent
 #: lowering and with the sources of kernels, and with nothing else: not from machine to machine.
 #: `PYTHONPATH=tests python tests/lower/test_determinism.py` prints those of now.
 GOLDEN = (
-    "5d315d4956daae97b1117d740118c12d49892c244b0ba34a13e1d0ccc0fa19af",
+    "f058db75f3c18ab70c4833d4468fe62e052b2a5108af5e2e7057d93f1ba4c45d",
     "d4481414f4e5413025b36efce2cefd2e3b312bc95d776a6246a0fdfeeb1df3e9",
-    "beb7317fcf463b07e80e80813fdb26d5a3dfdca17e000670aab3228852b1a14c",
-    "b3baafedd8879d99fcfa257836fabbbfcd16121b0bf86df3568ef24baa81265e",
+    "89f77acf4826faba22b531ba8b746de92d6051977f3077cd61cbfb2dfea8a167",
+    "074a4cdf29206d7a4c137be97324d7a01c7989a64d2ee75756ac3b2bd9422c7f",
 )
 
 

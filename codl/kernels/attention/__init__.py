@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from codl.ir.columns import Column
 from codl.ir.ops.attention import HEADS, TOKENS, Attention, AttentionColumns
 from codl.ir.ops.nd import AxisBlock
+from codl.kernels.architecture import holds
 from codl.kernels.base import ENDS, Choice, KernelPlan, TensorArg
 from codl.kernels.feature_columns import ChoiceColumns, by_level, gpu_cache_bytes
 from codl.kernels.kernel import REAL_GPU, ColumnKernel, launch, of_every_storage
@@ -149,12 +150,15 @@ class GpuTiled(ColumnKernel):
 
 
 def _fits(ops: AttentionColumns, cut: Choice, soc: Soc) -> NDArray[np.bool_]:
-    """Whether a work-group holds the work-items of a cut, and its local memory the tiles."""
+    """Whether a work-group, registers and local memory hold a cut's items, numbers and tiles."""
     of_query, of_value = (round_up(n, 4) + 4 for n in (ops.features, ops.value_features))
-    tile, keys = cut["tile"], cut["keys"]
+    tile, rows, keys = cut["tile"], cut["rows"], cut["keys"]
     local_floats = tile * (of_query + keys + 4 + SHARING) + keys * np.maximum(of_query, of_value)
     has_room: NDArray[np.bool_] = 4 * local_floats <= local_bytes(soc)
-    return has_room & (SHARING * tile // cut["rows"] <= soc.gpu.max_work_group_size)
+    # Scores, sums and a query of each row, and a value.
+    numbers = rows * (keys // SHARING + 4 * ceil_div(ops.value_features, 4 * SHARING) + 4) + 4
+    has_room &= holds(soc.gpu, numbers)
+    return has_room & (SHARING * tile // rows <= soc.gpu.max_work_group_size)
 
 
 def _groups(ops: AttentionColumns, tile: Column | float) -> Column:

@@ -167,20 +167,18 @@ __kernel __attribute__((reqd_work_group_size(SHARING, TILE / ROWS, 1))) void att
 
     EACH_ROW({ shared[(row0 + r) * SHARING + x] = total[r]; })
     barrier(CLK_LOCAL_MEM_FENCE);
-    for (int r = 0; r < ROWS; r++) {
+    EACH_ROW({
         const int query = query0 + row0 + r;
-        if (query >= queries) break;
-        __local const float *mine = shared + (row0 + r) * SHARING;
-        const float sum = OF_ROW(ADD, mine);
+        const float sum = OF_ROW(ADD, shared + (row0 + r) * SHARING);
         __global ELEMENT *out =
             output + output_offset + ((ADDRESS)head * queries + query) * VALUES;
         UNROLLED(p, PARTS_EACH, {
-            float lanes[4];
-            vstore4(acc[r][p] / sum, 0, lanes);
-            for (int i = 0; i < 4; i++) {
-                const int feature = 4 * (x + p * SHARING) + i;
-                if (feature < VALUES) SET(ACTIVATE(lanes[i]), out, feature);
-            }
+            const int feature = 4 * (x + p * SHARING);
+            const float4 values = ACTIVATE(acc[r][p] / sum);
+            UNROLLED(i, 4, {
+                if ((query < queries) & (feature + i < VALUES))
+                    SET(LANE_OF(values, i), out, feature + i);
+            })
         })
-    }
+    })
 }

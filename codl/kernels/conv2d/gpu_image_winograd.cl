@@ -34,11 +34,11 @@
 #include "conv2d/winograd.cl"
 
 // The column of a tile's pixel; one outside of the image where there is no such pixel.
-#define COLUMN(x, y)                                                                               \
+#define COLUMN_AT(x, y)                                                                            \
     (((uint)(x) < (uint)in_w) & ((uint)(y) < (uint)in_h) ? first + (x) : OUTSIDE)
 
 // The texel of an input's pixel that the i-th tile of a work-item has at row r and column c.
-#define TILE_TEXEL(i, r, c) TEXEL(input, COLUMN(x0[i] + (c), y0[i] + (r)), input_row + y0[i] + (r))
+#define TILE_TEXEL(i, r, c) TEXEL(input, COLUMN_AT(x0[i] + (c), y0[i] + (r)), input_row + y0[i] + (r))
 #ifdef WIDTH_MAJOR
 // Channel b of four tiles.
 static float channel_of(float4 texel, int lane) { return LANE_OF(texel, lane); }
@@ -70,16 +70,15 @@ KERNEL void winograd_image_input(
         x0[i] = (tile - ty * tiles_w) * TILE - pad_left;
     })
     float4 half_way[SIDE][SIDE];
-#define ROW(c) row[c]
 #define KEEP_HALF(i, value) half_way[r][i] = (value)
 #define DOWN_HALF_WAY(r) half_way[r][c]
-#define KEEP_POINT(i, value) TEXEL_SET(points, item, ((i) * SIDE + c) * blocks + b, value)
+#define KEEP_TEXEL(i, value) TEXEL_SET(points, item, ((i) * SIDE + c) * blocks + b, value)
     UNROLLED(r, SIDE, {
         float4 row[SIDE];
         UNROLLED(c, SIDE, { row[c] = INPUT_AT(r, c); })
         TO_POINTS(ROW, KEEP_HALF)
     })
-    UNROLLED(c, SIDE, { TO_POINTS(DOWN_HALF_WAY, KEEP_POINT) })
+    UNROLLED(c, SIDE, { TO_POINTS(DOWN_HALF_WAY, KEEP_TEXEL) })
 }
 
 // Four tiles x one texel of output channels at one point, shared by TEAMS work-items. Texels of all
@@ -148,14 +147,13 @@ KERNEL void winograd_image_output(
     const int ty = tile / tiles_w, tx = tile - ty * tiles_w;
     const float4 start = vload4(o, bias);
     float4 half_way[TILE][SIDE];
-#define COLUMN_OF(r) column[r]
 #define KEEP_DOWN(i, value) half_way[i][c] = (value)
 #define HALF_WAY(c) half_way[r][c]
 #define KEEP_OUTPUT(i, value) row[i] = (value) + start
     UNROLLED(c, SIDE, {
         float4 column[SIDE];
         UNROLLED(r, SIDE, { column[r] = TEXEL(sums, tile, (r * SIDE + c) * out_blocks + o); })
-        FROM_POINTS(COLUMN_OF, KEEP_DOWN)
+        FROM_POINTS(COLUMN, KEEP_DOWN)
     })
     UNROLLED(r, TILE, {
         float4 row[TILE];

@@ -10,7 +10,7 @@
 // are three kernels over all tiles at once, with points and sums of the whole image in scratch; a
 // work-item transforms one channel of a tile, whose points stay in registers.
 //
-// SIDE, TILE, STRIDE   see winograd.cl
+// SIDE, TILE, STRIDE, IN_PLACE   see winograd.cl
 // TOGETHER   tiles that are multiplied at once, with their sums in registers
 // OUTS       blocks of output channels that they are multiplied by at once; 1 in three kernels
 // weight     [out blocks / OUTS][row and column of WEIGHT_SIDE points][in channel][OUTS][V],
@@ -204,9 +204,6 @@ KERNEL void conv2d_winograd(
 #else
 
 #define HALF_WAY(p) half_way[r][p]
-#define DOWN_HALF_WAY(p) half_way[p][c]
-#define ROW(p) row[p]
-#define COLUMN(p) column[p]
 
 KERNEL void winograd_input(
     __global const ELEMENT *input, int input_offset, int input_stride, __global float *all_points,
@@ -219,20 +216,8 @@ KERNEL void winograd_input(
     __global const ELEMENT *in = AT(BLOCK(input, input_offset, input_stride, b), lane);
     __global float *points = FLOAT_AT(all_points, POINT_PLACE(tile, b) * V + lane);
     const int point_stride = POINT_STRIDE;
-    float half_way[SIDE][SIDE];
-#define KEEP_HALF(i, value) half_way[r][i] = (value)
-#define KEEP_POINT(i, value) *FLOAT_AT(points, ((i) * SIDE + c) * point_stride) = (value)
-    UNROLLED(r, SIDE, {
-        float row[SIDE];
-        const int y = clamp(y0 + r, 0, in_h - 1);
-        UNROLLED(c, SIDE, {
-            const int x = clamp(x0 + c, 0, in_w - 1);
-            const float read = GET(in, (y * in_w + x) * V);
-            row[c] = (y == y0 + r) & (x == x0 + c) ? read : 0.0f;
-        })
-        TO_POINTS(ROW, KEEP_HALF)
-    })
-    UNROLLED(c, SIDE, { TO_POINTS(DOWN_HALF_WAY, KEEP_POINT) })
+#define POINT_AT(i, c) FLOAT_AT(points, ((i) * SIDE + (c)) * point_stride)
+    TRANSFORM_INPUT
 }
 
 #if V == 4

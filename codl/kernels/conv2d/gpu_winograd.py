@@ -11,6 +11,7 @@ import numpy as np
 from codl.ir.columns import Column, FeatureColumns, ceil_div, rest
 from codl.ir.ops.base import Array
 from codl.ir.ops.convolution import Conv2d, ConvColumns
+from codl.kernels.architecture import is_card
 from codl.kernels.base import (
     ENDS,
     WEIGHTED,
@@ -22,15 +23,16 @@ from codl.kernels.base import (
 )
 from codl.kernels.conv2d.gpu import WIDE, GpuConv, byte_columns, team_macros
 from codl.kernels.conv2d.winograd import (
+    MOST_SIDE,
     SIDES,
     WinogradTiling,
     filter_growth,
     filter_points,
     filter_transform,
     input_args,
+    is_in_place,
     sides_of,
     tile_counts,
-    transforms_in_registers,
 )
 from codl.kernels.cpu_device import registers
 from codl.kernels.cpu_device.winograd_cuts import ranked_cuts
@@ -90,8 +92,7 @@ class GpuWinograd(GpuConv):
         ones = np.ones_like(tile)
         choices = {"tile": tile, "together": TOGETHER * ones, "outs": ones}
         order = np.where(np.isnan(tile), np.inf, np.abs(tile - 4))
-        fits = transforms_in_registers(sides_of(ops), soc.gpu)
-        order = np.where(fits | ~fits.any(axis=0), order, np.inf)
+        order = np.where((sides_of(ops) <= MOST_SIDE) | is_card(soc.gpu), order, np.inf)
         return {**choices, "most": tile_counts(ops, tile)[1]}, order
 
     def grid(self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns) -> Grid:
@@ -177,6 +178,7 @@ class GpuWinograd(GpuConv):
             macros={
                 **({} if soc.gpu.is_cpu else team_macros(_product_grid(t, soc, choice))),
                 "SIDE": int(t.side[0]),
+                "IN_PLACE": is_in_place(int(t.side[0]), soc.gpu),
                 "TILE": choice["tile"],
                 "STRIDE": op.stride.w,
                 "TOGETHER": choice["together"],

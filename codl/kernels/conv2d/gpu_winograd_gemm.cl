@@ -30,26 +30,11 @@ __kernel void winograd_points(
     const int own = tile - image * image_tiles, tile_y = own / tiles_w;
     const int y0 = tile_y * TILE - pad_top, x0 = (own - tile_y * tiles_w) * TILE - pad_left;
     input_offset += image * input_apart;
-    __global const ELEMENT *in = BLOCK(input, input_offset, input_stride, block) + lane;
-
-    float half_way[SIDE][SIDE];
-#define ROW(j) row[j]
-#define HALF_WAY(i) half_way[i][j]
-#define KEEP_HALF(j, value) half_way[i][j] = (value)
-#define KEEP_POINT(i, value) to[((i) * SIDE + j) * apart] = (value)
-    UNROLLED(i, SIDE, {
-        const int y = y0 + i;
-        float row[SIDE];
-        UNROLLED(j, SIDE, {
-            const int x = x0 + j;
-            const int inside = y >= 0 && y < in_h && x >= 0 && x < in_w;
-            row[j] = inside ? GET(in, (ADDRESS)(y * in_w + x) * 4) : 0.0f;
-        })
-        TO_POINTS(ROW, KEEP_HALF)
-    })
+    __global const ELEMENT *in = AT(BLOCK(input, input_offset, input_stride, block), lane);
     const ADDRESS apart = (ADDRESS)in_blocks * tiles * 4;
-    __global float *to = points + ((ADDRESS)block * tiles + tile) * 4 + lane;
-    UNROLLED(j, SIDE, { TO_POINTS(HALF_WAY, KEEP_POINT) })
+    __global float *to = FLOAT_AT(points, ((ADDRESS)block * tiles + tile) * 4 + lane);
+#define POINT_AT(i, c) FLOAT_AT(to, ((i) * SIDE + (c)) * apart)
+    TRANSFORM_INPUT
 }
 
 // Adds to a row of sums what the other splits have of it. Without them there is no loop, and compilers
@@ -57,8 +42,8 @@ __kernel void winograd_points(
 #ifdef SPLIT
 #define ADD_SPLITS(i)                                                                              \
     for (int split = 1; split < splits; split++) {                                                 \
-        __global const float *more = from + split * (SIDE * SIDE) * apart;                         \
-        UNROLLED(j, SIDE, { row[j] += more[(i * SIDE + j) * apart]; })                             \
+        __global const float *more = FLOAT_AT(from, split * (SIDE * SIDE) * apart);                \
+        UNROLLED(j, SIDE, { row[j] += *FLOAT_AT(more, (i * SIDE + j) * apart); })                  \
     }
 #else
 #define ADD_SPLITS(i)
@@ -78,18 +63,20 @@ __kernel void winograd_outputs(
     output_offset += image * output_apart;
     ADDED_OF(image)
     const ADDRESS apart = (ADDRESS)out_blocks * tiles * 4;
-    __global const float *from = sums + ((ADDRESS)block * tiles + tile) * 4 + lane;
+    __global const float *from = FLOAT_AT(sums, ((ADDRESS)block * tiles + tile) * 4 + lane);
 
     float half_way[SIDE][TILE];
+#define HALF_WAY(i) half_way[i][j]
+#define KEEP_HALF(j, value) half_way[i][j] = (value)
 #define KEEP_OUTPUT(i, value) column[i] = (value)
     UNROLLED(i, SIDE, {
         float row[SIDE];
-        UNROLLED(j, SIDE, { row[j] = from[(i * SIDE + j) * apart]; })
+        UNROLLED(j, SIDE, { row[j] = *FLOAT_AT(from, (i * SIDE + j) * apart); })
         ADD_SPLITS(i)
         FROM_POINTS(ROW, KEEP_HALF)
     })
     const float start = bias[block * 4 + lane];
-    __global ELEMENT *out = BLOCK(output, output_offset, output_stride, block) + lane;
+    __global ELEMENT *out = AT(BLOCK(output, output_offset, output_stride, block), lane);
     UNROLLED(j, TILE, {
         float column[TILE];
         FROM_POINTS(HALF_WAY, KEEP_OUTPUT)

@@ -9,6 +9,7 @@ import numpy as np
 from codl.ir.columns import Column
 from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.convolution import Conv2d, ConvColumns
+from codl.kernels.architecture import holds, is_card
 from codl.kernels.base import (
     ENDS,
     ApartArg,
@@ -32,8 +33,8 @@ from codl.kernels.conv2d.winograd import (
     filter_points,
     filter_transform,
     input_args,
+    is_in_place,
     refuse_window,
-    transforms_in_registers,
 )
 from codl.kernels.feature_columns import ChoiceColumns, single
 from codl.kernels.kernel import ANY_DEVICE, BLOCKS, REAL_GPU, Kernel, launch
@@ -110,7 +111,7 @@ class _WinogradGemmTiling:
 
 def _tiles(gpu: GpuSide) -> list[int]:
     """Those whose points a work-item keeps in registers while it transforms them."""
-    return [tile for tile in TILES if transforms_in_registers(tile + 2, gpu)]
+    return [t for t in TILES if is_card(gpu) or gpu.is_cpu or holds(gpu, 4 + (t + 2) ** 2)]
 
 
 def _tilings(op: Conv2d, soc: Soc) -> list[tuple[_WinogradGemmTiling, GemmCut]]:
@@ -191,6 +192,7 @@ class GpuWinogradGemm(Kernel):
         )
         macros = {**cut.macros, "POINTWISE": True, "RAW": True}
         macros |= {"TILE": t.tile, "SIDE": t.tile + 2, "SPLIT": cut.splits > 1}
+        macros["IN_PLACE"] = is_in_place(t.tile + 2, soc.gpu)
         scratch = {"points": t.bytes(t.in_blocks), "sums": t.bytes(t.out_blocks * cut.splits)}
         plan = self.assemble(op, soc, *launches, macros=macros, scratch=scratch)
         return replace(plan, pack=pack)

@@ -5,6 +5,8 @@
 // SIDE       points a side: 4, 6 or 8; 5 or 9 where the stride is 2
 // TILE       output pixels a side: (SIDE - window) / STRIDE + 1
 // STRIDE     of the window, 1 or 2; 1 where it is not defined
+// IN_PLACE   defined where a tile's points do not fit registers: what is half way transformed lies where
+//            the points will
 // VALUE      the type of a value
 // SMALL      what sums at 2 and -2 are multiplied by where there are eight points; 1 if not defined
 
@@ -76,6 +78,44 @@
         PUT(4, x(8) - x(4) - 2.0f * even1_);                                                       \
         UNROLLED(i_, TILE, { PUT(TILE + 1 + i_, x(2 * i_ + 1)); })                                 \
     }
+#endif
+
+// The input's transform of a work-item that has one channel of a tile, at `in`; POINT_AT(row, column) is
+// where a point goes. Pixels beside the input are loaded from its edge and left out, without a branch,
+// which work-items in lockstep would take both ways.
+#define ROW(i) row[i]
+#define COLUMN(i) column[i]
+#define LOAD_ROW(r)                                                                                \
+    float row[SIDE];                                                                               \
+    const int y = clamp(y0 + (r), 0, in_h - 1);                                                    \
+    UNROLLED(c, SIDE, {                                                                            \
+        const int x = clamp(x0 + c, 0, in_w - 1);                                                  \
+        const float read = GET(in, (y * in_w + x) * V);                                            \
+        row[c] = (y == y0 + (r)) & (x == x0 + c) ? read : 0.0f;                                    \
+    })
+#define KEEP_POINT(i, value) *POINT_AT(i, c) = (value)
+#ifdef IN_PLACE
+#define KEEP_ROW(i, value) *POINT_AT(r, i) = (value)
+#define TRANSFORM_INPUT                                                                            \
+    NO_UNROLL for (int r = 0; r < SIDE; r++) {                                                     \
+        LOAD_ROW(r)                                                                                \
+        TO_POINTS(ROW, KEEP_ROW)                                                                   \
+    }                                                                                              \
+    NO_UNROLL for (int c = 0; c < SIDE; c++) {                                                     \
+        float column[SIDE];                                                                        \
+        UNROLLED(r, SIDE, { column[r] = *POINT_AT(r, c); })                                        \
+        TO_POINTS(COLUMN, KEEP_POINT)                                                              \
+    }
+#else
+#define KEEP_ROW(i, value) rows[r][i] = (value)
+#define DOWN_ROWS(r) rows[r][c]
+#define TRANSFORM_INPUT                                                                            \
+    float rows[SIDE][SIDE];                                                                        \
+    UNROLLED(r, SIDE, {                                                                            \
+        LOAD_ROW(r)                                                                                \
+        TO_POINTS(ROW, KEEP_ROW)                                                                   \
+    })                                                                                             \
+    UNROLLED(c, SIDE, { TO_POINTS(DOWN_ROWS, KEEP_POINT) })
 #endif
 
 // And back to TILE outputs: output i is the sum over all points p of p^i times the product there,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,25 +15,21 @@ from numpy.typing import NDArray
 from codl.ir.columns import Column, ceil_div, rest, round_up
 from codl.ir.ops.base import Array
 from codl.ir.ops.convolution import Conv2d, ConvColumns
-from codl.kernels.architecture import holds, is_card
+from codl.kernels.architecture import is_card
 from codl.records.soc import GpuSide, Soc
 
 #: Points a side by window and stride, each with another tile; see the source.
 SIDES = {(3, 1): (4, 6, 8), (5, 1): (6, 8), (7, 1): (8,), (3, 2): (5, 9)}
 #: Where the transforms of stride 1 interpolate, infinity aside: the first SIDE - 1.
 POINTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5)
+#: Points a side that a phone's GPU transforms at most, and those of which it has all in registers:
+#: more are so many loads on their way, each with an address.
+MOST_SIDE, MOST_IN_REGISTERS = 8, 6
 
 
-#: Points a side that phones' compilers transform in registers, however many there are: more are so
-#: many loads on their way, each with an address.
-MOST_SIDE = 8
-
-
-def transforms_in_registers(side: Any, gpu: GpuSide) -> Any:
-    """Whether a work-item of a GPU keeps the points of one channel of a tile in registers."""
-    if gpu.is_cpu or is_card(gpu):
-        return side == side
-    return (side <= MOST_SIDE) & holds(gpu, 4 + side**2)
+def is_in_place(side: int, gpu: GpuSide) -> bool:
+    """Whether a tile that is half way transformed lies in memory, and not in registers."""
+    return side > MOST_IN_REGISTERS and not (gpu.is_cpu or is_card(gpu))
 
 
 def refuse_window(op: Conv2d) -> str | None:

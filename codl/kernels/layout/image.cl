@@ -35,10 +35,9 @@ KERNEL void image_to_planar(
     __global PLANAR *out = planar + (planar_offset + (long)first * planar_stride);
     EACH_PIXEL {
         const float4 texel = TEXEL(input, from + x, row + y);
-        const float lanes[4] = {texel.s0, texel.s1, texel.s2, texel.s3};
         UNROLLED(i, 4, {
             if (first + i >= 0 && first + i < channels)
-                PLANAR_SET(lanes[i], out + ((long)i * planar_stride + pixel)); })
+                PLANAR_SET(LANE_OF(texel, i), out + ((long)i * planar_stride + pixel)); })
     }
 }
 

@@ -97,19 +97,19 @@ __kernel __attribute__((reqd_work_group_size(SIDE, SIDE, 1))) void matmul_tiled(
     }
 
     __global ELEMENT *out = output + output_offset + (ADDRESS)batch * m * n;
-    for (int r = 0; r < 4; r++) {
-        const int row = row0 + 4 * y + r;
-        if (row >= m) break;
-        float lanes[4];
-        vstore4(alpha * acc[r], 0, lanes);
-        for (int c = 0; c < 4; c++) {
-            const int column = column0 + 4 * x + c;
-            if (column >= n) break;
-            float value = lanes[c];
+    const int left_column = column0 + 4 * x;
 #ifdef BIAS
-            value += bias[column];
+#define BIAS_OF(c) bias[min(left_column + (c), n - 1)]
+    const float4 start = (float4)(BIAS_OF(0), BIAS_OF(1), BIAS_OF(2), BIAS_OF(3));
+#else
+    const float4 start = (float4)(0.0f);
 #endif
-            SET(ACTIVATE(value), out, (ADDRESS)row * n + column);
-        }
-    }
+    UNROLLED(r, 4, {
+        const int row = row0 + 4 * y + r;
+        const float4 values = ACTIVATE(alpha * acc[r] + start);
+        UNROLLED(c, 4, {
+            if ((row < m) & (left_column + c < n))
+                SET(LANE_OF(values, c), out, (ADDRESS)row * n + left_column + c);
+        })
+    })
 }

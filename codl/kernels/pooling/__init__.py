@@ -141,7 +141,8 @@ class GpuDirect(ColumnKernel):
         kernel, tiles = "pool2d_window", "out_pixels"
         if choice["pixels"]:
             kernel, tiles = "pool2d_rows", "tiles"
-            unrolled = ("kernel_h", "kernel_w", "stride_w", "dilation_h", "dilation_w")
+            unrolled = ["kernel_w", "stride_w", "dilation_w"]
+            unrolled += ["kernel_h", "dilation_h"] * soc.gpu.is_cpu
             macros |= {"PIXELS": choice["pixels"]} | {n.upper(): window[n] for n in unrolled}
             macros |= span_macros(op, int(choice["pixels"]))
         numbers = {"strip": t.grid.strip, tiles: t.tiles, **window}

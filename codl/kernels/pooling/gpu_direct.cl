@@ -4,7 +4,8 @@
 //                window's rows, then every pixel collects its columns
 // pool2d_window  one pixel at a time, for windows that are too wide for that
 //
-// PIXELS, KERNEL_H, KERNEL_W, STRIDE_W, DILATION_H, DILATION_W   shape the code of pool2d_rows
+// PIXELS, KERNEL_W, STRIDE_W, DILATION_W   shape the code of pool2d_rows; on a CPU KERNEL_H and
+//                DILATION_H do, too
 // SPAN           input columns under PIXELS pixels
 // Sizes in pixels. An average over nothing is NaN and a maximum over nothing -infinity.
 
@@ -15,6 +16,12 @@
     max(STOP_TAP(at, step, size, taps) - FIRST_TAP(at, step), 0)
 
 #ifdef PIXELS
+
+// A CPU's compiler writes the rows out.
+#ifndef KERNEL_H
+#define KERNEL_H kernel_h
+#define DILATION_H dilation_h
+#endif
 
 // Taps that an average is over.
 #ifdef COUNT_PAD
