@@ -70,6 +70,7 @@ app = typer.Typer(
 #: Commands by where they are, as those of plugins; groups are a `Typer` of their own.
 COMMANDS = {
     "soc": "codl.cli.devices:soc_app",
+    "demo": "codl.cli.demo:run_demo",
     "devices": "codl.cli.devices:list_devices",
     "doctor": "codl.cli.doctor:check_device",
     "collect": "codl.cli.collect:collect_data",

@@ -98,7 +98,7 @@ def explain_model(
                 explained = explain_measured(engine, context, rounds=rounds)
             of = digests_of(context, network, plans={network.name: chosen})
             origin = recorded(context.device, of, rounds=rounds)
-    result = {**_result(network, chosen, job.described, explained, batch), **origin}
+    result = {**explained_result(network, chosen, job.described, explained, batch), **origin}
 
     def render() -> Group:
         from codl.report.load import explain_result
@@ -111,7 +111,7 @@ def explain_model(
     emit("explain", result, render, as_json=json, output=output)
 
 
-def _result(
+def explained_result(
     network: Network, plan: Plan, soc: Soc, explained: Explanation, batch: int | None
 ) -> dict[str, Any]:
     source = "computed" if soc.source == "measured" else soc.source

@@ -52,20 +52,20 @@ def emit(
     output: Path | None = None,
 ) -> None:
     """Print a result, as a table or as JSON, and write it to a file where one is given."""
-    content = {
-        "command": command,
-        "version": 1,
-        **provenance(),
-        **result,
-    }
     STAGE.begin("")
-    text = json.dumps(_finite(content), indent=1)
+    text = document(command, result)
     if output is not None:
         files.write(output, text + "\n")
     if as_json:
         print(text)
     else:
         STDOUT.print(render())
+
+
+def document(command: str, result: dict[str, Any]) -> str:
+    """A result of a command as JSON, with where it comes from."""
+    content = {"command": command, "version": 1, **provenance(), **result}
+    return json.dumps(_finite(content), indent=1)
 
 
 def told_of(checked: Checked | None) -> dict[str, Any]:

@@ -186,7 +186,7 @@ def _show(outcome: SearchOutcome, *, every: bool, as_json: bool) -> None:
         where = op_placement_table(outcome.placed, "predicted", every=every)
         return Group(plan_table(outcome.plan, outcome.search_ms), where)
 
-    emit("search", _result(outcome), render, as_json=as_json)
+    emit("search", plan_result(outcome), render, as_json=as_json)
 
 
 def _show_all(
@@ -200,7 +200,9 @@ def _show_all(
     result = {
         "soc": soc,
         "plans": [
-            _result(outcome) for outcome in outcomes.values() if not isinstance(outcome, CodlError)
+            plan_result(outcome)
+            for outcome in outcomes.values()
+            if not isinstance(outcome, CodlError)
         ],
         "failed": [{"model": model, "reason": reason} for model, reason in failed.items()],
         "stopped": limit.ended,
@@ -215,7 +217,7 @@ def _show_all(
         )
 
 
-def _result(outcome: FoundPlan | FoundBound) -> dict[str, Any]:
+def plan_result(outcome: FoundPlan | FoundBound) -> dict[str, Any]:
     """What --json holds of one model."""
     if isinstance(outcome, FoundBound):
         keys = ("op", "dim", "gpu_ratio", "latency_ms")

@@ -1,0 +1,276 @@
+"""`codl demo`: what codl does, in a minute: from what ships, then measured on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from codl import files
+from codl.api.job import Job
+from codl.api.search import search_all
+from codl.cli import options as opt
+from codl.cli.explain import explained_result
+from codl.cli.output import STAGE, STDOUT, TERMINAL, document, note
+from codl.cli.search import plan_result
+from codl.errors import CodlError, InterruptedCommandError
+from codl.evaluation.explain import explain_predicted
+from codl.files import check_folder
+from codl.frontend.convert import load_structure
+from codl.measure.budget import Budget
+from codl.report.load import load_result
+from codl.report.results import EvalResult
+from codl.report.text_table import Table
+from codl.strategies.model_search import FoundPlan
+
+#: The SoC that ships with a dataset and predictors, and what is planned for it.
+SHIPPED = "epyc2"
+MODELS = ("yolov2", "posenet", "resnet50", "mobilenet_v1")
+STRATEGIES = ("cpu", "gpu", "codl")
+#: What is measured here: few ops that differ, so that a minute is enough.
+MEASURED = "resnet50"
+#: The SoC's name here, and the libraries that run beside the plans.
+HERE, PEERS = "host", ("ort", "ncnn")
+#: Of a budget so many seconds are for all but measuring ops, which takes the least in any case.
+OTHERS_S, LEAST_S, COMPARING_S = 22.0, 10.0, 5
+#: The page, and what is beside it.
+PAGE, PLANS, WATERFALL, EVALUATION = "report.html", "plans.json", "waterfall.json", "eval.json"
+FOLDER = Path("codl-demo")
+#: How a step is run.
+COMMAND = (sys.executable, "-m", "codl")
+GOES_ON = "What was done lies in {folder}, and `codl demo --measure` goes on from there."
+MeasureOption = Annotated[
+    bool, typer.Option("--measure", help="Measure this machine, too: its ops, and one model.")
+]
+DemoBudgetOption = Annotated[
+    str,
+    typer.Option("--budget", help="Time to measure for, such as 1m.", callback=opt.duration),
+]
+PageOption = Annotated[
+    Path,
+    typer.Option(
+        "-o", "--output", help="The page. What it is made of lies beside it.", callback=opt.writable
+    ),
+]
+
+
+@dataclass(frozen=True)
+class DemoRow:
+    """A model on either processor and on both, in milliseconds; as the source says.
+
+    `shared` of the `chains` run on both processors; `library_ms` is the best library on all cores.
+    """
+
+    model: str
+    cpu_ms: float
+    gpu_ms: float
+    codl_ms: float
+    source: str
+    chains: int | None = None
+    shared: int | None = None
+    library: str = ""
+    library_ms: float | None = None
+
+    @property
+    def speedup(self) -> float:
+        """Over the better processor."""
+        return min(self.cpu_ms, self.gpu_ms) / self.codl_ms
+
+
+def run_demo(
+    measure: MeasureOption = False,
+    budget: DemoBudgetOption = "1m",
+    output: PageOption = FOLDER / PAGE,
+    json: opt.JsonOption = False,
+) -> None:
+    """Show what codl does, in a minute: a table and a page, without a GPU, a file or a clone.
+
+    First from what ships: plans of some networks for the two halves of an AMD EPYC, which somebody
+    else's machine has measured; nothing runs, and every figure is predicted. With --measure this
+    machine is then looked at, measured for --budget, and runs a network on either processor and on
+    both. What was measured stays beside the page, and the same command goes on where it ended.
+
+    [dim]Examples:[/dim]
+    codl demo
+    codl demo --measure
+    codl demo --measure --budget 5m -o tried/report.html
+    """
+    folder = output.parent
+    check_folder(folder)
+    rows = _predicted(folder)
+    results = [folder / PLANS, folder / WATERFALL]
+    if not json:
+        STDOUT.print(_predicted_table(rows))
+    _page(results, output)
+    if measure:
+        _measure(folder, opt.read_budget(budget))
+        result = load_result(folder / EVALUATION)
+        assert isinstance(result, EvalResult)
+        measured = _measured(result)
+        rows = (*rows, measured)
+        if not json:
+            STDOUT.print(_measured_table(measured, result))
+        _page([folder / EVALUATION, *results], output)
+    else:
+        note("`codl demo --measure` measures this machine, and runs a network on it.")
+    if json:
+        content = [asdict(row) | {"speedup": row.speedup} for row in rows]
+        print(document("demo", {"soc": SHIPPED, "rows": content, "page": str(output)}))
+
+
+def _page(results: Sequence[Path], output: Path) -> None:
+    from codl.report.html import write_report
+
+    note(f"Wrote {write_report(results, output, apart=True)}")
+
+
+PREDICTED = (
+    "Predicted from latencies that were measured on another machine: ncnn on one core of an AMD "
+    "EPYC, OpenCL on the other."
+)
+ONE_CPU = "Both sides are halves of one CPU: it says nothing about a CPU beside a GPU."
+SPEEDUP = "Speedup: over the better processor."
+
+
+def _predicted_table(rows: Sequence[DemoRow]) -> Table:
+    columns = ("model", "CPU (ms)", "GPU (ms)", "both (ms)", "speedup", "chains on both")
+    title = f"Predicted for {SHIPPED}: nothing ran"
+    table = Table(*columns, title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*_cells(row), f"{row.shared} of {row.chains}")
+    table.caption = f"{PREDICTED} {ONE_CPU} {SPEEDUP}"
+    return table
+
+
+def _measured_table(row: DemoRow, result: EvalResult) -> Table:
+    columns = ("model", "CPU (ms)", "GPU (ms)", "both (ms)", "speedup", "library, all cores (ms)")
+    table = Table(*columns, title="Measured on this machine", title_justify="left")
+    best = "-" if row.library_ms is None else f"{row.library_ms:.1f}, {row.library}"
+    table.add_row(*_cells(row), best)
+    parts = [part.name for part in (result.soc.cpu, result.soc.gpu) if part is not None]
+    halves = f" {ONE_CPU}" if result.soc.is_one_cpu else ""
+    table.caption = f"CPU and GPU: {', '.join(parts)}.{halves} 20th percentiles. {SPEEDUP}"
+    return table
+
+
+def _cells(row: DemoRow) -> list[str]:
+    times = [f"{ms:.1f}" for ms in (row.cpu_ms, row.gpu_ms, row.codl_ms)]
+    return [row.model, *times, f"{row.speedup:.2f}"]
+
+
+# From what ships.
+
+
+def _predicted(folder: Path) -> tuple[DemoRow, ...]:
+    """Plan the models, and write the results beside the page."""
+    jobs = {
+        (model, strategy): Job(
+            model=model, soc=SHIPPED, device=False, strategy=strategy, profile=False,
+            reporter=TERMINAL,
+        )
+        for model in MODELS
+        for strategy in STRATEGIES
+    }  # fmt: skip
+    plans = {}
+    for key, outcome in zip(jobs, search_all([*jobs.values()]), strict=True):
+        if isinstance(outcome, CodlError):
+            raise outcome
+        assert isinstance(outcome, FoundPlan)
+        plans[key] = outcome
+    best = [plans[model, "codl"] for model in MODELS]
+    result = {"soc": SHIPPED, "plans": [plan_result(plan) for plan in best], "failed": []}
+    files.write(folder / PLANS, document("search", result) + "\n")
+    model, job = MODELS[0], jobs[MODELS[0], "codl"]
+    network, plan = load_structure(model), plans[model, "codl"].plan
+    explained = explain_predicted(network, plan, job.context)
+    waterfall = explained_result(network, plan, job.described, explained, None)
+    files.write(folder / WATERFALL, document("explain", waterfall) + "\n")
+    return tuple(_planned(model, plans) for model in MODELS)
+
+
+def _planned(model: str, plans: Mapping[tuple[str, str], FoundPlan]) -> DemoRow:
+    predicted_ms = [plans[model, strategy].plan.predicted_ms for strategy in STRATEGIES]
+    chains = plans[model, "codl"].plan.chains
+    shared = sum(0 < chain.gpu_ratio < 1 for chain in chains)
+    cpu_ms, gpu_ms, codl_ms = (ms or 0.0 for ms in predicted_ms)
+    return DemoRow(model, cpu_ms, gpu_ms, codl_ms, "computed", len(chains), shared)
+
+
+# On this machine.
+
+
+def _measure(folder: Path, budget_s: float) -> None:
+    """Every step is a command of its own, as one would give it."""
+    limit, on_soc = Budget(budget_s), ["--soc", HERE]
+    if not (folder / "socs" / f"{HERE}.yaml").is_file():
+        _step(folder, "soc", "detect", "--name", HERE)
+    budget = f"{max(LEAST_S, limit.left_s - OTHERS_S):.0f}s"
+    _step(
+        folder,
+        "collect",
+        *on_soc,
+        "--models",
+        MEASURED,
+        "--resume",
+        "--no-tune",
+        "--budget",
+        budget,
+    )
+    _step(folder, "train", *on_soc, "--predictor", "codl", "--no-evaluate")
+    how = [
+        "--strategies",
+        ",".join(STRATEGIES),
+        "--peers",
+        ",".join(PEERS),
+        "--time",
+        f"{COMPARING_S}s",
+    ]
+    _step(folder, "eval", *on_soc, "--models", MEASURED, *how, "-o", str(folder / EVALUATION))
+
+
+def _measured(result: EvalResult) -> DemoRow:
+    """Raises `CodlError` where the network did not run on either processor and on both."""
+    levels = {row.strategy: row.latency_ms.level for row in result.rows if row.latency_ms}
+    failed = [row for row in result.rows if row.strategy in STRATEGIES and not row.latency_ms]
+    if failed:
+        raise CodlError(f"{MEASURED} did not run by {failed[0].strategy}: {failed[0].reason}")
+    libraries = [name for name in PEERS if name in levels]
+    library = min(libraries, key=levels.__getitem__, default="")
+    cpu_ms, gpu_ms, codl_ms = (levels[name] for name in STRATEGIES)
+    return DemoRow(
+        MEASURED, cpu_ms, gpu_ms, codl_ms, "measured",
+        library=library, library_ms=levels.get(library),
+    )  # fmt: skip
+
+
+def _step(folder: Path, *words: str) -> None:
+    """Run a command whose files are in the folder; its progress is seen, and its table is not.
+
+    Raises `CodlError` where it fails, and `InterruptedCommandError` where it is interrupted.
+    """
+    text = f"CODL_HOME={folder} codl {' '.join(words)}"
+    STAGE.begin("")  # it tells by itself how far it is
+    note(f"$ {text}")
+    # A terminal's Ctrl-C reaches this process alone, which hands it on, once.
+    with subprocess.Popen(
+        [*COMMAND, *words],
+        env={**os.environ, "CODL_HOME": str(folder)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as child:
+        try:
+            code = child.wait()
+        except KeyboardInterrupt as error:
+            child.send_signal(signal.SIGINT)
+            child.wait()
+            raise InterruptedCommandError(GOES_ON.format(folder=folder)) from error
+    if code:
+        raise CodlError(f"`{text}` ended with code {code}. {GOES_ON.format(folder=folder)}")

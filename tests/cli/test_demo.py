@@ -1,0 +1,153 @@
+"""`codl demo`: from what ships, and how its second half goes on, fails and is interrupted."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import sys
+import threading
+from pathlib import Path
+from time import sleep
+
+import pytest
+from support import command_line
+
+from codl.cli import demo
+
+#: A command that tells what it was asked, and does as it is told.
+STEP = """
+import json, pathlib, sys, time, os
+home = pathlib.Path(os.environ["CODL_HOME"])
+def told():
+    with (home / "steps").open("a") as steps:
+        steps.write(json.dumps(sys.argv[2:]) + "\\n")
+if sys.argv[1] != "waits":
+    told()
+if sys.argv[2] == sys.argv[1]:
+    sys.exit(1)
+if sys.argv[1] == "waits":
+    try:
+        told()
+        time.sleep(60)
+    except KeyboardInterrupt:
+        (home / "kept").write_text("rows")
+        sys.exit(130)
+if sys.argv[2] == "soc":
+    (home / "socs").mkdir(exist_ok=True)
+    (home / "socs" / "host.yaml").write_text("")
+"""
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[demo.DemoRow, ...]]:
+    """The first half of a small network, and what it writes."""
+    folder = tmp_path_factory.mktemp("planned")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo, "MODELS", ("alexnet",))
+        return folder, demo._predicted(folder)
+
+
+@pytest.fixture(autouse=True)
+def _planned(
+    planned: tuple[Path, tuple[demo.DemoRow, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is planned once for all tests."""
+
+    def copied(folder: Path) -> tuple[demo.DemoRow, ...]:
+        shutil.copytree(planned[0], folder, dirs_exist_ok=True)
+        return planned[1]
+
+    monkeypatch.setattr(demo, "_predicted", copied)
+
+
+def steps(folder: Path) -> list[list[str]]:
+    return [json.loads(line) for line in (folder / "codl-demo/steps").read_text().splitlines()]
+
+
+def does(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    monkeypatch.setattr(demo, "COMMAND", (sys.executable, "-c", STEP, what))
+
+
+def test_what_ships_makes_a_table_and_a_page(tmp_path: Path) -> None:
+    done = command_line.run(tmp_path, "demo", "--json")
+    assert done.code == 0, done.stderr
+    answered = json.loads(done.stdout)
+    (row,) = answered["rows"]
+    assert row["source"] == "computed"
+    assert 0 < row["codl_ms"] < min(row["cpu_ms"], row["gpu_ms"])
+    page = (tmp_path / answered["page"]).read_text()
+    assert "alexnet" in page
+    assert "epyc2" in page
+
+
+def test_a_folder_that_cannot_be_written_is_refused_first(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = command_line.run(tmp_path, "demo", "-o", "file/report.html")
+    assert done.code == 1
+    assert "file" in done.stderr
+    assert not done.stdout
+
+
+def test_a_step_that_fails_leaves_the_first_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    does(monkeypatch, "collect")
+    done = command_line.run(tmp_path, "demo", "--measure")
+    assert done.code == 1
+    assert "codl collect --soc host" in done.stderr
+    assert "ended with code 1" in done.stderr
+    assert "goes on" in done.stderr
+    assert "nothing ran" in done.stdout
+    assert "measured on another machine" in " ".join(done.stdout.split())
+    assert (tmp_path / "codl-demo/report.html").is_file()
+    does(monkeypatch, "train")
+    assert command_line.run(tmp_path, "demo", "--measure").code == 1
+    words = [step[0] for step in steps(tmp_path)]
+    assert words == ["soc", "collect", "collect", "train"]  # the SoC stays as it was
+    assert "--resume" in steps(tmp_path)[1]
+
+
+def test_what_is_interrupted_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    does(monkeypatch, "waits")
+    begun = tmp_path / "codl-demo/steps"
+
+    def interrupt() -> None:
+        while not begun.exists():
+            sleep(0.01)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    done = command_line.run(tmp_path, "demo", "--measure")
+    assert done.code == 130
+    assert "Interrupted" in done.stderr
+    assert "`codl demo --measure` goes on" in done.stderr
+    assert (tmp_path / "codl-demo/kept").read_text() == "rows"
+
+
+def test_a_network_is_measured_beside_libraries_on_all_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        {"model": "resnet50", "strategy": name, "source": "measured", "predicted_ms": None,
+         "latency_ms": {"median": ms, "p20": ms, "p80": ms, "runs": 9}}
+        for name, ms in {"cpu": 8.0, "gpu": 6.0, "codl": 4.0, "ort": 5.0, "ncnn": 4.5}.items()
+    ]  # fmt: skip
+    part = {"name": "some CPU", "type": "cpu"}
+    soc = {"name": "host", "cpu": {"name": "some CPU"}, "gpu": part}
+
+    def evaluated(folder: Path, budget_s: float) -> None:
+        content = {"soc": soc, "rows": rows, "serial": "local"}
+        (folder / demo.EVALUATION).write_text(demo.document("eval", content))
+
+    monkeypatch.setattr(demo, "_measure", evaluated)
+    shown = command_line.run(tmp_path, "demo", "--measure").stdout
+    assert "Measured on this machine" in shown
+    assert "1.50" in shown
+    assert "4.5, ncnn" in shown
+    rows[2] |= {"latency_ms": None, "status": "failed", "reason": "no driver"}
+    failed = command_line.run(tmp_path, "demo", "--measure")
+    assert failed.code == 1
+    assert "did not run by codl: no driver" in failed.stderr
