@@ -543,6 +543,7 @@ COMMANDS = [
     "validate",
     "eval",
     "explain",
+    "demo",
     "trace",
     "report",
 ]
