@@ -24,7 +24,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -42,11 +42,11 @@ from codl.ir import OP_TYPES
 from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry
 from codl.records.waterfall import MEASURED_TERMS, PREDICTED_TERMS
-from codl.report.curves import closest_content, curve_content, curve_svg
+from codl.report.curves import closest_content, curve, curve_content
+from codl.report.drawing import stand_alone
 from codl.report.kernels import gpus_content
 from codl.report.kernels import variants_content as kernels_by_gpu
 from codl.report.load import load_result
-from codl.report.plots import stand_alone
 from codl.report.tables import (
     bundles_content,
     comparison_content,
@@ -121,7 +121,7 @@ class Picture:
 
 
 def plain_curve_svg(results: Sequence[Any], *, key: str, title: str) -> str:
-    return stand_alone(curve_svg(results, key=key, title=title))
+    return stand_alone(replace(curve(results), title=title))
 
 
 PICTURES: Mapping[str, Picture] = {

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from itertools import cycle
-from math import ceil, floor, log2
+from math import log2
 from statistics import geometric_mean
-from typing import Any
-
-import numpy as np
 
 from codl.records.results import EvalRow
 from codl.report.caveats import LATENCY
-from codl.report.plots import INK, WIDTH, shortened, style, to_svg
+from codl.report.charts import Line, lines
+from codl.report.drawing import SHAPES, Data, Key, Picture, Scale, below, shortened
 from codl.report.results import UNMEASURED, CurveResult, EvalResult, SocSummary
 from codl.report.tables import mark, origin_lines, warnings
 from codl.report.text_table import NONE, Column, TextRow, TextSection, TextTable, digits, listed
@@ -265,128 +262,82 @@ def _driver(soc: SocSummary) -> str:
     return f"{_title(soc)}: {gpu.platform} {gpu.driver}." if gpu else ""
 
 
-def words(of_pairs: Sequence[Family]) -> str:
-    """All that a picture shows."""
-    return "; ".join(
-        f"{family.title}, {model}: {listed([_words(point) for point in points])}"
-        for family in of_pairs
-        for model, points in family.models.items()
-    )
+#: As many shapes as there are: no model is told by its colour.
+HEIGHT = 250
+#: Parts of the ratio beyond the outermost points, and gain beyond the least and the largest.
+MARGIN, ABOVE = 1.2, 0.05
 
 
-def _words(point: CurvePoint) -> str:
-    predicted = f" (predicted {digits(point.predicted.gain)})" if point.predicted else ""
-    source = mark([point.source])
-    return (
-        f"{digits(point.measured.gain)}{predicted} at {digits(point.measured.ratio)}"
-        f"{f' ({source})' if source else ''}"
-    )
-
-
-#: Okabe and Ito's colours, and as many markers: no model is told by its colour alone.
-LOOKS = (
-    ("#0072B2", "o"),
-    ("#D55E00", "s"),
-    ("#009E73", "^"),
-    ("#CC79A7", "D"),
-    ("#E69F00", "v"),
-    ("#56B4E9", "P"),
-    ("#8A8A8A", "X"),
-)
-HEIGHT = 3.1
-#: Doublings of the ratio beyond the outermost points, and gain beyond the least and the largest.
-MARGIN, ABOVE = 0.25, 0.05
-
-
-def curve_svg(results: Sequence[CurveResult], *, key: str, title: str) -> str:
+def curve(results: Sequence[CurveResult]) -> Picture:
     """A panel for every pair of processors: filled what was measured, hollow what was predicted.
 
     Both stand at the measured ratio. A line is the gain without loss.
     """
-    from matplotlib.figure import Figure
+    return below("Gain of co-execution against the ratio of speeds", pictures(results))
 
+
+def pictures(results: Sequence[CurveResult]) -> list[Picture]:
+    """A picture for every pair of processors."""
     shown = families(results)
     models = list(dict.fromkeys(point.model for family in shown for point in family.points))
-    looks = dict(zip(models, cycle(LOOKS), strict=False))
-    with style():
-        rows = max(len(shown), 1)
-        figure = Figure(figsize=(WIDTH, 0.7 + HEIGHT * rows), layout="constrained")
-        for panel, family in zip(figure.subplots(rows, squeeze=False)[:, 0], shown, strict=False):
-            _panel(panel, family, looks)
-        _legend(figure, looks)
-        told = words(shown)
-        return to_svg(figure, key=key, title=title, description=told, tips=_tips(shown))
+    shapes = dict(zip(models, cycle(SHAPES), strict=False))
+    return [_panel(family, shapes) for family in shown]
 
 
-def _panel(axes: Any, family: Family, looks: dict[str, tuple[str, str]]) -> None:
-    ends = [log2(point.measured.ratio) for point in family.points]
-    low, high = min(0.0, *ends) - MARGIN, max(0.0, *ends) + MARGIN
-    ratios = 2 ** np.union1d(np.linspace(low, high, 81), [0.0])
-    axes.set_xscale("log", base=2)
-    axes.plot(ratios, [lossless(r) for r in ratios], color=INK, linewidth=1, linestyle="--")
-    axes.axhline(1.0, color=INK, linewidth=0.6)
+def _panel(family: Family, shapes: Mapping[str, str]) -> Picture:
+    ratios = [point.measured.ratio for point in family.points]
+    gains = [gain for point in family.points for gain in _gains(point)]
+    x = Scale(min(1.0, *ratios) / MARGIN, max(1.0, *ratios) * MARGIN, log=True)
+    y = Scale(min(1.0, *gains) - ABOVE, max(2.0, *gains) + ABOVE)
+    through = sorted({1.0, *(x.low * (x.high / x.low) ** (k / 60) for k in range(61))})
+    bound = Line(tuple((r, lossless(r), "") for r in through), "bound dashed", shape="")
+    of = [bound]
     for model, points in family.models.items():
-        _line(axes, points, *looks[model], gid=_gid(family, model))
-    axes.set_xlim(2**low, 2**high)
-    ticks = [2.0**power for power in range(ceil(low), floor(high) + 1)]
-    axes.set_xticks(ticks, [str(Fraction(tick)) for tick in ticks], minor=False)
-    gains = [1.0, 2.0, *(gain for point in family.points for gain in _gains(point))]
-    axes.set_ylim(min(gains) - ABOVE, max(gains) + ABOVE)
-    axes.set_xlabel(SPEEDS)
-    axes.set_ylabel("gain over the better one")
-    sources = sorted({p.source for p in family.points} & {*UNMEASURED})
-    note = f" ({', '.join(sources)})" if sources else ""
-    axes.set_title(f"{family.title}{note}", loc="left")
-    axes.grid(color=INK, alpha=0.15, linewidth=0.6)
-    axes.set_axisbelow(True)
-
-
-def _gid(family: Family, model: str) -> str:
-    return f"{family.title}: {model}"
-
-
-def _tips(pairs: Sequence[Family]) -> dict[str, str]:
-    """What a model gains, by the ratio of the processors' speeds."""
-    return {
-        _gid(family, model): f"{model}, {family.title}: "
-        + ", ".join(f"{digits(p.measured.gain)} at {digits(p.measured.ratio)}" for p in points)
-        for family in pairs
-        for model, points in family.models.items()
-    }
-
-
-def _line(axes: Any, points: Sequence[CurvePoint], colour: str, marker: str, *, gid: str) -> None:
-    """The points of a model, and what was predicted of them."""
-    ratios = [point.measured.ratio for point in points]
-    look = {"color": colour, "marker": marker, "markersize": 4.5}
-    axes.plot(ratios, [point.measured.gain for point in points], linewidth=0.8, gid=gid, **look)
-    foreseen = [point for point in points if point.predicted]
-    axes.plot(
-        [point.measured.ratio for point in foreseen],
-        [point.predicted.gain for point in foreseen if point.predicted],
-        linestyle="none",
-        markerfacecolor="none",
-        markeredgewidth=0.7,
-        **look,
+        of += _lines(model, points, shapes[model])
+    rows = tuple(
+        (family.title, point.model, _size(point.soc), point.measured.ratio, point.measured.gain,
+         point.predicted.gain if point.predicted else None, point.bound, point.source)
+        for point in family.points
+    )  # fmt: skip
+    heads = ("processors", "model", "size", SPEEDS, "gain", "predicted gain", "without loss",
+             "source")  # fmt: skip
+    legend = [Key("both", shortened(model), shape) for model, shape in shapes.items()]
+    legend += [
+        Key("both hollow", "predicted", "circle"),
+        Key("bound dashed", "without loss", "line"),
+    ]
+    sources = tuple(dict.fromkeys(point.source for point in family.points))
+    note = f" ({', '.join(set(sources) & {*UNMEASURED})})" if {*sources} & {*UNMEASURED} else ""
+    return lines(
+        f"{family.title}{note}",
+        of,
+        Data(heads, rows),
+        names=(SPEEDS, "gain over the better processor"),
+        x=x,
+        y=y,
+        height=HEIGHT,
+        legend=legend,
+        sources=sources,
     )
+
+
+def _lines(model: str, points: Sequence[CurvePoint], shape: str) -> list[Line]:
+    """The points of a model, and what was predicted of them."""
+    measured = tuple(
+        (p.measured.ratio, p.measured.gain,
+         f"{model}, {_size(p.soc)}: {digits(p.measured.gain)} at {digits(p.measured.ratio)}")
+        for p in points
+    )  # fmt: skip
+    predicted = tuple(
+        (p.measured.ratio, p.predicted.gain, f"{model}: predicted {digits(p.predicted.gain)}")
+        for p in points
+        if p.predicted
+    )
+    return [
+        Line(predicted, "both", shape, hollow=True, drawn="points"),
+        Line(measured, "both thin", shape),
+    ]
 
 
 def _gains(point: CurvePoint) -> list[float]:
     return [latencies.gain for latencies in (point.measured, point.predicted) if latencies]
-
-
-def _legend(figure: Any, looks: dict[str, tuple[str, str]]) -> None:
-    from matplotlib.lines import Line2D
-
-    def sample(label: str, **look: Any) -> Line2D:
-        return Line2D([], [], markersize=4.5, label=label, **look)
-
-    handles = [
-        sample(shortened(model), color=colour, marker=marker, linewidth=0.8)
-        for model, (colour, marker) in looks.items()
-    ]
-    handles += [
-        sample("predicted", color=INK, marker="o", markerfacecolor="none", linestyle="none"),
-        sample("without loss", color=INK, linestyle="--", linewidth=1),
-    ]
-    figure.legend(handles=handles, loc="outside upper left", ncols=3, frameon=False)

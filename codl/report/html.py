@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
@@ -13,9 +13,19 @@ from markupsafe import Markup
 
 from codl import files
 from codl.errors import CodlError
-from codl.report import curves, plots, tables, validations, waterfalls
+from codl.report import (
+    charts,
+    curves,
+    kernels,
+    pictures,
+    predictors,
+    tables,
+    validations,
+    waterfalls,
+)
 from codl.report.caveats import findings
 from codl.report.comparability import check_results
+from codl.report.drawing import Picture, colours
 from codl.report.load import load_result
 from codl.report.results import (
     UNMEASURED,
@@ -24,6 +34,7 @@ from codl.report.results import (
     CurveResult,
     EvalResult,
     ExplainResult,
+    KernelsResult,
     PackageResult,
     Result,
     ResultFile,
@@ -35,23 +46,20 @@ from codl.report.results import (
     ValidationsResult,
 )
 from codl.report.text_table import TextTable, stem
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A drawing, and the sentence that must be read with it."""
-
-    svg: Markup
-    caption: str
+from codl.report.verdict import Verdict
 
 
 @dataclass(frozen=True)
 class PagePart:
-    """What belongs to one model of an evaluation, or to a whole result."""
+    """What belongs to one model of an evaluation, or to a whole result.
+
+    `sources` are those of the numbers in its tables; pictures have their own.
+    """
 
     heading: str = ""
-    figures: tuple[Figure, ...] = ()
+    pictures: tuple[Picture, ...] = ()
     tables: tuple[TextTable, ...] = ()
+    sources: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -65,6 +73,7 @@ class PageSection:
     is_one_cpu: bool = False
     origin: ResultFile = field(default_factory=ResultFile)
     key: str = ""
+    verdict: Verdict | None = None
 
     @property
     def unmeasured(self) -> tuple[str, ...]:
@@ -90,18 +99,37 @@ def write_report(paths: Sequence[Path], out: Path, *, apart: bool = False) -> Pa
 
 
 def render(results: Sequence[Result]) -> str:
-    """The page of some results, in their order."""
+    """The page of some results, in their order; evaluations, which have verdicts, come first."""
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     source = resources.files("codl.report").joinpath("page.html.j2").read_text(encoding="utf-8")
+    environment.filters["broken"] = _broken
+    results = sorted(results, key=lambda result: not isinstance(result, EvalResult))
     sections = [_section(f"r{at}", result) for at, result in enumerate(results, start=1)]
-    return environment.from_string(source).render(sections=sections) + "\n"
+    page = environment.from_string(source).render(
+        sections=sections, style=Markup(colours()), title=_title(results)
+    )
+    return page + "\n"
+
+
+def _broken(name: str) -> Markup:
+    """A name that may be broken behind its underscores."""
+    return Markup("_<wbr>").join(name.split("_"))
+
+
+def _title(results: Sequence[Result]) -> str:
+    evaluations = [result for result in results if isinstance(result, EvalResult)]
+    if len(evaluations) != 1:
+        return "codl report"
+    (result,) = evaluations
+    models = stem(result.models[0]) if len(result.models) == 1 else f"{len(result.models)} models"
+    return f"codl: {models} on {result.soc.name}"
 
 
 def _section(key: str, result: Result) -> PageSection:
     """A section whose heading says which file it is of."""
-    section = SECTIONS[type(result)](key, result)
+    section = SECTIONS[type(result)](result)
     return replace(
         section,
         key=key,
@@ -111,140 +139,137 @@ def _section(key: str, result: Result) -> PageSection:
     )
 
 
-def _tables(heading: str, *shown: TextTable, sources: Sequence[str] = ()) -> PageSection:
-    return PageSection(heading, (PagePart(tables=shown),), sources=tuple(sources))
-
-
-def _eval(key: str, result: EvalResult) -> PageSection:
-    parts = [PagePart(tables=(tables.eval_content(result),))]
-    parts += [_model(f"{key}-m{i}", result, m) for i, m in enumerate(result.models, start=1)]
-    sources = tuple(row.source for row in result.rows if row.latency_ms)
-    heading = f"Evaluation on {result.soc.name}"
-    return PageSection(heading, tuple(parts), findings(result), sources)
-
-
-def _model(key: str, result: EvalResult, model: str) -> PagePart:
-    soc, timelines = result.soc.name, result.profiles(model)
-    rows, model = result.of(model), stem(model)
-    bars = plots.latency_svg(rows, key=f"{key}-bars", title=f"Latency of {model} on {soc}")
-    what = f"Latency of {model} on {soc}, the 20th percentile of runs; whiskers reach to the 80th."
-    figures = [_figure(bars, what, result, [row.source for row in rows])]
-    if not timelines:
-        return PagePart(model, tuple(figures))
-    lanes = plots.timeline_svg(timelines, key=f"{key}-lanes", title=f"Timelines of {model}")
-    what = f"One profiled inference of {model} per strategy on {soc}. {LANES}"
-    figures.append(_figure(lanes, what, result, [timeline.source for timeline in timelines]))
-    return PagePart(model, tuple(figures), (tables.timeline_content(timelines),))
-
-
-LANES = "Full height: computing; lower: data sharing; thin: waiting."
-
-
-def _figure(svg: str, what: str, result: Any, sources: Sequence[str]) -> Figure:
-    """A picture with everything that its table's caption would warn of."""
-    halves = ("Both sides are two halves of one CPU.",) if _is_one_cpu(result) else ()
-    return Figure(Markup(svg), " ".join((what, *halves, *tables.warnings(sources))))
-
-
 def _is_one_cpu(result: Any) -> bool:
     soc = getattr(result, "soc", None)
     return soc is not None and bool(soc.is_one_cpu)
 
 
-def _train(key: str, result: TrainResult) -> PageSection:
+def _of(
+    heading: str,
+    *tables: TextTable,
+    pictures: Iterable[Picture | None] = (),
+    sources: Sequence[str] = (),
+) -> PageSection:
+    shown = tuple(picture for picture in pictures if picture is not None)
+    part = PagePart(pictures=shown, tables=tables, sources=tuple(dict.fromkeys(sources)))
+    return PageSection(heading, (part,), sources=tuple(sources))
+
+
+def _eval(result: EvalResult) -> PageSection:
+    sources = tuple(dict.fromkeys(row.source for row in result.rows if row.latency_ms))
+    verdict = Verdict.of(result)
+    first = PagePart(pictures=_there(pictures.speedups(result)) if verdict else ())
+    rest = (pictures.predictions, pictures.sharing, pictures.memory, pictures.energy)
+    last = PagePart(
+        "All models",
+        _there(*(draw(result) for draw in rest)),
+        (tables.eval_content(result),),
+        sources,
+    )
+    parts = (first, *(_model(result, model) for model in result.models), last)
+    heading = f"Evaluation on {result.soc.name}"
+    return PageSection(heading, parts, findings(result), sources, verdict=verdict)
+
+
+def _there(*drawn: Picture | None) -> tuple[Picture, ...]:
+    return tuple(picture for picture in drawn if picture is not None)
+
+
+def _model(result: EvalResult, model: str) -> PagePart:
+    drawn = (
+        pictures.plan(result, model),
+        pictures.timeline(result, model),
+        pictures.latencies(result, model),
+    )
+    return PagePart(stem(model), _there(*drawn))
+
+
+def _train(result: TrainResult) -> PageSection:
+    drawn = [predictors.accuracy(result)]
+    content = tables.train_content(result)
     heading = f"Predictors for {result.soc.name}"
-    return _tables(heading, tables.train_content(result), sources=result.sources)
+    return _of(heading, content, pictures=drawn, sources=result.sources)
 
 
-def _search(key: str, result: SearchResult) -> PageSection:
-    return PageSection(f"Plan for {result.model}", (_plan(f"{key}-plan", result),))
+def _search(result: SearchResult) -> PageSection:
+    return PageSection(f"Plan for {result.model}", (_plan(result),))
 
 
-def _searches(key: str, result: SearchesResult) -> PageSection:
-    parts = [PagePart(tables=(tables.plans_content(result),))]
-    parts += [
-        replace(_plan(f"{key}-m{i}", plan), heading=plan.model)
-        for i, plan in enumerate(result.results, start=1)
-    ]
+def _searches(result: SearchesResult) -> PageSection:
+    parts = [PagePart(tables=(tables.plans_content(result),), sources=PREDICTED)]
+    parts += [replace(_plan(plan), heading=plan.model) for plan in result.results]
     return PageSection(f"Plans on {result.soc.name}", tuple(parts))
 
 
-def _plan(key: str, result: SearchResult) -> PagePart:
+#: What plans are; their latencies rest on others.
+PREDICTED = ("predicted",)
+
+
+def _plan(result: SearchResult) -> PagePart:
     title = f"Plan of {result.strategy} for {result.model} on {result.soc.name}"
-    svg = plots.plan_svg(result, key=key, title=title)
-    what = f"{title}: every op's share of the GPU. Letters: the partition dimension."
-    figure = _figure(svg, what, result, ())
-    return PagePart(figures=(figure,), tables=(tables.plan_content(result),))
+    picture = charts.strip(title, result.chains, sources=PREDICTED)
+    return PagePart(pictures=(picture,), tables=(tables.plan_content(result),), sources=PREDICTED)
 
 
-def _collect(key: str, result: CollectResult) -> PageSection:
-    return _tables("Collection", tables.collect_content(result), sources=[result.source])
+def _collect(result: CollectResult) -> PageSection:
+    return _of("Collection", tables.collect_content(result), sources=[result.source])
 
 
-def _run(key: str, result: RunResult) -> PageSection:
-    figures: tuple[Figure, ...] = ()
-    shown: tuple[TextTable, ...] = (tables.run_content(result),)
-    if result.spans:
-        profiles = (result.profile,)
-        svg = plots.timeline_svg(profiles, key=f"{key}-lanes", title=f"Timeline of {result.model}")
-        what = f"One profiled inference of {result.model}. {LANES}"
-        figures = (_figure(svg, what, result, [result.source]),)
-        shown += (tables.timeline_content(profiles),)
-    part = PagePart(figures=figures, tables=shown)
-    return PageSection(f"Run of {result.model}", (part,), sources=(result.source,))
+def _run(result: RunResult) -> PageSection:
+    drawn = [pictures.timeline_of(result.profile, [result.profile])] if result.spans else []
+    content = tables.run_content(result)
+    return _of(f"Run of {result.model}", content, pictures=drawn, sources=[result.source])
 
 
-def _conformance(key: str, result: ConformanceResult) -> PageSection:
+def _conformance(result: ConformanceResult) -> PageSection:
     shown = tables.conformance_content([result]), tables.refusals_content([result])
-    return _tables("Conformance", *shown)
+    return _of("Conformance", *shown)
 
 
-def _package(key: str, result: PackageResult) -> PageSection:
-    return _tables(f"Bundle of {result.model}", tables.bundles_content([result]))
+def _package(result: PackageResult) -> PageSection:
+    return _of(f"Bundle of {result.model}", tables.bundles_content([result]))
 
 
-def _explain(key: str, result: ExplainResult) -> PageSection:
-    title = f"Where the time goes: {result.model} by {result.strategy} on {result.soc.name}"
-    svg = waterfalls.waterfall_svg(result, key=f"{key}-waterfall", title=title)
-    figure = _figure(svg, f"{title}, from the lossless bound on.", result, [result.source])
+def _explain(result: ExplainResult) -> PageSection:
     shown = (waterfalls.waterfall_content(result), waterfalls.chains_content(result))
-    return PageSection(
+    section = _of(
         f"Waterfall of {result.model}",
-        (PagePart(figures=(figure,), tables=shown),),
-        waterfalls.findings(result),
-        (result.source,),
+        *shown,
+        pictures=[waterfalls.waterfall(result), waterfalls.plan(result)],
+        sources=[result.source],
     )
+    return replace(section, findings=waterfalls.findings(result))
 
 
-def _curve(key: str, result: CurveResult) -> PageSection:
-    title, families = "Gain against the ratio of speeds", curves.families([result])
-    sources = tuple(point.source for family in families for point in family.points)
-    what = "Gain of co-execution over the better processor, against the ratio of their speeds."
-    svg = curves.curve_svg([result], key=f"{key}-curve", title=title)
-    figure = Figure(Markup(svg), " ".join((what, *tables.warnings(sources))))
-    shown = (curves.closest_content([result]), curves.curve_content([result]))
-    return PageSection(
-        title,
-        (PagePart(figures=(figure,) if families else (), tables=shown),),
-        curves.findings([result]),
-        sources,
-        is_one_cpu=all(evaluation.soc.is_one_cpu for evaluation in result.evaluations),
+def _curve(result: CurveResult) -> PageSection:
+    sources = [p.source for family in curves.families([result]) for p in family.points]
+    section = _of(
+        "Gain against the ratio of speeds",
+        curves.closest_content([result]),
+        curves.curve_content([result]),
+        pictures=curves.pictures([result]),
+        sources=sources,
     )
+    one_cpu = all(evaluation.soc.is_one_cpu for evaluation in result.evaluations)
+    return replace(section, findings=curves.findings([result]), is_one_cpu=one_cpu)
 
 
-def _validate(key: str, result: ValidateResult) -> PageSection:
-    section = _tables(
-        f"Validation of {result.model} on {result.soc.name}", validations.validation_content(result)
-    )
+def _validate(result: ValidateResult) -> PageSection:
+    heading = f"Validation of {result.model} on {result.soc.name}"
+    section = _of(heading, validations.validation_content(result))
     return replace(section, findings=validations.findings(result))
 
 
-def _validations(key: str, result: ValidationsResult) -> PageSection:
+def _validations(result: ValidationsResult) -> PageSection:
     heading = f"Validations on {result.soc.name}"
-    return _tables(heading, validations.validations_content([result]))
+    return _of(heading, validations.validations_content([result]))
 
 
-SECTIONS: Mapping[type, Callable[[str, Any], PageSection]] = {
+def _kernels(result: KernelsResult) -> PageSection:
+    return _of(f"Kernels on {result.label}", kernels.kernels_content(result))
+
+
+SECTIONS: Mapping[type, Callable[[Any], PageSection]] = {
     EvalResult: _eval,
     TrainResult: _train,
     SearchResult: _search,
@@ -257,4 +282,5 @@ SECTIONS: Mapping[type, Callable[[str, Any], PageSection]] = {
     CurveResult: _curve,
     ValidateResult: _validate,
     ValidationsResult: _validations,
+    KernelsResult: _kernels,
 }

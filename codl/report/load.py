@@ -16,6 +16,7 @@ import msgspec
 from codl import files
 from codl.errors import InvalidFileError, UnknownNameError
 from codl.files import printable
+from codl.ir.plan import Chain
 from codl.report.results import (
     COMMANDS,
     EvalResult,
@@ -67,6 +68,14 @@ def train_result(content: Mapping[str, Any]) -> TrainResult:
 def explain_result(content: Mapping[str, Any]) -> ExplainResult:
     """What `codl explain` has in hand before it is written: the keys of its `--json`."""
     return _parse(ExplainResult, content, "result")
+
+
+def chains_of(content: Any, path: str | Path) -> tuple[Chain, ...]:
+    """The chains of a plan in a result file; raises `InvalidFileError` where they are none."""
+    try:
+        return msgspec.convert(content, tuple[Chain, ...])
+    except msgspec.ValidationError as error:
+        raise InvalidFileError(path, f"{error}.", where="plans") from error
 
 
 def _parse(kind: type[T], content: Mapping[str, Any], path: str | Path) -> T:

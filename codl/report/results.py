@@ -24,6 +24,7 @@ from codl.records.results import (
     Source,
     SpanKind,
     TimeSpan,
+    doubts,
     times_faster,
 )
 from codl.records.waterfall import BOUND, ChainTerms, WaterfallTerm
@@ -246,6 +247,13 @@ class EvalResult(ResultFile):
         """The ideal latency over this one's."""
         ideal = [other.latency_ms for other in self.of(row.model) if other.strategy == IDEAL]
         return None if row.source in UNMEASURED else times_faster(ideal, row.latency_ms)
+
+    def doubts(self, row: EvalRow) -> tuple[str, ...]:
+        """Why a latency may be that of a disturbed machine; files of before do not say it."""
+        latency = row.latency_ms
+        if row.doubts or latency is None or row.source != "measured":
+            return row.doubts
+        return doubts(latency, row.cold_ms)
 
     def profiles(self, model: str) -> tuple[InferenceProfile, ...]:
         """The profiles of a model, with the sources of the latencies beside them."""

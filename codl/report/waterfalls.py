@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import floor, fsum, log10
-from typing import Any
 
+from codl.ir.plan import Chain
 from codl.ir.types import PROCESSORS, Processor
 from codl.records.results import WIDE
 from codl.records.waterfall import BOUND, MEASURED_TERMS, TERMS, ChainTerms, WaterfallTerm
-from codl.report.plots import INK, WIDTH, style, to_svg
+from codl.report import charts
+from codl.report.charts import Bar, Part
+from codl.report.drawing import Data, Key, Picture
 from codl.report.results import ExplainResult
 from codl.report.tables import mark, soc_lines, warnings
 from codl.report.text_table import (
@@ -28,8 +29,6 @@ from codl.report.text_table import (
 PREDICTED, MEASURED = "predicted", "measured"
 #: Less is the rounding of sums, in milliseconds.
 NOTHING = 1e-9
-#: Okabe and Ito's: totals, what is lost, what is gained.
-COLOURS = {"total": "#0072B2", "loss": "#D55E00", "gain": "#009E73"}
 #: Processors that end a chain by more than this part of it apart are told, and how many at most.
 APART, MOST_WAITS = 0.05, 5
 #: The results on their way to the CPU, and the terms that have no column.
@@ -255,47 +254,40 @@ def _named(term: WaterfallTerm) -> str:
     return f"{term.name} ({_signed(term.ms)} ms)"
 
 
-def waterfall_svg(result: ExplainResult, *, key: str, title: str) -> str:
+def waterfall(result: ExplainResult) -> Picture:
     """A bar for every total and term, the axis cut off where nothing is lost."""
-    from matplotlib.figure import Figure
-
     steps = steps_of(result)
     totals = [step.total_ms for step in steps]
-    least, most = min(totals), max(totals)
-    spread = (most - least) or most or 1.0
-    left = max(0.0, least - 0.5 * spread)
-    with style():
-        figure = Figure(figsize=(WIDTH, 0.7 + 0.26 * len(steps)), layout="constrained")
-        axes = figure.add_subplot()
-        for y, step in enumerate(steps):
-            _bar(axes, y, step, left)
-        axes.set_yticks(range(len(steps)), [step.name for step in steps])
-        axes.set_ylim(len(steps) - 0.4, -0.6)
-        axes.set_xlim(left, most + 0.25 * spread)
-        cut_off = f", from {digits(left)} on" if left else ""
-        axes.set_xlabel(f"milliseconds{cut_off}")
-        axes.grid(axis="x", color=INK, alpha=0.15, linewidth=0.6)
-        axes.set_axisbelow(True)
-        axes.tick_params(axis="y", length=0)
-        tips = {f"step{y}": _words([step]) for y, step in enumerate(steps)}
-        return to_svg(figure, key=key, title=title, description=_words(steps), tips=tips)
+    low = max(0.0, min(totals) - 0.5 * ((max(totals) - min(totals)) or max(totals) or 1.0))
+    cut_off = f", from {digits(low)} on" if low else ""
+    rows = tuple((s.name, s.ms, s.total_ms, _what(s.name, result)) for s in steps)
+    return charts.bars(
+        f"Where the time goes: {result.model} by {result.strategy} on {result.soc.name}",
+        [_bar(step, low) for step in steps],
+        Data(("term", "ms", "total (ms)", "what it is"), rows),
+        name=f"milliseconds{cut_off}",
+        low=low,
+        legend=(
+            Key("bound", "a latency"), Key("wait", "what a term adds"),
+            Key("both", "what one takes away"),
+        ),
+        sources=(result.source,),
+    )  # fmt: skip
 
 
-def _bar(axes: Any, y: int, step: WaterfallLine, left: float) -> None:
+def _bar(step: WaterfallLine, low: float) -> Bar:
     if step.ms is None:
-        look = {"height": 0.62, "gid": f"step{y}", "color": COLOURS["total"]}
-        axes.barh(y, step.total_ms - left, left=left, **look)
-        end, text = step.total_ms, digits(step.total_ms)
-    else:
-        colour = COLOURS["loss" if step.ms >= 0 else "gain"]
-        look = {"height": 0.62, "gid": f"step{y}", "color": colour}
-        axes.barh(y, step.ms, left=step.total_ms - step.ms, **look)
-        end, text = max(step.total_ms, step.total_ms - step.ms), _signed(step.ms)
-    axes.annotate(text, (end, y), (6, 0), textcoords="offset points", va="center")
+        told = f"{step.name}: {digits(step.total_ms)} ms"
+        part = Part(low, step.total_ms, "bound", told)
+        return Bar(step.name, (part,), digits(step.total_ms))
+    told = f"{step.name}: {_signed(step.ms)} ms, {TERMS.get(step.name, '')}"
+    ends = sorted((step.total_ms - step.ms, step.total_ms))
+    part = Part(ends[0], ends[1], "wait" if step.ms >= 0 else "both", told)
+    return Bar(step.name, (part,), _signed(step.ms))
 
 
-def _words(steps: Sequence[WaterfallLine]) -> str:
-    return "; ".join(
-        f"{step.name} {digits(step.total_ms) if step.ms is None else _signed(step.ms)} ms"
-        for step in steps
-    )
+def plan(result: ExplainResult) -> Picture:
+    """The layers of the plan on both processors."""
+    chains = [Chain(c.ops, c.dim, c.gpu_ratio, {}) for c in result.chains if c.ops]
+    title = f"Plan of {result.strategy} for {result.model}"
+    return charts.strip(title, chains, sources=(result.source,))
