@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from markupsafe import Markup
 
@@ -74,7 +75,7 @@ def dots(
     drawn = [axis(scale, 0, bottom, name)]
     if band:
         wide = f"{100 * (scale.part(band[1]) - scale.part(band[0])):.2f}%"
-        box = {"x": scale(band[0]), "width": wide, "y": 0, "height": bottom}
+        box: dict[str, Any] = {"x": scale(band[0]), "width": wide, "y": 0, "height": bottom}
         drawn.insert(0, mark("rect", class_="band", **box))
     if at is not None:
         drawn.append(mark("line", x1=scale(at), x2=scale(at), y1=0, y2=bottom, class_="zero"))
@@ -158,17 +159,18 @@ def bars(
     ends += [bar.whisker[1] for bar in rows if bar.whisker] + ([at[0]] if at else [])
     scale = Scale(low, 1.02 * (max(ends, default=0.0) - low) + low or 1.0)
     drawn, y, left = [], 0.0, gutter(bar.label for bar in rows)
+    widest = round(max((1.15 * LETTER * len(bar.text) for bar in rows), default=0))
     for bar in rows:
         if bar.heading:
             drawn.append(text(bar.heading, -left + 4, y + 14, class_="strong"))
             y += HEADING
         drawn.append(_bar(bar, scale, y + 3))
+        drawn.append(text(bar.text, "100%", y + 3 + BAR / 2, anchor="end", dx=widest + 8))
         y += STEP
     if at:
-        ends_at = {"x1": scale(at[0]), "x2": scale(at[0]), "y1": 0, "y2": y}
+        ends_at: dict[str, Any] = {"x1": scale(at[0]), "x2": scale(at[0]), "y1": 0, "y2": y}
         drawn.append(mark("line", tip=at[1], class_="line bound dashed", **ends_at))
     drawn.insert(0, axis(scale, 0, y, name))
-    widest = max((LETTER * len(bar.text) for bar in rows), default=0)
     return Picture(
         title, Markup().join(drawn), y + AXIS, data, tuple(legend), note, tuple(sources),
         left=left, right=max(widest + 10, 24),
@@ -189,7 +191,6 @@ def _bar(bar: Bar, scale: Scale, y: float) -> Markup:
         ends = {"x1": scale(bar.whisker[0]), "x2": scale(bar.whisker[1])}
         drawn.append(mark("line", y1=middle, y2=middle, class_="whisker", **ends))
     drawn += [_dot(dot, scale, middle) for dot in bar.points]
-    drawn.append(text(bar.text, "100%", middle, dx=8))
     return Markup().join(drawn)
 
 
@@ -271,7 +272,10 @@ def strip(title: str, chains: Sequence[Chain], *, sources: Iterable[str] = ()) -
     drawn, rows, first = [], [], 0
     for number, chain in enumerate(chains, start=1):
         last, tip = first + len(chain.ops), _chain_words(number, chain)
-        place = {"x": scale(first), "width": f"{100 * len(chain.ops) / max(count, 1):.3f}%"}
+        place: dict[str, Any] = {
+            "x": scale(first),
+            "width": f"{100 * len(chain.ops) / max(count, 1):.3f}%",
+        }
         shared = STRIP * (1 - chain.gpu_ratio)
         pieces = (("cpu", 0.0, shared), ("gpu", shared, STRIP - shared))
         drawn += [
@@ -283,10 +287,10 @@ def strip(title: str, chains: Sequence[Chain], *, sources: Iterable[str] = ()) -
             y = STRIP + 8 + (LANE + 5) * dims.index(chain.dim)
             drawn.append(mark("rect", tip=tip, y=y, height=LANE, class_="both", rx=3, **place))
         if first:
-            ends = {"x1": scale(first), "x2": scale(first), "y1": 0, "y2": STRIP}
-            drawn.append(mark("line", class_="gap", **ends))
+            x = scale(first)
+            drawn.append(mark("line", class_="gap", x1=x, x2=x, y1=0, y2=STRIP))
         rows += [
-            (op, number, _where(chain), chain.gpu_ratio, _variant(chain, op, "cpu"),
+            (op, str(number), _where(chain), chain.gpu_ratio, _variant(chain, op, "cpu"),
              _variant(chain, op, "gpu"))
             for op in chain.ops
         ]  # fmt: skip
@@ -300,7 +304,7 @@ def strip(title: str, chains: Sequence[Chain], *, sources: Iterable[str] = ()) -
     legend = [Key("cpu", "the CPU's part"), Key("gpu", "the GPU's part")]
     legend += [Key("both", "a chain, cut along one dimension")] if dims else []
     return Picture(
-        title, Markup().join(drawn), bottom + AXIS, Data(heads, tuple(rows)), tuple(legend),
+        title, Markup().join(drawn), bottom + AXIS, Data.filled(heads, rows), tuple(legend),
         sources=tuple(sources), left=gutter(["layers", *lanes]), right=12,
     )  # fmt: skip
 
@@ -367,10 +371,11 @@ def timelines(
 
 
 def _span(span: TimeSpan, scale: Scale, y: float) -> Markup:
+    class_, high = "wait", 0.2 * WORK
     if span.kind in COMPUTING:
-        class_, high = span.processor, float(WORK)
-    else:
-        class_, high = ("share", 0.7 * WORK) if span.kind in SHARING else ("wait", 0.2 * WORK)
+        class_, high = str(span.processor), float(WORK)
+    elif span.kind in SHARING:
+        class_, high = "share", 0.7 * WORK
     return mark(
         "rect",
         tip=f"{span.processor.upper()}, {span.kind}: {span.label}, {digits(span.ms)} ms from "

@@ -27,6 +27,14 @@ Value = str | float | None
 LETTER, BESIDE, WIDEST = 6.4, 58, 132
 #: Pixels that a legend's line, the marks of an axis and its label take.
 LINE, TICKS, LABEL = 20, 20, 18
+#: Numbers of an axis, and those of ratios, from fine to coarse.
+MOST_TICKS = 7
+RATIOS = (
+    [k / 10 for k in range(1, 31)],
+    [0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0, 10.0, 20.0],
+    [2.0**k for k in range(-7, 11)],
+    [4.0**k for k in range(-5, 8)],
+)
 #: Pixels that pictures are wide that stand alone.
 ALONE = 720
 ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
@@ -92,15 +100,13 @@ class Scale:
 
     @property
     def ticks(self) -> list[float]:
-        """Round values, four to seven; of ratios halves and doubles, or thirds between them."""
+        """Round values, seven at most; of ratios as fine as there is room for."""
         if self.log:
-            marks = (0.1, 0.2, 0.25, 0.3, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
-            usual = [tick for tick in marks if self.low <= tick <= self.high]
-            wide = [tick for tick in usual if tick in (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 10.0)]
-            return wide if len(usual) > 6 else usual
+            inside = [[t for t in ticks if self.low <= t <= self.high] for ticks in RATIOS]
+            return next((ticks for ticks in inside if len(ticks) <= MOST_TICKS), inside[-1])
         span = (self.high - self.low) or 1.0
         rough = 10 ** floor(log10(span / 5))
-        step = next(rough * k for k in (1, 2, 5, 10) if span / (rough * k) <= 6)
+        step = next(rough * k for k in (1, 2, 5, 10) if span / (rough * k) <= MOST_TICKS - 1)
         first, last = ceil(self.low / step - 1e-9), floor(self.high / step + 1e-9)
         return [k * step for k in range(first, last + 1)]
 
@@ -154,6 +160,14 @@ class Data:
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Value, ...], ...]
+
+    @classmethod
+    def filled(cls, columns: Sequence[str], rows: Iterable[Sequence[Value]]) -> Data:
+        """Without the columns that have nothing in them."""
+        lines = list(rows)
+        kept = [at for at in range(len(columns)) if any(r[at] not in (None, "") for r in lines)]
+        heads = tuple(columns[at] for at in kept)
+        return cls(heads, tuple(tuple(row[at] for at in kept) for row in lines))
 
     def table(self, title: str) -> TextTable:
         numeric = [

@@ -10,7 +10,7 @@ from codl.ir.plan import Chain
 from codl.records.results import EvalRow, Latency
 from codl.report import charts
 from codl.report.charts import Bar, Dot, Part, Track
-from codl.report.drawing import Data, Key, Picture
+from codl.report.drawing import Data, Key, Picture, Value
 from codl.report.load import chains_of
 from codl.report.results import (
     IDEAL,
@@ -142,7 +142,7 @@ def latencies(result: EvalResult, model: str) -> Picture:
     return charts.bars(
         f"Latency of {stem(model)}",
         bars,
-        Data(heads, table),
+        Data.filled(heads, table),
         name="milliseconds",
         at=at,
         legend=legend,
@@ -376,7 +376,9 @@ def _by_model(
         total = sum(values(row))
         bars.append(Bar(row.strategy, tuple(parts(row)), digits(total), heading=heading))
         before = row.model
-    table = tuple((stem(row.model), row.strategy, *values(row)) for row in rows)
+    table: tuple[tuple[Value, ...], ...] = tuple(
+        (stem(row.model), row.strategy, *values(row)) for row in rows
+    )
     return charts.bars(
         title,
         bars,

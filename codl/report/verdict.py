@@ -111,7 +111,8 @@ def _sentence(result: EvalResult) -> str:
     planned = [n for n in _names(result) if n not in (*SINGLES, IDEAL, LIBRARY)]
     whole = [n for n in planned if len(_speedups(result, n)) == len(_ran(result))]
     if not whole or not _ran(result):
-        return "No strategy ran beside a processor alone: there is nothing to compare with."
+        nothing = "No strategy ran beside a processor alone: there is nothing to compare with."
+        return nothing + _care(result)
     best = max(whole, key=lambda name: geometric_mean(_speedups(result, name)))
     speedups = _speedups(result, best)
     mean = geometric_mean(speedups)
@@ -144,7 +145,9 @@ def _beside_libraries(result: EvalResult, best: str) -> str:
     if not ratios:
         return ""
     mean = geometric_mean(ratios)
-    return f", and {mean:.2f} times as fast as the best library on all cores"
+    if mean >= 1:
+        return f", and {mean:.2f} times as fast as the best library on all cores"
+    return f"; the best library on all cores is {1 / mean:.2f} times as fast as that"
 
 
 def _care(result: EvalResult) -> str:
@@ -152,5 +155,6 @@ def _care(result: EvalResult) -> str:
     timed = [row for row in result.rows if row.latency_ms and not row.same_as]
     doubtful = sum(bool(result.doubts(row)) for row in timed)
     sources = [source for source in UNMEASURED if any(row.source == source for row in timed)]
-    text = f" {doubtful} of {len(timed)} latencies are doubtful." if doubtful else ""
+    are = "is" if doubtful == 1 else "are"
+    text = f" {doubtful} of {len(timed)} latencies {are} doubtful." if doubtful else ""
     return text + (f" Not measured here: {' and '.join(sources)} latencies." if sources else "")
