@@ -1,3 +1,3 @@
 """Copies of records with other values."""
 
-from . import replace as replace
+from .records import replace as replace
