@@ -8,7 +8,7 @@ libraries are ready before the first instruction of a program runs, so nothing e
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -26,7 +26,13 @@ LOAD, DYNAMIC, INTERPRETER, PROGRAM_HEADERS, STACK = 1, 2, 3, 6, 0x6474E551
 NEEDED, HASH, STRINGS, SYMBOLS, RELA, SONAME = 1, 4, 5, 6, 7, 14
 RELA_SIZE, RELA_ENTRY, STRINGS_SIZE, SYMBOL_ENTRY = 8, 9, 10, 11
 RUNPATH_TAG, FLAGS, FLAGS_1 = 29, 30, 0x6FFFFFFB
-BIND_NOW, NOW_AND_PIE = 8, 0x8000001
+READ, WRITE, EXECUTE = 4, 2, 1
+GLOBAL_FUNCTION = 0x12
+#: That it is a program is no flag of older Androids, whose loader warns of what it does not know.
+BIND_NOW, NOW = 8, 1
+#: Names of sections, in a multiple of 8 bytes; numbers of headers; room of two addresses.
+NAMES = b"\0.dynstr\0.dynamic\0.shstrtab\0".ljust(32, b"\0")
+SEGMENTS, SECTIONS, SLOTS = 6, 4, 16
 
 
 @dataclass(frozen=True)
@@ -124,90 +130,94 @@ def _text(content: bytes, at: int) -> str:
 
 
 def launcher(library: SharedLibrary) -> bytes:
-    """A program that is Python: it needs the library, in `lib` beside the folder that it is in."""
+    """A program that is Python: it needs the library, in `lib` beside the folder that it is in.
+
+    Two segments: what is read and executed; and, one page later in memory, the addresses of what is
+    called, with the entries for the loader.
+    """
     machine = MACHINES[library.machine]
-    strings = _Strings()
-    needed = [strings.at(name) for name in (library.soname, LIBC[library.libc])]
-    runpath = strings.at(RUNPATH)
+    texts = library.soname, LIBC[library.libc], RUNPATH, MAIN, EXIT
+    strings, (soname, libc, runpath, *called) = _joined(texts)
     symbols = bytes(SYMBOL) + b"".join(
-        struct.pack("<IBBHQQ", strings.at(name), 0x12, 0, 0, 0, 0) for name in (MAIN, EXIT)
+        struct.pack("<IBBHQQ", name, GLOBAL_FUNCTION, 0, 0, 0, 0) for name in called
     )
-    # No symbol is defined here, so nothing is ever found by this table; loaders insist on one.
-    table = struct.pack("<6I", 1, 3, 0, 0, 0, 0)
     loader = machine.loaders[library.libc].encode() + b"\0"
-    headers = HEADER + 6 * SEGMENT
-    parts = [loader, table, symbols, strings.content, bytes(2 * RELOCATION), bytes(CODE_SIZE)]
+    # No symbol is defined here, so nothing is ever found by the table; loaders insist on one.
+    table = struct.pack("<6I", 1, len(called) + 1, 0, 0, 0, 0)
+    parts = [loader, table, symbols, strings, bytes(2 * RELOCATION), bytes(CODE_SIZE)]
     at_loader, at_table, at_symbols, at_strings, at_moves, at_code, end = accumulate(
-        map(_padded, parts), initial=headers
+        (_up(len(part)) for part in parts), initial=HEADER + SEGMENTS * SEGMENT
     )
-    # The second segment begins where the first ends in the file, one page later in memory.
     slots = end + PAGE
-    moves = b"".join(
-        struct.pack("<QQq", slots + 8 * i, (i + 1) << 32 | machine.address, 0) for i in range(2)
-    )
     code = CODE[library.machine](at_code, slots)
+    parts[-2:] = _moves(machine, slots), code.ljust(CODE_SIZE, b"\0")
     entries = [
-        *((NEEDED, at) for at in needed),
-        (RUNPATH_TAG, runpath),
-        *((HASH, at_table), (STRINGS, at_strings), (SYMBOLS, at_symbols)),
-        *((STRINGS_SIZE, len(strings.content)), (SYMBOL_ENTRY, SYMBOL)),
-        *((RELA, at_moves), (RELA_SIZE, len(moves)), (RELA_ENTRY, RELOCATION)),
-        *((FLAGS, BIND_NOW), (FLAGS_1, NOW_AND_PIE), (0, 0)),
+        *((NEEDED, soname), (NEEDED, libc), (RUNPATH_TAG, runpath), (HASH, at_table)),
+        *((STRINGS, at_strings), (STRINGS_SIZE, len(strings))),
+        *((SYMBOLS, at_symbols), (SYMBOL_ENTRY, SYMBOL)),
+        *((RELA, at_moves), (RELA_SIZE, len(parts[-2])), (RELA_ENTRY, RELOCATION)),
+        *((FLAGS, BIND_NOW), (FLAGS_1, NOW), (0, 0)),
     ]
     dynamic = b"".join(struct.pack("<QQ", *entry) for entry in entries)
-    at_dynamic = end + 16
-    names = b"\0.dynstr\0.dynamic\0.shstrtab\0"
-    at_names = at_dynamic + len(dynamic)
-    at_sections = _up(at_names + len(names))
-    data = (slots, 16 + len(dynamic))
     segments = [
-        (PROGRAM_HEADERS, 4, HEADER, HEADER, headers - HEADER, 8),
-        (INTERPRETER, 4, at_loader, at_loader, len(loader), 1),
-        (LOAD, 5, 0, 0, end, PAGE),
-        (LOAD, 6, end, *data, PAGE),
-        (DYNAMIC, 6, at_dynamic, at_dynamic + PAGE, len(dynamic), 8),
-        (STACK, 6, 0, 0, 0, 16),
+        (PROGRAM_HEADERS, READ, HEADER, HEADER, SEGMENTS * SEGMENT, 8),
+        (INTERPRETER, READ, at_loader, at_loader, len(loader), 1),
+        (LOAD, READ | EXECUTE, 0, 0, end, PAGE),
+        (LOAD, READ | WRITE, end, slots, SLOTS + len(dynamic), PAGE),
+        (DYNAMIC, READ | WRITE, end + SLOTS, slots + SLOTS, len(dynamic), 8),
+        (STACK, READ | WRITE, 0, 0, 0, 16),
     ]
-    sections = [
-        (0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
-        (1, 3, 2, at_strings, at_strings, len(strings.content), 0, 0, 1, 0),
-        (9, 6, 3, at_dynamic + PAGE, at_dynamic, len(dynamic), 1, 0, 8, 16),
-        (18, 3, 0, 0, at_names, len(names), 0, 0, 1, 0),
-    ]
+    body = b"".join(part.ljust(_up(len(part)), b"\0") for part in parts) + bytes(SLOTS) + dynamic
+    sections = _sections((at_strings, len(strings)), (end + SLOTS, len(dynamic)))
+    at_sections = end + SLOTS + len(dynamic) + len(NAMES)
+    return _head(machine, at_code, segments, at_sections) + body + NAMES + sections
+
+
+def _head(
+    machine: Machine, entry: int, segments: Sequence[tuple[int, ...]], at_sections: int
+) -> bytes:
+    """The header, and those of segments: kind, flags, offset, address, size, alignment."""
     head = struct.pack(
         "<16sHHIQQQIHHHHHH",
         b"\x7fELF\x02\x01\x01",
-        *(3, machine.number, 1, at_code, HEADER, at_sections, 0),
-        *(HEADER, SEGMENT, len(segments), SECTION, len(sections), len(sections) - 1),
+        *(3, machine.number, 1, entry, HEADER, at_sections, 0),
+        *(HEADER, SEGMENT, len(segments), SECTION, SECTIONS, SECTIONS - 1),
     )
-    for kind, flags, offset, address, size, align in segments:
-        head += struct.pack("<IIQQQQQQ", kind, flags, offset, address, address, size, size, align)
-    parts[-2:] = [moves, code.ljust(CODE_SIZE, b"\0")]
-    body = b"".join(part.ljust(_padded(part), b"\0") for part in parts)
-    text = head + body + bytes(16) + dynamic + names
-    return text.ljust(at_sections, b"\0") + b"".join(
-        struct.pack("<IIQQQQIIQQ", *section) for section in sections
+    return head + b"".join(
+        struct.pack("<IIQQQQQQ", kind, flags, offset, address, address, size, size, align)
+        for kind, flags, offset, address, size, align in segments
     )
 
 
-class _Strings:
-    """Texts one behind the other, each ended by a zero."""
+def _sections(strings: tuple[int, int], dynamic: tuple[int, int]) -> bytes:
+    """Of the strings and the entries for the loader, by offset and size: Android's reads them."""
+    at_names = sum(dynamic)
+    rows = [
+        (0,) * 10,
+        (NAMES.index(b".dynstr"), 3, 2, strings[0], *strings, 0, 0, 1, 0),
+        (NAMES.index(b".dynamic"), 6, 3, dynamic[0] + PAGE, *dynamic, 1, 0, 8, 16),
+        (NAMES.index(b".shstrtab"), 3, 0, 0, at_names, len(NAMES), 0, 0, 1, 0),
+    ]
+    return b"".join(struct.pack("<IIQQQQIIQQ", *row) for row in rows)
 
-    def __init__(self) -> None:
-        self.content = b"\0"
 
-    def at(self, text: str) -> int:
-        at = len(self.content)
-        self.content += text.encode() + b"\0"
-        return at
+def _joined(texts: Sequence[str]) -> tuple[bytes, list[int]]:
+    """Texts one behind the other, each ended by a zero, behind a first zero; and where they are."""
+    ended = [text.encode() + b"\0" for text in texts]
+    *places, _ = accumulate(map(len, ended), initial=1)
+    return b"\0" + b"".join(ended), places
+
+
+def _moves(machine: Machine, slots: int) -> bytes:
+    """What writes the addresses of both symbols behind the null one into their slots."""
+    return b"".join(
+        struct.pack("<QQq", slots + 8 * index, (index + 1) << 32 | machine.address, 0)
+        for index in range(2)
+    )
 
 
 def _up(size: int) -> int:
     return -(-size // 8) * 8
-
-
-def _padded(part: bytes) -> int:
-    return _up(len(part))
 
 
 def _arm_code(at: int, slots: int) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import struct
 import subprocess
@@ -63,16 +64,16 @@ def test_others_read_the_program_as_it_is_meant(machine: str, libc: str, tmp_pat
     assert f"[Requesting program interpreter: {MACHINES[machine].loaders[libc]}]" in said
     for word in ("libpython3.14.so", elf.LIBC[libc], elf.RUNPATH):
         assert f"[{word}]" in said
-    assert "Position-Independent Executable" in said
+    assert re.search(r"Type: +DYN", said)
     loads = [line.split() for line in said.splitlines() if line.split()[:1] == ["LOAD"]]
     assert [line[-1] for line in loads] == [hex(elf.PAGE)] * 2
     assert ["".join(line[6:-1]) for line in loads] == ["RE", "RW"]
-    used = subprocess.run(["readelf", "-DrW", str(path)], capture_output=True, text=True).stdout
-    kind = "R_AARCH64_GLOB_DAT" if machine == "aarch64" else "R_X86_64_GLOB_DAT"
-    assert [line.split()[2::2] for line in used.splitlines() if kind in line] == [
-        [kind, elf.MAIN, "0"],
-        [kind, elf.EXIT, "0"],
-    ] or used.count(kind) == 2
+    moves = subprocess.run(["readelf", "-DrW", str(path)], capture_output=True, text=True).stdout
+    kind = "R_AARCH64_GLOB_DA" if machine == "aarch64" else "R_X86_64_GLOB_DAT"
+    assert [re.split(r"\W+", line)[4] for line in moves.splitlines() if kind in line] == [
+        elf.MAIN,
+        elf.EXIT,
+    ]
 
 
 @needs_library
