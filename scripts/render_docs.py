@@ -217,8 +217,9 @@ LISTS: Mapping[str, Callable[[], TextTable]] = {
 
 
 def pages() -> list[Path]:
-    """README.md and the pages of docs/."""
-    return [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+    """The pages at the top, README.md first, and those of docs/."""
+    top = sorted(ROOT.glob("*.md"), key=lambda page: (page.stem != "README", page.stem))
+    return [*top, *sorted(DOCS.rglob("*.md"))]
 
 
 def rendered(page: Path) -> str:
