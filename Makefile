@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO := demo
 
-.PHONY: demo test quick test-narrow test-one-core mobile-compilers mobile-kernels lint docs links clean
+.PHONY: demo test quick test-narrow test-one-core mobile-compilers mobile-kernels lint docs links paper clean
 
 # The environment: codl in editable form with its tools.
 $(READY): pyproject.toml
@@ -63,6 +63,10 @@ docs: $(READY)
 # Links that lead out of the pages, each asked for once: for a schedule, since others' pages move.
 links: $(READY)
 	$(BIN)/python -m sphinx --builder linkcheck --quiet docs $(VENV)/links
+
+# docs/paper.md with its pictures, from docs/results/paper-*.json; scripts/paper/*.py make those.
+paper: $(READY)
+	$(BIN)/python scripts/paper/page.py
 
 clean:
 	rm -rf $(VENV) $(DEMO) build

@@ -134,7 +134,7 @@ def load(
 
 
 @boundary()
-def dataset(soc: str = "host", folder: str | Path = "lat_datasets") -> DataFrame:
+def dataset(soc: str = "host", folder: str | Path = home / "lat_datasets") -> DataFrame:
     """What was measured for a SoC, as a data frame: `codl.frames.dataset`.
 
     >>> codl.dataset("host").groupby("table").latency_ms.describe()

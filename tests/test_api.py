@@ -103,7 +103,10 @@ def test_what_is_no_function_of_codl_is_an_attribute_error() -> None:
 def test_a_home_is_found_from_any_folder(here: Path) -> None:
     home = here / "home"
     SOC.save(home / "socs" / "mine.yaml")
-    code = "import codl; from codl.records import soc; print(codl.home, soc.load('mine').name)"
+    code = (
+        "import codl; from inspect import signature; from codl.records import soc; "
+        "print(codl.home, soc.load('mine').name, signature(codl.dataset).parameters['folder'])"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={"CODL_HOME": str(home), "PATH": "", "PYTHONPATH": str(Path(codl.__file__).parents[1])},
@@ -112,4 +115,6 @@ def test_a_home_is_found_from_any_folder(here: Path) -> None:
         text=True,
         check=True,
     )
-    assert done.stdout.split() == [str(home), SOC.name]
+    shown, name, *parameter = done.stdout.split()
+    assert (shown, name) == (str(home), SOC.name)
+    assert str(home / "lat_datasets") in parameter[-1]

@@ -1,0 +1,200 @@
+"""Fig. 20: data sharing with chains and without, and what a second dimension is worth.
+
+All four are searched as the paper does it (Algorithm 1), by its own predictor, and priced alike:
+chains and both dimensions, every op by itself, rows alone, channels alone. With --serial the first
+two run in turns, and what they share is measured as well:
+
+    python scripts/paper/fig20.py --soc epyc2
+    python scripts/paper/fig20.py --soc host --serial local -o docs/results/paper-fig20-host.json
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from math import fsum
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from figure import COLOURS, MODELS, PaperFigure, Row, mean, plain, table
+
+import codl
+from codl.frontend.convert import load_structure
+from codl.ir import Network
+from codl.ir.plan import Plan
+from codl.lower.lowering import lower
+from codl.measure.inputs import random_inputs
+from codl.plan.build_plan import make_plan
+from codl.plan.coverage import covered, without
+from codl.plan.greedy import ChainSearch, greedy_chains, single_ops
+from codl.plan.price import price
+from codl.predict import DEFAULT
+from codl.records import soc as socs
+from codl.records.statistic import level
+from codl.report.text_table import TextTable
+from codl.runtime.loaded import sharing_ms
+from codl.strategies import Context
+from codl.strategies.baselines import PAPER_PREDICTOR
+
+CHAINS, SINGLE, ROWS, CHANNELS = "chains", "no chains", "rows alone", "channels alone"
+ROUNDS = 20
+
+
+def rows(options: argparse.Namespace) -> Iterator[Row]:
+    described = socs.load(options.soc)
+    context = Context.of(described)
+    for model in options.models.split(","):
+        network = load_structure(model)
+        plans = _plans(network, context)
+        run = {} if options.serial is None else _measured(plans, options)
+        priced = _replayed_ms if described.source == "replayed" else _priced_ms
+        for name, plan in plans.items():
+            predicted_ms, sharing = priced(network, plan, context)
+            yield {
+                "model": model,
+                "plan": name,
+                "chains": len(plan.chains),
+                "predicted_ms": predicted_ms,
+                "predicted_sharing_ms": sharing,
+                **run.get(name, {"measured_ms": None, "measured_sharing_ms": None}),
+                "source": described.source,
+            }
+
+
+def _plans(network: Network, context: Context) -> Mapping[str, Plan]:
+    cost = context.cost(PAPER_PREDICTOR)
+    both = ChainSearch(network, cost, dims=("H", "OC"))
+    searches = {
+        ROWS: ChainSearch(network, cost, dims=("H",)),
+        CHANNELS: ChainSearch(network, cost, dims=("OC",)),
+    }
+    return {
+        CHAINS: both.plan("codl-paper", greedy_chains(both)),
+        SINGLE: both.plan("codl-paper", single_ops(both)),
+        **{name: search.plan(name, greedy_chains(search)) for name, search in searches.items()},
+    }
+
+
+def _priced_ms(network: Network, plan: Plan, context: Context) -> tuple[float, float]:
+    """What a plan takes, and all of its transfers, whoever waits for them."""
+    executable = lower(network, plan, context.soc, context.tuning)
+    priced = price(executable, context.cost(DEFAULT))
+    transfers = [each for stage in priced.stages for each in stage.times.transfers_ms.values()]
+    return priced.latency_ms, fsum(ms for parts in transfers for ms in parts.values())
+
+
+def _replayed_ms(network: Network, plan: Plan, context: Context) -> tuple[float, float]:
+    """What a plan takes, and what of that is sharing: other people's kernels cannot be lowered."""
+    cost = covered(context.cost(DEFAULT), network)
+    with_ms, without_ms = (
+        make_plan(network, each, plan.chains, strategy="", sharing=plan.sharing).predicted_ms or 0
+        for each in (cost, without(cost, "sharing"))
+    )
+    return with_ms, with_ms - without_ms
+
+
+def _measured(plans: Mapping[str, Plan], options: argparse.Namespace) -> Mapping[str, Row]:
+    """The plans with chains and without on this machine, in turns."""
+    with TemporaryDirectory() as folder:
+        engines = {}
+        for name in (CHAINS, SINGLE):
+            path = plans[name].save(Path(folder) / f"{name.replace(' ', '_')}.json")
+            engines[name] = codl.compile(
+                plans[name].model, soc=options.soc, plan=path, check=False, profile=False
+            )
+            engines[name].feed(random_inputs(engines[name].network))
+        seconds: dict[str, list[float]] = {name: [] for name in engines}
+        for at in range(ROUNDS + 3):
+            for name, engine in engines.items():
+                start = perf_counter()
+                engine.run()
+                if at >= 3:
+                    seconds[name].append(perf_counter() - start)
+        return {
+            name: {
+                "measured_ms": 1e3 * level(seconds[name]),
+                "measured_sharing_ms": median(sharing_ms(engine.profile(1)) for _ in range(5)),
+            }
+            for name, engine in engines.items()
+        }
+
+
+def content(frame: pd.DataFrame) -> TextTable:
+    lines = []
+    for soc, of_soc in frame.groupby("soc", sort=False):
+        kept = []
+        for model, of in of_soc.groupby("model", sort=False):
+            by = of.set_index("plan")
+            left = by.predicted_sharing_ms[CHAINS] / by.predicted_sharing_ms[SINGLE]
+            dims = min(by.predicted_ms[ROWS], by.predicted_ms[CHANNELS]) / by.predicted_ms[CHAINS]
+            measured = by.measured_sharing_ms.astype(float)
+            kept.append((left, measured[CHAINS] / measured[SINGLE], dims))
+            cells = (
+                model,
+                f"{by.chains[CHAINS]} and {by.chains[SINGLE]}",
+                by.predicted_sharing_ms[SINGLE],
+                by.predicted_sharing_ms[CHAINS],
+                *_less(left, measured[SINGLE], measured[CHAINS]),
+                by.predicted_ms[SINGLE] / by.predicted_ms[CHAINS],
+                dims,
+            )
+            lines.append((soc, *map(plain, cells)))
+        lefts, measured_lefts, dims = (np.array(values) for values in zip(*kept, strict=True))
+        less = f"{1 - lefts.mean():.0%}"
+        has_runs = not np.isnan(measured_lefts).any()
+        shown = f"{1 - measured_lefts.mean():.0%}" if has_runs else ""
+        lines.append((soc, "mean", "", "", "", less, "", "", shown, "", mean(dims)))
+    heads = ("model", "chains with and without", "sharing without (ms)", "with (ms)", "less")
+    more = (
+        "measured without (ms)",
+        "with (ms)",
+        "less",
+        "gain of chains",
+        "gain of two dimensions",
+    )
+    return table("Data sharing with chains and without", (*heads, *more), lines)
+
+
+def _less(left: float, without_ms: float, with_ms: float) -> tuple[Any, ...]:
+    if np.isnan(without_ms):
+        return f"{1 - left:.0%}", "", "", ""
+    return f"{1 - left:.0%}", without_ms, with_ms, f"{1 - with_ms / without_ms:.0%}"
+
+
+def draw(figure: Any, frame: pd.DataFrame) -> None:
+    of_socs = list(frame.groupby("soc", sort=False))
+    panels = figure.subplots(len(of_socs), 1, squeeze=False)[:, 0]
+    for axes, (soc, of_soc) in zip(panels, of_socs, strict=True):
+        for at, (name, look) in enumerate({SINGLE: "cpu", CHAINS: "codl"}.items()):
+            of = of_soc[of_soc.plan == name].reset_index(drop=True)
+            places = of.index + 0.4 * at
+            axes.bar(places, of.predicted_sharing_ms, 0.38, color=COLOURS[look], label=name)
+            axes.plot(places, of.measured_sharing_ms.astype(float), "D", ms=4, color="#E69F00")
+        axes.set_xticks(of.index + 0.2, of.model)
+        axes.set_title(f"{soc} (diamonds: measured)", loc="left")
+        axes.set_ylabel("data sharing, ms")
+        axes.legend(frameon=False)
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--models", default=",".join(MODELS), help="by comma")
+    parser.add_argument("--serial", choices=["local"], help="run two of the plans as well")
+
+
+FIGURE = PaperFigure(
+    name="fig20",
+    title="Data sharing with chains and without",
+    rows=rows,
+    table=content,
+    draw=draw,
+    options=options,
+    height=lambda frame: 2.6 * frame.soc.nunique(),
+)
+
+if __name__ == "__main__":
+    FIGURE.main(__doc__)

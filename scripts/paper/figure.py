@@ -1,0 +1,183 @@
+"""What the scripts of the paper's figures share: options, result files, tables, pictures.
+
+A script makes rows for one SoC and writes them with `-o`; `page.py` draws all files of a figure,
+`docs/results/paper-NAME-SOC.json`, and puts picture and tables into docs/paper.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any, NoReturn, TypeAlias
+
+import numpy as np
+import pandas as pd
+
+from codl.errors import CodlError
+from codl.ir import Op, to_text
+from codl.provenance import ROOT, now, provenance
+from codl.records import soc as socs
+from codl.report.plots import stand_alone, style, to_svg
+from codl.report.text_table import Column, TextRow, TextSection, TextTable, digits
+
+Row: TypeAlias = Mapping[str, Any]
+RESULTS = ROOT / "docs" / "results"
+#: The paper's models.
+MODELS = ("retinaface", "yolov2", "vgg16", "posenet", "fast_style_transfer")
+#: Of processors and strategies, from Okabe and Ito's palette.
+COLOURS: Mapping[str, str] = {
+    "cpu": "#0072B2",
+    "gpu": "#D55E00",
+    "H": "#009E73",
+    "OC": "#CC79A7",
+    "gpu-image": "#F0E442",
+    "mulayer": "#E69F00",
+    "codl-paper": "#56B4E9",
+    "codl": "#009E73",
+    "ideal": "#8A8A8A",
+}
+
+
+@dataclass(frozen=True)
+class PaperFigure:
+    """One figure or table of the paper.
+
+    `rows` makes what a result file holds of a SoC. `table` and `draw` take the rows of all files in
+    one frame, in which `soc` and `source` say what each is from; `draw` gets an empty matplotlib
+    figure of a `height` in inches, and is None where a table says it all.
+    """
+
+    name: str
+    title: str
+    rows: Callable[[argparse.Namespace], Iterable[Row]]
+    table: Callable[[pd.DataFrame], TextTable]
+    draw: Callable[[Any, pd.DataFrame], None] | None
+    options: Callable[[argparse.ArgumentParser], object] = lambda parser: None
+    height: Callable[[pd.DataFrame], float] = lambda frame: 3.0
+
+    def svg(self, frame: pd.DataFrame) -> str:
+        """The picture as a file of its own, for light pages and dark ones."""
+        from matplotlib.figure import Figure
+
+        assert self.draw is not None
+        with style():
+            figure = Figure(figsize=(8.0, self.height(frame)), layout="constrained")
+            self.draw(figure, frame)
+            described = "; ".join(
+                ", ".join(row.cells)
+                for section in self.table(frame).sections
+                for row in section.rows
+            )
+            svg = to_svg(figure, key=f"paper-{self.name}", title=self.title, description=described)
+        return on_any_page(svg)
+
+    def main(self, documented: str | None) -> None:
+        """The script: rows of a SoC to a file, a picture, or a table on stdout."""
+        parser = argparse.ArgumentParser(
+            description=documented, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        parser.add_argument("--soc", default="host", help="a name of `codl soc list`")
+        self.options(parser)
+        parser.add_argument("--json", action="store_true", help="the rows to stdout")
+        parser.add_argument("-o", "--output", type=Path, help="a result file, for page.py")
+        parser.add_argument("--svg", type=Path, help="a picture of this SoC alone")
+        try:
+            self._run(parser.parse_args())
+        except CodlError as error:
+            sys.exit(f"Error: {error}")
+
+    def _run(self, options: argparse.Namespace) -> None:
+        rows = list(self.rows(options))
+        described = socs.load(options.soc)
+        content = {
+            "command": "paper",
+            "figure": self.name,
+            **provenance(),
+            "created": now(),
+            "made_by": made_by(self.name, sys.argv[1:]),
+            "soc": {"name": described.name, "description": machine(described)},
+            "rows": rows,
+        }
+        if options.output:
+            write(options.output, json.dumps(content, separators=(",", ":")) + "\n")
+        frame = pd.DataFrame(rows).assign(soc=described.name)
+        if options.svg and self.draw:
+            write(options.svg, self.svg(frame))
+        print(json.dumps(content) if options.json else self.table(frame).to_markdown())
+
+
+def made_by(name: str, arguments: Sequence[str]) -> str:
+    """The command line without folders of this machine and what only says where things go."""
+    shown = [re.sub(r"^/.*/", "", argument) for argument in arguments if argument != "--json"]
+    for option in ("-o", "--output", "--svg"):
+        while option in shown:
+            del shown[shown.index(option) : shown.index(option) + 2]
+    return shlex.join(["python", f"scripts/paper/{name}.py", *shown])
+
+
+def machine(soc: socs.Soc) -> str:
+    """What was measured, in a few words."""
+    about = soc.description.partition(":")[0] or soc.name
+    return f"{about} ({soc.cpu.name})" if soc.cpu.name and soc.cpu.name not in about else about
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def read(name: str, folder: Path = RESULTS) -> list[dict[str, Any]]:
+    """The result files of a figure, in the order of their names."""
+    return [
+        json.loads(path.read_text(encoding="utf-8"))
+        for path in sorted(folder.glob(f"paper-{name}-*.json"))
+    ]
+
+
+def frame_of(contents: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """The rows of all files, each with the SoC's name."""
+    frames = [pd.DataFrame(each["rows"]).assign(soc=each["soc"]["name"]) for each in contents]
+    return pd.concat(frames, ignore_index=True)
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> TextTable:
+    """Numbers to three digits; the first column is a SoC, and begins a section where it changes."""
+    sections: dict[str, list[TextRow]] = {}
+    for soc, *cells in rows:
+        shown = tuple(digits(c) if isinstance(c, float) else str(c) for c in cells)
+        sections.setdefault(str(soc), []).append(TextRow(shown))
+    heads = tuple(Column(name, numeric=at > 0) for at, name in enumerate(columns))
+    parts = tuple(TextSection(name, tuple(of_soc)) for name, of_soc in sections.items())
+    return TextTable(title, heads, parts)
+
+
+def plain(value: Any) -> Any:
+    """A Python number of one of NumPy's."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def write_ops(path: Path, ops: Sequence[Op], soc: str, options: str) -> NoReturn:
+    """Ops for a collection; the command that measures them to stdout, and the script is done."""
+    write(path, "op\n" + "".join(f'"{to_text(op)}"\n' for op in ops))
+    print(f"codl collect --soc {soc} --resume --all --ops {path} {options}")
+    sys.exit()
+
+
+def mean(values: Iterable[float]) -> float:
+    """Geometric; of ratios."""
+    return geometric_mean(list(values))
+
+
+def on_any_page(svg: str) -> str:
+    """A picture whose ink and ground follow the reader's light or dark setting."""
+    dark = "@media (prefers-color-scheme: dark) { svg { color: #e6edf3; background: #0d1117 } }"
+    look = f"svg {{ color: #1f2328; background: white; font-family: sans-serif }} {dark}"
+    plain = re.sub(r' style="color: [^"]*"', "", stand_alone(svg), count=1)
+    return plain.replace(">", f"><style>{look}</style>", 1)

@@ -1,0 +1,126 @@
+"""The predictors' accuracy, size and speed: the share of rows within 10 % of what was measured.
+
+Rows are held out one by one, as the paper does it, and by whole shapes of ops, as docs count:
+
+    codl train --soc host --seeds 3 --json > train.json
+    python scripts/paper/predictors.py --soc host --train train.json
+
+Datasets of other people's phones are replayed: `codl dataset import` (docs/mappings) makes the SoC.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from figure import PaperFigure, Row, plain, table
+
+from codl.errors import CodlError
+from codl.records import soc as socs
+from codl.report.load import load_result
+from codl.report.results import TrainResult
+from codl.report.text_table import TextTable
+
+#: Who published each; in the order of the table.
+NAMES = {
+    "flops_linear": "muLayer",
+    "codl_linear": "CoDL",
+    "random_forest": "nn-Meter",
+    "gbdt": "",
+    "codl": "",
+}
+
+
+def rows(options: argparse.Namespace) -> Iterator[Row]:
+    if options.train is None:
+        raise CodlError(
+            "--train wants a file that `codl train --soc "
+            f"{options.soc} --json > train.json` writes; none was named."
+        )
+    result = load_result(options.train)
+    if not isinstance(result, TrainResult):
+        raise CodlError(f"{options.train} is of `codl {result.command}`, not of `codl train`.")
+    source = socs.load(options.soc).source
+    for row in result.predictors:
+        is_kernel = row.processor and "mulayer" not in row.target and "threads" not in row.target
+        if is_kernel and row.name in NAMES:
+            yield {
+                "predictor": row.name,
+                "target": row.target,
+                "processor": row.processor,
+                "split": row.split,
+                "rows": row.n_test,
+                "acc10": row.acc10,
+                "bytes": row.bytes,
+                "us": row.us_per_prediction,
+                "train_s": result.train_s,
+                "source": source,
+            }
+
+
+def accuracy(of: pd.DataFrame) -> float | None:
+    """Of several targets, each with the weight of its rows."""
+    of = of.dropna(subset=["acc10"])
+    return float(np.average(of.acc10, weights=of.rows)) if of.rows.sum() else None
+
+
+def content(frame: pd.DataFrame) -> TextTable:
+    lines = []
+    for (soc, source), of_soc in frame.groupby(["soc", "source"], sort=False):
+        for name in NAMES:
+            of = of_soc[of_soc.predictor == name]
+            if of.empty:
+                continue
+            cells: list[Any] = [f"`{name}`", NAMES[name]]
+            for split in ("row", "shape"):
+                for side in ("cpu", "gpu"):
+                    value = accuracy(of[(of.split == split) & (of.processor == side)])
+                    cells.append("" if value is None else f"{value:.1f}")
+            distinct = of.drop_duplicates("target")
+            cells += [round(plain(distinct.bytes.mean())), plain(distinct.us.median())]
+            lines.append((f"{soc} ({source})", *cells))
+    heads = ("predictor", "as in", "CPU, rows held out (%)", "GPU, rows (%)", "CPU, shapes (%)")
+    more = ("GPU, shapes (%)", "bytes a target", "us a prediction")
+    return table("Rows within 10 %", (*heads, *more), lines)
+
+
+def draw(figure: Any, frame: pd.DataFrame) -> None:
+    of_socs = list(frame.groupby("soc", sort=False))
+    panels = figure.subplots(1, len(of_socs), squeeze=False, sharey=True)[0]
+    for axes, (soc, of_soc) in zip(panels, of_socs, strict=True):
+        names = [name for name in NAMES if name in set(of_soc.predictor)]
+        for at, (split, colour) in enumerate({"row": "#56B4E9", "shape": "#0072B2"}.items()):
+            heights = [
+                accuracy(of_soc[(of_soc.predictor == n) & (of_soc.split == split)]) or 0
+                for n in names
+            ]
+            places = np.arange(len(names)) + 0.4 * at
+            axes.barh(places, heights, 0.38, color=colour, label=f"{split}s held out")
+        axes.set_yticks(np.arange(len(names)) + 0.2, names)
+        axes.axvline(84, color="#D55E00", lw=1, ls="--", label="published, rows")
+        axes.set_xlim(0, 100)
+        axes.set_title(str(soc), loc="left")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+    figure.supxlabel("rows within 10 %, percent", fontsize=9)
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--train", type=Path, help="a file of `codl train --json`")
+
+
+FIGURE = PaperFigure(
+    name="predictors",
+    title="Accuracy of the predictors",
+    rows=rows,
+    table=content,
+    draw=draw,
+    options=options,
+)
+
+if __name__ == "__main__":
+    FIGURE.main(__doc__)

@@ -1,0 +1,152 @@
+"""End-to-end latency of the paper's models, speedups over its baselines, energy and memory.
+
+From files of `codl eval -o`, or of scripts/bench/stage.py; of a SoC that is replayed from other
+people's measurements, plans are searched and priced, all by the same predictor:
+
+    codl eval --soc host --serial local --models yolov2,vgg16 -o eval.json
+    python scripts/paper/speedups.py --soc host --eval eval.json
+    python scripts/paper/speedups.py --soc epyc2 --models vgg16
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from figure import COLOURS, MODELS, PaperFigure, Row, mean, plain, table
+
+import codl
+from codl.errors import CodlError
+from codl.frontend.convert import load_structure
+from codl.plan.build_plan import make_plan
+from codl.plan.coverage import covered
+from codl.predict import DEFAULT
+from codl.records import soc as socs
+from codl.report.load import load_result
+from codl.report.results import CurveResult, EvalResult
+from codl.report.text_table import TextTable
+from codl.strategies import Context
+from codl.strategies.model_search import FoundPlan
+
+STRATEGIES = ("cpu", "gpu", "gpu-image", "mulayer", "codl-paper", "codl", "ideal")
+#: Published means over the five models: Snapdragon 855, 865 and 888, and Kirin 990.
+PUBLISHED = {"mulayer": 3.43, "cpu": 2.08, "gpu": 1.56}
+
+
+def rows(options: argparse.Namespace) -> Iterator[Row]:
+    models = options.models.split(",")
+    if options.eval is None:
+        yield from _predicted(options.soc, models)
+        return
+    results = [load_result(path) for path in options.eval]
+    chosen = [
+        each
+        for result in results
+        for each in (result.evaluations if isinstance(result, CurveResult) else (result,))
+        if isinstance(each, EvalResult)
+    ]
+    of_soc = [each for each in chosen if each.soc.name == options.soc]
+    if not of_soc:
+        names = ", ".join(each.soc.name for each in chosen) or "none"
+        raise CodlError(f"--eval has no evaluation of {options.soc!r}, but of {names}.")
+    for evaluation in of_soc:
+        for row in evaluation.rows:
+            if row.latency_ms and row.model in models and row.strategy in STRATEGIES:
+                memory = row.memory_bytes or {}
+                yield {
+                    "model": row.model,
+                    "strategy": row.strategy,
+                    "latency_ms": row.latency_ms.level,
+                    "predicted_ms": row.predicted_ms,
+                    "energy_mj": row.energy_mj,
+                    "memory_bytes": sum(memory.values()) or None,
+                    "doubts": "; ".join(row.doubts),
+                    "source": row.source,
+                }
+
+
+def _predicted(soc: str, models: Sequence[str]) -> Iterator[Row]:
+    """Every strategy's plan, priced by the default predictor."""
+    described = socs.load(soc)
+    cost = Context.of(described).cost(DEFAULT)
+    for model in models:
+        network = load_structure(model)
+        for strategy in ("cpu", "gpu", "mulayer", "codl-paper", "codl"):
+            found = codl.search(model, soc=soc, strategy=strategy)
+            assert isinstance(found, FoundPlan)
+            plan, sharing = found.plan, found.plan.sharing
+            if not plan.sums:  # those with sums are priced by the default predictor already
+                known = covered(cost, network)
+                plan = make_plan(network, known, plan.chains, strategy=strategy, sharing=sharing)
+            yield {
+                "model": model,
+                "strategy": strategy,
+                "latency_ms": plan.predicted_ms,
+                "predicted_ms": plan.predicted_ms,
+                "energy_mj": None,
+                "memory_bytes": None,
+                "doubts": "",
+                "source": f"predicted, {described.source}",
+            }
+
+
+def content(frame: pd.DataFrame) -> TextTable:
+    lines = []
+    names = [name for name in STRATEGIES if name in set(frame.strategy)]
+    for soc, of_soc in frame.groupby("soc", sort=False):
+        source = ", ".join(dict.fromkeys(of_soc[of_soc.strategy != "ideal"].source))
+        gains: dict[str, list[float]] = {name: [] for name in (*PUBLISHED, "ideal")}
+        for model, of in of_soc.groupby("model", sort=False):
+            ms = of.set_index("strategy").latency_ms
+            for name in gains:
+                if name in ms:
+                    gains[name].append(ms[name] / ms["codl"])
+            shown = [plain(ms[name]) if name in ms else "" for name in names]
+            over = [ms[name] / ms["codl"] if name in ms else "" for name in gains]
+            lines.append((f"{soc} ({source})", model, *shown, *map(plain, over)))
+        means = [mean(values) if values else "" for values in gains.values()]
+        lines.append((f"{soc} ({source})", "geometric mean", *[""] * len(names), *means))
+    heads = ("model", *(f"`{name}` (ms)" for name in names))
+    more = ("over muLayer", "over the CPU", "over the GPU", "ideal over `codl`")
+    return table("Latency and speedup", (*heads, *more), lines)
+
+
+def draw(figure: Any, frame: pd.DataFrame) -> None:
+    of_socs = list(frame.groupby("soc", sort=False))
+    panels = figure.subplots(len(of_socs), 1, squeeze=False)[:, 0]
+    for axes, (soc, of_soc) in zip(panels, of_socs, strict=True):
+        wide = of_soc.pivot(index="model", columns="strategy", values="latency_ms")
+        wide = wide.loc[list(dict.fromkeys(of_soc.model))]
+        names = [name for name in STRATEGIES if name in wide]
+        for at, name in enumerate(names):
+            places = [row + 0.8 * at / len(names) for row in range(len(wide))]
+            colour = COLOURS[name]
+            axes.bar(places, wide["cpu"] / wide[name], 0.76 / len(names), color=colour, label=name)
+        axes.axhline(1, lw=0.6, color=COLOURS["ideal"])
+        axes.set_xticks([row + 0.33 for row in range(len(wide))], list(wide.index))
+        axes.set_ylabel("over the CPU")
+        axes.set_title(f"{soc}: {', '.join(dict.fromkeys(of_soc.source))}", loc="left")
+    handles, labels = max((p.get_legend_handles_labels() for p in panels), key=lambda h: len(h[0]))
+    figure.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False)
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--models", default=",".join(MODELS), help="by comma")
+    parser.add_argument("--eval", type=Path, nargs="+", help="of `codl eval -o`, or of stage.py")
+
+
+FIGURE = PaperFigure(
+    name="speedups",
+    title="Speedup over the CPU by strategy",
+    rows=rows,
+    table=content,
+    draw=draw,
+    options=options,
+    height=lambda frame: 0.4 + 2.1 * frame.soc.nunique(),
+)
+
+if __name__ == "__main__":
+    FIGURE.main(__doc__)
