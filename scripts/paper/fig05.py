@@ -23,6 +23,7 @@ from codl.errors import CodlError
 from codl.ir import Dim, parse, to_text
 from codl.ir.types import PROCESSORS
 from codl.measure.tasks import part_of
+from codl.plan.coverage import without
 from codl.predict import DEFAULT
 from codl.records import soc as socs
 from codl.report.text_table import TextTable
@@ -47,7 +48,7 @@ def parts(soc: str, text: str, dims: Sequence[Dim], steps: int) -> Iterator[Row]
     Raises `CodlError` where nothing of the op was measured and nothing can be predicted.
     """
     described, op = socs.load(soc), parse(text)
-    cost = Context.of(described).cost(DEFAULT)
+    cost = without(Context.of(described).cost(DEFAULT), "inside")  # each is measured by itself
     measured = measured_ms(soc)
     shares = [step / steps for step in range(1, steps + 1)]
     for dim in dims:
