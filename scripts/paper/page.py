@@ -62,6 +62,10 @@ def is_current(path: Path, content: str) -> bool:
     return DESCRIPTION.findall(now) == DESCRIPTION.findall(content)
 
 
+def is_written(path: Path, content: str) -> bool:
+    return path.is_file() and path.read_text(encoding="utf-8") == content
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
