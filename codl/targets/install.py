@@ -326,7 +326,8 @@ def _python(shell: DeviceShell, wanted: Python | None) -> Python:
         )
     raise DeviceError(
         f"There is no Python 3.10 or later on {shell.serial!r}; tried {', '.join(tried)}. Install "
-        "one, or say how it is started by --python. Where adb may not start Termux's, its sshd can."
+        "one, or say how it is started by --python, which without a value brings one to Android. "
+        "Where adb may not start Termux's, its sshd can."
     )
 
 

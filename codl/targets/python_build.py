@@ -13,6 +13,7 @@ import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -95,7 +96,7 @@ class PythonBuild:
     library: SharedLibrary
     files: Mapping[str, bytes]
 
-    @property
+    @cached_property
     def manifest(self) -> bytes:
         lines = (f"{sha256(data).hexdigest()}  {name}\n" for name, data in self.files.items())
         return "".join(lines).encode()
@@ -136,27 +137,33 @@ def bring(shell: DeviceShell, text: str) -> tuple[str, ...]:
     `CodlError` where there is none, or none can be had, and `DeviceError` where the device has no
     room for it, or does not run it.
     """
-    machine = shell.run(["uname", "-m"]).decode().strip()
-    path = fetch(published(shell.serial, machine)) if text == BRING else _checked_file(Path(text))
-    build = read_build(path)
-    _check_fits(shell, machine, build)
+    build = _build_for(shell, text)
     folder = f"{shell.folder}/{build.name}"
-    command = (f"{folder}/{PROGRAM}",)
-    if _check(shell, folder, build) == "same":
-        return command
-    content = build.packed()
-    shell.check_room(build.disk_bytes + len(build.manifest), f"Python {build.version}")
-    shell.run(["sh", "-c", UNPACK, folder], stdin=content, limit_s=SEND_S)
-    try:
-        said = _check(shell, f"{folder}.part", build, is_there=True)
-    except DeviceError:
-        shell.run(["rm", "-rf", f"{folder}.part"])
-        raise
-    if said != "same":
-        shell.run(["rm", "-rf", f"{folder}.part"])
-        raise DeviceError(f"{folder} on {shell.serial!r} is not what was sent ({said}): try again.")
-    shell.run(["sh", "-c", PUT, folder, shell.folder])
-    return command
+    if _check(shell, folder, build) != "same":
+        shell.check_room(build.disk_bytes, f"Python {build.version}")
+        shell.run(["sh", "-c", UNPACK, folder], stdin=build.packed(), limit_s=SEND_S)
+        try:
+            said = _check(shell, f"{folder}.part", build, is_there=True)
+            if said != "same":
+                problem = f"{folder} on {shell.serial!r} is not what was sent ({said}): try again."
+                raise DeviceError(problem)
+        except DeviceError:
+            shell.run(["rm", "-rf", f"{folder}.part"])
+            raise
+        shell.run(["sh", "-c", PUT, folder, shell.folder])
+    return (f"{folder}/{PROGRAM}",)
+
+
+def _build_for(shell: DeviceShell, text: str) -> PythonBuild:
+    """The build that is named, or that python.org has for the device; one that fits it."""
+    machine = shell.run(["uname", "-m"]).decode().strip()
+    if text == BRING:
+        known = published(shell.serial, machine)
+        _check_fits(shell, machine, known.name, SharedLibrary(machine, "bionic", ""))
+        return read_build(fetch(known))
+    build = read_build(_checked_file(Path(text)))
+    _check_fits(shell, machine, build.source, build.library)
+    return build
 
 
 def published(serial: str, machine: str) -> Published:
@@ -254,9 +261,8 @@ def _modules(
             yield rest, member
 
 
-def _check_fits(shell: DeviceShell, machine: str, build: PythonBuild) -> None:
+def _check_fits(shell: DeviceShell, machine: str, source: str, library: SharedLibrary) -> None:
     """Raise `DeviceError` for a build of another kind of device."""
-    library = build.library
     loader = MACHINES[library.machine].loaders[library.libc]
     if machine != library.machine:
         problem = f"{shell.serial!r} is {machine}"
@@ -265,8 +271,8 @@ def _check_fits(shell: DeviceShell, machine: str, build: PythonBuild) -> None:
     else:
         return
     raise DeviceError(
-        f"{build.source} is for {library.machine} with {library.libc}, and {problem}: name a build "
-        "for the device by --python."
+        f"{source} is for {library.machine} with {library.libc}, and {problem}: name a build for "
+        "the device, or the command of a Python that is there, by --python."
     )
 
 

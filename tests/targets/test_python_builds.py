@@ -178,8 +178,9 @@ def test_an_android_build_on_what_is_no_android(
     build = read_build(archive)
     bionic = replace(build, library=replace(build.library, libc="bionic"))
     monkeypatch.setattr(python_build, "read_build", lambda path: bionic)
-    with pytest.raises(DeviceError, match="'here' has no /system/bin/linker64: name a build"):
-        bring(shell_in(tmp_path), str(archive))
+    for text in (str(archive), BRING):  # nothing is fetched
+        with pytest.raises(DeviceError, match="'here' has no /system/bin/linker64: name a build"):
+            bring(shell_in(tmp_path), text)
 
 
 @needs_library
