@@ -172,6 +172,7 @@ class GpuImage(Kernel):
 
     op_kind = "fc"
     source = "fc/gpu_image.cl"
+    multiplies_halves = True
     storages = IMAGES
 
     def counts(self, op: FullyConnected, soc: Soc, choice: Choice) -> dict[str, float]:

@@ -8,6 +8,17 @@
 // bias       [out texel][4]
 // width, pixels      of the input; in_blocks and out_blocks are texels of a pixel
 
+// Four products are summed as halves where they are multiplied so, and then as floats.
+#ifdef HALF_ARITHMETIC
+#define SUM four
+#define BEGIN_FOUR half4 four = (half4)(0.0f);
+#define END_FOUR sum += convert_float4(four);
+#else
+#define SUM sum
+#define BEGIN_FOUR
+#define END_FOUR
+#endif
+
 KERNEL void fc_image(
     IMAGE_IN input, int input_column, int input_row,
     IMAGE_OUT output, int output_column, int output_row,
@@ -26,11 +37,13 @@ KERNEL void fc_image(
             }
         }
         __global const WEIGHT *w = AT(weight, i * 4 * step + o * 4);
-        const float4 value = TEXEL(input, input_column + b * width + x, input_row + y);
-        sum += value.s0 * WLOAD(w);
-        sum += value.s1 * WLOAD(AT(w, step));
-        sum += value.s2 * WLOAD(AT(w, 2 * step));
-        sum += value.s3 * WLOAD(AT(w, 3 * step));
+        const REALV value = RTEXEL(input, input_column + b * width + x, input_row + y);
+        BEGIN_FOUR
+        SUM += value.s0 * RLOAD(w);
+        SUM += value.s1 * RLOAD(AT(w, step));
+        SUM += value.s2 * RLOAD(AT(w, 2 * step));
+        SUM += value.s3 * RLOAD(AT(w, 3 * step));
+        END_FOUR
     }
 #if SLICES > 1
     __local float4 parts[SLICES][TOGETHER];
