@@ -80,6 +80,8 @@ DEVICE: Infos = {
     "native_vector_width_half": (0x103C, c_uint32),
     "opencl_c_version": (0x103D, str),
     "svm_capabilities": (0x1053, c_uint64),
+    "compute_capability_major_nv": (0x4000, c_uint32),
+    "compute_capability_minor_nv": (0x4001, c_uint32),
 }
 KERNEL: Infos = {"function_name": (0x1190, str), "num_args": (0x1191, c_uint32)}
 MEMORY: Infos = {"type": (0x1100, c_uint32), "size": (0x1102, c_size_t)}

@@ -239,10 +239,6 @@ class Library:
         setattr(self, name, function)
         return function
 
-    def raw(self, name: str) -> Any:
-        """A function that returns its code."""
-        return self._made(name, c_int32, FUNCTIONS[name][1])
-
     @cached_property
     def calls(self) -> SimpleNamespace:
         """What an inference calls: functions that take values of `ctypes` alone, convert none of

@@ -119,7 +119,7 @@ def enqueue_function(queue: cl.CommandQueue, *, is_cpu: bool) -> Callable[..., i
 @cache
 def _function_of_loader() -> Callable[..., int] | None:
     try:
-        function: Callable[..., int] = loader().raw("clEnqueueNDRangeKernel")
+        function: Callable[..., int] = loader().calls.clEnqueueNDRangeKernel
     except Error:
         return None
     return function

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,8 +12,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from support.some import some
 
 from codl.runtime import cache
+from codl.runtime.cl_constants import DEVICE
 from codl.runtime.driver_search import VENDORS, find_driver
 from codl.runtime.drivers import BINDING
 from codl.runtime.examination import STAND_IN
@@ -85,6 +88,18 @@ def test_results_name_what_called_opencl(first_soc: LocalSoc) -> None:
     assert environment is not None
     assert STAND_IN in environment.libraries
     assert "pyopencl" not in environment.libraries
+
+
+def test_a_device_tells_all_that_codl_asks() -> None:
+    pyopencl = pytest.importorskip("pyopencl")
+    asked = {
+        name
+        for file in some(sorted((ROOT / "codl").rglob("*.py")))
+        for name in re.findall(r"\bdevice\.(\w+)", file.read_text())
+        if isinstance(getattr(pyopencl.Device, name, None), property)
+    }
+    assert {"compute_capability_major_nv", "max_compute_units"} < asked
+    assert asked <= {*DEVICE, "platform", "int_ptr"}
 
 
 #: Memory of every kind, profiles, failing calls, several threads, engines.
