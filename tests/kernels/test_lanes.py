@@ -148,3 +148,15 @@ def test_kernels_within_the_limits_of_phones(text: str, gpu: GpuSide, as_gpu: Op
         for launch in variant.plan(case.op, device.soc).launches:
             assert prod(launch.local_size or (1,)) <= gpu.max_work_group_size
         case.on_gpu(variant, device)
+
+
+def test_teams_of_a_card_with_many_units_sum_once(as_gpu: OpenClDevice) -> None:
+    """An activation that says its argument twice is of one sum."""
+    from support.devices import here
+
+    device = here(replace(as_gpu.soc, gpu=replace(as_gpu.soc.gpu, compute_units=132))).device
+    case = Case.of(parse("conv2d in=1x20x1x1 oc=80 kernel=1x1 act=clip:0:1"), seed=3)
+    variants: list[Any] = registry.variants(case.op, "gpu", device.soc, include_unfit=True)
+    for variant in some(v for v in variants if v.base_name.startswith("gpu_direct")):
+        assert variant.choices(case.op, device.soc)[0]["teams"] > 1
+        case.on_gpu(variant, device)
