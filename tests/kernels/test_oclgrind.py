@@ -33,7 +33,7 @@ def test_oclgrind_has_no_halves_to_multiply() -> None:
     devices = look_at(WHEEL).devices
     if not devices or not describe("oclgrind", devices[0]).gpu.half:
         pytest.skip(
-            "Oclgrind multiplies no halves: Intel's runtime shows that such variants are right, and "
-            "no tool that they stay within their memory."
+            "Oclgrind multiplies no halves: Intel's runtime shows that such variants are right, "
+            "and no tool that they stay within their memory"
         )
     pytest.fail("Oclgrind multiplies halves now: scripts/check_kernels.py need not leave them out")
