@@ -51,6 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
     assert config.cache is not None
     os.environ[cache.VARIABLE] = str(config.cache.mkdir("codl"))
     os.environ[cache.STATE_VARIABLE] = str(config.cache.mkdir("codl-state"))
+    os.environ["CODL_PROGRESS"] = "always"  # as on a terminal, which tests have none of
     os.environ.setdefault("CL_CONFIG_CPU_VECTORIZER_MODE", "4")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell's background ignores Ctrl-C, and so would all commands that tests start.

@@ -10,6 +10,7 @@ import traceback
 import warnings
 from contextlib import suppress
 from importlib import import_module
+from itertools import filterfalse
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
@@ -20,7 +21,9 @@ from typer.core import TyperGroup
 from codl import __version__, plugins
 from codl.boundary import MissingPackageError, boundary, explained
 from codl.cli.old_names import today
-from codl.cli.output import STAGE, fail, heartbeat, tell, warn
+from codl.cli.output import fail, tell, warn
+from codl.cli.progress import STAGE, heartbeat
+from codl.cli.progress import VARIABLE as PROGRESS
 from codl.errors import CodlError, CodlWarning, InterruptedCommandError
 from codl.plugins import load_installed, load_plugin, load_shipped
 
@@ -32,6 +35,8 @@ PluginOption = Annotated[
     ),
 ]
 
+#: Options of how much is told, wherever they stand.
+HOW_MUCH = ("-q", "--quiet", "-v", "--verbose")
 #: The letters of an error that is none of codl's.
 MOST_LETTERS = 500
 #: Set, a defect of codl shows where in the code it is.
@@ -44,7 +49,8 @@ class _Commands(TyperGroup):
     """Runs a command inside `boundary`; typer would end at Ctrl-C, and at an EOFError, unsaid."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Words that had other names are read, and told once."""
+        """Words that had other names are read, and told once; -q and -v may stand anywhere."""
+        args = [*filter(HOW_MUCH.__contains__, args), *filterfalse(HOW_MUCH.__contains__, args)]
         words, told = today(args)
         for text in () if ctx.resilient_parsing else told:
             tell(text)
@@ -167,7 +173,13 @@ def top(
     context: typer.Context,
     version: bool = typer.Option(False, "--version", help="Print the version.", is_eager=True),
     plugin: PluginOption = None,
+    quiet: bool = typer.Option(False, "-q", "--quiet", help="Tell errors and warnings alone."),
+    verbose: bool = typer.Option(
+        False, "-v", "--verbose", help="Tell what is done also where no terminal is."
+    ),
 ) -> None:
+    if quiet or verbose:
+        os.environ[PROGRESS] = "never" if quiet else "always"
     if version:
         print(f"codl {__version__}")
         raise typer.Exit

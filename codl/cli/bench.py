@@ -13,7 +13,7 @@ import typer
 from codl.api.job import Job, RunOptions, recorded
 from codl.cli import options as opt
 from codl.cli.bench_models import sustained_result, sustained_table, ui_result, ui_table
-from codl.cli.output import TERMINAL, emit, note, progress
+from codl.cli.output import TERMINAL, emit, progress, tell
 from codl.errors import CodlError
 from codl.ir import Op, to_text
 from codl.measure import dataset as datasets
@@ -88,7 +88,7 @@ def bench_ops(
     )
     emit("bench", measured, lambda: _table(measured), as_json=json, output=output)
     if text := limit.left_out(measured["left"], "ops"):
-        note(text)
+        tell(text)
     limit.check(KEPT)
 
 

@@ -167,7 +167,7 @@ def bench_llm(
             running["ort"] = _ort(source, prompt, room, described, stack)
         workload = Workload(prompt, generate, steps[1].vocabulary)
         equal = _compared(running, workload, room) if others else {}
-        stage(f"Measuring pp{prompt} and tg{generate} in turns")
+        stage(f"Measuring pp{prompt} and tg{generate} in turns", min(seconds, limit.left_s))
         effort = Effort(
             min_rounds=2, min_seconds=seconds, warm=1, max_seconds=limit.share().seconds
         )

@@ -111,7 +111,7 @@ def ui_result(job: Job, *, seconds: float, budget: Budget) -> dict[str, Any]:
         probe = stack.enter_context(closing(target.fresh()))
         of = digests_of(context, network, plans={n: loaded.plan for n, loaded in engines.items()})
         origin = recorded(target, of, seconds=seconds, turns=TURNS)
-        stage(f"Drawing frames beside {network.name}, {seconds:g} s each")
+        stage(f"Drawing frames beside {network.name}, {seconds:g} s each", len(BESIDE) * seconds)
         rows = bench_ui(engines, probe, random_inputs(network), seconds=seconds, budget=budget)
         strategies = {name: engine.plan.strategy for name, engine in engines.items()}
     return {

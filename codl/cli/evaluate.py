@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 
 from codl.api.evaluate import USUAL, Earlier, EvalRun, evaluate, evaluate_again
 from codl.cli import options as opt
-from codl.cli.output import TERMINAL, emit, note
+from codl.cli.output import TERMINAL, emit, tell
 from codl.measure import dataset as datasets
 from codl.measure.cool_down import HOT_C
 from codl.measure.peers import PEERS
@@ -137,7 +137,7 @@ def evaluate_strategies(
     result = run.to_json(with_timelines=with_timelines)
     emit("eval", result, lambda: _tables(run, result), as_json=json, output=output)
     if text := limit.left_out(result["left"], "models"):
-        note(text)
+        tell(text)
     run.check()
 
 

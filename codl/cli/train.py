@@ -10,7 +10,7 @@ from rich.console import RenderableType
 
 from codl.api.train import train
 from codl.cli import options as opt
-from codl.cli.output import TERMINAL, emit, note
+from codl.cli.output import TERMINAL, emit, tell
 from codl.measure import dataset as datasets
 from codl.predict import ESTIMATORS, FOLDER
 
@@ -105,5 +105,5 @@ def train_predictors(
 
     emit("train", result, render, as_json=json, output=output)
     if text := limit.left_out(trained.report.left, "predictors"):
-        note(f"{text} Their accuracy is not known; all are stored.")
+        tell(f"{text} Their accuracy is not known; all are stored.")
     limit.check("All predictors are stored.")

@@ -11,7 +11,7 @@ import typer
 
 from codl.api.job import recorded
 from codl.cli import options as opt
-from codl.cli.output import emit, note, progress
+from codl.cli.output import emit, note, progress, tell
 from codl.errors import UnknownNameError
 from codl.frontend.models import MEASURED
 from codl.measure import dataset as datasets
@@ -98,7 +98,7 @@ def _tuned(
         budget.ended = "budget"
     note(f"Results are kept in {tuning_file.path_of(dataset)}")
     if text := budget.left_out(done.left, "kernels"):
-        note(f"{text} The same command goes on.")
+        tell(f"{text} The same command goes on.")
     of = {"soc": soc.name, "device": soc.gpu.name, "driver": soc.gpu.driver, "source": "measured"}
     digests = Digests(tuning=tuning_file.read(dataset, soc).fingerprint)
     return {**of, "stopped": budget.ended, **done.to_json(), **origin, "digests": asdict(digests)}

@@ -15,9 +15,8 @@ import pytest
 from rich.console import Console, Group
 from support.clocks import Hands
 
-from codl.cli import output
+from codl.cli import output, progress
 from codl.cli.run import _warn_of_no_numbers
-from codl.measure.budget import Budget
 from codl.report.text_table import Table
 
 
@@ -44,7 +43,7 @@ def test_names_and_values_are_shown_as_they_are(
         say(name)
         assert name in capsys.readouterr().err
     for is_terminal in (False, True):
-        monkeypatch.setattr(output.STDERR, "_force_terminal", is_terminal)
+        monkeypatch.setattr(progress.STDERR, "_force_terminal", is_terminal)
         with output.progress(name, lambda: Group(name)) as update:
             update(1, 1, 0)
         assert capsys.readouterr().err.count(name) >= 2
@@ -59,56 +58,102 @@ def test_results_are_json_whatever_was_computed(
         assert msgspec.json.decode(text)["rows"] == [{"cosine": None, "max_rel_err": [None, 1.0]}]
 
 
-def test_where_no_terminal_is_progress_is_told_in_few_lines(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    clock = Hands()
-    monkeypatch.setattr(output, "Budget", lambda seconds: Budget(seconds, clock))
-    with output.progress("Measuring") as update:
-        assert capsys.readouterr().err == "Measuring\n", "before anything is done"
-        for done in range(1, 61):
-            clock.now += 0.5
-            update(done, 60, 30 - 0.5 * done)
-    assert capsys.readouterr().err.splitlines() == [
-        "Measuring: 20/60, 0:20 left",
-        "Measuring: 40/60, 0:10 left",
-        "Measuring: 60/60, 0:00 left",
-    ]
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(progress.VARIABLE)
 
 
-def test_a_long_stage_says_so_every_few_seconds() -> None:
-    clock = Hands()
-    now = output.CurrentStage(clock)
+def waiting(now: progress.CurrentStage, clock: Hands, seconds: int) -> list[str]:
+    """What the heartbeat says meanwhile."""
     said = []
+    for _ in range(seconds):
+        clock.now += 1
+        if text := now.overdue():
+            said.append(text)
+            now.hear()
+    return said
 
-    def wait(seconds: int) -> None:
-        for _ in range(seconds):
-            clock.now += 1
-            if text := now.overdue():
-                said.append(text)
-                now.hear()
 
-    wait(10)
+def test_a_long_stage_says_so_every_three_seconds() -> None:
+    clock = Hands()
+    now = progress.CurrentStage(clock)
     now.begin("Loading yolov2")
-    wait(2)
     now.hear()
-    wait(14)
-    now.begin("Running yolov2")
-    wait(2)
+    assert waiting(now, clock, 7) == [f"Loading yolov2: {s} s so far" for s in (3, 6)]
+    now.begin("Measuring", expected_s=8.0)
+    assert waiting(now, clock, 5) == [
+        "Measuring: 2 s so far, about 6 s left",
+        "Measuring: 5 s so far, about 3 s left",
+    ]
     now.begin("")
-    wait(10)
-    assert said == [f"Loading yolov2: {seconds} s so far" for seconds in (5, 8, 11, 15)]
+    assert waiting(now, clock, 10) == []
 
 
-def test_a_command_in_a_long_stage_is_heard_of() -> None:
+def test_steps_that_are_counted_say_how_far_they_are() -> None:
+    clock = Hands()
+    now = progress.CurrentStage(clock)
+    now.begin("Measuring")
+    clock.now += 1
+    now.count(2, 60, 100.0)
+    assert waiting(now, clock, 4) == ["Measuring: 2/60: 3 s so far, about 1:38 left"]
+    now.count(60, 60, 0.0)
+    assert waiting(now, clock, 1) == ["Measuring: 60/60: 6 s so far, about 0 s left"]
+
+
+def test_a_stage_is_expected_to_take_as_long_as_the_last_time(tmp_path: Path) -> None:
+    clock, file = Hands(), tmp_path / "cache" / "stages.json"
+    for first in (True, False):
+        now = progress.CurrentStage(clock, progress.Durations(lambda: file))
+        now.begin("Loading")
+        clock.now += 4
+        left = "" if first else ", about 6 s left"
+        assert now.overdue() == f"Loading: 4 s so far{left}"
+        clock.now += 6
+        now.begin("")
+    file.write_text('{"Loading": "soon"}')
+    now = progress.CurrentStage(clock, progress.Durations(lambda: file))
+    now.begin("Loading")
+    assert now.time() == "0 s so far", "what cannot be read is not there"
+
+
+def test_nothing_is_said_without_a_terminal_of_what_is_short(
+    silent: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output.stage("Loading")
+    output.note("Wrote x")
+    with output.progress("Measuring", lambda: Group("below")) as update:
+        update(1, 1, 0)
+    assert capsys.readouterr().err == ""
+    output.warn("What is wrong")
+    output.tell("What was taken")
+    assert capsys.readouterr().err.splitlines() == ["Warning: What is wrong", "What was taken"]
+    monkeypatch.setenv(progress.VARIABLE, "never")
+    output.tell("What was taken")
+    output.fail("It ends")
+    assert capsys.readouterr().err == "Error: It ends\n"
+
+
+def test_a_command_in_a_long_stage_is_heard_of(silent: None) -> None:
     code = (
-        "import time; from codl.cli import app, output; output.SILENT_S = 0.3\n"
+        "import time; from codl.cli import app, progress; progress.SILENT_S = 0.3\n"
         "app.app.command('sleep')(lambda: time.sleep(3)); app.main()"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, "sleep"], capture_output=True, text=True, check=True
-    )
-    assert "codl sleep: " in done.stderr
+    command = [sys.executable, "-c", code, "sleep"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr.count("codl sleep: ") >= 3
+    done = subprocess.run([*command, "-q"], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+
+
+def test_a_terminal_without_colours_gets_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for variable, is_coloured in (("", True), ("1", False)):
+        monkeypatch.setenv("NO_COLOR", variable)
+        console = Console(force_terminal=True, color_system="standard", stderr=True)
+        monkeypatch.setattr(progress, "STDERR", console)
+        output.warn("look")
+        assert ("\x1b[1;33m" in capsys.readouterr().err) == is_coloured
 
 
 def test_narrow_tables_keep_their_width_and_every_letter(

@@ -10,7 +10,7 @@ import typer
 from rich.console import Group
 
 from codl.cli import options as opt
-from codl.cli.output import emit, note, progress
+from codl.cli.output import emit, progress, tell
 from codl.report.text_table import Table
 from codl.runtime.placement import LocalSoc
 from codl.targets.connect import connect
@@ -73,7 +73,7 @@ def run_conformance(
         output=output,
     )
     if text := limit.left_out(left, "cases"):
-        note(text)
+        tell(text)
     limit.check("The cases before are kept.")
 
 
