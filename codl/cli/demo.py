@@ -18,7 +18,8 @@ from codl.api.job import Job
 from codl.api.search import search_all
 from codl.cli import options as opt
 from codl.cli.explain import explained_result
-from codl.cli.output import STAGE, STDOUT, TERMINAL, document, note
+from codl.cli.output import STDOUT, TERMINAL, document, note
+from codl.cli.progress import ended
 from codl.cli.search import plan_result
 from codl.errors import CodlError, InterruptedCommandError
 from codl.evaluation.explain import explain_predicted
@@ -256,7 +257,7 @@ def _step(folder: Path, *words: str) -> None:
     Raises `CodlError` where it fails, and `InterruptedCommandError` where it is interrupted.
     """
     text = f"CODL_HOME={folder} codl {' '.join(words)}"
-    STAGE.begin("")  # it tells by itself how far it is
+    ended()  # it tells by itself how far it is
     note(f"$ {text}")
     # A terminal's Ctrl-C reaches this process alone, which hands it on, once.
     with subprocess.Popen(
