@@ -2,6 +2,7 @@
 
     python scripts/readme_commands.py --folder tried --short
     python scripts/readme_commands.py --folder tried --soc socs/host.yaml --only README.md
+    python scripts/readme_commands.py --folder tried --model exported.onnx
 
 What cannot run on this machine alone is listed with the reason: another device, a cluster, a SoC
 or a file that is not there. Each command's exit code and seconds are printed; the exit code is 1
@@ -113,6 +114,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, required=True, help="where they run: empty, or new")
     parser.add_argument("--soc", type=Path, help="the file of the SoC `host`")
     parser.add_argument("--tuning", type=Path, help="the file of what was tuned for it")
+    parser.add_argument("--model", type=Path, help="the file that pages call model.onnx")
     parser.add_argument("--only", nargs="*", help="pages, as README.md docs/howto/bundle.md")
     parser.add_argument("--short", action="store_true", help="bound what measures for minutes")
     parser.add_argument("--limit", type=float, help="seconds that a command may take")
@@ -125,6 +127,7 @@ def main() -> int:
         parser.error(f"--folder: {asked.folder} must be empty")
     _place(asked.soc, asked.folder / "socs" / f"{SOC}.yaml")
     _place(asked.tuning, asked.folder / "lat_datasets" / SOC / "tuning.json")
+    _place(asked.model, asked.folder / "model.onnx")
     failed, done = 0, set()
     for command in (command for page in chosen for command in commands(page)):
         run = command.shortened() if asked.short else command

@@ -23,7 +23,8 @@ import argparse
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import wrap
@@ -69,6 +70,8 @@ MARKED = re.compile(
 #: Rich's markup in help texts, and the line that begins the examples.
 MARKUP = re.compile(r"\[/?(?:dim|bold|italic)\]")
 EXAMPLES = re.compile(r"^\[dim\]Examples?:\[/dim\]", re.MULTILINE)
+#: An option is described once where so many commands have it.
+SHARED_BY = 3
 #: The view that shows the keys of a class of data, `module:Class`.
 KEYS = "keys"
 MISSING = "Not measured yet: `{script}` makes `{file}`."
@@ -295,9 +298,15 @@ def cli_reference() -> str:
         "1 after an error, 2 for\nwrong usage, and 130 after Ctrl-C.",
         "These options stand before a command's name:",
         *_options(top),
+        "## Options of many commands",
     ]
-    for path, command in _commands(top, "codl"):
-        parts += [f"## {path}", *_described(command)]
+    commands = list(_commands(top, "codl"))
+    common = _common(command for _, command in commands)
+    columns = tuple(Column(name, numeric=False) for name in ("option", "what it is"))
+    rows = tuple(TextRow(pair) for pair in sorted(common))
+    parts.append(TextTable("", columns, (TextSection("", rows),)).to_markdown())
+    for path, command in commands:
+        parts += [f"## {path}", *_described(command, common)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -312,25 +321,41 @@ def _commands(group: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield f"{path} {name}", command
 
 
-def _described(command: Any) -> Iterator[str]:
+def _common(commands: Iterable[Any]) -> set[tuple[str, str]]:
+    """Names and words of the arguments and options that at least so many commands share."""
+    every = [_parameter(p).cells[:2] for command in commands for p in _shown(command)]
+    return {(name, told) for (name, told), n in Counter(every).items() if n >= SHARED_BY}
+
+
+def _shown(command: Any) -> list[Any]:
+    """A command's arguments and options, the arguments first."""
+    shown = [p for p in command.params if p.name != "help" and not p.hidden]
+    return sorted(shown, key=lambda p: p.param_type_name != "argument")
+
+
+def _described(command: Any, common: Collection[tuple[str, str]]) -> Iterator[str]:
     text, *examples = EXAMPLES.split(inspect.cleandoc(command.help or ""))
     for paragraph in MARKUP.sub("", text).strip().split("\n\n"):
         yield "\n".join(wrap(paragraph, 100, break_long_words=False, break_on_hyphens=False))
     if examples:
         lines = (line.strip() for line in examples[0].strip().splitlines())
         yield "\n".join(["```console", *(f"$ {line}" for line in lines), "```"])
-    yield from _options(command)
+    yield from _options(command, common)
 
 
-def _options(command: Any) -> Iterator[str]:
-    """The table of a command's arguments and options, where it has any."""
-    shown = [p for p in command.params if p.name != "help" and not p.hidden]
-    shown.sort(key=lambda p: p.param_type_name != "argument")
-    rows = [_parameter(parameter) for parameter in shown]
-    columns = tuple(Column(name, numeric=False) for name in ("", "what it is", "default"))
+def _options(command: Any, common: Collection[tuple[str, str]] = ()) -> Iterator[str]:
+    """The table of a command's arguments and options, and a line of those that many have."""
+    every = [_parameter(parameter) for parameter in _shown(command)]
+    rows = [row for row in every if row.cells[:2] not in common]
+    columns = tuple(Column(name, numeric=False) for name in ("option", "what it is", "default"))
     table = TextTable("", columns, (TextSection("", tuple(rows)),))
     if rows:
         yield table.to_markdown()
+    shared = [row.cells for row in every if row.cells[:2] in common]
+    if shared:
+        named = (f"{name} ({default})" if default else name for name, _, default in shared)
+        line = f"[As many commands](#options-of-many-commands): {', '.join(named)}."
+        yield "\n".join(wrap(line, 100, break_long_words=False, break_on_hyphens=False))
 
 
 def _parameter(parameter: Any) -> TextRow:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from xml.sax.saxutils import escape
 
 from codl.ir.types import Processor
-from codl.records.results import TimeSpan
+from codl.records.results import TimeSpan, doubts
 from codl.report.results import COMPUTING, EvalResult
 from codl.report.text_table import digits
 
@@ -56,6 +56,8 @@ def split_svg(results: Sequence[EvalResult], *, key: str, title: str) -> str:
     bottom = top + 4 * (LANE + GAP) + 26
     body += _legend(bottom)
     footnote = f"{where}; measured, commit {result.commit}, {result.created[:10]}"
+    if any(row.latency_ms and doubts(row.latency_ms, row.cold_ms) for row in rows.values()):
+        footnote += "; doubtful, the machine was disturbed"
     body.append(_text(16, bottom + 34, footnote, "small"))
     return _svg(bottom + 46, key, title, told, body)
 

@@ -51,7 +51,13 @@ def test_the_sdist_has_its_tests_and_pages(built: Path) -> None:
     (source,) = built.glob("*.tar.gz")
     with tarfile.open(source) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    for name in ("LICENSE", "CHANGELOG.md", "tests/test_project.py", "Makefile", "docs/soc.md"):
+    for name in (
+        "LICENSE",
+        "CHANGELOG.md",
+        "tests/test_project.py",
+        "Makefile",
+        "docs/reference/soc.md",
+    ):
         assert name in names, name
 
 

@@ -74,8 +74,8 @@ def evaluate_strategies(
 
     By default the model is yolov2, and strategies are those that the paper compares.
 
-    A turn is several runs in a row. Latencies are of the runs behind its first, which find the
-    caches as they left them; the first one finds what others left there, and is shown apart.
+    A turn is several runs in a row. The first one starts with caches that others filled, and is
+    shown apart; latencies are of the runs behind it.
 
     Peers are other libraries (the extra `peers`). Each has a process of its own and all the cores
     that both processors have together. Where the OpenCL device is a CPU, they include
@@ -88,8 +88,8 @@ def evaluate_strategies(
 
     --repro FILE runs the evaluation of a file of -o again: its models, strategies, peers, plans and
     protocol. It says of each speedup whether it agrees within what both runs have spread, and the
-    exit code is 1 where one does not. Where driver, device, clocks, cores, libraries or dataset are
-    others, or the model is, nothing is compared; --other-environment goes on with the former.
+    exit code is 1 where one does not. It refuses if the environment, the dataset or a model
+    changed; --other-environment allows all but a changed model.
 
     [dim]Examples:[/dim]
     codl eval --soc host --serial local --models yolov2,vgg16

@@ -129,16 +129,16 @@ def run_model(
 ) -> None:
     """Run a model by a plan or a strategy, or a bundle, and print its latency.
 
-    That is of runs right behind each other, after two that are not timed.
+    Latency is over back-to-back runs after two warm-ups.
 
     --plan and --strategy override what a deployment file says. --threads, --cpu-affinity,
     --gpu-performance and --gpu-priority hold for this run alone; write them to the SoC file to
     measure and plan with them too. --max-kernel-ms and --gpu-duty leave the GPU to the interface in
     between, and hold for the plan that is made here too.
 
-    Before that its outputs are compared with ONNX Runtime's, once for each model, plan and driver.
-    Where they are wrong the op is looked for, and runs in another kernel; where nothing helps, it
-    is an error. `codl validate` tells more; --no-check leaves it out.
+    First, its outputs are compared with ONNX Runtime's, once for each model, plan and driver. Where
+    they are wrong, the op at fault runs in another kernel; where nothing helps, it is an error.
+    `codl validate` tells more; --no-check leaves it out.
 
     Where a kernel does not build or run, another one stands in. Where the GPU fails later, the CPU
     does the inference again, and the rest. Both are told; --strict makes them errors. With --serial

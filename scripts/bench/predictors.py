@@ -6,14 +6,13 @@
 The first is of one SoC: what `codl train --json` printed. The second is of latencies that other
 people measured on phones.
 
-DIR holds conv_cpu_gpu.csv and gpu_ops_tflite.csv (docs/mappings says where they are from). Each is
-imported as `codl dataset import` does, and every figure comes from the features and estimators that
-`codl train` uses: nothing here knows which phone it is. Figures are percentages of rows within 10 %
-(five folds of whole shapes, medians over the seeds), the regret of the split that predicted
-latencies choose, and the accuracy of a few shapes of a new phone beside the others in full.
-Each stands twice: with the term of the measurement run, learned from the run's other rows, and
-without any label of runs.
-"""
+DIR holds conv_cpu_gpu.csv and gpu_ops_tflite.csv (codl/contrib/importers/mappings says where they
+are from). Each is imported as `codl dataset import` does, and every figure comes from the
+features and estimators that `codl train` uses: nothing here knows which phone it is. Figures are
+percentages of rows within 10 % (five folds of whole shapes, medians over the seeds), the regret
+of the split that predicted latencies choose, and the accuracy of a few shapes of a new phone
+beside the others in full. Each stands twice: with the term of the measurement run, learned from
+the run's other rows, and without any label of runs."""
 
 from __future__ import annotations
 
@@ -49,7 +48,7 @@ NOISY = "huawei_mate_20"
 #: Near-copies of each other: transfer between them is no transfer.
 COPIES = {"lenovo_k5": "redmi", "redmi": "lenovo_k5"}
 ADRENO = "pixel4"
-MAPPINGS = Path(__file__).resolve().parents[2] / "docs" / "mappings"
+MAPPINGS = Path(__file__).resolve().parents[2] / "codl/contrib/importers/mappings"
 FOLDS, WITHIN, FEW = 5, 0.10, 100
 RATIOS = np.linspace(0, 1, 11)
 

@@ -21,7 +21,7 @@ from codl.ir.ops.window import Size2
 from codl.measure.dataset import Dataset
 from codl.records import soc as socs
 
-MAPPINGS = Path(__file__).parents[2] / "docs" / "mappings"
+MAPPINGS = Path(__file__).parents[2] / "codl/contrib/importers/mappings"
 HEAD = "phone,model,op,ih,iw,ic,oh,ow,oc,kh,kw,stride,cpu1_us,cpu2_us,cpu4_us,gpu_us"
 #: Simulated latencies of two phones; the first two lines repeat an op in two networks.
 CONVS = f"""{HEAD}
@@ -413,8 +413,9 @@ def test_tables_that_are_none_of_the_original(name: str, text: str, message: str
     assert not Path("data").exists()
 
 
-def test_the_command() -> None:
-    table, mapping = written("t.csv", CONVS), str(MAPPINGS / "conv_cpu_gpu.yaml")
+@pytest.mark.parametrize("mapping", ["conv_cpu_gpu", str(MAPPINGS / "conv_cpu_gpu.yaml")])
+def test_the_command(mapping: str) -> None:
+    table = written("t.csv", CONVS)
     command = ["dataset", "import", str(table), "--soc", "redmi", "--mapping", mapping]
     result = CliRunner().invoke(app, [*command, "--write-soc", "--json"])
     assert result.exit_code == 0

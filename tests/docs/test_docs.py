@@ -9,6 +9,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,9 +23,11 @@ from codl.report.load import load_result
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-FENCED = re.compile(r"^```(?P<kind>\w*)\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
+FENCED = re.compile(r"^```(?P<kind>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`(codl (?!\.\.\.)[^`]+)`")
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)")
+#: What a page says of a result file whose figures its text quotes: the file, and its commit.
+FIGURES = re.compile(r"<!-- figures: (?P<file>\S+) (?P<commit>\w+) -->")
 FILE = re.compile(r"`((?:codl|scripts|docs|tests)/[\w/.-]+\.\w+)`")
 MODULE = re.compile(r"`(codl(?:\.\w+)+)`")
 #: What follows a command in a shell, and is none of its words.
@@ -59,9 +62,14 @@ def _blocks(text: str) -> Iterator[str]:
             yield from (line for line in stripped if line.startswith("codl "))
 
 
+@cache
+def _top() -> Any:
+    return typer.main.get_command(app)
+
+
 def _command(words: list[str]) -> Any:
     """The command that a line names; its words are taken off the list."""
-    command: Any = typer.main.get_command(app)
+    command = _top()
     while hasattr(command, "list_commands") and words and not words[0].startswith("-"):
         names = command.list_commands(typer.Context(command))
         assert words[0] in names, f"{words[0]!r} is none of {', '.join(names)}"
@@ -98,6 +106,26 @@ def test_pictures_are_current(page: Path) -> None:
     drawn = render_docs.drawn(page).items()
     stale = [_id(path) for path, svg in drawn if not render_docs.is_current(path, svg)]
     assert stale == [], "run `make docs`"
+
+
+def _stale_figures(text: str, docs: Path) -> list[str]:
+    """The result files that are newer than the figures that a page quotes of them."""
+    marks = [(match["file"], match["commit"]) for match in FIGURES.finditer(text)]
+    return [
+        name for name, commit in marks if json.loads((docs / name).read_text())["commit"] != commit
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_id)
+def test_figures_in_a_text_are_of_their_file(page: Path) -> None:
+    text = FENCED.sub("", page.read_text())
+    assert _stale_figures(text, DOCS) == [], "write the text anew, and the commit"
+
+
+def test_figures_that_are_older_than_their_file_are_noticed(tmp_path: Path) -> None:
+    (tmp_path / "eval.json").write_text('{"commit": "abc1234"}')
+    marks = "<!-- figures: eval.json abc1234 --> and <!-- figures: eval.json 0000000 -->"
+    assert _stale_figures(marks, tmp_path) == ["eval.json"]
 
 
 MARKS = """<!-- table: closest results/curve-*.json -->

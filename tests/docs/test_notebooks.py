@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
-def test_there_are_notebooks_which_the_readme_names() -> None:
-    text = (ROOT / "README.md").read_text()
+def test_there_are_notebooks_which_a_page_names() -> None:
+    text = (ROOT / "docs" / "howto" / "python.md").read_text()
     assert [path.name for path in NOTEBOOKS] == ["01_first_split.ipynb", "02_predictors.ipynb"]
     assert all(f"notebooks/{path.name}" in text for path in NOTEBOOKS)
 

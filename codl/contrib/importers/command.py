@@ -12,12 +12,17 @@ from codl.cli.options import JsonOption, OutputOption, ToDatasetsOption
 from codl.cli.output import emit, note
 from codl.measure import dataset as datasets
 
+#: Those that come with codl, by name.
+SHIPPED_MAPPINGS = ", ".join(sorted(p.stem for p in Path(__file__).parent.glob("mappings/*.yaml")))
 FilesArgument = Annotated[
     list[Path], typer.Argument(help="The original CoDL's t_*.csv, or any CSV with --mapping.")
 ]
 NewSocOption = Annotated[str, typer.Option("--soc", help="What the SoC is to be called.")]
 MappingOption = Annotated[
-    Path | None, typer.Option("--mapping", help="What the columns mean: a YAML file.")
+    Path | None,
+    typer.Option(
+        "--mapping", help=f"What the columns mean: a YAML file, or of {SHIPPED_MAPPINGS}."
+    ),
 ]
 DeviceNameOption = Annotated[
     str | None,
@@ -46,8 +51,8 @@ def dataset_import(
     records where the rows come from. Nothing is written unless every line can be read.
 
     [dim]Examples:[/dim]
-    codl dataset import conv.csv --soc redmi --mapping docs/mappings/conv_cpu_gpu.yaml --write-soc
-    codl dataset import trans.csv --soc redmi --mapping docs/mappings/data_trans.yaml --resume
+    codl dataset import conv.csv --soc redmi --mapping conv_cpu_gpu --write-soc
+    codl dataset import trans.csv --soc redmi --mapping data_trans --resume
     codl dataset import lat_datasets/sdm855/t_conv2d_op_*.csv --soc sdm855 --write-soc
     """
     from codl.contrib.importers.importer import import_tables

@@ -14,7 +14,12 @@ from typing import Any
 
 from codl import files, yaml_file
 from codl.contrib.importers.codl_tables import read_original
-from codl.contrib.importers.mapped_tables import TableMapping, load_mapping, read_mapped
+from codl.contrib.importers.mapped_tables import (
+    TableMapping,
+    load_mapping,
+    read_mapped,
+    shipped,
+)
 from codl.contrib.importers.tables import ImportedRows
 from codl.errors import CodlError, InvalidFileError, MismatchError
 from codl.kernels import registry
@@ -87,6 +92,7 @@ def import_tables(
         if not path.is_file():
             raise InvalidFileError(path, "there is no such file.")
     device = device or name
+    mapping_file = shipped(mapping_file) if mapping_file else None
     mapping = load_mapping(mapping_file, device) if mapping_file else None
     told = mapping.socs.get(device) if mapping else None
     soc, is_new = _soc(name, told, mapping_file, device, write_soc)

@@ -58,6 +58,8 @@ from codl.ir.types import Processor
 from codl.kernels.replayed import THREADS
 from codl.measure.dataset import SharingRow
 
+#: Mappings that come with codl.
+SHIPPED = Path(__file__).parent / "mappings"
 Column: TypeAlias = Annotated[str, Meta(min_length=1)]
 #: A column's name, or the number that holds in every row.
 Cell: TypeAlias = Column | int
@@ -163,6 +165,12 @@ class TableMapping:
         if self.transfers:
             names += [self.transfers.shape, self.transfers.to_gpu, self.transfers.to_cpu]
         return [column for column in dict.fromkeys(names) if column]
+
+
+def shipped(path: Path) -> Path:
+    """The file, or where there is none the mapping of this name that comes with codl."""
+    ours = SHIPPED / f"{path.stem}.yaml"
+    return ours if ours.is_file() and not path.exists() else path
 
 
 def load_mapping(path: Path, device: str) -> TableMapping:

@@ -1,0 +1,128 @@
+"""README's tables and picture: what they leave out, and what they are made of."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from codl.report.load import load_result
+
+ROOT = Path(__file__).resolve().parents[2]
+SOC = {"name": "two", "description": "two halves"}
+
+
+@pytest.fixture(autouse=True)
+def _scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / "scripts")])
+
+
+def row(strategy: str, ms: float, *, p80: float = 1.0, model: str = "net", **more: Any) -> Any:
+    latency = {"median": ms, "p20": ms, "p80": p80 * ms, "runs": 9}
+    known = {"predicted_ms": ms, "source": "measured", **more}
+    return {"model": model, "strategy": strategy, "latency_ms": latency, **known}
+
+
+def write(path: Path, *rows: Any, **more: Any) -> Path:
+    about = {"command": "eval", "commit": "abc1234", "created": "2026-11-26T01:02:03", "soc": SOC}
+    path.write_text(json.dumps({**about, "rows": rows, **more}))
+    return path
+
+
+def cells(table: Any) -> list[tuple[str, ...]]:
+    return [line.cells for section in table.sections for line in section.rows]
+
+
+def test_a_gain_is_over_the_better_processor_and_beside_its_bound(tmp_path: Path) -> None:
+    from gains import evals, gains_content
+
+    file = write(tmp_path / "eval.json", row("cpu", 30.0), row("gpu", 20.0), row("codl", 16.0))
+    table = gains_content(evals([file]))
+    ((model, cpu, gpu, both, gain, bound, rival, commit),) = cells(table)
+    assert (model, cpu, gpu, both) == ("net", "30.0", "20.0", "16.0")
+    assert gain == "**1.25**"  # 20 / 16
+    assert bound == "1.67"  # 20 * (1 / 30 + 1 / 20)
+    assert rival == "not measured"
+    assert commit == "[abc1234](docs/results/eval.json)"
+
+
+def test_of_two_files_that_with_a_library_beside_it_is_taken(tmp_path: Path) -> None:
+    from gains import evals, gains_content
+
+    ours = [row("cpu", 30.0), row("gpu", 20.0), row("codl", 16.0)]
+    ran = {"version": "1", "threads": 2, "observed_cores": [0, 1], "busy_cores": 2.0}
+    peers = [row("ort", 19.0, peer=ran), row("mnn", 15.0, peer=ran)]
+    files = [write(tmp_path / "a.json", *ours), write(tmp_path / "b.json", *ours, *peers)]
+    for some in (files, files[::-1]):
+        ((*_, rival, commit),) = cells(gains_content(evals(some)))
+        assert (rival, commit) == ("15.0 (mnn)", "[abc1234](docs/results/b.json)")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "more", "why"),
+    [
+        ("codl", {"p80": 1.3}, "codl: p80 is 1.30 times p20"),
+        ("gpu", {"p80": 1.3}, "gpu: p80 is 1.30 times p20"),
+        ("cpu", {"predicted_ms": 20.0}, "cpu took 1.50 times its prediction"),
+    ],
+)
+def test_doubtful_rows_are_left_out_and_named(
+    tmp_path: Path, strategy: str, more: dict[str, Any], why: str
+) -> None:
+    from gains import evals, gains_content
+
+    times = {"cpu": 30.0, "gpu": 20.0, "codl": 16.0}
+    rows = [row(name, ms, **(more if name == strategy else {})) for name, ms in times.items()]
+    table = gains_content(evals([write(tmp_path / "eval.json", *rows)]))
+    assert cells(table) == []
+    assert f"Left out as doubtful: net ({why})." in table.caption
+
+
+def test_replayed_phones_have_a_mean_each(tmp_path: Path) -> None:
+    from gains import replayed_content
+
+    times = {"cpu": 8.0, "gpu": 4.0, "codl": 2.0, "codl-paper": 4.0}
+    rows = [
+        {"model": model, "strategy": name, "latency_ms": ms * by, "source": "predicted, replayed"}
+        for model, by in (("one", 1.0), ("two", 3.0))
+        for name, ms in times.items()
+    ]
+    about = {"figure": "speedups", "commit": "abc1234", "created": "2026-11-26", "soc": SOC}
+    phone, host = tmp_path / "paper-phone.json", tmp_path / "paper-host.json"
+    phone.write_text(json.dumps({**about, "rows": rows}))
+    measured = [{**line, "source": "measured"} for line in rows]
+    host.write_text(json.dumps({**about, "rows": measured}))
+    assert cells(replayed_content([phone, host])) == [("two halves", "2", "2.00", "1.00")]
+
+
+def test_the_picture_has_every_chain_and_both_lanes(tmp_path: Path) -> None:
+    from split_picture import split_svg
+
+    chains = [
+        {"ops": ["a", "b"], "dim": "H", "gpu_ratio": 0.5, "variants": {}},
+        {"ops": ["c"], "dim": "OC", "gpu_ratio": 1.0, "variants": {}},
+    ]
+    spans = [
+        {"processor": "cpu", "kind": "net", "label": "a", "start_ms": 0.0, "end_ms": 10.0},
+        {"processor": "gpu", "kind": "kernel", "label": "a", "start_ms": 2.0, "end_ms": 16.0},
+    ]
+    file = write(
+        tmp_path / "eval.json",
+        row("cpu", 30.0),
+        row("gpu", 20.0),
+        row("codl", 16.0, plan="p"),
+        timelines=[{"model": "net", "strategy": "codl", "spans": spans}],
+        plans={"p": {"chains": chains}},
+    )
+    svg = ElementTree.fromstring(split_svg([load_result(file)], key="k", title="t"))
+    space = "{http://www.w3.org/2000/svg}"
+    tips = [title.text for title in svg.iter(f"{space}title")]
+    assert tips[1:] == ["a, b: 50% GPU, along H", "c: 100% GPU, along OC"]
+    (told,) = (desc.text for desc in svg.iter(f"{space}desc"))
+    assert told is not None
+    assert "3 ops in 2 chains, 1 of them split" in told
+    assert "1.25 times the better one" in told
