@@ -147,7 +147,7 @@ def _machine(result: EvalResult) -> str:
 
 
 def _commit(result: EvalResult | CurveResult) -> str:
-    return f"[{result.commit}](docs/results/{result.file})"
+    return f"[{result.commit[:7]}](docs/results/{result.file})"
 
 
 def _made(result: EvalResult) -> str:
@@ -160,10 +160,6 @@ def _made(result: EvalResult) -> str:
             words_of += ["--peers", ",".join(asked.peers)]
         command = shlex.join(["codl", "eval", *words_of, "--time", f"{asked.seconds:g}s"])
     return f"`{command}` ({result.created[:10]})."
-
-
-def _origin(file: str, commit: str, created: str) -> str:
-    return f"[{file}](docs/results/{file}) at commit {commit}, {created[:10]}"
 
 
 def in_part_content(results: Sequence[CurveResult]) -> TextTable:
@@ -212,8 +208,9 @@ def replayed_content(files: Sequence[Path]) -> TextTable:
         Column("models"),
         Column("`codl` over the better processor"),
         Column("`codl-paper` over it"),
+        words("commit"),
     )
-    rows, made = [], []
+    rows, days = [], set()
     for file in files:
         content = json.loads(file.read_text())
         if content.get("figure") != FIGURE:
@@ -226,9 +223,12 @@ def replayed_content(files: Sequence[Path]) -> TextTable:
         if whole:
             soc = content["soc"]
             name = soc.get("description") or soc["name"]
-            rows.append(TextRow((name, str(len(whole)), *_over(whole, BOTH, "codl-paper"))))
-            made.append(_origin(file.name, content["commit"], content["created"]))
-    caption = (f"`python scripts/paper/{FIGURE}.py` wrote {', '.join(made)}.",) if made else ()
+            over = _over(whole, BOTH, "codl-paper")
+            commit = f"[{content['commit'][:7]}](docs/results/{file.name})"
+            rows.append(TextRow((name, str(len(whole)), *over, commit)))
+            days.add(content["created"][:10])
+    made = f"Geometric means. `python scripts/paper/{FIGURE}.py` ({listed(sorted(days))})."
+    caption = (made,) if rows else ()
     return TextTable("Gains", columns, (TextSection("", tuple(rows)),), caption)
 
 

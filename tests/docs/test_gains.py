@@ -96,7 +96,8 @@ def test_replayed_phones_have_a_mean_each(tmp_path: Path) -> None:
     phone.write_text(json.dumps({**about, "rows": rows}))
     measured = [{**line, "source": "measured"} for line in rows]
     host.write_text(json.dumps({**about, "rows": measured}))
-    assert cells(replayed_content([phone, host])) == [("two halves", "2", "2.00", "1.00")]
+    commit = "[abc1234](docs/results/paper-phone.json)"
+    assert cells(replayed_content([phone, host])) == [("two halves", "2", "2.00", "1.00", commit)]
 
 
 def test_the_picture_has_every_chain_and_both_lanes(tmp_path: Path) -> None:
