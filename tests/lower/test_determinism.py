@@ -22,10 +22,10 @@ TESTS = Path(__file__).parent.parent
 #: lowering and with the sources of kernels, and with nothing else: not from machine to machine.
 #: `PYTHONPATH=tests python tests/lower/test_determinism.py` prints those of now.
 GOLDEN = (
-    "f058db75f3c18ab70c4833d4468fe62e052b2a5108af5e2e7057d93f1ba4c45d",
-    "d4481414f4e5413025b36efce2cefd2e3b312bc95d776a6246a0fdfeeb1df3e9",
-    "5d4dcf40609543bc51f18df269e5e3f7f390283fe521141830b7b7e20c8a69df",
-    "074a4cdf29206d7a4c137be97324d7a01c7989a64d2ee75756ac3b2bd9422c7f",
+    "c4a7016f3512e25e4b8232a2d6c86c5966c727e4f292eb60b8e7d2913c8bea77",
+    "60af76e96583cc5ed802cf7d1a3fd3e6e9fef8fb2d91f8224ca6fa1f9740a4ba",
+    "dffdb38b835d685d129d8351b6880bd806e74e128484ee19723123fa68e5fd70",
+    "3bdf69b4c84a99eebd1d15acf2f5ed21467cdc9e877adbe0572f941c2eaa00e1",
 )
 
 

@@ -7,9 +7,9 @@
 //
 // PIXELS     pixels of a tile
 // OUTS       blocks of output channels of a work-item
-// EDGE       pixels at either end of a tile that may see padding beside the input
+// EDGE       on a CPU, pixels at either end of a tile that may see padding beside the input
 // LANES      input channels, a constant only where there are very few
-// STRIDE_W   horizontal stride of the window
+// STRIDE_W   horizontal stride of the window; elsewhere than on a CPU an argument
 // TEAMS      work-items that share a tile's sums, where V is 4: see teams.cl
 // FLAT       defined for windows of one pixel that take every pixel: no window, no padding
 // weight     [out blocks / OUTS][in block][kernel h][kernel w][lane of in block][OUTS][V]; the last
@@ -26,6 +26,9 @@
 #define EACH_SUM(body) UNROLLED(p, PIXELS, { UNROLLED(o, OUTS, body) })
 #include "runs.cl"
 
+#ifndef STRIDE_W
+#define STRIDE_W stride_w
+#endif
 #define LANES_AT_ONCE (V == 4)
 #define STEP (STRIDE_W * V)
 #define WEIGHTS (OUTS * V)

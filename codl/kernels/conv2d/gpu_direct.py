@@ -198,6 +198,7 @@ class GpuDirect(GpuConv):
         }
         # Pixels at either end of a row's tile for which some tap lies beside the input.
         edge = tiling.ceil_div(max(op.pad.left, op.pad.right), op.stride.w)
+        rows = {"STRIDE_W": op.stride.w, "EDGE": min(edge, pixels // 2)} if soc.gpu.is_cpu else {}
         # A constant number of input channels, where a loop over them would cost more.
         few = width > 4 and op.groups == 1 and op.input.c <= MOST_UNROLLED
         return self.convolved(
@@ -207,9 +208,8 @@ class GpuDirect(GpuConv):
             macros={
                 "PIXELS": pixels,
                 "OUTS": outs,
+                **rows,
                 **team_macros(t.grid),
-                "STRIDE_W": op.stride.w,
-                "EDGE": min(edge, pixels // 2),
                 "FLAT": flat,
                 "LANES": op.input.c if few else False,
             },

@@ -58,12 +58,12 @@ typedef struct {
 #define INPUT_STEP 1
 #define BEGIN(tensor, offset, batch, apart) ((tensor) + (offset))
 #define OUTPUT_OF(block, pixel)                                                                    \
-    (output + output_offset + ((ADDRESS)(pixel) * out_blocks + (block)) * 4)
+    AT(output, output_offset + ((ADDRESS)(pixel) * out_blocks + (block)) * 4)
 #else
 #define INPUT_STEP input_stride
 #define BEGIN(tensor, offset, batch, apart) ((tensor) + ((ADDRESS)(batch) * (apart) + (offset)) * 4)
 #define OUTPUT_OF(block, pixel)                                                                    \
-    (BLOCK(output, output_offset, output_stride, block) + (ADDRESS)(pixel) * 4)
+    BLOCK(output, output_offset + (pixel), output_stride, block)
 #endif
 
 // Loads are to overlap with products, but compilers tend to move them behind these. So there is a
@@ -88,9 +88,11 @@ typedef float4 STORED;
 #define STORED_AT(p) VLOAD(p)
 #define FLOATS(x) (x)
 #endif
+#define FACTOR_AT(p, i) AT_OF(FACTOR, p, i)
 #ifdef POINTWISE
 #define FETCH_A(to, s)                                                                             \
-    to = STORED_AT(in + ((ADDRESS)min(s.block, in_blocks - 1) * INPUT_STEP + s.pixel) * 4);        \
+    to = STORED_AT(                                                                                \
+        FACTOR_AT(in, ((ADDRESS)min(s.block, in_blocks - 1) * INPUT_STEP + s.pixel) * 4));         \
     s.block += DEPTH;
 #else
 #define FETCH_A(to, s)                                                                             \
@@ -98,7 +100,7 @@ typedef float4 STORED;
     const int dx = s.kx * dilation_w;                                                              \
     const int inside = (uint)(s.y + dy) < (uint)in_h && (uint)(s.x + dx) < (uint)in_w;             \
     const int from = s.block * input_stride + s.pixel + dy * in_w + dx;                            \
-    const STORED value = STORED_AT(in + (ADDRESS)(inside ? from : 0) * 4);                          \
+    const STORED value = STORED_AT(FACTOR_AT(in, (ADDRESS)(inside ? from : 0) * 4));               \
     to = inside ? value : (STORED)(0);                                                             \
     s.block += step_block;                                                                         \
     const int next_tap = s.block >= in_blocks;                                                     \
@@ -113,8 +115,10 @@ typedef float4 STORED;
 #define FETCH(step)                                                                                \
     {                                                                                              \
         UNROLLED(i, A_LOADS, { FETCH_A(a[i], sources[i]) })                                        \
-        __global const FACTOR *from = weights + (ADDRESS)min(step, steps - 1) * (B_SIZE * 4);        \
-        UNROLLED(i, B_LOADS, { b[i] = STORED_AT(from + min(item + i * ITEMS, B_SIZE - 1) * 4); })  \
+        const ADDRESS from = (ADDRESS)min(step, steps - 1) * B_SIZE;                               \
+        UNROLLED(i, B_LOADS, {                                                                     \
+            b[i] = STORED_AT(FACTOR_AT(weights, (from + min(item + i * ITEMS, B_SIZE - 1)) * 4));  \
+        })                                                                                         \
     }
 
 // From registers to one of the two steps in local memory.
@@ -137,7 +141,7 @@ typedef float4 STORED;
 #define FINISH(sum, block, pixel) (sum)
 #define FINISHED_ARGS
 #define OUT(block, pixel)                                                                          \
-    (output + (((ADDRESS)GROUP_ID(2) * out_blocks + (block)) * out_pixels + (pixel)) * 4)
+    FLOAT_AT(output, (((ADDRESS)GROUP_ID(2) * out_blocks + (block)) * out_pixels + (pixel)) * 4)
 #else
 #define SUM ELEMENT
 #define PUT(value, p) STORE(value, p)

@@ -3,7 +3,6 @@
 // neighbouring texels.
 //
 // PIXELS         pixels of a work-item's tile
-// STRIDE_W       horizontal stride of the window
 // TEAMS          work-items that share a tile's sums: see teams.cl
 // ONE_BY_ONE     defined where the window is one pixel and there is no padding
 // FILTER_IMAGE   defined where the filter is an image and not a buffer
@@ -72,7 +71,7 @@ KERNEL void conv2d_image(
                 const int at = (out_block * KERNEL_H + ky) * KERNEL_W + kx;
                 int columns[PIXELS];
                 UNROLLED(p, PIXELS, {
-                    const int x = (out_x + p * tiles_w) * STRIDE_W - pad_left + kx * dilation_w;
+                    const int x = (out_x + p * tiles_w) * stride_w - pad_left + kx * dilation_w;
                     columns[p] = INSIDE(x) ? first + x : OUTSIDE;
                 })
                 RUNS(b, TEAM_FROM(in_blocks), TEAM_TO(in_blocks), 4, {

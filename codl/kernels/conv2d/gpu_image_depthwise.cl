@@ -3,7 +3,6 @@
 // neighbouring texels.
 //
 // PIXELS         pixels of a work-item's tile
-// STRIDE_W       horizontal stride of the window
 // FILTER_IMAGE   defined where the filter is an image and not a buffer
 // weight     (rows: texel of channels; columns: kernel h, kernel w; 4 channels)
 // bias       [texel][4]; other sizes in pixels
@@ -32,7 +31,11 @@ KERNEL void conv2d_image_depthwise(
     for (int tile = STRIP_ID * strip; tile < stop; tile++) {
         const int out_y = tile / tiles_w, out_x = tile - out_y * tiles_w;
         REALV acc[PIXELS];
-        UNROLLED(p, PIXELS, { acc[p] = start; })
+        int xs[PIXELS];
+        UNROLLED(p, PIXELS, {
+            acc[p] = start;
+            xs[p] = (out_x + p * tiles_w) * stride_w - pad_left;
+        })
 
         for (int ky = 0; ky < kernel_h; ky++) {
             const int y = out_y * stride_h - pad_top + ky * dilation_h;
@@ -40,8 +43,8 @@ KERNEL void conv2d_image_depthwise(
             for (int kx = 0; kx < kernel_w; kx++) {
                 const REALV w = FILTER(ky * kernel_w + kx);
                 UNROLLED(p, PIXELS, {
-                    const int x = (out_x + p * tiles_w) * STRIDE_W - pad_left + kx * dilation_w;
-                    const int column = x >= 0 && x < in_w ? first + x : OUTSIDE;
+                    const int x = xs[p] + kx * dilation_w;
+                    const int column = (uint)x < (uint)in_w ? first + x : OUTSIDE;
                     acc[p] += RTEXEL(input, column, input_row + y) * w;
                 })
             }

@@ -359,7 +359,6 @@ class GpuImage(OverImages):
             macros={
                 **team_macros(t.grid),
                 "PIXELS": choice["pixels"],
-                "STRIDE_W": op.stride.w,
                 "FILTER_IMAGE": bool(choice["filter_image"]),
                 "ONE_BY_ONE": op.kernel == (1, 1) and not any(op.pad),
             },
@@ -411,7 +410,6 @@ class GpuImageDepthwise(OverImages):
             launch("conv2d_image_depthwise", t.grid.sizes, *WEIGHTED, **sizes),
             macros={
                 "PIXELS": choice["pixels"],
-                "STRIDE_W": op.stride.w,
                 "FILTER_IMAGE": filter_image,
             },
             pack=lambda weight: pack_windows(weight, TEXEL),
