@@ -482,15 +482,19 @@ class MemoryMap:
     def release(self, queue: CommandQueue | None = None) -> Event:
         """Unmap it, on the queue that it was mapped on unless another is named."""
         on, event = queue or self._queue, pointer()
-        address, self._address = pointer(self._address), None
-        unmap = on.calls.clEnqueueUnmapMemObject
-        if code := unmap(on.handle, self._buffer.handle, address, ZERO, None, byref(event)):
+        if code := self._unmap(on, event):
             raise error_of("clEnqueueUnmapMemObject", code)
         return Event(on.library, event, self)
 
+    def _unmap(self, on: CommandQueue, event: pointer) -> int:
+        address, self._address = pointer(self._address), None
+        unmap = on.calls.clEnqueueUnmapMemObject
+        code: int = unmap(on.handle, self._buffer.handle, address, ZERO, None, byref(event))
+        return code
+
     def __del__(self) -> None:
-        if self._address:
-            self.release()
+        if self._address and not self._unmap(self._queue, event := pointer()):
+            self._queue.calls.clReleaseEvent(event)
 
 
 @lru_cache(4096)

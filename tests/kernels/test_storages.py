@@ -287,7 +287,7 @@ def test_sharing_is_measured_for_every_storage(soc: Soc) -> None:
     tasks = [t for t in make_tasks([parse("pooling in=1x8x6x6 kernel=2")], both)
              if isinstance(t, SharingTask) and t.shape == Shape(1, 8, 6, 6)]  # fmt: skip
     ways = {(task.direction, str(task.storage)) for task in tasks}
-    assert ways == {
+    assert {way for way in ways if not way[0].endswith("_openvino")} == {
         *((way, storage) for way in ("to_gpu", "to_cpu") for storage in map(str, HALVES)),
         ("load", "blocked float32"),
         ("store", "blocked float32"),
