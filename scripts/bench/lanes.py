@@ -99,7 +99,7 @@ class Server:
         return [work and self._ms(work) for work in self._works]
 
     def _ms(self, work: Any) -> float:
-        """Of its kernels, by the device's clock: the host launches no faster than small ones run."""
+        """Of its kernels, by the device's clock: small ones take less than their launches."""
         from time import perf_counter
 
         work(2)
