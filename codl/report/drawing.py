@@ -19,12 +19,12 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from codl.report.text_table import NONE, Column, TextRow, TextSection, TextTable, digits
+from codl.report.text_table import NONE, Column, TextRow, TextSection, TextTable, count, digits
 
 #: What a cell of a picture's table holds.
 Value = str | float | None
 #: Pixels of a letter in labels, of the room beside a plot, and of the widest labels.
-LETTER, BESIDE, WIDEST = 6.4, 58, 132
+LETTER, BESIDE, WIDEST = 7.0, 58, 140
 #: Pixels that a legend's line, the marks of an axis and its label take.
 LINE, TICKS, LABEL = 20, 20, 18
 #: Numbers of an axis, and those of ratios, from fine to coarse.
@@ -64,7 +64,7 @@ def text(
     )
 
 
-def shortened(name: str, most: int = 20) -> str:
+def shortened(name: str, most: int = 18) -> str:
     """A name that fits beside a picture."""
     name = " ".join(name.split())
     return name if len(name) <= most else name[: most - 1] + ELLIPSIS
@@ -192,7 +192,9 @@ class Data:
 
 
 def _cell(value: Value) -> str:
-    return (value or NONE) if isinstance(value, str) else digits(value)
+    if isinstance(value, str):
+        return value or NONE
+    return count(value) if isinstance(value, int) else digits(value)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
@@ -17,6 +18,7 @@ from codl.report import (
     charts,
     curves,
     kernels,
+    op_pictures,
     pictures,
     predictors,
     tables,
@@ -29,6 +31,7 @@ from codl.report.drawing import Picture, colours
 from codl.report.load import load_result
 from codl.report.results import (
     UNMEASURED,
+    BenchResult,
     CollectResult,
     ConformanceResult,
     CurveResult,
@@ -36,6 +39,7 @@ from codl.report.results import (
     ExplainResult,
     KernelsResult,
     PackageResult,
+    PaperResult,
     Result,
     ResultFile,
     RunResult,
@@ -128,12 +132,11 @@ def _title(results: Sequence[Result]) -> str:
 
 
 def _section(key: str, result: Result) -> PageSection:
-    """A section whose heading says which file it is of."""
+    """A section with its file and where it is on the page."""
     section = SECTIONS[type(result)](result)
     return replace(
         section,
         key=key,
-        heading=f"{section.heading} ({result.file})",
         origin=result,
         is_one_cpu=section.is_one_cpu or _is_one_cpu(result),
     )
@@ -269,6 +272,20 @@ def _kernels(result: KernelsResult) -> PageSection:
     return _of(f"Kernels on {result.label}", kernels.kernels_content(result))
 
 
+def _bench(result: BenchResult) -> PageSection:
+    drawn = [op_pictures.kernels(result)]
+    return _of(f"Kernels on {result.soc.name}", pictures=drawn, sources=[result.source])
+
+
+def _paper(result: PaperResult) -> PageSection:
+    drawn = list(op_pictures.figures(result))
+    every = op_pictures.data_of(result.rows).table("All rows")
+    shown = () if drawn else (every,)
+    name = re.sub(r"fig0*(\d+)", r"Fig. \1", result.figure)
+    heading = f"The paper's {name} on {result.soc.name}"
+    return _of(heading, *shown, pictures=drawn, sources=result.sources)
+
+
 SECTIONS: Mapping[type, Callable[[Any], PageSection]] = {
     EvalResult: _eval,
     TrainResult: _train,
@@ -283,4 +300,6 @@ SECTIONS: Mapping[type, Callable[[Any], PageSection]] = {
     ValidateResult: _validate,
     ValidationsResult: _validations,
     KernelsResult: _kernels,
+    BenchResult: _bench,
+    PaperResult: _paper,
 }

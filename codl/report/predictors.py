@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from codl.report import charts
 from codl.report.charts import Dot
 from codl.report.drawing import Data, Key, Picture
@@ -10,17 +12,22 @@ from codl.report.text_table import digits
 
 #: The one that plans by default, and shapes of the others in their order.
 DEFAULT = "codl"
-SHAPES = ("up", "down", "diamond", "cross", "star", "circle", "bar")
+SHAPES = ("up", "down", "diamond", "cross", "star", "square", "bar")
 
 
 def accuracy(result: TrainResult) -> Picture | None:
-    """Rows within 10 % of what was measured, whole op shapes held out, by target."""
+    """Rows within 10 % of what was measured, whole op shapes held out, by target.
+
+    Of targets that several predictors know.
+    """
     rows = [row for row in result.predictors if row.split == "shape" and row.acc10 is not None]
+    counts = Counter(row.target for row in rows)
+    rows = [row for row in rows if counts[row.target] > 1]  # others stand in the table
     if not rows:
         return None
     names = list(dict.fromkeys(row.name for row in rows))
     others = [name for name in names if name != DEFAULT]
-    keys = {DEFAULT: Key("both", DEFAULT)} if DEFAULT in names else {}
+    keys = {DEFAULT: Key("both", DEFAULT, "circle")} if DEFAULT in names else {}
     keys |= {name: Key("library", name, SHAPES[at % len(SHAPES)]) for at, name in enumerate(others)}
 
     def dot(name: str, acc10: float, target: str) -> Dot:

@@ -473,6 +473,44 @@ class KernelsResult(ResultFile):
     kernels: tuple[KernelFigures, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class BenchedKernel:
+    """One kernel variant on one op; `p80_ms` is 0 where a file does not say it."""
+
+    op: str
+    variant: str
+    processor: Processor
+    latency_ms: Amount
+    gflops: Amount
+    p20_ms: Amount = 0.0
+    p80_ms: Amount = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchResult(ResultFile):
+    """What `codl bench` wrote of ops."""
+
+    command: ClassVar[str] = "bench"
+    soc: SocSummary
+    ops: tuple[BenchedKernel, ...]
+    source: AnySource = NOT_RECORDED
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperResult(ResultFile):
+    """What a script of scripts/paper wrote: rows of one of the paper's figures, on one SoC."""
+
+    command: ClassVar[str] = "paper"
+    figure: str
+    soc: SocSummary
+    rows: tuple[Mapping[str, str | float | None], ...]
+    made_by: str = ""
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(str(row["source"]) for row in self.rows if row.get("source")))
+
+
 Result = (
     EvalResult
     | TrainResult
@@ -487,6 +525,8 @@ Result = (
     | ValidateResult
     | ValidationsResult
     | KernelsResult
+    | BenchResult
+    | PaperResult
 )
 #: Every command whose results can be reported; `codl search` has `SearchesResult` too.
 COMMANDS: Mapping[str, type[Result]] = {

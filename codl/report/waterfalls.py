@@ -66,7 +66,7 @@ def waterfall_content(result: ExplainResult) -> TextTable:
         return digits(step.total_ms / bound_ms, percent=True) if bound_ms else NONE
 
     cells: list[Cell[WaterfallLine]] = [
-        (words(""), lambda step: step.name),
+        (words("term"), lambda step: step.name),
         (Column("ms"), lambda step: NONE if step.ms is None else _signed(step.ms)),
         (Column("total (ms)"), lambda step: digits(step.total_ms)),
         (Column("of the bound (%)"), of_bound),
@@ -283,7 +283,7 @@ def _bar(step: WaterfallLine, low: float) -> Bar:
     told = f"{step.name}: {_signed(step.ms)} ms, {TERMS.get(step.name, '')}"
     ends = sorted((step.total_ms - step.ms, step.total_ms))
     part = Part(ends[0], ends[1], "wait" if step.ms >= 0 else "both", told)
-    return Bar(step.name, (part,), _signed(step.ms))
+    return Bar(step.name, (part,) if abs(step.ms) > NOTHING else (), _signed(step.ms))
 
 
 def plan(result: ExplainResult) -> Picture:

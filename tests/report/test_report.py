@@ -681,6 +681,37 @@ def test_markdown_keeps_cells_apart() -> None:
     ]
 
 
+def test_the_papers_figures_and_kernels(tmp_path: Path) -> None:
+    """Over the ratio of the GPU: what the CPU takes of a share stands at the rest of it."""
+    part = {"op": "conv", "source": "replayed", "predicted_ms": 2.0}
+    ratios = [
+        {**part, "dim": "H", "processor": side, "share": share, "measured_ms": ms}
+        for side, share, ms in (("cpu", 0.25, 1.5), ("cpu", 1.0, 4.0), ("gpu", 0.25, None))
+    ]
+    steps = [
+        {**part, "processor": "gpu", "channels": count, "measured_ms": float(count)}
+        for count in (4, 8)
+    ]
+    chains = {"model": "testnet", "plan": "chains", "source": "measured"}
+    shared = [{**chains, "predicted_sharing_ms": 1.5, "measured_sharing_ms": 1.25}]
+    other = [{"what": "anything", "value": 7, "source": "measured"}]
+    files = [
+        {"command": "paper", "figure": name, "soc": "testhost", "rows": rows}
+        for name, rows in (("fig05", ratios), ("fig06", steps), ("fig20", shared), ("x", other))
+    ]
+    kernel = {"op": "conv", "variant": "gpu_direct", "processor": "gpu", "latency_ms": 0.5}
+    bench = {"command": "bench", "soc": "testhost", "source": "measured"}
+    found = page(tmp_path, *files, {**bench, "ops": [{**kernel, "gflops": 8.0, "runs": 9}]})
+    assert found.text("h2").startswith("The paper's Fig. 5 on testhost")
+    assert {
+        "CPU measured: 1.50 ms at 0.75", "CPU measured: 4.00 ms at 0",
+        "GPU measured: 8.00 ms at 8", "chains: 1.50 ms predicted", "chains: 1.25 ms measured",
+        "gpu_direct: 0.500 ms, 8.00 GFLOP/s",
+    } <= {*found.tips}  # fmt: skip
+    assert found.starting("anything") == [["anything", "7", "measured"]]
+    assert "holds replayed data" in found.text("p")
+
+
 def test_conformance_and_bundles(tmp_path: Path) -> None:
     counts = {"cases": 9, "passed": 6, "failed": 1, "refused": 2, "converted": 3, "renamings": 1}
     device = {"gpu": "Test GPU", "driver": "9.9", "onnx": "1.2", "seconds": 1.5}
@@ -791,6 +822,7 @@ def test_headings_say_the_file_and_the_stem_of_the_model(tmp_path: Path) -> None
     content = json.loads(json.dumps(evaluation()).replace('"testnet"', '"models/densenet121.onnx"'))
     html = page(tmp_path, content, content).html
     headings = re.findall("<h2[^>]*>([^<]*)</h2>", html)
-    assert headings == [f"Evaluation on testhost ({at}.json)" for at in (0, 1)]
+    assert headings == ["Evaluation on testhost"] * 2
+    assert all(f'<p class="soft">{at}.json, codl' in html for at in (0, 1))
     assert "<h3>densenet121</h3>" in html
     assert "models/densenet121.onnx" not in html
