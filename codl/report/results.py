@@ -503,7 +503,7 @@ class PaperResult(ResultFile):
     command: ClassVar[str] = "paper"
     figure: str
     soc: SocSummary
-    rows: tuple[Mapping[str, str | float | None], ...]
+    rows: tuple[Mapping[str, str | int | float | None], ...]
     made_by: str = ""
 
     @property

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.some import some
 
 from codl.report.html import write_report
 
@@ -51,7 +52,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_a_page_asks_for_nothing_and_is_no_wider_than_a_phone(browser: Any, page: str) -> None:
-    for width in WIDTHS:
+    for width in some(WIDTHS):
         shown = browser.new_page(viewport={"width": width, "height": 800})
         told: list[str] = []
         asked: list[str] = []
@@ -70,7 +71,7 @@ def test_axe_finds_no_serious_fault(browser: Any, tmp_path: Path) -> None:
     if not AXE.is_file():
         pytest.skip("axe-core is not here: `npm install axe-core` in the repository brings it")
     page = write_report([RESULTS / "eval-h200.json"], tmp_path / "report.html")
-    for scheme in SCHEMES:
+    for scheme in some(SCHEMES):
         shown = browser.new_page(color_scheme=scheme)
         shown.goto(page.as_uri())
         shown.evaluate(AXE.read_text(encoding="utf-8"))
