@@ -96,7 +96,10 @@ stock() {
     fi
     bare libpython3.11
     codl soc detect --serial ssh://arm64 --name stock -o "$folder/socs/stock.yaml"
-    codl collect --soc "$folder/socs/stock.yaml" --serial ssh://arm64 --samples 50 -o "$folder/rows"
+    # Ops that are small: under qemu a large convolution takes seconds each time.
+    codl collect --soc "$folder/socs/stock.yaml" --serial ssh://arm64 --samples 50 --datasets "$folder/rows" \
+        --ops "conv2d in=1x32x28x28 oc=32 kernel=3x3 pad=1" --ops "conv2d in=1x64x14x14 oc=64 kernel=1x1" \
+        --ops "pooling in=1x32x28x28 kernel=2x2 stride=2x2" --ops "eltwise in=1x64x14x14,1x64x14x14"
 }
 
 command=${1:-help}

@@ -21,6 +21,7 @@ from codl.measure import tuning_file
 from codl.measure.budget import Budget
 from codl.measure.dataset import Dataset
 from codl.measure.op_runner import ELSEWHERE
+from codl.measure.tasks import load_ops
 from codl.measure.timing import Protocol
 from codl.records.results import Digests
 from codl.records.tuned import BenchRow
@@ -84,7 +85,7 @@ def bench_ops(
         raise CodlError('Name a model, or an op by --ops "conv2d in=1x64x56x56 oc=128 kernel=3x3".')
     described, limit = load_local(soc, serial, precision), opt.budget_of(budget)
     measured = _measured(
-        opt.read_ops(sources), described, serial, dataset=dataset, every=every, budget=limit
+        load_ops(sources), described, serial, dataset=dataset, every=every, budget=limit
     )
     emit("bench", measured, lambda: _table(measured), as_json=json, output=output)
     if text := limit.left_out(measured["left"], "ops"):

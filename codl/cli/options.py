@@ -24,12 +24,10 @@ from codl.cli.base_options import writable as writable
 from codl.cli.output import tell
 from codl.errors import CodlError, UnknownNameError
 from codl.frontend.models import BUILT_IN, BUNDLE, choices
-from codl.ir import Op, parse
 from codl.ir.types import PRECISIONS
 from codl.measure import dataset as datasets
 from codl.measure.budget import Budget
 from codl.measure.cool_down import LONGEST_S
-from codl.measure.tasks import load_ops
 from codl.predict import ESTIMATORS
 from codl.runtime.placement import HINTS
 from codl.strategies import DEFAULT, STRATEGIES, ideal
@@ -365,15 +363,6 @@ def sources_of(models: Iterable[str] | None, ops: Iterable[str] | None) -> list[
     """What --models and --ops name, by commas; an op as text is one, and has a space in it."""
     parts = ([text] if " " in text.strip() else _parts(text) for text in ops or ())
     return [*names_of(models), *(part for some in parts for part in some)]
-
-
-def read_ops(sources: Sequence[str]) -> list[Op]:
-    """The distinct ops of models, of files and of texts; a text is what has a space in it."""
-    distinct: dict[Op, None] = {}
-    for source in sources:
-        ops = [parse(source)] if " " in source.strip() else load_ops([source])
-        distinct.update(dict.fromkeys(ops))
-    return list(distinct)
 
 
 def read_shares(text: str) -> list[float]:

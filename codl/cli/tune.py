@@ -18,6 +18,7 @@ from codl.measure import dataset as datasets
 from codl.measure import tuning_file
 from codl.measure.budget import Budget
 from codl.measure.dataset import Dataset
+from codl.measure.tasks import load_ops
 from codl.measure.tuner import FINAL, TuneTask, cut_short, tune_tasks
 from codl.records.results import Digests
 from codl.records.tuned import Tuned
@@ -64,7 +65,7 @@ def tune_kernels(
     """
     described, limit = load_local(soc, serial, precision), opt.budget_of(budget)
     sources = opt.sources_of(models, ops)
-    tasks = tune_tasks(opt.read_ops(sources or MEASURED), described, opt.read_shares(shares))
+    tasks = tune_tasks(load_ops(sources or MEASURED), described, opt.read_shares(shares))
     data = Dataset.of(described.name, dataset)
     if anew:
         tuning_file.forget(data)

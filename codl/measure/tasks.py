@@ -41,6 +41,8 @@ SHARED = (0.1, 0.3, 0.5, 0.7, 1.0)
 #: How many similar ops' inputs are measured as exchanges, beside the models' own tensors.
 MORE_SHAPES = 120
 SEED = 20220627
+#: Endings of files with models or ops.
+FILES = (".csv", ".onnx", ".yaml", ".yml")
 #: A library that computes this packs tensors.
 PACKED = parse("conv2d in=1x8x2x2 oc=8 kernel=1x1")
 #: How the reason of a row ends that another run leaves alone.
@@ -192,7 +194,7 @@ def deadly_row(task: Task, run: str, reason: str) -> Row:
 
 
 def load_ops(sources: Sequence[str]) -> list[Op]:
-    """The distinct ops of models (built-in or `.onnx`) and of `.csv` files, in order."""
+    """The distinct ops of models (built-in or `.onnx`), of `.csv` files and of texts, in order."""
     return load_sources(sources)[0]
 
 
@@ -201,7 +203,13 @@ def check_sources(sources: Sequence[str]) -> None:
     from codl.frontend.models import check_is_there  # an agent measures tasks without it
 
     for source in sources:
-        check_is_there(source)
+        if not is_op(source):
+            check_is_there(source)
+
+
+def is_op(source: str) -> bool:
+    """Whether a source is an op as text, as in `fc in=1x32 oc=8`: with a space, and no file."""
+    return " " in source.strip() and Path(source).suffix not in FILES
 
 
 def load_sources(sources: Sequence[str]) -> tuple[list[Op], list[Network]]:
@@ -211,7 +219,9 @@ def load_sources(sources: Sequence[str]) -> tuple[list[Op], list[Network]]:
     every: dict[Op, None] = {}
     networks = []
     for source in sources:
-        if source.endswith(".csv"):
+        if is_op(source):
+            ops = [parse(source)]
+        elif source.endswith(".csv"):
             ops = read_csv(Path(source))
         else:
             network = load_network(source)

@@ -29,7 +29,16 @@ from codl.measure.collector import collect
 from codl.measure.dataset import CsvTable, Dataset, OpRow
 from codl.measure.dataset_writer import RowWriter
 from codl.measure.measurement_order import context_tasks
-from codl.measure.tasks import OpTask, deadly_row, failed_row, load_ops, make_tasks, read_csv
+from codl.measure.tasks import (
+    OpTask,
+    check_sources,
+    deadly_row,
+    failed_row,
+    load_ops,
+    load_sources,
+    make_tasks,
+    read_csv,
+)
 from codl.measure.timing import Protocol, Rounds, measure_together
 from codl.records.results import Latency
 from codl.records.soc import Soc
@@ -314,6 +323,17 @@ def test_unknown_ops_are_named() -> None:
         load_ops(["yolov3"])
     with pytest.raises(InvalidFileError, match="no such file"):
         load_ops(["nothing.csv"])
+
+
+def test_an_op_as_text_stands_among_models(tmp_path: Path) -> None:
+    text, table = "fc in=1x32x5x5 oc=40", tmp_path / "two words.csv"
+    header = "CNN,IH,IW,IC,OC,KH,KW,SH,SW,PT,PH,PW,DH,DW\n"
+    table.write_text(header + "A,224,224,3,64,3,3,1,1,0,2,2,0,0\n")
+    check_sources([text, str(table), "op_chain"])
+    ops, networks = load_sources([text, str(table), text])
+    assert (ops, networks) == ([parse(text), *read_csv(table)], [])
+    with pytest.raises(CodlError):
+        load_sources(["fc in=1x32x5x5 nap=40"])
 
 
 def test_a_sample_is_the_mean_of_its_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
