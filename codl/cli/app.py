@@ -97,6 +97,7 @@ COMMANDS = {
     "validate": "codl.cli.validate:validate_plan",
     "explain": "codl.cli.explain:explain_model",
     "trace": "codl.cli.trace:trace_model",
+    "runs": "codl.cli.runs:list_runs",
     "compare": "codl.cli.compare:compare_files",
     "report": "codl.cli.report:write_report",
     "agent": "codl.cli.agent:agent_app",

@@ -1,53 +1,83 @@
-"""`codl models`: the built-in models and what they are made of."""
+"""`codl models`: models, what they are made of, and what is known of them here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from codl.cli.options import JsonOption, OutputOption
-from codl.cli.output import emit
-from codl.errors import UnknownNameError
-from codl.frontend.models import BUILT_IN, described
-from codl.frontend.models.builder import summary
+from codl.api.models import ModelFacts, builtin_facts, evaluations, model_facts
+from codl.cli import options as opt
+from codl.cli.output import emit, stage
+from codl.measure import dataset as datasets
+from codl.records import soc as socs
 from codl.report.text_table import Table
+
+NamesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(help="Built-in models and files; by default all built-in ones, in short."),
+]
 
 
 def list_models(
-    names: Annotated[
-        list[str] | None, typer.Argument(help="Some of the built-in models; all by default.")
-    ] = None,
-    json: JsonOption = False,
-    output: OutputOption = None,
+    names: NamesArgument = None,
+    soc: opt.PlannedSocOption = "",
+    dataset: opt.DatasetsOption = datasets.FOLDER,
+    json: opt.JsonOption = False,
+    output: opt.OutputOption = None,
 ) -> None:
-    """List the built-in models: inputs, weights, work and nodes.
+    """List models: inputs, weights, work, and the largest speedup in an evaluation that lies here.
 
-    [dim]Example:[/dim] codl models retinaface posenet
+    Of models that are named, .onnx files too, it also says what ops they come to, how many of those
+    were measured and tuned on the SoC, and which kinds only ONNX Runtime runs (`onnx`).
+
+    [dim]Examples:[/dim]
+    codl models
+    codl models retinaface posenet --soc epyc2
+    codl models model.onnx --json
     """
-    for name in names or []:
-        if name not in BUILT_IN:
-            raise UnknownNameError("built-in model", name, BUILT_IN)
-    summaries = [summary(described(name, weights=False)) for name in names or BUILT_IN]
+    evaluated = evaluations()
+    if names:
+        facts = []
+        for model in opt.read_models(*names):
+            stage(f"Reading {model}")
+            facts.append(model_facts(model, socs.load(soc), evaluated, dataset))
+    else:
+        facts = [*builtin_facts(evaluated)]
+    result: dict[str, Any] = {"soc": soc, "models": [asdict(model) for model in facts]}
+    emit("models", result, lambda: _table(facts, soc), as_json=json, output=output)
 
-    def render() -> Table:
-        columns = ("model", "inputs", "million weights", "GFLOPs", "nodes")
-        table = Table(*columns, title="Built-in models", title_justify="left")
-        for model in summaries:
-            nodes = ", ".join(f"{count} {kind}" for kind, count in model.nodes.items())
-            numbers = (f"{model.parameters / 1e6:.2f}", f"{model.gflops:.2f}")
-            table.add_row(model.name, _shapes(model.inputs.values()), *numbers, nodes)
-        return table
 
-    emit(
-        "models",
-        {"models": [asdict(model) for model in summaries]},
-        render,
-        as_json=json,
-        output=output,
+def _table(facts: Sequence[ModelFacts], soc: str) -> Table:
+    looked = facts[0].ops is not None
+    of_ops = ("ops", "measured", "tuned") if looked else ()
+    last = "kinds of ops" if looked else "nodes"
+    columns = ("model", "inputs", "million weights", "GFLOPs", *of_ops, "speedup here", last)
+    spare = ("nodes", "kinds of ops", "inputs")
+    table = Table(*columns, spare=spare, title="Models", title_justify="left")
+    for model in facts:
+        numbers = [f"{model.parameters / 1e6:.2f}", f"{model.gflops:.2f}"]
+        if looked:
+            numbers += [_told(model.ops), _told(model.measured), _told(model.tuned)]
+        gain = "-" if model.gain is None else f"{model.gain:.2f}"
+        kinds = model.kinds if model.kinds is not None else model.nodes
+        table.add_row(model.name, _shapes(model.inputs.values()), *numbers, gain, _counts(kinds))
+    table.caption = (
+        f"ops: distinct ones; measured and tuned: those of them on {soc}"
+        if looked
+        else "`codl models NAME` says which ops were measured and tuned"
     )
+    return table
+
+
+def _told(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def _counts(kinds: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in kinds.items())
 
 
 def _shapes(shapes: Iterable[tuple[int, ...]]) -> str:

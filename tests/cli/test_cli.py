@@ -337,7 +337,6 @@ def test_bench_llm_has_tokens_a_second_and_the_same_tokens(workplace: Path) -> N
             ["explain", "small.onnx", "--soc", "test", "--predicted", "--strategy", "codl-refined"],
             "leave out --predicted",
         ),
-        (["tune"], "Name the SoC to tune for by --soc"),
         (["tune", "--soc", "test", "--ops", "conv3d in=1x1x1x1"], "Did you mean 'conv2d'?"),
         (
             ["tune", "--soc", "test", "--models", "small.onnx", "--variants", "gpu_drect"],
@@ -508,7 +507,7 @@ def test_traces_of_a_run_of_a_run_behind_an_agent_and_of_none(workplace: Path) -
 
 
 def test_wrong_usage_ends_with_code_2(workplace: Path) -> None:
-    answer_apart(workplace, "search", "small.onnx", code=2)
+    answer_apart(workplace, "search", "small.onnx", "--no-such-option", code=2)
     run(workplace, "no-such-command", code=2)
 
 
