@@ -139,6 +139,8 @@ def list_socs(json: opt.JsonOption = False, output: opt.OutputOption = None) -> 
 
     The source is measured where codl measures a SoC, replayed where somebody else did, and
     published where only facts are known.
+
+    [dim]Example:[/dim] codl soc list
     """
     described = [socs.read(name) for name in socs.names()]
 
