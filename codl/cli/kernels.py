@@ -124,6 +124,7 @@ def compile_kernels(
         "gpu": key,
         "label": played.label,
         "compiler": done.version,
+        "packages": compiler.packages(played.family),
         "summary": asdict(summary(rows)),
         "kernels": [asdict(row) for row in (worst(rows) if brief else rows)],
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shutil
@@ -32,6 +33,8 @@ COMMANDS: Mapping[Family, str] = {
     "adreno": "codl kernels --setup",
     "mali": "codl kernels --setup --mali",
 }
+#: Packages that have a part in what is compiled, beside Mesa's.
+COMPILING = ("libllvm19", "libclc-19", "libllvmspirvlib19.1")
 #: A compiler that takes more seconds of a core for one program hangs: what is said of it then.
 MOST_SECONDS, HUNG = 120, "the compiler hung"
 
@@ -45,6 +48,22 @@ def is_installed(family: Family) -> bool:
     """Whether the compilers of a family of GPUs are there."""
     file = "root/mali/rusticl.icd" if family == "mali" else "root/etc/OpenCL/vendors/rusticl.icd"
     return (folder() / file).is_file()
+
+
+def packages(family: Family) -> dict[str, str]:
+    """Versions of the Debian packages that compile, by name; those of a folder that is there.
+
+    Mali's Mesa is built from a source package, whose version is known where it was set up by a
+    codl that wrote it down.
+    """
+    versions, documents = {}, folder() / "root/usr/share/doc"
+    for name in COMPILING if family == "mali" else ("mesa-opencl-icd", *COMPILING):
+        with suppress(OSError), gzip.open(documents / name / "changelog.Debian.gz", "rt") as file:
+            versions[name] = file.readline().split("(")[1].split(")")[0]
+    with suppress(OSError):
+        if family == "mali":
+            versions["mesa (source)"] = (folder() / "root/mali/version").read_text().strip()
+    return versions
 
 
 def check_installed(family: Family) -> None:

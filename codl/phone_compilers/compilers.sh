@@ -7,9 +7,14 @@
 #                                   building.py in WORK, beside the driver of a GPU's number
 #
 # It needs mmdebstrap and Linux's namespaces; as root or not. Nothing is installed on the machine.
+# DEBIAN_MIRROR is where packages come from, if not from where this machine's do: snapshot.debian.org
+# has those of any day, which is how versions are pinned.
 set -eu
 what=$1 folder=$2 root=$2/root
-mirror() { apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | grep -v security | head -n 1; }
+mirror() {
+    [ -z "${DEBIAN_MIRROR:-}" ] || { echo "$DEBIAN_MIRROR"; return; }
+    apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | grep -v security | head -n 1
+}
 
 adreno() {
     [ ! -e "$root/etc/OpenCL/vendors/rusticl.icd" ] || return 0
@@ -51,6 +56,7 @@ shim=src/panfrost/drm-shim/libpanfrost_noop_drm_shim.so
 ninja -C build $driver $shim
 strip -o /root/libRusticlOpenCL.so build/$driver
 cp build/$shim /root/
+ls /root/mesa_*.dsc | sed 's/.*mesa_\(.*\)\.dsc/\1/' > /root/version
 BUILD
     printf 'deb %s trixie main\ndeb-src %s trixie main\n' "$(mirror)" "$(mirror)" |
         mmdebstrap --quiet --variant=apt --architectures=amd64 --format=null \
@@ -58,7 +64,7 @@ BUILD
             --include=$tools,$python,$llvm,$others,libexpat1-dev \
             --customize-hook="copy-in $folder/build.sh /root" \
             --customize-hook='chroot "$1" sh /root/build.sh' \
-            --customize-hook="copy-out /root/libRusticlOpenCL.so /root/libpanfrost_noop_drm_shim.so $root/mali" \
+            --customize-hook="copy-out /root/libRusticlOpenCL.so /root/libpanfrost_noop_drm_shim.so /root/version $root/mali" \
             trixie - -
     echo /mali/libRusticlOpenCL.so > "$root/mali/rusticl.icd"
 }

@@ -34,11 +34,16 @@ def kernels_content(result: KernelsResult) -> TextTable:
     return TextTable.of(title, result.kernels, cells, caption, failure=lambda row: row.error)
 
 
+def _compiler(result: KernelsResult) -> str:
+    others = (f"{name} {version}" for name, version in result.packages.items())
+    return ", ".join([result.compiler, *others])
+
+
 def gpus_content(results: Sequence[KernelsResult]) -> TextTable:
     """A row for every GPU."""
     cells: list[Cell[KernelsResult]] = [
         (words("GPU"), lambda result: result.label),
-        (words("compiler"), lambda result: result.compiler),
+        (words("compiler"), _compiler),
         (Column("programs"), lambda result: count(result.summary.programs)),
         (Column("failed"), lambda result: count(result.summary.failed)),
         (Column("all", group="pairs of variant and kernel"), lambda r: count(r.summary.pairs)),

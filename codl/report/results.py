@@ -471,6 +471,8 @@ class KernelsResult(ResultFile):
     compiler: str
     summary: KernelSummary
     kernels: tuple[KernelFigures, ...]
+    #: Debian's packages that compiled, with their versions; empty in files of earlier versions.
+    packages: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
