@@ -18,8 +18,8 @@ from codl.api.job import Job
 from codl.api.search import search_all
 from codl.cli import options as opt
 from codl.cli.explain import explained_result
-from codl.cli.output import STDOUT, TERMINAL, document, note
-from codl.cli.progress import ended
+from codl.cli.output import STDOUT, TERMINAL, document, note, warn
+from codl.cli.progress import ended, stage
 from codl.cli.search import plan_result
 from codl.errors import CodlError, InterruptedCommandError
 from codl.evaluation.explain import explain_predicted
@@ -46,7 +46,6 @@ PAGE, PLANS, WATERFALL, EVALUATION = "report.html", "plans.json", "waterfall.jso
 FOLDER = Path("codl-demo")
 #: How a step is run.
 COMMAND = (sys.executable, "-m", "codl")
-GOES_ON = "What was done lies in {folder}, and `codl demo --measure` goes on from there."
 MeasureOption = Annotated[
     bool, typer.Option("--measure", help="Measure this machine, too: its ops, and one model.")
 ]
@@ -111,13 +110,14 @@ def run_demo(
         STDOUT.print(_predicted_table(rows))
     _page(results, output)
     if measure:
-        _measure(folder, opt.read_budget(budget))
+        _measure(output, opt.read_budget(budget))
         result = load_result(folder / EVALUATION)
         assert isinstance(result, EvalResult)
         measured = _measured(result)
         rows = (*rows, measured)
         if not json:
             STDOUT.print(_measured_table(measured, result))
+        _doubt(result)
         _page([folder / EVALUATION, *results], output)
     else:
         note("`codl demo --measure` measures this machine, and runs a network on it.")
@@ -161,6 +161,16 @@ def _measured_table(row: DemoRow, result: EvalResult) -> Table:
     return table
 
 
+def _doubt(result: EvalResult) -> None:
+    """Warn of latencies that are those of a busy machine, by their own spread."""
+    doubts = [f"{row.strategy}: {'; '.join(row.doubts)}" for row in result.rows if row.doubts]
+    if doubts:
+        warn(
+            f"Other programs seem to run beside it, so these are doubtful: {'. '.join(doubts)}. "
+            "`codl demo --measure` measures again."
+        )
+
+
 def _cells(row: DemoRow) -> list[str]:
     times = [f"{ms:.1f}" for ms in (row.cpu_ms, row.gpu_ms, row.codl_ms)]
     return [row.model, *times, f"{row.speedup:.2f}"]
@@ -189,6 +199,7 @@ def _predicted(folder: Path) -> tuple[DemoRow, ...]:
     result = {"soc": SHIPPED, "plans": [plan_result(plan) for plan in best], "failed": []}
     files.write(folder / PLANS, document("search", result) + "\n")
     model, job = MODELS[0], jobs[MODELS[0], "codl"]
+    stage(f"Explaining {model}")
     network, plan = load_structure(model), plans[model, "codl"].plan
     explained = explain_predicted(network, plan, job.context)
     waterfall = explained_result(network, plan, job.described, explained, None)
@@ -207,33 +218,17 @@ def _planned(model: str, plans: Mapping[tuple[str, str], FoundPlan]) -> DemoRow:
 # On this machine.
 
 
-def _measure(folder: Path, budget_s: float) -> None:
+def _measure(output: Path, budget_s: float) -> None:
     """Every step is a command of its own, as one would give it."""
-    limit, on_soc = Budget(budget_s), ["--soc", HERE]
+    limit, folder = Budget(budget_s), output.parent
     if not (folder / "socs" / f"{HERE}.yaml").is_file():
-        _step(folder, "soc", "detect", "--name", HERE)
-    budget = f"{max(LEAST_S, limit.left_s - OTHERS_S):.0f}s"
-    _step(
-        folder,
-        "collect",
-        *on_soc,
-        "--models",
-        MEASURED,
-        "--resume",
-        "--no-tune",
-        "--budget",
-        budget,
-    )
-    _step(folder, "train", *on_soc, "--predictor", "codl", "--no-evaluate")
-    how = [
-        "--strategies",
-        ",".join(STRATEGIES),
-        "--peers",
-        ",".join(PEERS),
-        "--time",
-        f"{COMPARING_S}s",
-    ]
-    _step(folder, "eval", *on_soc, "--models", MEASURED, *how, "-o", str(folder / EVALUATION))
+        _step(output, f"soc detect --name {HERE}")
+    collecting_s = max(LEAST_S, limit.left_s - OTHERS_S)
+    of = f"--soc {HERE} --models {MEASURED}"
+    _step(output, f"collect {of} --resume --no-tune --budget {collecting_s:.0f}s")
+    _step(output, f"train --soc {HERE} --predictor codl --no-evaluate")
+    how = f"--strategies {','.join(STRATEGIES)} --peers {','.join(PEERS)} --time {COMPARING_S}s"
+    _step(output, f"eval {of} {how} -o", str(folder / EVALUATION))
 
 
 def _measured(result: EvalResult) -> DemoRow:
@@ -251,12 +246,15 @@ def _measured(result: EvalResult) -> DemoRow:
     )  # fmt: skip
 
 
-def _step(folder: Path, *words: str) -> None:
-    """Run a command whose files are in the folder; its progress is seen, and its table is not.
+def _step(output: Path, command: str, *paths: str) -> None:
+    """Run a command of these words and files; all else that it writes lies beside the page.
 
-    Raises `CodlError` where it fails, and `InterruptedCommandError` where it is interrupted.
+    Its progress is seen, and its table is not. Raises `CodlError` where it fails, and `InterruptedCommandError` where it is interrupted.
     """
+    folder, words = output.parent, [*command.split(), *paths]
     text = f"CODL_HOME={folder} codl {' '.join(words)}"
+    page = "" if output == FOLDER / PAGE else f" -o {output}"
+    kept = f"What was done lies in {folder}, and `codl demo --measure{page}` goes on from there."
     ended()  # it tells by itself how far it is
     note(f"$ {text}")
     # A terminal's Ctrl-C reaches this process alone, which hands it on, once.
@@ -272,6 +270,6 @@ def _step(folder: Path, *words: str) -> None:
         except KeyboardInterrupt as error:
             child.send_signal(signal.SIGINT)
             child.wait()
-            raise InterruptedCommandError(GOES_ON.format(folder=folder)) from error
+            raise InterruptedCommandError(kept) from error
     if code:
-        raise CodlError(f"`{text}` ended with code {code}. {GOES_ON.format(folder=folder)}")
+        raise CodlError(f"`{text}` ended with code {code}. {kept}")

@@ -120,10 +120,10 @@ def test_what_is_interrupted_says_how_to_go_on(
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
-    done = command_line.run(tmp_path, "demo", "--measure")
+    done = command_line.run(tmp_path, "demo", "--measure", "-o", "codl-demo/a.html")
     assert done.code == 130
     assert "Interrupted" in done.stderr
-    assert "`codl demo --measure` goes on" in done.stderr
+    assert "`codl demo --measure -o codl-demo/a.html` goes on" in done.stderr
     assert (tmp_path / "codl-demo/kept").read_text() == "rows"
 
 
@@ -138,15 +138,18 @@ def test_a_network_is_measured_beside_libraries_on_all_cores(
     part = {"name": "some CPU", "type": "cpu"}
     soc = {"name": "host", "cpu": {"name": "some CPU"}, "gpu": part}
 
-    def evaluated(folder: Path, budget_s: float) -> None:
+    def evaluated(output: Path, budget_s: float) -> None:
         content = {"soc": soc, "rows": rows, "serial": "local"}
-        (folder / demo.EVALUATION).write_text(demo.document("eval", content))
+        (output.parent / demo.EVALUATION).write_text(demo.document("eval", content))
 
     monkeypatch.setattr(demo, "_measure", evaluated)
     shown = command_line.run(tmp_path, "demo", "--measure").stdout
     assert "Measured on this machine" in shown
     assert "1.50" in shown
     assert "4.5, ncnn" in shown
+    rows[1]["doubts"] = ["p80 is 2.00 times p20"]
+    doubted = command_line.run(tmp_path, "demo", "--measure").stderr
+    assert "doubtful: gpu: p80 is 2.00 times p20" in doubted
     rows[2] |= {"latency_ms": None, "status": "failed", "reason": "no driver"}
     failed = command_line.run(tmp_path, "demo", "--measure")
     assert failed.code == 1
