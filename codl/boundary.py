@@ -34,7 +34,7 @@ PURPOSES: Mapping[str, str] = {
     "cli": "the command line",
     "onnx": "reading ONNX models and operators that codl has none for",
     "quantize": "packing a model's matrices",
-    "report": "reports and traces",
+    "report": "reports",
     "images": "reading images",
     "train": "predictors and tables of data",
     "peers": "comparing with other libraries",

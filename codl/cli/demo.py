@@ -137,27 +137,27 @@ PREDICTED = (
     "EPYC, OpenCL on the other."
 )
 ONE_CPU = "Both sides are halves of one CPU: it says nothing about a CPU beside a GPU."
-SPEEDUP = "Speedup: over the better processor."
+GAIN = "Gain: over the better processor."
 
 
 def _predicted_table(rows: Sequence[DemoRow]) -> Table:
-    columns = ("model", "CPU (ms)", "GPU (ms)", "both (ms)", "speedup", "chains on both")
+    columns = ("model", "CPU (ms)", "GPU (ms)", "both (ms)", "gain", "chains on both")
     title = f"Predicted for {SHIPPED}: nothing ran"
     table = Table(*columns, title=title, title_justify="left")
     for row in rows:
         table.add_row(*_cells(row), f"{row.shared} of {row.chains}")
-    table.caption = f"{PREDICTED} {ONE_CPU} {SPEEDUP}"
+    table.caption = f"{PREDICTED} {ONE_CPU} {GAIN}"
     return table
 
 
 def _measured_table(row: DemoRow, result: EvalResult) -> Table:
-    columns = ("model", "CPU (ms)", "GPU (ms)", "both (ms)", "speedup", "library, all cores (ms)")
+    columns = ("model", "CPU (ms)", "GPU (ms)", "both (ms)", "gain", "best library, all cores (ms)")
     table = Table(*columns, title="Measured on this machine", title_justify="left")
     best = "-" if row.library_ms is None else f"{row.library_ms:.1f}, {row.library}"
     table.add_row(*_cells(row), best)
     parts = [part.name for part in (result.soc.cpu, result.soc.gpu) if part is not None]
     halves = f" {ONE_CPU}" if result.soc.is_one_cpu else ""
-    table.caption = f"CPU and GPU: {', '.join(parts)}.{halves} 20th percentiles. {SPEEDUP}"
+    table.caption = f"CPU and GPU: {', '.join(parts)}.{halves} 20th percentiles. {GAIN}"
     return table
 
 
@@ -247,9 +247,10 @@ def _measured(result: EvalResult) -> DemoRow:
 
 
 def _step(output: Path, command: str, *paths: str) -> None:
-    """Run a command of these words and files; all else that it writes lies beside the page.
+    """Run a command of these words and paths; all else that it writes lies beside the page.
 
-    Its progress is seen, and its table is not. Raises `CodlError` where it fails, and `InterruptedCommandError` where it is interrupted.
+    Its progress is seen, and its table is not. Raises `CodlError` where it fails, and
+    `InterruptedCommandError` where it is interrupted.
     """
     folder, words = output.parent, [*command.split(), *paths]
     text = f"CODL_HOME={folder} codl {' '.join(words)}"
