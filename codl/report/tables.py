@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from codl.ir.plan import Chain
@@ -369,11 +368,6 @@ def warnings(sources: Sequence[str]) -> tuple[str, ...]:
     return tuple(text for source, text in WARNINGS.items() if source in sources)
 
 
-#: Whose 5 % accuracy, error and interval are shown as well, by their headers.
-DETAILED = "codl"
-DETAILS = {f"`{DETAILED}` 5 %": "acc5", "MAPE": "mape", "in the 90 % interval": "coverage90"}
-
-
 def comparison_content(result: EvalResult) -> TextTable:
     """Latencies of an evaluation: a row per model, a column per strategy or peer, then speedups."""
     names = list(dict.fromkeys(row.strategy for row in result.rows))
@@ -462,36 +456,6 @@ def _accuracy_note(rows: Sequence[EvalRow]) -> tuple[str, ...]:
 def _failures(rows: Sequence[EvalRow]) -> list[str]:
     failed = [row for row in rows if row.latency_ms is None]
     return [f"{row.strategy} on {row.model} failed: {row.reason.rstrip('.')}." for row in failed]
-
-
-def accuracy_content(result: TrainResult) -> TextTable:
-    """Held-out accuracy by shape: a row per target, a column per predictor."""
-    rows = [row for row in result.predictors if row.split == "shape"]
-    names = list(dict.fromkeys(row.name for row in rows))
-    targets = {row.target: {r.name: r for r in rows if r.target == row.target} for row in rows}
-    figures = [(name, f"`{name}`", "acc10") for name in names]
-    figures += [(DETAILED, header, f) for header, f in DETAILS.items() if DETAILED in names]
-    cells: list[Cell[Mapping[str, PredictorRow]]] = [
-        (words("target"), lambda row: f"`{next(iter(row.values())).target}`"),
-        (Column("rows"), lambda row: count(max(predictor.n_train for predictor in row.values()))),
-        *(
-            (Column(header), partial(_figure, name=name, figure=figure))
-            for name, header, figure in figures
-        ),
-    ]
-    caption = (
-        "Percentage of rows predicted within 10 %, whole op shapes held out; the last columns are "
-        f"of `{DETAILED}`. Rows are those that a fold is trained on.",
-        f"Training took {digits(result.train_s)} s.",
-        *soc_lines(result.soc),
-        *warnings(result.sources),
-        *origin_lines(result),
-    )
-    return TextTable.of(f"Held-out accuracy on {result.soc.name}", targets.values(), cells, caption)
-
-
-def _figure(row: Mapping[str, PredictorRow], *, name: str, figure: str) -> str:
-    return digits(getattr(row[name], figure) if name in row else None)
 
 
 def conformance_content(results: Sequence[ConformanceResult]) -> TextTable:

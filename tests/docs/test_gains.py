@@ -127,3 +127,29 @@ def test_the_picture_has_every_chain_and_both_lanes(tmp_path: Path) -> None:
     assert told is not None
     assert "3 ops in 2 chains, 1 of them split" in told
     assert "1.25 times the better one" in told
+
+
+def test_accuracy_is_summed_up_by_the_rows_that_were_held_out(tmp_path: Path) -> None:
+    from summaries import accuracy_content
+
+    def predictor(target: str, n_test: int, acc10: float | None, split: str = "shape") -> Any:
+        sizes = {"n_train": 9, "bytes": 1, "us_per_prediction": 1.0, "processor": "cpu"}
+        figures = {"n_test": n_test, "acc10": acc10, "acc5": 10.0, "mape": 5.0}
+        return {"name": "codl", "target": target, "split": split, **sizes, **figures}
+
+    rows = [
+        predictor("conv2d_cpu_gemm", 30, 80.0),
+        predictor("pooling_cpu_direct", 10, 40.0),
+        predictor("pooling_cpu_direct", 10, 99.0, split="row"),
+        predictor("data_sharing_load", 10, 20.0),
+        predictor("mulayer_conv2d_cpu", 50, 1.0),
+        predictor("reshape_cpu_copy", 7, None),
+    ]
+    file = tmp_path / "train.json"
+    content = {"command": "train", "soc": "two", "predictors": rows, "train_s": 1.0}
+    file.write_text(json.dumps(content))
+    assert [line[:4] for line in cells(accuracy_content(load_result(file)))] == [
+        ("data sharing", "1", "10", "20.0"),
+        ("operators on the CPU", "2", "40", "70.0"),  # (30 * 80 + 10 * 40) / 40
+        ("all", "3", "50", "60.0"),
+    ]

@@ -24,7 +24,6 @@ from codl.report.html import write_report
 from codl.report.load import eval_result, load_result, parse_result, train_result
 from codl.report.results import COMMANDS
 from codl.report.tables import (
-    accuracy_content,
     comparison_content,
     eval_content,
     eval_table,
@@ -656,15 +655,6 @@ def test_a_comparison_has_a_row_per_model_and_speedups_of_plans() -> None:
     assert "codl on other failed: no plan." in caption
     assert "commit abc1234" in caption
     assert "two halves of one CPU" in caption
-
-
-def test_accuracy_is_that_of_the_shape_split() -> None:
-    content = training()
-    content["predictors"][-1] |= {"name": "codl", "coverage90": 88.0}
-    table = accuracy_content(train_result(content))
-    assert [row.cells for row in table.sections[0].rows] == [
-        ("`cpu_gemm`", "2,000", "81.2", "81.2", NONE, "5.00", "88.0"),
-    ]
 
 
 def test_markdown_keeps_cells_apart() -> None:
