@@ -148,6 +148,8 @@ ARCHIVE, LAUNCHER = "agent.pyz", "agent"
 LAUNCH = '#!/bin/sh\n{python} "${{0%/*}}/{archive}" "$@"\nexit $?\n'
 #: Codes of what is not there, may not be started, or is not let in.
 NONE_THERE = (1, REFUSED, 127)
+#: Takes away what older agents unpacked.
+CLEAR = 'rm -rf "$0"/codl-*'
 #: Bytes of an agent: its file, its modules, and those compiled.
 ROOM = 10_000_000
 #: Unpacking codl and asking for packages, on a slow card.
@@ -257,7 +259,8 @@ def _brought_python(shell: DeviceShell, python: Python | None) -> Python | None:
 
 
 def _put(shell: DeviceShell, python: Python, path: str) -> AgentCheck:
-    """Send the agent's file; what it says there."""
+    """Send the agent's file in the place of an older one; what it says there."""
+    shell.run(["sh", "-c", CLEAR, shell.folder])
     shell.check_room(ROOM, "the agent")
     shell.write(path, agent_file().content)
     checked = _said_by_file(shell, python, path)

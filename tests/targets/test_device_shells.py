@@ -171,7 +171,9 @@ def test_a_damaged_agent_is_replaced(tmp_path: Path) -> None:
     install(shell, [sys.executable])
     archive = tmp_path / ARCHIVE
     archive.write_bytes(archive.read_bytes()[:-100])
+    (tmp_path / "codl-0123").mkdir()  # what an older agent unpacked
     assert install(shell, [sys.executable]).is_new
+    assert sorted(own.name for own in tmp_path.iterdir()) == [LAUNCHER, ARCHIVE]
     assert archive.read_bytes() == agent_file().content
 
 
