@@ -47,7 +47,7 @@ PACKAGES: Mapping[str, Mapping[str, str]] = {
     "cli": {"rich": "rich", "typer": "typer"},
     "onnx": {"onnx": "onnx", "onnxruntime": "onnxruntime", "safetensors": "safetensors"},
     "quantize": {"onnx_ir": "onnx-ir"},
-    "report": {"jinja2": "jinja2", "matplotlib": "matplotlib", "perfetto": "perfetto"},
+    "report": {"jinja2": "jinja2", "perfetto": "perfetto"},
     "images": {"PIL": "pillow"},
     "train": {
         "joblib": "joblib",

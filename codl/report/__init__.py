@@ -1,5 +1,4 @@
-"""Tables, plots and HTML, made from result files alone.
+"""Tables, pictures, pages and traces, made from result files alone.
 
-Importing a module of this package does not import matplotlib: `codl eval` prints its table without
-waiting for it.
+Tables need nothing that pages do: `codl eval` and `codl explain` print theirs without.
 """

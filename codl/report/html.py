@@ -23,6 +23,7 @@ from codl.report import (
     predictors,
     tables,
     validations,
+    waterfall_pictures,
     waterfalls,
 )
 from codl.report.caveats import findings
@@ -238,7 +239,7 @@ def _explain(result: ExplainResult) -> PageSection:
     section = _of(
         f"Waterfall of {result.model}",
         *shown,
-        pictures=[waterfalls.waterfall(result), waterfalls.plan(result)],
+        pictures=[waterfall_pictures.waterfall(result), waterfall_pictures.plan(result)],
         sources=[result.source],
     )
     return replace(section, findings=waterfalls.findings(result))

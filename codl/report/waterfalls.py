@@ -1,4 +1,4 @@
-"""Waterfalls of `codl explain`, as tables and as a picture."""
+"""Waterfalls of `codl explain`, as tables."""
 
 from __future__ import annotations
 
@@ -6,13 +6,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from math import floor, fsum, log10
 
-from codl.ir.plan import Chain
 from codl.ir.types import PROCESSORS, Processor
 from codl.records.results import WIDE
 from codl.records.waterfall import BOUND, MEASURED_TERMS, TERMS, ChainTerms, WaterfallTerm
-from codl.report import charts
-from codl.report.charts import Bar, Part
-from codl.report.drawing import Data, Key, Picture
 from codl.report.results import ExplainResult
 from codl.report.tables import mark, soc_lines, warnings
 from codl.report.text_table import (
@@ -67,10 +63,10 @@ def waterfall_content(result: ExplainResult) -> TextTable:
 
     cells: list[Cell[WaterfallLine]] = [
         (words("term"), lambda step: step.name),
-        (Column("ms"), lambda step: NONE if step.ms is None else _signed(step.ms)),
+        (Column("ms"), lambda step: NONE if step.ms is None else signed(step.ms)),
         (Column("total (ms)"), lambda step: digits(step.total_ms)),
         (Column("of the bound (%)"), of_bound),
-        (words("what it is"), lambda step: _what(step.name, result)),
+        (words("what it is"), lambda step: what_of(step.name, result)),
     ]
     caption = (
         *soc_lines(result.soc),
@@ -85,7 +81,7 @@ def waterfall_content(result: ExplainResult) -> TextTable:
     return TextTable.of(title, steps_of(result), cells, caption, mark=lambda _: source)
 
 
-def _what(name: str, result: ExplainResult) -> str:
+def what_of(name: str, result: ExplainResult) -> str:
     others = {
         BOUND: "every op on both processors without loss: 1 / (1 / CPU + 1 / GPU)",
         PREDICTED: f"the plan's latency by {result.predictor or 'predictors'}",
@@ -231,7 +227,7 @@ def _cut(chain: ChainTerms) -> str:
     return ("GPU" if chain.gpu_ratio else "CPU") if chain.ops else NONE
 
 
-def _signed(ms: float) -> str:
+def signed(ms: float) -> str:
     """With its sign: it is added."""
     return f"+{digits(ms)}" if ms >= NOTHING else digits(0.0 if ms > -NOTHING else ms)
 
@@ -251,43 +247,4 @@ def findings(result: ExplainResult) -> tuple[str, ...]:
 
 
 def _named(term: WaterfallTerm) -> str:
-    return f"{term.name} ({_signed(term.ms)} ms)"
-
-
-def waterfall(result: ExplainResult) -> Picture:
-    """A bar for every total and term, the axis cut off where nothing is lost."""
-    steps = steps_of(result)
-    totals = [step.total_ms for step in steps]
-    low = max(0.0, min(totals) - 0.5 * ((max(totals) - min(totals)) or max(totals) or 1.0))
-    cut_off = f", from {digits(low)} on" if low else ""
-    rows = tuple((s.name, s.ms, s.total_ms, _what(s.name, result)) for s in steps)
-    return charts.bars(
-        f"Where the time goes: {result.model} by {result.strategy} on {result.soc.name}",
-        [_bar(step, low) for step in steps],
-        Data(("term", "ms", "total (ms)", "what it is"), rows),
-        name=f"milliseconds{cut_off}",
-        low=low,
-        legend=(
-            Key("bound", "a latency"), Key("wait", "what a term adds"),
-            Key("both", "what one takes away"),
-        ),
-        sources=(result.source,),
-    )  # fmt: skip
-
-
-def _bar(step: WaterfallLine, low: float) -> Bar:
-    if step.ms is None:
-        told = f"{step.name}: {digits(step.total_ms)} ms"
-        part = Part(low, step.total_ms, "bound", told)
-        return Bar(step.name, (part,), digits(step.total_ms))
-    told = f"{step.name}: {_signed(step.ms)} ms, {TERMS.get(step.name, '')}"
-    ends = sorted((step.total_ms - step.ms, step.total_ms))
-    part = Part(ends[0], ends[1], "wait" if step.ms >= 0 else "both", told)
-    return Bar(step.name, (part,) if abs(step.ms) > NOTHING else (), _signed(step.ms))
-
-
-def plan(result: ExplainResult) -> Picture:
-    """The layers of the plan on both processors."""
-    chains = [Chain(c.ops, c.dim, c.gpu_ratio, {}) for c in result.chains if c.ops]
-    title = f"Plan of {result.strategy} for {result.model}"
-    return charts.strip(title, chains, sources=(result.source,))
+    return f"{term.name} ({signed(term.ms)} ms)"

@@ -19,12 +19,12 @@ from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import pandas as pd
+from matplotlib_svg import stand_alone, style, to_svg
 
 from codl.errors import CodlError
 from codl.ir import Op, to_text
 from codl.provenance import ROOT, now, provenance
 from codl.records import soc as socs
-from codl.report.plots import stand_alone, style, to_svg
 from codl.report.text_table import Column, TextRow, TextSection, TextTable, digits
 
 Row: TypeAlias = Mapping[str, Any]

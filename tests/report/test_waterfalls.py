@@ -14,13 +14,13 @@ from codl.frames import results
 from codl.report.drawing import stand_alone
 from codl.report.html import write_report
 from codl.report.load import explain_result
+from codl.report.waterfall_pictures import waterfall as drawn
 from codl.report.waterfalls import (
     chains_content,
     findings,
     steps_of,
     waterfall_content,
 )
-from codl.report.waterfalls import waterfall as drawn
 
 TERMS = {"cuts": 1.0, "halo": 2.0, "overlap": -0.5}
 RUN = {"cpu": 0.0, "engine": 1.5}
