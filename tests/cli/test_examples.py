@@ -21,7 +21,7 @@ RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 EXAMPLES = re.compile(r"\[dim\]Examples?:\[/dim\]")
 #: Commands of which an example takes no device and little time, where its files are there.
 QUICK = ("soc list", "soc show", "dataset info", "models", "cache show", "compare", "runs",
-         "report", "show")  # fmt: skip
+         "report", "show", "trace")  # fmt: skip
 #: What the files of examples hold.
 FILES = {
     "before.json": "eval-host.json",
