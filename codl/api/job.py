@@ -242,6 +242,14 @@ class Job:
         """Raise what `context` raises now, before a model is read, which takes longer."""
         _ = self.context
 
+    def check_plans_alone(self) -> None:
+        """Raise `UnsupportedError` where planning takes the device, which is not to run."""
+        if self.plan is None and find(self.strategy_name).runs_plans:
+            raise UnsupportedError(
+                f"{self.strategy_name} runs plans on the device to find the best: leave out "
+                "--predicted, or give a plan that it has found by --plan."
+            )
+
     @property
     def strategy_name(self) -> str:
         return strategy_of(self.strategy, self.deployment)

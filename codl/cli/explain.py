@@ -12,7 +12,6 @@ from codl.api.job import Job, digests_of, recorded
 from codl.cli import options as opt
 from codl.cli.output import TERMINAL, emit, stage
 from codl.engine.engine import Engine
-from codl.errors import UnsupportedError
 from codl.evaluation.explain import Explanation, explain_measured, explain_predicted
 from codl.ir import Network
 from codl.ir.plan import Plan
@@ -20,7 +19,6 @@ from codl.measure import dataset as datasets
 from codl.predict import FOLDER
 from codl.records.soc import Soc
 from codl.runtime.placement import LocalSoc
-from codl.strategies import find
 
 #: More columns do not fit into a terminal; --json and a report have them all.
 MOST_TERMS = 7
@@ -80,11 +78,8 @@ def explain_model(
         predictors=predictors,
         reporter=TERMINAL,
     )
-    if predicted and plan is None and find(job.strategy_name).runs_plans:
-        raise UnsupportedError(
-            f"{job.strategy_name} runs plans on the device to find the best: leave out "
-            "--predicted, or give a plan that it has found by --plan."
-        )
+    if predicted:
+        job.check_plans_alone()
     network = job.read_network()
     origin: dict[str, Any] = {}
     if predicted:

@@ -26,7 +26,6 @@ from codl.predict import FOLDER
 from codl.records.results import Latency
 from codl.records.soc import Soc
 from codl.report.text_table import Table
-from codl.strategies import find
 
 #: What traces are called: a file of another name that is there is not replaced.
 SUFFIX = ".pftrace"
@@ -111,11 +110,8 @@ def trace_model(
         predictors=predictors,
         reporter=TERMINAL,
     )
-    if predicted and plan is None and find(job.strategy_name).runs_plans:
-        raise UnsupportedError(
-            f"{job.strategy_name} runs plans on the device to find the best: leave out "
-            "--predicted, or give a plan that it has found by --plan."
-        )
+    if predicted:
+        job.check_plans_alone()
     network = job.read_network()
     origin: dict[str, Any] = {}
     latency: Latency | None = None
