@@ -7,6 +7,7 @@ ops, each divided at its ratio, above the timelines of either processor alone an
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from textwrap import wrap
 from xml.sax.saxutils import escape
 
 from codl.ir.types import Processor
@@ -16,6 +17,10 @@ from codl.report.text_table import digits
 
 WIDTH, LEFT, RIGHT = 760, 96, 18
 STRIP, LANE, GAP = 64, 20, 6
+#: A profiled run that takes so many times a plain one is of a disturbed machine.
+MOST_PROFILED = 1.25
+#: Of a line of the smaller font.
+LETTERS = 108
 BOTH = "codl"
 STYLE = """<style>
   .panel { fill: #ffffff; stroke: #d0d0d0; }
@@ -56,10 +61,14 @@ def split_svg(results: Sequence[EvalResult], *, key: str, title: str) -> str:
     bottom = top + 4 * (LANE + GAP) + 26
     body += _legend(bottom)
     footnote = f"{where}; measured, commit {result.commit}, {result.created[:10]}"
-    if any(row.latency_ms and doubts(row.latency_ms, row.cold_ms) for row in rows.values()):
+    profiled = max(span.end_ms for span in spans)
+    spread = any(row.latency_ms and doubts(row.latency_ms, row.cold_ms) for row in rows.values())
+    if spread or profiled > MOST_PROFILED * ms[BOTH]:
         footnote += "; doubtful, the machine was disturbed"
-    body.append(_text(16, bottom + 34, footnote, "small"))
-    return _svg(bottom + 46, key, title, told, body)
+    lines = wrap(footnote, LETTERS)
+    for at, line in enumerate(lines):
+        body.append(_text(16, bottom + 34 + 15 * at, line, "small"))
+    return _svg(bottom + 31 + 15 * len(lines), key, title, told, body)
 
 
 def _svg(height: int, key: str, title: str, told: str, body: Sequence[str]) -> str:
