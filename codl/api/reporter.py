@@ -17,8 +17,8 @@ class Reporter:
     def note(self, text: str) -> None:
         """A line about what was done."""
 
-    def stage(self, text: str) -> None:
-        """A line about what is done from now on."""
+    def stage(self, text: str, expected_s: float | None = None) -> None:
+        """A line about what is done from now on, and how long it takes where that is known."""
 
     def warn(self, text: str) -> None:
         """Something that went wrong and does not end the function."""

@@ -2,46 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import asdict
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
-from codl.api.job import context_of, digests_of, recorded
+from codl.api.decoders import PEERS, USUAL, DecoderJob, measure_decoder
 from codl.cli import options as opt
-from codl.cli.output import TERMINAL, emit, stage
-from codl.engine.decoder import Decoder, PlannedStep
-from codl.errors import CodlError, UnknownNameError
-from codl.evaluation.decoders import WEIGHTS, plan_steps
-from codl.frontend.decoders import DECODERS, DecoderSource, Step, read_decoder, step_of
-from codl.ir import Network
-from codl.ir.plan import Plan
+from codl.cli.output import TERMINAL, emit
+from codl.evaluation.decoders import WEIGHTS
+from codl.frontend.decoders import DECODERS
 from codl.measure import dataset as datasets
-from codl.measure.decoder_speed import (
-    DecoderSpeed,
-    Decodes,
-    Speed,
-    Workload,
-    greedy,
-    time_decoders,
-)
-from codl.measure.timing import Effort
 from codl.predict import FOLDER
 from codl.report.text_table import Table
-from codl.runtime.loaded import Footprint
-from codl.runtime.placement import LocalSoc
-from codl.strategies import DEFAULT, STRATEGIES, Context, find
-from codl.targets.detect import load_local
-from codl.targets.local import LocalTarget
-from codl.validate.decoder_check import checked_decoder
-
-USUAL = ("cpu", "gpu", DEFAULT)
-#: Other libraries that run decoders.
-PEERS = ("ort",)
-#: Tokens of the prompt behind which greedy ones are compared.
-COMPARED_PROMPT = 8
+from codl.strategies import STRATEGIES
 
 ModelArgument = Annotated[
     str,
@@ -129,149 +103,31 @@ def bench_llm(
     codl bench llm model.onnx --soc host -p 256 -n 64 --strategies cpu,codl
     codl bench llm model.onnx --soc host --weights once
     """
-    seconds = opt.read_budget(time, "--time")
-    if weights not in WEIGHTS:
-        raise UnknownNameError("place of weights", weights, WEIGHTS)
-    described, others = load_local(soc, "local", precision), opt.names_of(peers, PEERS, "peer")
     limit = opt.budget_of(budget)
-    names = opt.names_of(strategies, STRATEGIES, "strategy") or [*USUAL]
-    room = max(prompt, generate + COMPARED_PROMPT) if capacity is None else capacity
-    _check(room, prompt, generate)
-    source = read_decoder(model)
-    stage(f"Planning {source.name}: {', '.join(names)}")
-    steps = step_of(source, min(chunk, prompt), room), step_of(source, 1, room)
-    with ExitStack() as stack:
-        target = stack.enter_context(closing(LocalTarget(described)))
-        context = context_of(
-            described,
-            dataset,
-            predictors,
-            predictor,
+    measured = measure_decoder(
+        DecoderJob(
+            model=model,
+            soc=soc,
+            prompt=prompt,
+            generate=generate,
+            chunk=chunk,
+            capacity=capacity,
+            strategies=tuple(opt.names_of(strategies, STRATEGIES, "strategy")) or USUAL,
+            peers=tuple(opt.names_of(peers, PEERS, "peer")),
+            weights=weights,
+            seconds=opt.read_budget(time, "--time"),
+            precision=precision,
+            predictor=predictor,
             budget_s=opt.read_budget(search_budget, "--search-budget"),
+            check=check,
+            dataset=dataset,
+            predictors=predictors,
             reporter=TERMINAL,
-            target=target,
-        )
-        running_plans = sum(find(name).runs_plans for name in names)
-        context = context.within(limit, plans=running_plans * len(steps))
-        how: Any = {"weights": weights, "tokens": (prompt, generate)}
-        plans = {name: plan_steps(*steps, find(name), context, **how) for name in names}
-        stage(f"Loading {source.name}, and its weights, {len(plans) + len(others)} times")
-        loaded = {
-            name: stack.enter_context(
-                _decoder(steps, steps_plans, target, context, source if check else None)
-            )
-            for name, steps_plans in plans.items()
-        }
-        running: dict[str, Decodes] = {**loaded}
-        if others:
-            running["ort"] = _ort(source, prompt, room, described, stack)
-        workload = Workload(prompt, generate, steps[1].vocabulary)
-        equal = _compared(running, workload, room) if others else {}
-        stage(f"Measuring pp{prompt} and tg{generate} in turns", min(seconds, limit.left_s))
-        effort = Effort(
-            min_rounds=2, min_seconds=seconds, warm=1, max_seconds=limit.share().seconds
-        )
-        speeds = time_decoders(running, workload, effort, limit)
-        of = digests_of(context, steps[1].network, plans={n: pair[1] for n, pair in plans.items()})
-        memory = {name: decoder.memory for name, decoder in loaded.items()}
-        checks = {
-            name: decoder.checked for name, decoder in loaded.items() if decoder.checked is not None
-        }
-        origin = recorded(target, of, seconds=seconds, prompt=prompt, generate=generate)
-    bytes_ = weight_bytes(steps[1].network)
-    rows = [_row(name, speeds[name], bytes_, equal, memory, plans) for name in running]
-    best = next(row for row in rows if row["strategy"] == names[-1])
-    result: dict[str, Any] = {
-        "soc": described.to_json(),
-        "model": source.name,
-        "source": "measured",
-        "chunk": steps[0].tokens,
-        "capacity": room,
-        "weights": weights,
-        "weight_bytes": bytes_,
-        "prefill": best["prefill"],
-        "decode": best["decode"],
-        "check_ms": sum(checked.ms for checked in checks.values()) if check else None,
-        "checks": {name: asdict(comparison) for name, comparison in checks.items()},
-        "rows": rows,
-        "stopped": limit.ended,
-        **origin,
-    }
-    emit("bench-llm", result, lambda: _table(result), as_json=json, output=output)
+        ),
+        limit,
+    )
+    emit("bench-llm", measured, lambda: _table(measured), as_json=json, output=output)
     limit.check("It is of the rounds before.")
-
-
-def _check(room: int, prompt: int, generate: int) -> None:
-    """Refuse a cache that what is measured does not go into."""
-    wanted = max(prompt, generate)
-    if room < wanted:
-        raise CodlError(
-            f"A cache of {room} tokens has no room for {wanted}: give --capacity {wanted} or more."
-        )
-
-
-def _decoder(
-    steps: tuple[Step, Step],
-    plans: tuple[Plan, Plan],
-    target: LocalTarget,
-    context: Context,
-    source: DecoderSource | None,
-) -> Decoder:
-    prefill, decode = map(PlannedStep, steps, plans)
-    return checked_decoder((prefill, decode), target, context.tuning, source=source)
-
-
-def _ort(source: DecoderSource, prompt: int, room: int, soc: LocalSoc, stack: ExitStack) -> Decodes:
-    from codl.measure.peers.ort_decoder import OrtDecoder
-
-    return stack.enter_context(closing(OrtDecoder(source, prompt, room, soc.placement.cores)))
-
-
-def _compared(running: Mapping[str, Decodes], workload: Workload, room: int) -> dict[str, int]:
-    """By name, how many greedy tokens behind a short prompt are ONNX Runtime's, before one is not.
-
-    As many are made as the workload has, or the cache takes.
-    """
-    prompt = workload.tokens[:COMPARED_PROMPT]
-    count = min(workload.generated, room - len(prompt))
-    made = {name: greedy(decoder, prompt, count) for name, decoder in running.items()}
-    return {
-        name: next((i for i, pair in enumerate(zip(tokens, made["ort"], strict=True))
-                    if pair[0] != pair[1]), count)
-        for name, tokens in made.items()
-    }  # fmt: skip
-
-
-def weight_bytes(network: Network) -> int:
-    """What a step reads of weights, packed as they are: every product's matrix, and its scales."""
-    return sum(value.nbytes for layer in network.layers for value in layer.weights.values())
-
-
-def _row(
-    name: str,
-    speed: DecoderSpeed,
-    bytes_: int,
-    equal: Mapping[str, int],
-    memory: Mapping[str, Footprint],
-    plans: Mapping[str, Sequence[Plan]],
-) -> dict[str, Any]:
-    predicted = [plan.predicted_ms for plan in plans.get(name, ())]
-    return {
-        "strategy": name,
-        "prefill": _speed(speed.prefill),
-        "decode": _speed(speed.decode),
-        "decode_gb_per_s": 1e-9 * bytes_ * speed.decode.tokens_per_s,
-        "equal_tokens": equal.get(name),
-        "memory_bytes": memory[name].total if name in memory else None,
-        "held_weight_bytes": memory[name].weight_bytes if name in memory else None,
-        "predicted_ms": predicted or None,
-        "split": [any(0 < c.gpu_ratio < 1 for c in p.chains) for p in plans.get(name, ())] or None,
-    }
-
-
-def _speed(speed: Speed) -> dict[str, Any]:
-    latency = {"latency_ms": asdict(speed.latency)}
-    return {"tokens": speed.tokens, "tokens_per_s": speed.tokens_per_s, **latency}
 
 
 def _table(result: Mapping[str, Any]) -> Table:

@@ -26,7 +26,7 @@ QuickOption = Annotated[
 BudgetOption = Annotated[
     str,
     typer.Option(
-        "--budget", help="How long the kernels of one device may take, such as 90s or 10m."
+        "--budget", help="How long all kernels may take, such as 90s or 10m: the rest is quick."
     ),
 ]
 

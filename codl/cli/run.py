@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
+from numpy.typing import NDArray
 from rich.console import Group
 
 from codl import bundle, files
@@ -163,6 +164,8 @@ def run_model(
         predictor=predictor,
         budget_s=opt.read_budget(search_budget, "--search-budget"),
         profile=opt.read_profile(profile, no_profile),
+        batch=batch,
+        shapes=opt.read_shapes(shape),
         dataset=dataset,
         predictors=predictors,
         options=RunOptions(
@@ -170,49 +173,22 @@ def run_model(
         ),
         reporter=TERMINAL,
     )
-    cost: CostModel | None = None
-    context: Context | None = None
     with ExitStack() as stack:
         if Path(model).suffix == BUNDLE:
             fixed = {"plan": plan, "strategy": strategy, "batch": batch, "shape": shape}
             fixed |= {"predictor": predictor, "adapt": adapt, "precision": precision}
-            engine, target = _open_bundle(job, fixed, stack, trusted=trust, check=check)
-            arrays = read_inputs(engine.network, inputs, job.deployment, random_inputs)
+            opened = _open_bundle(job, fixed, stack, trusted=trust, check=check)
         else:
-            from codl.validate.first_check import checked_engine  # a bundle needs no ONNX
-            from codl.validate.references import read_network
-
-            job.check()
-            stage(f"Reading {model}")
-            network, source = read_network(model, batch, opt.read_shapes(shape), check=check)
-            arrays = read_inputs(network, inputs, job.deployment, random_inputs)
-            context = stack.enter_context(job.connected())
-            target = context.device
-            chosen = job.plan_of(network, context)
-            stage(f"Loading {network.name}: building its kernels and packing its weights")
-            engine = checked_engine(
-                network,
-                chosen,
-                target,
-                context.tuning,
-                source=source,
-                adaptive=adapt,
-                recovers=not strict,
-                strict=strict,
-            )
-            cost = context.default_cost(network)
-        with engine:
-            if strict and engine.fallbacks:
-                raise CodlError(f"--strict: {'; '.join(map(str, engine.fallbacks))}")
-            stage(f"Running {engine.network.name}, {rounds} times")
-            done = measure(engine, target, arrays, cost, rounds=rounds)
-            if context is not None and engine.adaptation is not None and engine.adaptation.moves:
-                keep_run(engine, context, done.latency_ms.level)  # the shares that it moved to
+            opened = _open_model(job, stack, check=check, adapts=adapt, strict=strict)
+        arrays = read_inputs(opened.engine.network, inputs, job.deployment, random_inputs)
+        with (engine := opened.engine):
+            done = _measured(opened, arrays, rounds=rounds, strict=strict)
             if trace is not None:
-                recording = record(engine, target, cost, runs=RUNS, power_w=power_w(done))
+                power = power_w(done)
+                recording = record(engine, opened.target, opened.cost, runs=RUNS, power_w=power)
                 write_trace(recording, trace, engine.network, engine.soc)
-        of = digests_of(context, engine.network, plans={engine.network.name: engine.plan})
-        origin = recorded(target, of, rounds=rounds)
+        of = digests_of(opened.context, engine.network, plans={engine.network.name: engine.plan})
+        origin = recorded(opened.target, of, rounds=rounds)
     if outputs is not None:
         with files.writing(outputs) as partial, partial.open("wb") as file:
             np.savez(file, **done.outputs)  # type: ignore[arg-type]
@@ -225,6 +201,54 @@ def run_model(
     emit("run", result, render, as_json=json, output=output)
     _warn_of_prediction(result)
     _warn_of_no_numbers(done.outputs)
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """An engine, the target that it is loaded on, and of a model what it was planned with."""
+
+    engine: Engine
+    target: Target
+    context: Context | None = None
+    cost: CostModel | None = None
+
+
+def _open_model(job: Job, stack: ExitStack, *, check: bool, adapts: bool, strict: bool) -> _Opened:
+    """Read, plan and load a model."""
+    from codl.validate.first_check import checked_engine  # a bundle needs no ONNX
+    from codl.validate.references import read_network
+
+    job.check()
+    stage(f"Reading {job.model}")
+    network, source = read_network(job.model, job.batch, job.shapes, check=check)
+    context = stack.enter_context(job.connected())
+    chosen = job.plan_of(network, context)
+    stage(f"Loading {network.name}: building its kernels and packing its weights")
+    engine = checked_engine(
+        network,
+        chosen,
+        context.device,
+        context.tuning,
+        source=source,
+        adaptive=adapts,
+        recovers=not strict,
+        strict=strict,
+    )
+    return _Opened(engine, context.device, context, context.default_cost(network))
+
+
+def _measured(
+    opened: _Opened, arrays: Mapping[str, NDArray[Any]], *, rounds: int, strict: bool
+) -> RunReport:
+    """Run it; shares that moved to other ratios are kept for the next time."""
+    engine, context = opened.engine, opened.context
+    if strict and engine.fallbacks:
+        raise CodlError(f"--strict: {'; '.join(map(str, engine.fallbacks))}")
+    stage(f"Running {engine.network.name}, {rounds} times")
+    done = measure(engine, opened.target, arrays, opened.cost, rounds=rounds)
+    if context is not None and engine.adaptation is not None and engine.adaptation.moves:
+        keep_run(engine, context, done.latency_ms.level)
+    return done
 
 
 def _result(
@@ -315,8 +339,8 @@ def _moved(adaptation: Mapping[str, Any] | None) -> str:
 
 def _open_bundle(
     job: Job, fixed: Mapping[str, Any], stack: ExitStack, *, trusted: bool, check: bool
-) -> tuple[Engine, Target]:
-    """The engine of a bundle and its target.
+) -> _Opened:
+    """Load a bundle.
 
     Raises `UnsupportedError` for an option that is given though the bundle has it `fixed`.
     """
@@ -333,4 +357,4 @@ def _open_bundle(
     engine = bundle.load(
         job.model, soc=placed, connected=lambda soc: target, trusted=trusted, check=check
     )
-    return engine, target
+    return _Opened(engine, target)

@@ -2,126 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from numpy.typing import NDArray
 from rich.console import Group
 from rich.text import Text
 
-from codl.api.job import Job, digests_of, read_inputs, recorded
-from codl.boundary import explained
+from codl.api.job import Job
+from codl.api.validate import add_to_soc, check_plan, files_of, lowest_sample, samples_of
 from codl.cli import options as opt
-from codl.cli.output import TERMINAL, emit, note, progress, stage
+from codl.cli.output import TERMINAL, emit, note
 from codl.errors import CodlError
-from codl.evaluation.closeness import Agreement, agreement, read_labels
-from codl.frontend.models.deployment import SUFFIXES, Deployment, Preprocessing
-from codl.ir import Network
-from codl.ir.plan import OpFallback, Plan
-from codl.ir.types import PRECISIONS, PROCESSORS, Processor
-from codl.lower import lower
+from codl.evaluation.closeness import read_labels
+from codl.ir.types import PRECISIONS
 from codl.measure import dataset as datasets
-from codl.measure.inputs import SEED, random_inputs
-from codl.plan.build_plan import for_soc, preferring
-from codl.plan.price import price
+from codl.measure.inputs import SEED
+from codl.plan.build_plan import for_soc
 from codl.predict import FOLDER
-from codl.records import soc as socs
 from codl.report.text_table import Table
-from codl.strategies import Context
-from codl.validate.references import InputSamples, ModelAndSource, Reader, Values
-from codl.validate.remedy import Remedy, find_remedy, reason_of
-from codl.validate.validation import (
-    COSINE,
-    COSINE_OF_ROUNDED,
-    ModelUnderTest,
-    Validation,
-    to_precision,
-    validate,
-)
-
-NPZ = ".npz"
-
-
-def files_of(path: Path | None) -> list[Path]:
-    """The files of inputs: those of a folder by name, the one that is given, or none.
-
-    Raises `CodlError` for a folder without any, and for one that holds arrays and images.
-    """
-    if path is None or not path.is_dir():
-        return [] if path is None else [path]
-    kinds = {NPZ: [NPZ], "image": list(SUFFIXES)}
-    files = sorted(file for file in path.iterdir() if file.is_file())
-    by_kind = {
-        name: [file for file in files if file.suffix.lower() in kind]
-        for name, kind in kinds.items()
-    }
-    arrays, images = by_kind.values()
-    if not (arrays or images):
-        raise CodlError(
-            f"--inputs names the folder {path}, in which there is no {NPZ} file and no image "
-            f"({', '.join(SUFFIXES)})."
-        )
-    if arrays and images:
-        raise CodlError(
-            f"--inputs names the folder {path}, in which there are {len(arrays)} {NPZ} files and "
-            f"{len(images)} images: keep them in folders of their own."
-        )
-    if left := len(files) - len(arrays) - len(images):
-        note(f"{left} other files in {path} are left out.")
-    return arrays or images
-
-
-def samples_of(
-    model: ModelAndSource, files: Sequence[Path], deployed: Deployment | None, seed: int
-) -> InputSamples:
-    """Inputs from files; without any those that a deployment names, or random ones.
-
-    Each file is read once now, so that a broken one ends nothing that has taken hours.
-    """
-    network = model.network
-    readers = _readers(network, files, deployed, seed)
-    samples = InputSamples([partial(_shaped, model, reader) for reader in readers])
-    for sample in samples:
-        assert sample
-    return samples
-
-
-def _shaped(model: ModelAndSource, reader: Reader) -> Values:
-    return model.shaped(reader())
-
-
-def _readers(
-    network: Network, files: Sequence[Path], deployed: Deployment | None, seed: int
-) -> list[Reader]:
-    if files and files[0].suffix.lower() in SUFFIXES:
-        return _image_readers(network, files, deployed)
-
-    def usual(network: Network) -> Mapping[str, NDArray[Any]]:
-        return random_inputs(network, seed)
-
-    wanted: list[Path | None] = [*files] or [None]
-    return [partial(read_inputs, network, file, deployed, usual) for file in wanted]
-
-
-@explained()
-def _image_readers(
-    network: Network, files: Sequence[Path], deployed: Deployment | None
-) -> list[Reader]:
-    from codl.measure.images import ImageReader
-
-    how = deployed.preprocessing if deployed else None
-    if how is None:
-        how = Preprocessing()
-        note(
-            "No deployment file says how images are preprocessed: they are stretched to the size "
-            "of the input, in rgb (or gray) from 0 to 1."
-        )
-    read = ImageReader(network, how)
-    return [partial(read, file) for file in files]
+from codl.validate.references import ModelAndSource
+from codl.validate.remedy import Remedy, reason_of
+from codl.validate.validation import COSINE, COSINE_OF_ROUNDED, Validation
 
 
 def result_of(validation: Validation, remedy: Remedy | None) -> dict[str, Any]:
@@ -372,34 +276,24 @@ def validate_plan(
     )
     job.check()
     loaded = ModelAndSource.load(model, batch, opt.read_shapes(shape))
-    files = files_of(inputs)
+    files = files_of(inputs, TERMINAL)
     classes = None if labels is None else read_labels(labels, [file.name for file in files])
-    samples = samples_of(loaded, files, job.deployment, seed)
-    with job.connected() as context:
-        # A strategy that runs plans has no more time than the command.
-        context = replace(context, budget_s=min(context.budget_s, time.left_s))
-        target = context.device
-        chosen = _plan(job, loaded.network, context)
-        if precision is not None:
-            chosen = to_precision(loaded.network, chosen, job.described, precision)
-        written, applied = chosen.applied(loaded.network)
-        bench = ModelUnderTest(replace(loaded, network=written), target, context.tuning, samples)
-        with progress(f"Ops of {loaded.network.name}") as update:
-            validation = validate(bench, applied, cosine=cosine, progress=update, budget=time)
-        remedy = None
-        if validation.is_wrong and not strict:
-            note(validation.diagnosis)
-            stage("Looking for the smallest change with which it is right")
-            remedy = find_remedy(bench, validation, budget=None if budget is None else time)
-            changed = remedy.plan.restored(loaded.network, chosen.sums)
-            remedy = replace(remedy, plan=_priced(changed, chosen, loaded.network, context))
-        of = digests_of(context, loaded.network, plans={loaded.network.name: chosen})
-        origin = recorded(target, of, cosine=validation.cosine, precision=precision, seed=seed)
+    samples = samples_of(loaded, files, job.deployment, seed, TERMINAL)
+    done = check_plan(
+        job,
+        loaded,
+        samples,
+        cosine=cosine,
+        precision=precision,
+        seed=seed,
+        remedies=not strict,
+        budget=None if budget is None else time,
+    )
+    validation, remedy = done.validation, done.remedy
     if write_plan is not None:
-        kept = replace(remedy.plan if remedy else chosen, origin=context.origin())
-        note(f"Wrote {kept.save(write_plan)}")
+        note(f"Wrote {done.kept.save(write_plan)}")
     if write_soc and remedy is not None and remedy.fallbacks:
-        note(f"Wrote {_add_to_soc(soc, for_soc(written, remedy.fallbacks))}")
+        note(f"Wrote {add_to_soc(soc, for_soc(done.written, remedy.fallbacks))}")
     result = {
         "serial": serial,
         "soc": job.described.name,
@@ -407,9 +301,9 @@ def validate_plan(
         "input": None if inputs is None else str(inputs),
         "seed": None if inputs is not None else seed,
         **result_of(validation, remedy),
-        "lowest": _lowest(validation, files),
-        "agreement": None if len(files) < 2 else asdict(_agreement(bench, validation, classes)),
-        **origin,
+        "lowest": lowest_sample(validation, files),
+        "agreement": None if len(files) < 2 else asdict(done.agreement(classes)),
+        **done.origin,
     }
     emit(
         "validate",
@@ -422,57 +316,3 @@ def validate_plan(
         raise CodlError(f"--strict: {'; '.join(map(str, validation.whole.refused))}")
     if validation.left or (validation.is_wrong and not (remedy and remedy.ok)):
         raise typer.Exit(1)
-
-
-def _lowest(validation: Validation, files: Sequence[Path]) -> dict[str, Any]:
-    """The sample whose outputs are farthest from right; its file, where it is of one."""
-    cosines = [sample.cosine for sample in validation.whole.samples]
-    place = cosines.index(min(cosines))
-    return {"file": files[place].name if files else None, "cosine": cosines[place]}
-
-
-def _agreement(
-    bench: ModelUnderTest, validation: Validation, labels: Sequence[int] | None
-) -> Agreement:
-    """Of the model's first output."""
-    name = next(iter(bench.network.outputs))
-    got = [output[name] for output in validation.whole.outputs]
-    right = [bench.expected(number)[name] for number in range(len(got))]
-    return agreement(got, right, None if labels is None else labels[: len(got)])
-
-
-def _plan(job: Job, network: Network, context: Context) -> Plan:
-    """The plan that is asked for.
-
-    Where nothing was trained one processor is preferred, in default variants: that of the strategy
-    `cpu` or `gpu`, and the GPU where nothing is asked for.
-    """
-    asked = job.strategy or (job.deployment.strategy if job.deployment else "")
-    is_named = job.plan is not None or asked not in ("", *PROCESSORS)
-    if is_named or context.default_cost(network) is not None:
-        return job.plan_of(network, context)
-    processor: Processor = "cpu" if asked == "cpu" else "gpu"
-    note(
-        f"No predictors are trained for {context.soc.name!r}: all ops are checked on the "
-        f"{processor.upper()} that it has kernels for, in their default variants."
-    )
-    return preferring(network, context.soc, processor)
-
-
-def _priced(plan: Plan, before: Plan, network: Network, context: Context) -> Plan:
-    """The plan with what is predicted of it, where that was predicted of the one before."""
-    cost = context.default_cost(network)
-    if cost is None or before.predicted_ms is None:
-        return plan
-    executable = lower(network, plan, context.soc, context.tuning)
-    return replace(plan, predicted_ms=price(executable, cost).latency_ms)
-
-
-def _add_to_soc(name: str, fallbacks: Sequence[OpFallback]) -> Path:
-    """Write a SoC file with more fallbacks, those of before included."""
-    facts = socs.load(name)
-    by_variant = {
-        (fallback.op, fallback.processor, fallback.variant): fallback
-        for fallback in (*facts.fallbacks, *fallbacks)
-    }
-    return replace(facts, fallbacks=tuple(by_variant.values())).save(socs.own_path_of(name))

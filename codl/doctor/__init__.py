@@ -16,7 +16,7 @@ from codl.targets.connect import connect, machine_of
 
 __all__ = ["CHECKS", "Check", "CheckResult", "DeviceUnderTest", "Finding", "examine", "register"]
 
-#: How long the kernels of one OpenCL device may take.
+#: How long the kernels of all OpenCL devices may take.
 BUDGET_S = 300.0
 
 
@@ -34,7 +34,7 @@ def examine(
 ) -> Iterator[Finding]:
     """Every finding of a device, as it is made; `quick` leaves the long checks out.
 
-    `budget_s` is how long the kernels of one OpenCL device may take; `progress` shows how far they
+    `budget_s` is how long the kernels of all OpenCL devices may take; `progress` shows how far they
     have come. Raises `UnknownNameError` for a serial that no transport knows, `UnsupportedError`
     for one that is no machine.
     """

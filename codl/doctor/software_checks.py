@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from time import perf_counter
 
 from codl.boundary import BASE, OPTIONAL, PACKAGES, PURPOSES, PYTHON
@@ -11,6 +12,7 @@ from codl.errors import CodlError
 from codl.ir import to_text
 from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry
+from codl.measure.budget import Budget
 from codl.measure.check_variants import IMPRECISE, CheckRun, CheckTask, VariantCheck, check_tasks
 from codl.runtime.detect import describe
 from codl.runtime.driver_search import INSTALL_HINT
@@ -174,8 +176,10 @@ NAMED = 2
 def kernels(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
     """On each device its kernels; on the first one the CPU's variants too."""
     processors: Sequence[Processor] = PROCESSORS
-    for device in under_test.devices:
-        yield from _on(under_test, device, processors)
+    devices, limit = under_test.devices, Budget(under_test.budget_s)
+    for at, device in enumerate(devices):
+        share = replace(under_test, budget_s=limit.share(len(devices) - at).limit_s)
+        yield from _on(share, device, processors)
         processors = ("gpu",)
 
 

@@ -52,7 +52,7 @@ class DeviceUnderTest:
     """A device as checks look at it; what is known of it is asked once.
 
     `is_here` says that it is this machine, `in_process` that it is this very process, and `answers`
-    whether its agent was heard of. `budget_s` is how long the kernels of one OpenCL device may
+    whether its agent was heard of. `budget_s` is how long the kernels of all OpenCL devices may
     take, and `progress` shows how far something long has come, under a label.
     """
 

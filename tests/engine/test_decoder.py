@@ -14,7 +14,7 @@ from support.decoders import SMALL, OrtDecoder, split_plan
 from support.devices import here
 from support.synthetic_predictors import SyntheticPredictors
 
-from codl.cli.bench_llm import weight_bytes
+from codl.api.decoders import weight_bytes
 from codl.engine.decoder import DECODE, PREFILL, Decoder, PlannedStep
 from codl.errors import CodlError, MismatchError
 from codl.evaluation.decoders import plan_steps

@@ -1,0 +1,229 @@
+"""Whether a plan computes what it should: its inputs, the check, and what mends it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from codl.api.job import Job, digests_of, read_inputs, recorded
+from codl.api.reporter import Reporter
+from codl.boundary import explained
+from codl.errors import CodlError
+from codl.evaluation.closeness import Agreement, agreement
+from codl.frontend.models.deployment import SUFFIXES, Deployment, Preprocessing
+from codl.ir import Network
+from codl.ir.plan import OpFallback, Plan
+from codl.ir.types import PROCESSORS, Processor
+from codl.lower import lower
+from codl.measure.budget import Budget
+from codl.measure.inputs import random_inputs
+from codl.plan.build_plan import preferring
+from codl.plan.price import price
+from codl.records import soc as socs
+from codl.strategies import Context
+from codl.validate.references import InputSamples, ModelAndSource, Reader, Values
+from codl.validate.remedy import Remedy, find_remedy
+from codl.validate.validation import ModelUnderTest, Validation, to_precision, validate
+
+NPZ = ".npz"
+
+
+@dataclass(frozen=True)
+class CheckedPlan:
+    """A plan that was checked, as it is `written` in its kernels' precisions, and its remedy.
+
+    `kept` is the plan to run from now on, with its fallbacks; `origin` is where and how it was
+    checked, as results have it.
+    """
+
+    bench: ModelUnderTest
+    validation: Validation
+    remedy: Remedy | None
+    written: Network
+    kept: Plan
+    origin: Mapping[str, Any]
+
+    def agreement(self, labels: Sequence[int] | None) -> Agreement:
+        """How often classes are the reference's, of the model's first output."""
+        name = next(iter(self.bench.network.outputs))
+        got = [output[name] for output in self.validation.whole.outputs]
+        right = [self.bench.expected(number)[name] for number in range(len(got))]
+        return agreement(got, right, None if labels is None else labels[: len(got)])
+
+
+def check_plan(
+    job: Job,
+    loaded: ModelAndSource,
+    samples: InputSamples,
+    *,
+    cosine: float | None,
+    precision: str | None,
+    seed: int,
+    remedies: bool,
+    budget: Budget | None,
+) -> CheckedPlan:
+    """Check the plan of a job, op by op and whole; where it is wrong, look for `remedies`.
+
+    With a `precision` every kernel is taken at that. Without a budget everything is checked. Raises
+    `CodlError` where the model, the plan or the device is none.
+    """
+    time, network, reporter = budget or Budget(), loaded.network, job.reporter
+    with job.connected() as context:
+        # A strategy that runs plans has no more time than the command.
+        context = replace(context, budget_s=min(context.budget_s, time.left_s))
+        chosen = _plan(job, network, context)
+        if precision is not None:
+            chosen = to_precision(network, chosen, job.described, precision)
+        written, applied = chosen.applied(network)
+        bench = ModelUnderTest(
+            replace(loaded, network=written), context.device, context.tuning, samples
+        )
+        with reporter.progress(f"Ops of {network.name}") as update:
+            found = validate(bench, applied, cosine=cosine, progress=update, budget=time)
+        remedy = None
+        if found.is_wrong and remedies:
+            reporter.note(found.diagnosis)
+            reporter.stage("Looking for the smallest change with which it is right")
+            remedy = find_remedy(bench, found, budget=budget)
+            changed = remedy.plan.restored(network, chosen.sums)
+            remedy = replace(remedy, plan=_priced(changed, chosen, network, context))
+        of = digests_of(context, network, plans={network.name: chosen})
+        how = {"cosine": found.cosine, "precision": precision, "seed": seed}
+        origin = recorded(context.device, of, **how)
+    kept = replace(remedy.plan if remedy else chosen, origin=context.origin())
+    return CheckedPlan(bench, found, remedy, written, kept, origin)
+
+
+def files_of(path: Path | None, reporter: Reporter) -> list[Path]:
+    """The files of inputs: those of a folder by name, the one that is given, or none.
+
+    Raises `CodlError` for a folder without any, and for one that holds arrays and images.
+    """
+    if path is None or not path.is_dir():
+        return [] if path is None else [path]
+    kinds = {NPZ: [NPZ], "image": list(SUFFIXES)}
+    files = sorted(file for file in path.iterdir() if file.is_file())
+    by_kind = {
+        name: [file for file in files if file.suffix.lower() in kind]
+        for name, kind in kinds.items()
+    }
+    arrays, images = by_kind.values()
+    if not (arrays or images):
+        raise CodlError(
+            f"--inputs names the folder {path}, in which there is no {NPZ} file and no image "
+            f"({', '.join(SUFFIXES)})."
+        )
+    if arrays and images:
+        raise CodlError(
+            f"--inputs names the folder {path}, in which there are {len(arrays)} {NPZ} files and "
+            f"{len(images)} images: keep them in folders of their own."
+        )
+    if left := len(files) - len(arrays) - len(images):
+        reporter.note(f"{left} other files in {path} are left out.")
+    return arrays or images
+
+
+def samples_of(
+    model: ModelAndSource,
+    files: Sequence[Path],
+    deployed: Deployment | None,
+    seed: int,
+    reporter: Reporter,
+) -> InputSamples:
+    """Inputs from files; without any those that a deployment names, or random ones.
+
+    Each file is read once now, so that a broken one ends nothing that has taken hours.
+    """
+    network = model.network
+    readers = _readers(network, files, deployed, seed, reporter)
+    samples = InputSamples([partial(_shaped, model, reader) for reader in readers])
+    for sample in samples:
+        assert sample
+    return samples
+
+
+def _shaped(model: ModelAndSource, reader: Reader) -> Values:
+    return model.shaped(reader())
+
+
+def _readers(
+    network: Network,
+    files: Sequence[Path],
+    deployed: Deployment | None,
+    seed: int,
+    reporter: Reporter,
+) -> list[Reader]:
+    if files and files[0].suffix.lower() in SUFFIXES:
+        return _image_readers(network, files, deployed, reporter)
+
+    def usual(network: Network) -> Mapping[str, NDArray[Any]]:
+        return random_inputs(network, seed)
+
+    wanted: list[Path | None] = [*files] or [None]
+    return [partial(read_inputs, network, file, deployed, usual) for file in wanted]
+
+
+@explained()
+def _image_readers(
+    network: Network, files: Sequence[Path], deployed: Deployment | None, reporter: Reporter
+) -> list[Reader]:
+    from codl.measure.images import ImageReader
+
+    how = deployed.preprocessing if deployed else None
+    if how is None:
+        how = Preprocessing()
+        reporter.note(
+            "No deployment file says how images are preprocessed: they are stretched to the size "
+            "of the input, in rgb (or gray) from 0 to 1."
+        )
+    read = ImageReader(network, how)
+    return [partial(read, file) for file in files]
+
+
+def _plan(job: Job, network: Network, context: Context) -> Plan:
+    """The plan that is asked for.
+
+    Where nothing was trained one processor is preferred, in default variants: that of the strategy
+    `cpu` or `gpu`, and the GPU where nothing is asked for.
+    """
+    asked = job.strategy or (job.deployment.strategy if job.deployment else "")
+    is_named = job.plan is not None or asked not in ("", *PROCESSORS)
+    if is_named or context.default_cost(network) is not None:
+        return job.plan_of(network, context)
+    processor: Processor = "cpu" if asked == "cpu" else "gpu"
+    job.reporter.note(
+        f"No predictors are trained for {context.soc.name!r}: all ops are checked on the "
+        f"{processor.upper()} that it has kernels for, in their default variants."
+    )
+    return preferring(network, context.soc, processor)
+
+
+def _priced(plan: Plan, before: Plan, network: Network, context: Context) -> Plan:
+    """The plan with what is predicted of it, where that was predicted of the one before."""
+    cost = context.default_cost(network)
+    if cost is None or before.predicted_ms is None:
+        return plan
+    executable = lower(network, plan, context.soc, context.tuning)
+    return replace(plan, predicted_ms=price(executable, cost).latency_ms)
+
+
+def add_to_soc(name: str, fallbacks: Sequence[OpFallback]) -> Path:
+    """Write a SoC file with more fallbacks, those of before included."""
+    facts = socs.load(name)
+    by_variant = {
+        (fallback.op, fallback.processor, fallback.variant): fallback
+        for fallback in (*facts.fallbacks, *fallbacks)
+    }
+    return replace(facts, fallbacks=tuple(by_variant.values())).save(socs.own_path_of(name))
+
+
+def lowest_sample(validation: Validation, files: Sequence[Path]) -> dict[str, Any]:
+    """The sample whose outputs are farthest from right; its file, where it is of one."""
+    cosines = [sample.cosine for sample in validation.whole.samples]
+    place = cosines.index(min(cosines))
+    return {"file": files[place].name if files else None, "cosine": cosines[place]}
