@@ -132,7 +132,8 @@ class CurrentStage:
         """What to say of it now; empty where something was said lately."""
         if not self.text or self._clock() - self._told < SILENT_S:
             return ""
-        return f"{self.text}{self._steps}: {self.time()}"
+        time = f": {self.time()}" if self.age_s > SHORT_S else ""
+        return f"{self.text}{self._steps}{time}"
 
     def _keep(self) -> None:
         if self._durations and self.age_s > SHORT_S and not self._steps:

@@ -177,12 +177,11 @@ def run_model(
         if Path(model).suffix == BUNDLE:
             fixed = {"plan": plan, "strategy": strategy, "batch": batch, "shape": shape}
             fixed |= {"predictor": predictor, "adapt": adapt, "precision": precision}
-            opened = _open_bundle(job, fixed, stack, trusted=trust, check=check)
+            opened = _open_bundle(job, fixed, stack, inputs, trusted=trust, check=check)
         else:
-            opened = _open_model(job, stack, check=check, adapts=adapt, strict=strict)
-        arrays = read_inputs(opened.engine.network, inputs, job.deployment, random_inputs)
+            opened = _open_model(job, stack, inputs, check=check, adapts=adapt, strict=strict)
         with (engine := opened.engine):
-            done = _measured(opened, arrays, rounds=rounds, strict=strict)
+            done = _measured(opened, rounds=rounds, strict=strict)
             if trace is not None:
                 power = power_w(done)
                 recording = record(engine, opened.target, opened.cost, runs=RUNS, power_w=power)
@@ -205,15 +204,18 @@ def run_model(
 
 @dataclass(frozen=True)
 class _Opened:
-    """An engine, the target that it is loaded on, and of a model what it was planned with."""
+    """An engine, its target and its inputs, and of a model what it was planned with."""
 
     engine: Engine
     target: Target
+    inputs: Mapping[str, NDArray[Any]]
     context: Context | None = None
     cost: CostModel | None = None
 
 
-def _open_model(job: Job, stack: ExitStack, *, check: bool, adapts: bool, strict: bool) -> _Opened:
+def _open_model(
+    job: Job, stack: ExitStack, inputs: Path | None, *, check: bool, adapts: bool, strict: bool
+) -> _Opened:
     """Read, plan and load a model."""
     from codl.validate.first_check import checked_engine  # a bundle needs no ONNX
     from codl.validate.references import read_network
@@ -221,6 +223,7 @@ def _open_model(job: Job, stack: ExitStack, *, check: bool, adapts: bool, strict
     job.check()
     stage(f"Reading {job.model}")
     network, source = read_network(job.model, job.batch, job.shapes, check=check)
+    arrays = read_inputs(network, inputs, job.deployment, random_inputs)
     context = stack.enter_context(job.connected())
     chosen = job.plan_of(network, context)
     stage(f"Loading {network.name}: building its kernels and packing its weights")
@@ -234,18 +237,16 @@ def _open_model(job: Job, stack: ExitStack, *, check: bool, adapts: bool, strict
         recovers=not strict,
         strict=strict,
     )
-    return _Opened(engine, context.device, context, context.default_cost(network))
+    return _Opened(engine, context.device, arrays, context, context.default_cost(network))
 
 
-def _measured(
-    opened: _Opened, arrays: Mapping[str, NDArray[Any]], *, rounds: int, strict: bool
-) -> RunReport:
+def _measured(opened: _Opened, *, rounds: int, strict: bool) -> RunReport:
     """Run it; shares that moved to other ratios are kept for the next time."""
     engine, context = opened.engine, opened.context
     if strict and engine.fallbacks:
         raise CodlError(f"--strict: {'; '.join(map(str, engine.fallbacks))}")
     stage(f"Running {engine.network.name}, {rounds} times")
-    done = measure(engine, opened.target, arrays, opened.cost, rounds=rounds)
+    done = measure(engine, opened.target, opened.inputs, opened.cost, rounds=rounds)
     if context is not None and engine.adaptation is not None and engine.adaptation.moves:
         keep_run(engine, context, done.latency_ms.level)
     return done
@@ -338,7 +339,13 @@ def _moved(adaptation: Mapping[str, Any] | None) -> str:
 
 
 def _open_bundle(
-    job: Job, fixed: Mapping[str, Any], stack: ExitStack, *, trusted: bool, check: bool
+    job: Job,
+    fixed: Mapping[str, Any],
+    stack: ExitStack,
+    inputs: Path | None,
+    *,
+    trusted: bool,
+    check: bool,
 ) -> _Opened:
     """Load a bundle.
 
@@ -357,4 +364,5 @@ def _open_bundle(
     engine = bundle.load(
         job.model, soc=placed, connected=lambda soc: target, trusted=trusted, check=check
     )
-    return _Opened(engine, target)
+    arrays = read_inputs(engine.network, inputs, job.deployment, random_inputs)
+    return _Opened(engine, target, arrays)
