@@ -147,6 +147,7 @@ def test_a_network_is_measured_beside_libraries_on_all_cores(
     assert "Measured on this machine" in shown
     assert "1.50" in shown
     assert "4.5, ncnn" in shown
+    assert "The page: codl-demo/report.html" in shown
     rows[1]["doubts"] = ["p80 is 2.00 times p20"]
     doubted = command_line.run(tmp_path, "demo", "--measure").stderr
     assert "doubtful: gpu: p80 is 2.00 times p20" in doubted
