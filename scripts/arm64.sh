@@ -95,6 +95,7 @@ stock() {
         mv "$build.part" "$build"
     fi
     bare libpython3.11
+    mkdir -p "$folder/socs"
     codl soc detect --serial ssh://arm64 --name stock -o "$folder/socs/stock.yaml"
     # Ops that are small: under qemu a large convolution takes seconds each time.
     codl collect --soc "$folder/socs/stock.yaml" --serial ssh://arm64 --samples 50 --datasets "$folder/rows" \
