@@ -35,7 +35,8 @@ def kernels_content(result: KernelsResult) -> TextTable:
 
 
 def _compiler(result: KernelsResult) -> str:
-    others = (f"{name} {version}" for name, version in result.packages.items())
+    told = "mesa-opencl-icd"  # whose version the driver says itself
+    others = (f"{name} {version}" for name, version in result.packages.items() if name != told)
     return ", ".join([result.compiler, *others])
 
 
