@@ -144,9 +144,9 @@ class Agenda:
 
 
 def _built_in() -> list[Network]:
-    from codl.frontend.convert import load_network  # ops of a table need no ONNX
+    from codl.frontend.convert import load_structure  # ops of a table need no ONNX
 
-    return [load_network(name).structure for name in MEASURED]
+    return [load_structure(name) for name in MEASURED]
 
 
 @dataclass(frozen=True)

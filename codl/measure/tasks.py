@@ -214,7 +214,7 @@ def is_op(source: str) -> bool:
 
 def load_sources(sources: Sequence[str]) -> tuple[list[Op], list[Network]]:
     """The distinct ops as `load_ops` gives them, and the models, without weights."""
-    from codl.frontend.convert import load_network  # an agent measures tasks without it
+    from codl.frontend.convert import load_structure  # an agent measures tasks without it
 
     every: dict[Op, None] = {}
     networks = []
@@ -224,8 +224,8 @@ def load_sources(sources: Sequence[str]) -> tuple[list[Op], list[Network]]:
         elif source.endswith(".csv"):
             ops = read_csv(Path(source))
         else:
-            network = load_network(source)
-            networks.append(network.structure)
+            network = load_structure(source)
+            networks.append(network)
             ops = [layer.op for layer in network.layers]
         every.update(dict.fromkeys(ops))
     return list(every), networks
