@@ -29,17 +29,17 @@ from codl.records import soc as socs
 from codl.report.text_table import TextTable
 from codl.strategies import Context
 
-#: A layer of YOLOv2.
-OP = "conv2d in=1x128x52x52 oc=256 kernel=3x3 pad=1"
+#: A layer of YOLOv2, and the paper's example of what data sharing takes.
+OPS = ("conv2d in=1x128x52x52 oc=256 kernel=3x3 pad=1", "conv2d in=1x256x52x52 oc=128 kernel=1x1")
 STEPS = 16
 
 
 def rows(options: argparse.Namespace) -> Iterator[Row]:
     if options.write_ops:
         shares = ",".join(f"{step / options.steps:g}" for step in range(1, options.steps + 1))
-        write_ops(options.write_ops, [parse(options.op)], options.soc, f"--shares {shares}")
-    dims: Sequence[Dim] = ("H", "OC")
-    return parts(options.soc, options.op, dims, options.steps)
+        write_ops(options.write_ops, map(parse, options.op), options.soc, f"--shares {shares}")
+    for op in options.op:
+        yield from parts(options.soc, op, ("H", "OC"), options.steps)
 
 
 def parts(soc: str, text: str, dims: Sequence[Dim], steps: int) -> Iterator[Row]:
@@ -100,15 +100,34 @@ def best(frame: pd.DataFrame, column: str) -> tuple[float, float, float]:
 
 def content(frame: pd.DataFrame) -> TextTable:
     lines = []
-    for (soc, dim), of in frame.groupby(["soc", "dim"], sort=False):
+    for (soc, op, dim), of in frame.groupby(["soc", "op", "dim"], sort=False):
         column = "measured_ms" if _is_measured(of) else "predicted_ms"
         whole = of[of.share == 1].set_index("processor")[column]
         ratio, both_ms, loss = best(of, column)
         gain = min(whole) / both_ms
         what = column.partition("_")[0]
-        cells = (dim, what, whole["cpu"], whole["gpu"], both_ms, ratio, gain, f"{100 * loss:.1f}")
+        cells = (
+            op,
+            dim,
+            what,
+            whole["cpu"],
+            whole["gpu"],
+            both_ms,
+            ratio,
+            gain,
+            f"{100 * loss:.1f}",
+        )
         lines.append((soc, *map(plain, cells)))
-    heads = ("cut along", "latencies", "CPU (ms)", "GPU (ms)", "both (ms)", "best ratio", "gain")
+    heads = (
+        "op",
+        "cut along",
+        "latencies",
+        "CPU (ms)",
+        "GPU (ms)",
+        "both (ms)",
+        "best ratio",
+        "gain",
+    )
     return table("Latency over the ratio", (*heads, "a straight line loses (%)"), lines)
 
 
@@ -121,24 +140,24 @@ def _is_measured(frame: pd.DataFrame) -> bool:
 
 
 def draw(figure: Any, frame: pd.DataFrame) -> None:
-    of_socs = list(frame.groupby("soc", sort=False))
-    axes = figure.subplots(len(of_socs), 2, squeeze=False)
-    for line, (soc, of_soc) in zip(axes, of_socs, strict=True):
-        for panel, (dim, of) in zip(line, of_soc.groupby("dim", sort=False), strict=True):
+    of_ops = list(frame.groupby(["soc", "op"], sort=False))
+    axes = figure.subplots(len(of_ops), 2, squeeze=False)
+    for line, ((soc, op), of_op) in zip(axes, of_ops, strict=True):
+        for panel, (dim, of) in zip(line, of_op.groupby("dim", sort=False), strict=True):
             for side, values in of.groupby("processor"):
                 ratio = values.share if side == "gpu" else 1 - values.share
                 look = {"color": COLOURS[str(side)], "label": str(side)}
                 panel.plot(ratio, values.predicted_ms, lw=1, **look)
                 panel.plot(ratio, values.measured_ms, "o", ms=3.5, color=look["color"])
             panel.set_ylim(0)
-            panel.set_title(f"{soc}: along {dim}", loc="left")
+            panel.set_title(f"{soc}, along {dim}: {op}", loc="left", fontsize=7)
             panel.set_xlabel("ratio: the GPU's share")
         line[0].set_ylabel("ms (dots: measured)")
     axes[0][0].legend(frameon=False)
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--op", default=OP, help="as `codl bench --op` takes it")
+    parser.add_argument("--op", nargs="+", default=OPS, help="as `codl bench --op` takes it")
     parser.add_argument("--steps", type=int, default=STEPS, help="shares between 0 and 1")
     parser.add_argument("--write-ops", type=Path, help="only write the op, for `codl collect`")
 
@@ -150,7 +169,7 @@ FIGURE = PaperFigure(
     table=content,
     draw=draw,
     options=options,
-    height=lambda frame: 2.6 * frame.soc.nunique(),
+    height=lambda frame: 2.4 * len(frame.groupby(["soc", "op"])),
 )
 
 if __name__ == "__main__":

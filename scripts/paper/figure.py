@@ -95,19 +95,18 @@ class PaperFigure:
 
     def _run(self, options: argparse.Namespace) -> None:
         rows = list(self.rows(options))
-        described = socs.load(options.soc)
         content = {
             "command": "paper",
             "figure": self.name,
             **provenance(),
             "created": now(),
             "made_by": made_by(self.name, sys.argv[1:]),
-            "soc": {"name": described.name, "description": machine(described)},
+            "soc": {"name": options.soc, "description": described(options)},
             "rows": rows,
         }
         if options.output:
             write(options.output, json.dumps(content, separators=(",", ":")) + "\n")
-        frame = pd.DataFrame(rows).assign(soc=described.name)
+        frame = pd.DataFrame(rows).assign(soc=options.soc)
         if options.svg and self.draw:
             write(options.svg, self.svg(frame))
         print(json.dumps(content) if options.json else self.table(frame).to_markdown())
@@ -122,10 +121,11 @@ def made_by(name: str, arguments: Sequence[str]) -> str:
     return shlex.join(["python", f"scripts/paper/{name}.py", *shown])
 
 
-def machine(soc: socs.Soc) -> str:
-    """What was measured, in a few words."""
+def described(options: argparse.Namespace) -> str:
+    """What was measured, in a few words: as its file of results says, or the SoC's own."""
+    soc = getattr(options, "described", None) or socs.load(options.soc)
     about = soc.description.partition(":")[0] or soc.name
-    return f"{about} ({soc.cpu.name})" if soc.cpu.name and soc.cpu.name not in about else about
+    return f"{about} ({soc.cpu.name})" if soc.cpu and soc.cpu.name not in about else about
 
 
 def write(path: Path, text: str) -> None:
@@ -163,7 +163,7 @@ def plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def write_ops(path: Path, ops: Sequence[Op], soc: str, options: str) -> NoReturn:
+def write_ops(path: Path, ops: Iterable[Op], soc: str, options: str) -> NoReturn:
     """Ops for a collection; the command that measures them to stdout, and the script is done."""
     write(path, "op\n" + "".join(f'"{to_text(op)}"\n' for op in ops))
     print(f"codl collect --soc {soc} --resume --all --ops {path} {options}")

@@ -73,9 +73,8 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="write nothing, list what is stale")
     check = parser.parse_args().check
     before = PAGE.read_text(encoding="utf-8")
-    content = {
-        path: svg for path, svg in pictures().items() if not (check and is_current(path, svg))
-    }
+    is_done = is_current if check else is_written
+    content = {path: svg for path, svg in pictures().items() if not is_done(path, svg)}
     if (page := rendered(before)) != before:
         content[PAGE] = page
     for path, text in content.items():

@@ -1,7 +1,8 @@
 """End-to-end latency of the paper's models, speedups over its baselines, energy and memory.
 
-From files of `codl eval -o`, or of scripts/bench/stage.py; of a SoC that is replayed from other
-people's measurements, plans are searched and priced, all by the same predictor:
+From files of `codl eval -o`, or of scripts/bench/stage.py: a later file's rows of a model take the
+place of an earlier one's. Models that a run itself doubts are in no mean. Of a SoC that is replayed
+from other people's measurements, plans are searched and priced, all by the same predictor:
 
     codl eval --soc host --serial local --models yolov2,vgg16 -o eval.json
     python scripts/paper/speedups.py --soc host --eval eval.json
@@ -52,8 +53,10 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
     if not of_soc:
         names = ", ".join(each.soc.name for each in chosen) or "none"
         raise CodlError(f"--eval has no evaluation of {options.soc!r}, but of {names}.")
-    for evaluation in of_soc:
-        for row in evaluation.rows:
+    options.described = of_soc[-1].soc  # whether or not there is a SoC file of it here
+    last = {model: each for each in of_soc for model in each.models}
+    for model, evaluation in last.items():
+        for row in evaluation.of(model):
             if row.latency_ms and row.model in models and row.strategy in STRATEGIES:
                 memory = row.memory_bytes or {}
                 yield {
@@ -63,7 +66,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
                     "predicted_ms": row.predicted_ms,
                     "energy_mj": row.energy_mj,
                     "memory_bytes": sum(memory.values()) or None,
-                    "doubts": "; ".join(row.doubts),
+                    "doubts": "; ".join(evaluation.doubts(row)),
                     "source": row.source,
                 }
 
@@ -101,9 +104,11 @@ def content(frame: pd.DataFrame) -> TextTable:
         gains: dict[str, list[float]] = {name: [] for name in (*PUBLISHED, "ideal")}
         for model, of in of_soc.groupby("model", sort=False):
             ms = of.set_index("strategy").latency_ms
+            is_sure = not of.doubts.any()
             for name in gains:
-                if name in ms:
+                if name in ms and is_sure:
                     gains[name].append(ms[name] / ms["codl"])
+            model = model if is_sure else f"{model} (doubtful)"
             shown = [plain(ms[name]) if name in ms else "" for name in names]
             over = [ms[name] / ms["codl"] if name in ms else "" for name in gains]
             lines.append((f"{soc} ({source})", model, *shown, *map(plain, over)))

@@ -14,7 +14,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 def test_there_are_notebooks_which_a_page_names() -> None:
     text = (ROOT / "docs" / "howto" / "python.md").read_text()
-    assert [path.name for path in NOTEBOOKS] == ["01_first_split.ipynb", "02_predictors.ipynb"]
+    assert [path.name[:2] for path in NOTEBOOKS] == ["01", "02", "03", "04", "05"]
     assert all(f"notebooks/{path.name}" in text for path in NOTEBOOKS)
 
 
@@ -26,6 +26,14 @@ def test_a_notebook_is_kept_without_outputs(path: Path) -> None:
         assert not cell.metadata
         if cell.cell_type == "code":
             assert (cell.outputs, cell.execution_count) == ([], None)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_opens_with_its_first_picture(path: Path) -> None:
+    first = nbformat.read(path, as_version=4).cells[0].source
+    assert f"](pictures/{path.stem}.png)" in first
+    picture = path.parent / "pictures" / f"{path.stem}.png"
+    assert picture.is_file(), f"`python scripts/notebook_pictures.py {path.stem}` draws it"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
