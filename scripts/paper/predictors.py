@@ -91,8 +91,8 @@ def content(frame: pd.DataFrame) -> TextTable:
 def draw(figure: Any, frame: pd.DataFrame) -> None:
     of_socs = list(frame.groupby("soc", sort=False))
     panels = figure.subplots(1, len(of_socs), squeeze=False, sharey=True)[0]
+    names = [name for name in NAMES if name in set(frame.predictor)]
     for axes, (soc, of_soc) in zip(panels, of_socs, strict=True):
-        names = [name for name in NAMES if name in set(of_soc.predictor)]
         for at, (split, colour) in enumerate({"row": "#56B4E9", "shape": "#0072B2"}.items()):
             heights = [
                 accuracy(of_soc[(of_soc.predictor == n) & (of_soc.split == split)]) or 0
@@ -103,10 +103,10 @@ def draw(figure: Any, frame: pd.DataFrame) -> None:
         axes.set_yticks(np.arange(len(names)) + 0.2, names)
         axes.axvline(84, color="#D55E00", lw=1, ls="--", label="published, rows")
         axes.set_xlim(0, 100)
-        axes.set_title(str(soc), loc="left")
+        axes.set_title(str(soc), loc="left", fontsize=7)
+    panels[0].set_xlabel("% within 10 %")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
-    figure.supxlabel("rows within 10 %, percent", fontsize=9)
 
 
 def options(parser: argparse.ArgumentParser) -> None:
