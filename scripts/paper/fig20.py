@@ -130,7 +130,8 @@ def content(frame: pd.DataFrame) -> TextTable:
         kept = []
         for model, of in of_soc.groupby("model", sort=False):
             by = of.set_index("plan")
-            left = by.predicted_sharing_ms[CHAINS] / by.predicted_sharing_ms[SINGLE]
+            without_ms = by.predicted_sharing_ms[SINGLE]  # none where one processor does it all
+            left = by.predicted_sharing_ms[CHAINS] / without_ms if without_ms else 1.0
             dims = min(by.predicted_ms[ROWS], by.predicted_ms[CHANNELS]) / by.predicted_ms[CHAINS]
             measured = by.measured_sharing_ms.astype(float)
             kept.append((left, measured[CHAINS] / measured[SINGLE], dims))

@@ -13,6 +13,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isnan
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, NoReturn, TypeAlias
@@ -151,11 +152,17 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> 
     """Numbers to three digits; the first column is a SoC, and begins a section where it changes."""
     sections: dict[str, list[TextRow]] = {}
     for soc, *cells in rows:
-        shown = tuple(digits(c) if isinstance(c, float) else str(c) for c in cells)
+        shown = tuple(_text(cell) for cell in cells)
         sections.setdefault(str(soc), []).append(TextRow(shown))
     heads = tuple(Column(name, numeric=at > 0) for at, name in enumerate(columns))
     parts = tuple(TextSection(name, tuple(of_soc)) for name, of_soc in sections.items())
     return TextTable(title, heads, parts)
+
+
+def _text(cell: Any) -> str:
+    if isinstance(cell, float):
+        return "" if isnan(cell) else digits(cell)
+    return str(cell)
 
 
 def plain(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """End-to-end latency of the paper's models, speedups over its baselines, energy and memory.
 
 From files of `codl eval -o`, or of scripts/bench/stage.py: a later file's rows of a model take the
-place of an earlier one's. Models that a run itself doubts are in no mean. Of a SoC that is replayed
+place of an earlier one's. Latencies that a run itself doubts are in no mean, and marked. Of a SoC that is replayed
 from other people's measurements, plans are searched and priced, all by the same predictor:
 
     codl eval --soc host --serial local --models yolov2,vgg16 -o eval.json
@@ -28,7 +28,7 @@ from codl.predict import DEFAULT
 from codl.records import soc as socs
 from codl.report.load import load_result
 from codl.report.results import CurveResult, EvalResult
-from codl.report.text_table import TextTable
+from codl.report.text_table import TextTable, digits
 from codl.strategies import Context
 from codl.strategies.model_search import FoundPlan
 
@@ -103,15 +103,17 @@ def content(frame: pd.DataFrame) -> TextTable:
         source = ", ".join(dict.fromkeys(of_soc[of_soc.strategy != "ideal"].source))
         gains: dict[str, list[float]] = {name: [] for name in (*PUBLISHED, "ideal")}
         for model, of in of_soc.groupby("model", sort=False):
-            ms = of.set_index("strategy").latency_ms
-            is_sure = not of.doubts.any()
-            for name in gains:
-                if name in ms and is_sure:
-                    gains[name].append(ms[name] / ms["codl"])
-            model = model if is_sure else f"{model} (doubtful)"
-            shown = [plain(ms[name]) if name in ms else "" for name in names]
-            over = [ms[name] / ms["codl"] if name in ms else "" for name in gains]
-            lines.append((f"{soc} ({source})", model, *shown, *map(plain, over)))
+            ms, doubts = of.set_index("strategy").latency_ms, of.set_index("strategy").doubts
+            over = {name: ms[name] / ms["codl"] for name in gains if name in ms}
+            for name, gain in over.items():
+                if not doubts[name] and not doubts["codl"]:
+                    gains[name].append(gain)
+            shown = (
+                f"{digits(ms[x])}{' ?' if doubts[x] else ''}" if x in ms else "" for x in names
+            )
+            lines.append(
+                (f"{soc} ({source})", model, *shown, *(plain(over.get(x, "")) for x in gains))
+            )
         means = [mean(values) if values else "" for values in gains.values()]
         lines.append((f"{soc} ({source})", "geometric mean", *[""] * len(names), *means))
     heads = ("model", *(f"`{name}` (ms)" for name in names))
