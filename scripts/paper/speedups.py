@@ -1,8 +1,9 @@
 """End-to-end latency of the paper's models, speedups over its baselines, energy and memory.
 
 From files of `codl eval -o`, or of scripts/bench/stage.py: a later file's rows of a model take the
-place of an earlier one's. Latencies that a run itself doubts are in no mean, and marked. Of a SoC that is replayed
-from other people's measurements, plans are searched and priced, all by the same predictor:
+place of an earlier one's. Latencies that a run itself doubts are marked, and in no mean. Of a SoC
+that is replayed from other people's measurements, plans are searched and priced, all by the same
+predictor:
 
     codl eval --soc host --serial local --models yolov2,vgg16 -o eval.json
     python scripts/paper/speedups.py --soc host --eval eval.json
