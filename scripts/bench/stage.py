@@ -4,7 +4,7 @@ On an NVIDIA GPU of which only some multiprocessors are left to codl (see `codl_
 cores of the CPU; and on the cores of one CPU, divided between ncnn (the number before the colon)
 and an OpenCL runtime for CPUs (the number behind it):
 
-    python scripts/bench/stage.py --left 4,2,8,1,16 -o docs/results/curve-h200.json
+    python scripts/bench/stage.py --left 4,2,8,1,16 -o docs/results/curve-h100.json
     python scripts/bench/stage.py --cores 8:8,4:8,2:8,1:8,8:4 -o docs/results/curve-pocl.json
 
 Each of them is a SoC that is described, collected from, learned and evaluated as any other device,
