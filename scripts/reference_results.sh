@@ -28,15 +28,13 @@ step python "$root/scripts/validate_models.py" --soc "$name" --ways gpu \
     -o "$results/validate-$name.json"
 codl collect --soc "$name" --budget 10m --json > "$results/collect-$name.json"
 codl train --soc "$name" --seeds 3 --json > "$results/train-$name.json"
-codl eval --soc "$name" --models "$measured" --strategies "$strategies" --time 8s \
+codl eval --soc "$name" --models "$measured" --strategies "$strategies" --peers ort,ncnn,openvino --time 8s \
     --no-timelines -o "$results/eval-$name.json"
 codl eval --soc "$name" --models alexnet,mobilenet_v1,resnet50_v2,bert,matmul,op_chain \
     --strategies cpu,gpu,codl,codl-refined --time 4s \
     --no-timelines -o "$results/eval-unmeasured-$name.json"
 codl eval --soc "$name" --models mobilenet_v2 --batch 4 --strategies cpu,gpu,codl --time 8s \
     --no-timelines -o "$results/eval-batch-$name.json"
-codl eval --soc "$name" --models yolov2,vgg16,posenet --strategies cpu,gpu,codl \
-    --peers ort,ncnn,openvino,mnn --time 8s --no-timelines -o "$results/eval-peers-$name.json"
 # README's picture, of a plan and its timeline.
 codl eval --soc "$name" --models yolov2 --strategies cpu,gpu,codl --time 8s \
     -o "$results/eval-split-$name.json"

@@ -44,7 +44,7 @@ def browser() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     """All kinds of files that docs/results has."""
-    kinds = ("eval-host", "eval-peers-host", "curve-h100", "train-host", "validate-host")
+    kinds = ("eval-host", "eval-split-host", "curve-h100", "train-host", "validate-host")
     files = [path for kind in kinds for path in RESULTS.glob(f"{kind}.json")]
     files += sorted(RESULTS.glob("paper-fig*.json"))[:4]
     out = tmp_path_factory.mktemp("report") / "report.html"

@@ -169,7 +169,9 @@ def test_what_ran_can_be_read_back(first_soc: LocalSoc, tmp_path: Path) -> None:
     assert len(trace.slices) == 2
     flows = check_flows(trace)
     assert flows == written.flows
-    assert flows % 3 == 0
+    # The predicted inference is drawn as often as there is room for it beside the measured ones.
+    measured = {flow for one in trace.of("measured") for flow in one.flows}
+    assert len(measured) in range(3, flows, 3)
     for run in some(recording.inferences):
         for placed in some(run.spans):
             assert placed.span.end_ms >= placed.span.start_ms >= 0
