@@ -38,7 +38,7 @@ from summaries import accuracy_content, devices_content
 
 from codl.cli.app import app
 from codl.frontend.models import BUILT_IN, described, description
-from codl.frontend.models.builder import summary
+from codl.frontend.models.summary import summary
 from codl.ir import OP_TYPES
 from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry

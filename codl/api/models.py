@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from codl.errors import CodlError
 from codl.files import read_json
 from codl.frontend import models
 from codl.frontend.models import BUILT_IN, described
+from codl.frontend.models.summary import Summary, summary
 from codl.ir import Network, to_text
 from codl.measure import dataset as datasets
 from codl.measure import tuning_file
@@ -21,8 +22,8 @@ from codl.records.soc import Soc
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelFacts:
-    """A model: shapes by name, weights, work in 1e9 operations (two a multiply-add), nodes by type.
+class ModelFacts(Summary):
+    """A summary, and what was found out of it here.
 
     `ops` are the distinct ones that codl makes of it, `kinds` all of them by kind; `measured` are
     the ops with a latency on either processor in the SoC's dataset, `tuned` those with a tuned
@@ -30,12 +31,6 @@ class ModelFacts:
     `evaluated`. None where nobody looked, or there is nothing.
     """
 
-    name: str
-    inputs: Mapping[str, tuple[int, ...]]
-    outputs: Mapping[str, tuple[int, ...]]
-    parameters: int
-    gflops: float
-    nodes: Mapping[str, int]
     ops: int | None = None
     kinds: Mapping[str, int] | None = None
     measured: int | None = None
@@ -59,8 +54,6 @@ def builtin_facts(evaluated: Mapping[str, tuple[float, str]]) -> tuple[ModelFact
 
 
 def _described(name: str, evaluated: Mapping[str, tuple[float, str]]) -> ModelFacts:
-    from codl.frontend.models.builder import summary
-
     gain, file = evaluated.get(name, (None, ""))
     return ModelFacts(**vars(summary(described(name, weights=False))), gain=gain, evaluated=file)
 
@@ -79,15 +72,15 @@ def model_facts(
     measured, tuned = (None, None) if soc is None else _looked_up(texts, soc, dataset)
     gain, file = evaluated.get(network.name, (None, ""))
     about = _described(model, {}) if model in BUILT_IN else _of_file(model, network)
-    more = {
-        "ops": len(texts),
-        "kinds": dict(Counter(layer.op.kind for layer in network.layers).most_common()),
-        "measured": measured,
-        "tuned": tuned,
-        "gain": gain,
-        "evaluated": file,
-    }
-    return ModelFacts(**{**vars(about), **more})
+    return replace(
+        about,
+        ops=len(texts),
+        kinds=dict(Counter(layer.op.kind for layer in network.layers).most_common()),
+        measured=measured,
+        tuned=tuned,
+        gain=gain,
+        evaluated=file,
+    )
 
 
 def _of_file(model: str, network: Network) -> ModelFacts:

@@ -18,9 +18,10 @@ from codl.errors import CodlError, InvalidFileError, UnknownNameError, Unsupport
 from codl.frontend import models
 from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.onnx_import import import_onnx
-from codl.frontend.models.builder import ModelBuilder, summary
+from codl.frontend.models.builder import ModelBuilder
 from codl.frontend.models.custom import ACTIVATIONS, LAYERS
 from codl.frontend.models.deployment import Preprocessing
+from codl.frontend.models.summary import summary
 from codl.ir import Network
 from codl.records.gpu_limits import GpuLimits
 from codl.runtime.placement import LocalSoc, Placement

@@ -12,7 +12,7 @@ from onnx import shape_inference
 from codl.frontend import models
 from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.onnx_import import import_onnx
-from codl.frontend.models.builder import summary
+from codl.frontend.models.summary import summary
 
 #: The convolutions that the original CoDL profiles, by "kernel/stride": input and output channels,
 #: rows of the output, and how many there are of the same shape.
