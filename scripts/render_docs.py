@@ -25,7 +25,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -33,7 +33,7 @@ from typing import Any
 import typer
 from api_pages import api_reference, keys_content
 from gains import evals, gains_content, in_part_content, replayed_content
-from split_picture import split_svg
+from split_picture import split
 from summaries import accuracy_content, devices_content
 
 from codl.cli.app import app
@@ -44,7 +44,7 @@ from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry
 from codl.records.waterfall import MEASURED_TERMS, PREDICTED_TERMS
 from codl.report.curves import closest_content, curve, curve_content
-from codl.report.drawing import stand_alone
+from codl.report.drawing import Picture, stand_alone
 from codl.report.kernels import gpus_content
 from codl.report.kernels import variants_content as kernels_by_gpu
 from codl.report.load import load_result
@@ -110,26 +110,13 @@ OF_FILES: Mapping[str, Callable[[Sequence[Path]], TextTable]] = {
 }
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A picture of result files; `draw` takes them, a key and a title."""
-
-    title: str
-    draw: Callable[..., str]
-
-    def of(self, results: Sequence[Any], key: str) -> str:
-        return self.draw(results, key=key, title=self.title)
-
-
-def plain_curve_svg(results: Sequence[Any], *, key: str, title: str) -> str:
-    return stand_alone(replace(curve(results), title=title))
-
-
-PICTURES: Mapping[str, Picture] = {
-    "curve": Picture(
-        "Gain of co-execution against the ratio of the processors' speeds", plain_curve_svg
+#: Pictures of result files by name: the title, and what draws them.
+PICTURES: Mapping[str, tuple[str, Callable[[Sequence[Any], str], Picture]]] = {
+    "curve": (
+        "Gain of co-execution against the ratio of the processors' speeds",
+        lambda results, title: replace(curve(results), title=title),
     ),
-    "split": Picture("How a network is split, and what both processors then do", split_svg),
+    "split": ("How a network is split, and what both processors then do", split),
 }
 
 
@@ -243,7 +230,8 @@ def drawn(page: Path) -> dict[Path, str]:
             view, name, *names = match["what"].split()
             if files := _files(names):
                 results = [load_result(file) for file in files]
-                found[page.parent / name] = PICTURES[view].of(results, Path(name).stem)
+                title, draw = PICTURES[view]
+                found[page.parent / name] = stand_alone(draw(results, title))
     return found
 
 
@@ -258,7 +246,7 @@ def _part(match: re.Match[str]) -> str:
     view, name, *names = match["what"].split()
     if view not in PICTURES:
         raise SystemExit(f"<!-- picture: {view} --> must be one of {', '.join(PICTURES)}.")
-    return f"\n![{PICTURES[view].title}]({name})\n\n" if _files(names) else _missing(view, names)
+    return f"\n![{PICTURES[view][0]}]({name})\n\n" if _files(names) else _missing(view, names)
 
 
 def _missing(view: str, names: Sequence[str]) -> str:

@@ -167,7 +167,8 @@ def curve_content(results: Sequence[CurveResult]) -> TextTable:
         *_origins(results),
     )
     text_sections = tuple(TextSection(heading, tuple(rows)) for heading, rows in sections.items())
-    return TextTable("Gain against the ratio of speeds", columns, text_sections, caption)
+    title = "Gain against the ratio of speeds"
+    return TextTable(title, columns, text_sections, caption, "size")
 
 
 def _row(soc: SocSummary, model: str, rows: Mapping[str, EvalRow]) -> TextRow:
@@ -210,7 +211,7 @@ def closest_content(results: Sequence[CurveResult]) -> TextTable:
         *map(_summary, pairs),
         *warnings([point.source for family in pairs for point in family.points]),
     )
-    return TextTable("Where both processors are closest", columns, sections, caption)
+    return TextTable("Where both processors are closest", columns, sections, caption, "processors")
 
 
 def _closest(point: CurvePoint, family: Family) -> TextRow:

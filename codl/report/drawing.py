@@ -35,8 +35,11 @@ RATIOS = (
     [2.0**k for k in range(-7, 11)],
     [4.0**k for k in range(-5, 8)],
 )
-#: Pixels that pictures are wide that stand alone.
-ALONE = 720
+#: Pixels that pictures are wide that stand alone, and how much larger a wide page shows them: their
+#: letters can be read on a phone.
+ALONE, LARGER = 480, 1.25
+#: Letters of a title that such a picture has room for.
+FITTING = 62
 ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 
 
@@ -243,10 +246,11 @@ class Picture:
 
 
 def below(title: str, panels: Sequence[Picture]) -> Picture:
-    """Pictures below each other as one, each under its title, with the legend of the first."""
+    """Pictures below each other as one, each under its title, with one legend."""
     drawn, y, left = [], 0.0, max((panel.left for panel in panels), default=0)
     for panel in panels:
-        drawn.append(text(panel.title, -left, y + 8, class_="strong"))
+        short = shortened(panel.title, FITTING)
+        drawn.append(text(short, -left, y + 8, class_="strong", tip=panel.title))
         drawn.append(
             mark(
                 "svg", panel.marks, y=y + 28, width="100%", height=panel.height, overflow="visible"
@@ -255,8 +259,12 @@ def below(title: str, panels: Sequence[Picture]) -> Picture:
         y += 28 + panel.height + 12
     first, *_ = panels
     rows = tuple(row for panel in panels for row in panel.data.rows)
-    data = Data(first.data.columns, rows)
-    return replace(first, title=title, marks=Markup().join(drawn), height=y, data=data, left=left)
+    return replace(
+        first, title=title, marks=Markup().join(drawn), height=y, left=left,
+        right=max(panel.right for panel in panels),
+        data=Data(first.data.columns, rows),
+        legend=tuple(dict.fromkeys(key for panel in panels for key in panel.legend)),
+    )  # fmt: skip
 
 
 @cache
@@ -288,9 +296,12 @@ def stand_alone(picture: Picture, width: int = ALONE) -> str:
     style = Markup("<style>{}svg{{color:var(--ink)}}</style>").format(Markup(colours()))
     ground = mark("rect", width="100%", height="100%", class_="ground")
     heads = mark("title", picture.title) + mark("desc", _words(picture.data)) + style + ground
+    height = top + picture.height
     box = {
         "xmlns": "http://www.w3.org/2000/svg",
-        "viewBox": f"0 0 {width} {top + picture.height:g}",
+        "viewBox": f"0 0 {width} {height:g}",
+        "width": f"{LARGER * width:g}",
+        "height": f"{LARGER * height:g}",
     }
     content = heads + Markup().join(keys) + plot
     return str(mark("svg", content, role="img", class_="picture", **box)) + "\n"

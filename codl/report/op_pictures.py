@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import geometric_mean
 from typing import Literal
 
+from codl.ir.plan import Chain
 from codl.ir.types import PROCESSORS
 from codl.report import charts
-from codl.report.charts import DIMENSIONS, Bar, Dot, Line, Part
-from codl.report.drawing import Data, Key, Picture, Scale, Value
+from codl.report.charts import Bar, Dot, Line, Part
+from codl.report.drawing import Data, Key, Picture, Scale, Value, below
 from codl.report.results import BenchResult, PaperResult
 from codl.report.text_table import digits
 
 Rows = Sequence[Mapping[str, Value]]
-MILLISECONDS = "milliseconds"
+MILLISECONDS, HEIGHT = "milliseconds", 160
 SIDES = [Key(side, f"{side.upper()}, measured", "circle") for side in PROCESSORS]
 
 
@@ -46,9 +48,21 @@ def kernels(result: BenchResult) -> Picture | None:
 
 def figures(result: PaperResult) -> Iterator[Picture]:
     """Of a figure of the paper, where this can draw it."""
-    draw = FIGURES.get(result.figure)
-    if draw is not None and result.rows:
-        yield from draw(result)
+    if result.rows and result.figure in SUMMARIES:
+        yield SUMMARIES[result.figure]([result])
+    elif result.rows and result.figure in FIGURES:
+        yield from FIGURES[result.figure](result)
+
+
+def of_all(results: Sequence[PaperResult], title: str) -> Picture | None:
+    """One picture of a figure's files: of all SoCs where these are rows in it, else of the first.
+
+    None where this cannot draw it.
+    """
+    if (draw := SUMMARIES.get(results[0].figure)) is not None:
+        return draw(results)
+    panels = list(figures(results[0]))
+    return below(title, panels) if panels else None
 
 
 def _ratios(result: PaperResult) -> Iterator[Picture]:
@@ -58,11 +72,17 @@ def _ratios(result: PaperResult) -> Iterator[Picture]:
         share = _number(row, "share")
         return share if share is None or row.get("processor") == "gpu" else 1 - share
 
-    for dim in dict.fromkeys(row.get("dim") for row in result.rows):
-        rows = [row for row in result.rows if row.get("dim") == dim]
-        along = DIMENSIONS.get(str(dim), str(dim))
-        title = f"Latency over the ratio, cut along {along}"
+    for (op, dim), rows in _grouped(result.rows, "op", "dim").items():
+        title = f"{op}, along {dim}".removeprefix(", ")
         yield _over(title, rows, ratio, "the GPU's share", result, Scale(0.0, 1.0), "line")
+
+
+def _grouped(rows: Rows, *keys: str) -> dict[tuple[str, ...], list[Mapping[str, Value]]]:
+    """Rows by the values of some keys, in their order."""
+    groups: dict[tuple[str, ...], list[Mapping[str, Value]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(str(row.get(key) or "") for key in keys), []).append(row)
+    return groups
 
 
 def _staircase(result: PaperResult) -> Iterator[Picture]:
@@ -72,7 +92,8 @@ def _staircase(result: PaperResult) -> Iterator[Picture]:
         return _number(row, "channels")
 
     most = max((channels(row) or 0.0 for row in result.rows), default=1.0)
-    title, name = "Latency over output channels", "output channels"
+    op = next((str(row["op"]) for row in result.rows if row.get("op")), "")
+    title, name = op.format(channels="...") or "Latency over output channels", "output channels"
     yield _over(title, result.rows, channels, name, result, Scale(0.0, most), "steps")
 
 
@@ -97,7 +118,6 @@ def _over(
         of.append(Line(measured, side, drawn="points"))
     most = max((point[1] for each in of for point in each.points), default=1.0)
     legend = [*SIDES, *(Key(f"{side} dashed", "predicted", "line") for side in PROCESSORS)]
-    op = next((str(row["op"]) for row in rows if row.get("op")), "")
     return charts.lines(
         title,
         of,
@@ -105,8 +125,8 @@ def _over(
         names=(name, MILLISECONDS),
         x=x,
         y=Scale(0.0, 1.05 * most or 1.0),
+        height=HEIGHT,
         legend=legend,
-        note=op,
         sources=result.sources,
     )
 
@@ -156,8 +176,117 @@ def _sharing(result: PaperResult) -> Iterator[Picture]:
     )
 
 
+def _strips(result: PaperResult) -> Iterator[Picture]:
+    """Every plan as a strip of its layers: Fig. 17 and 19."""
+    for (model, strategy), rows in _grouped(result.rows, "model", "strategy").items():
+        chains = [
+            Chain(
+                tuple(str(row["op"]) for row in layers),
+                "OC" if layers[0]["dim"] == "OC" else "H",
+                _number(layers[0], "gpu_ratio") or 0.0,
+                {},
+            )
+            for layers in _grouped(rows, "chain").values()
+        ]
+        yield charts.strip(f"{model}: {strategy}", chains, sources=result.sources)
+
+
+#: Shapes and colours of strategies and predictors, of which the paper has some.
+LOOKS: Mapping[str, Key] = {
+    "cpu": Key("cpu", "cpu", "circle"),
+    "gpu": Key("gpu", "gpu", "circle"),
+    "mulayer": Key("library", "mulayer", "down"),
+    "codl-paper": Key("share", "codl-paper", "up"),
+    "flops_linear": Key("library", "flops_linear, of muLayer", "down"),
+    "codl_linear": Key("share", "codl_linear, of CoDL", "up"),
+    "random_forest": Key("library", "random_forest, of nn-Meter", "square"),
+    "gbdt": Key("library", "gbdt", "cross"),
+    "codl": Key("both", "codl", "circle"),
+}
+
+
+def speedups(results: Sequence[PaperResult]) -> Picture:
+    """Strategies over the CPU, a row a SoC: the geometric mean of models, and the whole range."""
+    rows: list[tuple[str, str, float, float, float, int]] = []
+    for result in results:
+        ms = {
+            (str(row["model"]), str(row["strategy"])): _number(row, "latency_ms") or 0.0
+            for row in result.rows
+            if not row.get("doubts")
+        }
+        for name in LOOKS:
+            of = [(ms.get((model, "cpu")), value) for (model, s), value in ms.items() if s == name]
+            over = [cpu / value for cpu, value in of if cpu and value]
+            if over:
+                mean = geometric_mean(over)
+                rows.append((result.soc.name, name, mean, min(over), max(over), len(over)))
+    heads = ("SoC", "strategy", "over the CPU", "least", "most", "models")
+    return _by_soc(
+        "Speedup over the CPU", rows, heads, name="times as fast as the CPU", at=1.0, what="times"
+    )
+
+
+def accuracy(results: Sequence[PaperResult]) -> Picture:
+    """Predictors by SoC: rows within 10 %, of shapes held out, and at a whisker's end of rows."""
+    rows: list[tuple[str, str, float, float, float, int]] = []
+    for result in results:
+        for (name,), of in _grouped(result.rows, "predictor").items():
+            by_split = {split: _weighed(of, split) for split in ("shape", "row")}
+            shape, row = by_split["shape"], by_split["row"]
+            if shape is not None and row is not None:
+                targets = len(_grouped(of, "target"))
+                rows.append((result.soc.name, name, shape, min(shape, row), row, targets))
+    heads = ("SoC", "predictor", "shapes held out (%)", "least", "rows held out (%)", "targets")
+    name = "percent within 10 %; the line: 84, published, rows held out"
+    return _by_soc("Accuracy of predictors", rows, heads, name=name, at=84.0, what="percent")
+
+
+def _weighed(rows: Rows, split: str) -> float | None:
+    """The accuracy of several targets, each with the weight of its rows."""
+    parts = [
+        (_number(row, "rows") or 0.0, _number(row, "acc10"))
+        for row in rows
+        if row.get("split") == split
+    ]
+    counted = [(count, acc10) for count, acc10 in parts if acc10 is not None]
+    total = sum(count for count, _ in counted)
+    return sum(count * acc10 for count, acc10 in counted) / total if total else None
+
+
+def _by_soc(
+    title: str,
+    rows: Sequence[tuple[str, str, float, float, float, int]],
+    heads: tuple[str, ...],
+    *,
+    name: str,
+    at: float,
+    what: str,
+) -> Picture:
+    """Dots with whiskers, the SoCs below each other."""
+    socs = dict.fromkeys(soc for soc, *_ in rows)
+    by_soc = [
+        (
+            soc,
+            [
+                Dot(value, key.class_, f"{of}, {who}: {digits(value)} {what}", key.shape, low, high)
+                for of, who, value, low, high, _ in rows
+                if of == soc
+                for key in [LOOKS[who]]
+            ],
+        )
+        for soc in socs
+    ]
+    legend = [key for who, key in LOOKS.items() if any(row[1] == who for row in rows)]
+    return charts.dots(title, by_soc, Data(heads, tuple(rows)), name=name, at=at, legend=legend)
+
+
 FIGURES: Mapping[str, Callable[[PaperResult], Iterator[Picture]]] = {
     "fig05": _ratios,
     "fig06": _staircase,
+    "fig17": _strips,
     "fig20": _sharing,
+}
+SUMMARIES: Mapping[str, Callable[[Sequence[PaperResult]], Picture]] = {
+    "speedups": speedups,
+    "predictors": accuracy,
 }

@@ -114,7 +114,7 @@ def eval_content(result: EvalResult) -> TextTable:
     notes += machine_notes(result)
     notes += doubt_notes(result)
     caption = (*soc_lines(result.soc), *notes, *warnings([row.source for row in result.rows]))
-    return TextTable(f"Latency on {result.soc.name}", columns, tuple(sections), caption)
+    return TextTable(f"Latency on {result.soc.name}", columns, tuple(sections), caption, "model")
 
 
 def _eval_row(result: EvalResult, row: EvalRow, *, has_cold: bool, has_ratio: bool) -> TextRow:
@@ -173,7 +173,7 @@ def train_content(result: TrainResult) -> TextTable:
         *warnings(result.sources),
     )
     title = f"Held-out accuracy of the predictors for {result.soc.name}"
-    return TextTable(title, columns, sections, caption)
+    return TextTable(title, columns, sections, caption, "target")
 
 
 def _best_content(result: TrainResult) -> TextTable:

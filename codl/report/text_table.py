@@ -139,12 +139,16 @@ class TextSection:
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table; `caption` holds the sentences that must be read with it."""
+    """A table; `caption` holds the sentences that must be read with it.
+
+    `by` is what headings of sections are of: the header that they have in documents.
+    """
 
     title: str
     columns: tuple[Column, ...]
     sections: tuple[TextSection, ...]
     caption: tuple[str, ...] = ()
+    by: str = "part"
 
     @classmethod
     def of(
@@ -226,7 +230,7 @@ class TextTable:
         if has_headings:
             headings = [section.heading for section in self.sections for _ in section.rows]
             lines = [
-                [text, *line] for text, line in zip(["", "---", *headings], lines, strict=True)
+                [text, *line] for text, line in zip([self.by, "---", *headings], lines, strict=True)
             ]
         table = [f"| {' | '.join(map(_in_markdown, line))} |" for line in lines]
         notes = " ".join([*self.failures(), *self.caption])

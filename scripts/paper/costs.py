@@ -83,14 +83,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--eval", type=Path, nargs="+", help="files of `codl eval -o`")
 
 
-FIGURE = PaperFigure(
-    name="costs",
-    title="Costs beside latency",
-    rows=rows,
-    table=content,
-    draw=None,
-    options=options,
-)
+FIGURE = PaperFigure("costs", "Costs beside latency", rows, content, options)
 
 if __name__ == "__main__":
     FIGURE.main(__doc__)

@@ -13,10 +13,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
-from figure import COLOURS, PaperFigure, Row, plain, table, write_ops
+from figure import PaperFigure, Row, plain, table, write_ops
 
 import codl
 from codl.errors import CodlError
@@ -139,38 +138,13 @@ def _is_measured(frame: pd.DataFrame) -> bool:
     return True
 
 
-def draw(figure: Any, frame: pd.DataFrame) -> None:
-    of_ops = list(frame.groupby(["soc", "op"], sort=False))
-    axes = figure.subplots(len(of_ops), 2, squeeze=False)
-    for line, ((soc, op), of_op) in zip(axes, of_ops, strict=True):
-        for panel, (dim, of) in zip(line, of_op.groupby("dim", sort=False), strict=True):
-            for side, values in of.groupby("processor"):
-                ratio = values.share if side == "gpu" else 1 - values.share
-                look = {"color": COLOURS[str(side)], "label": str(side)}
-                panel.plot(ratio, values.predicted_ms, lw=1, **look)
-                panel.plot(ratio, values.measured_ms, "o", ms=3.5, color=look["color"])
-            panel.set_ylim(0)
-            panel.set_title(f"{soc}, along {dim}: {op}", loc="left", fontsize=7)
-            panel.set_xlabel("ratio: the GPU's share")
-        line[0].set_ylabel("ms (dots: measured)")
-    axes[0][0].legend(frameon=False)
-
-
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--op", nargs="+", default=OPS, help="as `codl bench --op` takes it")
     parser.add_argument("--steps", type=int, default=STEPS, help="shares between 0 and 1")
     parser.add_argument("--write-ops", type=Path, help="only write the op, for `codl collect`")
 
 
-FIGURE = PaperFigure(
-    name="fig05",
-    title="Latency of an op's parts over the partition ratio",
-    rows=rows,
-    table=content,
-    draw=draw,
-    options=options,
-    height=lambda frame: 2.4 * len(frame.groupby(["soc", "op"])),
-)
+FIGURE = PaperFigure("fig05", "An op's parts over the ratio", rows, content, options)
 
 if __name__ == "__main__":
     FIGURE.main(__doc__)

@@ -12,11 +12,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from fig05 import measured_ms
-from figure import COLOURS, PaperFigure, Row, plain, table, write_ops
+from figure import PaperFigure, Row, plain, table, write_ops
 
 from codl.ir import Op, parse, to_text
 from codl.ir.types import PROCESSORS
@@ -84,22 +83,6 @@ def content(frame: pd.DataFrame) -> TextTable:
     return table("The staircase", (*heads, *more), lines)
 
 
-def draw(figure: Any, frame: pd.DataFrame) -> None:
-    of_socs = list(frame.groupby("soc", sort=False))
-    for panel, (soc, of_soc) in zip(
-        figure.subplots(1, len(of_socs), squeeze=False)[0], of_socs, strict=True
-    ):
-        for side, of in of_soc.groupby("processor", sort=False):
-            colour = COLOURS[str(side)]
-            panel.plot(of.channels, of.predicted_ms, lw=0.8, ls="--", color=colour)
-            panel.step(of.channels, of.measured_ms, where="mid", lw=1.4, color=colour, label=side)
-        panel.set_title(f"{soc}", loc="left")
-        panel.set_xlabel("output channels")
-        panel.set_ylabel("ms (dashed: predicted)")
-        panel.set_ylim(0)
-        panel.legend(frameon=False)
-
-
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--op", default=OP, help="an op with {channels} in it")
     parser.add_argument("--channels", type=int, default=CHANNELS, help="the most")
@@ -107,14 +90,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--write-ops", type=Path, help="only write the ops, for `codl collect`")
 
 
-FIGURE = PaperFigure(
-    name="fig06",
-    title="The staircase: latency over the number of output channels",
-    rows=rows,
-    table=content,
-    draw=draw,
-    options=options,
-)
+FIGURE = PaperFigure("fig06", "Latency over output channels", rows, content, options)
 
 if __name__ == "__main__":
     FIGURE.main(__doc__)

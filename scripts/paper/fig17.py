@@ -13,10 +13,9 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
-from figure import COLOURS, MODELS, PaperFigure, Row, plain, table
+from figure import MODELS, PaperFigure, Row, plain, table
 
 import codl
 from codl.errors import CodlError
@@ -87,46 +86,12 @@ def content(frame: pd.DataFrame) -> TextTable:
     return table("Layers by dimension and chain", (*heads, *more), lines)
 
 
-def draw(figure: Any, frame: pd.DataFrame) -> None:
-    strips = list(frame.groupby(["soc", "model", "strategy"], sort=False))
-    for axes, (names, of) in zip(
-        figure.subplots(len(strips), 1, squeeze=False)[:, 0], strips, strict=True
-    ):
-        chains = of.reset_index(drop=True).reset_index().groupby("chain", sort=False)
-        for _, chain in chains:
-            first, count, ratio = chain["index"].iloc[0], len(chain), chain.gpu_ratio.iloc[0]
-            colour = COLOURS[chain.dim.iloc[0]] if 0 < ratio < 1 else COLOURS["ideal"]
-            box = {"align": "edge", "edgecolor": "white", "linewidth": 0.8}
-            axes.bar(first, ratio, count, color=colour, **box)
-            axes.bar(first, 1 - ratio, count, bottom=ratio, color=colour, alpha=0.25, **box)
-        axes.set(xlim=(0, len(of)), ylim=(0, 1), yticks=[], xticks=[])
-        axes.set_title(" ".join((names[1], names[2], f"({names[0]})")), loc="left", fontsize=8)
-    _legend(figure)
-
-
-def _legend(figure: Any) -> None:
-    from matplotlib.patches import Patch
-
-    looks = {"cut along H": "H", "along OC": "OC", "on one processor": "ideal"}
-    handles = [Patch(color=COLOURS[name], label=label) for label, name in looks.items()]
-    pale = Patch(color=COLOURS["ideal"], alpha=0.25, label="pale: the CPU's share")
-    figure.legend(handles=[*handles, pale], loc="outside lower center", ncols=4, frameon=False)
-
-
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", default=",".join(MODELS), help="by comma")
     parser.add_argument("--eval", type=Path, nargs="+", help="plans of files of `codl eval -o`")
 
 
-FIGURE = PaperFigure(
-    name="fig17",
-    title="The layers of a network by dimension, ratio and chain",
-    rows=rows,
-    table=content,
-    draw=draw,
-    options=options,
-    height=lambda frame: 0.4 + 0.65 * len(frame.groupby(["soc", "model", "strategy"])),
-)
+FIGURE = PaperFigure("fig17", "Layers by dimension and chain", rows, content, options)
 
 if __name__ == "__main__":
     FIGURE.main(__doc__)

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from figure import COLOURS, MODELS, PaperFigure, Row, mean, plain, table
+from figure import MODELS, PaperFigure, Row, mean, plain, shows_models, table
 
 import codl
 from codl.frontend.convert import load_structure
@@ -144,7 +144,8 @@ def content(frame: pd.DataFrame) -> TextTable:
                 by.predicted_ms[SINGLE] / by.predicted_ms[CHAINS],
                 dims,
             )
-            lines.append((soc, *map(plain, cells)))
+            if shows_models(frame, of):
+                lines.append((soc, *map(plain, cells)))
         lefts, measured_lefts, dims = (np.array(values) for values in zip(*kept, strict=True))
         less = f"{1 - lefts.mean():.0%}"
         has_runs = not np.isnan(measured_lefts).any()
@@ -167,35 +168,12 @@ def _less(left: float, without_ms: float, with_ms: float) -> tuple[Any, ...]:
     return f"{1 - left:.0%}", without_ms, with_ms, f"{1 - with_ms / without_ms:.0%}"
 
 
-def draw(figure: Any, frame: pd.DataFrame) -> None:
-    of_socs = list(frame.groupby("soc", sort=False))
-    panels = figure.subplots(len(of_socs), 1, squeeze=False)[:, 0]
-    for axes, (soc, of_soc) in zip(panels, of_socs, strict=True):
-        for at, (name, look) in enumerate({SINGLE: "cpu", CHAINS: "codl"}.items()):
-            of = of_soc[of_soc.plan == name].reset_index(drop=True)
-            places = of.index + 0.4 * at
-            axes.bar(places, of.predicted_sharing_ms, 0.38, color=COLOURS[look], label=name)
-            axes.plot(places, of.measured_sharing_ms.astype(float), "D", ms=4, color="#E69F00")
-        axes.set_xticks(of.index + 0.2, of.model)
-        axes.set_title(f"{soc} (diamonds: measured)", loc="left")
-        axes.set_ylabel("data sharing, ms")
-        axes.legend(frameon=False)
-
-
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", default=",".join(MODELS), help="by comma")
     parser.add_argument("--serial", choices=["local"], help="run two of the plans as well")
 
 
-FIGURE = PaperFigure(
-    name="fig20",
-    title="Data sharing with chains and without",
-    rows=rows,
-    table=content,
-    draw=draw,
-    options=options,
-    height=lambda frame: 2.6 * frame.soc.nunique(),
-)
+FIGURE = PaperFigure("fig20", "Data sharing with chains and without", rows, content, options)
 
 if __name__ == "__main__":
     FIGURE.main(__doc__)

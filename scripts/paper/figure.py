@@ -20,64 +20,43 @@ from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import pandas as pd
-from matplotlib_svg import stand_alone, style, to_svg
 
 from codl.errors import CodlError
 from codl.ir import Op, to_text
 from codl.provenance import ROOT, now, provenance
 from codl.records import soc as socs
+from codl.report import op_pictures
+from codl.report.drawing import stand_alone
+from codl.report.load import parse_result
+from codl.report.results import PaperResult
 from codl.report.text_table import Column, TextRow, TextSection, TextTable, digits
 
 Row: TypeAlias = Mapping[str, Any]
 RESULTS = ROOT / "docs" / "results"
 #: The paper's models.
 MODELS = ("retinaface", "yolov2", "vgg16", "posenet", "fast_style_transfer")
-#: Of processors and strategies, from Okabe and Ito's palette.
-COLOURS: Mapping[str, str] = {
-    "cpu": "#0072B2",
-    "gpu": "#D55E00",
-    "H": "#009E73",
-    "OC": "#CC79A7",
-    "gpu-image": "#F0E442",
-    "mulayer": "#E69F00",
-    "codl-paper": "#56B4E9",
-    "codl": "#009E73",
-    "ideal": "#8A8A8A",
-}
 
 
 @dataclass(frozen=True)
 class PaperFigure:
     """One figure or table of the paper.
 
-    `rows` makes what a result file holds of a SoC. `table` and `draw` take the rows of all files in
-    one frame, in which `soc` and `source` say what each is from; `draw` gets an empty matplotlib
-    figure of a `height` in inches, and is None where a table says it all.
+    `rows` makes what a result file holds of a SoC. `table` takes the rows of all files in one
+    frame, in which `soc` and `source` say what each is from.
     """
 
     name: str
     title: str
     rows: Callable[[argparse.Namespace], Iterable[Row]]
     table: Callable[[pd.DataFrame], TextTable]
-    draw: Callable[[Any, pd.DataFrame], None] | None
-    options: Callable[[argparse.ArgumentParser], object] = lambda parser: None
-    height: Callable[[pd.DataFrame], float] = lambda frame: 3.0
+    options: Callable[[argparse.ArgumentParser], object]
 
-    def svg(self, frame: pd.DataFrame) -> str:
-        """The picture as a file of its own, for light pages and dark ones."""
-        from matplotlib.figure import Figure
-
-        assert self.draw is not None
-        with style():
-            figure = Figure(figsize=(8.0, self.height(frame)), layout="constrained")
-            self.draw(figure, frame)
-            described = "; ".join(
-                ", ".join(row.cells)
-                for section in self.table(frame).sections
-                for row in section.rows
-            )
-            svg = to_svg(figure, key=f"paper-{self.name}", title=self.title, description=described)
-        return on_any_page(svg)
+    def svg(self, contents: Sequence[Mapping[str, Any]]) -> str:
+        """The picture as a file of its own; empty where a table says it all."""
+        results = [parse_result(content, self.name) for content in contents]
+        papers = [result for result in results if isinstance(result, PaperResult)]
+        picture = op_pictures.of_all(papers, self.title)
+        return stand_alone(picture) if picture else ""
 
     def main(self, documented: str | None) -> None:
         """The script: rows of a SoC to a file, a picture, or a table on stdout."""
@@ -107,9 +86,9 @@ class PaperFigure:
         }
         if options.output:
             write(options.output, json.dumps(content, separators=(",", ":")) + "\n")
-        frame = pd.DataFrame(rows).assign(soc=options.soc)
-        if options.svg and self.draw:
-            write(options.svg, self.svg(frame))
+        if options.svg:
+            write(options.svg, self.svg([content]))
+        frame = frame_of([content])
         print(json.dumps(content) if options.json else self.table(frame).to_markdown())
 
 
@@ -156,7 +135,12 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> 
         sections.setdefault(str(soc), []).append(TextRow(shown))
     heads = tuple(Column(name, numeric=at > 0) for at, name in enumerate(columns))
     parts = tuple(TextSection(name, tuple(of_soc)) for name, of_soc in sections.items())
-    return TextTable(title, heads, parts)
+    return TextTable(title, heads, parts, by="SoC")
+
+
+def shows_models(every: pd.DataFrame, of_model: pd.DataFrame) -> bool:
+    """Not of replayed phones in a table of several SoCs: there their means say it."""
+    return every.soc.nunique() == 1 or not of_model.source.str.contains("replayed").any()
 
 
 def _text(cell: Any) -> str:
@@ -180,11 +164,3 @@ def write_ops(path: Path, ops: Iterable[Op], soc: str, options: str) -> NoReturn
 def mean(values: Iterable[float]) -> float:
     """Geometric; of ratios."""
     return geometric_mean(list(values))
-
-
-def on_any_page(svg: str) -> str:
-    """A picture whose ink and ground follow the reader's light or dark setting."""
-    dark = "@media (prefers-color-scheme: dark) { svg { color: #e6edf3; background: #0d1117 } }"
-    look = f"svg {{ color: #1f2328; background: white; font-family: sans-serif }} {dark}"
-    plain = re.sub(r' style="color: [^"]*"', "", stand_alone(svg), count=1)
-    return plain.replace(">", f"><style>{look}</style>", 1)

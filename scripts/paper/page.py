@@ -12,20 +12,20 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from figure import PaperFigure, frame_of, read
 
 from codl.provenance import ROOT
+from codl.report import op_pictures
 
 PAGE = ROOT / "docs" / "paper.md"
 PICTURES = ROOT / "docs" / "paper"
 NAMES = ("fig05", "fig06", "speedups", "predictors", "fig17", "fig20", "costs")
 MARKED = re.compile(r"(<!-- paper: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-#: What a picture shows, in words: not every matplotlib draws it in the same letters.
-DESCRIPTION = re.compile(r"<desc[^>]*>.*?</desc>", re.DOTALL)
 FIGURES: Mapping[str, PaperFigure] = {name: import_module(name).FIGURE for name in NAMES}
 
 
@@ -38,31 +38,35 @@ def _part(name: str) -> str:
     figure, contents = FIGURES[name], read(name)
     if not contents:
         return f"Not measured yet: `python scripts/paper/{name}.py --help` says how."
-    lines = [f"![{figure.title}](paper/{name}.svg)", ""] if figure.draw else []
-    lines += [figure.table(frame_of(contents)).to_markdown(), ""]
-    lines += [
-        f"- {each['soc']['name']}: {each['soc']['description']}. `{each['made_by']}`, "
-        f"{each['created'][:10]}, codl {each['commit']}."
-        for each in contents
-    ]
-    return "\n".join(lines)
+    lines = []
+    if name in op_pictures.SUMMARIES:
+        lines += [f"![{figure.title}](paper/{name}.svg)", ""]
+    elif name in op_pictures.FIGURES:
+        of = contents[0]["soc"]["name"]
+        lines += [f"![{figure.title}, of {of}](paper/{name}.svg)", "", f"The picture is of `{of}`."]
+        lines.append("")
+    return "\n".join([*lines, figure.table(frame_of(contents)).to_markdown(), "", *_made(contents)])
+
+
+def _made(contents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The commands behind the files; one for several SoCs where they differ in the name alone."""
+    socs: dict[str, list[str]] = {}
+    for each in contents:
+        name = each["soc"]["name"]
+        command = each["made_by"].replace(name, "SOC")
+        socs.setdefault(f"`{command}` ({each['created'][:10]}, {each['commit']})", []).append(name)
+    for command, names in socs.items():
+        told = command if len(names) > 1 else command.replace("SOC", names[0])
+        yield f"- {', '.join(names)}: {told}"
 
 
 def pictures() -> dict[Path, str]:
     """The pictures of all figures that have result files, by their paths."""
-    return {
-        PICTURES / f"{name}.svg": figure.svg(frame_of(contents))
-        for name, figure in FIGURES.items()
-        if figure.draw and (contents := read(name))
-    }
+    every = {name: figure.svg(read(name)) for name, figure in FIGURES.items() if read(name)}
+    return {PICTURES / f"{name}.svg": svg for name, svg in every.items() if svg}
 
 
 def is_current(path: Path, content: str) -> bool:
-    now = path.read_text(encoding="utf-8") if path.is_file() else ""
-    return DESCRIPTION.findall(now) == DESCRIPTION.findall(content)
-
-
-def is_written(path: Path, content: str) -> bool:
     return path.is_file() and path.read_text(encoding="utf-8") == content
 
 
@@ -73,8 +77,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="write nothing, list what is stale")
     check = parser.parse_args().check
     before = PAGE.read_text(encoding="utf-8")
-    is_done = is_current if check else is_written
-    content = {path: svg for path, svg in pictures().items() if not is_done(path, svg)}
+    content = {path: svg for path, svg in pictures().items() if not is_current(path, svg)}
     if (page := rendered(before)) != before:
         content[PAGE] = page
     for path, text in content.items():

@@ -88,39 +88,11 @@ def content(frame: pd.DataFrame) -> TextTable:
     return table("Rows within 10 %", (*heads, *more), lines)
 
 
-def draw(figure: Any, frame: pd.DataFrame) -> None:
-    of_socs = list(frame.groupby("soc", sort=False))
-    panels = figure.subplots(1, len(of_socs), squeeze=False, sharey=True)[0]
-    names = [name for name in NAMES if name in set(frame.predictor)]
-    for axes, (soc, of_soc) in zip(panels, of_socs, strict=True):
-        for at, (split, colour) in enumerate({"row": "#56B4E9", "shape": "#0072B2"}.items()):
-            heights = [
-                accuracy(of_soc[(of_soc.predictor == n) & (of_soc.split == split)]) or 0
-                for n in names
-            ]
-            places = np.arange(len(names)) + 0.4 * at
-            axes.barh(places, heights, 0.38, color=colour, label=f"{split}s held out")
-        axes.set_yticks(np.arange(len(names)) + 0.2, names)
-        axes.axvline(84, color="#D55E00", lw=1, ls="--", label="published, rows")
-        axes.set_xlim(0, 100)
-        axes.set_title(str(soc), loc="left", fontsize=7)
-    panels[0].set_xlabel("% within 10 %")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
-
-
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--train", type=Path, help="a file of `codl train --json`")
 
 
-FIGURE = PaperFigure(
-    name="predictors",
-    title="Accuracy of the predictors",
-    rows=rows,
-    table=content,
-    draw=draw,
-    options=options,
-)
+FIGURE = PaperFigure("predictors", "Accuracy of the predictors", rows, content, options)
 
 if __name__ == "__main__":
     FIGURE.main(__doc__)

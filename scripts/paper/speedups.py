@@ -15,10 +15,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
-from figure import COLOURS, MODELS, PaperFigure, Row, mean, plain, table
+from figure import MODELS, PaperFigure, Row, mean, plain, shows_models, table
 
 import codl
 from codl.errors import CodlError
@@ -112,9 +111,9 @@ def content(frame: pd.DataFrame) -> TextTable:
             shown = (
                 f"{digits(ms[x])}{' ?' if doubts[x] else ''}" if x in ms else "" for x in names
             )
-            lines.append(
-                (f"{soc} ({source})", model, *shown, *(plain(over.get(x, "")) for x in gains))
-            )
+            if shows_models(frame, of):
+                gained = (plain(over.get(x, "")) for x in gains)
+                lines.append((f"{soc} ({source})", model, *shown, *gained))
         means = [mean(values) if values else "" for values in gains.values()]
         lines.append((f"{soc} ({source})", "geometric mean", *[""] * len(names), *means))
     heads = ("model", *(f"`{name}` (ms)" for name in names))
@@ -122,39 +121,12 @@ def content(frame: pd.DataFrame) -> TextTable:
     return table("Latency and speedup", (*heads, *more), lines)
 
 
-def draw(figure: Any, frame: pd.DataFrame) -> None:
-    of_socs = list(frame.groupby("soc", sort=False))
-    panels = figure.subplots(len(of_socs), 1, squeeze=False)[:, 0]
-    for axes, (soc, of_soc) in zip(panels, of_socs, strict=True):
-        wide = of_soc.pivot(index="model", columns="strategy", values="latency_ms")
-        wide = wide.loc[list(dict.fromkeys(of_soc.model))]
-        names = [name for name in STRATEGIES if name in wide]
-        for at, name in enumerate(names):
-            places = [row + 0.8 * at / len(names) for row in range(len(wide))]
-            colour = COLOURS[name]
-            axes.bar(places, wide["cpu"] / wide[name], 0.76 / len(names), color=colour, label=name)
-        axes.axhline(1, lw=0.6, color=COLOURS["ideal"])
-        axes.set_xticks([row + 0.33 for row in range(len(wide))], list(wide.index))
-        axes.set_ylabel("over the CPU")
-        axes.set_title(f"{soc}: {', '.join(dict.fromkeys(of_soc.source))}", loc="left")
-    handles, labels = max((p.get_legend_handles_labels() for p in panels), key=lambda h: len(h[0]))
-    figure.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False)
-
-
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", default=",".join(MODELS), help="by comma")
     parser.add_argument("--eval", type=Path, nargs="+", help="of `codl eval -o`, or of stage.py")
 
 
-FIGURE = PaperFigure(
-    name="speedups",
-    title="Speedup over the CPU by strategy",
-    rows=rows,
-    table=content,
-    draw=draw,
-    options=options,
-    height=lambda frame: 0.4 + 2.1 * frame.soc.nunique(),
-)
+FIGURE = PaperFigure("speedups", "Speedup over the CPU by strategy", rows, content, options)
 
 if __name__ == "__main__":
     FIGURE.main(__doc__)

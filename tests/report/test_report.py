@@ -663,7 +663,7 @@ def test_markdown_keeps_cells_apart() -> None:
     columns = (Column("name", numeric=False), Column("ms", group="row"))
     text = TextTable("t", columns, (TextSection("m", rows),), ("A note.",)).to_markdown()
     assert text.splitlines() == [
-        "|  | name | row ms |",
+        "| part | name | row ms |",
         "| --- | --- | ---: |",
         "| m | a\\|b | 1 |",
         "| m | c<br>d | failed |",
