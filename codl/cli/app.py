@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import signal
 import sys
 import traceback
 import warnings
 from contextlib import suppress
-from importlib import import_module
 from itertools import filterfalse
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
 import typer
-from rich.markup import escape
-from typer.core import TyperGroup
 
-from codl import __version__, plugins
-from codl.boundary import MissingPackageError, boundary, explained
+from codl import __version__
+from codl.boundary import boundary
+from codl.cli.commands import LazyGroup
 from codl.cli.old_names import today
 from codl.cli.output import fail, tell, warn
 from codl.cli.progress import STAGE, heartbeat
@@ -45,7 +42,7 @@ VARIABLE = "CODL_TRACEBACK"
 SIGNALLED = 128
 
 
-class _Commands(TyperGroup):
+class _Top(LazyGroup):
     """Runs a command inside `boundary`; typer would end at Ctrl-C, and at an EOFError, unsaid."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -67,106 +64,13 @@ class _Commands(TyperGroup):
 
 
 app = typer.Typer(
-    cls=_Commands,
+    cls=_Top,
     help="Run a neural network on the CPU and the GPU of a device at the same time.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-#: Commands by where they are, as those of plugins; groups are a `Typer` of their own.
-COMMANDS = {
-    "soc": "codl.cli.devices:soc_app",
-    "demo": "codl.cli.demo:run_demo",
-    "devices": "codl.cli.devices:list_devices",
-    "doctor": "codl.cli.doctor:check_device",
-    "collect": "codl.cli.collect:collect_data",
-    "dataset": "codl.cli.dataset:dataset_app",
-    "tune": "codl.cli.tune:tune_kernels",
-    "kernels": "codl.cli.kernels:compile_kernels",
-    "cache": "codl.cli.cache:cache_app",
-    "bench": "codl.cli.bench:bench_app",
-    "bench llm": "codl.cli.bench_llm:bench_llm",
-    "train": "codl.cli.train:train_predictors",
-    "models": "codl.cli.models:list_models",
-    "search": "codl.cli.search:search_plan",
-    "show": "codl.cli.show:show_file",
-    "quantize": "codl.cli.quantize:quantize_model",
-    "package": "codl.cli.package:package_model",
-    "run": "codl.cli.run:run_model",
-    "eval": "codl.cli.evaluate:evaluate_strategies",
-    "validate": "codl.cli.validate:validate_plan",
-    "explain": "codl.cli.explain:explain_model",
-    "trace": "codl.cli.trace:trace_model",
-    "runs": "codl.cli.runs:list_runs",
-    "compare": "codl.cli.compare:compare_files",
-    "report": "codl.cli.report:write_report",
-    "agent": "codl.cli.agent:agent_app",
-}
-#: Of a command that cannot run here: whatever is asked of it, it says what is missing.
-ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-
-
-def _add(name: str, place: str) -> None:
-    """Add a command; where a package that it needs is missing, one that says which."""
-    *group, word = name.split()
-    parent = next(
-        (
-            group_info.typer_instance
-            for group_info in app.registered_groups
-            if [group_info.name] == group
-        ),
-        app,
-    )
-    assert parent is not None
-    module, _, attribute = place.partition(":")
-    try:
-        with explained():
-            command = getattr(import_module(module), attribute)
-    except MissingPackageError as error:
-        _add_missing(parent, word, error)
-        return
-    if isinstance(command, typer.Typer):
-        parent.add_typer(command, name=word)
-    else:
-        parent.command(word)(command)
-
-
-def _add_missing(parent: typer.Typer, name: str, error: MissingPackageError) -> None:
-    def missing() -> None:
-        raise error
-
-    parent.command(name, help=escape(str(error)), context_settings=ANYTHING)(missing)
-
-
-def _unwrap(some: typer.Typer) -> None:
-    """Let paragraphs of help be wrapped to the terminal, and not to the source as well."""
-    for command in some.registered_commands:
-        text = inspect.getdoc(command.callback) if command.callback else ""
-        paragraphs = (command.help or text or "").split("\n\n")
-        joined = [
-            paragraph if paragraph.startswith("[dim]") else paragraph.replace("\n", " ")
-            for paragraph in paragraphs
-        ]
-        command.help = "\n\n".join(joined)
-    for group in some.registered_groups:
-        if group.typer_instance is not None:
-            _unwrap(group.typer_instance)
-
-
-def _add_of_plugins() -> None:
-    """Add the commands of the plugins that are loaded, each once."""
-    new = {name: place for name, place in plugins.COMMANDS.places.items() if name not in COMMANDS}
-    for name, place in new.items():
-        COMMANDS[name] = place
-        _add(name, place)
-    if new:
-        _unwrap(app)
-
-
-for command, place in COMMANDS.items():
-    _add(command, place)
 load_shipped()
-_add_of_plugins()
 
 
 @app.callback(invoke_without_command=True)
@@ -210,7 +114,6 @@ def main() -> None:
         with heartbeat():
             with suppress(CodlError):  # a command that needs plugins raises it, and help does not
                 load_installed()
-            _add_of_plugins()
             app()
     except InterruptedCommandError as error:
         fail(str(error))
