@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from codl import files
 from codl.errors import CodlError, CodlWarning, DeviceError, MismatchError
@@ -116,6 +116,18 @@ class Collection:
         """Write what was to be measured again and was not."""
         self.writer.write(list(self.held.items()))
         self.log.finish()
+
+    def figures(self) -> dict[str, Any]:
+        """Those of `Collected` that are known here."""
+        return {
+            "rows": self.writer.rows,
+            "failed": self.writer.failed,
+            "again": len(self.again),
+            "seconds": self.budget.spent_s,
+            "paused_s": sum(each.cooling.paused_s for each in self.devices if each.cooling),
+            "reason": self.reason,
+            "devices": tuple(device.news(self.clock.now()) for device in self.devices),
+        }
 
     def _step(self) -> Stopped | None:
         """Give work to whom has none, and take what came of it; a reason to stop, where there is.
@@ -355,21 +367,49 @@ def collect(
     used up, or the chooser has enough; kernels are measured as they were tuned.
 
     Several targets are devices of one SoC, each with a run of its own in the dataset. One that goes
-    away is tried again later while the others go on, and one that cannot be used is left out, with
-    a warning. `watch` is told how it stands with each.
+    away is tried again later, and one that cannot be used is left out, with a warning. `watch` is
+    told how it stands with each; `cooling` waits before a batch while a target is hot.
 
     A task that takes a target's process down twice is a failed row. The rows of a batch are on disk
-    before the next is begun, so a kill loses at most the one under way. Before each batch what
-    `cooling` gives for a target, once it is reached, waits while it is hot; one whose battery runs
-    out is left alone. The manifest has the environment that `tells` gives for a target. Raises
-    `CodlError` where there is a dataset and `resume` is not set, `MismatchError` where it is that
+    before the next is begun. A replay's recorded seconds are counted as if they had passed.
+    Raises `CodlError` where there is a dataset and `resume` is not set, `MismatchError` where it is
     of another SoC or was measured in another way, or where no target is the SoC, and `DeviceError`
-    where none can be reached. A replay is the only target, and its recorded seconds are counted as
-    if they had passed.
+    where none can be reached.
     """
     several = list(targets) if isinstance(targets, Sequence) else [targets]
+    _check_alike(several)
     rounds, budget = rounds or Rounds(), Budget(budget_s, clock.now)
-    first, *others = several
+    with files.locked(dataset.folder):
+        log = RunLog(dataset, several[0], rounds, tuning, resume=resume)
+        writer = RowWriter(dataset)
+        missing = [task for task in tasks if writer.lacks(task)]
+        work = Collection(
+            devices=devices_of(several, MOST, cooling, tells),
+            writer=writer,
+            log=log,
+            rounds=rounds,
+            tuning=tuning,
+            missing=missing[:samples],
+            clock=clock,
+            budget=budget,
+            all_done="done" if samples is None or samples >= len(missing) else "samples",
+            chooser=chooser,
+            progress=progress,
+            watch=watch,
+        )
+        stopped = work.run()
+        return Collected(
+            skipped=len(tasks) - len(missing),
+            left=sum(writer.lacks(task) for task in tasks),
+            stopped=stopped,
+            files=tuple(str(table.path) for table in dataset.tables().values()),
+            **work.figures(),
+        )
+
+
+def _check_alike(targets: Sequence[Measures]) -> None:
+    """Raise `MismatchError` where rows of several targets cannot be in one dataset."""
+    first, *others = targets
     for other in others:
         if first.replays or other.replays:
             raise MismatchError(
@@ -380,36 +420,3 @@ def collect(
                 f"{first.serial!r} and {other.serial!r} are of different SoCs, whose rows cannot "
                 "be mixed: collect one after the other, with a --soc each."
             )
-    with files.locked(dataset.folder):
-        log = RunLog(dataset, first, rounds, tuning, resume=resume)
-        writer = RowWriter(dataset)
-        missing = [task for task in tasks if writer.lacks(task)]
-        skipped, wanted = len(tasks) - len(missing), missing[:samples]
-        work = Collection(
-            devices=devices_of(several, MOST, cooling, tells),
-            writer=writer,
-            log=log,
-            rounds=rounds,
-            tuning=tuning,
-            missing=wanted,
-            clock=clock,
-            budget=budget,
-            all_done="done" if len(wanted) == len(missing) else "samples",
-            chooser=chooser,
-            progress=progress,
-            watch=watch,
-        )
-        stopped = work.run()
-        return Collected(
-            rows=writer.rows,
-            failed=writer.failed,
-            skipped=skipped,
-            left=sum(writer.lacks(task) for task in tasks),
-            again=len(work.again),
-            seconds=budget.spent_s,
-            stopped=stopped,
-            files=tuple(str(table.path) for table in dataset.tables().values()),
-            devices=tuple(device.news(clock.now()) for device in work.devices),
-            paused_s=sum(device.cooling.paused_s for device in work.devices if device.cooling),
-            reason=work.reason,
-        )

@@ -41,10 +41,6 @@ VERSION = 10
 UNIT = "ms"
 #: A target of fewer different items than this says little of others.
 FEW_ITEMS = 8
-#: In files from before: of weights beyond the processor's own cache, of inputs, and of outputs.
-FORMER_COSTS = {"far_weight_ms", "read_ms", "written_ms"}
-#: Also from before: of libraries that had no law of their own. The others' holds for them, too.
-FORMER_FACTORS = {"ort", "openvino", "openvino_call_ms"}
 #: Significant digits of a feature that count: the same computation agrees but for rounding.
 DIGITS = 9
 
@@ -215,7 +211,7 @@ def read(path: Path, soc: Soc, tuning: Tuning = Tuning()) -> Predictors:
     if predictor not in list(ESTIMATORS):
         hint = f"It stands in {path}. {fix}"
         raise UnknownNameError("predictor", str(predictor), ESTIMATORS, fix=hint)
-    file = yaml_file.convert(_with_todays_costs(content), _File, path, fix=fix)
+    file = yaml_file.convert(content, _File, path, fix=fix)
     _check_place(path, file, soc, tuning, fix)
     generic: Any = StoredPredictor
     kind = generic[ESTIMATORS[predictor]]
@@ -225,29 +221,6 @@ def read(path: Path, soc: Soc, tuning: Tuning = Tuning()) -> Predictors:
         stored[target] = yaml_file.convert(fields, kind, where, fix=fix, dec_hook=from_json)
         _check_examples(path, target, stored[target], soc, tuning, fix)
     return Predictors(predictor, soc, path, stored, tuning, file.inside)
-
-
-def _with_todays_costs(content: dict[str, Any]) -> dict[str, Any]:
-    """What files from before say of ops inside a network: weights were counted as the op has them.
-
-    A byte of transformed ones then costs what one of others does, and inputs and outputs cost the
-    mean of theirs. Training anew measures it.
-    """
-    inside = content.get("inside")
-    if not isinstance(inside, dict):
-        return content
-    return content | {"inside": {side: _renamed(costs) for side, costs in inside.items()}}
-
-
-def _renamed(costs: Any) -> Any:
-    if not isinstance(costs, dict):
-        return costs
-    costs = {name: cost for name, cost in costs.items() if name not in FORMER_FACTORS}
-    if not FORMER_COSTS & costs.keys():
-        return costs
-    rest = {name: cost for name, cost in costs.items() if name not in FORMER_COSTS}
-    tensor_ms = (costs.get("read_ms", 0.0) + costs.get("written_ms", 0.0)) / 2
-    return {"transformed_ms": costs.get("weight_ms", 0.0), "tensor_ms": tensor_ms, **rest}
 
 
 def _check_place(path: Path, file: _File, soc: Soc, tuning: Tuning, fix: str) -> None:

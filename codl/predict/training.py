@@ -184,24 +184,20 @@ def train(
 ) -> TrainReport:
     """Fit and store every predictor of every target with an ok row; hold out unless told not to.
 
-    Fitting takes as long as it takes; held out is what the budget is enough for, the default
-    predictor and the largest targets first. Ctrl-C keeps what was held out before.
-
-    Stored are estimators fitted on all ok rows, in `folder/<soc>/<predictor>.json`. Each predictor
-    of each target is fitted and evaluated by one of the `workers`; files and figures are the same
-    whoever they are. The predictor `codl` starts from what the SoCs of `like` take, for every
-    target that they have and where that makes it better.
+    Held out is what the budget is enough for, the default predictor and the largest targets first.
+    Ctrl-C keeps what was held out before. Stored are estimators fitted on all ok rows, in
+    `folder/<soc>/<predictor>.json`; files are the same whatever `workers` there are. The predictor
+    `codl` starts from what the SoCs of `like` take, where that makes it better.
 
     Raises `MismatchError` for a SoC of `like` that has none of the targets, `UnknownNameError` for
     an unknown predictor and `InvalidFileError` for a dataset that is empty or cannot be read. A
     target without any ok row becomes a note.
     """
     start, budget = perf_counter(), budget or Budget()
-    names = tuple(ESTIMATORS) if predictors is None else tuple(predictors)
+    wanted = ESTIMATORS if predictors is None else predictors
+    names = [ESTIMATORS.find(name).name for name in wanted]
     work = _Work(workers, budget, progress)
     held_out_cost = (1 + seeds) * FOLDS_COST
-    for name in names:
-        ESTIMATORS.find(name)
     targets, left_out = training_set.read(dataset)
     steps = _steps(soc, tuning, targets, names)
     notes = [*left_out, *_notes(soc, dataset, tuning, targets)]
@@ -214,28 +210,18 @@ def train(
     files = {name: samples.save(folder) for name, samples in sets.items() if samples.stored}
     stored_at = perf_counter()
     held_out = work.some(steps, _hold_out, seeds, times=held_out_cost) if evaluate else {}
-    for at, splits in held_out.items():
-        name, target = steps[at].estimator.name, steps[at].samples.target
-        looked_at = replace(sets[name].stored[target], held_out=splits["shape"].figures)
-        sets[name] = replace(sets[name], stored={**sets[name].stored, target: looked_at})
     if held_out:
+        sets = _with_figures(sets, steps, held_out)
         files = {name: samples.save(folder) for name, samples in sets.items() if samples.stored}
     done = perf_counter()
-    rows = [
-        row
-        for at, step in enumerate(steps)
-        for row in _rows(sets[step.estimator.name], step.samples, held_out.get(at, {}))
-    ]
     return TrainReport(
         soc=soc.name,
-        predictors=tuple(rows),
+        predictors=tuple(_rows(sets, steps, held_out)),
         train_s=stored_at - start,
         evaluate_s=done - stored_at,
         seeds=seeds,
         bytes={name: path.stat().st_size for name, path in files.items()},
-        failed=sum(
-            samples.failed for samples in targets if not features.is_mulayer(samples.target)
-        ),
+        failed=sum(each.failed for each in targets if not features.is_mulayer(each.target)),
         sources=tuple(sorted({source for samples in targets for source in samples.sources})),
         notes=tuple(notes),
         files=tuple(files.values()),
@@ -367,6 +353,19 @@ def _fitted_sets(
     }
 
 
+def _with_figures(
+    sets: Mapping[str, Predictors],
+    steps: Sequence[PredictorFit],
+    held_out: Mapping[int, Mapping[Split, HeldOut]],
+) -> dict[str, Predictors]:
+    """The sets, whose predictors know how well they do on shapes that were held out."""
+    stored = {name: dict(predictors.stored) for name, predictors in sets.items()}
+    for at, splits in held_out.items():
+        of_set, target = stored[steps[at].estimator.name], steps[at].samples.target
+        of_set[target] = replace(of_set[target], held_out=splits["shape"].figures)
+    return {name: replace(sets[name], stored=of_set) for name, of_set in stored.items()}
+
+
 def _fit(_: None, task: TrainingTask) -> LatencyEstimator:
     return task.fitted()
 
@@ -483,22 +482,26 @@ def _packing(soc: Soc, dataset: Dataset, targets: Collection[str]) -> Iterator[s
 
 
 def _rows(
-    trained: Predictors, samples: Samples, held_out: Mapping[Split, HeldOut]
+    sets: Mapping[str, Predictors],
+    steps: Sequence[PredictorFit],
+    held_out: Mapping[int, Mapping[Split, HeldOut]],
 ) -> Iterator[PredictorRow]:
-    stored = trained.stored[samples.target]
-    size, (with_features, without) = stored.bytes, _us_per_prediction(trained, samples)
-    nothing = HeldOut(n_train=len(samples.samples), n_test=0)
-    for split in SPLITS:
-        yield PredictorRow(
-            name=trained.name,
-            target=samples.target,
-            processor=samples.processor,
-            split=split,
-            bytes=size,
-            us_per_prediction=with_features,
-            us_without_features=without,
-            **asdict(held_out.get(split, nothing)),
-        )
+    """A row for each split of every step."""
+    for at, step in enumerate(steps):
+        trained, samples = sets[step.estimator.name], step.samples
+        with_features, without = _us_per_prediction(trained, samples)
+        nothing = HeldOut(n_train=len(samples.samples), n_test=0)
+        for split in SPLITS:
+            yield PredictorRow(
+                name=trained.name,
+                target=samples.target,
+                processor=samples.processor,
+                split=split,
+                bytes=trained.stored[samples.target].bytes,
+                us_per_prediction=with_features,
+                us_without_features=without,
+                **asdict(held_out.get(at, {}).get(split, nothing)),
+            )
 
 
 def _us_per_prediction(trained: Predictors, samples: Samples) -> tuple[float, float]:

@@ -16,7 +16,6 @@ from codl.errors import CodlError, InvalidFileError, MismatchError, UnknownNameE
 from codl.ir import Shape, parse
 from codl.measure.dataset import Dataset
 from codl.predict import ESTIMATORS, features
-from codl.predict.in_network_cost import InNetworkCost
 from codl.predict.model_set import load
 from codl.predict.training import TrainReport
 
@@ -60,20 +59,6 @@ def test_missing_predictors(trained: tuple[Path, TrainReport], tmp_path: Path) -
         load(SOC, "gbdt", tmp_path)
     with pytest.raises(UnknownNameError, match="Did you mean 'gbdt'"):
         load(SOC, "gbd", trained[0])
-
-
-def test_costs_inside_a_network_of_files_from_before_are_read(
-    trained: tuple[Path, TrainReport], tmp_path: Path
-) -> None:
-    """Which told inputs, outputs and far weights apart, and knew nothing of transformed ones."""
-    content = json.loads((trained[0] / SOC.name / "codl_linear.json").read_text())
-    before = {"alone": 1.1, "weight_ms": 4e-8, "far_weight_ms": 2e-8, "beside_ms": 1e-9}
-    content["inside"] = {"cpu": {**before, "read_ms": 1e-8, "written_ms": 3e-8}}
-    path = tmp_path / SOC.name / "codl_linear.json"
-    path.parent.mkdir()
-    path.write_text(json.dumps(content))
-    now = InNetworkCost(1.1, 0.0, 4e-8, 4e-8, pytest.approx(2e-8), 0.0, 1e-9)  # type: ignore[arg-type]
-    assert load(SOC, "codl_linear", tmp_path).inside == {"cpu": now}
 
 
 def change(key: str, value: Any) -> Callable[[dict[str, Any]], None]:

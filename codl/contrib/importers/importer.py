@@ -115,14 +115,7 @@ def import_tables(
             raise CodlError(f"The tables hold no row for {name!r}. {skipped or 'They are empty.'}")
         if is_new:
             soc.save(socs.own_path_of(name))
-        for table in (dataset.table(table_name) for table_name in imported.rows):
-            table.repair()
-            table.append(*imported.rows[table.path.stem[2:]])
-        # The manifest does not have the run yet.
-        tables = [dataset.table(table_name) for table_name in dataset.tables()]
-        manifest["files"] = {table.path.name: len(table.read()) for table in tables}
-        manifest["runs"][run] = {**provenance(), **origin, "ended": now()}
-        dataset.write_manifest(manifest)
+        _write(dataset, imported, manifest, run, origin)
     rows = [row for table_name in imported.rows.values() for row in table_name]
     return Imported(
         rows=len(rows),
@@ -134,6 +127,25 @@ def import_tables(
         files=tuple(str(dataset.table(table_name).path) for table_name in imported.rows),
         soc_file=str(socs.own_path_of(name)) if is_new else None,
     )
+
+
+def _write(
+    dataset: Dataset,
+    imported: ImportedRows,
+    manifest: dict[str, Any],
+    run: str,
+    origin: Mapping[str, Any],
+) -> None:
+    """Append the rows to their tables, and enter the run in the manifest."""
+    for name, rows in imported.rows.items():
+        table = dataset.table(name)
+        table.repair()
+        table.append(*rows)
+    # The manifest does not have the run yet.
+    tables = [dataset.table(name) for name in dataset.tables()]
+    manifest["files"] = {table.path.name: len(table.read()) for table in tables}
+    manifest["runs"][run] = {**provenance(), **origin, "ended": now()}
+    dataset.write_manifest(manifest)
 
 
 def _soc(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -107,6 +107,7 @@ class Attention(NdOp):
     )
     is_product: ClassVar[bool] = True
     size_columns: ClassVar[type[Columns]] = AttentionColumns
+    free_axes = (0, HEADS, TOKENS)
 
     @property
     def flavor(self) -> str:
@@ -150,10 +151,6 @@ class Attention(NdOp):
         if not self.scale:
             return "scale must not be 0, which libraries take for the usual one."
         return None if self.first >= 0 else f"first must not be negative, got {self.first}."
-
-    @property
-    def free_axes(self) -> Iterable[int]:
-        return (0, HEADS, TOKENS)
 
     @property
     def channel_step(self) -> int:
@@ -294,6 +291,7 @@ class CachedAttention(NdOp):
     )
     states: ClassVar[tuple[int, ...]] = (4, 5)
     size_columns: ClassVar[type[Columns]] = CachedAttentionColumns
+    free_axes = (2,)
 
     @property
     def tokens(self) -> int:
@@ -324,10 +322,6 @@ class CachedAttention(NdOp):
     @property
     def out_sizes(self) -> Sizes:
         return (1, self.tokens, self.groups, self.heads * self.value_features)
-
-    @property
-    def free_axes(self) -> Iterable[int]:
-        return (2,)
 
     def source(self, axis: int, index: int) -> int | None:
         """Groups are the second axis of a cache."""
@@ -398,6 +392,7 @@ class Rotary(NdOp):
         "rotary in=1x3x7x24,1x7x8,1x7x8",
         "rotary in=1x7x3x16,1x7x8,1x7x8 axis=1 interleaved=1",
     )
+    free_axes = (0, 1, 2)
 
     @property
     def flavor(self) -> str:
@@ -410,14 +405,6 @@ class Rotary(NdOp):
     @property
     def tokens(self) -> int:
         return self.shapes[0][self.axis]
-
-    @property
-    def out_sizes(self) -> Sizes:
-        return self.shapes[0]
-
-    @property
-    def free_axes(self) -> Iterable[int]:
-        return (0, 1, 2)
 
     def source(self, axis: int, index: int) -> int | None:
         """Tables have an axis of tokens, one of images where those differ, and none of heads."""

@@ -138,6 +138,8 @@ class Op:
     #: Small ops of this kind as text, such that each kernel variant accepts one: what the common
     #: test of all that is registered runs.
     examples: ClassVar[tuple[str, ...]] = ()
+    #: Whether an activation behind the op can become a part of it.
+    fuses_activations: ClassVar[bool] = True
     #: Multiplies matrices, which keeps the multiply-add units of a core busy.
     is_product: ClassVar[bool] = False
     #: Takes no longer than changing the CPU's library for it: it runs in that of its neighbours.
@@ -163,21 +165,13 @@ class Op:
     @property
     def dims(self) -> tuple[Dim, ...]:
         """Dimensions on which the output may be split; the first is preferred on ties."""
-        images: tuple[Dim, ...] = ("N",) if self.keeps_images and self.output.n > 1 else ()
+        images: tuple[Dim, ...] = ("N",) if self.output.n > 1 else ()
         return (*self.inner_dims, *images)
 
     @property
     def inner_dims(self) -> tuple[Dim, ...]:
         """Those of `dims` that cut through images."""
         raise NotImplementedError
-
-    @property
-    def keeps_images(self) -> bool:
-        """True where image i of the output depends on image i alone of every input.
-
-        An input of one image may be read for every one.
-        """
-        return True
 
     @property
     def images(self) -> int:
@@ -243,11 +237,6 @@ class Op:
     def flavor(self) -> str:
         """What tells ops of one kind apart in latency, such as a pooling's mode; "" for most."""
         return ""
-
-    @property
-    def fuses_activations(self) -> bool:
-        """Whether an activation behind the op can become a part of it."""
-        return True
 
     @property
     def channel_step(self) -> int:

@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from codl.ir.columns import Column, Columns
-from codl.ir.ops.base import Dim, Op, SyntheticGroup, Values, Weights, channels, map_size, width
+from codl.ir.ops.base import Op, SyntheticGroup, Values, Weights, channels, map_size, width
 from codl.ir.ops.nd import NdOp, Sizes
 from codl.ir.region import Region, Shape, Span
 
@@ -82,10 +82,8 @@ class Concat(Op):
     is_light: ClassVar[bool] = True
     is_batched: ClassVar[bool] = True
     size_columns: ClassVar[type[Columns]] = ConcatColumns
-
-    @property
-    def inner_dims(self) -> tuple[Dim, ...]:
-        return ("H",)
+    inner_dims = ("H",)
+    synthetic_group = SyntheticGroup("concat", 1)
 
     @property
     def output(self) -> Shape:
@@ -94,10 +92,6 @@ class Concat(Op):
     def offset(self, index: int) -> int:
         """The first output channel of input `index`."""
         return sum(shape.c for shape in self.inputs[:index])
-
-    @property
-    def synthetic_group(self) -> SyntheticGroup:
-        return SyntheticGroup("concat", 1)
 
     def synthesize(self, other: Op, dice: Random) -> Concat:
         h, w = map_size(self.input, dice)
@@ -128,16 +122,13 @@ class ConcatNd(NdOp):
 
     kind: ClassVar[str] = "concat_nd"
     examples: ClassVar[tuple[str, ...]] = ("concat_nd in=7x5x1,7x5x2 axis=2",)
+    flops = 0
 
     @property
     def out_sizes(self) -> Sizes:
         sizes = list(self.shapes[0])
         sizes[self.axis] = sum(shape[self.axis] for shape in self.shapes)
         return tuple(sizes)
-
-    @property
-    def flops(self) -> int:
-        return 0
 
     @property
     def free_axes(self) -> Iterable[int]:
@@ -168,6 +159,7 @@ class Gather(NdOp):
 
     kind: ClassVar[str] = "gather"
     examples: ClassVar[tuple[str, ...]] = ("gather in=100x17,5 axis=0",)
+    flops = 0
 
     @property
     def free_axes(self) -> Iterable[int]:
@@ -187,10 +179,6 @@ class Gather(NdOp):
     def out_sizes(self) -> Sizes:
         data, indices = self.shapes
         return data[: self.axis] + indices + data[self.axis + 1 :]
-
-    @property
-    def flops(self) -> int:
-        return 0
 
     @property
     def read_elements(self) -> int:

@@ -24,7 +24,7 @@ from codl.ir.ops.base import (
     map_size,
     width,
 )
-from codl.ir.ops.window import Size2, WindowColumns, WindowOp
+from codl.ir.ops.window import Size2, WindowColumns, WindowOp, extent_of
 from codl.ir.region import Region, Shape, Span
 
 
@@ -247,10 +247,7 @@ class ConvTranspose2d(GroupedOp):
 
     @property
     def extent(self) -> Size2:
-        """Rows and columns from the first to the last tap of a window."""
-        return Size2(
-            (self.kernel.h - 1) * self.dilation.h + 1, (self.kernel.w - 1) * self.dilation.w + 1
-        )
+        return extent_of(self.kernel, self.dilation)
 
     @property
     def output(self) -> Shape:

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from codl.ir.columns import Column, Columns
-from codl.ir.ops.base import Dim, Op, SyntheticGroup, Values, Weights, channels, map_size, width
+from codl.ir.ops.base import Op, SyntheticGroup, Values, Weights, channels, map_size, width
 from codl.ir.region import Region, Shape, Span
 
 
@@ -151,18 +151,13 @@ class Eltwise(Op):
     is_light: ClassVar[bool] = True
     is_batched: ClassVar[bool] = True
     size_columns: ClassVar[type[Columns]] = EltwiseColumns
+    inner_dims = ("H", "OC")
+    carries_channels = True
+    synthetic_group = SyntheticGroup("eltwise", 2)
 
     @property
     def parameters(self) -> tuple[float, ...]:
         return (self.alpha, self.beta)[: PARAMETERS.get(self.mode, 0)]
-
-    @property
-    def inner_dims(self) -> tuple[Dim, ...]:
-        return ("H", "OC")
-
-    @property
-    def carries_channels(self) -> bool:
-        return True
 
     @property
     def output(self) -> Shape:
@@ -179,10 +174,6 @@ class Eltwise(Op):
         if len(self.inputs) != wanted:
             return f"the mode {self.mode} takes {wanted} input(s), got {len(self.inputs)}."
         return None
-
-    @property
-    def synthetic_group(self) -> SyntheticGroup:
-        return SyntheticGroup("eltwise", 2)
 
     def synthesize(self, other: Op, dice: Random) -> Eltwise:
         """Sizes that the inputs share still are shared, and what is stretched still is."""

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from codl.ir.columns import Column, Columns, FeatureColumns
-from codl.ir.ops.base import Dim, Op, SyntheticGroup, Values, Weights, channels
+from codl.ir.ops.base import Op, SyntheticGroup, Values, Weights, channels
 from codl.ir.region import Region, Shape
 
 #: What is read of ops, together, and without a call for each.
@@ -70,10 +70,8 @@ class FullyConnected(Op):
     is_product: ClassVar[bool] = True
     is_batched: ClassVar[bool] = True
     size_columns: ClassVar[type[Columns]] = FcColumns
-
-    @property
-    def inner_dims(self) -> tuple[Dim, ...]:
-        return ("OC",)
+    inner_dims = ("OC",)
+    synthetic_group = SyntheticGroup("fc", 5)
 
     @property
     def in_features(self) -> int:
@@ -86,10 +84,6 @@ class FullyConnected(Op):
     @property
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         return {"weight": (self.out_channels, self.in_features), "bias": (self.out_channels,)}
-
-    @property
-    def synthetic_group(self) -> SyntheticGroup:
-        return SyntheticGroup("fc", 5)
 
     def synthesize(self, other: Op, dice: Random) -> FullyConnected:
         """Between two, at one place for both sizes, and around that."""

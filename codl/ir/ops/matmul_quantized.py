@@ -57,7 +57,26 @@ class MatMulNBitsColumns(MatMulColumns):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MatMulNBits(MatMul):
+class PackedMatMul(MatMul):
+    """A product with a constant `matrix` of few bits, of whose weights columns are rows."""
+
+    @property
+    def problem(self) -> str | None:
+        if len(self.matrix) != 2 or self.matrix[0] != self.k:
+            return f"matrix must be {self.k} x columns, got {self.matrix}."
+        if self.trans_a or self.trans_b or self.alpha != 1:
+            return "its operands are neither transposed nor scaled."
+        return None
+
+    def restrict_weights(self, weights: Weights, part: Region) -> dict[str, NDArray[Any]]:
+        """Those of the output's columns, as views."""
+        columns = cuts_of(part, self.out_sizes).get(len(self.out_sizes) - 1)
+        rows = slice(None) if columns is None else slice(*columns)
+        return {name: value[rows] for name, value in weights.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatMulNBits(PackedMatMul):
     """`a @ b`, where b is a constant `matrix` (k, n) of unsigned numbers of `bits` bits.
 
     A column's numbers are cut in blocks of `block` along k, the last one filled up with any. Each
@@ -95,11 +114,7 @@ class MatMulNBits(MatMul):
             return f"bits must be {' or '.join(map(str, BITS))}, got {self.bits}."
         if self.block not in BLOCKS:
             return f"block must be one of {', '.join(map(str, BLOCKS))}, got {self.block}."
-        if len(self.matrix) != 2 or self.matrix[0] != self.k:
-            return f"matrix must be {self.k} x columns, got {self.matrix}."
-        if self.trans_a or self.trans_b or self.alpha != 1:
-            return "its operands are neither transposed nor scaled."
-        return None
+        return super().problem
 
     @property
     def blocks(self) -> int:
@@ -122,12 +137,6 @@ class MatMulNBits(MatMul):
         """Words are the bits of such floats."""
         made = super().weights_of(values)
         return {n: v.view(np.uint32) if n in PACKED else v for n, v in made.items()}
-
-    def restrict_weights(self, weights: Weights, part: Region) -> dict[str, NDArray[Any]]:
-        """Those of the output's columns, as views."""
-        columns = cuts_of(part, self.out_sizes).get(len(self.out_sizes) - 1)
-        rows = slice(None) if columns is None else slice(*columns)
-        return {name: value[rows] for name, value in weights.items()}
 
     def dequantized(self, weights: Weights) -> Values:
         """The matrix (k, n) that the weights stand for."""
@@ -177,7 +186,7 @@ class MatMulDynamicColumns(MatMulColumns):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MatMulDynamic(MatMul):
+class MatMulDynamic(PackedMatMul):
     """`a @ b`, with a rounded to 8 bits and a constant `matrix` b (k, n) of numbers of 8 bits.
 
     The second input has ranges, (..., 2), as a `row_range` makes them: all of them together, and 0,
@@ -212,11 +221,7 @@ class MatMulDynamic(MatMul):
     def problem(self) -> str | None:
         if len(self.shapes) != 2 or self.shapes[1][-1] != 2:
             return f"it takes rows and their ranges, (..., 2), got {self.shapes}."
-        if len(self.matrix) != 2 or self.matrix[0] != self.k:
-            return f"matrix must be {self.k} x columns, got {self.matrix}."
-        if self.trans_a or self.trans_b or self.alpha != 1:
-            return "its operands are neither transposed nor scaled."
-        return None
+        return super().problem
 
     def source(self, axis: int, index: int) -> int | None:
         """Every part needs all ranges."""
@@ -233,12 +238,6 @@ class MatMulDynamic(MatMul):
         made = dict(super().weights_of(values))
         zeros = made["zero_points"].view(np.uint32) & MOST
         return {**made, "weight": made["weight"].view(np.uint32), "zero_points": zeros}
-
-    def restrict_weights(self, weights: Weights, part: Region) -> dict[str, NDArray[Any]]:
-        """Those of the output's columns, as views."""
-        columns = cuts_of(part, self.out_sizes).get(len(self.out_sizes) - 1)
-        rows = slice(None) if columns is None else slice(*columns)
-        return {name: value[rows] for name, value in weights.items()}
 
     def numbers(self, weights: Weights) -> NDArray[np.uint8]:
         """The matrix (n, k) as it is stored, unsigned."""

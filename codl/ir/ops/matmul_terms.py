@@ -7,7 +7,7 @@ tensor parallelism has them).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from math import lcm, prod
@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.ir.ops.base import Activation, Dim, Op, Values, Weights
+from codl.ir.ops.base import Activation, Op, Values, Weights
 from codl.ir.ops.matmul import MatMul
 from codl.ir.ops.matmul_quantized import PACKED, WORD, MatMulNBits
 from codl.ir.ops.nd import AXIS_DIMS, Sizes, region_of
@@ -42,6 +42,9 @@ class Terms(MatMul):
         """Those of a product whose first operand is seen as `shape`."""
         kept = {field.name: getattr(product, field.name) for field in fields(product) if field.init}
         return cls(**{**kept, "shapes": (shape,), "activation": Activation(), "cut": cut})
+
+    free_axes = (0,)
+    dims = ("N",)
 
     @property
     def problem(self) -> str | None:
@@ -81,14 +84,6 @@ class Terms(MatMul):
     @cached_property
     def out_sizes(self) -> Sizes:
         return 2, self.m, self.n
-
-    @property
-    def free_axes(self) -> Iterable[int]:
-        return (0,)
-
-    @cached_property
-    def dims(self) -> tuple[Dim, ...]:
-        return ("N",)
 
     @property
     def spans(self) -> tuple[Span, Span]:

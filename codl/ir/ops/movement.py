@@ -69,6 +69,8 @@ PadMode = Literal["constant", "edge", "reflect", "wrap"]
 class Movement(NdOp):
     """What such ops share: a subclass gives `offsets` and, for the reference, `moved`."""
 
+    flops = 0
+
     @property
     def offsets(self) -> tuple[Offsets, ...]:
         """One table for every axis of the output as it is written, which may be split further.
@@ -82,10 +84,6 @@ class Movement(NdOp):
     def fill(self) -> float:
         """The value of elements that come from nowhere."""
         return 0.0
-
-    @property
-    def flops(self) -> int:
-        return 0
 
     def moved(self, x: Values) -> Values:
         """The output of an input shaped as in the model."""
@@ -343,6 +341,7 @@ class Reshape(NdOp):
     kind: ClassVar[str] = "reshape"
     examples: ClassVar[tuple[str, ...]] = ("reshape in=1x64x14x14 to=1x12544",)
     is_light: ClassVar[bool] = True
+    flops = 0
 
     @property
     def out_sizes(self) -> Sizes:
@@ -368,10 +367,6 @@ class Reshape(NdOp):
 
     def parted(self, cuts: Mapping[int, Span]) -> dict[str, Any]:
         return {"to": resized(self.to, cuts)}
-
-    @property
-    def flops(self) -> int:
-        return 0
 
     def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
         return inputs[0]

@@ -63,7 +63,7 @@ def region_of(cuts: Mapping[int, Span], sizes: Sizes) -> Region:
 class NdOp(Op):
     """`shapes` are the inputs as the model has them; `inputs` the same elements as nchw.
 
-    A subclass gives `out_sizes` and the rest. Its first three axes are images, channels and rows,
+    The first three axes of its output are images, channels and rows,
     whatever they mean to the model: what cuts tokens is `N` of (tokens, features), `OC` of
     (1, tokens, features), and `H` of (1, heads, tokens, features). A subclass names the `free_axes`
     of its output, and for each the axis of every input that is cut with it, where that is not the
@@ -74,6 +74,8 @@ class NdOp(Op):
     inputs: tuple[Shape, ...] = field(init=False)
 
     is_dense: ClassVar[bool] = True
+    #: Kernels see a dense array and compute all of it at once.
+    images = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "inputs", tuple(as_nchw(sizes) for sizes in self.shapes))
@@ -119,14 +121,9 @@ class NdOp(Op):
         return "OC" in self.dims and any(source is not None for source in sources)
 
     @property
-    def images(self) -> int:
-        """1: kernels see a dense array and compute all of it at once."""
-        return 1
-
-    @property
     def out_sizes(self) -> Sizes:
-        """The sizes of the output's axes."""
-        raise NotImplementedError
+        """The sizes of the output's axes: the first input's, where a subclass says nothing else."""
+        return self.shapes[0]
 
     @property
     def output(self) -> Shape:

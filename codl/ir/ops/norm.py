@@ -70,10 +70,6 @@ class Norm(NdOp):
         return Channels.of(self.shapes[-1], self.shapes[0]) if self.affine else None
 
     @property
-    def out_sizes(self) -> Sizes:
-        return self.shapes[0]
-
-    @property
     def free_axes(self) -> Iterable[int]:
         return range(self.axis)
 

@@ -44,10 +44,7 @@ class OnnxModel(NdOp):
     examples: ClassVar[tuple[str, ...]] = (
         "onnx in=1x8x14 to=1x8x14 nodes=CumSum digest=0123456789abcdef",
     )
-
-    @property
-    def fuses_activations(self) -> bool:
-        return False
+    fuses_activations: ClassVar[bool] = False
 
     @property
     def out_sizes(self) -> Sizes:

@@ -60,10 +60,7 @@ class Pool2d(WindowOp):
     )
     is_batched: ClassVar[bool] = True
     size_columns: ClassVar[type[Columns]] = PoolColumns
-
-    @property
-    def carries_channels(self) -> bool:
-        return True
+    carries_channels = True
 
     @property
     def flavor(self) -> str:

@@ -102,10 +102,6 @@ class Softmax(NdOp):
         return AxisBlock.around(self.shapes[0], self.axes)
 
     @property
-    def out_sizes(self) -> Sizes:
-        return self.shapes[0]
-
-    @property
     def free_axes(self) -> Iterable[int]:
         return (axis for axis in range(len(self.shapes[0])) if axis not in self.axes)
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.ir.ops.base import Dim, Op, Values, Weights
+from codl.ir.ops.base import Op, Values, Weights
 from codl.ir.ops.nd import Numbers, Sizes
 from codl.ir.ops.window import Size2
 from codl.ir.region import Region, Shape, Span
@@ -124,14 +124,8 @@ class Resize(Op):
 
     kind: ClassVar[str] = "resize"
     examples: ClassVar[tuple[str, ...]] = ("resize in=1x64x14x14 size=28x28",)
-
-    @property
-    def inner_dims(self) -> tuple[Dim, ...]:
-        return ("H", "OC")
-
-    @property
-    def carries_channels(self) -> bool:
-        return True
+    inner_dims = ("H", "OC")
+    carries_channels = True
 
     @property
     def flavor(self) -> str:

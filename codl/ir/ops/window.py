@@ -24,6 +24,11 @@ class Size2(NamedTuple):
         return f"{self.h}x{self.w}"
 
 
+def extent_of(kernel: Size2, dilation: Size2) -> Size2:
+    """Rows and columns from the first to the last element of a window."""
+    return Size2((kernel.h - 1) * dilation.h + 1, (kernel.w - 1) * dilation.w + 1)
+
+
 @dataclass(frozen=True)
 class WindowColumns(Columns):
     """What slides a window: input (`ih`, `iw`), kernel, stride, padding and dilation."""
@@ -131,10 +136,7 @@ class WindowOp(Op):
 
     @property
     def extent(self) -> Size2:
-        """Rows and columns from the first to the last element of a window."""
-        return Size2(
-            (self.kernel.h - 1) * self.dilation.h + 1, (self.kernel.w - 1) * self.dilation.w + 1
-        )
+        return extent_of(self.kernel, self.dilation)
 
     @property
     def synthetic_sizes(self) -> tuple[int, ...]:

@@ -108,26 +108,15 @@ def fit_ensemble(
     """
     base, logs = CodlLinear.base(X, y), np.log(np.maximum(y, RESOLUTION_MS))
     scaling = scaling_of(X, run_columns)
+    base_ms = base.predict(X)
+    base_logs = np.log(base_ms)
     if len(y) < LEAST_ROWS or not scaling.columns:
-        predicted = base.predict(X)
-        off = float(np.median(logs - np.log(predicted))) if len(logs) > 1 else 0.0
+        off = float(np.median(logs - base_logs)) if len(logs) > 1 else 0.0
         limits = rounded([min(off, 0.0), max(off, 0.0)])
-        return Ensemble(base=base, limits=limits, errors=unknown_errors(2)), predicted
+        return Ensemble(base=base, limits=limits, errors=unknown_errors(2)), base_ms
     scaled = scaling.scaled(X)
-    items, rows = Items.of(scaled), spread_points(scaled, POINTS)
-    points = scaled[rows].round(DECIMALS)
-    once = np.sort(np.unique(points, axis=0, return_index=True)[1])
-    points, rows = points[once], rows[once]
-    base_logs = np.log(base.predict(X))
-    shift = np.append(np.zeros(scaled.shape[1]), np.median(logs - base_logs))
-    level = ridge(scaled, logs)
-    candidates = [
-        Candidate.fit(scaled, logs - base_logs, shift, items, points, is_level=False),
-        Candidate.fit(scaled, logs, level, items, points),
-    ]
-    if scaled.shape[1] >= MANY_COLUMNS:
-        axes = spread_axes(scaled)
-        candidates.append(Candidate.fit(scaled, logs, level, items, points, axes=axes))
+    items, (points, rows) = Items.of(scaled), inducing_points(scaled)
+    candidates = candidates_of(scaled, logs, base_logs, items, points)
     trees = None
     if len(items.first) >= MANY_ITEMS:
         trees = boosted(scaling.logs(X), base_logs, logs)
@@ -137,15 +126,11 @@ def fit_ensemble(
     low, high = np.quantile(logs - held_out, [0.0, 1.0])
     limits = rounded([low - SLACK, high + SLACK])
     corrections = corrections.clip(*limits)
-    tried = share_grid(len(corrections))
-    wrong = np.minimum(np.abs(logs - held_out - tried @ corrections), 1).mean(1)
-    best = int(np.argmin(wrong))
     worth = WORTH_BESIDE_RUNS if beside_terms and trees is None else WORTH
-    if wrong[best] > (1 - worth) * wrong[0]:
-        best = 0
-    kept = np.flatnonzero(tried[best]).tolist()
+    shares = best_shares(logs - held_out, corrections, worth)
+    kept = np.flatnonzero(shares).tolist()
     members = [at for at in kept if at < len(candidates)] or [0]
-    mixed = held_out + tried[best] @ corrections
+    mixed = held_out + shares @ corrections
     far = far_from_others(candidates[members[0]].projection, groups, rows)
     signs = np.column_stack([np.ptp(corrections[sorted({*members, *kept})], axis=0), far])
     fitted = Ensemble(
@@ -154,9 +139,7 @@ def fit_ensemble(
         errors=fit_errors(logs - mixed, signs, groups),
         scaling=scaling,
         points=points,
-        members=tuple(
-            replace(candidates[at].member, share=float(tried[best, at])) for at in members
-        ),
+        members=tuple(replace(candidates[at].member, share=float(shares[at])) for at in members),
         trees=trees if len(candidates) in kept else None,
     )
     return fitted, np.exp(mixed)
@@ -212,6 +195,44 @@ def hold_out(
             seen = seen_by_trees(columns[fold], base[fold])
             predicted[-1, fold] = base[fold] + trees.predict(seen)
     return base, predicted - base
+
+
+def inducing_points(scaled: Vector) -> tuple[Vector, Groups]:
+    """Rounded features of rows that are far from each other, and which rows those are."""
+    rows = spread_points(scaled, POINTS)
+    points = scaled[rows].round(DECIMALS)
+    once = np.sort(np.unique(points, axis=0, return_index=True)[1])
+    return points[once], rows[once]
+
+
+def candidates_of(
+    scaled: Vector, logs: Vector, base_logs: Vector, items: Items, points: Vector
+) -> list[Candidate]:
+    """Processes of what the base lacks, and of what a plane lacks, on features and on axes."""
+    shift = np.append(np.zeros(scaled.shape[1]), np.median(logs - base_logs))
+    level = ridge(scaled, logs)
+    candidates = [
+        Candidate.fit(scaled, logs - base_logs, shift, items, points, is_level=False),
+        Candidate.fit(scaled, logs, level, items, points),
+    ]
+    if scaled.shape[1] >= MANY_COLUMNS:
+        axes = spread_axes(scaled)
+        candidates.append(Candidate.fit(scaled, logs, level, items, points, axes=axes))
+    return candidates
+
+
+def best_shares(rest: Vector, corrections: Vector, worth: float) -> Vector:
+    """Members' shares (members) that leave least of the `rest` (rows) by their corrections.
+
+    Equal ones, unless others are better by the part `worth` of the error.
+    """
+    tried = share_grid(len(corrections))
+    wrong = np.minimum(np.abs(rest - tried @ corrections), 1).mean(1)
+    best = int(np.argmin(wrong))
+    if wrong[best] > (1 - worth) * wrong[0]:
+        best = 0
+    result: Vector = tried[best]
+    return result
 
 
 def share_grid(count: int) -> Vector:
