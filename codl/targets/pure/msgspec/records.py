@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
-from json.encoder import encode_basestring as _quoted
 from typing import Any, ClassVar, TypeVar
 
 T = TypeVar("T")
@@ -22,26 +22,12 @@ class DecodeError(MsgspecError):
 
 
 class ValidationError(DecodeError):
-    """A value is of another type than was expected; the message says which, and where it is."""
-
-
-class WrongError(Exception):
-    """The same on its way up, which adds to the path."""
-
-    def __init__(self, reason: str, path: str = "", *, of_key: bool = False) -> None:
-        self.reason, self.path, self.of_key = reason, path, of_key
-
-    def below(self, step: str) -> WrongError:
-        return WrongError(self.reason, step + self.path, of_key=self.of_key)
-
-    def error(self) -> ValidationError:
-        where = f" - at {'`key` in ' * self.of_key}`${self.path}`"
-        return ValidationError(self.reason + where * bool(self.path or self.of_key))
+    """A value is of another type than was expected."""
 
 
 @dataclass(frozen=True)
 class Meta:
-    """Bounds of a number, or of a length."""
+    """Bounds of a number, or of a length, which are not looked at here."""
 
     ge: float | None = None
     le: float | None = None
@@ -82,21 +68,17 @@ class Struct(metaclass=_StructMeta):
 
     __struct_fields__: ClassVar[tuple[str, ...]] = ()
     _defaults: ClassVar[Mapping[str, Any]] = {}
-    _frozen = _forbid_unknown_fields = False
+    _frozen = False
     _tag, _tag_field = None, "type"
 
     def __init__(self, *values: Any, **named: Any) -> None:
         names = self.__struct_fields__
-        if len(values) > len(names):
-            raise TypeError("Extra positional arguments provided")
-        given = dict(zip(names, values, strict=False))
-        if unknown := {*named} & {*given} | {*named} - {*names}:
-            raise TypeError(f"Unexpected keyword argument '{min(unknown)}'")
-        given |= named
+        passed = {**dict(zip(names, values, strict=False)), **named}
+        wrong = {*names} ^ ({*passed} | {*self._defaults})
+        if wrong or len(values) > len(names):
+            raise TypeError(f"{type(self).__name__} has {', '.join(names)}: {sorted(wrong)}")
         for name in names:
-            if name not in given and name not in self._defaults:
-                raise TypeError(f"Missing required argument '{name}'")
-            value = given[name] if name in given else copy.copy(self._defaults[name])
+            value = passed[name] if name in passed else copy.copy(self._defaults[name])
             object.__setattr__(self, name, value)
         if hasattr(self, "__post_init__"):
             self.__post_init__()
@@ -153,64 +135,37 @@ def _members(value: Any) -> dict[Any, Any] | None:
         return {**head, **dict(zip(value.__struct_fields__, value._values(), strict=True))}
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in fields(value)}
-    return None
+    return value if isinstance(value, dict) else None
 
 
-def _number(value: float) -> str:
-    """The shortest text, without zeros that say nothing."""
-    if not math.isfinite(value):
-        return "null"
-    text = float.__repr__(value)
-    digits, _, exponent = text.partition("e")
-    if not exponent:
-        return text
-    power = int(exponent)
-    if power < -6 or power > 0:
-        return f"{digits}e{power}"
-    sign, plain = ("-", digits[1:]) if digits[0] == "-" else ("", digits)
-    return f"{sign}0.{'0' * (-power - 1)}{plain.replace('.', '')}"
-
-
-def text_of(value: Any, hook: Callable[[Any], Any] | None, is_sorted: bool) -> str:
-    if isinstance(value, str) and not isinstance(value, Enum):
-        return _quoted(value)
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, int | float) and not isinstance(value, Enum):
-        return _number(value) if isinstance(value, float) else int.__repr__(value)
+def plain(value: Any, hook: Callable[[Any], Any] | None) -> Any:
+    """What JSON has of a value: records as mappings; `hook` makes it of other types."""
     if isinstance(value, Raw):
-        return value.decode()
+        return json.loads(value)
     if isinstance(value, Enum):
-        return text_of(value.value, hook, is_sorted)
-    members = value if isinstance(value, dict) else _members(value)
+        return value.value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, str | int):
+        return value
+    members = _members(value)
     if members is not None:
-        pairs = [(_key(key), item) for key, item in members.items()]
-        if is_sorted and members is value:
-            pairs.sort(key=lambda pair: pair[0])
-        items = [f"{_quoted(key)}:{text_of(item, hook, is_sorted)}" for key, item in pairs]
-        return f"{{{','.join(items)}}}"
+        return {key: plain(item, hook) for key, item in members.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return f"[{','.join([text_of(item, hook, is_sorted) for item in value])}]"
+        return [plain(item, hook) for item in value]
     if hook is not None:
-        return text_of(hook(value), hook, is_sorted)
+        return plain(hook(value), hook)
     raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
 
 
-def _key(key: Any) -> str:
-    if isinstance(key, Enum):
-        key = key.value
-    if isinstance(key, str):
-        return key
-    if isinstance(key, int) and not isinstance(key, bool):
-        return str(key)
-    if isinstance(key, float):
-        return _number(key)
-    raise TypeError("Only dicts with str-like or number-like keys are supported")
+def text_of(value: Any, hook: Callable[[Any], Any] | None, *, is_sorted: bool = False) -> str:
+    made = plain(value, hook)
+    return json.dumps(made, ensure_ascii=False, separators=(",", ":"), sort_keys=is_sorted)
 
 
 def to_builtins(value: Any) -> Any:
     """Records as mappings, all else as it is."""
-    members = value if isinstance(value, dict) else _members(value)
+    members = _members(value)
     if members is not None:
         return {key: to_builtins(item) for key, item in members.items()}
     if isinstance(value, list | tuple | set | frozenset):
