@@ -18,36 +18,8 @@ from math import prod
 from typing import Any
 
 from codl.errors import CodlError
-from codl.ir.executable import (
-    FLAG_BYTES,
-    VERSION,
-    VERSIONS,
-    Access,
-    Argument,
-    Buffer,
-    Command,
-    Constant,
-    Copy,
-    Executable,
-    Fill,
-    GpuOp,
-    Launch,
-    Map,
-    NcnnNet,
-    Net,
-    NetLayer,
-    NetValue,
-    OnnxNet,
-    Program,
-    Raise,
-    RunNet,
-    Scratch,
-    Slice,
-    Step,
-    Tensor,
-    Unmap,
-    Wait,
-)
+from codl.ir import executable as ex
+from codl.ir.executable import FLAG_BYTES, VERSION, VERSIONS, Executable
 from codl.ir.op_text import parse
 from codl.ir.ops.base import Op
 from codl.ir.region import Region, Shape
@@ -160,7 +132,7 @@ def check_weight(text: str, name: str, packed: int) -> None:
 
 
 def check_layers(
-    layers: Sequence[NetLayer], inputs: Mapping[str, tuple[Region, Shape]]
+    layers: Sequence[ex.NetLayer], inputs: Mapping[str, tuple[Region, Shape]]
 ) -> dict[str, tuple[Region, Shape]]:
     """The layers of a net in order, of what enters; returns the regions of all that is there.
 
@@ -205,10 +177,10 @@ def _check_inputs(op: Op, shapes: Sequence[Shape]) -> None:
 def check_flags(executable: Executable) -> None:
     """Raise `UnfitError` with what does not hold, and its value."""
     flags = {n: buffer for n, buffer in enumerate(executable.buffers) if buffer.place == "flag"}
-    raised = [command.buffer for command in executable.commands if isinstance(command, Raise)]
+    raised = [command.buffer for command in executable.commands if isinstance(command, ex.Raise)]
     if executable.version not in VERSIONS or (flags and executable.version == VERSION):
         raise UnfitError(f"flags in an executable of version {executable.version}")
-    if any(isinstance(command, Raise) for command in executable.setup):
+    if any(isinstance(command, ex.Raise) for command in executable.setup):
         raise UnfitError("a flag that is raised once, in the setup")
     for number, buffer in flags.items():
         if buffer.bytes != FLAG_BYTES:
@@ -231,13 +203,13 @@ def state_tensors(executable: Executable) -> dict[tuple[str, Processor], int]:
 
 def _of_steps(executable: Executable) -> Iterator[tuple[Processor, int]]:
     for step in executable.steps:
-        if isinstance(step, GpuOp):
+        if isinstance(step, ex.GpuOp):
             yield from (("gpu", step.reads[index].tensor) for index in parse(step.ops[0]).states)
 
 
 def _of_nets(executable: Executable) -> Iterator[tuple[Processor, int]]:
     for net in executable.nets:
-        if isinstance(net, NcnnNet):
+        if isinstance(net, ex.NcnnNet):
             continue
         places = [binding.access.tensor for binding in net.inputs]
         by_name = {executable.tensors[number].name: number for number in places}
@@ -320,7 +292,7 @@ class Checker:
 
     # Memory.
 
-    def _tensor(self, tensor: Tensor, at: str) -> None:
+    def _tensor(self, tensor: ex.Tensor, at: str) -> None:
         buffers = self._executable.buffers
         self._that(0 <= tensor.buffer < len(buffers), at, "buffer", tensor.buffer)
         self._that(all(0 < size < 1 << 40 for size in tensor.shape), at, "shape", tensor.shape)
@@ -341,7 +313,7 @@ class Checker:
                         for r, o in zip(region, outer, strict=True))  # fmt: skip
         self._that(is_inside, at, f"region outside {outer}", str(region))
 
-    def _access(self, access: Access, at: str, *, on_cpu: bool = False) -> None:
+    def _access(self, access: ex.Access, at: str, *, on_cpu: bool = False) -> None:
         tensors = self._executable.tensors
         self._that(0 <= access.tensor < len(tensors), at, "tensor", access.tensor)
         tensor = tensors[access.tensor]
@@ -354,12 +326,12 @@ class Checker:
         tensors = self._executable.tensors
         self._that(0 <= tensor < len(tensors), at, "tensor", tensor)
         held = tensors[tensor]
-        self._access(Access(tensor, held.held), at, on_cpu=True)
+        self._access(ex.Access(tensor, held.held), at, on_cpu=True)
         self._that(prod(shape) == held.held.shape(held.shape).elements, at, "shape", shape)
 
     # Programs, steps and nets.
 
-    def _program(self, program: Program, at: str) -> None:
+    def _program(self, program: ex.Program, at: str) -> None:
         source = self._executable.texts.get(program.text)
         self._that(source is not None, at, "digest of a text that is not there", program.text)
         digest = sha256((source or "").encode(errors="replace")).hexdigest()
@@ -367,8 +339,8 @@ class Checker:
         self._that(OPTIONS.fullmatch(program.options) is not None, at, "options", program.options)
         self._that(SOURCE.fullmatch(program.name) is not None, at, "name", program.name)
 
-    def _step(self, step: Step, at: str) -> None:
-        if not isinstance(step, GpuOp):
+    def _step(self, step: ex.Step, at: str) -> None:
+        if not isinstance(step, ex.GpuOp):
             self._access(step.source, at)
             self._access(step.target, at)
             shapes = self._shape(step.source), self._shape(step.target)
@@ -390,18 +362,18 @@ class Checker:
     def _constants(self, number: int, at: str) -> None:
         self._that(0 <= number < len(self._executable.constants), at, "constants", number)
 
-    def _constant(self, constant: Constant, at: str) -> None:
+    def _constant(self, constant: ex.Constant, at: str) -> None:
         self._constants(constant.constants, at)
         names = self._executable.constants[constant.constants].names
         is_known = names is None or constant.name in names
         self._that(is_known, at, "name of a constant", constant.name)
 
-    def _net(self, net: Net, at: str) -> None:
+    def _net(self, net: ex.Net, at: str) -> None:
         for layer in net.layers:
             if layer.constants is not None:
                 self._constants(layer.constants, at)
         self._layers(net, at)
-        if isinstance(net, OnnxNet):
+        if isinstance(net, ex.OnnxNet):
             self._constant(net.model, at)
             for binding in (*net.inputs, *net.outputs):
                 self._access(binding.access, at, on_cpu=True)
@@ -410,7 +382,7 @@ class Checker:
         else:
             self._ncnn(net, at)
 
-    def _layers(self, net: Net, at: str) -> None:
+    def _layers(self, net: ex.Net, at: str) -> None:
         """The layers compute the net's outputs from its inputs."""
         inputs, outputs = _sides(net)
         for access in (*inputs, *outputs):
@@ -427,10 +399,10 @@ class Checker:
             is_made = is_made and shape is not None and shape.w == tensor.shape.w
             self._that(is_made, at, "output that no layer computes", tensor.name)
 
-    def _shape(self, access: Access) -> Shape:
+    def _shape(self, access: ex.Access) -> Shape:
         return access.region.shape(self._executable.tensors[access.tensor].shape)
 
-    def _ncnn(self, net: NcnnNet, at: str) -> None:
+    def _ncnn(self, net: ex.NcnnNet, at: str) -> None:
         count, made = len(net.values), {value for value, _ in net.inputs}
         for value, access in (*net.inputs, *net.outputs):
             self._that(0 <= value < count, at, "value", value)
@@ -458,7 +430,7 @@ class Checker:
             for option in part.options:
                 self._that(NET_OPTIONS.fullmatch(option) is not None, at, "option", option)
         for value, access in (*net.inputs, *net.outputs):
-            expected = NetValue(self._executable.tensors[access.tensor].name, access.region)
+            expected = ex.NetValue(self._executable.tensors[access.tensor].name, access.region)
             is_alike = net.values[value] == expected
             self._that(is_alike, at, f"value where there is {expected}", net.values[value])
         missing = [value for value, _ in net.outputs if value not in made]
@@ -466,39 +438,39 @@ class Checker:
 
     # Commands.
 
-    def _commands(self, commands: Sequence[Command], at: str) -> None:
+    def _commands(self, commands: Sequence[ex.Command], at: str) -> None:
         for number, command in enumerate(commands):
             self._command(command, f"{at}[{number}]")
 
-    def _command(self, command: Command, at: str) -> None:
+    def _command(self, command: ex.Command, at: str) -> None:
         executable = self._executable
         step = getattr(command, "step", None)
         if step is not None:
             self._that(0 <= step < len(executable.steps), at, "step", step)
-        if isinstance(command, Launch):
+        if isinstance(command, ex.Launch):
             self._launch(command, at)
-        elif isinstance(command, Raise):
+        elif isinstance(command, ex.Raise):
             self._runs(command, at)
             self._signal(command.signals, at)
-        elif isinstance(command, RunNet):
+        elif isinstance(command, ex.RunNet):
             self._that(0 <= command.net < len(executable.nets), at, "net", command.net)
             for access in chain(*_sides(executable.nets[command.net])):
                 # Nets are bound to memory that stays where it is.
                 place = self._buffer(access).place
                 self._that(place != "staging", at, "place of what a net uses", place)
-        elif isinstance(command, Copy):
+        elif isinstance(command, ex.Copy):
             for access in (command.source, command.target):
                 self._access(access, at, on_cpu=True)
                 self._is_mapped(access, at)
             shapes = self._shape(command.source), self._shape(command.target)
             self._that(shapes[0] == shapes[1], at, f"shape copied to {shapes[1]}", shapes[0])
-        elif isinstance(command, Fill):
+        elif isinstance(command, ex.Fill):
             self._constant(command.constant, at)
             self._access(command.target, at, on_cpu=True)
             self._is_mapped(command.target, at)
-        elif isinstance(command, Map | Unmap):
+        elif isinstance(command, ex.Map | ex.Unmap):
             self._map(command, at)
-        elif isinstance(command, Wait):
+        elif isinstance(command, ex.Wait):
             is_coming = command.event in self._signalled
             self._that(is_coming, at, "event that nothing before signals", command.event)
             self._signalled.remove(command.event)
@@ -507,7 +479,7 @@ class Checker:
         self._that(event not in self._signalled, at, "event that is signalled already", event)
         self._signalled.add(event)
 
-    def _launch(self, launch: Launch, at: str) -> None:
+    def _launch(self, launch: ex.Launch, at: str) -> None:
         self._runs(launch, at)
         sizes, local = launch.global_size, launch.local_size
         is_sound = 1 <= len(sizes) <= 3 and all(0 < size < 1 << 31 for size in sizes)
@@ -523,7 +495,7 @@ class Checker:
         if launch.signals is not None:
             self._signal(launch.signals, at)
 
-    def _runs(self, command: Launch | Raise, at: str) -> None:
+    def _runs(self, command: ex.Launch | ex.Raise, at: str) -> None:
         """The program and the kernel that a command runs."""
         programs, name = self._executable.programs, command.kernel
         self._that(0 <= command.program < len(programs), at, "program", command.program)
@@ -534,16 +506,16 @@ class Checker:
             self._that(is_there is not None, at, f"kernel that {program.name} has not", name)
             self._kernels.add((program.text, name))
 
-    def _touches(self, launch: Launch, at: str) -> None:
+    def _touches(self, launch: ex.Launch, at: str) -> None:
         """The kernels of an op read and write what its step says."""
         step = self._executable.steps[launch.step]
-        if isinstance(step, GpuOp):
+        if isinstance(step, ex.GpuOp):
             said = {(access.tensor, access.region) for access in (*step.reads, step.writes)}
-            touched = {(a.tensor, a.region) for a in launch.args if isinstance(a, Slice)}
+            touched = {(a.tensor, a.region) for a in launch.args if isinstance(a, ex.Slice)}
             self._that(touched <= said, at, "regions that its step has not", touched - said)
 
-    def _argument(self, arg: Argument, at: str) -> None:
-        if isinstance(arg, Slice):
+    def _argument(self, arg: ex.Argument, at: str) -> None:
+        if isinstance(arg, ex.Slice):
             tensors = self._executable.tensors
             self._that(0 <= arg.tensor < len(tensors), at, "tensor", arg.tensor)
             tensor = tensors[arg.tensor]
@@ -553,9 +525,9 @@ class Checker:
             is_block = (first - tensor.held.channels.start) % tensor.block == 0
             self._that(is_block, at, f"first channel in blocks of {tensor.block}", first)
             self._that(0 <= arg.image < arg.region.images.size, at, "image", arg.image)
-        elif isinstance(arg, Constant):
+        elif isinstance(arg, ex.Constant):
             self._constant(arg, at)
-        elif isinstance(arg, Scratch):
+        elif isinstance(arg, ex.Scratch):
             buffers = self._executable.buffers
             self._that(0 <= arg.buffer < len(buffers), at, "buffer", arg.buffer)
             place = buffers[arg.buffer].place
@@ -563,24 +535,24 @@ class Checker:
         elif isinstance(arg, int):
             self._that(-(1 << 31) <= arg < 1 << 31, at, "integer argument", arg)
 
-    def _map(self, command: Map | Unmap, at: str) -> None:
+    def _map(self, command: ex.Map | ex.Unmap, at: str) -> None:
         buffers = self._executable.buffers
         self._that(0 <= command.buffer < len(buffers), at, "buffer", command.buffer)
-        place, is_map = buffers[command.buffer].place, isinstance(command, Map)
+        place, is_map = buffers[command.buffer].place, isinstance(command, ex.Map)
         self._that(place == "staging", at, "place of what is mapped", place)
         is_mapped = command.buffer in self._mapped
         self._that(is_mapped != is_map, at, "buffer that is mapped already, or not yet",
                    command.buffer)  # fmt: skip
         self._mapped ^= {command.buffer}
-        if isinstance(command, Map):
+        if isinstance(command, ex.Map):
             self._signal(command.signals, at)
 
-    def _is_mapped(self, access: Access, at: str) -> None:
+    def _is_mapped(self, access: ex.Access, at: str) -> None:
         if self._buffer(access).place == "staging":
             number = self._executable.tensors[access.tensor].buffer
             self._that(number in self._mapped, at, "buffer that is not mapped", number)
 
-    def _buffer(self, access: Access) -> Buffer:
+    def _buffer(self, access: ex.Access) -> ex.Buffer:
         """The memory that a region lies in."""
         return self._executable.buffers[self._executable.tensors[access.tensor].buffer]
 
@@ -589,9 +561,9 @@ class Checker:
             raise CodlError(f"The executable is not sound: {at}, {what}: {value!r}.")
 
 
-def _sides(net: Net) -> tuple[list[Access], list[Access]]:
+def _sides(net: ex.Net) -> tuple[list[ex.Access], list[ex.Access]]:
     """Where what a net reads lies, and what it writes."""
-    if isinstance(net, NcnnNet):
+    if isinstance(net, ex.NcnnNet):
         return [access for _, access in net.inputs], [access for _, access in net.outputs]
     return [binding.access for binding in net.inputs], [binding.access for binding in net.outputs]
 
