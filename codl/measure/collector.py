@@ -31,7 +31,6 @@ from codl.measure.devices_at_work import (
     devices_of,
     untold,
 )
-from codl.measure.library_rivals import LibraryRivals
 from codl.measure.tasks import Task, deadly_row
 from codl.measure.timing import Rounds
 
@@ -90,8 +89,6 @@ class Collection:
     held: dict[Task, Row] = field(default_factory=dict)
     #: How many processes a task alone took down.
     deaths: dict[Task, int] = field(default_factory=dict)
-    #: Which of the CPU's libraries are worth measuring.
-    rivals: LibraryRivals = field(default_factory=LibraryRivals)
 
     def __post_init__(self) -> None:
         self.total = len(self.missing)
@@ -244,7 +241,6 @@ class Collection:
             else:
                 self.held.pop(measured.task, None)
                 rows.append((measured.task, measured.row))
-                self.rivals.note(measured.task, measured.row)
         if result.measurements:
             device.works()
         if result.anchors:
@@ -254,8 +250,7 @@ class Collection:
         device.measured += len(rows)
         self.writer.write(rows + self._lost(device, result))
         self.log.calibrate(device.run, device.anchors)
-        left = (task for task in self.missing if not self.rivals.leaves_out(task))
-        self.missing = sorted(filter(self.writer.lacks, left), key=self._tries)
+        self.missing = sorted(filter(self.writer.lacks, self.missing), key=self._tries)
         done = self.total - len(self.missing)
         self.progress(done, self.total, self.budget.to_go_s(done, self.total))
 

@@ -47,7 +47,7 @@ HOST_ONLY = (
     *("__main__", "api", "bundle", "cli", "contrib", "doctor", "engine", "evaluation", "frames"),
     *("frontend.decoders", "frontend.models", "frontend.quantize", "lower.alternatives"),
     *("measure.collector", "measure.dataset_writer", "measure.decoder_speed"),
-    *("measure.devices_at_work", "measure.images", "measure.inputs", "measure.library_rivals"),
+    *("measure.devices_at_work", "measure.images", "measure.inputs"),
     *("measure.peers.ort_decoder", "measure.recording", "measure.sustained", "phone_compilers"),
     *("plan", "predict", "records.kernel_figures", "records.profile", "records.waterfall"),
     *("report", "strategies", "targets.adb", "targets.agent_archive", "targets.checks"),
