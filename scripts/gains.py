@@ -1,7 +1,7 @@
-"""The tables of README.md: what both processors gain together, of undisturbed runs alone.
+"""README's table of gains: a line for every place where models ran on each processor and on both.
 
-scripts/render_docs.py fills them from `docs/results`. A model is left out where the rows that are
-compared are doubtful, and the caption says so. Replayed rows are of scripts/paper/speedups.py.
+A gain is over the better processor of the same run. Rows that are compared and doubtful are left
+out, and the caption says so. Replayed rows are of scripts/paper/speedups.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from statistics import geometric_mean
 from codl.records.results import EvalRow, doubts
 from codl.report.load import load_result
 from codl.report.results import CurveResult, EvalResult, SocSummary
-from codl.report.text_table import Column, TextRow, TextSection, TextTable, digits, listed, words
+from codl.report.text_table import NONE, Column, TextTable, count, digits, listed, words
 
 CPU, GPU, BOTH = "cpu", "gpu", "codl"
 #: A processor alone that takes so much longer than predicted makes every gain over it doubtful.
@@ -27,26 +27,44 @@ FIGURE, REPLAYED = "speedups", "replayed"
 
 @dataclass(frozen=True)
 class Gain:
-    """A model on two processors; `rival` is the fastest library that had all cores, and its ms."""
+    """A model on two processors; `rival_ms` is of the fastest library that had all cores."""
 
     model: str
     soc: SocSummary
     cpu_ms: float
     gpu_ms: float
     both_ms: float
-    rival: tuple[str, float] | None
-    doubts: tuple[str, ...]
+    rival_ms: float | None = None
+    doubts: tuple[str, ...] = ()
+
+    @property
+    def better_ms(self) -> float:
+        return min(self.cpu_ms, self.gpu_ms)
 
     @property
     def gain(self) -> float:
         """Over the better processor."""
-        return min(self.cpu_ms, self.gpu_ms) / self.both_ms
+        return self.better_ms / self.both_ms
 
     @property
     def bound(self) -> float:
         """The gain of two processors that share nothing."""
-        slower, faster = max(self.cpu_ms, self.gpu_ms), min(self.cpu_ms, self.gpu_ms)
-        return 1 + faster / slower
+        return 1 + self.better_ms / max(self.cpu_ms, self.gpu_ms)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Gains that were measured, or predicted, in one place; `made` is the command behind them."""
+
+    name: str
+    file: str
+    commit: str
+    made: str
+    gains: tuple[Gain, ...]
+
+    @property
+    def sure(self) -> tuple[Gain, ...]:
+        return tuple(gain for gain in self.gains if not gain.doubts)
 
 
 def gains(evaluation: EvalResult) -> Iterator[Gain]:
@@ -57,8 +75,6 @@ def gains(evaluation: EvalResult) -> Iterator[Gain]:
             continue
         cpu_ms, gpu_ms, both_ms = (_ms(rows[name]) for name in (CPU, GPU, BOTH))
         better = rows[CPU if cpu_ms < gpu_ms else GPU]
-        peers = [(_ms(row), name) for name, row in rows.items() if row.peer is not None]
-        rival = min(((name, ms) for ms, name in peers), key=lambda pair: pair[1], default=None)
         unsure = tuple(
             f"{row.strategy}: {doubt}" for row in (better, rows[BOTH]) for doubt in _doubts(row)
         )
@@ -66,7 +82,8 @@ def gains(evaluation: EvalResult) -> Iterator[Gain]:
             if row.predicted_ms and _ms(row) > MOST_OFF * row.predicted_ms:
                 off = digits(_ms(row) / row.predicted_ms)
                 unsure += (f"{row.strategy} took {off} times its prediction",)
-        yield Gain(model, evaluation.soc, cpu_ms, gpu_ms, both_ms, rival, unsure)
+        rival_ms = min((_ms(row) for row in rows.values() if row.peer), default=None)
+        yield Gain(model, evaluation.soc, cpu_ms, gpu_ms, both_ms, rival_ms, unsure)
 
 
 def _doubts(row: EvalRow) -> tuple[str, ...]:
@@ -78,166 +95,103 @@ def _ms(row: EvalRow) -> float:
     return row.latency_ms.level
 
 
-def gains_content(results: Sequence[EvalResult]) -> TextTable:
-    """A line a model; of several files that with libraries beside it, or else the first."""
-    chosen: dict[str, Gain] = {}
-    sources: dict[str, EvalResult] = {}
-    for result in results:
-        for gain in gains(result):
-            before = chosen.get(gain.model)
-            if before is None or (before.doubts, before.rival is None) > (
-                gain.doubts,
-                gain.rival is None,
-            ):
-                chosen[gain.model], sources[gain.model] = gain, result
-    columns = (
-        words("model"),
-        Column("CPU (ms)"),
-        Column("GPU (ms)"),
-        Column("both (ms)"),
-        Column("gain"),
-        Column("bound"),
-        Column("best library, all cores (ms)"),
-        words("commit"),
-    )
-    sure = {model: gain for model, gain in chosen.items() if not gain.doubts}
-    rows = tuple(
-        TextRow((model, *_figures(gain), _rival(gain), _commit(sources[model])))
-        for model, gain in sure.items()
-    )
-    used = {id(sources[model]): sources[model] for model in chosen}
-    caption = [_mean(sure.values()), *_left_out(chosen.values())]
-    machines = dict.fromkeys(_machine(result) for result in used.values())
-    caption += [f"Measured on: {'; '.join(machines)}.", *map(_made, used.values())]
-    return TextTable("Gains", columns, (TextSection("", rows),), tuple(filter(None, caption)))
+def gains_content(files: Sequence[Path]) -> TextTable:
+    """A line a place."""
+    every = [place for file in files for place in _places(file)]
+    cells = [
+        (words("where"), lambda place: place.name),
+        (Column("models"), lambda place: count(len(place.sure))),
+        (Column("gain"), lambda place: f"**{_mean(gain.gain for gain in place.sure)}**"),
+        (Column("least to most"), lambda place: _range([gain.gain for gain in place.sure])),
+        (Column("bound"), lambda place: _mean(gain.bound for gain in place.sure)),
+        (Column("best library, all cores"), _rival),
+        (words("file"), lambda place: f"[{place.commit[:7]}](docs/results/{place.file})"),
+    ]
+    unsure = {g.model: g.doubts[0] for place in every for g in place.gains if g.doubts}
+    left_out = ", ".join(f"{model} ({doubt})" for model, doubt in unsure.items())
+    caption = [
+        "Geometric means over models; the better processor of the same run is 1.",
+        f"Left out as doubtful: {left_out}." if left_out else "",
+        f"Made by {listed([place.made for place in every])}." if every else "",
+    ]
+    shown = [place for place in every if place.sure]
+    return TextTable.of("Gains", shown, cells, filter(None, caption))
 
 
-def _figures(gain: Gain) -> tuple[str, ...]:
-    milliseconds = map(digits, (gain.cpu_ms, gain.gpu_ms, gain.both_ms))
-    return (*milliseconds, f"**{digits(gain.gain)}**", digits(gain.bound))
+def _mean(values: Iterable[float]) -> str:
+    return digits(geometric_mean(list(values)))
 
 
-def _rival(gain: Gain) -> str:
-    return f"{digits(gain.rival[1])} ({gain.rival[0]})" if gain.rival else "not measured"
+def _range(values: Sequence[float]) -> str:
+    return f"{digits(min(values))} to {digits(max(values))}"
 
 
-def _mean(of: Iterable[Gain]) -> str:
-    every = [gain.gain for gain in of]
-    bounds = [gain.bound for gain in of]
-    if not every:
-        return "No run was undisturbed."
-    return (
-        f"Geometric mean of {len(every)}: {digits(geometric_mean(every))}, "
-        f"bound {digits(geometric_mean(bounds))}."
-    )
+def _rival(place: Place) -> str:
+    over = [gain.better_ms / gain.rival_ms for gain in place.sure if gain.rival_ms]
+    return _mean(over) if over else NONE
 
 
-def _left_out(of: Iterable[Gain]) -> list[str]:
-    told = {gain.model: gain.doubts[0] for gain in of if gain.doubts}
-    listed_ = ", ".join(f"{model} ({doubt})" for model, doubt in told.items())
-    return [f"Left out as doubtful: {listed_}."] if told else []
+def _places(file: Path) -> Iterator[Place]:
+    content = json.loads(file.read_text(encoding="utf-8"))
+    if content.get("figure") == FIGURE:
+        yield from _replayed(content, file)
+        return
+    result = load_result(file)
+    if isinstance(result, EvalResult):
+        yield Place(_machine(result), file.name, result.commit, _command(result),
+                    tuple(gains(result)))  # fmt: skip
+    elif isinstance(result, CurveResult):
+        yield from _in_part(result, file)
 
 
 def _machine(result: EvalResult) -> str:
     cpu, gpu = result.soc.cpu, result.soc.gpu
     if cpu is None or gpu is None:
         return result.soc.name
-    cores = f"{len(cpu.cores)} + {len(gpu.cores)} cores" if gpu.cores else f"{len(cpu.cores)} cores"
-    return f"{cpu.name}, {cores}, {gpu.platform} {gpu.driver}"
+    halves = "two halves of a CPU" if result.soc.is_one_cpu else f"{cpu.name} beside {gpu.name}"
+    return f"{halves} ({cpu.name}, {len(cpu.cores)} + {len(gpu.cores)} cores)"
 
 
-def _commit(result: EvalResult | CurveResult) -> str:
-    return f"[{result.commit[:7]}](docs/results/{result.file})"
+def _command(result: EvalResult) -> str:
+    """What made a file."""
+    if (asked := result.asked) is None:
+        return "`codl eval`"
+    options = ["--soc", result.soc.name, "--models", ",".join(asked.models)]
+    options += ["--strategies", ",".join(asked.strategies)]
+    options += ["--peers", ",".join(asked.peers)] if asked.peers else []
+    return f"`{shlex.join(['codl', 'eval', *options, '--time', f'{asked.seconds:g}s'])}`"
 
 
-def _made(result: EvalResult) -> str:
-    """The command behind a file, and when it ran."""
-    command = "codl eval"
-    if asked := result.asked:
-        words_of = ["--soc", result.soc.name, "--models", ",".join(asked.models)]
-        words_of += ["--strategies", ",".join(asked.strategies)]
-        if asked.peers:
-            words_of += ["--peers", ",".join(asked.peers)]
-        command = shlex.join(["codl", "eval", *words_of, "--time", f"{asked.seconds:g}s"])
-    return f"`{command}` ({result.created[:10]})."
-
-
-def in_part_content(results: Sequence[CurveResult]) -> TextTable:
-    """A line a model: the size of the GPU, in multiprocessors, at which both are most alike."""
+def _in_part(result: CurveResult, file: Path) -> Iterator[Place]:
+    """Each model at the size of the GPU at which both processors are most alike."""
     closest: dict[str, Gain] = {}
-    commits: dict[str, str] = {}
-    unsure: list[Gain] = []
-    for result in results:
-        for evaluation in result.evaluations:
-            if evaluation.soc.is_one_cpu:
-                continue
-            for gain in gains(evaluation):
-                if gain.doubts:
-                    unsure.append(gain)
-                elif gain.model not in closest or closest[gain.model].bound < gain.bound:
-                    closest[gain.model], commits[gain.model] = gain, _commit(result)
-    columns = (
-        words("model"),
-        words("GPU"),
-        Column("CPU (ms)"),
-        Column("GPU (ms)"),
-        Column("both (ms)"),
-        Column("gain"),
-        Column("bound"),
-        words("commit"),
+    for evaluation in result.evaluations:
+        for gain in gains(evaluation) if not evaluation.soc.is_one_cpu else ():
+            before = closest.get(gain.model)
+            if before is None or (not before.doubts, before.bound) < (not gain.doubts, gain.bound):
+                closest[gain.model] = gain
+    names = [gain.soc.gpu.name for gain in closest.values() if gain.soc.gpu]
+    beside = [gain.soc.cpu.name for gain in closest.values() if gain.soc.cpu]
+    if closest:
+        name = f"a part of a GPU ({listed(names)}) beside {listed(beside)}"
+        made = "`python scripts/bench/stage.py`"
+        yield Place(name, file.name, result.commit, made, tuple(closest.values()))
+
+
+def _replayed(content: Mapping[str, object], file: Path) -> Iterator[Place]:
+    """A phone, from what others measured on it."""
+    by_model: dict[str, dict[str, float]] = {}
+    for row in content["rows"]:  # type: ignore[attr-defined]
+        if REPLAYED in row["source"]:
+            by_model.setdefault(row["model"], {})[row["strategy"]] = row["latency_ms"]
+    soc: Mapping[str, str] = content["soc"]  # type: ignore[assignment]
+    of = SocSummary(name=soc["name"])
+    whole = tuple(
+        Gain(model, of, ms[CPU], ms[GPU], ms[BOTH])
+        for model, ms in by_model.items()
+        if {CPU, GPU, BOTH} <= {*ms}
     )
-    rows = tuple(
-        TextRow((model, gain.soc.description.strip(" ."), *_figures(gain), commits[model]))
-        for model, gain in closest.items()
-    )
-    beside = dict.fromkeys(gain.soc.cpu.name for gain in closest.values() if gain.soc.cpu)
-    days = listed(sorted({result.created[:10] for result in results}))
-    caption = [
-        f"Measured beside all cores of: {', '.join(beside)}." if beside else "",
-        _mean(closest.values()),
-        *_left_out(gain for gain in unsure if gain.model not in closest),
-        f"`python scripts/bench/stage.py` ({days}).",
-    ]
-    return TextTable("Gains", columns, (TextSection("", rows),), tuple(filter(None, caption)))
-
-
-def replayed_content(files: Sequence[Path]) -> TextTable:
-    """A line a phone: geometric means over models, of predictions from others' measurements."""
-    columns = (
-        words("phone"),
-        Column("models"),
-        Column("`codl` over the better processor"),
-        Column("`codl-paper` over it"),
-        words("commit"),
-    )
-    rows, days = [], set()
-    for file in files:
-        content = json.loads(file.read_text())
-        if content.get("figure") != FIGURE:
-            continue
-        by_model: dict[str, dict[str, float]] = {}
-        for row in content["rows"]:
-            if REPLAYED in row["source"]:
-                by_model.setdefault(row["model"], {})[row["strategy"]] = row["latency_ms"]
-        whole = [of for of in by_model.values() if {CPU, GPU, BOTH} <= {*of}]
-        if whole:
-            soc = content["soc"]
-            name = soc.get("description") or soc["name"]
-            over = _over(whole, BOTH, "codl-paper")
-            commit = f"[{content['commit'][:7]}](docs/results/{file.name})"
-            rows.append(TextRow((name, str(len(whole)), *over, commit)))
-            days.add(content["created"][:10])
-    made = f"Geometric means. `python scripts/paper/{FIGURE}.py` ({listed(sorted(days))})."
-    caption = (made,) if rows else ()
-    return TextTable("Gains", columns, (TextSection("", tuple(rows)),), caption)
-
-
-def _over(models: Sequence[Mapping[str, float]], *strategies: str) -> Iterator[str]:
-    for name in strategies:
-        having = [of for of in models if name in of]
-        gained = [min(of[CPU], of[GPU]) / of[name] for of in having]
-        yield digits(geometric_mean(gained)) if gained else "not known"
-
-
-def evals(files: Sequence[Path]) -> list[EvalResult]:
-    return [result for file in files if isinstance(result := load_result(file), EvalResult)]
+    if whole:
+        name = f"{(soc.get('description') or soc['name']).partition(', by')[0]}, replayed"
+        made = f"`python scripts/paper/{FIGURE}.py`"
+        yield Place(name, file.name, str(content["commit"]), made, whole)

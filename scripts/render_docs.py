@@ -32,7 +32,7 @@ from typing import Any
 
 import typer
 from api_pages import api_reference, keys_content
-from gains import evals, gains_content, in_part_content, replayed_content
+from gains import gains_content
 from split_picture import split
 from summaries import accuracy_content, devices_content
 
@@ -79,7 +79,6 @@ MISSING = "Not measured yet: `{script}` makes `{file}`."
 MAKERS = {
     "curve": "scripts/bench/stage.py",
     "closest": "scripts/bench/stage.py",
-    "gains-replayed": "make paper",
     "validations": "scripts/validate_models.py",
     "phone-gpus": "make mobile-kernels",
     "phone-kernels": "make mobile-kernels",
@@ -98,15 +97,13 @@ VIEWS: Mapping[str, Callable[[Sequence[Any]], TextTable]] = {
     "curve": curve_content,
     "closest": closest_content,
     "validations": devices_content,
-    "gains-in-part": in_part_content,
     "phone-gpus": gpus_content,
     "phone-kernels": kernels_by_gpu,
 }
 
 #: Tables that look at files themselves.
 OF_FILES: Mapping[str, Callable[[Sequence[Path]], TextTable]] = {
-    "gains": lambda files: gains_content(evals(files)),
-    "gains-replayed": replayed_content,
+    "gains": gains_content,
 }
 
 

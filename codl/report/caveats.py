@@ -99,25 +99,23 @@ def doubt_notes(result: EvalResult) -> list[str]:
 
 def cold_notes(result: EvalResult) -> list[str]:
     """How much longer first runs took; nothing of files from before they were kept apart."""
-    each = []
-    for model in result.models:
-        both = {r.strategy: (r.cold_ms, r.latency_ms) for r in result.of(model) if not r.same_as}
-        ratios = [
-            f"{name} {cold.level / warm.level:.2f}"
-            for name, (cold, warm) in both.items()
-            if cold and warm and warm.level
-        ]
-        each += [f"{stem(model)}: {', '.join(ratios)}"] if ratios else []
-    return (
-        [f"First runs over the others; a first run is {TURNS} {'; '.join(each)}."] if each else []
-    )
+    ratios = [
+        (row.cold_ms.level / row.latency_ms.level, f"{stem(row.model)}, {row.strategy}")
+        for row in result.rows
+        if row.cold_ms and row.latency_ms and row.latency_ms.level and not row.same_as
+    ]
+    if not ratios:
+        return []
+    (least, of_least), (most, of_most) = min(ratios), max(ratios)
+    ends = f"{least:.2f} ({of_least}) to {most:.2f} ({of_most})"
+    return [f"First runs took {ends} of the others; a first run is {TURNS}"]
 
 
 def machine_notes(result: EvalResult) -> list[str]:
     """How much slower the processors were than predictions know of, where that was seen, and which
     were throttled.
     """
-    notes = []
+    notes, slower = [], {}
     for model in result.models:
         held = {s for row in result.of(model) if row.conditions for s in row.conditions.throttled}
         if held:
@@ -125,9 +123,18 @@ def machine_notes(result: EvalResult) -> list[str]:
             notes.append(f"{stem(model)}: the clock of the {clocks} was held down meanwhile.")
         slowdown = next((row.slowdown for row in result.of(model) if row.slowdown), None) or {}
         if any(abs(factor - 1) > NOTABLE for factor in slowdown.values()):
-            each = ", ".join(f"{side} {factor:.2f}" for side, factor in slowdown.items())
-            notes.append(
-                f"{stem(model)}: anchor ops took {each} of what they did when the dataset was "
-                "measured, which predictions do not know."
-            )
+            slower[stem(model)] = slowdown
+    if slower:
+        sides = dict.fromkeys(side for of in slower.values() for side in of)
+        each = (
+            f"{side} {_range([of[side] for of in slower.values() if side in of])}" for side in sides
+        )
+        notes.append(
+            f"{', '.join(slower)}: anchor ops took {', '.join(each)} of what they did when the "
+            "dataset was measured, which predictions do not know."
+        )
     return notes
+
+
+def _range(factors: Sequence[float]) -> str:
+    return " to ".join(dict.fromkeys(f"{end:.2f}" for end in (min(factors), max(factors))))

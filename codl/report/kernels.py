@@ -68,9 +68,12 @@ def gpus_content(results: Sequence[KernelsResult]) -> TextTable:
 
 
 def variants_content(results: Sequence[KernelsResult]) -> TextTable:
-    """A row for every variant and kernel, with a column for each GPU."""
+    """A row for every variant and kernel, with a column for each GPU; not for those that only
+    store halves, which are like the ones in float32.
+    """
     by_gpu = {r.label: {row.name: row for row in r.kernels if row.is_default} for r in results}
-    names = sorted({name for rows in by_gpu.values() for name in rows})
+    every = [row for rows in by_gpu.values() for row in rows.values()]
+    names = sorted({row.name for row in every if not _stores(row)})
     cells: list[Cell[str]] = [
         (words("variant, kernel"), lambda name: name),
         *((words(label), partial(_of, rows)) for label, rows in by_gpu.items()),
@@ -79,9 +82,15 @@ def variants_content(results: Sequence[KernelsResult]) -> TextTable:
         "Instructions, registers and, if any, accesses of private memory (those in the hot loop "
         "behind a slash); after a semicolon issue slots of the hot loop for 100 multiply-adds. Of "
         "several programs the worst. Adreno's registers are of four floats, at most 48; Mali's of "
-        "one, where more than 32 halve the threads.",
+        "one, where more than 32 halve the threads. Variants that only store halves are left out "
+        "where they have no private memory.",
     )
     return TextTable.of("Kernels by GPU", names, cells, caption)
+
+
+def _stores(row: KernelFigures) -> bool:
+    """Whether a kernel stores halves and computes in float32, without private memory."""
+    return row.variant.endswith("_fp16") and not row.spills and not row.error
 
 
 def _of(rows: Mapping[str, KernelFigures], name: str) -> str:

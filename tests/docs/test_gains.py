@@ -39,28 +39,20 @@ def cells(table: Any) -> list[tuple[str, ...]]:
 
 
 def test_a_gain_is_over_the_better_processor_and_beside_its_bound(tmp_path: Path) -> None:
-    from gains import evals, gains_content
+    from gains import gains_content
 
-    file = write(tmp_path / "eval.json", row("cpu", 30.0), row("gpu", 20.0), row("codl", 16.0))
-    table = gains_content(evals([file]))
-    ((model, cpu, gpu, both, gain, bound, rival, commit),) = cells(table)
-    assert (model, cpu, gpu, both) == ("net", "30.0", "20.0", "16.0")
-    assert gain == "**1.25**"  # 20 / 16
-    assert bound == "1.67"  # 20 * (1 / 30 + 1 / 20)
-    assert rival == "not measured"
-    assert commit == "[abc1234](docs/results/eval.json)"
-
-
-def test_of_two_files_that_with_a_library_beside_it_is_taken(tmp_path: Path) -> None:
-    from gains import evals, gains_content
-
-    ours = [row("cpu", 30.0), row("gpu", 20.0), row("codl", 16.0)]
     ran = {"version": "1", "threads": 2, "observed_cores": [0, 1], "busy_cores": 2.0}
+    rows = [row("cpu", 30.0), row("gpu", 20.0), row("codl", 16.0)]
     peers = [row("ort", 19.0, peer=ran), row("mnn", 15.0, peer=ran)]
-    files = [write(tmp_path / "a.json", *ours), write(tmp_path / "b.json", *ours, *peers)]
-    for some in (files, files[::-1]):
-        ((*_, rival, commit),) = cells(gains_content(evals(some)))
-        assert (rival, commit) == ("15.0 (mnn)", "[abc1234](docs/results/b.json)")
+    other = [row(name, 9.0, model="other") for name in ("cpu", "gpu", "codl")]
+    file = write(tmp_path / "eval.json", *rows, *peers, *other)
+    ((_, models, gain, ends, bound, rival, source),) = cells(gains_content([file]))
+    assert models == "2"
+    assert gain == "**1.12**"  # of 20 / 16 and 1
+    assert ends == "1.00 to 1.25"
+    assert bound == "1.83"  # of 20 * (1 / 30 + 1 / 20) and 2
+    assert rival == "1.33"  # 20 / 15
+    assert source == "[abc1234](docs/results/eval.json)"
 
 
 @pytest.mark.parametrize(
@@ -74,17 +66,17 @@ def test_of_two_files_that_with_a_library_beside_it_is_taken(tmp_path: Path) -> 
 def test_doubtful_rows_are_left_out_and_named(
     tmp_path: Path, strategy: str, more: dict[str, Any], why: str
 ) -> None:
-    from gains import evals, gains_content
+    from gains import gains_content
 
     times = {"cpu": 30.0, "gpu": 20.0, "codl": 16.0}
     rows = [row(name, ms, **(more if name == strategy else {})) for name, ms in times.items()]
-    table = gains_content(evals([write(tmp_path / "eval.json", *rows)]))
+    table = gains_content([write(tmp_path / "eval.json", *rows)])
     assert cells(table) == []
     assert f"Left out as doubtful: net ({why})." in table.caption
 
 
 def test_replayed_phones_have_a_mean_each(tmp_path: Path) -> None:
-    from gains import replayed_content
+    from gains import gains_content
 
     times = {"cpu": 8.0, "gpu": 4.0, "codl": 2.0, "codl-paper": 4.0}
     rows = [
@@ -97,8 +89,11 @@ def test_replayed_phones_have_a_mean_each(tmp_path: Path) -> None:
     phone.write_text(json.dumps({**about, "rows": rows}))
     measured = [{**line, "source": "measured"} for line in rows]
     host.write_text(json.dumps({**about, "rows": measured}))
-    commit = "[abc1234](docs/results/paper-phone.json)"
-    assert cells(replayed_content([phone, host])) == [("two halves", "2", "2.00", "1.00", commit)]
+    ((*line, source),) = cells(gains_content([phone, host]))
+    assert line == [
+        "two halves, replayed", "2", "**2.00**", "2.00 to 2.00", "1.50", "\N{EN DASH}"
+    ]  # fmt: skip
+    assert source == "[abc1234](docs/results/paper-phone.json)"
 
 
 def test_the_picture_has_every_chain_and_both_lanes(tmp_path: Path) -> None:
