@@ -106,9 +106,8 @@ def cold_notes(result: EvalResult) -> list[str]:
     ]
     if not ratios:
         return []
-    (least, of_least), (most, of_most) = min(ratios), max(ratios)
-    ends = f"{least:.2f} ({of_least}) to {most:.2f} ({of_most})"
-    return [f"First runs took {ends} of the others; a first run is {TURNS}"]
+    ends = dict.fromkeys(f"{ratio:.2f} ({of})" for ratio, of in (min(ratios), max(ratios)))
+    return [f"First runs took {' to '.join(ends)} of the others; a first run is {TURNS}"]
 
 
 def machine_notes(result: EvalResult) -> list[str]:

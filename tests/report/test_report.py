@@ -246,7 +246,7 @@ def test_the_first_runs_of_turns_stand_apart(tmp_path: Path) -> None:
     assert "which finds the caches as others left them" in found.text("li")
     assert {"cpu 18.0 ms (measured), first run 29.0 ms", "gpu 36.0 ms (measured)"} <= {*found.tips}
     caption = " ".join(comparison_content(eval_result(evaluation(rows=rows))).caption)
-    assert "testnet: cpu 1.61." in caption
+    assert "First runs took 1.61 (testnet, cpu) of the others" in caption
     # Files of before have no such runs, and no column for them.
     assert "first run" not in page(tmp_path, evaluation()).html
 
