@@ -105,11 +105,6 @@ KERNEL void conv2d_direct(
     const ADDRESS weights_per_item = (ADDRESS)kernel_h * kernel_w * WEIGHTS *
         ((in_blocks - 1) * V + (LANES_AT_ONCE ? V : in_channels - (in_blocks - 1) * V));
     __global const ELEMENT *zeros = (__global const ELEMENT *)(bias + all_blocks * V);
-    VEC start[OUTS];
-    UNROLLED(o, OUTS, {
-        start[o] = TEAM == 0 ? VLOAD(bias + (out_block + o) * V) : (VEC)(0.0f);
-    })
-
     const int stop = min((int)(STRIP_ID + 1) * strip * PIXELS, out_pixels);
 #if TEAMS > 1
     // All work-items of a group meet in the end, and a strip is a tile: one without pixels computes
@@ -150,7 +145,10 @@ KERNEL void conv2d_direct(
         w += TEAM_FROM(in_blocks) * kernel_h * kernel_w * V * WEIGHTS;
 #endif
         VEC acc[PIXELS][OUTS];
-        UNROLLED(p, PIXELS, { UNROLLED(o, OUTS, { acc[p][o] = start[o]; }) })
+        UNROLLED(o, OUTS, {
+            const VEC start = TEAM == 0 ? VLOAD(bias + (out_block + o) * V) : (VEC)(0.0f);
+            UNROLLED(p, PIXELS, { acc[p][o] = start; })
+        })
         BEGIN_RUN
 
         for (int b = TEAM_FROM(in_blocks); b < TEAM_TO(in_blocks); b++) {

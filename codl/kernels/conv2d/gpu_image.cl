@@ -47,8 +47,6 @@ KERNEL void conv2d_image(
 {
     const int out_block = BLOCK_ID;
     const int first = input_column + out_block / out_blocks * in_blocks * in_w;
-    const float4 start = TEAM == 0 ? vload4(out_block, bias) : (float4)(0.0f);
-
     const int stop = min((int)(STRIP_ID + 1) * strip, tiles);
 #if TEAMS > 1
     // All work-items of a group meet in the end, and a strip is a tile: what is beyond the last one
@@ -60,6 +58,7 @@ KERNEL void conv2d_image(
     for (int tile = STRIP_ID * strip; tile < stop; tile++) {
 #endif
         const int out_y = tile / tiles_w, out_x = tile - out_y * tiles_w;
+        const float4 start = TEAM == 0 ? vload4(out_block, bias) : (float4)(0.0f);
         float4 acc[PIXELS];
         UNROLLED(p, PIXELS, { acc[p] = start; })
         BEGIN_RUN
