@@ -170,8 +170,12 @@ __kernel __attribute__((reqd_work_group_size(ITEMS * TEAMS, 1, 1))) void conv2d_
         __attribute__((aligned(16)));
     const int team = LOCAL_ID(0) / ITEMS, item = LOCAL_ID(0) % ITEMS;
     const int first_pixel = GROUP_ID(0) * TILE_M, tile_n = GROUP_ID(1);
+#ifdef RAW
     const int batches = GROUPS(2) / splits;
     const int batch = GROUP_ID(2) % batches, split = GROUP_ID(2) / batches;
+#else
+    const int batch = GROUP_ID(2), split = 0;
+#endif
     // Steps of every tile, and the first of this team.
     const int all_steps = steps * TEAMS * splits, first_step = (split * TEAMS + team) * steps;
 
@@ -179,10 +183,6 @@ __kernel __attribute__((reqd_work_group_size(ITEMS * TEAMS, 1, 1))) void conv2d_
     __global const FACTOR *weights = weight +
         (((ADDRESS)batch * own_weights * GROUPS(1) + tile_n) * all_steps + first_step) *
             B_SIZE * 4;
-#ifndef RAW
-    output_offset += batch * output_apart;
-    ADDED_OF(batch)
-#endif
 #ifndef POINTWISE
     // What DEPTH blocks on means in taps and blocks.
     const int step_tap = DEPTH / in_blocks, step_block = DEPTH - step_tap * in_blocks;
@@ -239,6 +239,10 @@ __kernel __attribute__((reqd_work_group_size(ITEMS * TEAMS, 1, 1))) void conv2d_
     })
     END_RUN
 
+#ifndef RAW
+    output_offset += batch * output_apart;
+    ADDED_OF(batch)
+#endif
 #if TEAMS == 1
     UNROLLED(n, VECTORS, { UNROLLED(m, TM, { KEEP_SUM(acc[m][n], m, n, item) }) })
 #else

@@ -73,12 +73,16 @@ KERNEL void winograd_image_input(
 #define KEEP_HALF(i, value) half_way[r][i] = (value)
 #define DOWN_HALF_WAY(r) half_way[r][c]
 #define KEEP_TEXEL(i, value) TEXEL_SET(points, item, ((i) * SIDE + c) * blocks + b, value)
-    UNROLLED(r, SIDE, {
+    // The even rows, and then the odd ones: points leave the registers as soon as their rows are there.
+    UNROLLED(i, SIDE, {
+        const int r = i < SIDE / 2 ? 2 * i : 2 * i + 1 - SIDE;
         float4 row[SIDE];
         UNROLLED(c, SIDE, { row[c] = INPUT_AT(r, c); })
         TO_POINTS(ROW, KEEP_HALF)
+        if (i == SIDE / 2 - 1) UNROLLED(c, SIDE, { FIRST_POINT(DOWN_HALF_WAY, KEEP_TEXEL) })
+        if (i == SIDE - 2) UNROLLED(c, SIDE, { INNER_POINTS(DOWN_HALF_WAY, KEEP_TEXEL) })
+        if (i == SIDE - 1) UNROLLED(c, SIDE, { LAST_POINT(DOWN_HALF_WAY, KEEP_TEXEL) })
     })
-    UNROLLED(c, SIDE, { TO_POINTS(DOWN_HALF_WAY, KEEP_TEXEL) })
 }
 
 // Four tiles x one texel of output channels at one point, shared by TEAMS work-items. Texels of all

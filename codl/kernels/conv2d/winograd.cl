@@ -18,29 +18,28 @@
 #endif
 
 #if SIDE == 4
-#define TO_POINTS(x, PUT)                                                                          \
-    {                                                                                              \
-        PUT(0, x(0) - x(2));                                                                       \
-        PUT(1, x(2) + x(1));                                                                       \
-        PUT(2, x(2) - x(1));                                                                       \
-        PUT(3, x(3) - x(1));                                                                       \
-    }
+#define FIRST_POINT(x, PUT) PUT(0, x(0) - x(2));
+#define INNER_POINTS(x, PUT)                                                                       \
+    PUT(1, x(2) + x(1));                                                                           \
+    PUT(2, x(2) - x(1));
+#define LAST_POINT(x, PUT) PUT(3, x(3) - x(1));
 #elif SIDE == 6
-#define TO_POINTS(x, PUT)                                                                          \
+#define FIRST_POINT(x, PUT) PUT(0, 4.0f * x(0) - 5.0f * x(2) + x(4));
+#define INNER_POINTS(x, PUT)                                                                       \
     {                                                                                              \
         const VALUE even1_ = x(4) - 4.0f * x(2);                                                   \
         const VALUE odd1_ = x(3) - 4.0f * x(1);                                                    \
         const VALUE even2_ = x(4) - x(2);                                                          \
         const VALUE odd2_ = 2.0f * (x(3) - x(1));                                                  \
-        PUT(0, 4.0f * x(0) - 5.0f * x(2) + x(4));                                                  \
         PUT(1, even1_ + odd1_);                                                                    \
         PUT(2, even1_ - odd1_);                                                                    \
         PUT(3, even2_ + odd2_);                                                                    \
         PUT(4, even2_ - odd2_);                                                                    \
-        PUT(5, 4.0f * x(1) - 5.0f * x(3) + x(5));                                                  \
     }
+#define LAST_POINT(x, PUT) PUT(5, 4.0f * x(1) - 5.0f * x(3) + x(5));
 #elif SIDE == 8
-#define TO_POINTS(x, PUT)                                                                          \
+#define FIRST_POINT(x, PUT) PUT(0, x(0) - x(6) + 5.25f * (x(4) - x(2)));
+#define INNER_POINTS(x, PUT)                                                                       \
     {                                                                                              \
         const VALUE even1_ = x(2) + x(6) - 4.25f * x(4);                                           \
         const VALUE odd1_ = x(1) + x(5) - 4.25f * x(3);                                            \
@@ -48,15 +47,14 @@
         const VALUE odd2_ = 0.5f * x(1) - 2.5f * x(3) + 2.0f * x(5);                               \
         const VALUE even3_ = x(6) + 4.0f * x(2) - 5.0f * x(4);                                     \
         const VALUE odd3_ = 2.0f * x(1) - 2.5f * x(3) + 0.5f * x(5);                               \
-        PUT(0, x(0) - x(6) + 5.25f * (x(4) - x(2)));                                               \
         PUT(1, even1_ + odd1_);                                                                    \
         PUT(2, even1_ - odd1_);                                                                    \
         PUT(3, even2_ + odd2_);                                                                    \
         PUT(4, even2_ - odd2_);                                                                    \
         PUT(5, even3_ + odd3_);                                                                    \
         PUT(6, even3_ - odd3_);                                                                    \
-        PUT(7, x(7) - x(1) + 5.25f * (x(3) - x(5)));                                               \
     }
+#define LAST_POINT(x, PUT) PUT(7, x(7) - x(1) + 5.25f * (x(3) - x(5)));
 // Stride 2 keeps the odd inputs, which meet the middle tap alone, and has the even ones, which meet
 // the two outer taps, at 0, 1, -1, 2 (the first TILE) and infinity.
 #elif SIDE == 5
@@ -77,6 +75,16 @@
         PUT(3, even1_);                                                                            \
         PUT(4, x(8) - x(4) - 2.0f * even1_);                                                       \
         UNROLLED(i_, TILE, { PUT(TILE + 1 + i_, x(2 * i_ + 1)); })                                 \
+    }
+#endif
+
+// All points. Of stride 1 the first one is of the even inputs but for the last, and the last of the odd ones.
+#ifndef TO_POINTS
+#define TO_POINTS(x, PUT)                                                                          \
+    {                                                                                              \
+        FIRST_POINT(x, PUT)                                                                        \
+        INNER_POINTS(x, PUT)                                                                       \
+        LAST_POINT(x, PUT)                                                                         \
     }
 #endif
 
