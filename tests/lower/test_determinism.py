@@ -22,10 +22,10 @@ TESTS = Path(__file__).parent.parent
 #: lowering and with the sources of kernels, and with nothing else: not from machine to machine.
 #: `PYTHONPATH=tests python tests/lower/test_determinism.py` prints those of now.
 GOLDEN = (
-    "c4a7016f3512e25e4b8232a2d6c86c5966c727e4f292eb60b8e7d2913c8bea77",
-    "60af76e96583cc5ed802cf7d1a3fd3e6e9fef8fb2d91f8224ca6fa1f9740a4ba",
-    "dffdb38b835d685d129d8351b6880bd806e74e128484ee19723123fa68e5fd70",
-    "3bdf69b4c84a99eebd1d15acf2f5ed21467cdc9e877adbe0572f941c2eaa00e1",
+    "ae633f4f9ca99d1f33ca5e47b4b54469909c39aced8f0f3256ce48f2c1c3e0ee",
+    "f59cba2716db01024788d951537e2e3edd809e65c114e43c3aaa51a399af0565",
+    "337f0f42cb99cfcc0ab3fae38102a6a38f51a530f7bbe8043d48062d372652b6",
+    "c978aa611f4bf0b7612d06f6c65ba617c9da04c31a1c0d541af8b137872065c3",
 )
 
 
