@@ -46,7 +46,7 @@ def split(results: Sequence[EvalResult], title: str) -> Picture:
     is_doubtful = profiled > MOST_PROFILED * ms[BOTH] or any(
         row.latency_ms and doubts(row.latency_ms, row.cold_ms) for row in rows.values()
     )
-    where = f"{model} ({'doubtful' if is_doubtful else 'measured'}, commit {result.commit[:7]})"
+    how = f"{'doubtful' if is_doubtful else 'measured'}, commit {result.commit[:7]}"
     heads = ("what", "value")
     told: tuple[tuple[str, str | float], ...] = (
         ("model", model),
@@ -56,8 +56,8 @@ def split(results: Sequence[EvalResult], title: str) -> Picture:
         *((f"{name} (ms)", ms[name]) for name in (*PROCESSORS, BOTH)),
     )
     panels = (
-        strip(f"{ops} operators in {len(chains)} chains, {on_both} of them on both", chains),
-        timelines(where, tuple(_tracks(ms, spans, profiled))),
+        strip(f"{model}: {ops} operators, {on_both} of {len(chains)} chains on both", chains),
+        timelines(f"What both processors do ({how})", tuple(_tracks(ms, spans, profiled))),
     )
     return replace(below(title, panels), data=Data(heads, told), legend=LEGEND)
 

@@ -228,7 +228,12 @@ class TextTable:
         lines = [headers, rules]
         lines += [_plain_cells(row, len(headers)) for s in self.sections for row in s.rows]
         if has_headings:
-            headings = [section.heading for section in self.sections for _ in section.rows]
+            # Once for its rows, as people write tables.
+            headings = [
+                "" if at else section.heading
+                for section in self.sections
+                for at, _ in enumerate(section.rows)
+            ]
             lines = [
                 [text, *line] for text, line in zip([self.by, "---", *headings], lines, strict=True)
             ]

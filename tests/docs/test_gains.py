@@ -120,7 +120,7 @@ def test_the_picture_has_every_chain_and_both_lanes(tmp_path: Path) -> None:
     assert {
         "Chain 1, 2 layers: a ... b. rows (H), GPU ratio 0.5.",
         "Chain 2, one layer: c. GPU only, GPU ratio 1.",
-        "3 operators in 2 chains, 1 of them on both",
+        "net: 3 operators, 1 of 2 chains on both",
         "GPU, kernel: a, 14.0 ms from 2.00 ms on",
         "both: 16.0 ms, 1.25 times the better one",
     } <= words
