@@ -95,6 +95,8 @@ def _up_to(limit: int, widths: Sequence[int], wanted: Sequence[int]) -> list[int
 
 
 NONE = "\N{EN DASH}"
+#: Tables of more rows are folded on a page.
+FOLDED = 40
 T = TypeVar("T")
 
 
@@ -177,6 +179,11 @@ class TextTable:
             TextSection(heading, tuple(map(row, values))) for heading, values in by_heading.items()
         )
         return cls(title, tuple(column for column, _ in cells), tuple(sections), tuple(caption))
+
+    @property
+    def is_long(self) -> bool:
+        """Whether a page folds it."""
+        return sum(len(section.rows) for section in self.sections) > FOLDED
 
     def groups(self) -> list[tuple[str, tuple[Column, ...]]]:
         """Runs of columns under a common header, and those under none one by one."""

@@ -54,12 +54,18 @@ class Verdict:
 
 def _names(result: EvalResult) -> list[str]:
     """Strategies in the order of the file, and the libraries as one."""
-    return list(dict.fromkeys(LIBRARY if row.peer else row.strategy for row in result.rows))
+    return list(dict.fromkeys(_column(result, row) for row in result.rows))
+
+
+def _column(result: EvalResult, row: EvalRow) -> str:
+    """A library that failed on a model says nothing of itself there, but on others."""
+    is_peer = any(other.peer for other in result.rows if other.strategy == row.strategy)
+    return LIBRARY if is_peer else row.strategy
 
 
 def row_of(result: EvalResult, model: str, name: str) -> EvalRow | None:
     """What a column of a model is of; of libraries the fastest."""
-    rows = [row for row in result.of(model) if (LIBRARY if row.peer else row.strategy) == name]
+    rows = [row for row in result.of(model) if _column(result, row) == name]
     ran = [row for row in rows if row.latency_ms]
     return min(ran, key=_level) if ran else next(iter(rows), None)
 

@@ -379,6 +379,7 @@ def test_the_verdict_is_first_and_from_the_figures(tmp_path: Path) -> None:
         row("ort", 15.0, peer=ran),
         row("ncnn", 12.5, peer=ran),
         *(row(name, ms, model="nets/other.onnx") for name, ms in (("cpu", 8.0), ("codl", 5.0))),
+        row("ncnn", None, model="nets/other.onnx", status="failed", reason="no layer"),
     ]
     verdict = Verdict.of(eval_result(evaluation(rows=rows)))
     assert verdict is not None
@@ -393,7 +394,7 @@ def test_the_verdict_is_first_and_from_the_figures(tmp_path: Path) -> None:
     assert [" ".join(cell.split()) for cell in testnet] == [
         "testnet", "18.01.00 x", "36.00.50 x", "9.002.00 xdoubtful", "11.21.60 x ncnn",
     ]  # fmt: skip
-    assert other[2] == other[4] == "-"
+    assert (other[2], other[4]) == ("-", "failed")
     (means,) = found.starting("geometric mean")
     assert means[1:] == ["1.00 x", "0.50 x (1 of 2)", "1.79 x", "1.60 x (1 of 2)"]
 
