@@ -1,4 +1,4 @@
-"""Co-execution against the ratio of two processors' speeds: what docs/results/curve.md is made of.
+r"""Co-execution against the ratio of two processors' speeds: what docs/results/curve.md is made of.
 
 On an NVIDIA GPU of which only some multiprocessors are left to codl (see `codl_stage`), beside all
 cores of the CPU; and on the cores of one CPU, divided between ncnn (the number before the colon)
@@ -18,6 +18,11 @@ may be killed at any time, and a machine that is lent for ten minutes does
 again and again. Fewer models, or a shorter collection, take less:
 
     python scripts/bench/stage.py --left 4 --models vgg16,yolov2 --budget 90s -o curve.json
+
+Beside many cores it takes a longer one for plans to gain (docs/results/curve.md):
+
+    python scripts/bench/stage.py --left 2 --budget 440s --collect 270s \
+        --models yolov2,vgg16,posenet,resnet50 -o docs/results/curve-h200.json
 
 SoC files, datasets and predictors are left in --folder. Nothing else should run meanwhile.
 """
