@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
+
+from docutils import nodes
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -31,3 +34,45 @@ html_css_files = ["site.css"]
 html_js_files = ["site.js"]
 html_copy_source = False
 html_show_sphinx = False
+
+#: Words of the glossary that pages tell when the mouse is on their first use.
+TOLD = re.compile(
+    r"\b(agent|anchors?|bound|bundles?|chains?|data sharing|drift|exchanges?|executables?|halo|"
+    r"held out|kernel variants?|peers?|profile|regret|replayed|shards?)\b"
+)
+GLOSSARY = "concepts/glossary"
+
+
+def meanings(text: str) -> dict[str, str]:
+    """What each word of the glossary's tables means, without Markdown."""
+    rows = re.findall(r"^\| ([^|`]+) \| (.+) \|$", text, re.MULTILINE)
+    return {word.strip(): re.sub(r"[`*]", "", meaning) for word, meaning in rows}
+
+
+def tell_words(app: Any, tree: nodes.document, page: str) -> None:
+    """Put the glossary's meaning behind the first use of each of its words in a page's text."""
+    if page == GLOSSARY:
+        return
+    known = meanings((ROOT / "docs" / f"{GLOSSARY}.md").read_text(encoding="utf-8"))
+    told: set[str] = set()
+    address = app.builder.get_relative_uri(page, GLOSSARY)
+    for text in list(tree.findall(nodes.Text)):
+        if not isinstance(text.parent, nodes.paragraph):
+            continue
+        parts: list[nodes.Node] = []
+        end = 0
+        for match in TOLD.finditer(text):
+            word = match[0] if match[0] in known else match[0].removesuffix("s")
+            if word not in known or word in told:
+                continue
+            told.add(word)
+            tip = nodes.reference("", match[0], refuri=address, reftitle=known[word])
+            tip["classes"].append("word")
+            parts += [nodes.Text(text[end : match.start()]), tip]
+            end = match.end()
+        if parts:
+            text.parent.replace(text, [*parts, nodes.Text(text[end:])])
+
+
+def setup(app: Any) -> None:
+    app.connect("doctree-resolved", tell_words)

@@ -27,7 +27,7 @@ codl conformance --soc "$name" -o "$results/conformance-$name.json"
 step python "$root/scripts/validate_models.py" --soc "$name" --ways gpu \
     -o "$results/validate-$name.json"
 codl collect --soc "$name" --budget 10m --json > "$results/collect-$name.json"
-codl train --soc "$name" --seeds 3 --json > "$results/train-$name.json"
+codl train --soc "$name" --json > "$results/train-$name.json"
 codl eval --soc "$name" --models "$measured" --strategies "$strategies" --peers ort,ncnn,openvino --time 8s \
     --no-timelines -o "$results/eval-$name.json"
 codl eval --soc "$name" --models alexnet,mobilenet_v1,resnet50_v2,bert,matmul,op_chain \

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,13 @@ def test_it_has_every_page(site: Path) -> None:
     pages = [page.relative_to(DOCS) for page in DOCS.rglob("*.md")]
     assert len(pages) > 20
     assert [page for page in pages if not (site / page.with_suffix(".html")).is_file()] == []
+
+
+def test_a_word_of_the_glossary_is_told_at_its_first_use(site: Path) -> None:
+    text = (site / "concepts" / "coexecution.html").read_text()
+    (halo,) = re.findall(r'<a class="word[^>]*title="([^"]*)"[^>]*>halo</a>', text)
+    assert f"| halo | {halo} |" in (DOCS / "concepts" / "glossary.md").read_text()
+    assert 'class="word' not in (site / "concepts" / "glossary.html").read_text()
 
 
 def test_it_loads_nothing_from_elsewhere(site: Path) -> None:
