@@ -18,10 +18,11 @@ $(READY): pyproject.toml
 demo: $(READY)
 	PATH="$(abspath $(BIN)):$$PATH" scripts/demo.sh $(DEMO)
 
-# In two processes: most of the time goes to drivers that compile kernels, on one core each.
+# In three processes on two cores: most of the time goes to drivers that compile kernels, on one core
+# each, and a fifth of it to waiting for other processes.
 test: lint
 	scripts/test_packages.sh
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal
 
 # What needs no device: no driver is opened.
 quick: $(READY)

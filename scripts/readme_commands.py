@@ -21,6 +21,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import PIPE, STDOUT, TimeoutExpired
 from time import perf_counter
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -118,6 +119,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", help="pages, as README.md docs/howto/bundle.md")
     parser.add_argument("--short", action="store_true", help="bound what measures for minutes")
     parser.add_argument("--limit", type=float, help="seconds that a command may take")
+    parser.add_argument("--verbose", action="store_true", help="print all that the commands print")
     parser.add_argument("--list", action="store_true", help="run nothing")
     asked = parser.parse_args()
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -128,6 +130,8 @@ def main() -> int:
     _place(asked.soc, asked.folder / "socs" / f"{SOC}.yaml")
     _place(asked.tuning, asked.folder / "lat_datasets" / SOC / "tuning.json")
     _place(asked.model, asked.folder / "model.onnx")
+    for data in asked.model.parent.glob(f"{asked.model.name}.data") if asked.model else ():
+        _place(data, asked.folder / data.name)
     failed, done = 0, set()
     for command in (command for page in chosen for command in commands(page)):
         run = command.shortened() if asked.short else command
@@ -144,9 +148,11 @@ def main() -> int:
         code, said = _run(run, asked.folder, asked.limit)
         took = f"{perf_counter() - begin:7.1f} s"
         print(f"exit {code:<3} {took}  {run.page}: {run.text}", flush=True)
-        if code:
-            failed += 1
-            print("    " + "\n    ".join(said.strip().splitlines()[-8:]), flush=True)
+        failed += bool(code)
+        if code or asked.verbose:
+            lines = said.strip().splitlines()
+            shown = lines if asked.verbose else lines[-8:]
+            print("".join(f"    {line}\n" for line in shown), end="", flush=True)
     print(f"{len(done)} ran, {failed} failed")
     return int(failed > 0)
 
@@ -163,14 +169,16 @@ def _place(file: Path | None, to: Path) -> None:
 
 
 def _run(command: Command, folder: Path, limit: float | None) -> tuple[int, str]:
-    """The exit code, 124 where it took too long, and what it said on stderr."""
+    """The exit code, 124 where it took too long, and what it printed."""
     words = [str(Path(sys.executable).with_name("codl")), *command.words[1:]]
     words = [match for word in words for match in _expanded(word, folder)]
     try:
-        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=limit)
-    except subprocess.TimeoutExpired:
+        done = subprocess.run(
+            words, cwd=folder, stdout=PIPE, stderr=STDOUT, text=True, timeout=limit
+        )
+    except TimeoutExpired:
         return 124, f"stopped after {limit} s"
-    return done.returncode, done.stderr
+    return done.returncode, done.stdout
 
 
 def _expanded(word: str, folder: Path) -> list[str]:

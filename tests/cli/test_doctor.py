@@ -46,6 +46,7 @@ def checks(result: Result) -> dict[str, dict[str, Any]]:
     return {one["name"]: one for one in found}
 
 
+@pytest.mark.long
 def test_all_checks_pass_on_this_machine(
     devices: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,12 +135,13 @@ def test_nothing_is_said_without_a_terminal_of_what_is_short(
 
 def test_a_command_in_a_long_stage_is_heard_of(silent: None) -> None:
     code = (
-        "import time; from codl.cli import app, progress; progress.SILENT_S = 0.3\n"
-        "app.app.command('sleep')(lambda: time.sleep(3)); app.main()"
+        "import time; from codl.cli import app, progress; progress.SILENT_S = 0.1\n"
+        "app.app.command('sleep')(lambda: time.sleep(1.3)); app.main()"
     )
     command = [sys.executable, "-c", code, "sleep"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stderr.count("codl sleep: ") >= 3
+    assert done.stderr.count("codl sleep") >= 3
+    assert "codl sleep: 1 s so far" in done.stderr
     done = subprocess.run([*command, "-q"], capture_output=True, text=True, check=True)
     assert done.stderr == ""
 

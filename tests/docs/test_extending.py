@@ -148,6 +148,7 @@ def test_one_that_fails_adds_nothing(folder: Path) -> None:
     assert os.environ[VARIABLE] == ""
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_unloaded", "devices")
 def test_its_commands_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Collected, trained, planned and run on this machine; the output is ONNX Runtime's."""

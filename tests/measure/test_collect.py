@@ -116,6 +116,7 @@ def test_two_collectors_do_not_share_a_dataset(tmp_path: Path) -> None:
     assert collect(DeviceDouble("a"), dataset, tasks, rounds=Rounds(span_s=1.0)).left == 0
 
 
+@pytest.mark.long
 def test_kills_lose_and_repeat_nothing(
     first_soc: Soc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

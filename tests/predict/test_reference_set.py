@@ -54,6 +54,7 @@ def test_a_model_is_planned_before_anything_is_measured() -> None:
     assert 50 < plan["predicted_ms"] < 200
 
 
+@pytest.mark.long
 def test_training_on_it_is_as_accurate_as_when_it_was_made(epyc: Soc, tmp_path: Path) -> None:
     data = Dataset.found(NAME, Path("lat_datasets"))
     tuning = tuning_file.read(data, epyc)

@@ -112,6 +112,7 @@ TESTS = (
 )
 
 
+@pytest.mark.long
 def test_the_tests_of_the_runtime_pass_on_the_stand_in(tmp_path: Path) -> None:
     # Its own notes of what failed, and the kernels that this run has compiled.
     (tmp_path / "d").mkdir()

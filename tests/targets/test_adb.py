@@ -142,6 +142,7 @@ def test_the_end_of_the_input_arrives(plug: Plug) -> None:
 # What codl makes of it.
 
 
+@pytest.mark.long
 def test_from_an_empty_device_to_a_table(
     plug: Plug, tmp_path: Path, first_soc: LocalSoc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
