@@ -138,7 +138,7 @@ def spoil(gpu: OpenClDevice, memory: Any) -> None:
 def check(
     soc: LocalSoc, log: Log, met: Set[str], only: str, every_choice: bool
 ) -> Iterator[Finding]:
-    """What comes of every op in every variant whose name has `only` in it; some were `met` before."""
+    """What comes of ops in variants with `only` in their names; other shapes have `met` some."""
     gpu, added = Oclgrind(soc), set()
     for op in check_variants.parts(soc):
         for variant in registry.variants(op, "gpu", soc, include_unfit=True):

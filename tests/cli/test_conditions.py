@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.phone import BATTERY, BIG, contents, make_phone, put
+from support.whole_way import EACH
 from typer.testing import CliRunner
 
 from codl.api import collect
@@ -15,7 +16,6 @@ from codl.api import evaluate as api
 from codl.cli.app import app
 from codl.errors import CodlError
 from codl.evaluation.interleaved import Evaluation
-from codl.measure.timing import Rounds
 from codl.records.results import Conditions, EvalRow, Latency
 from codl.report.load import eval_result
 from codl.report.tables import machine_notes
@@ -24,7 +24,6 @@ from codl.runtime.placement import LocalSoc
 from codl.runtime.system_files import SystemFiles
 from codl.targets.local import LocalTarget
 
-QUICK = Rounds(warm_up=1, visits=1, samples=1, sample_s=0.0, least=1, span_s=0.0, more=1)
 COLLECT = ["collect", "--soc", "test", "--ops", "ops.csv", "--shares", "1", "--all", "--json"]
 
 
@@ -36,7 +35,7 @@ def phone(first_soc: LocalSoc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (tmp_path / "ops.csv").write_text('op\n"fc in=1x32x5x5 oc=40"\n')
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(cache.STATE_VARIABLE, str(tmp_path / "state"))
-    monkeypatch.setattr("codl.measure.collector.Rounds", lambda: QUICK)
+    monkeypatch.setattr("codl.measure.collector.Rounds", lambda: EACH)
     for command in (collect, api):
         monkeypatch.setattr(command, "connect", lambda serial, soc: LocalTarget(soc, files=files))
     return files

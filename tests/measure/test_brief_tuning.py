@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.simulated import SOC
+from support.whole_way import QUICK
 from typer.testing import CliRunner
 
 from codl.cli.app import app
@@ -20,7 +21,7 @@ from codl.kernels.source import source_digest
 from codl.kernels.tuning import Tuning
 from codl.measure import tuner, tuning_file
 from codl.measure.dataset import Dataset
-from codl.measure.timing import Protocol, Rounds
+from codl.measure.timing import Protocol
 from codl.measure.tuner import (
     TuneRun,
     TuneTask,
@@ -151,8 +152,7 @@ def test_the_first_collection_tunes_and_the_next_one_does_not(
     first_soc.save(tmp_path / "socs" / "test.yaml")
     (tmp_path / "ops.csv").write_text('op\n"conv2d in=1x8x6x6 oc=16 kernel=1"\n')
     monkeypatch.chdir(tmp_path)
-    quick = Rounds(warm_up=1, visits=1, samples=1, sample_s=0.0, least=1, span_s=0.0, more=1)
-    monkeypatch.setattr("codl.measure.collector.Rounds", lambda: quick)
+    monkeypatch.setattr("codl.measure.collector.Rounds", lambda: QUICK)
     asked: list[int] = []
 
     def tuned(self: Any, tasks: Sequence[TuneTask], *given: Any, **options: Any) -> TuneRun:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from support.device_doubles import DeviceDouble
 from support.simulated import conv_tasks
+from support.whole_way import QUICK
 from typer.testing import CliRunner
 
 from codl import files
@@ -45,12 +46,11 @@ from codl.records.soc import Soc
 from codl.targets.base import Target
 from codl.targets.local import LocalTarget
 
-QUICK = Rounds(warm_up=1, visits=1, samples=1, sample_s=0.0, least=1, span_s=0.0, more=1)
 #: The command with little effort and nothing repeated; it prints an empty line for every row.
 QUICKLY = """
 from codl.cli import main
 from codl.measure import collector, dataset, drift
-QUICK = collector.Rounds(warm_up=1, visits=1, samples=1, sample_s=0.0, span_s=0.002, more=1)
+QUICK = collector.Rounds(warm_up=1, visits=1, samples=1, settle=0, span_s=0.002, more=1)
 collector.Rounds = lambda: QUICK
 drift.SCATTER = float("inf")
 append = dataset.CsvTable.append

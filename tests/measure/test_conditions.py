@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.phone import make_phone
+from support.whole_way import EACH
 
 from codl.ir import parse
 from codl.kernels.tuning import Tuning
@@ -13,12 +14,11 @@ from codl.measure.batch import MeasureBatch, time_together
 from codl.measure.collector import collect
 from codl.measure.dataset import CsvTable, Dataset, OpRow, SharingRow
 from codl.measure.tasks import make_tasks
-from codl.measure.timing import Effort, Rounds
+from codl.measure.timing import Effort
 from codl.records.results import Conditions
 from codl.runtime.placement import LocalSoc
 from codl.targets.local import LocalTarget
 
-QUICK = Rounds(warm_up=1, visits=1, samples=1, sample_s=0.0, least=1, span_s=0.0, more=1)
 HOT = Conditions(
     temperature_c=81.5, cpu_mhz=2419.2, gpu_mhz=587.0, battery_percent=83.0, throttled=("cpu",)
 )
@@ -75,7 +75,7 @@ def test_a_collection_reads_conditions_with_every_batch(
     target = LocalTarget(first_soc, files=make_phone(tmp_path))
     dataset = Dataset.of("test", tmp_path / "lat_datasets")
     tasks = make_tasks([parse("fc in=1x32x5x5 oc=40")], first_soc, [1.0])
-    collect(target, dataset, tasks, rounds=QUICK)
+    collect(target, dataset, tasks, rounds=EACH)
     rows = [row for table in dataset.tables().values() for row in table.read()]
     anchors = dataset.anchors().read()
     assert rows
@@ -88,7 +88,7 @@ def test_a_collection_reads_conditions_with_every_batch(
 def test_a_targets_answer_has_them_too(first_soc: LocalSoc, tmp_path: Path) -> None:
     target = LocalTarget(first_soc, files=make_phone(tmp_path))
     tasks = make_tasks([parse("fc in=1x32x5x5 oc=40")], first_soc, [1.0])
-    batch = MeasureBatch(tuple(tasks[:1]), "run1", QUICK, Tuning(), 1.0, {}, {})
+    batch = MeasureBatch(tuple(tasks[:1]), "run1", EACH, Tuning(), 1.0, {}, {})
     assert target.measure(batch).conditions == target.conditions()
 
 

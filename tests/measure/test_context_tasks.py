@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.simulated import SOC
+from support.whole_way import QUICK
 
 from codl.errors import CodlError, MismatchError
 from codl.ir import Activation, Op, parse, to_text
@@ -17,7 +18,6 @@ from codl.measure.dataset import SEPARATOR, Dataset
 from codl.measure.measurement_order import batch_tasks, context_tasks, stage_tasks
 from codl.measure.stages import StageTimer
 from codl.measure.tasks import BatchTask, DispatchTask, SignalTask, StageTask
-from codl.measure.timing import Rounds
 from codl.predict import features
 from codl.predict import training_set as samples
 from codl.predict.context_terms import (
@@ -38,7 +38,6 @@ OPS = [
         "fc in=1x128x1x1 oc=64",
     )
 ]
-QUICK = Rounds(visits=1, samples=1, span_s=0.0, more=1)
 
 
 def test_ops_in_context_are_measured_and_become_samples(target: Target, tmp_path: Path) -> None:

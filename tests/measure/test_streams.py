@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from support.devices import here
 from support.simulated import SOC
+from support.whole_way import QUICK
 
 from codl.ir import parse, to_text
 from codl.measure import drift
@@ -15,13 +16,12 @@ from codl.measure.dataset import AnchorRow, Dataset
 from codl.measure.drift import calibration
 from codl.measure.runner import Bench
 from codl.measure.streams import MOST_EVICTED, evicting_op, stream_op
-from codl.measure.timing import AnchorTime, Rounds
+from codl.measure.timing import AnchorTime
 from codl.records.soc_facts import CpuCache
 from codl.runtime.examination import Memory
 from codl.runtime.placement import LocalSoc
 from codl.targets.arriving import check_anchors
 
-QUICK = Rounds(warm_up=1, visits=1, samples=1, sample_s=0.0, least=1, span_s=0.0, more=1)
 STREAM = "pooling in=1x16x8192x64 kernel=1x1"
 
 

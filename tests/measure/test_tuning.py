@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from support.devices import here
 from support.variants import with_variants
+from support.whole_way import QUICK
 
 from codl.errors import CodlWarning, DeviceError, MismatchError
 from codl.ir import Op, parse, to_text
@@ -33,7 +34,7 @@ from codl.measure.dataset import Dataset
 from codl.measure.op_runner import GpuWork, bench, operands
 from codl.measure.runner import Bench
 from codl.measure.tasks import OpTask, make_tasks
-from codl.measure.timing import Protocol, Rounds
+from codl.measure.timing import Protocol
 from codl.measure.tuner import TuneTask, check_same, is_faster, propose, tune, tune_tasks
 from codl.predict import features
 from codl.predict.training import train
@@ -207,9 +208,8 @@ def test_training_on_what_was_measured_before_the_tuning_says_so(
     first_soc: Soc, variant: Any, tmp_path: Path
 ) -> None:
     soc, dataset = first_soc, Dataset.of("test", tmp_path)
-    quick = Rounds(visits=1, samples=1, sample_s=0.0, span_s=0.0, more=1)
     tasks = make_tasks([parse("fc in=1x32x5x5 oc=40")], soc, [0.5, 1.0])
-    collect(LocalTarget(soc), dataset, tasks, rounds=quick)
+    collect(LocalTarget(soc), dataset, tasks, rounds=QUICK)
     how = {"predictors": ["codl_linear"], "folder": tmp_path / "predictors"}
     assert "tuned" not in "".join(train(soc, dataset, **how).notes)  # type: ignore[arg-type]
     tuning = Tuning.of([result(variant, soc, FAST)], soc)

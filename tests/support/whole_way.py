@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from codl.measure.timing import Rounds
 
 #: A model of a few ops in a file of the current folder, and a SoC.
 MODEL, SOC = "small.onnx", "there"
-#: Of every row one sample.
-QUICK = Rounds(warm_up=1, visits=1, samples=1, sample_s=0.0, least=1, span_s=0.0, more=1)
+#: Of every row one sample, after one run; and as many of a row that is a batch of its own.
+QUICK = Rounds(1, visits=1, samples=1, settle=0, sample_s=0.0, least=1, span_s=1.0, more=1)
+EACH = replace(QUICK, span_s=0.0)
 PLANNED = ["--predictor", "codl_linear"]
 
 

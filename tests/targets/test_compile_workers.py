@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.devices import here
+from support.whole_way import QUICK
 
 from codl.ir import parse
 from codl.kernels import registry
@@ -19,7 +20,6 @@ from codl.measure import drift as anchors
 from codl.measure.collector import collect
 from codl.measure.dataset import Dataset
 from codl.measure.tasks import OpTask, Task, make_tasks
-from codl.measure.timing import Rounds
 from codl.records.soc import Soc
 from codl.runtime import cache
 from codl.runtime.placement import LocalSoc
@@ -32,7 +32,6 @@ from codl.targets.compile_workers import (
 )
 from codl.targets.local import LocalTarget
 
-QUICK = Rounds(warm_up=1, visits=1, samples=1, sample_s=0.0, least=1, span_s=0.0, more=1)
 OPS = [parse(f"conv2d in=1x16x9x9 oc=16 kernel=3x3 pad=1 {act}") for act in ("", "act=relu")]
 #: A worker that dies of convolutions with an activation in one variant, as of a driver's failure.
 DYING = """

@@ -20,6 +20,7 @@ import pytest
 from support.frame_fuzz import MAKERS, frames_of
 from support.hostile_host import EVERY
 from support.message_seeds import asked
+from support.whole_way import QUICK
 
 from codl.errors import CodlError, CodlWarning, DeviceError, UnknownNameError
 from codl.ir import parse
@@ -27,7 +28,6 @@ from codl.kernels.tuning import Tuning
 from codl.measure.collector import collect
 from codl.measure.dataset import Dataset
 from codl.measure.tasks import OpTask, Task, make_tasks
-from codl.measure.timing import Rounds
 from codl.measure.tuner import tune_tasks
 from codl.records.soc import Soc
 from codl.registry import rolled_back
@@ -45,7 +45,6 @@ from codl.targets.remote import RemoteTarget
 from codl.targets.served_models import Models
 from codl.targets.wire import Asked, Failed, Hello, Said, question_of
 
-QUICK = Rounds(warm_up=1, visits=1, samples=1, sample_s=0.0, least=1, span_s=1.0, more=1)
 OPS = [parse(f"conv2d in=1x16x9x9 oc=16 kernel=3x3 pad=1 {act}") for act in ("", "act=relu")]
 #: An agent in which convolutions with an activation take the process down in one variant.
 DYING = """

@@ -9,6 +9,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
+from support.whole_way import QUICK
 
 from codl.errors import CodlError
 from codl.ir import parse
@@ -19,14 +20,12 @@ from codl.lower import pieces
 from codl.measure.batch import MeasureBatch
 from codl.measure.op_runner import filler
 from codl.measure.tasks import OpTask, make_tasks
-from codl.measure.timing import Rounds
 from codl.records.soc import Soc
 from codl.runtime.drivers import BINDING
 from codl.targets.client import COMMAND
 from codl.targets.connect import connect
 from codl.targets.remote import RemoteTarget
 
-QUICK = Rounds(warm_up=1, visits=1, samples=1, sample_s=0.0, least=1, span_s=1.0, more=1)
 OP = parse("fc in=1x40x1x1 oc=5")
 #: Python reads it when it starts, in the agent and in the processes that the agent starts.
 BLOCKER = """
