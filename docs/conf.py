@@ -54,7 +54,7 @@ def tell_words(app: Any, tree: nodes.document, page: str) -> None:
     if page == GLOSSARY:
         return
     known = meanings((ROOT / "docs" / f"{GLOSSARY}.md").read_text(encoding="utf-8"))
-    told: set[str] = set()
+    told = {strong.astext().lower() for strong in tree.findall(nodes.strong)}  # the page says it
     address = app.builder.get_relative_uri(page, GLOSSARY)
     for text in list(tree.findall(nodes.Text)):
         if not isinstance(text.parent, nodes.paragraph):

@@ -72,6 +72,8 @@ MARKUP = re.compile(r"\[/?(?:dim|bold|italic)\]")
 EXAMPLES = re.compile(r"^\[dim\]Examples?:\[/dim\]", re.MULTILINE)
 #: An option is described once where so many commands have it.
 SHARED_BY = 3
+#: What stands for suffixes of kernel variants in a table.
+LETTERS = {"image": "i", "fp16": "h", "arithmetic": "a"}
 #: The view that shows the keys of a class of data, `module:Class`.
 KEYS = "keys"
 MISSING = "Not measured yet: `{script}` makes `{file}`."
@@ -161,12 +163,23 @@ def variants_content() -> TextTable:
         for kind in kinds
     )
     title = f"{count(len(kinds))} ops, {count(len(registry.VARIANTS))} kernel variants"
-    return TextTable(title, columns, (TextSection("", rows),), (f"{title}.",))
+    letters = "i: also over images (`_image`), h: with halves stored (`_fp16`), a: with halves"
+    caption = (f"{title}. {letters} multiplied (`_fp16_arithmetic`).",)
+    return TextTable(title, columns, (TextSection("", rows),), caption)
 
 
 def _variant_names(kind: str, processor: Processor) -> str:
-    own = [v.name for v in registry.of_kind(kind, processor)]
-    return ", ".join(f"`{name}`" for name in own) or "none"
+    """Each name once, with letters for the storages that it has beside float32 in buffers."""
+    storages: dict[str, set[str]] = {}
+    for variant in registry.of_kind(kind, processor):
+        name, *suffixes = re.split(r"_(?=image|fp16|arithmetic)", variant.name)
+        storages.setdefault(name, set()).update(suffixes)
+    return ", ".join(f"`{name}`{_letters(has)}" for name, has in storages.items()) or "none"
+
+
+def _letters(suffixes: Collection[str]) -> str:
+    letters = [letter for suffix, letter in LETTERS.items() if suffix in suffixes]
+    return f" {' '.join(letters)}" if letters else ""
 
 
 def terms_content() -> TextTable:
