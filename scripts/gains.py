@@ -148,8 +148,8 @@ def _machine(result: EvalResult) -> str:
     cpu, gpu = result.soc.cpu, result.soc.gpu
     if cpu is None or gpu is None:
         return result.soc.name
-    halves = "two halves of a CPU" if result.soc.is_one_cpu else f"{cpu.name} beside {gpu.name}"
-    return f"{halves} ({cpu.name}, {len(cpu.cores)} + {len(gpu.cores)} cores)"
+    pair = "a divided CPU" if result.soc.is_one_cpu else f"{cpu.name} beside {gpu.name}"
+    return f"{pair} ({cpu.name}, {len(cpu.cores)} + {len(gpu.cores)} cores)"
 
 
 def _command(result: EvalResult) -> str:

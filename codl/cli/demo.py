@@ -93,7 +93,7 @@ def run_demo(
 ) -> None:
     """Show what codl does, in a minute: a table and a page, without a GPU, a file or a clone.
 
-    First from what ships: plans of some networks for the two halves of an AMD EPYC, which somebody
+    First from what ships: plans of some networks for a divided AMD EPYC, which somebody
     else's machine has measured; nothing runs, and every figure is predicted. With --measure this
     machine is then looked at, measured for --budget, and runs a network on either processor and on
     both. What was measured stays beside the page, and the same command goes on where it ended.
@@ -139,7 +139,7 @@ PREDICTED = (
     "Predicted from latencies that were measured on another machine: ncnn on one core of an AMD "
     "EPYC, OpenCL on the other."
 )
-ONE_CPU = "Both sides are halves of one CPU: it says nothing about a CPU beside a GPU."
+ONE_CPU = "Both sides are one CPU, divided: it says nothing about a CPU beside a GPU."
 GAIN = "Gain: over the better processor."
 
 

@@ -73,7 +73,7 @@ class SocSummary:
 
     @property
     def is_one_cpu(self) -> bool:
-        """Whether the OpenCL device is a CPU, so that both sides are halves of one."""
+        """Whether the OpenCL device is a CPU, so that both sides are one, divided."""
         return self.gpu is not None and self.gpu.type == "cpu"
 
 

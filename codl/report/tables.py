@@ -340,9 +340,7 @@ def soc_lines(soc: SocSummary | None) -> tuple[str, ...]:
     lines = [f"SoC {soc.name}: {about}." if about else f"SoC {soc.name}."]
     lines += [_side(kind, side) for kind, side in (("cpu", soc.cpu), ("gpu", soc.gpu)) if side]
     if soc.is_one_cpu:
-        lines.append(
-            "Both sides are two halves of one CPU: this says nothing about a CPU beside a GPU."
-        )
+        lines.append("Both sides are one CPU, divided: this says nothing about a CPU beside a GPU.")
     return tuple(lines)
 
 

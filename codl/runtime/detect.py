@@ -51,7 +51,7 @@ def describe(
             raise DeviceError(f"{device.name!r} has no {memory}; its memory types are {names}.")
     placement = place(device, cpu.cores)
     gpu = _gpu_side(device, placement.gpu_cores)
-    halves = f"two halves of one CPU: ncnn on some cores, {device.platform} on the others"
+    halves = f"one CPU, divided: ncnn on some cores, {device.platform} on the others"
     facts = Soc(
         name=name,
         description=f"{cpu.name} beside {device.name}" if device.type == "gpu" else halves,

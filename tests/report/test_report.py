@@ -220,11 +220,11 @@ def test_eval_says_what_it_was_made_on(tmp_path: Path) -> None:
     found = page(tmp_path, evaluation())
     for words in ("Test data, no machine", "Test GPU (Test OpenCL, 9.9; host cores 1)"):
         assert words in found.text("li")
-    assert "two halves of one CPU" in found.text("li")
-    assert "two halves of one CPU" in found.text("strong")
+    assert "one CPU, divided" in found.text("li")
+    assert "one CPU, divided" in found.text("strong")
     captions = re.findall("<figcaption>.*?</figcaption>", found.html, re.DOTALL)
     assert captions
-    assert all("two halves of one CPU" in caption for caption in captions)
+    assert all("one CPU, divided" in caption for caption in captions)
     assert "commit abc1234" in found.text("p")
     assert str(tmp_path) not in found.html
 
@@ -266,7 +266,7 @@ def test_peers_say_how_they_were_run() -> None:
     found = table_of(evaluation(rows=rows))
     caption = " ".join(found.caption)
     assert "ort 1.2 (2 threads, seen on cores 0, 1, 1.94 of them busy)" in caption
-    assert "Both sides are two halves of one CPU" in caption
+    assert "Both sides are one CPU, divided" in caption
     with pytest.raises(InvalidFileError, match="busy_cores"):
         table_of(evaluation(rows=[row("ort", 15.0, peer={**ran, "busy_cores": "2"})]))
 
@@ -656,7 +656,7 @@ def test_a_comparison_has_a_row_per_model_and_speedups_of_plans() -> None:
     assert "least cosine of an output is 0.999990000, the largest max_rel_err 2.00e-04" in caption
     assert "codl on other failed: no plan." in caption
     assert "commit abc1234" in caption
-    assert "two halves of one CPU" in caption
+    assert "one CPU, divided" in caption
 
 
 def test_markdown_keeps_cells_apart() -> None:

@@ -91,7 +91,7 @@ def test_tables_show_signs_chains_and_what_was_not_run() -> None:
     text = " ".join(waterfall_content(result).caption)
     assert "all ops cut at one ratio: 10.2 ms" in text
     assert "Anchor ops took cpu 1.25" in text
-    assert "two halves of one CPU" in text
+    assert "one CPU, divided" in text
     assert "disturbed" not in text
     spread = {"median": 14.0, "p20": 13.0, "p80": 16.0, "runs": 20}
     uneven = waterfall_content(explain_result(waterfall(latency_ms=spread)))
