@@ -46,8 +46,6 @@ GROWTH, GAIN, TWICE = 0.3, 1.0, 2
 NEWS = 0.15
 #: Accuracy on fewer rows is chance.
 LEAST_ROWS = 30
-#: The weight of a measurement that may change which split is chosen; others weigh 1.
-CONTESTED = 2.0
 #: Columns whose logarithms spread by less are taken for constant.
 LEAST_SPREAD = 1e-6
 
@@ -136,14 +134,6 @@ def _of(op: Op, shards: Mapping[Key, _ShardTimes], soc: Soc) -> float | None:
     return max(shard.chosen for shard in chosen) / best - 1
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """Between these lies a part's latency in one kernel variant, in milliseconds."""
-
-    low: float
-    high: float
-
-
 def is_random(item: Item) -> bool:
     """Whether an item is of the half that is always taken in random order.
 
@@ -173,35 +163,6 @@ def farthest_first(measured: Values, candidates: Values, weights: Values) -> lis
         left[at] = False
         np.minimum(away, ((new - new[at]) ** 2).sum(1), out=away)
     return order
-
-
-def contested(
-    ops: Iterable[Op], bounds: Mapping[Key, Sequence[Bounds]], soc: Soc
-) -> dict[Key, float]:
-    """The parts that the fastest split of an op may need, as far as the bounds tell.
-
-    The variants of a part may be chosen whose lowest latency is below the value, in milliseconds.
-    Parts of ops where one split is the fastest for certain are left out.
-    """
-    low = {key: min(bound.low for bound in of_part) for key, of_part in bounds.items()}
-    high = {key: min(bound.high for bound in of_part) for key, of_part in bounds.items()}
-    open_parts: dict[Key, float] = {}
-    for op in ops:
-        pairs = [keys for keys in splits(op, soc) if all(key in bounds for key in keys)]
-        if not pairs:
-            continue
-        limit = min(max(high[key] for key in keys) for keys in pairs)
-        open_pairs = [keys for keys in pairs if max(low[key] for key in keys) <= limit]
-        is_decided = len(open_pairs) == 1 and all(_is_decided(bounds[k]) for k in open_pairs[0])
-        if not is_decided:
-            open_parts.update({key: high[key] for keys in open_pairs for key in keys})
-    return open_parts
-
-
-def _is_decided(bounds: Sequence[Bounds]) -> bool:
-    """Whether one variant is the fastest for certain."""
-    limit = min(bound.high for bound in bounds)
-    return sum(bound.low <= limit for bound in bounds) == 1
 
 
 def in_turns(streams: Iterable[Iterable[T]]) -> Iterator[T]:
@@ -251,10 +212,10 @@ class ActiveLearner:
     """Active learning of a collection: tasks of targets whose accuracy still grows.
 
     Every second task is the next one of a random half, on which accuracy is looked at. The others
-    come from the rest: where a predictor is least certain and nothing alike is measured, more so
-    where the choice of a split hangs on it; the targets in turns. All of that within a tier: no
-    task comes before those of the tiers below, and none of these is left out. Everything comes
-    from rows on disk, so a collection that goes on needs no memory of the last.
+    come from the rest: where a predictor is least certain and nothing alike is measured; the
+    targets in turns. All of that within a tier: no task comes before those of the tiers below, and
+    none of these is left out. Everything comes from rows on disk, so a collection that goes on
+    needs no memory of the last.
     """
 
     soc: Soc
@@ -331,12 +292,7 @@ class ActiveLearner:
                 chosen.setdefault(target, []).append(task)
             else:
                 others.append(task)
-        bounds = {target: self._bounds(target, tasks) for target, tasks in chosen.items()}
-        open_parts = self._contested(chosen, bounds)
-        ranked = [
-            self._by_use(target, tasks, bounds[target], open_parts)
-            for target, tasks in chosen.items()
-        ]
+        ranked = [self._by_use(target, tasks) for target, tasks in chosen.items()]
         first = list(in_turns([others, in_turns(ranked)]))
         return first + [task for task in missing if self._has_converged(task)]
 
@@ -346,44 +302,11 @@ class ActiveLearner:
             feature_set, target, [_item(task) for task in tasks], self.soc, self.tuning
         )
 
-    def _bounds(self, target: str, tasks: Sequence[Task]) -> list[Bounds]:
-        values = self._table(target, tasks).values
-        low, high = self._models[target].fitted.interval(values)
-        return [Bounds(*pair) for pair in zip(low.tolist(), high.tolist(), strict=True)]
-
-    def _contested(
-        self, chosen: Mapping[str, Sequence[Task]], bounds: Mapping[str, Sequence[Bounds]]
-    ) -> Mapping[Key, float]:
-        """The parts that a split may need, by what is measured and what is predicted."""
-        bounds_of: dict[Key, list[Bounds]] = {}
-        ops: dict[Op, None] = {}
-        for parts in self._parts.values():
-            for part in parts:
-                exact = Bounds(part.latency_ms, part.latency_ms)
-                bounds_of.setdefault(key_of(part.processor, part.part), []).append(exact)
-                ops[plain(part.op)] = None
-        for target, tasks in chosen.items():
-            for task, bound in zip(tasks, bounds[target], strict=True):
-                if isinstance(task, OpTask):
-                    bounds_of.setdefault(key_of(task.processor, task.part), []).append(bound)
-                    ops[plain(task.op)] = None
-        return contested(ops, bounds_of, self.soc)
-
-    def _by_use(
-        self,
-        target: str,
-        tasks: Sequence[Task],
-        bounds: Sequence[Bounds],
-        open_parts: Mapping[Key, float],
-    ) -> list[Task]:
-        """Tasks of a target, those first that are uncertain, unlike all others, and contested."""
-        weights = np.array([np.log(bound.high / bound.low) for bound in bounds])
-        for at, (task, bound) in enumerate(zip(tasks, bounds, strict=True)):
-            if isinstance(task, OpTask):
-                limit = open_parts.get(key_of(task.processor, task.part), 0.0)
-                weights[at] *= CONTESTED if bound.low <= limit else 1.0
-        measured = self._models[target].values.values
-        order = farthest_first(measured, self._table(target, tasks).values, weights)
+    def _by_use(self, target: str, tasks: Sequence[Task]) -> list[Task]:
+        """Tasks of a target, those first that are uncertain and unlike all others."""
+        model, candidates = self._models[target], self._table(target, tasks).values
+        low, high = model.fitted.interval(candidates)
+        order = farthest_first(model.values.values, candidates, np.log(high / low))
         return [tasks[at] for at in order]
 
 

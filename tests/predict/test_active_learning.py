@@ -13,15 +13,12 @@ from support.simulated import GEMM, SOC, conv_tasks, noisy_dataset
 from codl.ir import Op, Shape, parse
 from codl.measure.dataset import Dataset
 from codl.measure.tasks import DispatchTask, SharingTask, Task
-from codl.predict import active_learning as choosing
 from codl.predict.active_learning import (
     FIRST,
     LEAST_ROWS,
     ActiveLearner,
-    Bounds,
     LearningPoint,
     MeasuredPart,
-    contested,
     farthest_first,
     has_converged,
     in_turns,
@@ -60,48 +57,6 @@ def test_every_next_one_is_the_farthest_of_those_left() -> None:
 def test_a_feature_that_never_varies_does_not_matter() -> None:
     candidates = np.array([[1.0, 7.0], [100.0, 7.0], [10.0, 7.0]])
     assert farthest_first(candidates[:1], candidates[1:], np.ones(2)) == [0, 1]
-
-
-def bounds_of(op: Op, cpu: float, gpu: float, spread: float) -> dict[choosing.Key, list[Bounds]]:
-    """A part's latency is its share of the op's output times the processor's latency."""
-    found = {}
-    for key in {key for keys in splits(op, SOC) for key in keys}:
-        processor, part = key
-        ms = (cpu if processor == "cpu" else gpu) * part.output.elements / op.output.elements
-        found[key] = [Bounds(ms / spread, ms * spread)]
-    return found
-
-
-def test_what_no_split_can_need_is_not_contested() -> None:
-    # The CPU takes a tenth of the time: only with a small share or none of the GPU it may be best.
-    found = contested([OP], bounds_of(OP, 1.0, 10.0, 1.05), SOC)
-    whole = ("cpu", OP)
-    assert whole in found
-    assert ("gpu", OP) not in found
-    assert all(p.output.elements > 0.7 * OP.output.elements for s, p in found if s == "cpu")
-    sure = contested([OP], bounds_of(OP, 1.0, 10.0, 1.0001), SOC)
-    assert len(sure) < len(found)
-    unsure = contested([OP], bounds_of(OP, 1.0, 10.0, 30.0), SOC)
-    assert ("gpu", OP) in unsure
-
-
-def test_a_decision_that_is_certain_is_not_contested() -> None:
-    bounds = {("cpu", OP): [Bounds(1.0, 1.1)], ("gpu", OP): [Bounds(2.0, 2.1)]}
-    assert contested([OP], bounds, SOC) == {}  # type: ignore[arg-type]
-    # The CPU has two variants, and either may be the faster one.
-    bounds["cpu", OP].append(Bounds(1.05, 3.0))
-    assert contested([OP], bounds, SOC) == {("cpu", OP): 1.1}  # type: ignore[arg-type]
-
-
-def test_contested_splits_hold_the_best_one() -> None:
-    """Whatever the latencies are within their bounds, the fastest split is among the contested."""
-    dice = np.random.default_rng(3)
-    for _ in range(20):
-        bounds = bounds_of(OP, *dice.uniform(1, 4, 2), 1.3)  # type: ignore[arg-type]
-        found = contested([OP], bounds, SOC)
-        true = {key: dice.uniform(own[0].low, own[0].high) for key, own in bounds.items()}
-        best = min(splits(OP, SOC), key=lambda keys: max(true[key] for key in keys))
-        assert set(best) <= set(found)
 
 
 def test_regret_is_that_of_the_split_chosen() -> None:
