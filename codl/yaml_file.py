@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -149,18 +150,23 @@ def _refuse_keys(content: Any, kind: Any, path: Path | str, where: str, fix: str
 
 
 def explained(
-    message: str, content: Any, kind: Any, path: Path | str, fix: str = ""
+    message: str, content: Any, kind: Any, path: Path | str, fix: str = "", *, within: str = ""
 ) -> InvalidFileError:
-    """msgspec's message by our words: the key, what was expected, and what is there instead."""
+    """msgspec's message by our words: the key, what was expected, and what is there instead.
+
+    `within` is where in the file the content is.
+    """
+    refuse = partial(InvalidFileError, path, fix=fix)
+    inner = f"{within}, " if within else ""
     match = _WHERE.fullmatch(message)
     problem, keys = (match["problem"], match["keys"]) if match else (message, "")
     if missing := _MISSING.fullmatch(problem):
         where = f"{keys}.{missing['key']}".lstrip(".")
-        return InvalidFileError(path, "the key is missing.", where=where, fix=fix)
+        return refuse("the key is missing.", where=inner + where)
     got, where = content, keys or "top"
     for key in re.findall(r"\.{3}|[^.\[\]]+", keys):
         if key == "...":  # msgspec does not say which of a mapping
-            return InvalidFileError(path, f"{_uncapped(problem)}.", where=where, fix=fix)
+            return refuse(f"{_uncapped(problem)}.", where=inner + where)
         got = got[int(key) if isinstance(got, list) else key]
         kind = _inner(kind, key)
     if match and match["of_key"]:
@@ -168,9 +174,9 @@ def explained(
     if "enum value" in problem:
         problem = f"must be one of {', '.join(str(c) or repr(c) for c in get_args(kind))}"
     elif not problem.startswith("Expected `"):  # a rule of the dataclass itself
-        return InvalidFileError(path, f"{_uncapped(problem)}.", where=where, fix=fix)
+        return refuse(f"{_uncapped(problem)}.", where=inner + where)
     problem = _uncapped(problem.split(", got ")[0])
-    return InvalidFileError(path, f"{problem}, got {got!r:.60}.", where=where, fix=fix)
+    return refuse(f"{problem}, got {got!r:.60}.", where=inner + where)
 
 
 def _uncapped(problem: str) -> str:

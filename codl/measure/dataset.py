@@ -15,15 +15,18 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from hashlib import sha256
 from math import isfinite
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
-from codl import files
+import msgspec
+from msgspec import Meta
+
+from codl import files, yaml_file
 from codl.errors import InvalidFileError, UnwritableFileError
 from codl.files import inside
 from codl.ir.constants import digest
@@ -45,17 +48,6 @@ SEPARATOR = "; "
 CHUNK = 1 << 20
 #: No op runs for longer than a day.
 MOST_MS = 24 * 3600 * 1000.0
-#: What a value of a column has to be, and how that is said.
-RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "dim": (get_args(Dim).__contains__, f"one of {', '.join(get_args(Dim))}"),
-    "share": (lambda share: 0 < share <= 1, "above 0 and at most 1"),
-    "gpu_ratio": (lambda ratio: 0 <= ratio <= 1, "from 0 to 1"),
-    "status": (get_args(Status).__contains__, f"{' or '.join(get_args(Status))}"),
-}
-#: And that of a measurement that did not fail.
-RULES_OF_OK: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "latency_ms": (lambda ms: 0 < ms <= MOST_MS, "positive, and no more than a day"),
-}
 #: What a manifest says at least.
 MANIFEST_KEYS: Mapping[str, type] = {"source": str, "runs": dict}
 
@@ -126,8 +118,8 @@ class OpRow(Row):
     """
 
     op: str
-    dim: str
-    share: float
+    dim: Dim
+    share: Annotated[float, Meta(gt=0, le=1)]
     part: str
 
     key_fields: ClassVar[tuple[str, ...]] = ("op", "dim", "share")
@@ -227,8 +219,8 @@ class StageRow(Row):
 
     before: str
     chain: str
-    dim: str
-    gpu_ratio: float
+    dim: Dim
+    gpu_ratio: Annotated[float, Meta(ge=0, le=1)]
     cpu_ops: str = ""
     gpu_ops: str = ""
     cpu_calls: int = 0
@@ -256,6 +248,7 @@ class CsvTable(Generic[RowT]):
         # What identifies a row first, then its numbers.
         names, common = ([field.name for field in fields(kind)] for kind in (row_type, Row))
         self.columns = [*(n for n in names if n not in common), *(n for n in names if n in common)]
+        self._optional = {field.name for field in fields(row_type) if field.default is None}
 
     def read(self) -> list[RowT]:
         """All rows; raises `InvalidFileError` with the line, the column and the value."""
@@ -312,11 +305,6 @@ class CsvTable(Generic[RowT]):
         return True
 
     def _rows(self) -> Iterator[RowT]:
-        hints = get_type_hints(self.row_type)
-        kinds: dict[str, Callable[[str], Any]] = {
-            name: kind if kind in (int, float) else _float_if_any if kind == float | None else str
-            for name, kind in hints.items()
-        }
         with self.path.open(newline="") as file:
             reader = csv.DictReader(file, strict=True)
             names, later = list(reader.fieldnames or ()), self.row_type.later_fields
@@ -333,35 +321,28 @@ class CsvTable(Generic[RowT]):
                 where = f"line {reader.line_num}"
                 if None in record or None in record.values():
                     raise InvalidFileError(self.path, f"expected {len(names)} values.", where=where)
-                yield self._parse(record, kinds, where)
+                yield self._row(record, where)
 
-    def _parse(
-        self, record: dict[str, str], kinds: Mapping[str, Callable[[str], Any]], where: str
-    ) -> RowT:
-        values: dict[str, Any] = {}
-        is_ok, problem = record["status"] == "ok", ""
-        for name, text in record.items():
-            rule = RULES.get(name) or (RULES_OF_OK.get(name) if is_ok else None)
-            try:
-                value = kinds[name](text)
-            except ValueError:
-                value, problem = text, f"of type {'int' if kinds[name] is int else 'float'}"
+    def _row(self, record: dict[str, str], where: str) -> RowT:
+        cells = {name: text for name, text in record.items() if text or name not in self._optional}
+        try:
+            row = msgspec.convert(cells, self.row_type, strict=False)
+        except msgspec.ValidationError as error:
+            raise yaml_file.explained(
+                str(error), cells, self.row_type, self.path, within=where
+            ) from error
+        problem = ""
+        for name, value in vars(row).items():
             if isinstance(value, float) and not isfinite(value):
-                problem = "a finite number"
-            if not problem and rule is not None and not rule[0](value):
-                problem = rule[1]
-            if problem:
-                problem = f"{name} must be {problem}, got {text!r}."
-                raise InvalidFileError(self.path, problem, where=where)
-            values[name] = value
-        if self._runs is not None and values["run"].partition("/")[0] not in ("", *self._runs):
-            problem = f"run must be one of the manifest's, got {values['run']!r}."
+                problem = f"{name} must be a finite number, got {record[name]!r}."
+        if row.status == "ok" and not 0 < row.latency_ms <= MOST_MS:
+            ms = record["latency_ms"]
+            problem = f"latency_ms must be positive, and no more than a day, got {ms!r}."
+        if self._runs is not None and row.run.partition("/")[0] not in ("", *self._runs):
+            problem = f"run must be one of the manifest's, got {row.run!r}."
+        if problem:
             raise InvalidFileError(self.path, problem, where=where)
-        return self.row_type(**values)
-
-
-def _float_if_any(text: str) -> float | None:
-    return float(text) if text else None
+        return row
 
 
 #: What the rows of a table are, where they are not those of a kernel variant.

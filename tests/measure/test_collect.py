@@ -194,16 +194,22 @@ def test_a_line_cut_short_is_dropped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("a,H,half,b,1,1,1,5,ok,,measured,run1,,,,,", "share must be of type float, got 'half'"),
-        ("a,H,0.5,b,1,1,1,5,fine,,measured,run1,,,,,", "status must be ok or failed, got 'fine'"),
+        ("a,H,half,b,1,1,1,5,ok,,measured,run1,,,,,", "share: expected float, got 'half'"),
+        (
+            "a,H,0.5,b,1,1,1,5,fine,,measured,run1,,,,,",
+            "status: must be one of ok, failed",
+        ),
         (
             "a,H,0.5,b,-1,1,1,5,ok,,measured,run1,,,,,",
             "latency_ms must be positive, and no more than a day",
         ),
-        ("a,H,0.5,b,1,1,1,5,ok,,measured,run1,warm,,,,", "temperature_c must be of type float"),
+        (
+            "a,H,0.5,b,1,1,1,5,ok,,measured,run1,warm,,,,",
+            "temperature_c: expected float",
+        ),
         ("a,H,0.5,b,1", "expected 17 values"),
-        ("a,H,7,b,1,1,1,5,ok,,measured,run1,,,,,", "share must be above 0 and at most 1, got '7'"),
-        ("a,ZZ,0.5,b,1,1,1,5,ok,,measured,run1,,,,,", "dim must be one of H, OC, N, got 'ZZ'"),
+        ("a,H,7,b,1,1,1,5,ok,,measured,run1,,,,,", "share: expected float <= 1.0, got '7'"),
+        ("a,ZZ,0.5,b,1,1,1,5,ok,,measured,run1,,,,,", "dim: must be one of H, OC, N, got 'ZZ'"),
         ("a,H,0.5,b,1e308,1,1,5,ok,,measured,run1,,,,,", "no more than a day, got '1e308'"),
         ("a,H,0.5,b,1,inf,1,5,ok,,measured,run1,,,,,", "p20_ms must be a finite number"),
     ],
@@ -214,7 +220,7 @@ def test_a_broken_row_is_named_by_file_and_line(tmp_path: Path, line: str, messa
     table.path.write_text(table.path.read_text() + line + "\n")
     with pytest.raises(InvalidFileError) as error:
         table.read()
-    assert str(error.value).startswith(f"{table.path}, line 3: ")
+    assert str(error.value).startswith(f"{table.path}, line 3")
     assert message in str(error.value)
 
 

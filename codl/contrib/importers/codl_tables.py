@@ -11,7 +11,7 @@ that hold only terms of a sum, or muLayer's features, are refused: no op can be 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -27,7 +27,7 @@ from codl.contrib.importers.tables import (
     read_table,
 )
 from codl.errors import CodlError, InvalidFileError
-from codl.ir import Op, Shape, to_text
+from codl.ir import Dim, Op, Shape, to_text
 from codl.ir.ops.convolution import Conv2d
 from codl.ir.ops.fully_connected import FullyConnected
 from codl.ir.ops.pooling import Pool2d
@@ -40,7 +40,7 @@ UNIT = "ms"
 WIDTH_BLOCK = {1: 4, 3: 5}
 CHANNELS_BLOCK = 4
 #: PDIM by value; the parts of other dimensions are no parts of ours.
-DIMS = {1: "H", 4: "OC"}
+DIMS: Mapping[int, Dim] = {1: "H", 4: "OC"}
 SHARING = ("T_DT_IN", "T_MAP_IN", "T_SYNC", "T_UNMAP_IN", "T_MAP_OUT", "T_UNMAP_OUT", "T_DT_OUT")
 #: The columns of the lines of `t_data_sharing.csv`; its first line names neither deviations nor the
 #: partition.
@@ -199,7 +199,7 @@ class _TablePart:
     """What one line measured: a processor's share of a convolution along a dimension."""
 
     op: Op
-    dim: str
+    dim: Dim
     share: float
     network: str
     latency_ms: float | None
@@ -227,7 +227,8 @@ class _TablePart:
 
 def _part(record: CellRecord, table: Original, latency: float | None, run: str) -> _TablePart:
     network = record.text("CNN") if "CNN" in record.cells else ""
-    dim, share = "H", 1.0
+    dim: Dim = "H"
+    share = 1.0
     if {"PDIM", "PRATIO"} <= record.cells.keys():
         value, text = record.size("PDIM"), record.text("PRATIO")
         if value not in DIMS:
