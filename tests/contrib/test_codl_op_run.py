@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from codl.cli.app import app
 from codl.contrib.original import collector
 from codl.contrib.original.collector import shell_of
-from codl.contrib.original.program import LocalShell, Options, as_run, op_command, read_stat
+from codl.contrib.original.program import Options, as_run, op_command, read_stat
 from codl.errors import CodlError, DeviceError, MismatchError
 from codl.ir import parse
 from codl.measure.collector import Collected
@@ -65,7 +65,7 @@ def collect(
     options = Options(program=program)
     tasks = collector.make_tasks(map(parse, ops), soc, options, shares)
     done = collector.collect(
-        LocalShell(), dataset, soc, tasks, options, serial="local", resume=resume
+        collector.HERE, dataset, soc, tasks, options, serial="local", resume=resume
     )
     return dataset, done
 
@@ -224,7 +224,7 @@ def test_failures_are_rows(program: str) -> None:
     assert {row.latency_ms for row in rows.values()} == {0.0}
 
 
-class GoesAway(LocalShell):
+class GoesAway:
     """A device whose cable is pulled after some commands."""
 
     def __init__(self, commands: int) -> None:
@@ -234,7 +234,7 @@ class GoesAway(LocalShell):
         self.left -= 1
         if self.left < 0:
             raise DeviceError("device '3a9c4f5' not found.")
-        return super().run(arguments, stdin=stdin, limit_s=limit_s)
+        return collector.HERE.run(arguments, stdin=stdin, limit_s=limit_s)
 
 
 def test_a_device_that_goes_away_writes_no_row(program: str) -> None:
@@ -246,7 +246,7 @@ def test_a_device_that_goes_away_writes_no_row(program: str) -> None:
     kept = [row for own in rows_of(dataset).values() for row in own]
     assert [row.status for row in kept] == ["ok", "ok"]
     done = collector.collect(
-        LocalShell(), dataset, soc, tasks, options, serial="3a9c4f5", resume=True
+        collector.HERE, dataset, soc, tasks, options, serial="3a9c4f5", resume=True
     )
     assert (done.rows, done.skipped, done.left) == (4, 2, 0)
 
@@ -256,7 +256,7 @@ def test_a_program_that_is_not_there(tmp_path: Path) -> None:
     plain.write_text("")
     for path in ("/no/where", str(plain)):
         with pytest.raises(DeviceError, match=rf"no program '{path}' on 'local'.*--program"):
-            collector.check_program(LocalShell(), path, "local")
+            collector.check_program(collector.HERE, path, "local")
         command = ["collect", "--soc", "sdm855", "--runner", "codl_op_run", "--program", path]
         assert CliRunner().invoke(app, command).exit_code == 1
     assert not Path("socs").exists()

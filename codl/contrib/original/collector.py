@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeAlias, get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from codl.cli.output import progress as shown
 from codl.contrib.importers.importer import describe
 from codl.contrib.original.program import (
     WARM_UP,
-    LocalShell,
     MemoryType,
     Options,
     Stat,
@@ -40,7 +39,8 @@ from codl.records.soc import Soc
 from codl.targets.connect import machine_of
 from codl.targets.device_shell import DeviceShell
 
-Shell: TypeAlias = DeviceShell | LocalShell
+#: Programs of this machine are run as those of a device are.
+HERE = DeviceShell("local", ("sh", "-c"), ".")
 #: What rows and manifests say of these latencies.
 SOURCE = "codl_op_run"
 #: How many parts the program times of a convolution on the CPU; of everything else it is one.
@@ -48,10 +48,10 @@ PARTS = {"cpu_mace_direct": 3, "cpu_mace_gemm": 3, "cpu_mace_winograd": 5}
 STATISTIC = "the mean over the rounds behind the first 10"
 
 
-def shell_of(serial: str) -> Shell:
+def shell_of(serial: str) -> DeviceShell:
     """The shell of a device, or of this machine."""
     shell = machine_of(serial, "run codl_op_run").shell
-    return LocalShell() if shell is None else shell(serial)
+    return HERE if shell is None else shell(serial)
 
 
 def soc_of(name: str) -> Soc:
@@ -93,7 +93,7 @@ def make_tasks(
 
 
 def collect(
-    shell: Shell,
+    shell: DeviceShell,
     dataset: Dataset,
     soc: Soc,
     tasks: Sequence[OpTask],
@@ -135,7 +135,7 @@ def collect(
         )
 
 
-def measured(shell: Shell, task: OpTask, options: Options, *, run: str) -> OpRow:
+def measured(shell: DeviceShell, task: OpTask, options: Options, *, run: str) -> OpRow:
     """The row of one call of the program; raises `DeviceError` where the device went away."""
     row = OpRow(
         op=to_text(task.op),
@@ -187,7 +187,7 @@ def _check_parts(stat: Stat, task: OpTask) -> None:
         )
 
 
-def check_program(shell: Shell, program: str, serial: str) -> None:
+def check_program(shell: DeviceShell, program: str, serial: str) -> None:
     """Raise `DeviceError` where the program is not there or cannot be run."""
     try:
         shell.run(["test", "-x", program])
@@ -200,7 +200,7 @@ def check_program(shell: Shell, program: str, serial: str) -> None:
         ) from None
 
 
-def _check_shell(shell: Shell, problem: str) -> None:
+def _check_shell(shell: DeviceShell, problem: str) -> None:
     """Raise `DeviceError` with a problem where the device does not even run `true`."""
     try:
         shell.run(["true"])

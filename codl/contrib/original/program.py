@@ -16,8 +16,6 @@ where nothing was measured.
 from __future__ import annotations
 
 import re
-import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Literal
@@ -185,24 +183,3 @@ def _last(text: str) -> str:
     """The last that was said, where anything was."""
     lines = text.strip().splitlines()
     return f"; its last line is {lines[-1].strip()[:200]!r}" if lines else ""
-
-
-class LocalShell:
-    """Runs programs on this machine, as a `DeviceShell` does on a device."""
-
-    def run(self, arguments: Sequence[str], *, stdin: bytes = b"", limit_s: float = 60.0) -> bytes:
-        """What a program writes to its output; raises `DeviceError` where it fails."""
-        try:
-            done = subprocess.run(
-                list(arguments), input=stdin, capture_output=True, timeout=limit_s, check=True
-            )
-        except subprocess.CalledProcessError as error:
-            said = error.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
-            raise DeviceError(
-                f"{arguments[0]!r} ended with code {error.returncode}: {said[-1].strip()}"
-            ) from None
-        except subprocess.TimeoutExpired:
-            raise DeviceError(f"{arguments[0]!r} took longer than {limit_s:g} s.") from None
-        except OSError as error:
-            raise DeviceError(f"{arguments[0]!r} cannot be run: {error.strerror}.") from None
-        return done.stdout
