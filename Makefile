@@ -67,7 +67,7 @@ links: $(READY)
 
 # docs/paper.md with its pictures, from docs/results/paper-*.json; scripts/paper/*.py make those.
 paper: $(READY)
-	$(BIN)/python scripts/paper/page.py
+	$(BIN)/python scripts/render_docs.py
 
 clean:
 	rm -rf $(VENV) $(DEMO) build

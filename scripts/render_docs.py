@@ -15,6 +15,8 @@ scripts/reference_results.sh has the commands. A FILE may be a pattern such as `
 picture of `PICTURES` is written to a file of its own:
 
     <!-- picture: VIEW NAME.svg results/FILE.json ... -->
+
+`<!-- paper: NAME -->` begins a figure of the paper, with its picture in docs/paper.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from typing import Any
 import typer
 from api_pages import api_reference, keys_content
 from gains import gains_content
+from paper_figures import paper_content, paper_picture
 from split_picture import split
 from summaries import accuracy_content, devices_content
 
@@ -65,7 +68,8 @@ DOCS = ROOT / "docs"
 CLI_PAGE = DOCS / "reference" / "cli.md"
 API_PAGE = DOCS / "reference" / "api.md"
 MARKED = re.compile(
-    r"(<!-- (?P<kind>table|picture): (?P<what>[^>]*?) -->\n).*?(?P<end><!-- end -->)", re.DOTALL
+    r"(<!-- (?P<kind>table|picture|paper): (?P<what>[^>]*?) -->\n).*?(?P<end><!-- end -->)",
+    re.DOTALL,
 )
 #: Rich's markup in help texts, and the line that begins the examples.
 MARKUP = re.compile(r"\[/?(?:dim|bold|italic)\]")
@@ -236,7 +240,9 @@ def drawn(page: Path) -> dict[Path, str]:
     """The pictures that a page should have, by their files."""
     found = {}
     for match in MARKED.finditer(page.read_text(encoding="utf-8")):
-        if match["kind"] == "picture":
+        if match["kind"] == "paper" and (svg := paper_picture(match["what"])):
+            found[page.parent / "paper" / f"{match['what']}.svg"] = svg
+        elif match["kind"] == "picture":
             view, name, *names = match["what"].split()
             if files := _files(names):
                 results = [load_result(file) for file in files]
@@ -253,6 +259,8 @@ def is_current(picture: Path, content: str) -> bool:
 def _part(match: re.Match[str]) -> str:
     if match["kind"] == "table":
         return _generated(match["what"])
+    if match["kind"] == "paper":
+        return f"\n{paper_content(match['what'])}\n\n"
     view, name, *names = match["what"].split()
     if view not in PICTURES:
         raise SystemExit(f"<!-- picture: {view} --> must be one of {', '.join(PICTURES)}.")

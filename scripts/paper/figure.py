@@ -1,7 +1,7 @@
 """What the scripts of the paper's figures share: options, result files, tables, pictures.
 
-A script makes rows for one SoC and writes them with `-o`; `page.py` draws all files of a figure,
-`docs/results/paper-NAME-SOC.json`, and puts picture and tables into docs/paper.md.
+A script makes rows for one SoC and writes them with `-o`; scripts/render_docs.py draws all files of
+a figure, `docs/results/paper-NAME-SOC.json`, and puts picture and tables into docs/paper.md.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class PaperFigure:
         parser.add_argument("--soc", default="host", help="a name of `codl soc list`")
         self.options(parser)
         parser.add_argument("--json", action="store_true", help="the rows to stdout")
-        parser.add_argument("-o", "--output", type=Path, help="a result file, for page.py")
+        parser.add_argument("-o", "--output", type=Path, help="a result file, for render_docs.py")
         parser.add_argument("--svg", type=Path, help="a picture of this SoC alone")
         try:
             self._run(parser.parse_args())
