@@ -107,8 +107,12 @@ def gains_content(files: Sequence[Path]) -> TextTable:
         (Column("best library, all cores"), _rival),
         (words("file"), lambda place: f"[{place.commit[:7]}](docs/results/{place.file})"),
     ]
-    unsure = {g.model: g.doubts[0] for place in every for g in place.gains if g.doubts}
-    left_out = ", ".join(f"{model} ({doubt})" for model, doubt in unsure.items())
+    left_out = ", ".join(
+        f"{gain.model} of `{place.file}` ({gain.doubts[0]})"
+        for place in every
+        for gain in place.gains
+        if gain.doubts
+    )
     caption = [
         "Geometric means over models; the better processor of the same run is 1.",
         f"Left out as doubtful: {left_out}." if left_out else "",
@@ -123,7 +127,7 @@ def _mean(values: Iterable[float]) -> str:
 
 
 def _range(values: Sequence[float]) -> str:
-    return f"{digits(min(values))} to {digits(max(values))}"
+    return " to ".join(dict.fromkeys(map(digits, (min(values), max(values)))))
 
 
 def _rival(place: Place) -> str:

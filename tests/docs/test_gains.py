@@ -72,7 +72,7 @@ def test_doubtful_rows_are_left_out_and_named(
     rows = [row(name, ms, **(more if name == strategy else {})) for name, ms in times.items()]
     table = gains_content([write(tmp_path / "eval.json", *rows)])
     assert cells(table) == []
-    assert f"Left out as doubtful: net ({why})." in table.caption
+    assert f"Left out as doubtful: net of `eval.json` ({why})." in table.caption
 
 
 def test_replayed_phones_have_a_mean_each(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_replayed_phones_have_a_mean_each(tmp_path: Path) -> None:
     host.write_text(json.dumps({**about, "rows": measured}))
     ((*line, source),) = cells(gains_content([phone, host]))
     assert line == [
-        "two halves, replayed", "2", "**2.00**", "2.00 to 2.00", "1.50", "\N{EN DASH}"
+        "two halves, replayed", "2", "**2.00**", "2.00", "1.50", "\N{EN DASH}"
     ]  # fmt: skip
     assert source == "[abc1234](docs/results/paper-phone.json)"
 
