@@ -231,6 +231,11 @@ def _measure(output: Path, budget_s: float) -> None:
     collecting_s = measuring_s + min(LAST_LOOK_S, measuring_s)
     of = f"--soc {HERE} --models {MEASURED}"
     _step(output, f"collect {of} --resume --no-tune --budget {collecting_s:.0f}s")
+    if not (folder / "lat_datasets" / HERE).is_dir():
+        raise CodlError(
+            f"Nothing was measured in {collecting_s:.0f} s: something else seems to keep the "
+            "processors busy. The same command tries again, and --budget gives it more time."
+        )
     _step(output, f"train --soc {HERE} --predictor codl --no-evaluate")
     how = f"--strategies {','.join(STRATEGIES)} --peers {','.join(PEERS)} --time {COMPARING_S}s"
     _step(output, f"eval {of} {how} -o", str(folder / EVALUATION))

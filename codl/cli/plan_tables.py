@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from codl.ir.ops.onnx_model import OnnxModel
 from codl.ir.plan import Plan
 from codl.plan.op_placement import OpPlacement
-from codl.report.text_table import Table
+from codl.report.text_table import Table, listed_in_short
 
 #: What runs the CPU's variants; the others are ncnn's.
 LIBRARY_NAMES = {"cpu_ort": "ONNX Runtime", "cpu_openvino": "OpenVINO"}
@@ -29,7 +29,16 @@ def op_placement_table(placed: Sequence[OpPlacement], source: str, *, every: boo
         for (processor, engine), ops in _by_engine(placed).items():
             total = sum(each.latency_ms or 0.0 for each in ops)
             kinds = ", ".join(dict.fromkeys(each.kind for each in ops))
-            table.add_row(f"{len(ops)} ops", kinds, processor, "", engine, "", f"{total:.3f}", "")
+            table.add_row(
+                f"{len(ops)} op{'s' * (len(ops) > 1)}",
+                kinds,
+                processor,
+                "",
+                engine,
+                "",
+                f"{total:.3f}",
+                "",
+            )
     shared = sum(each.together > 1 for each in placed)
     table.caption = "everything is computed and accumulated in float32"
     if shared:
@@ -79,7 +88,9 @@ def plan_table(plan: Plan, search_ms: float | None = None) -> Table:
     if plan.fallbacks:
         table.caption += f"\nin other variants than planned: {', '.join(map(str, plan.fallbacks))}"
     if plan.not_counted:
-        table.caption += f"\nnot counted, for want of latencies: {', '.join(plan.not_counted)}"
+        table.caption += (
+            f"\nnot counted, for want of latencies: {listed_in_short(plan.not_counted)}"
+        )
     if plan.estimated:
-        table.caption += f"\nestimated, for want of predictors: {', '.join(plan.estimated)}"
+        table.caption += f"\nestimated, for want of predictors: {listed_in_short(plan.estimated)}"
     return table

@@ -50,6 +50,7 @@ from codl.report.text_table import (
     count,
     digits,
     listed,
+    listed_in_short,
     nearness,
     spread,
     stem,
@@ -198,19 +199,27 @@ def _best_content(result: TrainResult) -> TextTable:
             Column("rows trained on"),
             lambda t: count(max((r.n_train for r in shapes[t]), default=None)),
         ),
-        (words("best predictor"), of_best("name", str)),
-        (Column("within 10 % (%)"), of_best("acc10", digits)),
-        (Column("MAPE (%)"), of_best("mape", digits)),
     ]
+    title, held_out = f"Predictors for {result.soc.name}", ["None was tried on rows held out."]
+    if any(best.values()):
+        title = f"Best predictors for {result.soc.name}"
+        cells += [
+            (words("best predictor"), of_best("name", str)),
+            (Column("within 10 % (%)"), of_best("acc10", digits)),
+            (Column("MAPE (%)"), of_best("mape", digits)),
+        ]
+        held_out = [
+            "Best: by the mean absolute percentage error (MAPE) on op shapes held out.",
+            "Every predictor is stored; --every lists them all, in both splits.",
+        ]
     caption = (
         *soc_lines(result.soc),
-        "Best: by the mean absolute percentage error (MAPE) on op shapes held out.",
-        "Every predictor is stored; --every lists them all, in both splits.",
+        *held_out,
         f"Training took {digits(result.train_s)} s.",
         *result.notes,
         *warnings(result.sources),
     )
-    return TextTable.of(f"Best predictors for {result.soc.name}", list(shapes), cells, caption)
+    return TextTable.of(title, list(shapes), cells, caption)
 
 
 def _error(row: PredictorRow) -> float:
@@ -254,7 +263,9 @@ def plan_content(result: SearchResult) -> TextTable:
             "nothing was run."
         )
     if result.not_counted:
-        caption.append(f"Not counted, for want of latencies: {', '.join(result.not_counted)}.")
+        caption.append(
+            f"Not counted, for want of latencies: {listed_in_short(result.not_counted)}."
+        )
     if result.search_ms is not None:
         caption.append(f"The search took {digits(result.search_ms)} ms.")
     caption.append("GPU ratio: the GPU's share, 0 = CPU only, 1 = GPU only.")

@@ -306,3 +306,9 @@ def stem(model: str) -> str:
 def listed(names: Sequence[str]) -> str:
     """Names in a sentence, each once."""
     return ", ".join(dict.fromkeys(names))
+
+
+def listed_in_short(names: Sequence[str], most: int = 6) -> str:
+    """The first names in a sentence, and how many others there are."""
+    others = len(names) - most
+    return listed(names if others <= 1 else [*names[:most], f"and {others} others"])

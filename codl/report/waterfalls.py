@@ -19,6 +19,7 @@ from codl.report.text_table import (
     TextSection,
     TextTable,
     digits,
+    listed_in_short,
     words,
 )
 
@@ -111,9 +112,9 @@ def _machine_notes(result: ExplainResult) -> list[str]:
 def _coverage_notes(result: ExplainResult) -> list[str]:
     notes = []
     if result.not_counted:
-        notes.append(f"Not counted, for want of latencies: {', '.join(result.not_counted)}.")
+        notes.append(f"Not counted, for want of latencies: {listed_in_short(result.not_counted)}.")
     if result.estimated:
-        notes.append(f"Estimated, for want of predictors: {', '.join(result.estimated)}.")
+        notes.append(f"Estimated, for want of predictors: {listed_in_short(result.estimated)}.")
     return notes
 
 
@@ -127,6 +128,7 @@ def chains_content(result: ExplainResult, *, most: int | None = None) -> TextTab
     if most is not None and len(named) > most:
         kept = sorted(named, key=lambda name: -sizes[name])[:most]
         named = [name for name in named if name in kept]
+    smallest = sorted(named, key=sizes.__getitem__)
     rest = [] if all(size <= NOTHING or name in named for name, size in sizes.items()) else [OTHERS]
     is_run = result.measured_ms is not None
     columns = (
@@ -134,7 +136,9 @@ def chains_content(result: ExplainResult, *, most: int | None = None) -> TextTab
         Column("cut", numeric=False),
         Column("CPU"),
         Column("GPU"),
-        *(Column(name) for name in (BOUND, *named, *rest, MEASURED if is_run else PREDICTED)),
+        Column(BOUND),
+        *(Column(name, spare=1 + smallest.index(name)) for name in named),
+        *(Column(name) for name in (*rest, MEASURED if is_run else PREDICTED)),
     )
     cells = _ChainCells(tuple(named), bool(rest), _decimals(result))
     rows = tuple(TextRow(cells.of(chain), mark=mark([result.source])) for chain in result.chains)

@@ -44,7 +44,7 @@ def bound(network: Network, soc: Soc, dataset: Dataset) -> IdealLatency:
             raise CodlError(
                 f"The dataset of {soc.name!r} has no measurement of {layer.name!r} "
                 f"({to_text(layer.op)}). `codl collect --soc {soc.name} --serial local "
-                f"--models {network.name} --resume` measures it."
+                f"--resume` with all of {network.name} measures it."
             )
         latency, dim, ratio = min(splits)
         layers.append((layer.name, dim, ratio, latency))

@@ -36,6 +36,8 @@ if sys.argv[1] == "waits":
 if sys.argv[2] == "soc":
     (home / "socs").mkdir(exist_ok=True)
     (home / "socs" / "host.yaml").write_text("")
+if sys.argv[2] == "collect" and sys.argv[1] != "nothing":
+    (home / "lat_datasets" / "host").mkdir(parents=True, exist_ok=True)
 """
 
 
@@ -106,6 +108,17 @@ def test_a_step_that_fails_leaves_the_first_half(
     words = [step[0] for step in steps(tmp_path)]
     assert words == ["soc", "collect", "collect", "train"]  # the SoC stays as it was
     assert "--resume" in steps(tmp_path)[1]
+
+
+def test_a_collection_without_a_row_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    does(monkeypatch, "nothing")
+    done = command_line.run(tmp_path, "demo", "--measure")
+    assert done.code == 1
+    assert "Nothing was measured in" in done.stderr
+    assert "--budget" in done.stderr
+    assert [step[0] for step in steps(tmp_path)] == ["soc", "collect"]
 
 
 def test_what_is_interrupted_says_how_to_go_on(

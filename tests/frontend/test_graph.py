@@ -106,6 +106,23 @@ def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
         models.load("vgg")
 
 
+def test_weights_that_do_not_lie_beside_a_model_are_named(tmp_path: Path) -> None:
+    b = ModelBuilder("test")
+    b.output(b.conv(b.input("x", (1, 3, 8, 8)), 4, 3, pad=1))
+    path, beside = tmp_path / "apart.onnx", tmp_path / "apart.onnx.data"
+    how = {"save_as_external_data": True, "location": beside.name, "size_threshold": 0}
+    onnx.save(b.build(), path, **how)
+    assert models.load(path).graph.initializer[0].raw_data
+    beside.rename(tmp_path / "elsewhere")
+    with pytest.raises(
+        InvalidFileError, match=r"apart\.onnx: its weights lie in apart\.onnx\.data"
+    ):
+        models.load(path)
+    beside.write_bytes(b"short")
+    with pytest.raises(InvalidFileError, match=r"apart\.onnx: its weights cannot be read"):
+        models.load(path)
+
+
 def test_weights_come_from_the_seed_alone() -> None:
     def weight(seed: int) -> np.ndarray:
         b = ModelBuilder("test", seed=seed)

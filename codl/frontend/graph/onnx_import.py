@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -24,6 +25,8 @@ ROUNDS = 3
 TENSOR_TYPES = {f"tensor({k.lower()})": code for k, code in TensorProto.DataType.items()}
 #: A model of a newer opset than this one is also tried under older opsets, down to this one.
 OLDEST_TRIED = 26
+#: How ONNX Runtime's messages begin.
+STATUS = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (This is an invalid model\. )?")
 
 
 def import_onnx(
@@ -108,7 +111,10 @@ def _optimise(model: Model) -> Model:
     try:
         onnx.checker.check_model(model.whole(), full_check=True)
     except (ValueError, onnx.checker.ValidationError, onnx.shape_inference.InferenceError):
-        raise UnsupportedError(f"ONNX Runtime cannot load the model: {problem}") from problem
+        reason = STATUS.sub("", str(problem))
+        raise UnsupportedError(
+            f"ONNX Runtime cannot load the model, and runs what codl has no operator for: {reason}"
+        ) from problem
     return model
 
 

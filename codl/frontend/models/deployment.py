@@ -176,13 +176,30 @@ def load_onnx(path: Path) -> onnx.ModelProto:
     import onnx
 
     try:
-        proto = onnx.load(path)
+        proto = onnx.load(path, load_external_data=False)
         _check_texts(proto)
     except Exception as error:  # protobuf raises many unrelated types
         reason = str(error).strip().splitlines() or ["it cannot be parsed."]
         raise InvalidFileError(path, f"not an ONNX model: {reason[0]}") from error
     if not proto.graph.node:
         raise InvalidFileError(path, "not an ONNX model: its graph has no nodes.")
+    return _with_weights(proto, path)
+
+
+def _with_weights(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
+    """The model with what of its weights lies in other files beside it."""
+    from onnx import external_data_helper as external
+
+    entries = [entry for tensor in proto.graph.initializer for entry in tensor.external_data]
+    files = dict.fromkeys(entry.value for entry in entries if entry.key == "location")
+    for name in files:
+        if not (path.parent / name).is_file():
+            problem = f"its weights lie in {name}, which is not beside it."
+            raise InvalidFileError(path, problem, fix="Copy that file there; it keeps its name.")
+    try:
+        external.load_external_data_for_model(proto, str(path.parent))
+    except Exception as error:  # of several libraries
+        raise InvalidFileError(path, f"its weights cannot be read: {error}") from error
     return proto
 
 
