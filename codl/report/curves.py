@@ -110,6 +110,10 @@ def _title(soc: SocSummary) -> str:
 
 def _size(soc: SocSummary) -> str:
     """What tells it from others of its family."""
+    return _described(soc).removeprefix(f"{soc.gpu.name}, " if soc.gpu else "")
+
+
+def _described(soc: SocSummary) -> str:
     return soc.description.strip().rstrip(".") or soc.name
 
 
@@ -155,14 +159,14 @@ def curve_content(results: Sequence[CurveResult]) -> TextTable:
         Column(SPEEDS),
         Column("gain"),
         Column("predicted gain"),
-        Column("without loss"),
+        Column("bound"),
     )
     sections: dict[str, list[TextRow]] = {}
     for (soc, model), rows in _measured(results).items():
-        sections.setdefault(_size(soc), []).append(_row(soc, model, rows))
+        sections.setdefault(_described(soc), []).append(_row(soc, model, rows))
     caption = (
         f"{LATENCY} All of a model on a SoC in one run, in turns.",
-        "Gains are over the better processor; without loss: that of both side by side, "
+        "Gains are over the better processor; bound: that of both side by side, "
         "1 + min(r, 1/r) for a ratio r of their speeds.",
         *_origins(results),
     )
@@ -199,7 +203,7 @@ def closest_content(results: Sequence[CurveResult]) -> TextTable:
         Column(SPEEDS),
         Column("gain"),
         Column("predicted gain"),
-        Column("without loss"),
+        Column("bound"),
         Column("least gain on any"),
     )
     pairs = families(results)
@@ -240,7 +244,7 @@ def _summary(family: Family) -> str:
     return (
         f"{family.title}: where the two are closest, the geometric mean of {len(gains)} models is "
         f"{digits(geometric_mean(gains))} times the better one, {digits(geometric_mean(bounds))} "
-        f"without loss; the least at any size is {digits(least.measured.gain)}, of {least.model} "
+        f"at most; the least at any size is {digits(least.measured.gain)}, of {least.model} "
         f"({_size(least.soc)})."
     )
 
@@ -272,7 +276,7 @@ MARGIN, ABOVE = 1.2, 0.05
 def curve(results: Sequence[CurveResult]) -> Picture:
     """A panel for every pair of processors: filled what was measured, hollow what was predicted.
 
-    Both stand at the measured ratio. A line is the gain without loss.
+    Both stand at the measured ratio. A line is the bound.
     """
     return below("Gain of co-execution against the ratio of speeds", pictures(results))
 
@@ -300,12 +304,12 @@ def _panel(family: Family, shapes: Mapping[str, str]) -> Picture:
          point.predicted.gain if point.predicted else None, point.bound, point.source)
         for point in family.points
     )  # fmt: skip
-    heads = ("processors", "model", "size", SPEEDS, "gain", "predicted gain", "without loss",
+    heads = ("processors", "model", "size", SPEEDS, "gain", "predicted gain", "bound",
              "source")  # fmt: skip
     legend = [Key("both", shortened(model), shape) for model, shape in shapes.items()]
     legend += [
         Key("both hollow", "predicted", "circle"),
-        Key("bound dashed", "without loss", "line"),
+        Key("bound dashed", "bound", "line"),
     ]
     sources = tuple(dict.fromkeys(point.source for point in family.points))
     note = f" ({', '.join(set(sources) & {*UNMEASURED})})" if {*sources} & {*UNMEASURED} else ""

@@ -129,7 +129,7 @@ def test_the_picture_says_all_that_it_shows() -> None:
     assert "testnet: predicted 1.33" in texts
     assert "Test GPU in part beside Test CPU (simulated)" in texts
     assert "Test CPU, its cores divided between ncnn and Test OpenCL" in texts
-    assert {"testnet", "other", "predicted", "without loss", "0.25", "2"} <= {*texts}
+    assert {"testnet", "other", "predicted", "bound", "0.25", "2"} <= {*texts}
 
 
 def test_a_page_of_a_curve(tmp_path: Path) -> None:
