@@ -46,7 +46,8 @@ def test_a_row_comes_as_it_is() -> None:
     [
         ({"op": "fc in=1x1x1x1 oc=1"}, "whose op is"),
         ({"part": "../../x"}, "whose part is"),
-        ({"dim": "W"}, "whose dim is"),
+        ({"dim": "N"}, "whose dim is"),
+        ({"dim": "W"}, "Invalid enum value 'W'"),
         ({"share": 0.123}, "It sent the row of"),
         ({"run": "run1"}, "whose run is 'run1', where 'run2' was asked"),
         ({"source": "replayed"}, "whose source is"),
