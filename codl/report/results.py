@@ -157,7 +157,6 @@ AnySource: TypeAlias = Source | Literal["not recorded"]
 COMPUTING: tuple[SpanKind, ...] = ("net", "kernel")
 SHARING: tuple[SpanKind, ...] = ("copy", "map", "unmap", "transform")
 WAITING: tuple[SpanKind, ...] = ("sync",)
-SPAN_KINDS: tuple[SpanKind, ...] = get_args(SpanKind)
 
 IDEAL = "ideal"
 #: Bound and terms of a waterfall may differ from its last total by this part.

@@ -35,10 +35,6 @@ def validation_content(result: ValidateResult) -> TextTable:
     )
 
 
-def _stored(op: CheckedOp) -> str:
-    return f"{op.layout} {op.precision.get('stored', '')}".strip() or NONE
-
-
 def findings(result: ValidateResult) -> tuple[str, ...]:
     """What it came to, and what runs instead."""
     return (result.diagnosis, *(f"Fallback: {fallback}" for fallback in result.fallback))

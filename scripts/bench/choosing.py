@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import random
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +39,6 @@ BATCH = 100
 BUDGET_S = 600.0
 
 Rows = Mapping[Task, Row]
-Order = Callable[[list[Task], float], Sequence[Task]]
 
 
 def main() -> None:

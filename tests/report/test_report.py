@@ -708,6 +708,38 @@ def test_the_papers_figures_and_kernels(tmp_path: Path) -> None:
     assert "holds replayed data" in found.text("p")
 
 
+def test_the_papers_plans_gains_and_accuracy(tmp_path: Path) -> None:
+    """A gain is the geometric mean over models, doubtful ones left out; an accuracy that of all
+    held-out rows.
+    """
+    plan = {"model": "testnet", "strategy": "codl", "source": "measured"}
+    cut = [
+        {**plan, "op": op, "chain": chain, "dim": dim, "gpu_ratio": ratio}
+        for op, chain, dim, ratio in (("a", 0, "H", 0.5), ("b", 0, "H", 0.5), ("c", 1, "OC", 0.25))
+    ]
+    times = {("m1", "cpu"): 8.0, ("m1", "codl"): 2.0, ("m2", "cpu"): 9.0, ("m2", "codl"): 9.0}
+    ran = [
+        {"model": model, "strategy": name, "latency_ms": ms, "doubts": "", "source": "measured"}
+        for (model, name), ms in times.items()
+    ]
+    ran.append({**ran[1], "model": "m3", "doubts": "p80 is 2.00 times p20"})
+    trained = [
+        {"predictor": "codl", "target": target, "split": split, "rows": rows, "acc10": acc10}
+        for target, split, rows, acc10 in (
+            ("t1", "shape", 30, 80.0), ("t2", "shape", 10, 40.0), ("t1", "row", 5, 90.0),
+        )
+    ]  # fmt: skip
+    files = [
+        {"command": "paper", "figure": name, "soc": "testhost", "rows": rows}
+        for name, rows in (("fig17", cut), ("speedups", ran), ("predictors", trained))
+    ]
+    tips = {*page(tmp_path, *files).tips}
+    assert "Chain 1, 2 layers: a ... b. rows (H), GPU ratio 0.5." in tips
+    assert "Chain 2, one layer: c. channels (OC), GPU ratio 0.25." in tips
+    assert "testhost, codl: 2.00 times" in tips  # of 8 / 2 and 9 / 9
+    assert "testhost, codl: 70.0 percent" in tips  # (30 * 80 + 10 * 40) / 40
+
+
 def test_conformance_and_bundles(tmp_path: Path) -> None:
     counts = {"cases": 9, "passed": 6, "failed": 1, "refused": 2, "converted": 3, "renamings": 1}
     device = {"gpu": "Test GPU", "driver": "9.9", "onnx": "1.2", "seconds": 1.5}

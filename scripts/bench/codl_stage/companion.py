@@ -66,10 +66,6 @@ class Companion:
         self._stopped = Event()
         self._thread: Thread | None = None
 
-    @property
-    def is_running(self) -> bool:
-        return self._thread is not None
-
     def start(self) -> None:
         """Occupy, from now on; does nothing where it does already.
 
