@@ -74,6 +74,8 @@ MARKED = re.compile(
 #: Rich's markup in help texts, and the line that begins the examples.
 MARKUP = re.compile(r"\[/?(?:dim|bold|italic)\]")
 EXAMPLES = re.compile(r"^\[dim\]Examples?:\[/dim\]", re.MULTILINE)
+#: Names of models, which a page of their own has.
+BUILT_IN_NAMES = re.compile(r"built-in model \([^)]*\)")
 #: An option is described once where so many commands have it.
 SHARED_BY = 3
 #: What stands for suffixes of kernel variants in a table.
@@ -373,7 +375,8 @@ def _parameter(parameter: Any) -> TextRow:
         off = "".join(f" / {name}" for name in parameter.secondary_opts)
         value = "" if parameter.is_flag else f" {parameter.metavar or parameter.name.upper()}"
         name = f"`{names}{off}{value}`"
-    return TextRow((name, MARKUP.sub("", parameter.help or ""), _default(parameter)))
+    told = BUILT_IN_NAMES.sub("[built-in model](models.md)", MARKUP.sub("", parameter.help or ""))
+    return TextRow((name, told, _default(parameter)))
 
 
 def _default(parameter: Any) -> str:
