@@ -67,7 +67,7 @@ def without_span(name: str, run: Callable[[], object], kind: str = "") -> Action
 
 
 class Binder:
-    """Makes actions of commands.
+    """Makes actions of commands; to run them is to enqueue on the queue that the device has now.
 
     A thread that waits for the GPU notes in `marks` when it begins and ends to, in nanoseconds.
     """
@@ -117,7 +117,8 @@ class Binder:
 
                 return without_span(f"map to {command.access}", map_staging, "map")
             case Flush():
-                return without_span("flush", lambda: self._device.queue.flush())
+                device = self._device
+                return Action("flush", device.queue.flush, lambda timeline: device.queue.flush())
             case Fill():
                 return without_span("fill", partial(handles.host.fill, command))
             case RunNet():
@@ -144,20 +145,21 @@ class Binder:
 
         first, last = kernels[0].name, kernels[-1].name
         name = f"kernel {first!r}" if len(kernels) == 1 else f"kernels {first!r} ... {last!r}"
-        return Action(name, partial(device.submit, kernels), profile, kinds[0], kernels)
+        return Action(name, device.submission(kernels), profile, kinds[0], kernels)
 
     def _signalling(self, launch: Launch) -> Action:
         """A kernel whose end is waited for."""
         kernel, kind, event = self._handles.kernel(launch), self._span(launch).kind, launch.signals
         events, device = self.events, self._device
         assert event is not None
+        enqueue = kernel.with_event(device.queue)
 
-        def run() -> cl.Event:
-            made = events[event] = kernel.enqueue(device.queue)
-            return made
+        def run() -> None:
+            events[event] = enqueue()
 
         def profile(timeline: Timeline) -> None:
-            timeline.gpu(kind, kernel.name, run())
+            made = events[event] = kernel.enqueue(device.queue)
+            timeline.gpu(kind, kernel.name, made)
 
         return Action(f"kernel {kernel.name!r}", run, profile, kind)
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from ctypes import byref, c_char_p, c_int32, c_size_t, c_uint32, c_uint64
 from ctypes import c_void_p as pointer
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from math import prod
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -39,12 +41,14 @@ from codl.runtime.cl_constants import (
 )
 from codl.runtime.cl_library import (
     CODES,
+    ZERO,
     Error,
     Library,
     LogicError,
     MemoryError,
     RuntimeError,
     error_of,
+    launch_arguments,
 )
 
 #: What users have of other modules by this one.
@@ -63,8 +67,8 @@ __all__ = [
 ]
 Sizes: TypeAlias = tuple[int, ...]
 #: What functions that convert nothing take.
-ZERO, ONE = c_uint32(0), c_uint32(1)
-STATUS, STATUS_BYTES = c_uint32(cl_constants.STATUS), c_size_t(4)
+ONE = c_uint32.from_param(1)
+STATUS = c_uint32.from_param(cl_constants.STATUS), c_size_t.from_param(4)
 
 
 def _told(function: Any, arguments: tuple[Any, ...], kind: Any) -> Any:
@@ -85,7 +89,9 @@ def _told(function: Any, arguments: tuple[Any, ...], kind: Any) -> Any:
 
 
 class _Object:
-    """An object of OpenCL; `int_ptr` is its address. It is released when Python lets it go."""
+    """An object of OpenCL; `int_ptr` is its address, `handle` the same as functions take it that
+    convert nothing. It is released when Python lets it go.
+    """
 
     #: Of the functions that give information and that release.
     INFO: ClassVar[str] = ""
@@ -93,7 +99,7 @@ class _Object:
     INFOS: ClassVar[cl_constants.Infos] = {}
 
     def __init__(self, library: Library, address: int) -> None:
-        self.library, self.int_ptr, self.handle = library, address, pointer(address)
+        self.library, self.int_ptr, self.handle = library, address, pointer.from_param(address)
         self._release = getattr(library, self.RELEASE) if self.RELEASE else None
 
     def __del__(self) -> None:
@@ -211,20 +217,15 @@ class CommandQueue(_Object):
             made = library.clCreateCommandQueueWithProperties(context.int_ptr, on.int_ptr, values)
         super().__init__(library, made)
         self.context, self.device, self.calls = context, on, library.calls
-        #: For those that want no event.
-        self.enqueue = self.calls.clEnqueueNDRangeKernel
+        self.event, self.flush = _event_class(library), partial(self.calls.clFlush, self.handle)
+        #: Takes `launch_arguments` and where an event goes.
+        self.enqueue = partial(self.calls.clEnqueueNDRangeKernel, self.handle)
 
-    def enqueue_with_event(self, queue: pointer, *arguments: Any) -> int:
-        """Enqueue a kernel with an event that nobody waits for; returns OpenCL's code."""
-        event = pointer()
-        code: int = self.enqueue(queue, *arguments[:-1], byref(event))
-        if not code:
-            self.calls.clReleaseEvent(event)
-        return code
-
-    def flush(self) -> None:
-        if code := self.calls.clFlush(self.handle):
-            raise error_of("clFlush", code)
+    def launch(self, arguments: tuple[Any, ...]) -> Event:
+        """Enqueue a kernel, by `launch_arguments`."""
+        event = self.event()
+        self.enqueue(*arguments, byref(event))
+        return event
 
     def finish(self) -> None:
         self.library.clFinish(self.int_ptr)
@@ -237,8 +238,8 @@ class MemoryObject(_Object):
     INFO, RELEASE, INFOS = "clGetMemObjectInfo", "clReleaseMemObject", cl_constants.MEMORY
 
     def pass_to(self, kernel: Kernel, index: int) -> None:
-        size = ctypes.sizeof(self.handle)
-        self.library.clSetKernelArg(kernel.int_ptr, index, size, byref(self.handle))
+        value = pointer(self.int_ptr)
+        self.library.clSetKernelArg(kernel.int_ptr, index, ctypes.sizeof(value), byref(value))
 
 
 class Buffer(MemoryObject):
@@ -436,36 +437,40 @@ class _Profile:
     def __getattr__(self, name: str) -> int:
         number, kind = cl_constants.PROFILE[name]
         function = self._event.library.clGetEventProfilingInfo
-        return int(_told(function, (self._event.handle, number), kind))
+        return int(_told(function, (self._event, number), kind))
 
 
-class Event:
-    """Of one command; holds what the command works on."""
+class Event(pointer):
+    """Of one command, as functions take it that convert nothing; `_event_class` knows those.
 
-    __slots__ = ("_calls", "_held", "handle", "library")
+    `held` is what the command works on.
+    """
 
-    def __init__(self, library: Library, handle: pointer, held: object = None) -> None:
-        self.library, self.handle, self._held = library, handle, held
-        self._calls = library.calls
+    library: ClassVar[Library]
+    calls: ClassVar[SimpleNamespace]
+    held: object = None
 
     def __del__(self) -> None:
-        self._calls.clReleaseEvent(self.handle)
+        if self:
+            self.calls.clReleaseEvent(self)
 
     def wait(self) -> None:
-        if code := self._calls.clWaitForEvents(ONE, byref(self.handle)):
-            raise error_of("clWaitForEvents", code)
+        self.calls.clWaitForEvents(ONE, byref(self))
 
     @property
     def command_execution_status(self) -> int:
         status = c_int32()
-        ask = self._calls.clGetEventInfo
-        if code := ask(self.handle, STATUS, STATUS_BYTES, byref(status), None):
-            raise error_of("clGetEventInfo", code)
+        self.calls.clGetEventInfo(self, *STATUS, byref(status), None)
         return status.value
 
     @property
     def profile(self) -> _Profile:
         return _Profile(self)
+
+
+@cache
+def _event_class(library: Library) -> type[Event]:
+    return type("Event", (Event,), {"library": library, "calls": library.calls})
 
 
 class MemoryMap:
@@ -481,33 +486,25 @@ class MemoryMap:
 
     def release(self, queue: CommandQueue | None = None) -> Event:
         """Unmap it, on the queue that it was mapped on unless another is named."""
-        on, event = queue or self._queue, pointer()
-        if code := self._unmap(on, event):
-            raise error_of("clEnqueueUnmapMemObject", code)
-        return Event(on.library, event, self)
+        on = queue or self._queue
+        event = on.event()
+        self._unmap(on, event)
+        event.held = self
+        return event
 
-    def _unmap(self, on: CommandQueue, event: pointer) -> int:
+    def _unmap(self, on: CommandQueue, event: Event) -> None:
         address, self._address = pointer(self._address), None
         unmap = on.calls.clEnqueueUnmapMemObject
-        code: int = unmap(on.handle, self._buffer.handle, address, ZERO, None, byref(event))
-        return code
+        unmap(on.handle, self._buffer.handle, address, ZERO, None, byref(event))
 
     def __del__(self) -> None:
-        if self._address and not self._unmap(self._queue, event := pointer()):
-            self._queue.calls.clReleaseEvent(event)
+        if self._address:
+            with suppress(Error):
+                self._unmap(self._queue, self._queue.event())
 
 
-@lru_cache(4096)
 def _sizes(values: Sizes) -> Any:
-    """Numbers as functions take them; the same few come again and again."""
     return (c_size_t * len(values))(*values)
-
-
-@lru_cache(4096)
-def _grid(sizes: Sizes, local: Sizes | None, offset: Sizes | None) -> tuple[Any, ...]:
-    """Where and how large a launch is, as the function takes it."""
-    begin, group = (None if values is None else _sizes(values) for values in (offset, local))
-    return c_uint32(len(sizes)), begin, _sizes(sizes), group, ZERO, None
 
 
 def enqueue_nd_range_kernel(
@@ -517,34 +514,31 @@ def enqueue_nd_range_kernel(
     local_size: Sizes | None,
     offset: Sizes | None = None,
 ) -> Event:
-    event, grid = pointer(), _grid(global_size, local_size, offset)
-    if code := queue.enqueue(queue.handle, kernel.handle, *grid, byref(event)):
-        raise error_of("clEnqueueNDRangeKernel", code)
-    return Event(queue.library, event)
+    return queue.launch(launch_arguments(kernel.int_ptr, global_size, local_size, offset))
 
 
 def enqueue_marker(queue: CommandQueue) -> Event:
-    event = pointer()
+    event = queue.event()
     queue.library.clEnqueueMarkerWithWaitList(queue.int_ptr, 0, None, byref(event))
-    return Event(queue.library, event)
+    return event
 
 
 def enqueue_fill_buffer(
     queue: CommandQueue, mem: Buffer, pattern: Any, offset: int, size: int
 ) -> Event:
     """Fill `size` bytes from `offset` on with the bytes of a pattern."""
-    event, raw = pointer(), pattern if isinstance(pattern, bytes) else pattern.tobytes()
+    event, raw = queue.event(), pattern if isinstance(pattern, bytes) else pattern.tobytes()
     queue.library.clEnqueueFillBuffer(
         queue.int_ptr, mem.int_ptr, raw, len(raw), offset, size, 0, None, byref(event)
     )
-    return Event(queue.library, event)
+    return event
 
 
 def enqueue_fill_image(
     queue: CommandQueue, mem: Image, color: NDArray[Any], origin: Sizes, region: Sizes
 ) -> Event:
     """Fill a region with a colour of four values."""
-    event = pointer()
+    event = queue.event()
     queue.library.clEnqueueFillImage(
         queue.int_ptr,
         mem.int_ptr,
@@ -555,15 +549,15 @@ def enqueue_fill_image(
         None,
         byref(event),
     )
-    return Event(queue.library, event)
+    return event
 
 
 @lru_cache(4096)
 def _place(flags: int, offset: int, shape: Sizes, dtype: Any) -> tuple[Any, Any]:
     """What a map of memory takes, and its array: the same few come again and again."""
     kind = np.dtype(dtype)
-    size = c_size_t(prod(shape) * kind.itemsize)
-    return (c_uint64(flags), c_size_t(offset), size), (shape, kind.str)
+    begin, size = c_size_t.from_param(offset), c_size_t.from_param(prod(shape) * kind.itemsize)
+    return (c_uint64.from_param(flags), begin, size), (shape, kind.str)
 
 
 def enqueue_map_buffer(
@@ -576,24 +570,23 @@ def enqueue_map_buffer(
     is_blocking: bool = True,
 ) -> tuple[NDArray[Any], Event]:
     """An array in the buffer's memory, whose `base.release` unmaps it, and the event of the map."""
-    (place, array), event, code = _place(flags, offset, shape, dtype), pointer(), c_int32()
+    (place, array), event, code = _place(flags, offset, shape, dtype), queue.event(), c_int32()
     blocking = ONE if is_blocking else ZERO
     address = queue.calls.clEnqueueMapBuffer(
         queue.handle, buffer.handle, blocking, *place, ZERO, None, byref(event), byref(code)
     )
     if code.value:
         raise error_of("clEnqueueMapBuffer", code.value)
-    mapped = MemoryMap(queue, buffer, address, array)
-    return np.asarray(mapped), Event(queue.library, event)
+    return np.asarray(MemoryMap(queue, buffer, address, array)), event
 
 
 def enqueue_copy(queue: CommandQueue, dest: Any, src: Any) -> Event:
     """Copy a buffer to an array, or an array to a buffer; done when it returns."""
-    event, writes = pointer(), isinstance(src, np.ndarray)
+    event, writes = queue.event(), isinstance(src, np.ndarray)
     buffer, array = (dest, src) if writes else (src, dest)
     if not array.flags.c_contiguous:
         raise ValueError("an array must be contiguous to be copied to or from a device")
     copy = queue.library.clEnqueueWriteBuffer if writes else queue.library.clEnqueueReadBuffer
     size, data = array.nbytes, array.ctypes.data
     copy(queue.int_ptr, buffer.int_ptr, 1, 0, size, data, 0, None, byref(event))
-    return Event(queue.library, event)
+    return event

@@ -8,12 +8,12 @@ cl_khr_icd): their places there are the same in all drivers.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import CFUNCTYPE, POINTER, byref, c_char_p, c_int32, c_size_t, c_uint32, c_uint64
 from ctypes import c_void_p as pointer
 from functools import cached_property
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 CODES: Mapping[str, int] = {
     "SUCCESS": 0,
@@ -173,6 +173,8 @@ OFTEN = (
     *("clEnqueueNDRangeKernel", "clEnqueueMapBuffer", "clEnqueueUnmapMemObject"),
     *("clFlush", "clWaitForEvents", "clGetEventInfo", "clReleaseEvent"),
 )
+#: What they take as numbers and as addresses costs them least in this form.
+ZERO = c_uint32.from_param(0)
 #: Those that return something else.
 ALLOCATE, FREE = "clSVMAlloc", "clSVMFree"
 SVM_FUNCTIONS: Mapping[str, tuple[int, str]] = {ALLOCATE: (126, "pfzu"), FREE: (127, "pp")}
@@ -241,14 +243,21 @@ class Library:
 
     @cached_property
     def calls(self) -> SimpleNamespace:
-        """What an inference calls: functions that take values of `ctypes` alone, convert none of
-        them, and return codes.
+        """What an inference calls: functions that take values of `ctypes` alone, and convert none
+        of them. They raise what their codes mean, but for those that make an object.
         """
         return SimpleNamespace(**{name: self._unconverted(name) for name in OFTEN})
 
     def _unconverted(self, name: str) -> Any:
-        result = pointer if FUNCTIONS[name][1].endswith("E") else c_int32
-        return CFUNCTYPE(result)(self._found(name))
+        if FUNCTIONS[name][1].endswith("E"):
+            return CFUNCTYPE(pointer)(self._found(name))
+        return self._checked(name, CFUNCTYPE(c_int32)(self._found(name)))
+
+    def _checked(self, name: str, function: Any) -> Any:
+        """A function that returns a code, raising what the code means."""
+        if not name.startswith("clRelease"):  # which Python does when nobody listens
+            function.restype = _Codes(name).__getitem__
+        return function
 
     def _function(self, name: str) -> Any:
         if name in SVM_FUNCTIONS:
@@ -257,10 +266,7 @@ class Library:
         _, arguments = FUNCTIONS[name]
         if arguments.endswith("E"):
             return _creating(name, self._made(name, pointer, arguments[:-1] + "p"))
-        function = self._made(name, c_int32, arguments)
-        if not name.startswith("clRelease"):  # which Python does when nobody listens
-            function.errcheck = _checking(name)
-        return function
+        return self._checked(name, self._made(name, c_int32, arguments))
 
     def _made(self, name: str, result: Any, arguments: str) -> Any:
         return CFUNCTYPE(result, *(TYPES[letter] for letter in arguments))(self._found(name))
@@ -269,6 +275,21 @@ class Library:
         if not (address := self._address(name)):
             raise error_of(name, CODES["INVALID_OPERATION"], "the driver has no such function")
         return address
+
+
+def launch_arguments(
+    kernel: int,
+    global_size: Sequence[int],
+    local_size: Sequence[int] | None,
+    offset: Sequence[int] | None,
+) -> tuple[Any, ...]:
+    """What `clEnqueueNDRangeKernel` takes between the queue and the event, converted once."""
+    begin, size, group = (
+        None if values is None else byref((c_size_t * len(values))(*values))
+        for values in (offset, global_size, local_size)
+    )
+    dimensions = c_uint32.from_param(len(global_size))
+    return pointer.from_param(kernel), dimensions, begin, size, group, ZERO, None
 
 
 def _creating(name: str, function: Any) -> Callable[..., int]:
@@ -284,13 +305,15 @@ def _creating(name: str, function: Any) -> Callable[..., int]:
     return create
 
 
-def _checking(name: str) -> Callable[[int, Any, Any], int]:
-    def check(code: int, function: Any, arguments: Any) -> int:
-        if code:
-            raise error_of(name, code)
-        return code
+class _Codes(dict[int, int]):
+    """Looks up what a function returned: no line of Python runs, and all but a success raises."""
 
-    return check
+    def __init__(self, routine: str) -> None:
+        super().__init__({0: 0})
+        self._routine = routine
+
+    def __missing__(self, code: int) -> NoReturn:
+        raise error_of(self._routine, code)
 
 
 def _no_platform(why: str) -> Error:

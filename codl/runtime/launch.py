@@ -7,20 +7,21 @@ a launch and not 4.6. On a CPU an event costs nothing, and pyopencl's call less 
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
-from functools import cache
+from ctypes import byref, c_void_p
+from functools import cache, partial
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from codl.errors import DeviceError
-from codl.runtime.cl_library import Error
+from codl.runtime.cl_library import Error, launch_arguments
 from codl.runtime.drivers import cl_module, is_stand_in, loader
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
 Sizes: TypeAlias = tuple[int, ...]
+Call: TypeAlias = Callable[[], object]
 
 
 class BoundKernel:
@@ -30,7 +31,10 @@ class BoundKernel:
     more or fewer than the arguments that it takes.
     """
 
-    __slots__ = ("arguments", "global_size", "kernel", "local_size", "name", "offset", "values")
+    __slots__ = (
+        *("_arguments", "_calls", "_queue", "global_size", "kernel", "local_size"),
+        *("name", "offset", "values"),
+    )
 
     def __init__(
         self,
@@ -52,23 +56,35 @@ class BoundKernel:
         self.global_size, self.local_size = global_size, local_size
         #: Kernels do not keep their buffers alive.
         self.values = values
-        sizes = ctypes.c_size_t * len(global_size)
-        #: What `clEnqueueNDRangeKernel` takes behind the queue, converted once.
-        self.arguments = (
-            ctypes.c_void_p(kernel.int_ptr),
-            ctypes.c_uint(len(global_size)),
-            None if offset is None else sizes(*offset),
-            sizes(*global_size),
-            None if local_size is None else sizes(*local_size),
-            ctypes.c_uint(0),
-            None,
-            None,
-        )
+        self._arguments = launch_arguments(kernel.int_ptr, global_size, local_size, offset)
+        self._queue: cl.CommandQueue | None = None
+        self._calls: tuple[Call, ...] = ()
 
     def enqueue(self, queue: cl.CommandQueue) -> cl.Event:
-        return cl_module().enqueue_nd_range_kernel(
-            queue, self.kernel, self.global_size, self.local_size, self.offset
-        )
+        return self.with_event(queue)()
+
+    def with_event(self, queue: cl.CommandQueue) -> Callable[[], cl.Event]:
+        """What enqueues it, with nothing left to look up."""
+        if is_stand_in():
+            return partial(queue.launch, self._arguments)
+        sizes = self.global_size, self.local_size, self.offset
+        return partial(cl_module().enqueue_nd_range_kernel, queue, self.kernel, *sizes)
+
+    def calls(self, queue: cl.CommandQueue, *, is_cpu: bool) -> tuple[Call, ...]:
+        """The same where nobody wants the event; kept for the next time on this queue."""
+        if self._queue is not queue:
+            self._queue, self._calls = queue, self._unseen(queue, is_cpu=is_cpu)
+        return self._calls
+
+    def _unseen(self, queue: cl.CommandQueue, *, is_cpu: bool) -> tuple[Call, ...]:
+        function = enqueue_function(queue, is_cpu=is_cpu)
+        if function is None:
+            return (self.with_event(queue),)
+        if not is_cpu:
+            return (partial(function, *self._arguments, None),)
+        event = c_void_p()
+        release = partial(queue.calls.clReleaseEvent, event)
+        return partial(function, *self._arguments, byref(event)), release
 
     def check(self, device: cl.Device) -> None:
         """Refuse what the device would not launch; raises `DeviceError` with wanted and allowed.
@@ -104,22 +120,24 @@ def _product(sizes: Sequence[int]) -> str:
     return "x".join(map(str, sizes))
 
 
-def enqueue_function(queue: cl.CommandQueue, *, is_cpu: bool) -> Callable[..., int] | None:
-    """`clEnqueueNDRangeKernel` past pyopencl; None where pyopencl's way is the faster one.
+def enqueue_function(queue: cl.CommandQueue, *, is_cpu: bool) -> Callable[..., object] | None:
+    """`clEnqueueNDRangeKernel` on a queue past pyopencl; None where pyopencl's way is faster.
 
-    A CPU's driver makes events for next to nothing, and Intel's takes longer over kernels without.
-    pyopencl's call takes the host half a microsecond less than one by ctypes.
+    A CPU's driver makes events for next to nothing, Intel's takes longer over kernels without, and
+    pyopencl's call takes the host less than two by ctypes.
     """
     if is_stand_in():
-        function: Callable[..., int] = queue.enqueue_with_event if is_cpu else queue.enqueue
+        function: Callable[..., object] = queue.enqueue
         return function
-    return None if is_cpu else _function_of_loader()
+    if is_cpu or (call := _function_of_loader()) is None:
+        return None
+    return partial(call, c_void_p.from_param(queue.int_ptr))
 
 
 @cache
-def _function_of_loader() -> Callable[..., int] | None:
+def _function_of_loader() -> Callable[..., object] | None:
     try:
-        function: Callable[..., int] = loader().calls.clEnqueueNDRangeKernel
+        function: Callable[..., object] = loader().calls.clEnqueueNDRangeKernel
     except Error:
         return None
     return function

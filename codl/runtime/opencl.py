@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from threading import get_native_id
 from typing import TYPE_CHECKING, NoReturn, TypeAlias, cast
@@ -29,7 +29,7 @@ from codl.runtime.drivers import (
     make_kernel,
     process_of_drivers,
 )
-from codl.runtime.launch import BoundKernel, enqueue_function
+from codl.runtime.launch import BoundKernel
 from codl.runtime.placement import LocalSoc, Placement, check_cores
 from codl.runtime.program_cache import Binary, Offer, Programs
 
@@ -247,24 +247,33 @@ class OpenClDevice:
 
         Without events, which a GPU's driver has to make.
         """
-        function = enqueue_function(self.queue, is_cpu=self.soc.gpu.is_cpu)
-        if function is None:
-            self._submit_with_events(kernels)
-            return
-        queue = ctypes.c_void_p(self.queue.int_ptr)
-        for kernel in kernels:
-            if code := function(queue, *kernel.arguments):
-                reason = describe(code)
-                raise DeviceError(f"Enqueueing the kernel {kernel.name!r} failed ({reason}).")
-
-    def _submit_with_events(self, kernels: Sequence[BoundKernel]) -> None:
-        queue = self.queue
+        queue, is_cpu = self.queue, self.soc.gpu.is_cpu
         for kernel in kernels:
             try:
-                kernel.enqueue(queue)
+                for call in kernel.calls(queue, is_cpu=is_cpu):
+                    call()
             except Exception:
-                with explained(f"Enqueueing the kernel {kernel.name!r}"):
+                with _enqueueing(kernel):
                     raise
+
+    def submission(self, kernels: Sequence[BoundKernel]) -> Callable[[], None]:
+        """What submits them to the queue of now, with nothing left to look up.
+
+        Python's own lines take as long as OpenCL's functions behind a net, which leaves the
+        caches without them.
+        """
+        queue, is_cpu = self.queue, self.soc.gpu.is_cpu
+        calls = [(call, k) for k in kernels for call in k.calls(queue, is_cpu=is_cpu)]
+
+        def submit() -> None:
+            try:
+                for call, _ in calls:
+                    call()
+            except Exception:
+                with _enqueueing(next(k for c, k in calls if c is call)):
+                    raise
+
+        return submit
 
     def run(self, kernels: Sequence[BoundKernel]) -> None:
         """Enqueue kernels and wait for the last."""
@@ -334,6 +343,10 @@ class OpenClDevice:
         self.run([busy])
         observer.sample()
         return observer.threads
+
+
+def _enqueueing(kernel: BoundKernel) -> AbstractContextManager[None]:
+    return explained(f"Enqueueing the kernel {kernel.name!r}")
 
 
 def _find_device(soc: LocalSoc) -> cl.Device:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from codl.runtime import opencl
+from codl.runtime import launch
 from codl.runtime.cl_library import error_of
 from codl.runtime.drivers import cl_module, is_stand_in
 
@@ -102,14 +102,6 @@ class Calls:
 
         return counted
 
-    def passing_raw(self, call: Callable[..., int]) -> Callable[..., int]:
-        """The same for a function of the driver itself, which returns a code."""
-
-        def counted(*args: Any) -> int:
-            return self.code if self.fails_now("clEnqueueNDRangeKernel") else call(*args)
-
-        return counted
-
 
 @contextmanager
 def calls_of() -> Iterator[Calls]:
@@ -125,6 +117,7 @@ def _install(calls: Calls, patch: pytest.MonkeyPatch) -> None:
     # The classes themselves: the module's names of them may be among the functions.
     kinds = getattr(cl, "_cl", cl)
     methods = [(getattr(kinds, owner, cl.Program), owner, name) for owner, name in METHODS]
+    queues = kinds.CommandQueue
     for name in FUNCTIONS:
         patch.setattr(cl, name, calls.passing(name, getattr(cl, name)))
     for kind, owner, name in methods:
@@ -132,10 +125,22 @@ def _install(calls: Calls, patch: pytest.MonkeyPatch) -> None:
             patch.setattr(kind, name, calls.passing(f"{owner}.{name}", vars(kind)[name]))
     status = cl.Event.command_execution_status
     patch.setattr(cl.Event, "command_execution_status", property(calls.passing(LOOK, status.fget)))
-    raw = opencl.enqueue_function
+    if is_stand_in():  # what a queue has of its own
+        for name in ("enqueue", "flush"):
+            patch.setattr(queues, name, _of_queue(calls, name), raising=False)
+        return
+    raw = launch.enqueue_function
 
-    def passing_raw(queue: Any, *, is_cpu: bool) -> Callable[..., int] | None:
+    def passing_raw(queue: Any, *, is_cpu: bool) -> Callable[..., object] | None:
         function = raw(queue, is_cpu=is_cpu)
-        return None if function is None else calls.passing_raw(function)
+        return None if function is None else calls.passing("clEnqueueNDRangeKernel", function)
 
-    patch.setattr(opencl, "enqueue_function", passing_raw)
+    patch.setattr(launch, "enqueue_function", passing_raw)
+
+
+def _of_queue(calls: Calls, name: str) -> property:
+    """What stands before an attribute of a queue."""
+    return property(
+        lambda queue: calls.passing(f"CommandQueue.{name}", vars(queue)[name]),
+        lambda queue, value: vars(queue).update({name: value}),
+    )
