@@ -170,12 +170,8 @@ __kernel __attribute__((reqd_work_group_size(ITEMS * TEAMS, 1, 1))) void conv2d_
         __attribute__((aligned(16)));
     const int team = LOCAL_ID(0) / ITEMS, item = LOCAL_ID(0) % ITEMS;
     const int first_pixel = GROUP_ID(0) * TILE_M, tile_n = GROUP_ID(1);
-#ifdef RAW
     const int batches = GROUPS(2) / splits;
     const int batch = GROUP_ID(2) % batches, split = GROUP_ID(2) / batches;
-#else
-    const int batch = GROUP_ID(2), split = 0;
-#endif
     // Steps of every tile, and the first of this team.
     const int all_steps = steps * TEAMS * splits, first_step = (split * TEAMS + team) * steps;
 
