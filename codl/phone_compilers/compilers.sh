@@ -18,15 +18,16 @@ mirror() {
 
 adreno() {
     [ ! -e "$root/etc/OpenCL/vendors/rusticl.icd" ] || return 0
-    mkdir -p "$folder"
     rm -rf "$root.part"
+    mkdir -p "$root.part/files" "$root.part/mali"
     # For amd64, trixie's Mesa has no freedreno; that of its backports has. No package's script runs.
+    # By tar, the files are the user's, root or not.
     printf 'deb %s trixie main\ndeb %s trixie-backports main\n' "$(mirror)" "$(mirror)" |
         mmdebstrap --quiet --variant=extract --architectures=amd64 \
             --aptopt='APT::Default-Release "trixie-backports"' \
             --include=base-files,dash,coreutils,python3,mesa-opencl-icd,mesa-drm-shim,ocl-icd-libopencl1 \
-            trixie "$root.part" -
-    mkdir -p "$root.part/files" "$root.part/mali"
+            trixie - - | tar -x -C "$root.part" --no-same-owner --exclude='./dev/*'
+    [ -e "$root.part/etc/OpenCL/vendors/rusticl.icd" ]
     rm -rf "$root"
     mv "$root.part" "$root"
 }
