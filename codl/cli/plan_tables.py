@@ -29,16 +29,8 @@ def op_placement_table(placed: Sequence[OpPlacement], source: str, *, every: boo
         for (processor, engine), ops in _by_engine(placed).items():
             total = sum(each.latency_ms or 0.0 for each in ops)
             kinds = ", ".join(dict.fromkeys(each.kind for each in ops))
-            table.add_row(
-                f"{len(ops)} op{'s' * (len(ops) > 1)}",
-                kinds,
-                processor,
-                "",
-                engine,
-                "",
-                f"{total:.3f}",
-                "",
-            )
+            size = f"{len(ops)} op{'s' * (len(ops) > 1)}"
+            table.add_row(size, kinds, processor, "", engine, "", f"{total:.3f}", "")
     shared = sum(each.together > 1 for each in placed)
     table.caption = "everything is computed and accumulated in float32"
     if shared:
