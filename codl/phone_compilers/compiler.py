@@ -35,6 +35,8 @@ COMMANDS: Mapping[Family, str] = {
 }
 #: Packages that have a part in what is compiled, beside Mesa's.
 COMPILING = ("libllvm19", "libclc-19", "libllvmspirvlib19.1")
+#: What the folder takes, and the packages meanwhile among temporary files.
+FOLDER_BYTES, ROOM = 600_000_000, {"adreno": 800_000_000, "mali": 3_200_000_000}
 #: A compiler that takes more seconds of a core for one program hangs: what is said of it then.
 MOST_SECONDS, HUNG = 120, "the compiler hung"
 
@@ -76,16 +78,61 @@ def check_installed(family: Family) -> None:
 
 
 def set_up(family: Family) -> None:
-    """Make the folder, by Debian's `mmdebstrap`; takes seconds, for Malis minutes."""
-    if shutil.which("mmdebstrap") is None:
-        raise UnsupportedError(
-            "`mmdebstrap` is needed to unpack Debian's packages, and it is not installed: "
-            "`apt-get install --no-install-recommends mmdebstrap` does."
-        )
+    """Make the folder, by Debian's `mmdebstrap`; takes seconds, for Malis minutes.
+
+    Raises `UnsupportedError` where a tool, room or the network is missing.
+    """
+    if is_installed(family):
+        return
+    _check_tools()
+    _check_room(family)
     with _script() as script:
-        command = ["sh", str(script), "make-mali" if family == "mali" else "make", str(folder())]
-        if subprocess.run(command, stdout=sys.stderr).returncode:
+        reached = _call(script, "reach", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        if reached.returncode:
+            raise UnsupportedError(
+                f"Debian's packages cannot be fetched from {reached.stdout.strip()}: it needs the "
+                "network, and `DEBIAN_MIRROR` may name another mirror."
+            )
+        made = _call(script, "make-mali" if family == "mali" else "make", stdout=sys.stderr)
+        if made.returncode:
             raise CodlError(f"The compilers could not be set up in {folder()}; the log is above.")
+
+
+def _call(script: Path, action: str, **streams: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["sh", str(script), action, str(folder())], text=True, **streams)
+
+
+def _check_tools() -> None:
+    packages = {"mmdebstrap": "mmdebstrap", "apt-get": "apt", "unshare": "util-linux"}
+    if os.geteuid():
+        packages["newuidmap"] = "uidmap"
+    for tool, package in packages.items():
+        if shutil.which(tool) is None:
+            raise UnsupportedError(
+                f"`{tool}` is needed to unpack Debian's packages, and it is not installed: "
+                f"`apt-get install --no-install-recommends {package}` does."
+            )
+
+
+def _check_room(family: Family) -> None:
+    """Make the folder, and see what it and that of temporary files have room for."""
+    try:
+        folder().mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UnsupportedError(
+            f"The folder {folder()} cannot be made: {error.strerror}; {VARIABLE} names another."
+        ) from error
+    needs = {
+        folder(): (FOLDER_BYTES, VARIABLE),
+        Path(tempfile.gettempdir()): (ROOM[family], "TMPDIR"),
+    }
+    for place, (needed, variable) in needs.items():
+        free = shutil.disk_usage(place).free
+        if free < needed:
+            raise UnsupportedError(
+                f"{place} has {free / 1e9:.1f} GB free, and the compilers need {needed / 1e9:.1f} "
+                f"GB there: {variable} names another folder."
+            )
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 #
 #   compilers.sh make FOLDER        Adreno's (freedreno): some 95 MB of packages, 460 MB unpacked
 #   compilers.sh make-mali FOLDER   Mali's (panfrost): Mesa built once from Debian's source, 16 MB kept
+#   compilers.sh reach FOLDER       prints the mirror of packages; fails where it cannot be reached
 #   compilers.sh run FOLDER WORK FAMILY NUMBER JOBS SECONDS
 #                                   building.py in WORK, beside the driver of a GPU's number
 #
@@ -13,7 +14,16 @@ set -eu
 what=$1 folder=$2 root=$2/root
 mirror() {
     [ -z "${DEBIAN_MIRROR:-}" ] || { echo "$DEBIAN_MIRROR"; return; }
-    apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | grep -v security | head -n 1
+    mine=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Origin: Debian' |
+        grep -v security | head -n 1)
+    echo "${mine:-http://deb.debian.org/debian}"
+}
+
+reach() {
+    mirror
+    /usr/lib/apt/apt-helper -qq -o Acquire::Retries=0 \
+        download-file "$(mirror)/dists/trixie/InRelease" "$folder/InRelease"
+    rm "$folder/InRelease"
 }
 
 adreno() {
@@ -91,5 +101,6 @@ run() {
 case $what in
 make) adreno ;;
 make-mali) mali ;;
+reach) reach ;;
 run) run "$@" ;;
 esac
