@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
 from rich.text import Text
@@ -21,7 +21,10 @@ from codl.cli.progress import progress as progress
 from codl.cli.progress import stage as stage
 from codl.files import printable
 from codl.provenance import provenance
-from codl.records.results import Checked
+
+if TYPE_CHECKING:
+    from codl.records.results import Checked
+
 
 #: Tables are as wide as the terminal, as COLUMNS says, or as this.
 WIDTH = 160
