@@ -24,6 +24,8 @@ from codl.errors import CodlError, InvalidFileError, UnwritableFileError
 #: Where SoC files, datasets and predictors lie, each in a folder of its own: the folder that the
 #: environment variable CODL_HOME names, or else the current one.
 HOME = Path(os.environ.get("CODL_HOME", ""))
+#: What bundles end in, which are no models any more.
+BUNDLE = ".codl"
 #: No file that is read as a whole is larger; all but models and weights are.
 MOST_BYTES = 64 << 20
 #: Of files that are written and not yet in their place. A kill may leave one.

@@ -40,6 +40,7 @@ from split_picture import split
 from summaries import accuracy_content, devices_content
 
 from codl.cli.app import app
+from codl.cli.commands import filled
 from codl.frontend.models import BUILT_IN, described, description
 from codl.frontend.models.summary import summary
 from codl.ir import OP_TYPES
@@ -375,7 +376,9 @@ def _parameter(parameter: Any) -> TextRow:
         off = "".join(f" / {name}" for name in parameter.secondary_opts)
         value = "" if parameter.is_flag else f" {parameter.metavar or parameter.name.upper()}"
         name = f"`{names}{off}{value}`"
-    told = BUILT_IN_NAMES.sub("[built-in model](models.md)", MARKUP.sub("", parameter.help or ""))
+    told = BUILT_IN_NAMES.sub(
+        "[built-in model](models.md)", MARKUP.sub("", filled(parameter.help or ""))
+    )
     return TextRow((name, told, _default(parameter)))
 
 

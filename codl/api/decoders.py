@@ -16,6 +16,7 @@ from codl.evaluation.decoders import WEIGHTS, plan_steps
 from codl.frontend.decoders import DecoderSource, Step, read_decoder, step_of
 from codl.ir import Network
 from codl.ir.plan import Plan
+from codl.measure import SEARCH_S
 from codl.measure import dataset as datasets
 from codl.measure.budget import Budget
 from codl.measure.decoder_speed import (
@@ -31,7 +32,6 @@ from codl.predict import FOLDER
 from codl.runtime.loaded import Footprint
 from codl.runtime.placement import LocalSoc
 from codl.strategies import DEFAULT, Context, find
-from codl.strategies.base import BUDGET_S
 from codl.targets.detect import load_local
 from codl.targets.local import LocalTarget
 from codl.validate.decoder_check import checked_decoder
@@ -64,7 +64,7 @@ class DecoderJob:
     seconds: float = 30.0
     precision: str | None = None
     predictor: str | None = None
-    budget_s: float = BUDGET_S
+    budget_s: float = SEARCH_S
     check: bool = True
     dataset: Path = datasets.FOLDER
     predictors: Path = FOLDER

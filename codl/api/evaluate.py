@@ -19,6 +19,7 @@ from codl.frontend.models import check_is_there
 from codl.ir import Network
 from codl.ir.environment import ALL, Difference, Environment, check_alike, differences
 from codl.ir.plan import Plan, read_plan
+from codl.measure import SEARCH_S
 from codl.measure import dataset as datasets
 from codl.measure.budget import Budget
 from codl.measure.cool_down import HOT_C, LONGEST_S, CoolDown, low_battery
@@ -33,7 +34,6 @@ from codl.report.load import eval_result, load_result
 from codl.report.results import SINGLES, EvalResult
 from codl.runtime.placement import at_hand, limits_of
 from codl.strategies import STRATEGIES, Context, Strategy, find, ideal
-from codl.strategies.base import BUDGET_S
 from codl.targets.connect import connect
 from codl.targets.detect import load_local
 from codl.targets.environment import environment_of, under
@@ -354,7 +354,7 @@ def evaluate(
     predictor: str | None = None,
     max_kernel_ms: float | None = None,
     gpu_duty: float | None = None,
-    budget_s: float = BUDGET_S,
+    budget_s: float = SEARCH_S,
     within: Budget | None = None,
     profile: bool = True,
     governor: str | None = None,
@@ -407,7 +407,7 @@ def evaluate_again(
     soc: str | Path | None = None,
     serial: str | None = None,
     other_environment: bool = False,
-    budget_s: float = BUDGET_S,
+    budget_s: float = SEARCH_S,
     within: Budget | None = None,
     profile: bool = True,
     governor: str | None = None,

@@ -18,6 +18,7 @@ from codl.frontend.models.deployment import Deployment
 from codl.ir import Network
 from codl.ir.plan import Plan, load_plan
 from codl.ir.types import PRECISIONS
+from codl.measure import SEARCH_S
 from codl.measure import dataset as datasets
 from codl.measure.cool_down import CoolDown
 from codl.measure.dataset import dataset_digest
@@ -26,11 +27,10 @@ from codl.predict import FOLDER
 from codl.records import soc as socs
 from codl.records import statistic
 from codl.records.gpu_limits import GpuLimits
-from codl.records.results import Digests
+from codl.records.results import Checked, Digests
 from codl.records.soc import Soc
 from codl.runtime.placement import HINTS, LocalSoc, limits_of, with_cores
 from codl.strategies import DEFAULT, Context, find
-from codl.strategies.base import BUDGET_S
 from codl.strategies.profiles import Profiling
 from codl.targets.base import Target
 from codl.targets.connect import connect
@@ -117,7 +117,7 @@ def context_of(
     predictors: Path = FOLDER,
     predictor: str | None = None,
     *,
-    budget_s: float = BUDGET_S,
+    budget_s: float = SEARCH_S,
     reporter: Reporter = SILENT,
     **more: Any,
 ) -> Context:
@@ -199,7 +199,7 @@ class Job:
     plan: Path | None = None
     strategy: str | None = None
     predictor: str | None = None
-    budget_s: float = BUDGET_S
+    budget_s: float = SEARCH_S
     batch: int | None = None
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     dataset: Path = datasets.FOLDER
@@ -280,6 +280,14 @@ def recorded(target: Target, digests: Digests, **protocol: Any) -> dict[str, Any
     return {
         "environment": None if environment is None else asdict(environment),
         "digests": asdict(digests),
+    }
+
+
+def told_of(checked: Checked | None) -> dict[str, Any]:
+    """The keys of a comparison before the first result; None where nobody asked for it."""
+    return {
+        "check_ms": None if checked is None else checked.ms,
+        "check": None if checked is None else asdict(checked),
     }
 
 

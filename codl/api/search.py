@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from codl.api.job import Job, RunOptions, adapted, context_of, profiling
 from codl.api.reporter import SILENT, Reporter
 from codl.errors import CodlError
 from codl.ir.plan import PlanOrigin
+from codl.measure import SEARCH_S
 from codl.measure import dataset as datasets
 from codl.measure.budget import Budget
 from codl.plan.beam_search import Objective
 from codl.predict import FOLDER
 from codl.records import soc as socs
 from codl.strategies import Context, ideal
-from codl.strategies.base import BUDGET_S
 from codl.strategies.model_search import (
     FoundBound,
     FoundPlan,
@@ -42,7 +43,7 @@ def search(
     method: str = "dp",
     objective: str = "latency",
     memory_limit: int | None = None,
-    budget_s: float = BUDGET_S,
+    budget_s: float = SEARCH_S,
     profile: Path | bool = True,
     batch: int | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
@@ -87,6 +88,19 @@ def search(
 def profile_on(serial: str | None, profile: Path | bool) -> Path | bool:
     """How models are profiled on a device, which is not done where none is named."""
     return profile if serial is not None or isinstance(profile, Path) else False
+
+
+def plan_result(outcome: FoundPlan | FoundBound) -> dict[str, Any]:
+    """What --json holds of one model."""
+    if isinstance(outcome, FoundBound):
+        keys = ("op", "dim", "gpu_ratio", "latency_ms")
+        layers = [dict(zip(keys, layer, strict=True)) for layer in outcome.limit.layers]
+        result = {"model": outcome.model, "latency_ms": outcome.limit.latency_ms, "layers": layers}
+        return {**result, "strategy": ideal.NAME, "source": "computed"}
+    result = {**outcome.plan.to_json(), "search_ms": outcome.search_ms}
+    result["placement"] = [asdict(op) for op in outcome.placed]
+    result.pop("version")
+    return result
 
 
 def search_all(

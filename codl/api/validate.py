@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,13 @@ from codl.api.job import Job, digests_of, read_inputs, recorded
 from codl.api.reporter import Reporter
 from codl.boundary import explained
 from codl.errors import CodlError
-from codl.evaluation.closeness import Agreement, agreement
+from codl.evaluation.closeness import Agreement, agreement, read_labels
 from codl.frontend.models.deployment import SUFFIXES, Deployment, Preprocessing
 from codl.ir import Network
 from codl.ir.plan import OpFallback, Plan
 from codl.ir.types import PROCESSORS, Processor
 from codl.lower import lower
+from codl.measure import SEED
 from codl.measure.budget import Budget
 from codl.measure.inputs import random_inputs
 from codl.plan.build_plan import preferring
@@ -31,6 +32,24 @@ from codl.validate.remedy import Remedy, find_remedy
 from codl.validate.validation import ModelUnderTest, Validation, to_precision, validate
 
 NPZ = ".npz"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checking:
+    """How a plan is checked: on which inputs, how near it must be, and what is looked for.
+
+    `inputs` and `labels` are files as those of `codl validate`, random inputs are drawn from the
+    `seed`. With a `precision` every kernel is taken at that. Where the plan is wrong, `remedies`
+    are looked for. Without a budget everything is checked.
+    """
+
+    inputs: Path | None = None
+    labels: Path | None = None
+    seed: int = SEED
+    cosine: float | None = None
+    precision: str | None = None
+    remedies: bool = True
+    budget: Budget | None = None
 
 
 @dataclass(frozen=True)
@@ -56,47 +75,97 @@ class CheckedPlan:
         return agreement(got, right, None if labels is None else labels[: len(got)])
 
 
-def check_plan(
-    job: Job,
-    loaded: ModelAndSource,
-    samples: InputSamples,
-    *,
-    cosine: float | None,
-    precision: str | None,
-    seed: int,
-    remedies: bool,
-    budget: Budget | None,
-) -> CheckedPlan:
-    """Check the plan of a job, op by op and whole; where it is wrong, look for `remedies`.
+def check_model(job: Job, how: Checking) -> tuple[dict[str, Any], CheckedPlan]:
+    """Check the plan of a job, op by op and whole: what `codl validate --json` holds, and all else.
 
-    With a `precision` every kernel is taken at that. Without a budget everything is checked. Raises
-    `CodlError` where the model, the plan or the device is none.
+    Raises `CodlError` where the model, the plan, its inputs or the device is none.
     """
-    time, network, reporter = budget or Budget(), loaded.network, job.reporter
+    job.check()
+    loaded = ModelAndSource.load(job.model, job.batch, job.shapes)
+    files = files_of(how.inputs, job.reporter)
+    labels = None if how.labels is None else read_labels(how.labels, [file.name for file in files])
+    samples = samples_of(loaded, files, job.deployment, how.seed, job.reporter)
+    done = check_plan(job, loaded, samples, how)
+    result = {
+        "serial": job.serial,
+        "soc": job.described.name,
+        "batch": job.batch,
+        "input": None if how.inputs is None else str(how.inputs),
+        "seed": None if how.inputs is not None else how.seed,
+        **result_of(done.validation, done.remedy),
+        "lowest": lowest_sample(done.validation, files),
+        "agreement": None if len(files) < 2 else asdict(done.agreement(labels)),
+        **done.origin,
+    }
+    return result, done
+
+
+def check_plan(
+    job: Job, loaded: ModelAndSource, samples: InputSamples, how: Checking
+) -> CheckedPlan:
+    """Check the plan of a job on a model that is loaded; where it is wrong, look for remedies."""
+    time, network, reporter = how.budget or Budget(), loaded.network, job.reporter
     with job.connected() as context:
         # A strategy that runs plans has no more time than the command.
         context = replace(context, budget_s=min(context.budget_s, time.left_s))
         chosen = _plan(job, network, context)
-        if precision is not None:
-            chosen = to_precision(network, chosen, job.described, precision)
+        if how.precision is not None:
+            chosen = to_precision(network, chosen, job.described, how.precision)
         written, applied = chosen.applied(network)
         bench = ModelUnderTest(
             replace(loaded, network=written), context.device, context.tuning, samples
         )
         with reporter.progress(f"Ops of {network.name}") as update:
-            found = validate(bench, applied, cosine=cosine, progress=update, budget=time)
+            found = validate(bench, applied, cosine=how.cosine, progress=update, budget=time)
         remedy = None
-        if found.is_wrong and remedies:
+        if found.is_wrong and how.remedies:
             reporter.note(found.diagnosis)
             reporter.stage("Looking for the smallest change with which it is right")
-            remedy = find_remedy(bench, found, budget=budget)
+            remedy = find_remedy(bench, found, budget=how.budget)
             changed = remedy.plan.restored(network, chosen.sums)
             remedy = replace(remedy, plan=_priced(changed, chosen, network, context))
         of = digests_of(context, network, plans={network.name: chosen})
-        how = {"cosine": found.cosine, "precision": precision, "seed": seed}
-        origin = recorded(context.device, of, **how)
+        protocol = {"cosine": found.cosine, "precision": how.precision, "seed": how.seed}
+        origin = recorded(context.device, of, **protocol)
     kept = replace(remedy.plan if remedy else chosen, origin=context.origin())
     return CheckedPlan(bench, found, remedy, written, kept, origin)
+
+
+def result_of(validation: Validation, remedy: Remedy | None) -> dict[str, Any]:
+    bad = validation.first_bad
+    return {
+        "model": validation.plan.model,
+        "strategy": validation.plan.strategy,
+        "ok": validation.ok,
+        "diagnosis": validation.diagnosis,
+        "left": {
+            "ops": [check.part.label for check in validation.ops.checks if not check.is_reached],
+            "samples": validation.samples_left,
+        },
+        "first_bad": None if bad is None else bad.part.layer.name,
+        "fallback": [] if remedy is None else [asdict(fallback) for fallback in remedy.fallbacks],
+        "remedy": None if remedy is None else _remedy(remedy),
+        "reference": validation.reference,
+        "references": None if validation.references is None else asdict(validation.references),
+        "outputs": asdict(validation.whole.worst),
+        "cosine": validation.whole.worst.cosine,
+        "max_rel_err": validation.whole.worst.max_rel_err,
+        "accumulated_lost": validation.ops.lost,
+        "fallbacks": [asdict(refused) for refused in validation.whole.refused],
+        "placement": [asdict(op) for op in validation.placed],
+        "ops": validation.rows(),
+    }
+
+
+def _remedy(remedy: Remedy) -> dict[str, Any]:
+    """How right the plan is with its fallbacks."""
+    return {
+        "ok": remedy.ok,
+        "outputs": None if remedy.whole is None else asdict(remedy.whole),
+        "unmet": [check.part.layer.name for check in remedy.unmet],
+        "plans_tried": remedy.tried,
+        "predicted_ms": remedy.plan.predicted_ms,
+    }
 
 
 def files_of(path: Path | None, reporter: Reporter) -> list[Path]:

@@ -44,6 +44,7 @@ def _doctor() -> None:
         with explained():
             import typer
 
+            from codl.cli.commands import LazyCommand
             from codl.cli.doctor import check_device
     except CodlError as error:
         sys.exit(f"Error: {error}")
@@ -52,7 +53,7 @@ def _doctor() -> None:
     alone = typer.Typer(
         add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich"
     )
-    alone.command(DOCTOR)(check_device)
+    alone.command(DOCTOR, cls=LazyCommand)(check_device)
     try:
         alone(sys.argv[2:], prog_name=f"codl {DOCTOR}")
     except CodlError as error:

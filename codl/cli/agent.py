@@ -9,8 +9,8 @@ from time import perf_counter
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
+from codl.cli.commands import LazyCommand
 from codl.cli.options import JsonOption, OutputOption
 from codl.cli.output import emit
 from codl.errors import CodlError
@@ -63,7 +63,7 @@ def serve(context: typer.Context) -> None:
         raise typer.Exit(main(perf_counter()))
 
 
-class InstallCommand(TyperCommand):
+class InstallCommand(LazyCommand):
     """`--python` may stand without a value, which is the word for a build that fits."""
 
     def make_parser(self, ctx: Any) -> Any:

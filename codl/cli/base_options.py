@@ -11,24 +11,26 @@ import typer
 
 from codl.errors import CodlError
 from codl.files import check_folder, check_writable
-from codl.targets.connect import TRANSPORTS, transport_of
 
 #: No count that is asked for is larger.
 MOST_IMAGES, MOST_ROUNDS = (1 << 31) - 1, 1_000_000
 #: This machine, where no device is named.
 HERE = "local"
-SERIALS = ", ".join(f"{t.pattern} ({t.help})" for t in TRANSPORTS.values())
+SERIALS = "{codl.cli.help_words:serials}"
 
 
-def _known_serial(serial: str) -> str:
+def known_serial(serial: str) -> str:
     """Refuses what no target is called before anything else is done."""
-    transport_of(serial)
+    from codl.targets.connect import transport_of
+
+    if serial != HERE:
+        transport_of(serial)
     return serial
 
 
 def _known_serials(serials: list[str] | None) -> list[str]:
     """Those given, or this machine; refuses what no target is called, and what is named twice."""
-    named = [_known_serial(serial) for serial in serials or [HERE]]
+    named = [known_serial(serial) for serial in serials or [HERE]]
     for serial in named:
         if named.count(serial) > 1:
             raise CodlError(f"--serial names {serial!r} twice: a device works for itself alone.")
@@ -111,7 +113,7 @@ SerialOption = Annotated[
         "--on",
         help=f"The device: {SERIALS}.",
         show_default=True,
-        callback=_known_serial,
+        callback=known_serial,
     ),
 ]
 SerialsOption = Annotated[

@@ -7,21 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from codl.api.decoders import PEERS, USUAL, DecoderJob, measure_decoder
 from codl.cli import options as opt
 from codl.cli.output import TERMINAL, emit
-from codl.evaluation.decoders import WEIGHTS
-from codl.frontend.decoders import DECODERS
-from codl.measure import dataset as datasets
-from codl.predict import FOLDER
+from codl.measure import FOLDER as DATASETS
+from codl.predict import FOLDER as PREDICTORS
 from codl.report.text_table import Table
-from codl.strategies import STRATEGIES
 
 ModelArgument = Annotated[
     str,
     typer.Argument(
-        help=f"A built-in decoder ({', '.join(DECODERS)}), or an .onnx file whose attention is "
-        "GroupQueryAttention with a cache.",
+        help="A built-in decoder ({codl.frontend.decoders:DECODERS}), or an .onnx file whose "
+        "attention is GroupQueryAttention with a cache.",
     ),
 ]
 PromptOption = Annotated[
@@ -45,23 +41,25 @@ StrategiesOption = Annotated[
     list[str] | None,
     typer.Option(
         "--strategies",
-        help=f"Of {', '.join(STRATEGIES)}, {opt.BY_COMMAS}; the last one is what the result is of. "
-        f"By default {','.join(USUAL)}.",
+        help=f"Of {{codl.strategies:STRATEGIES}}, {opt.BY_COMMAS}; the last one is what the result "
+        "is of. By default {codl.cli.help_words:of_decoders}.",
         metavar="A,B",
     ),
 ]
 PeersOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--peers", help=f"Other libraries, of {', '.join(PEERS)}, {opt.BY_COMMAS}.", metavar="A,B"
+        "--peers",
+        help=f"Other libraries, of {{codl.api.decoders:PEERS}}, {opt.BY_COMMAS}.",
+        metavar="A,B",
     ),
 ]
 WeightsOption = Annotated[
     str,
     typer.Option(
         "--weights",
-        help=f"Where weights may be, of {', '.join(WEIGHTS)}: each step cuts them as is fastest, "
-        "or each lies on one processor, the same for prompts and new tokens.",
+        help="Where weights may be, of {codl.evaluation.decoders:WEIGHTS}: each step cuts them as "
+        "is fastest, or each lies on one processor, the same for prompts and new tokens.",
     ),
 ]
 
@@ -82,8 +80,8 @@ def bench_llm(
     search_budget: opt.SearchBudgetOption = opt.SEARCH_BUDGET,
     budget: opt.BudgetOption = None,
     check: opt.CheckOption = True,
-    dataset: opt.DatasetsOption = datasets.FOLDER,
-    predictors: opt.PredictorsOption = FOLDER,
+    dataset: opt.DatasetsOption = DATASETS,
+    predictors: opt.PredictorsOption = PREDICTORS,
     json: opt.JsonOption = False,
     output: opt.OutputOption = None,
 ) -> None:
@@ -103,6 +101,9 @@ def bench_llm(
     codl bench llm model.onnx --soc host -p 256 -n 64 --strategies cpu,codl
     codl bench llm model.onnx --soc host --weights once
     """
+    from codl.api.decoders import PEERS, USUAL, DecoderJob, measure_decoder
+    from codl.strategies import STRATEGIES
+
     limit = opt.budget_of(budget)
     measured = measure_decoder(
         DecoderJob(

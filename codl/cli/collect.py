@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from codl.api.collect import CollectRun, Standing, collect
 from codl.cli import options as opt
 from codl.cli.base_options import MOST_IMAGES, MOST_ROUNDS, finite
+from codl.cli.job_options import with_options
 from codl.cli.output import TERMINAL, emit
 from codl.errors import CodlError, UnknownNameError
-from codl.evaluation.plan_convergence import TOLERANCE
-from codl.frontend.models import MEASURED
-from codl.measure import dataset as datasets
-from codl.measure.cool_down import HOT_C
-from codl.measure.devices_at_work import DeviceNews
-from codl.measure.measurement_order import MOST_SIMILAR
-from codl.measure.tasks import FEW_SHARES, SHARES
+from codl.measure import FOLDER as DATASETS
+from codl.measure import HOT_C
 from codl.plugins import RUNNERS
 from codl.report.text_table import Table
+
+if TYPE_CHECKING:
+    from codl.api.collect import CollectRun, Standing
+    from codl.measure.devices_at_work import DeviceNews
 
 #: What measures unless --runner names a plugin's, which is called as `collect_original` is.
 CODL = "codl"
@@ -33,14 +33,13 @@ STOPPED = {
     "samples": "as many as wanted",
     "battery": "the battery is low",
 }
-ALL_SHARES, SOME_SHARES = (",".join(map(str, shares)) for shares in (SHARES, FEW_SHARES))
 
 CollectedModelsOption = Annotated[
     list[str] | None,
     typer.Option(
         "--models",
-        help=f"Models whose ops are measured, {opt.BY_COMMAS}. By default {', '.join(MEASURED)}; "
-        "and some of what attention is made of.",
+        help=f"Models whose ops are measured, {opt.BY_COMMAS}. By default "
+        "{codl.frontend.models:MEASURED}; and some of what attention is made of.",
         metavar="A,B",
     ),
 ]
@@ -49,7 +48,7 @@ SharesOption = Annotated[
     typer.Option(
         "--shares",
         help="A processor's shares of an op's output, 0 ... 1. "
-        f"{ALL_SHARES}, or {SOME_SHARES} with a budget.",
+        "{codl.cli.help_words:shares} with a budget.",
         show_default=False,
     ),
 ]
@@ -60,7 +59,7 @@ SimilarOption = Annotated[
         min=0,
         help="How many similar ops to measure: those that the networks of --models would have for "
         "other image sizes or widths. By default 0; with a budget as many as there is time for, "
-        f"{MOST_SIMILAR} at most.",
+        "{codl.measure.measurement_order:MOST_SIMILAR} at most.",
         show_default=False,
     ),
 ]
@@ -145,35 +144,111 @@ ToleranceOption = Annotated[
         max=100,
         callback=finite,
         help="Percent by which a plan may take longer than a newer one and still count as "
-        f"unchanged; {100 * TOLERANCE:g} by default.",
+        "unchanged; {codl.cli.help_words:tolerance} by default.",
         show_default=False,
     ),
 ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class CollectOptions:
+    """What is measured, on which devices, until when, and how."""
+
+    soc: opt.SocOption = ""
+    serial: opt.SerialsOption = None
+    models: CollectedModelsOption = None
+    ops: opt.OpsOption = None
+    shares: SharesOption = None
+    similar: SimilarOption = None
+    batch: BatchesOption = None
+    budget: opt.BudgetOption = None
+    samples: SamplesOption = None
+    everything: AllOption = False
+    tolerance: ToleranceOption = None
+    precision: opt.PrecisionOption = None
+    resume: ResumeOption = False
+    tune: TuneOption = True
+    governor: opt.GovernorOption = None
+    cool_down: opt.CoolDownOption = opt.COOL_DOWN
+    hot: opt.HotOption = HOT_C
+    runner: RunnerOption = CODL
+    program: ProgramOption = None
+    gpu_memory_type: MemoryTypeOption = None
+    rounds: RoundsOption = None
+    datasets_folder: opt.ToDatasetsOption = DATASETS
+
+    @property
+    def budget_s(self) -> float | None:
+        return opt.read_seconds(self.budget)
+
+    @property
+    def asked_shares(self) -> list[float] | None:
+        return opt.read_shares(self.shares) if self.shares else None
+
+    def collected(self) -> CollectRun:
+        """Measure, by codl or by the runner that is named."""
+        from codl.api.collect import collect
+
+        sources = opt.sources_of(self.models, self.ops)
+        if self.runner != CODL:
+            return self._by_runner(sources)
+        return collect(
+            self.soc,
+            serial=self.serial or [],
+            precision=self.precision,
+            ops=sources or None,
+            shares=self.asked_shares,
+            similar=self.similar,
+            batches=self.batch or (),
+            budget_s=self.budget_s,
+            samples=self.samples,
+            everything=self.everything,
+            tolerance=self.tolerance,
+            resume=self.resume,
+            tune=self.tune,
+            governor=self.governor,
+            cool_down_s=opt.read_seconds(self.cool_down) or 0.0,
+            hot_c=self.hot,
+            output=self.datasets_folder,
+            reporter=TERMINAL,
+            shown=_lines,
+        )
+
+    def _by_runner(self, sources: Sequence[str]) -> CollectRun:
+        """Raises `CodlError` for what the original's program cannot do."""
+        from codl.api.collect import CollectRun
+        from codl.frontend.models import MEASURED
+        from codl.measure.tasks import FEW_SHARES, SHARES
+
+        runner, serials = self.runner, self.serial or []
+        if self.similar or self.batch:
+            raise CodlError(f"--similar and --batch are not for --runner {runner}.")
+        if self.tolerance is not None:
+            raise CodlError(f"--tolerance is not for --runner {runner}, which measures everything.")
+        if len(serials) > 1:
+            raise CodlError(f"--runner {runner} works on one device, got {', '.join(serials)}.")
+        options = {
+            "program": self.program,
+            "memory_type": self.gpu_memory_type,
+            "rounds": self.rounds,
+        }
+        dataset, done = RUNNERS[runner](
+            self.soc,
+            serials[0],
+            {name: value for name, value in options.items() if value is not None},
+            ops=sources or MEASURED,
+            shares=self.asked_shares or (SHARES if self.budget_s is None else FEW_SHARES),
+            root=self.datasets_folder,
+            resume=self.resume,
+            budget_s=self.budget_s,
+            samples=self.samples,
+        )
+        return CollectRun(dataset, done)
+
+
+@with_options
 def collect_data(
-    soc: opt.SocOption = "",
-    serial: opt.SerialsOption = None,
-    models: CollectedModelsOption = None,
-    ops: opt.OpsOption = None,
-    shares: SharesOption = None,
-    similar: SimilarOption = None,
-    batch: BatchesOption = None,
-    budget: opt.BudgetOption = None,
-    samples: SamplesOption = None,
-    everything: AllOption = False,
-    tolerance: ToleranceOption = None,
-    precision: opt.PrecisionOption = None,
-    resume: ResumeOption = False,
-    tune: TuneOption = True,
-    governor: opt.GovernorOption = None,
-    cool_down: opt.CoolDownOption = opt.COOL_DOWN,
-    hot: opt.HotOption = HOT_C,
-    runner: RunnerOption = CODL,
-    program: ProgramOption = None,
-    gpu_memory_type: MemoryTypeOption = None,
-    rounds: RoundsOption = None,
-    datasets_folder: opt.ToDatasetsOption = datasets.FOLDER,
+    asked: CollectOptions,
     json: opt.JsonOption = False,
     output: opt.OutputOption = None,
 ) -> None:
@@ -223,66 +298,9 @@ def collect_data(
     codl collect --soc rk3588 --serial ssh://pi@one.local --serial ssh://pi@two.local
     codl collect --soc host --serial replay:lat_datasets/host --budget 10m --datasets tried
     """
-    serials = serial or []
-    sources = opt.sources_of(models, ops)
-    budget_s = opt.read_seconds(budget)
-    asked_shares = opt.read_shares(shares) if shares else None
-    if runner != CODL:
-        _refuse_runner(runner, serials, similar=similar, batch=batch, tolerance=tolerance)
-        options = {"program": program, "memory_type": gpu_memory_type, "rounds": rounds}
-        dataset, done = RUNNERS[runner](
-            soc,
-            serials[0],
-            {name: value for name, value in options.items() if value is not None},
-            ops=sources or MEASURED,
-            shares=asked_shares or (SHARES if budget_s is None else FEW_SHARES),
-            root=datasets_folder,
-            resume=resume,
-            budget_s=budget_s,
-            samples=samples,
-        )
-        run = CollectRun(dataset, done)
-    else:
-        run = collect(
-            soc,
-            serial=serials,
-            precision=precision,
-            ops=sources or None,
-            shares=asked_shares,
-            similar=similar,
-            batches=batch or (),
-            budget_s=budget_s,
-            samples=samples,
-            everything=everything,
-            tolerance=tolerance,
-            resume=resume,
-            tune=tune,
-            governor=governor,
-            cool_down_s=opt.read_seconds(cool_down) or 0.0,
-            hot_c=hot,
-            output=datasets_folder,
-            reporter=TERMINAL,
-            shown=_lines,
-        )
+    run = asked.collected()
     emit("collect", run.to_json(), lambda: _table(run), as_json=json, output=output)
     run.check()
-
-
-def _refuse_runner(
-    runner: str,
-    serials: Sequence[str],
-    *,
-    similar: int | None,
-    batch: Sequence[int] | None,
-    tolerance: float | None,
-) -> None:
-    """Raises `CodlError` for what the original's program cannot do."""
-    if similar or batch:
-        raise CodlError(f"--similar and --batch are not for --runner {runner}.")
-    if tolerance is not None:
-        raise CodlError(f"--tolerance is not for --runner {runner}, which measures everything.")
-    if len(serials) > 1:
-        raise CodlError(f"--runner {runner} works on one device, got {', '.join(serials)}.")
 
 
 def _lines(standing: Standing) -> RenderableType:

@@ -1,12 +1,15 @@
 """Where every command is, and groups that import a command when somebody asks for it.
 
-Help and completion list commands by what their sources say of them, and import none.
+Help and completion list commands by what their sources say of them, and import none. The help of an
+option names what lies elsewhere by its place, such as {codl.ir.types:PRECISIONS}, which is imported
+when that help is shown.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, MutableMapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from copy import copy
 from importlib import import_module
 from importlib.util import find_spec
@@ -58,6 +61,45 @@ def places_of(group: str) -> dict[str, str]:
     every = {**COMMANDS, **plugins.COMMANDS.places, **GROUPS}
     split = {tuple(name.rpartition(" ")[::2]): place for name, place in every.items()}
     return {word: place for (parent, word), place in split.items() if parent == group}
+
+
+#: In the help of an option: the names that lie there, or a function that gives the words.
+PLACE = re.compile(r"\{([\w.]+:\w+)\}")
+
+
+def filled(text: str) -> str:
+    """The help of an option with what lies at the places in it."""
+    return PLACE.sub(lambda match: _words(_at(match[1])), text)
+
+
+def _words(value: Any) -> str:
+    if callable(value):
+        return str(value())
+    several = isinstance(value, Iterable) and not isinstance(value, str)
+    return ", ".join(map(str, value)) if several else str(value)
+
+
+def _at(place: str) -> Any:
+    """What is called "module:attribute"; raises `MissingPackageError`."""
+    module, _, attribute = place.partition(":")
+    with explained():
+        return getattr(import_module(module), attribute)
+
+
+class LazyCommand(TyperCommand):
+    """A command whose options' help is filled when it is shown."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        for parameter in self.params:
+            if text := getattr(parameter, "help", None):
+                parameter.help = filled(text)  # type: ignore[attr-defined]
+        super().format_help(ctx, formatter)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        items = super().shell_complete(ctx, incomplete)
+        for item in items:
+            item.help = PLACE.sub("...", item.help or "")
+        return items
 
 
 class _Commands(MutableMapping[str, Any]):
@@ -121,15 +163,15 @@ def unwrapped(text: str) -> str:
 
 def _load(name: str, place: str) -> Any:
     """Import a command or a group; raises `MissingPackageError` where a package is missing."""
-    module, _, attribute = place.partition(":")
     with explained():
-        plugin = plugins.COMMANDS.get(name)
-        what = getattr(import_module(module), attribute) if plugin is None else plugin
+        what = plugins.COMMANDS.get(name) or _at(place)
     alone, word = typer.Typer(rich_markup_mode="rich"), name.rpartition(" ")[2]
     if isinstance(what, typer.Typer):
+        for registered in what.registered_commands:
+            registered.cls = LazyCommand if registered.cls is TyperCommand else registered.cls
         alone.add_typer(what, name=word, cls=LazyGroup)
     else:
-        alone.command(word)(what)
+        alone.command(word, cls=LazyCommand)(what)
     command = typer.main.get_group(alone).commands[word]
     for each in (command, *getattr(getattr(command, "commands", None), "made", {}).values()):
         each.help = unwrapped(each.help or "")

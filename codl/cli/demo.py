@@ -15,13 +15,12 @@ import typer
 
 from codl import files
 from codl.api.collect import LAST_LOOK_S
+from codl.api.explain import explained_result
 from codl.api.job import Job
-from codl.api.search import search_all
+from codl.api.search import plan_result, search_all
 from codl.cli import options as opt
-from codl.cli.explain import explained_result
 from codl.cli.output import STDOUT, TERMINAL, document, note, warn
 from codl.cli.progress import ended, stage
-from codl.cli.search import plan_result
 from codl.errors import CodlError, InterruptedCommandError
 from codl.evaluation.explain import explain_predicted
 from codl.files import check_folder
@@ -205,7 +204,7 @@ def _predicted(folder: Path) -> tuple[DemoRow, ...]:
     stage(f"Explaining {model}")
     network, plan = load_structure(model), plans[model, "codl"].plan
     explained = explain_predicted(network, plan, job.context)
-    waterfall = explained_result(network, plan, job.described, explained, None)
+    waterfall = explained_result(job, network, plan, explained)
     files.write(folder / WATERFALL, document("explain", waterfall) + "\n")
     return tuple(_planned(model, plans) for model in MODELS)
 

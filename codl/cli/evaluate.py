@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
 
-from codl.api.evaluate import USUAL, Earlier, EvalRun, evaluate, evaluate_again
 from codl.cli import options as opt
 from codl.cli.output import TERMINAL, emit, tell
-from codl.measure import dataset as datasets
-from codl.measure.cool_down import HOT_C
-from codl.measure.peers import PEERS
-from codl.predict import FOLDER
+from codl.measure import FOLDER as DATASETS
+from codl.measure import HOT_C
+from codl.predict import FOLDER as PREDICTORS
+
+if TYPE_CHECKING:
+    from codl.api.evaluate import Earlier, EvalRun
 
 USUAL_MODELS = ("yolov2",)
 #: Options that are not given with --repro.
@@ -34,7 +35,9 @@ OtherEnvironmentOption = Annotated[
 PeersOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--peers", help=f"Other libraries, of {', '.join(PEERS)}, {opt.BY_COMMAS}.", metavar="A,B"
+        "--peers",
+        help=f"Other libraries, of {{codl.measure.peers:PEERS}}, {opt.BY_COMMAS}.",
+        metavar="A,B",
     ),
 ]
 TimelinesOption = Annotated[
@@ -59,8 +62,8 @@ def evaluate_strategies(
     no_profile: opt.NoProfileOption = False,
     budget: opt.BudgetOption = None,
     batch: opt.BatchOption = None,
-    dataset: opt.DatasetsOption = datasets.FOLDER,
-    predictors: opt.PredictorsOption = FOLDER,
+    dataset: opt.DatasetsOption = DATASETS,
+    predictors: opt.PredictorsOption = PREDICTORS,
     with_timelines: TimelinesOption = True,
     governor: opt.GovernorOption = None,
     cool_down: opt.CoolDownOption = opt.COOL_DOWN,
@@ -99,6 +102,8 @@ def evaluate_strategies(
     codl eval --soc host --models yolov2 --max-kernel-ms 1 --gpu-duty 0.7
     codl eval --repro eval.json
     """
+    from codl.api.evaluate import USUAL, evaluate, evaluate_again
+
     limit = opt.budget_of(budget)
     how: dict[str, Any] = {
         "budget_s": opt.read_budget(search_budget, "--search-budget"),
@@ -154,6 +159,8 @@ def _tables(run: EvalRun, result: dict[str, Any]) -> RenderableType:
 
 def _earlier(context: typer.Context, path: Path) -> Earlier:
     """The evaluation to run again, which says itself what is run."""
+    from codl.api.evaluate import Earlier
+
     for name in OF_THE_FILE:
         if not _is_default(context, name):
             option = name.replace("_", "-")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from codl.api.home import usual_soc
 from codl.cli.base_options import MOST_IMAGES, duration, writable_folder
 from codl.cli.base_options import MOST_ROUNDS as MOST_ROUNDS
 from codl.cli.base_options import BudgetOption as BudgetOption
@@ -23,23 +22,17 @@ from codl.cli.base_options import read_seconds as read_seconds
 from codl.cli.base_options import writable as writable
 from codl.cli.output import tell
 from codl.errors import CodlError, UnknownNameError
-from codl.frontend.models import BUILT_IN, BUNDLE, choices
-from codl.ir.types import PRECISIONS
-from codl.measure import dataset as datasets
+from codl.files import BUNDLE
+from codl.measure import FOLDER, LONGEST_S, SEARCH_S
 from codl.measure.budget import Budget
-from codl.measure.cool_down import LONGEST_S
-from codl.predict import ESTIMATORS
-from codl.runtime.placement import HINTS
-from codl.strategies import DEFAULT, STRATEGIES, ideal
-from codl.strategies.base import BUDGET_S
-from codl.workers import Workers
+
+if TYPE_CHECKING:
+    from codl.workers import Workers
 
 #: How several names are told.
 BY_COMMAS = "by commas"
-#: The strategies that run plans on the device to find the best.
-RUN_PLANS = ", ".join(name for name, strategy in STRATEGIES.items() if strategy.runs_plans)
 MODELS = (
-    f"A built-in model ({', '.join(sorted(BUILT_IN))}), an .onnx file, a model in .yaml, "
+    "A built-in model ({codl.cli.help_words:models}), an .onnx file, a model in .yaml, "
     "or a deployment .yaml (with #NAME where it has several models)"
 )
 SOCS = "A SoC: a name of `codl soc list`, or a .yaml file"
@@ -49,6 +42,8 @@ def _usual_soc(*, runs: bool) -> Callable[[typer.Context, str], str]:
     """Takes the usual SoC where none is named, and says so; a bundle or --repro has its own."""
 
     def soc_of(context: typer.Context, name: str) -> str:
+        from codl.api.home import usual_soc
+
         told = context.params
         has_one = told.get("repro") or Path(str(told.get("model", ""))).suffix == BUNDLE
         if name or has_one or context.resilient_parsing:
@@ -97,7 +92,7 @@ AffinityOption = Annotated[
     ),
 ]
 PerformanceOption = Annotated[
-    str | None, typer.Option("--gpu-performance", help=f"A hint: {', '.join(HINTS)}.")
+    str | None, typer.Option("--gpu-performance", help="A hint: {codl.runtime.placement:HINTS}.")
 ]
 LongestOption = Annotated[
     float | None,
@@ -116,7 +111,7 @@ DutyOption = Annotated[
     ),
 ]
 PriorityOption = Annotated[
-    str | None, typer.Option("--gpu-priority", help=f"A hint: {', '.join(HINTS)}.")
+    str | None, typer.Option("--gpu-priority", help="A hint: {codl.runtime.placement:HINTS}.")
 ]
 
 ModelArgument = Annotated[str, typer.Argument(help=f"{MODELS}.")]
@@ -145,7 +140,7 @@ StrategiesOption = Annotated[
     list[str] | None,
     typer.Option(
         "--strategies",
-        help=f"Of {', '.join([*STRATEGIES, ideal.NAME])}, {BY_COMMAS}.",
+        help=f"Of {{codl.cli.help_words:compared}}, {BY_COMMAS}.",
         metavar="A,B",
         show_default=False,
     ),
@@ -172,9 +167,9 @@ PrecisionOption = Annotated[
     str | None,
     typer.Option(
         "--precision",
-        help=f"What the GPU stores tensors as and computes in, of {', '.join(PRECISIONS)}: in half "
-        "it multiplies halves too, and sums what is long as float32. By default as the SoC file "
-        "says.",
+        help="What the GPU stores tensors as and computes in, of {codl.ir.types:PRECISIONS}: in "
+        "half it multiplies halves too, and sums what is long as float32. By default as the SoC "
+        "file says.",
         show_default=False,
     ),
 ]
@@ -183,13 +178,13 @@ StrategyOption = Annotated[
     str | None,
     typer.Option(
         "--strategy",
-        help=f"A way to plan: one of {', '.join(STRATEGIES)}. By default what a deployment's "
-        f"runtime says, or {DEFAULT}.",
+        help="A way to plan: one of {codl.strategies:STRATEGIES}. By default what a deployment's "
+        "runtime says, or {codl.strategies:DEFAULT}.",
         show_default=False,
     ),
 ]
 PredictorOption = Annotated[
-    str | None, typer.Option("--predictor", help=f"Plan with one of {', '.join(ESTIMATORS)}.")
+    str | None, typer.Option("--predictor", help="Plan with one of {codl.predict:ESTIMATORS}.")
 ]
 PlacementOption = Annotated[
     bool, typer.Option("--placement", help="Show where every op runs, not only a summary.")
@@ -205,7 +200,7 @@ DATASETS = "Where datasets lie, a folder for each SoC."
 
 def _existing(folder: Path) -> Path:
     """Refuses a folder that is named and is not there; the usual one need not be."""
-    if folder != datasets.FOLDER and not folder.is_dir():
+    if folder != FOLDER and not folder.is_dir():
         raise CodlError(f"--datasets {folder}: there is no such folder.")
     return folder
 
@@ -232,8 +227,8 @@ SearchBudgetOption = Annotated[
     str,
     typer.Option(
         "--search-budget",
-        help=f"Time that a strategy which runs plans ({RUN_PLANS}) may take for a model, such as "
-        "90s or 10m: the best so far is taken.",
+        help="Time that a strategy which runs plans ({codl.cli.help_words:run_plans}) may take for "
+        "a model, such as 90s or 10m: the best so far is taken.",
         callback=duration,
     ),
 ]
@@ -250,7 +245,7 @@ NoProfileOption = Annotated[
     bool,
     typer.Option("--no-profile", help="Plan by predictions alone, without profiling the model."),
 ]
-SEARCH_BUDGET = f"{BUDGET_S:g}s"
+SEARCH_BUDGET = f"{SEARCH_S:g}s"
 TimeOption = Annotated[
     str, typer.Option("--time", help="Measure at least this long, such as 30s.", callback=duration)
 ]
@@ -301,6 +296,8 @@ def read_models(*texts: str) -> list[str]:
 
     Raises `CodlError` where none is named.
     """
+    from codl.frontend.models import choices
+
     names = [name for text in texts for name in ([text] if Path(text).is_file() else _parts(text))]
     models = list(dict.fromkeys(model for name in names for model in choices(name)))
     if not models:
@@ -329,6 +326,8 @@ def _parts(text: str) -> list[str]:
 
 def read_workers(jobs: int | None, dask: str | None, *, usual: int = 1) -> Workers:
     """Who shares the work, of --jobs and --dask: by default `usual` processes."""
+    from codl.workers import Workers
+
     if jobs is not None and dask is not None:
         raise typer.BadParameter(
             "a Dask cluster has as many workers as it has.", param_hint="--jobs with --dask"

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.text import Text
@@ -21,10 +20,6 @@ from codl.cli.progress import progress as progress
 from codl.cli.progress import stage as stage
 from codl.files import printable
 from codl.provenance import provenance
-
-if TYPE_CHECKING:
-    from codl.records.results import Checked
-
 
 #: Tables are as wide as the terminal, as COLUMNS says, or as this.
 WIDTH = 160
@@ -56,14 +51,6 @@ def document(command: str, result: dict[str, Any]) -> str:
     """A result of a command as JSON, with where it comes from."""
     content = {"command": command, "version": 1, **provenance(), **result}
     return json.dumps(_finite(content), indent=1)
-
-
-def told_of(checked: Checked | None) -> dict[str, Any]:
-    """The keys of a comparison before the first result; None where nobody asked for it."""
-    return {
-        "check_ms": None if checked is None else checked.ms,
-        "check": None if checked is None else asdict(checked),
-    }
 
 
 def _finite(value: Any) -> Any:

@@ -8,17 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from codl.api.job import Job
-from codl.bundle.packaging import Packaged, package
 from codl.cli import options as opt
-from codl.cli.output import TERMINAL, emit, note, stage, told_of
-from codl.frontend.models import BUNDLE
-from codl.ir import Network
-from codl.ir.plan import Plan
-from codl.measure import dataset as datasets
-from codl.predict import FOLDER
+from codl.cli.job_options import JobOptions, with_options
+from codl.cli.output import emit
+from codl.files import BUNDLE
 from codl.report.text_table import Table
-from codl.validate.references import read_network
 
 BundleOption = Annotated[
     Path,
@@ -26,22 +20,10 @@ BundleOption = Annotated[
 ]
 
 
+@with_options
 def package_model(
-    model: opt.ModelArgument,
+    asked: JobOptions,
     output: BundleOption,
-    soc: opt.SocOption = "",
-    serial: opt.SerialOption = "local",
-    precision: opt.PrecisionOption = None,
-    plan: opt.PlanOption = None,
-    strategy: opt.StrategyOption = None,
-    search_budget: opt.SearchBudgetOption = opt.SEARCH_BUDGET,
-    profile: opt.ProfileOption = None,
-    no_profile: opt.NoProfileOption = False,
-    batch: opt.BatchOption = None,
-    dataset: opt.DatasetsOption = datasets.FOLDER,
-    predictors: opt.PredictorsOption = FOLDER,
-    predictor: opt.PredictorOption = None,
-    shape: opt.ShapeOption = None,
     check: opt.CheckOption = True,
     json: opt.JsonOption = False,
 ) -> None:
@@ -58,52 +40,12 @@ def package_model(
     codl package model.onnx --soc host --plan plan.json -o model.codl
     codl run yolov2.codl
     """
+    from codl.api.package import package
+
     if output.suffix != BUNDLE:
         raise typer.BadParameter(f"must end in {BUNDLE}, got {output}", param_hint="--output")
-    job = Job(
-        model=model,
-        soc=soc,
-        serial=serial,
-        precision=precision,
-        plan=plan,
-        strategy=strategy,
-        predictor=predictor,
-        budget_s=opt.read_budget(search_budget, "--search-budget"),
-        profile=opt.read_profile(profile, no_profile),
-        dataset=dataset,
-        predictors=predictors,
-        reporter=TERMINAL,
-    )
-    job.check()
-    stage(f"Reading {model}")
-    network, source = read_network(model, batch, opt.read_shapes(shape), check=check)
-    with job.connected() as context:
-        chosen = job.plan_of(network, context)
-        stage(f"Compiling {network.name}, and trying it in a process of its own")
-        made = package(network, chosen, context.device, output, context.tuning, source=source)
-    note(f"Wrote {output}")
-    result = _result(network, chosen, made, serial)
+    result = package(asked.job(), output, check=check)
     emit("package", result, lambda: _table(result), as_json=json)
-
-
-def _result(network: Network, plan: Plan, made: Packaged, serial: str) -> dict[str, Any]:
-    times = made.cold_start
-    return {
-        "model": network.name,
-        "soc": plan.soc,
-        "serial": serial,
-        "strategy": plan.strategy,
-        "file": str(made.path),
-        "bytes": made.bytes,
-        "cold_start_ms": times.process_ms,
-        "without_interpreter_ms": times.without_interpreter_ms,
-        "import_ms": times.import_ms,
-        "load_ms": times.load_ms,
-        "first_run_ms": times.first_run_ms,
-        "max_rel_err": made.max_rel_err,
-        **told_of(made.checked),
-        "source": "measured",
-    }
 
 
 def _table(result: Mapping[str, Any]) -> Table:

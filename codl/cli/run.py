@@ -3,38 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
-from numpy.typing import NDArray
 from rich.console import Group
 
-from codl import bundle, files
-from codl.api.job import Job, RunOptions, digests_of, read_inputs, recorded
-from codl.bundle.archive import Archive
+from codl import files
 from codl.cli import options as opt
-from codl.cli.output import TERMINAL, emit, note, stage, told_of, warn
-from codl.cli.plan_tables import op_placement_table
-from codl.cli.trace import RUNS, power_w, trace_file, write_trace
-from codl.engine.engine import MOST_MEMORY, Engine
-from codl.errors import CodlError, UnsupportedError
-from codl.evaluation.run_report import RunReport, measure
-from codl.evaluation.tracing import record
-from codl.frontend.models import BUNDLE
-from codl.measure import dataset as datasets
-from codl.measure.inputs import random_inputs
-from codl.plan.cost_model import CostModel
-from codl.predict import FOLDER
-from codl.runtime.loaded import sharing_ms
-from codl.strategies import Context
-from codl.strategies.rehearsal import keep_run
-from codl.targets.base import Target
-from codl.targets.connect import connect
-from codl.targets.detect import load_local
+from codl.cli.job_options import JobOptions, with_options
+from codl.cli.output import emit, note, warn
+from codl.cli.trace import trace_file
+
+if TYPE_CHECKING:
+    from codl.api.job import Job
 
 NPZ = ".npz"
 #: A run that takes twice its prediction is worth a word.
@@ -60,8 +43,8 @@ AdaptOption = Annotated[
     typer.Option(
         "--adapt/--no-adapt",
         help="Move shares to whichever processor becomes the faster one, between ratios that are "
-        f"ready in {MOST_MEMORY} times the plan's memory. Takes seconds more to begin; on this "
-        "machine only.",
+        "ready in {codl.engine.engine:MOST_MEMORY} times the plan's memory. Takes seconds more to "
+        "begin; on this machine only.",
     ),
 ]
 TrustOption = Annotated[
@@ -95,32 +78,33 @@ TraceOption = Annotated[
 ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunJobOptions(JobOptions):
+    """Of a bundle too, and with what holds for this run alone."""
+
+    model: ModelOrBundle
+    threads: opt.ThreadsOption = None
+    cpu_affinity: opt.AffinityOption = None
+    gpu_performance: opt.PerformanceOption = None
+    gpu_priority: opt.PriorityOption = None
+    max_kernel_ms: opt.LongestOption = None
+    gpu_duty: opt.DutyOption = None
+
+    def job(self, **more: Any) -> Job:
+        from codl.api.job import RunOptions
+
+        options = {name: getattr(self, name) for name in RunOptions.__dataclass_fields__}
+        return super().job(options=RunOptions(**options), **more)
+
+
+@with_options
 def run_model(
-    model: ModelOrBundle,
-    soc: opt.SocOption = "",
-    serial: opt.SerialOption = "local",
-    precision: opt.PrecisionOption = None,
-    plan: opt.PlanOption = None,
-    strategy: opt.StrategyOption = None,
-    search_budget: opt.SearchBudgetOption = opt.SEARCH_BUDGET,
-    profile: opt.ProfileOption = None,
-    no_profile: opt.NoProfileOption = False,
+    asked: RunJobOptions,
     inputs: InputsOption = None,
     outputs: OutputsOption = None,
     rounds: RoundsOption = 20,
-    batch: opt.BatchOption = None,
-    dataset: opt.DatasetsOption = datasets.FOLDER,
-    predictors: opt.PredictorsOption = FOLDER,
-    predictor: opt.PredictorOption = None,
-    shape: opt.ShapeOption = None,
     adapt: AdaptOption = False,
     every: opt.PlacementOption = False,
-    threads: opt.ThreadsOption = None,
-    cpu_affinity: opt.AffinityOption = None,
-    gpu_performance: opt.PerformanceOption = None,
-    gpu_priority: opt.PriorityOption = None,
-    max_kernel_ms: opt.LongestOption = None,
-    gpu_duty: opt.DutyOption = None,
     trust: TrustOption = False,
     check: opt.CheckOption = True,
     strict: StrictOption = False,
@@ -154,45 +138,21 @@ def run_model(
     codl run yolov2 --soc host --max-kernel-ms 1 --gpu-duty 0.7
     codl run yolov2 --soc host --trace yolov2.pftrace
     """
-    job = Job(
-        model=model,
-        soc=soc,
-        serial=serial,
-        precision=precision,
-        plan=plan,
-        strategy=strategy,
-        predictor=predictor,
-        budget_s=opt.read_budget(search_budget, "--search-budget"),
-        profile=opt.read_profile(profile, no_profile),
-        batch=batch,
-        shapes=opt.read_shapes(shape),
-        dataset=dataset,
-        predictors=predictors,
-        options=RunOptions(
-            threads, cpu_affinity, gpu_performance, gpu_priority, max_kernel_ms, gpu_duty
-        ),
-        reporter=TERMINAL,
+    from codl.api.run import RunHow, run
+    from codl.cli.plan_tables import op_placement_table
+
+    how = RunHow(
+        rounds=rounds,
+        inputs=inputs,
+        adapts=adapt,
+        trusted=trust,
+        check=check,
+        strict=strict,
+        trace=trace,
     )
-    with ExitStack() as stack:
-        if Path(model).suffix == BUNDLE:
-            fixed = {"plan": plan, "strategy": strategy, "batch": batch, "shape": shape}
-            fixed |= {"predictor": predictor, "adapt": adapt, "precision": precision}
-            opened = _open_bundle(job, fixed, stack, inputs, trusted=trust, check=check)
-        else:
-            opened = _open_model(job, stack, inputs, check=check, adapts=adapt, strict=strict)
-        with (engine := opened.engine):
-            done = _measured(opened, rounds=rounds, strict=strict)
-            if trace is not None:
-                power = power_w(done)
-                recording = record(engine, opened.target, opened.cost, runs=RUNS, power_w=power)
-                write_trace(recording, trace, engine.network, engine.soc)
-        of = digests_of(opened.context, engine.network, plans={engine.network.name: engine.plan})
-        origin = recorded(opened.target, of, rounds=rounds)
+    result, done = run(asked.job(), how)
     if outputs is not None:
-        with files.writing(outputs) as partial, partial.open("wb") as file:
-            np.savez(file, **done.outputs)  # type: ignore[arg-type]
-        note(f"Wrote {outputs}")
-    result = {"serial": serial, **_result(engine, done, batch, job.wanted), **origin}
+        _write(outputs, done.outputs)
 
     def render() -> Group:
         return Group(op_placement_table(done.placed, "measured", every=every), _summary(result))
@@ -202,83 +162,12 @@ def run_model(
     _warn_of_no_numbers(done.outputs)
 
 
-@dataclass(frozen=True)
-class _Opened:
-    """An engine, its target and its inputs, and of a model what it was planned with."""
+def _write(file: Path, outputs: Mapping[str, Any]) -> None:
+    import numpy as np
 
-    engine: Engine
-    target: Target
-    inputs: Mapping[str, NDArray[Any]]
-    context: Context | None = None
-    cost: CostModel | None = None
-
-
-def _open_model(
-    job: Job, stack: ExitStack, inputs: Path | None, *, check: bool, adapts: bool, strict: bool
-) -> _Opened:
-    """Read, plan and load a model."""
-    from codl.validate.first_check import checked_engine  # a bundle needs no ONNX
-    from codl.validate.references import read_network
-
-    job.check()
-    stage(f"Reading {job.model}")
-    network, source = read_network(job.model, job.batch, job.shapes, check=check)
-    arrays = read_inputs(network, inputs, job.deployment, random_inputs)
-    context = stack.enter_context(job.connected())
-    chosen = job.plan_of(network, context)
-    stage(f"Loading {network.name}: building its kernels and packing its weights")
-    engine = checked_engine(
-        network,
-        chosen,
-        context.device,
-        context.tuning,
-        source=source,
-        adaptive=adapts,
-        recovers=not strict,
-        strict=strict,
-    )
-    return _Opened(engine, context.device, arrays, context, context.default_cost(network))
-
-
-def _measured(opened: _Opened, *, rounds: int, strict: bool) -> RunReport:
-    """Run it; shares that moved to other ratios are kept for the next time."""
-    engine, context = opened.engine, opened.context
-    if strict and engine.fallbacks:
-        raise CodlError(f"--strict: {'; '.join(map(str, engine.fallbacks))}")
-    stage(f"Running {engine.network.name}, {rounds} times")
-    done = measure(engine, opened.target, opened.inputs, opened.cost, rounds=rounds)
-    if context is not None and engine.adaptation is not None and engine.adaptation.moves:
-        keep_run(engine, context, done.latency_ms.level)
-    return done
-
-
-def _result(
-    engine: Engine, done: RunReport, batch: int | None, wanted: RunOptions
-) -> dict[str, Any]:
-    return {
-        "model": engine.network.name,
-        "soc": engine.soc.name,
-        "batch": batch,
-        "strategy": engine.plan.strategy,
-        "latency_ms": asdict(done.latency_ms),
-        "predicted_ms": engine.plan.predicted_ms,
-        "data_sharing_ms": sharing_ms(done.spans),
-        "energy_mj": done.energy_mj,
-        "energy_sensors": list(done.energy_sensors),
-        "source": "measured",
-        "fallbacks": [asdict(fallback) for fallback in engine.fallbacks],
-        "gpu_failure": engine.gpu_failure,
-        **told_of(engine.checked),
-        "planned_fallbacks": [asdict(fallback) for fallback in engine.plan.fallbacks],
-        "gpu_storage": list(map(str, engine.storages)),
-        "precision": engine.precision,
-        "options": {**asdict(wanted), "threads": engine.soc.placement.threads},
-        "limited": None if engine.limited is None else asdict(engine.limited),
-        "memory_bytes": asdict(engine.memory),
-        "adaptation": None if engine.adaptation is None else asdict(engine.adaptation),
-        "placement": [asdict(placement) for placement in done.placed],
-        "spans": [asdict(span) for span in done.spans],
-    }
+    with files.writing(file) as partial, partial.open("wb") as opened:
+        np.savez(opened, **outputs)
+    note(f"Wrote {file}")
 
 
 def _summary(result: Mapping[str, Any]) -> str:
@@ -305,6 +194,8 @@ def _warn_of_prediction(result: Mapping[str, Any]) -> None:
 
 def _warn_of_no_numbers(outputs: Mapping[str, Any]) -> None:
     """Where a weight or an input is NaN or too large, so may everything behind it be."""
+    import numpy as np
+
     for name, values in outputs.items():
         if values.size and not np.isfinite(values).any():
             warn(
@@ -336,33 +227,3 @@ def _moved(adaptation: Mapping[str, Any] | None) -> str:
         f"; shares moved {len(adaptation['moves'])} times in {adaptation['runs']} runs and are "
         f"those for a GPU of {adaptation['scale']:.2f} times the planned speed"
     )
-
-
-def _open_bundle(
-    job: Job,
-    fixed: Mapping[str, Any],
-    stack: ExitStack,
-    inputs: Path | None,
-    *,
-    trusted: bool,
-    check: bool,
-) -> _Opened:
-    """Load a bundle.
-
-    Raises `UnsupportedError` for an option that is given though the bundle has it `fixed`.
-    """
-    options = [f"--{key}" for key, value in fixed.items() if value]
-    if options:
-        raise UnsupportedError(
-            f"{', '.join(options)} cannot change {job.model}: a bundle's plan and shapes are "
-            "fixed. `codl package` with these options makes another."
-        )
-    archive = Archive(Path(job.model))
-    described = load_local(job.soc, job.serial) if job.soc else bundle.soc_of(archive)
-    placed = job.wanted.applied(described, TERMINAL)
-    target = stack.enter_context(closing(connect(job.serial, placed)))
-    engine = bundle.load(
-        job.model, soc=placed, connected=lambda soc: target, trusted=trusted, check=check
-    )
-    arrays = read_inputs(engine.network, inputs, job.deployment, random_inputs)
-    return _Opened(engine, target, arrays)

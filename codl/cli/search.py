@@ -4,37 +4,32 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Group, RenderableType
 
-from codl.api.job import Job, RunOptions
-from codl.api.search import profile_on, search_all
 from codl.cli import options as opt
-from codl.cli.base_options import HERE, SERIALS, result_file
-from codl.cli.output import TERMINAL, emit, note, warn
-from codl.cli.plan_tables import op_placement_table, plan_table
+from codl.cli.base_options import HERE, SERIALS, known_serial, result_file
+from codl.cli.job_options import PlannedOptions, with_options
+from codl.cli.output import emit, note, warn
 from codl.errors import CodlError
 from codl.files import check_folder, inside
-from codl.measure import dataset as datasets
 from codl.measure.budget import Budget
-from codl.plan.beam_search import GOALS
-from codl.plan.search import METHODS
-from codl.predict import FOLDER
-from codl.records import soc as socs
 from codl.report.text_table import Table
-from codl.strategies import ideal
-from codl.strategies.model_search import FoundBound, FoundPlan, SearchOutcome
-from codl.targets.connect import transport_of
+
+if TYPE_CHECKING:
+    from codl.api.job import Job
+    from codl.strategies.model_search import FoundBound, SearchOutcome
 
 MethodOption = Annotated[
-    str, typer.Option("--method", help=f"How `codl` searches: {', '.join(METHODS)}.")
+    str, typer.Option("--method", help="How `codl` searches: {codl.plan.search:METHODS}.")
 ]
 ObjectiveOption = Annotated[
-    str, typer.Option("--objective", help=f"What `codl` searches for: {', '.join(GOALS)}.")
+    str,
+    typer.Option("--objective", help="What `codl` searches for: {codl.plan.beam_search:GOALS}."),
 ]
 MemoryOption = Annotated[
     int | None,
@@ -53,9 +48,7 @@ PlanFileOption = Annotated[
 
 
 def _known(serial: str | None) -> str | None:
-    if serial is not None:
-        transport_of(serial)
-    return serial
+    return serial if serial is None else known_serial(serial)
 
 
 DeviceOption = Annotated[
@@ -71,30 +64,38 @@ DeviceOption = Annotated[
 ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions(PlannedOptions):
+    """Of models, for a SoC that need not be at hand, whose GPU may be limited."""
+
+    models: opt.ModelsArgument
+    soc: opt.PlannedSocOption = ""
+    serial: DeviceOption = None  # type: ignore[assignment]
+    max_kernel_ms: opt.LongestOption = None
+    gpu_duty: opt.DutyOption = None
+
+    def jobs(self, names: Sequence[str]) -> list[Job]:
+        """A job for each model."""
+        from codl.api.job import RunOptions
+        from codl.api.search import profile_on
+
+        limits = RunOptions(max_kernel_ms=self.max_kernel_ms, gpu_duty=self.gpu_duty)
+        job = replace(self, serial=self.serial or HERE).job(model=names[0], options=limits)
+        job = replace(job, profile=profile_on(self.serial, job.profile))
+        return [replace(job, model=name) for name in names]
+
+
+@with_options
 def search_plan(
-    models: opt.ModelsArgument,
-    soc: opt.PlannedSocOption = "",
-    serial: DeviceOption = None,
-    precision: opt.PrecisionOption = None,
-    strategy: opt.StrategyOption = None,
-    predictor: opt.PredictorOption = None,
+    asked: SearchOptions,
     method: MethodOption = "dp",
     objective: ObjectiveOption = "latency",
     memory_limit: MemoryOption = None,
-    search_budget: opt.SearchBudgetOption = opt.SEARCH_BUDGET,
-    profile: opt.ProfileOption = None,
-    no_profile: opt.NoProfileOption = False,
     budget: opt.BudgetOption = None,
-    batch: opt.BatchOption = None,
-    dataset: opt.DatasetsOption = datasets.FOLDER,
-    predictors: opt.PredictorsOption = FOLDER,
     jobs: opt.JobsOption = None,
     dask: opt.DaskOption = None,
     output: PlanFileOption = None,
-    shape: opt.ShapeOption = None,
     every: opt.PlacementOption = False,
-    max_kernel_ms: opt.LongestOption = None,
-    gpu_duty: opt.DutyOption = None,
     json: opt.JsonOption = False,
 ) -> None:
     """Find a plan of a model: its chains, their dimensions and ratios. Or of each of several.
@@ -118,26 +119,13 @@ def search_plan(
     codl search yolov2,vgg16,bert --soc host --jobs 3 --budget 2m -o plans
     codl search zoo/*.onnx --soc host --dask tcp://10.0.0.7:8786 -o plans
     """
-    names, limit = opt.read_models(*models), opt.budget_of(budget)
+    from codl.api.search import search_all
+    from codl.strategies.model_search import FoundPlan
+
+    names, limit = opt.read_models(*asked.models), opt.budget_of(budget)
     files = _files(names, output)
-    job = Job(
-        model=names[0],
-        soc=soc,
-        serial=serial or HERE,
-        precision=precision,
-        strategy=strategy,
-        predictor=predictor,
-        budget_s=opt.read_budget(search_budget, "--search-budget"),
-        profile=profile_on(serial, opt.read_profile(profile, no_profile)),
-        batch=batch,
-        shapes=opt.read_shapes(shape),
-        dataset=dataset,
-        predictors=predictors,
-        options=RunOptions(max_kernel_ms=max_kernel_ms, gpu_duty=gpu_duty),
-        reporter=TERMINAL,
-    )
     outcomes = search_all(
-        [replace(job, model=name) for name in names],
+        asked.jobs(names),
         method=method,
         objective=objective,
         memory_limit=None if memory_limit is None else memory_limit << 20,
@@ -150,7 +138,7 @@ def search_plan(
     if len(names) == 1:
         _show(outcomes[0], every=every, as_json=json)
     else:
-        _show_all(soc, dict(zip(names, outcomes, strict=True)), limit, as_json=json)
+        _show_all(asked.soc, dict(zip(names, outcomes, strict=True)), limit, as_json=json)
 
 
 def _files(names: Sequence[str], output: Path | None) -> list[Path | None]:
@@ -177,6 +165,10 @@ def _files(names: Sequence[str], output: Path | None) -> list[Path | None]:
 
 def _show(outcome: SearchOutcome, *, every: bool, as_json: bool) -> None:
     """What the search of one model found; raises the `CodlError` that it ended with."""
+    from codl.api.search import plan_result
+    from codl.cli.plan_tables import op_placement_table, plan_table
+    from codl.strategies.model_search import FoundBound
+
     if isinstance(outcome, CodlError):
         raise outcome
 
@@ -193,6 +185,9 @@ def _show_all(
     name: str, outcomes: Mapping[str, SearchOutcome], limit: Budget, *, as_json: bool
 ) -> None:
     """What the searches of several models found; raises `CodlError` where one found nothing."""
+    from codl.api.search import plan_result
+    from codl.records import soc as socs
+
     soc = socs.load(name).name
     failed = {
         model: str(outcome) for model, outcome in outcomes.items() if isinstance(outcome, CodlError)
@@ -217,19 +212,6 @@ def _show_all(
         )
 
 
-def plan_result(outcome: FoundPlan | FoundBound) -> dict[str, Any]:
-    """What --json holds of one model."""
-    if isinstance(outcome, FoundBound):
-        keys = ("op", "dim", "gpu_ratio", "latency_ms")
-        layers = [dict(zip(keys, layer, strict=True)) for layer in outcome.limit.layers]
-        result = {"model": outcome.model, "latency_ms": outcome.limit.latency_ms, "layers": layers}
-        return {**result, "strategy": ideal.NAME, "source": "computed"}
-    result = {**outcome.plan.to_json(), "search_ms": outcome.search_ms}
-    result["placement"] = [asdict(op) for op in outcome.placed]
-    result.pop("version")
-    return result
-
-
 def _bound_table(found_bound: FoundBound) -> Table:
     limit = found_bound.limit
     table = Table("op", "dim", "GPU ratio", "ms", title=f"Ideal {found_bound.model}")
@@ -241,6 +223,9 @@ def _bound_table(found_bound: FoundBound) -> Table:
 
 def _models_table(soc: str, outcomes: Mapping[str, SearchOutcome]) -> Table:
     """A line for every model: its plan in short."""
+    from codl.strategies import ideal
+    from codl.strategies.model_search import FoundBound, FoundPlan
+
     columns = ("model", "strategy", "chains", "on both", "predicted ms", "search ms")
     table = Table(*columns, title=f"Plans on {soc}", title_justify="left")
     for name, outcome in outcomes.items():

@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 from rich.console import RenderableType
 
-from codl.api.train import train
 from codl.cli import options as opt
 from codl.cli.output import TERMINAL, emit, tell
-from codl.measure import dataset as datasets
-from codl.predict import ESTIMATORS, FOLDER
+from codl.measure import FOLDER as DATASETS
+from codl.predict import ESTIMATORS
+from codl.predict import FOLDER as PREDICTORS
 
 PredictorsOption = Annotated[
     list[str] | None,
@@ -54,14 +54,14 @@ EveryOption = Annotated[
 def train_predictors(
     soc: opt.PlannedSocOption = "",
     predictor: PredictorsOption = None,
-    dataset: opt.DatasetsOption = datasets.FOLDER,
+    dataset: opt.DatasetsOption = DATASETS,
     like: LikeOption = None,
     evaluate: EvaluateOption = True,
     seeds: SeedsOption = 1,
     budget: TrainBudgetOption = None,
     jobs: opt.JobsOption = None,
     dask: opt.DaskOption = None,
-    predictors: opt.ToPredictorsOption = FOLDER,
+    predictors: opt.ToPredictorsOption = PREDICTORS,
     every: EveryOption = False,
     json: opt.JsonOption = False,
     output: opt.OutputOption = None,
@@ -82,6 +82,8 @@ def train_predictors(
     codl train --soc redmi --like lenovo_k5,vivo_z3
     codl train --soc host --dask tcp://10.0.0.7:8786
     """
+    from codl.api.train import train
+
     limit = opt.budget_of(budget)
     trained = train(
         soc,

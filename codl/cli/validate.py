@@ -3,66 +3,152 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group
 from rich.text import Text
 
-from codl.api.job import Job
-from codl.api.validate import add_to_soc, check_plan, files_of, lowest_sample, samples_of
 from codl.cli import options as opt
-from codl.cli.output import TERMINAL, emit, note
+from codl.cli.job_options import ModelOptions, with_options
+from codl.cli.output import emit, note
 from codl.errors import CodlError
-from codl.evaluation.closeness import read_labels
-from codl.ir.types import PRECISIONS
-from codl.measure import dataset as datasets
-from codl.measure.inputs import SEED
-from codl.plan.build_plan import for_soc
-from codl.predict import FOLDER
+from codl.measure import SEED
 from codl.report.text_table import Table
-from codl.validate.references import ModelAndSource
-from codl.validate.remedy import Remedy, reason_of
-from codl.validate.validation import COSINE, COSINE_OF_ROUNDED, Validation
+
+if TYPE_CHECKING:
+    from codl.validate.remedy import Remedy
+    from codl.validate.validation import Validation
+
+#: What --half is short for.
+HALF = "half_storage"
+InputOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--inputs",
+        help="Inputs by name in an .npz file, an image, or a folder of files of either; random "
+        "ones by default. A deployment file says how images are preprocessed.",
+    ),
+]
+LabelsOption = Annotated[
+    Path | None,
+    typer.Option("--labels", help="Classes of the files of --inputs: lines of name and number."),
+]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Of random inputs.")]
+CosineOption = Annotated[
+    float | None,
+    typer.Option(
+        "--cosine",
+        min=-1.0,
+        max=1.0,
+        help="Outputs are right from this cosine on: {codl.validate.validation:COSINE}, or "
+        "{codl.validate.validation:COSINE_OF_ROUNDED} of a model that rounds what it multiplies to "
+        "8 bits, if not given.",
+    ),
+]
+HalfOption = Annotated[
+    bool,
+    typer.Option(
+        "--half",
+        help="Store the GPU's tensors as halves, and find the ops that must stay in float32: "
+        "--precision half_storage.",
+    ),
+]
+PlanPrecisionOption = Annotated[
+    str | None,
+    typer.Option(
+        "--precision",
+        help="Take every kernel of the plan's at this precision, of {codl.ir.types:PRECISIONS}, "
+        "and find the ops that must stay in float32. By default as they are planned.",
+        show_default=False,
+    ),
+]
+StrictOption = Annotated[
+    bool, typer.Option("--strict", help="Look for no fallback: what is wrong is an error.")
+]
+WritePlanOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--write-plan",
+        help="Write the plan, with its fallbacks, to a file.",
+        callback=opt.writable,
+    ),
+]
+WriteSocOption = Annotated[
+    bool, typer.Option("--write-soc", help="Add the fallbacks to the SoC file.")
+]
 
 
-def result_of(validation: Validation, remedy: Remedy | None) -> dict[str, Any]:
-    bad = validation.first_bad
-    return {
-        "model": validation.plan.model,
-        "strategy": validation.plan.strategy,
-        "ok": validation.ok,
-        "diagnosis": validation.diagnosis,
-        "left": {
-            "ops": [check.part.label for check in validation.ops.checks if not check.is_reached],
-            "samples": validation.samples_left,
-        },
-        "first_bad": None if bad is None else bad.part.layer.name,
-        "fallback": [] if remedy is None else [asdict(fallback) for fallback in remedy.fallbacks],
-        "remedy": None if remedy is None else _remedy(remedy),
-        "reference": validation.reference,
-        "references": None if validation.references is None else asdict(validation.references),
-        "outputs": asdict(validation.whole.worst),
-        "cosine": validation.whole.worst.cosine,
-        "max_rel_err": validation.whole.worst.max_rel_err,
-        "accumulated_lost": validation.ops.lost,
-        "fallbacks": [asdict(refused) for refused in validation.whole.refused],
-        "placement": [asdict(op) for op in validation.placed],
-        "ops": validation.rows(),
-    }
+@with_options
+def validate_plan(
+    asked: ModelOptions,
+    inputs: InputOption = None,
+    labels: LabelsOption = None,
+    seed: SeedOption = SEED,
+    cosine: CosineOption = None,
+    precision: PlanPrecisionOption = None,
+    half: HalfOption = False,
+    strict: StrictOption = False,
+    budget: opt.BudgetOption = None,
+    write_plan: WritePlanOption = None,
+    write_soc: WriteSocOption = False,
+    json: opt.JsonOption = False,
+    output: opt.OutputOption = None,
+) -> None:
+    """Check that every op of a plan, and the whole of it, computes what it should.
 
+    Each part of an op runs alone in the kernel variant that the plan has for it, on the inputs that
+    the reference has there, so that errors do not add up. Then the plan runs as it is, and the
+    error that has added up is told layer by layer. So an op that is wrong and a model that drifts
+    look different. Where no predictors are trained and --plan is not given, all ops are checked on
+    the GPU that it has kernels for; with --strategy cpu on the CPU.
 
-def _remedy(remedy: Remedy) -> dict[str, Any]:
-    """How right the plan is with its fallbacks."""
-    return {
-        "ok": remedy.ok,
-        "outputs": None if remedy.whole is None else asdict(remedy.whole),
-        "unmet": [check.part.layer.name for check in remedy.unmet],
-        "plans_tried": remedy.tried,
-        "predicted_ms": remedy.plan.predicted_ms,
-    }
+    Where something is wrong, the smallest change is looked for with which it is right: ops run in
+    another variant, in one that stores float32, or on the other processor. That is the `fallback`;
+    --write-plan and --write-soc keep it for the next run. The exit code is 1 where there is none,
+    or --strict forbids it.
+
+    --budget is the time of all of that. What it did not reach is told, and the exit code is 1 then.
+    Without it everything is checked, and a fallback is looked for for two minutes.
+
+    [dim]Examples:[/dim]
+    codl validate yolov2 --soc host
+    codl validate deploy.yaml --soc host --inputs images --labels labels.txt --budget 10m
+    codl validate yolov2 --soc host --precision half --write-plan half.json
+    codl validate model.onnx --soc host --plan plan.json --inputs in.npz --json
+    codl validate mobilenet_v2 --soc host --strategy gpu --serial process --seed 3
+    """
+    from codl.api.validate import Checking, add_to_soc, check_model
+    from codl.plan.build_plan import for_soc
+
+    limit = opt.budget_of(budget)
+    if half and precision not in (None, HALF):
+        raise CodlError(f"--half is --precision {HALF}, got --precision {precision} beside it.")
+    how = Checking(
+        inputs=inputs,
+        labels=labels,
+        seed=seed,
+        cosine=cosine,
+        precision=HALF if half else precision,
+        remedies=not strict,
+        budget=None if budget is None else limit,
+    )
+    result, done = check_model(asked.job(), how)
+    validation, remedy = done.validation, done.remedy
+    if write_plan is not None:
+        note(f"Wrote {done.kept.save(write_plan)}")
+    if write_soc and remedy is not None and remedy.fallbacks:
+        note(f"Wrote {add_to_soc(asked.soc, for_soc(done.written, remedy.fallbacks))}")
+
+    def render() -> Group:
+        return tables_of(result, validation, remedy)
+
+    emit("validate", result, render, as_json=json, output=output)
+    if strict and validation.whole.refused:
+        raise CodlError(f"--strict: {'; '.join(map(str, validation.whole.refused))}")
+    if validation.left or (validation.is_wrong and not (remedy and remedy.ok)):
+        raise typer.Exit(1)
 
 
 def tables_of(result: Mapping[str, Any], validation: Validation, remedy: Remedy | None) -> Group:
@@ -119,6 +205,8 @@ def _sample_lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def _lines(validation: Validation) -> list[str]:
+    from codl.validate.remedy import reason_of
+
     outputs = validation.whole.worst
     lines = [
         f"{check.part.label} on the {check.part.processor} in {check.part.variant} is "
@@ -152,167 +240,3 @@ def _fallback_lines(remedy: Remedy | None) -> list[str]:
         f"With that the outputs are {right}: cosine {remedy.whole.cosine:.7f}, max_rel_err "
         f"{remedy.whole.max_rel_err:.2e}, the best of {remedy.tried} plans that ran.",
     ]
-
-
-#: What --half is short for.
-HALF = "half_storage"
-InputOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--inputs",
-        help="Inputs by name in an .npz file, an image, or a folder of files of either; random "
-        "ones by default. A deployment file says how images are preprocessed.",
-    ),
-]
-LabelsOption = Annotated[
-    Path | None,
-    typer.Option("--labels", help="Classes of the files of --inputs: lines of name and number."),
-]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Of random inputs.")]
-CosineOption = Annotated[
-    float | None,
-    typer.Option(
-        "--cosine",
-        min=-1.0,
-        max=1.0,
-        help=f"Outputs are right from this cosine on: {COSINE}, or {COSINE_OF_ROUNDED} of a model "
-        "that rounds what it multiplies to 8 bits, if not given.",
-    ),
-]
-HalfOption = Annotated[
-    bool,
-    typer.Option(
-        "--half",
-        help="Store the GPU's tensors as halves, and find the ops that must stay in float32: "
-        "--precision half_storage.",
-    ),
-]
-PlanPrecisionOption = Annotated[
-    str | None,
-    typer.Option(
-        "--precision",
-        help=f"Take every kernel of the plan's at this precision, of {', '.join(PRECISIONS)}, and "
-        "find the ops that must stay in float32. By default as they are planned.",
-        show_default=False,
-    ),
-]
-StrictOption = Annotated[
-    bool, typer.Option("--strict", help="Look for no fallback: what is wrong is an error.")
-]
-WritePlanOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--write-plan",
-        help="Write the plan, with its fallbacks, to a file.",
-        callback=opt.writable,
-    ),
-]
-WriteSocOption = Annotated[
-    bool, typer.Option("--write-soc", help="Add the fallbacks to the SoC file.")
-]
-
-
-def validate_plan(
-    model: opt.ModelArgument,
-    soc: opt.SocOption = "",
-    serial: opt.SerialOption = "local",
-    plan: opt.PlanOption = None,
-    strategy: opt.StrategyOption = None,
-    inputs: InputOption = None,
-    labels: LabelsOption = None,
-    seed: SeedOption = SEED,
-    cosine: CosineOption = None,
-    precision: PlanPrecisionOption = None,
-    half: HalfOption = False,
-    strict: StrictOption = False,
-    budget: opt.BudgetOption = None,
-    write_plan: WritePlanOption = None,
-    write_soc: WriteSocOption = False,
-    batch: opt.BatchOption = None,
-    shape: opt.ShapeOption = None,
-    dataset: opt.DatasetsOption = datasets.FOLDER,
-    predictors: opt.PredictorsOption = FOLDER,
-    predictor: opt.PredictorOption = None,
-    json: opt.JsonOption = False,
-    output: opt.OutputOption = None,
-) -> None:
-    """Check that every op of a plan, and the whole of it, computes what it should.
-
-    Each part of an op runs alone in the kernel variant that the plan has for it, on the inputs that
-    the reference has there, so that errors do not add up. Then the plan runs as it is, and the
-    error that has added up is told layer by layer. So an op that is wrong and a model that drifts
-    look different. Where no predictors are trained and --plan is not given, all ops are checked on
-    the GPU that it has kernels for; with --strategy cpu on the CPU.
-
-    Where something is wrong, the smallest change is looked for with which it is right: ops run in
-    another variant, in one that stores float32, or on the other processor. That is the `fallback`;
-    --write-plan and --write-soc keep it for the next run. The exit code is 1 where there is none,
-    or --strict forbids it.
-
-    --budget is the time of all of that. What it did not reach is told, and the exit code is 1 then.
-    Without it everything is checked, and a fallback is looked for for two minutes.
-
-    [dim]Examples:[/dim]
-    codl validate yolov2 --soc host
-    codl validate deploy.yaml --soc host --inputs images --labels labels.txt --budget 10m
-    codl validate yolov2 --soc host --precision half --write-plan half.json
-    codl validate model.onnx --soc host --plan plan.json --inputs in.npz --json
-    codl validate mobilenet_v2 --soc host --strategy gpu --serial process --seed 3
-    """
-    time = opt.budget_of(budget)
-    if half and precision not in (None, HALF):
-        raise CodlError(f"--half is --precision {HALF}, got --precision {precision} beside it.")
-    precision = HALF if half else precision
-    job = Job(
-        model=model,
-        soc=soc,
-        serial=serial,
-        plan=plan,
-        strategy=strategy,
-        predictor=predictor,
-        dataset=dataset,
-        predictors=predictors,
-        reporter=TERMINAL,
-    )
-    job.check()
-    loaded = ModelAndSource.load(model, batch, opt.read_shapes(shape))
-    files = files_of(inputs, TERMINAL)
-    classes = None if labels is None else read_labels(labels, [file.name for file in files])
-    samples = samples_of(loaded, files, job.deployment, seed, TERMINAL)
-    done = check_plan(
-        job,
-        loaded,
-        samples,
-        cosine=cosine,
-        precision=precision,
-        seed=seed,
-        remedies=not strict,
-        budget=None if budget is None else time,
-    )
-    validation, remedy = done.validation, done.remedy
-    if write_plan is not None:
-        note(f"Wrote {done.kept.save(write_plan)}")
-    if write_soc and remedy is not None and remedy.fallbacks:
-        note(f"Wrote {add_to_soc(soc, for_soc(done.written, remedy.fallbacks))}")
-    result = {
-        "serial": serial,
-        "soc": job.described.name,
-        "batch": batch,
-        "input": None if inputs is None else str(inputs),
-        "seed": None if inputs is not None else seed,
-        **result_of(validation, remedy),
-        "lowest": lowest_sample(validation, files),
-        "agreement": None if len(files) < 2 else asdict(done.agreement(classes)),
-        **done.origin,
-    }
-    emit(
-        "validate",
-        result,
-        lambda: tables_of(result, validation, remedy),
-        as_json=json,
-        output=output,
-    )
-    if strict and validation.whole.refused:
-        raise CodlError(f"--strict: {'; '.join(map(str, validation.whole.refused))}")
-    if validation.left or (validation.is_wrong and not (remedy and remedy.ok)):
-        raise typer.Exit(1)

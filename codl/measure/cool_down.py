@@ -14,6 +14,8 @@ from time import perf_counter
 import numpy as np
 
 from codl.ir.types import Processor
+from codl.measure import HOT_C as HOT_C
+from codl.measure import LONGEST_S as LONGEST_S
 from codl.measure.timing import ORDINARY, TOLERANCE
 from codl.records.results import Conditions
 from codl.records.statistic import level
@@ -58,10 +60,8 @@ def tolerance(samples_s: Sequence[float]) -> float:
 
 #: Below this charge in percent a battery that does not charge must not be measured on.
 LEAST_PERCENT = 20.0
-#: A processor is hot from here on. It is cool again where it is so near to where it began, and so
-#: far below that.
-HOT_C, NEAR_C, BELOW_C = 80.0, 5.0, 10.0
-LONGEST_S, LOOK_S = 120.0, 2.0
+#: A hot processor is cool again where it is so near to where it began, and so far below `HOT_C`.
+NEAR_C, BELOW_C, LOOK_S = 5.0, 10.0, 2.0
 
 
 def low_battery(now: Conditions) -> str:

@@ -31,11 +31,11 @@ from codl.errors import InvalidFileError, UnwritableFileError
 from codl.files import inside
 from codl.ir.constants import digest
 from codl.ir.ops.base import Dim
+from codl.measure import FOLDER as FOLDER
 from codl.provenance import own_or_shipped
 from codl.records import statistic
 from codl.records.results import Conditions
 
-FOLDER = files.HOME / "lat_datasets"
 #: What helps where the disk takes no more rows.
 RESUMED = "What was there before is kept: make room, and go on with --resume."
 Status = Literal["ok", "failed"]

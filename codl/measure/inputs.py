@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from codl.errors import InvalidFileError, UnknownNameError
 from codl.ir import Array, Network
 from codl.ir.region import Shape, as_nchw
-
-SEED = 7
+from codl.measure import SEED as SEED
 
 
 def random_inputs(network: Network, seed: int = SEED) -> dict[str, NDArray[Any]]:

@@ -14,7 +14,7 @@ from codl.ir import Network
 from codl.ir.environment import Environment
 from codl.ir.plan import Plan, PlanOrigin
 from codl.kernels.tuning import Tuning
-from codl.measure import dataset, tuning_file
+from codl.measure import SEARCH_S, dataset, tuning_file
 from codl.measure.budget import Budget
 from codl.measure.dataset import Dataset, dataset_digest
 from codl.plan.beam_search import LATENCY, Objective
@@ -30,9 +30,6 @@ from codl.registry import Registry
 from codl.runtime.placement import at_hand, limits_of, splittable
 from codl.strategies.profiles import Profiling
 from codl.targets.base import Target
-
-#: Seconds that strategies which run plans take for a model, where nothing else is said.
-BUDGET_S = 30.0
 
 
 def _tell_nobody(text: str) -> None: ...
@@ -58,7 +55,7 @@ class Context:
     method: str = "dp"
     objective: Objective = LATENCY
     winograd: bool = True
-    budget_s: float = BUDGET_S
+    budget_s: float = SEARCH_S
     clock: Callable[[], float] = field(default=perf_counter, repr=False, compare=False)
     #: What the GPU is limited to, where that is not as the SoC's placement says.
     limits: GpuLimits = UNLIMITED

@@ -74,6 +74,13 @@ def test_what_lists_commands_imports_none() -> None:
         assert not {"numpy", "codl.ir", "codl.cli.options"} & modules
 
 
+def test_completion_of_options_imports_what_lists_them_alone() -> None:
+    for command in some(("eval", "run", "search yolov2", "collect", "validate")):
+        lines, modules = completed(f"codl {command} --s")
+        assert "--serial" in lines
+        assert not {"numpy", "codl.ir"} & modules
+
+
 def test_an_unknown_command_is_told_the_closest() -> None:
     run = subprocess.run([sys.executable, "-m", "codl", "evl"], capture_output=True, text=True)
     assert run.returncode == 2

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from codl.errors import InvalidFileError, UnknownNameError, UnsupportedError
+from codl.files import BUNDLE as BUNDLE
 from codl.frontend.models import deployment
 from codl.frontend.models.deployment import Deployment
 from codl.frontend.models.reading import Section, read_yaml
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 #: What model files in YAML end in.
 YAML = (".yaml", ".yml")
-#: What bundles end in, which are no models any more.
-BUNDLE = ".codl"
 
 #: The built-in models, each described layer by layer in a function of its name. The first five are
 #: the paper's.

@@ -1,0 +1,50 @@
+"""What the help of options names and no registry holds as it is told; imported to show help."""
+
+from __future__ import annotations
+
+
+def models() -> str:
+    from codl.frontend.models import BUILT_IN
+
+    return ", ".join(sorted(BUILT_IN))
+
+
+def serials() -> str:
+    from codl.targets.connect import TRANSPORTS
+
+    return ", ".join(f"{transport.pattern} ({transport.help})" for transport in TRANSPORTS.values())
+
+
+def compared() -> str:
+    """Strategies, and the bound that stands beside them."""
+    from codl.strategies import STRATEGIES, ideal
+
+    return ", ".join([*STRATEGIES, ideal.NAME])
+
+
+def run_plans() -> str:
+    """The strategies that run plans on the device to find the best."""
+    from codl.strategies import STRATEGIES
+
+    return ", ".join(name for name, strategy in STRATEGIES.items() if strategy.runs_plans)
+
+
+def of_decoders() -> str:
+    """The strategies that decoders are measured by where none is named."""
+    from codl.api.decoders import USUAL
+
+    return ",".join(USUAL)
+
+
+def shares() -> str:
+    """All shares, and those of a short collection."""
+    from codl.measure.tasks import FEW_SHARES, SHARES
+
+    return ", or ".join(",".join(map(str, shares)) for shares in (SHARES, FEW_SHARES))
+
+
+def tolerance() -> str:
+    """By how many percent plans may differ and count as unchanged."""
+    from codl.evaluation.plan_convergence import TOLERANCE
+
+    return f"{100 * TOLERANCE:g}"
