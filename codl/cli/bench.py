@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import closing
-from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Annotated, Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from codl.api.job import Job, RunOptions, recorded
 from codl.cli import options as opt
-from codl.cli.bench_models import sustained_result, sustained_table, ui_result, ui_table
-from codl.cli.output import TERMINAL, emit, progress, tell
+from codl.cli.job_options import with_options
+from codl.cli.output import TERMINAL, emit, tell
 from codl.errors import CodlError
-from codl.ir import Op, to_text
-from codl.measure import dataset as datasets
-from codl.measure import tuning_file
+from codl.measure import FOLDER as DATASETS
 from codl.measure.budget import Budget
-from codl.measure.dataset import Dataset
-from codl.measure.op_runner import ELSEWHERE
-from codl.measure.tasks import load_ops
-from codl.measure.timing import Protocol
-from codl.records.results import Digests
-from codl.records.tuned import BenchRow
 from codl.report.text_table import Table
-from codl.runtime.placement import LocalSoc
-from codl.targets.connect import connect
-from codl.targets.detect import load_local
 
+if TYPE_CHECKING:
+    from codl.api.job import Job
+
+UNREADABLE = "not readable"
 bench_app = typer.Typer(
     help="""Benchmarks: ops, a model on and on, an interface beside one, language models.
 
@@ -56,6 +46,23 @@ DrawingTimeOption = Annotated[
 ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """A model that runs by a strategy."""
+
+    model: opt.ModelArgument
+    soc: opt.SocOption = ""
+    strategy: opt.StrategyOption = None
+    precision: opt.PrecisionOption = None
+    dataset: opt.DatasetsOption = DATASETS
+    serial: opt.SerialOption = "local"
+
+    def job(self, **more: Any) -> Job:
+        from codl.api.job import Job
+
+        return Job(**vars(self), reporter=TERMINAL, **more)
+
+
 @bench_app.command("ops")
 def bench_ops(
     source: SourceArgument = None,
@@ -64,7 +71,7 @@ def bench_ops(
     every: EveryOption = False,
     precision: opt.PrecisionOption = None,
     budget: opt.BudgetOption = None,
-    dataset: opt.DatasetsOption = datasets.FOLDER,
+    dataset: opt.DatasetsOption = DATASETS,
     serial: opt.SerialOption = "local",
     json: opt.JsonOption = False,
     output: opt.OutputOption = None,
@@ -80,12 +87,22 @@ def bench_ops(
     codl bench ops --ops "conv2d in=1x64x56x56 oc=128 kernel=3x3 stride=1 pad=1"
     codl bench ops yolov2 --budget 5m
     """
+    from codl.api import bench as api
+    from codl.measure.tasks import load_ops
+    from codl.targets.detect import load_local
+
     sources = opt.sources_of([source] if source else [], ops)
     if not sources:
         raise CodlError('Name a model, or an op by --ops "conv2d in=1x64x56x56 oc=128 kernel=3x3".')
     described, limit = load_local(soc, serial, precision), opt.budget_of(budget)
-    measured = _measured(
-        load_ops(sources), described, serial, dataset=dataset, every=every, budget=limit
+    measured = api.bench_ops(
+        load_ops(sources),
+        described,
+        serial,
+        dataset=dataset,
+        every=every,
+        budget=limit,
+        reporter=TERMINAL,
     )
     emit("bench", measured, lambda: _table(measured), as_json=json, output=output)
     if text := limit.left_out(measured["left"], "ops"):
@@ -94,14 +111,10 @@ def bench_ops(
 
 
 @bench_app.command("sustained")
+@with_options
 def bench_sustained(
-    model: opt.ModelArgument,
-    soc: opt.SocOption = "",
+    asked: BenchOptions,
     time: SustainedTimeOption = "10m",
-    strategy: opt.StrategyOption = None,
-    precision: opt.PrecisionOption = None,
-    dataset: opt.DatasetsOption = datasets.FOLDER,
-    serial: opt.SerialOption = "local",
     json: opt.JsonOption = False,
     output: opt.OutputOption = None,
 ) -> None:
@@ -114,23 +127,21 @@ def bench_sustained(
     codl bench sustained yolov2 --time 10m
     codl bench sustained yolov2 --soc host --strategy gpu --time 30s
     """
-    job, limit = _job(model, soc, serial, precision, strategy, dataset), Budget()
-    ran = sustained_result(job, minutes=opt.read_budget(time, "--time") / 60, budget=limit)
-    emit("bench", ran, lambda: sustained_table(ran), as_json=json, output=output)
+    from codl.api.bench import bench_sustained
+
+    limit = Budget()
+    ran = bench_sustained(asked.job(), minutes=opt.read_budget(time, "--time") / 60, budget=limit)
+    emit("bench", ran, lambda: _sustained_table(ran), as_json=json, output=output)
     limit.check(KEPT)
 
 
 @bench_app.command("ui")
+@with_options
 def bench_interface(
-    model: opt.ModelArgument,
-    soc: opt.SocOption = "",
+    asked: BenchOptions,
     time: DrawingTimeOption = "9s",
-    strategy: opt.StrategyOption = None,
-    precision: opt.PrecisionOption = None,
     max_kernel_ms: opt.LongestOption = None,
     gpu_duty: opt.DutyOption = None,
-    dataset: opt.DatasetsOption = datasets.FOLDER,
-    serial: opt.SerialOption = "local",
     json: opt.JsonOption = False,
     output: opt.OutputOption = None,
 ) -> None:
@@ -142,78 +153,16 @@ def bench_interface(
 
     [dim]Example:[/dim] codl bench ui yolov2 --strategy gpu --max-kernel-ms 1 --gpu-duty 0.7
     """
-    job, limit = _job(model, soc, serial, precision, strategy, dataset), Budget()
-    job = replace(job, options=RunOptions(max_kernel_ms=max_kernel_ms, gpu_duty=gpu_duty))
-    drawn = ui_result(job, seconds=opt.read_budget(time, "--time"), budget=limit)
-    emit("bench", drawn, lambda: ui_table(drawn), as_json=json, output=output)
-    limit.check(KEPT)
+    from codl.api.bench import bench_ui
+    from codl.api.job import RunOptions
 
-
-def _job(
-    model: str,
-    soc: str,
-    serial: str,
-    precision: str | None,
-    strategy: str | None,
-    dataset: Path,
-) -> Job:
-    return Job(
-        model=model,
-        soc=soc,
-        serial=serial,
-        precision=precision,
-        strategy=strategy,
-        dataset=dataset,
-        reporter=TERMINAL,
+    job, limit = (
+        asked.job(options=RunOptions(max_kernel_ms=max_kernel_ms, gpu_duty=gpu_duty)),
+        Budget(),
     )
-
-
-def _measured(
-    ops: Sequence[Op], soc: LocalSoc, serial: str, *, dataset: Path, every: bool, budget: Budget
-) -> dict[str, Any]:
-    """What --json holds, of as many ops as there is time for."""
-    tuning = tuning_file.read(Dataset.found(soc.name, dataset), soc)
-    done: list[Op] = []
-    rows: list[dict[str, Any]] = []
-    refused: list[dict[str, Any]] = []
-    elsewhere = 0
-    with (
-        closing(connect(serial, soc)) as target,
-        progress(f"Measuring on {soc.name}") as update,
-    ):
-        origin = recorded(target, Digests(tuning=tuning.fingerprint), **asdict(Protocol()))
-        with budget.keeping(done):
-            for each in budget.steps(ops, update):
-                measured, others = target.bench(each, tuning, every=every)
-                rows += [_row(each, row) for row in measured]
-                here = [other for other in others if every or other.reason != ELSEWHERE]
-                refused += [{"op": to_text(each), **asdict(other)} for other in here]
-                elsewhere += len(others) - len(here)
-                done.append(each)
-    return {
-        "soc": soc.name,
-        "source": "measured",
-        "ops": rows,
-        "refused": refused,
-        "elsewhere": elsewhere,
-        "stopped": budget.ended,
-        "left": len(ops) - len(done),
-        **origin,
-    }
-
-
-def _row(op: Op, row: BenchRow) -> dict[str, Any]:
-    return {
-        "op": to_text(op),
-        "variant": row.variant,
-        "processor": row.processor,
-        "latency_ms": row.latency.level,
-        "gflops": row.gflops,
-        "p20_ms": row.latency.p20,
-        "p80_ms": row.latency.p80,
-        "runs": row.latency.runs,
-        "choice": None if row.choice is None else dict(row.choice),
-    }
+    drawn = bench_ui(job, seconds=opt.read_budget(time, "--time"), budget=limit)
+    emit("bench", drawn, lambda: _ui_table(drawn), as_json=json, output=output)
+    limit.check(KEPT)
 
 
 def _table(result: Mapping[str, Any]) -> Table:
@@ -225,4 +174,69 @@ def _table(result: Mapping[str, Any]) -> Table:
         table.add_row(row["op"], row["variant"], row["processor"], "-", row["reason"])
     if result["elsewhere"]:
         table.caption = f"{result['elsewhere']} more are for other SoCs: --every lists them"
+    return table
+
+
+def _sustained_table(result: Mapping[str, Any]) -> Table:
+    """A line for every while, the first and the last minute below."""
+    columns = ("from", "to", "p50 ms", "p95 ms", "runs", "CPU MHz", "GPU MHz", "°C", "held down")
+    table = Table(*columns, title=f"{result['model']} by {result['strategy']}, on and on")
+    for part in result["stretches"]:
+        table.add_row(*_cells(part))
+    first, last = result["first_minute"], result["last_minute"]
+    table.add_section()
+    for part in (first, last, result["whole"]):
+        table.add_row(*_cells(part))
+    drop = 100 * result["drop"]
+    change = f"{drop:.1f} % slower" if drop >= 0 else f"{-drop:.1f} % faster"
+    table.caption = (
+        f"below: the first minute, the last one (halves of a shorter run), and all. Its speed in "
+        f"the end is {change} than in the beginning, by medians; measured on {result['soc']}"
+    )
+    return table
+
+
+def _cells(part: Mapping[str, Any]) -> tuple[str, ...]:
+    now = part["conditions"]
+    clocks = (_told(now[key]) for key in ("cpu_mhz", "gpu_mhz", "temperature_c"))
+    times = (_time(part["begin_s"]), _time(part["end_s"]))
+    latency = (f"{part['p50_ms']:.4g}", f"{part['p95_ms']:.4g}", str(part["runs"]))
+    return (*times, *latency, *clocks, ", ".join(now["throttled"]))
+
+
+def _told(value: float | None) -> str:
+    return UNREADABLE if value is None else f"{value:.0f}"
+
+
+def _time(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}"
+
+
+def _ui_table(result: Mapping[str, Any]) -> Table:
+    columns = ("an interface beside", "frames on time", "worst stall ms", "frame ms",
+               "inference ms", "longest kernel ms")  # fmt: skip
+    table = Table(*columns, title=f"An interface at 60 Hz beside {result['model']}")
+    for row in result["rows"]:
+        frames, latency_ms, limited = row["frames"], row["latency_ms"], row["limited"]
+        table.add_row(
+            row["beside"],
+            f"{100 * frames['on_time']:.1f} %",
+            f"{frames['worst_stall_ms']:.1f}",
+            f"{frames['frame_ms']['median']:.1f}",
+            "-" if latency_ms is None else f"{latency_ms['median']:.1f}",
+            "-" if limited is None else f"{limited['longest_ms']:.2f}",
+        )
+    limits = result["limits"]
+    longest_ms, duty = limits["max_kernel_ms"], limits["gpu_duty"]
+    kernels = "of any length" if longest_ms is None else f"of at most {longest_ms:g} ms"
+    table.caption = (
+        f"on {result['soc']}, measured; limits: kernels {kernels}, GPU busy {100 * duty:g} % of "
+        f"the time; an inference takes {result['price']:.2f} times as long with them"
+    )
+    too_long = result["rows"][-1]["limited"]["too_long"]
+    if too_long:
+        table.caption += "; longer are " + ", ".join(
+            f"{launch['kernel']} ({launch['ms']:.2f} ms: {launch['reason']})" for launch in too_long
+        )
     return table

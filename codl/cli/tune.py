@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import closing
-from dataclasses import asdict
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
-from codl.api.job import recorded
 from codl.cli import options as opt
-from codl.cli.output import emit, note, progress, tell
-from codl.errors import UnknownNameError
-from codl.frontend.models import MEASURED
-from codl.measure import dataset as datasets
-from codl.measure import tuning_file
-from codl.measure.budget import Budget
-from codl.measure.dataset import Dataset
-from codl.measure.tasks import load_ops
-from codl.measure.tuner import FINAL, TuneTask, cut_short, tune_tasks
-from codl.records.results import Digests
-from codl.records.tuned import Tuned
+from codl.cli.output import TERMINAL, emit, tell
+from codl.measure import FOLDER as DATASETS
 from codl.report.text_table import Table
-from codl.runtime import cache
-from codl.targets.base import Target
-from codl.targets.connect import connect
-from codl.targets.detect import load_local
 
 SharesOption = Annotated[
     str,
@@ -46,7 +30,7 @@ def tune_kernels(
     shares: SharesOption = "1",
     precision: opt.PrecisionOption = None,
     budget: opt.BudgetOption = None,
-    dataset: opt.ToDatasetsOption = datasets.FOLDER,
+    dataset: opt.ToDatasetsOption = DATASETS,
     anew: AnewOption = False,
     json: opt.JsonOption = False,
     output: opt.OutputOption = None,
@@ -63,56 +47,28 @@ def tune_kernels(
     codl tune --soc host --serial local --models yolov2 --budget 10m
     codl tune --soc host --ops "conv2d in=1x64x56x56 oc=128 kernel=3x3 pad=1"
     """
+    from codl.api.tune import tune
+    from codl.measure import tuning_file
+    from codl.measure.dataset import Dataset
+    from codl.targets.detect import load_local
+
     described, limit = load_local(soc, serial, precision), opt.budget_of(budget)
-    sources = opt.sources_of(models, ops)
-    tasks = tune_tasks(load_ops(sources or MEASURED), described, opt.read_shares(shares))
     data = Dataset.of(described.name, dataset)
-    if anew:
-        tuning_file.forget(data)
-    with closing(connect(serial, described)) as target:
-        result = _tuned(target, _only(tasks, opt.names_of(variants)), data, limit)
-    result["cache"] = asdict(cache.prune())
+    result = tune(
+        described,
+        serial,
+        data,
+        sources=opt.sources_of(models, ops),
+        variants=opt.names_of(variants),
+        shares=opt.read_shares(shares),
+        anew=anew,
+        budget=limit,
+        reporter=TERMINAL,
+    )
+    if text := limit.left_out(result["left"], "kernels"):
+        tell(f"{text} The same command goes on.")
     emit("tune", result, lambda: _table(result), as_json=json, output=output)
     limit.check(f"All results so far are kept in {tuning_file.path_of(data)}.")
-
-
-def _tuned(
-    target: Target, tasks: Sequence[TuneTask], dataset: Dataset, budget: Budget
-) -> dict[str, Any]:
-    """What --json holds; of a search that Ctrl-C ended, what was found until then."""
-    soc = target.soc
-    tuning = tuning_file.read(dataset, soc)
-    results: list[Tuned] = []
-
-    def keep(result: Tuned) -> None:
-        tuning_file.add(dataset, soc, [result])
-        results.append(result)
-
-    origin = recorded(target, Digests(), **asdict(FINAL))
-    with progress(f"Tuning on {soc.name}") as update, budget.keeping(results):
-        done = target.tune(
-            tasks, tuning, keep=keep, budget_s=budget.share().seconds, progress=update
-        )
-    if budget.ended == "interrupted":
-        done = cut_short(tasks, tuning, soc, results, seconds=budget.spent_s)
-    elif done.left:
-        budget.ended = "budget"
-    note(f"Results are kept in {tuning_file.path_of(dataset)}")
-    if text := budget.left_out(done.left, "kernels"):
-        tell(f"{text} The same command goes on.")
-    of = {"soc": soc.name, "device": soc.gpu.name, "driver": soc.gpu.driver, "source": "measured"}
-    digests = Digests(tuning=tuning_file.read(dataset, soc).fingerprint)
-    return {**of, "stopped": budget.ended, **done.to_json(), **origin, "digests": asdict(digests)}
-
-
-def _only(tasks: Sequence[TuneTask], wanted: Sequence[str]) -> Sequence[TuneTask]:
-    if not wanted:
-        return tasks
-    names = {task.variant.name for task in tasks}
-    for name in wanted:
-        if name not in names:
-            raise UnknownNameError("GPU kernel variant of these ops", name, names)
-    return [task for task in tasks if task.variant.name in wanted]
 
 
 def _table(result: Mapping[str, Any]) -> Table:
