@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-import yaml
 from rich.console import Group
 from rich.syntax import Syntax
 
 from codl.cli import options as opt
-from codl.cli.output import emit, note
-from codl.errors import DeviceError
-from codl.files import check_writable, inside, set_aside
-from codl.records import soc as socs
-from codl.records.soc import ELEMENT_NAMES, MEMORY_TYPES, Soc
-from codl.records.soc_facts import PublishedSoc
+from codl.cli.output import TERMINAL, emit, note
+from codl.files import inside
 from codl.report.text_table import Table
-from codl.runtime.detect import choose, describe
-from codl.runtime.hardware import CpuFacts
-from codl.runtime.placement import LocalSoc, beside
-from codl.runtime.placement import read as read_placement
-from codl.runtime.probe import ProbeResult
-from codl.targets.base import TargetInfo
-from codl.targets.connect import connect, transport_of
-from codl.targets.detect import FoundFacts, detect, find_facts, load_local
+
+if TYPE_CHECKING:
+    from codl.records.soc import Soc
+    from codl.records.soc_facts import PublishedSoc
 
 soc_app = typer.Typer(
     help="""SoC files: the pair of processors under study.
@@ -54,83 +45,29 @@ def list_devices(
 
     [dim]Example:[/dim] codl devices --json
     """
-    target = connect(serial)
-    probed, info = target.probe(), target.describe()
-    failures = [{"icd": r.icd, "error": r.error} for r in probed if r.error]
-    try:
-        soc, problem = describe("here", choose(probed, None), cpu=info.cpu), ""
-    except DeviceError as error:
-        soc, problem = None, str(error)
-    target.close()
-    seen = _observed(serial, soc) if soc and transport_of(serial).is_machine else {}
-    processors = [_cpu(info.cpu, soc, seen), *_gpus(probed, soc, seen)]
-    sensors = [asdict(sensor) for sensor in info.sensors]
-    result = {
-        "processors": processors,
-        "failed": failures,
-        "problem": problem,
-        "energy_sensors": sensors,
-        "unreadable_sensors": info.unreadable_sensors,
-    }
+    from codl.api.devices import processors
 
-    def render() -> Group:
-        table = Table(title="Processors", title_justify="left")
-        for column in ("kind", "name", "driver", "cores", "observed on", "memory", "used"):
-            table.add_column(column)
-        for p in processors:
-            cells = ("cores", "observed_cores", "memory_types")
-            lists = [", ".join(str(v) for v in p[key]) or "-" for key in cells]
-            table.add_row(p["kind"], p["name"], p["driver"], *lists, "yes" if p["used"] else "")
-        lines = [f"{f['icd']} failed: {f['error']}" for f in failures]
-        lines.append(_energy_line(info))
-        return Group(table, *lines, *([problem] if problem else []))
-
-    emit("devices", result, render, as_json=json, output=output)
+    result = processors(serial)
+    emit("devices", result, lambda: _processors(result), as_json=json, output=output)
 
 
-def _observed(serial: str, soc: Soc) -> dict[str, list[int]]:
-    with closing(connect(serial, soc)) as target:
-        return target.observe_cores()
+def _processors(result: Mapping[str, Any]) -> Group:
+    columns = ("kind", "name", "driver", "cores", "observed on", "memory", "used")
+    table = Table(*columns, title="Processors", title_justify="left")
+    for p in result["processors"]:
+        cells = ("cores", "observed_cores", "memory_types")
+        lists = [", ".join(str(v) for v in p[key]) or "-" for key in cells]
+        table.add_row(p["kind"], p["name"], p["driver"], *lists, "yes" if p["used"] else "")
+    lines = [f"{failure['icd']} failed: {failure['error']}" for failure in result["failed"]]
+    lines.append(_energy_line(result))
+    return Group(table, *lines, *filter(None, [result["problem"]]))
 
 
-def _energy_line(info: TargetInfo) -> str:
-    sensors = ", ".join(f"{s.name} ({s.part})" for s in info.sensors)
-    unreadable = info.unreadable_sensors.items()
+def _energy_line(result: Mapping[str, Any]) -> str:
+    sensors = ", ".join(f"{s['name']} ({s['part']})" for s in result["energy_sensors"])
+    unreadable = result["unreadable_sensors"].items()
     refused = [f"{name} cannot be read: {reason}" for name, reason in unreadable]
     return "; ".join([f"Energy sensors: {sensors or 'none'}", *refused]) + "."
-
-
-def _cpu(cpu: CpuFacts, soc: LocalSoc | None, seen: dict[str, list[int]]) -> dict[str, Any]:
-    cores = soc.placement.cpu_cores if soc else cpu.cores
-    return {
-        "kind": "cpu",
-        "name": cpu.name,
-        "driver": "ncnn",
-        "cores": list(cores),
-        "observed_cores": seen.get("cpu", []),
-        "memory_types": ["host"],
-        "used": soc is not None,
-    }
-
-
-def _gpus(
-    probed: Sequence[ProbeResult], soc: LocalSoc | None, seen: dict[str, list[int]]
-) -> list[dict[str, Any]]:
-    processors = []
-    for device in (d for result in probed for d in result.devices):
-        used = soc is not None and (device.icd, device.name) == (soc.placement.icd, soc.gpu.name)
-        processors.append(
-            {
-                **asdict(device),
-                "kind": "gpu",
-                "driver": f"{device.platform} {device.driver}",
-                "cores": list(soc.placement.gpu_cores) if soc and used else [],
-                "observed_cores": seen.get("gpu", []) if used else [],
-                "memory_types": list(device.memory_types),
-                "used": used,
-            }
-        )
-    return processors
 
 
 @soc_app.command("list")
@@ -142,6 +79,8 @@ def list_socs(json: opt.JsonOption = False, output: opt.OutputOption = None) -> 
 
     [dim]Example:[/dim] codl soc list
     """
+    from codl.records import soc as socs
+
     described = [socs.read(name) for name in socs.names()]
 
     def render() -> Table:
@@ -166,10 +105,14 @@ def show_soc(
 
     [dim]Example:[/dim] codl soc show sdm855
     """
+    from codl.api.devices import soc_content
+    from codl.records import soc as socs
+    from codl.runtime.placement import read as read_placement
+
     soc = socs.read(name)
-    if isinstance(soc, Soc):
+    if isinstance(soc, socs.Soc):
         soc = read_placement(soc, socs.path_of(name)) or soc
-    emit("soc show", _content(soc), lambda: soc_yaml(soc), as_json=json, output=output)
+    emit("soc show", soc_content(soc), lambda: soc_yaml(soc), as_json=json, output=output)
 
 
 @soc_app.command("detect")
@@ -180,13 +123,13 @@ def detect_soc(
     memory: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"What tensors lie in, of {', '.join(MEMORY_TYPES)}; may be repeated. "
+            help="What tensors lie in, of {codl.records.soc:MEMORY_TYPES}; may be repeated. "
             "By default all that a GPU has, on a CPU buffers."
         ),
     ] = None,
     element: Annotated[
-        str, typer.Option(help=f"What tensors are stored as: {' or '.join(ELEMENT_NAMES)}.")
-    ] = ELEMENT_NAMES[0],
+        str, typer.Option(help="What tensors are stored as: {codl.cli.help_words:elements}.")
+    ] = "float32",
     measure: Annotated[
         bool,
         typer.Option(
@@ -220,20 +163,22 @@ def detect_soc(
     [dim]Example:[/dim] codl soc detect --serial local --name host
     codl soc detect --serial process --name quick --no-measure
     """
-    chosen = [part for text in memory or () for part in text.split(",")]
+    from codl.api.devices import describe_soc, soc_content
+    from codl.records import soc as socs
+
     path = output or socs.own_path_of(inside(socs.FOLDER, name).name)
-    check_writable(path)
-    with closing(connect(serial)) as target:
-        soc = detect(target, name, device=device, memory_types=chosen, element=element)
-        facts = find_facts(target, soc, note=note) if measure else FoundFacts(soc)
-    soc = facts.soc
-    if kept := set_aside(path):
-        note(f"What {path} held before is kept as {kept}")
-    soc.save(path)
-    for fact in facts.unknown:
-        note(f"{fact.key} could not be measured: {fact.reason}")
-    note(f"Wrote {path}, and {beside(path)}: where its parts are on this machine")
-    emit("soc detect", {**_content(soc), "file": str(path)}, lambda: soc_yaml(soc), as_json=json)
+    soc = describe_soc(
+        serial,
+        name,
+        path,
+        device=device,
+        memory=opt.names_of(memory),
+        element=element,
+        measure=measure,
+        reporter=TERMINAL,
+    )
+    content = {**soc_content(soc), "file": str(path)}
+    emit("soc detect", content, lambda: soc_yaml(soc), as_json=json)
 
 
 @soc_app.command("power")
@@ -252,18 +197,25 @@ def measure_soc_power(
 
     [dim]Example:[/dim] codl soc power host
     """
+    from codl.api.devices import soc_content
+    from codl.records import soc as socs
+    from codl.targets.connect import connect
+    from codl.targets.detect import load_local
+
     soc = load_local(name, serial)
     with closing(connect(serial, soc)) as target:
         measured = replace(soc, power_w=target.power(opt.read_budget(time, "--time")))
     note(f"Wrote {measured.save(socs.own_path_of(name))}")
-    emit("soc power", _content(measured), lambda: soc_yaml(measured), as_json=json, output=output)
-
-
-def _content(soc: Soc | PublishedSoc) -> dict[str, Any]:
-    return soc.to_json() if isinstance(soc, LocalSoc) else soc.to_dict()
+    content = soc_content(measured)
+    emit("soc power", content, lambda: soc_yaml(measured), as_json=json, output=output)
 
 
 def soc_yaml(soc: Soc | PublishedSoc) -> Syntax:
+    """A SoC as its files say it."""
+    import yaml
+
+    from codl.runtime.placement import LocalSoc
+
     text = soc.to_yaml()
     if isinstance(soc, LocalSoc):
         text += yaml.safe_dump({"placement": soc.placement.to_dict()}, sort_keys=False)

@@ -48,3 +48,10 @@ def tolerance() -> str:
     from codl.evaluation.plan_convergence import TOLERANCE
 
     return f"{100 * TOLERANCE:g}"
+
+
+def elements() -> str:
+    """What tensors may be stored as."""
+    from codl.records.soc import ELEMENT_NAMES
+
+    return " or ".join(ELEMENT_NAMES)
