@@ -21,9 +21,9 @@ SERIALS = "{codl.cli.help_words:serials}"
 
 def known_serial(serial: str) -> str:
     """Refuses what no target is called before anything else is done."""
-    from codl.targets.connect import transport_of
-
     if serial != HERE:
+        from codl.targets.connect import transport_of
+
         transport_of(serial)
     return serial
 

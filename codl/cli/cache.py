@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from codl.cli.base_options import JsonOption, OutputOption
 from codl.cli.output import emit
-from codl.runtime import cache
-from codl.runtime.cache import Usage
+
+if TYPE_CHECKING:
+    from codl.runtime.cache import Usage
 
 cache_app = typer.Typer(
     help="""The cache of compiled kernels and prepared nets.
@@ -36,6 +38,8 @@ def show_cache(json: JsonOption = False, output: OutputOption = None) -> None:
 
     [dim]Example:[/dim] codl cache show
     """
+    from codl.runtime import cache
+
     _emit("cache show", cache.usage(), as_json=json, output=output)
 
 
@@ -45,6 +49,8 @@ def prune_cache(json: JsonOption = False, output: OutputOption = None) -> None:
 
     [dim]Example:[/dim] codl cache prune
     """
+    from codl.runtime import cache
+
     _emit("cache prune", cache.prune(), as_json=json, output=output)
 
 
@@ -54,4 +60,6 @@ def clear_cache(json: JsonOption = False, output: OutputOption = None) -> None:
 
     [dim]Example:[/dim] codl cache clear
     """
+    from codl.runtime import cache
+
     _emit("cache clear", cache.clear(), as_json=json, output=output)

@@ -8,8 +8,7 @@ import typer
 
 from codl.cli.options import DatasetsOption, JsonOption, OutputOption, PlannedSocOption
 from codl.cli.output import emit
-from codl.measure import dataset as datasets
-from codl.measure.dataset import Dataset
+from codl.measure import FOLDER as DATASETS
 from codl.report.text_table import Table
 
 dataset_app = typer.Typer(
@@ -25,7 +24,7 @@ codl dataset import t_*.csv --soc redmi""",
 @dataset_app.command("info")
 def dataset_info(
     soc: PlannedSocOption = "",
-    dataset: DatasetsOption = datasets.FOLDER,
+    dataset: DatasetsOption = DATASETS,
     json: JsonOption = False,
     output: OutputOption = None,
 ) -> None:
@@ -34,6 +33,7 @@ def dataset_info(
     [dim]Example:[/dim] codl dataset info --soc epyc2
     """
     from codl.frames import dataset_frame
+    from codl.measure.dataset import Dataset
 
     data = Dataset.found(soc, dataset)
     manifest, frame = data.manifest(), dataset_frame(data)

@@ -55,3 +55,10 @@ def elements() -> str:
     from codl.records.soc import ELEMENT_NAMES
 
     return " or ".join(ELEMENT_NAMES)
+
+
+def bits() -> str:
+    """Of a packed number."""
+    from codl.ir.ops.matmul_quantized import BITS
+
+    return " or ".join(map(str, BITS))

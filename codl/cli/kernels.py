@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
 from codl.cli.base_options import JsonOption, OutputOption
-from codl.cli.output import emit, note, progress, stage
+from codl.cli.output import TERMINAL, emit
 from codl.errors import CodlError
-from codl.frontend.convert import load_structure
-from codl.frontend.models import BUILT_IN
-from codl.ir import parse
-from codl.ir.types import PRECISIONS
-from codl.phone_compilers import compiler, gpus
-from codl.phone_compilers.figures import figures, summary, worst
-from codl.phone_compilers.programs import NeededOp, exported, needs, programs_of
-from codl.report.kernels import kernels_content
-from codl.report.load import parse_result
 from codl.report.text_table import Table
 
 #: Together these have every variant for GPUs.
@@ -29,7 +18,8 @@ ForOption = Annotated[
     str | None,
     typer.Option(
         "--for",
-        help=f"A GPU ({', '.join(gpus.GPUS)}), or a SoC of `codl soc list` or a .yaml file.",
+        help="A GPU ({codl.phone_compilers.gpus:GPUS}), or a SoC of `codl soc list` or a .yaml "
+        "file.",
     ),
 ]
 ModelsOption = Annotated[
@@ -51,7 +41,8 @@ VariantsOption = Annotated[
 PrecisionOption = Annotated[
     str | None,
     typer.Option(
-        "--precision", help=f"Only at one of {', '.join(PRECISIONS)}; else {' and '.join(USUAL)}."
+        "--precision",
+        help=f"Only at one of {{codl.ir.types:PRECISIONS}}; else {' and '.join(USUAL)}.",
     ),
 ]
 AllOption = Annotated[
@@ -99,46 +90,31 @@ def compile_kernels(
     codl kernels --for sdm865 --models mobilenet_v2 --all-choices
     codl kernels --for malig76 --ops "conv2d in=1x64x56x56 oc=128 kernel=3x3 pad=1"
     """
+    from codl.api import kernels
+
     if setup:
-        families: tuple[gpus.Family, ...] = ("adreno", "mali") if mali else ("adreno",)
-        for family in families:
-            stage(f"Setting up the compilers of {family.capitalize()} GPUs in {compiler.folder()}")
-            compiler.set_up(family)
-        note(f"The compilers are in {compiler.folder()}")
+        kernels.set_up_compilers(mali=mali, reporter=TERMINAL)
     if gpu is None:
         if setup:
             return
         raise CodlError("Name a GPU or a SoC by --for, such as adreno630 or sdm865.")
-    key, played = gpus.find(gpu)
-    compiler.check_installed(played.family)
-    socs = [gpus.soc_of(gpu, each) for each in ([precision] if precision else USUAL)]
-    listed = programs_of(_networks(models, ops), socs, all_choices=all_choices)
-    if variants:
-        listed = listed.only(variants.split(","))
-    if not listed.programs:
-        raise CodlError(f"No kernel variant of {variants} is needed there.")
-    with progress(f"Compiling for {played.label}") as update:
-        done = compiler.compile_all(played, listed.programs.values(), jobs=jobs, progress=update)
-    rows = figures(listed, done, played)
-    result = {
-        "gpu": key,
-        "label": played.label,
-        "compiler": done.version,
-        "packages": compiler.packages(played.family),
-        "summary": asdict(summary(rows)),
-        "kernels": [asdict(row) for row in (worst(rows) if brief else rows)],
-    }
+    result = kernels.compile_kernels(
+        gpu,
+        models=models.split(",") if models else (),
+        ops=ops or (),
+        variants=variants.split(",") if variants else (),
+        precisions=[precision] if precision else USUAL,
+        all_choices=all_choices,
+        brief=brief,
+        jobs=jobs,
+        reporter=TERMINAL,
+    )
 
     def render() -> Table:
+        from codl.report.kernels import kernels_content
+        from codl.report.load import parse_result
+
         read: Any = parse_result({"command": "kernels", **result})
         return kernels_content(read).to_rich()
 
     emit("kernels", result, render, as_json=json, output=output)
-
-
-def _networks(models: str | None, ops: Sequence[str] | None) -> dict[str, list[NeededOp]]:
-    if ops:
-        return {"ops": [NeededOp(parse(text)) for text in ops]}
-    if models:
-        return {name: needs(load_structure(name)) for name in models.split(",")}
-    return {name: needs(load_structure(name)) for name in BUILT_IN} | exported()

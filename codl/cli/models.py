@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from codl.api.models import ModelFacts, builtin_facts, evaluations, model_facts
 from codl.cli import options as opt
 from codl.cli.output import emit, stage
-from codl.measure import dataset as datasets
-from codl.records import soc as socs
+from codl.measure import FOLDER as DATASETS
 from codl.report.text_table import Table
+
+if TYPE_CHECKING:
+    from codl.api.models import ModelFacts
 
 NamesArgument = Annotated[
     list[str] | None,
@@ -24,7 +25,7 @@ NamesArgument = Annotated[
 def list_models(
     names: NamesArgument = None,
     soc: opt.PlannedSocOption = "",
-    dataset: opt.DatasetsOption = datasets.FOLDER,
+    dataset: opt.DatasetsOption = DATASETS,
     json: opt.JsonOption = False,
     output: opt.OutputOption = None,
 ) -> None:
@@ -38,6 +39,9 @@ def list_models(
     codl models retinaface posenet --soc epyc2
     codl models model.onnx --json
     """
+    from codl.api.models import builtin_facts, evaluations, model_facts
+    from codl.records import soc as socs
+
     evaluated = evaluations()
     if names:
         facts = []

@@ -42,12 +42,12 @@ def _usual_soc(*, runs: bool) -> Callable[[typer.Context, str], str]:
     """Takes the usual SoC where none is named, and says so; a bundle or --repro has its own."""
 
     def soc_of(context: typer.Context, name: str) -> str:
-        from codl.api.home import usual_soc
-
         told = context.params
         has_one = told.get("repro") or Path(str(told.get("model", ""))).suffix == BUNDLE
         if name or has_one or context.resilient_parsing:
             return name
+        from codl.api.home import usual_soc
+
         usual = usual_soc(runs=(runs and not told.get("predicted")) or bool(told.get("serial")))
         tell(f"SoC {usual.name}: {usual.reason}. --soc names another.")
         return usual.name

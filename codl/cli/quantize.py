@@ -5,32 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import onnx
 import typer
 
 from codl import files
 from codl.cli.options import JsonOption, ModelArgument, writable
 from codl.cli.output import emit, note
 from codl.errors import CodlError
-from codl.frontend import models
-from codl.frontend.decoders import DECODERS, exported
-from codl.frontend.quantize import check_format, quantize, quantize_dynamic
-from codl.ir.ops.matmul_quantized import BITS, BLOCKS
 from codl.report.text_table import Table
+
+if TYPE_CHECKING:
+    import onnx
 
 FileOption = Annotated[
     Path, typer.Option("-o", "--output", help="The .onnx file to write.", callback=writable)
 ]
 BitsOption = Annotated[
-    int, typer.Option("--bits", help=f"Bits of a number: {' or '.join(map(str, BITS))}.")
+    int, typer.Option("--bits", help="Bits of a number: {codl.cli.help_words:bits}.")
 ]
 BlockOption = Annotated[
     int,
     typer.Option(
         "--block",
-        help=f"Numbers along k that share a scale: {', '.join(map(str, BLOCKS))}.",
+        help="Numbers along k that share a scale: {codl.ir.ops.matmul_quantized:BLOCKS}.",
     ),
 ]
 SymmetricOption = Annotated[
@@ -56,8 +54,8 @@ CapacityOption = Annotated[
     typer.Option(
         "--capacity",
         min=1,
-        help=f"Write a decoder ({', '.join(DECODERS)}) with its key-value cache, for at most "
-        "this many tokens: for `codl bench llm`.",
+        help="Write a decoder ({codl.frontend.decoders:DECODERS}) with its key-value cache, for at "
+        "most this many tokens: for `codl bench llm`.",
     ),
 ]
 
@@ -86,6 +84,8 @@ def quantize_model(
     codl quantize model.onnx --bits 8 --block 128 --symmetric -o model_int8.onnx
     codl quantize bert --bits 8 --dynamic -o bert_int8.onnx
     """
+    from codl.frontend.quantize import check_format, quantize, quantize_dynamic
+
     check_format(bits, block)
     if output.suffix != ".onnx":
         raise typer.BadParameter(f"must end in .onnx, got {output}", param_hint="--output")
@@ -112,6 +112,9 @@ def quantize_model(
 
 def _loaded(model: str, capacity: int | None) -> tuple[str, onnx.ModelProto]:
     """The name of a model, and all of it."""
+    from codl.frontend import models
+    from codl.frontend.decoders import exported
+
     if capacity is not None:
         return model, exported(model, capacity)
     source = models.load(model)
@@ -120,6 +123,8 @@ def _loaded(model: str, capacity: int | None) -> tuple[str, onnx.ModelProto]:
 
 def _save(proto: onnx.ModelProto, path: Path) -> None:
     """Raises `CodlError` for a model that is too large for one file, or for the disk."""
+    import onnx
+
     try:
         with files.writing(path) as partial:
             onnx.save(proto, partial, format="protobuf")

@@ -6,16 +6,18 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from codl.api.home import HomeItem, home_items
 from codl.cli.options import JsonOption, OutputOption
 from codl.cli.output import emit
 from codl.errors import CodlError
-from codl.measure import dataset as datasets
+from codl.files import HOME
 from codl.report.text_table import Table
+
+if TYPE_CHECKING:
+    from codl.api.home import HomeItem
 
 FolderArgument = Annotated[
     Path | None,
@@ -38,6 +40,8 @@ def list_runs(
     codl runs
     codl runs results --json
     """
+    from codl.api.home import home_items
+
     if folder is not None and not folder.is_dir():
         raise CodlError(f"{folder}: there is no such folder.")
     items = home_items(folder)
@@ -54,7 +58,7 @@ def _table(items: Sequence[HomeItem], folder: Path | None) -> Table:
     )
     for item in items:
         made = item.when[:16].replace("T", "\N{NO-BREAK SPACE}")
-        path = os.path.relpath(item.path, folder or datasets.FOLDER.parent)
+        path = os.path.relpath(item.path, folder or HOME)
         what = f"cannot be read: {item.problem}" if item.problem else item.about
         table.add_row(item.kind, path, item.soc, made, item.commit[:7], what)
     if not items:
