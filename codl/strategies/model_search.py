@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from time import perf_counter
 from typing import TypeAlias
 
@@ -61,8 +62,10 @@ class ModelSearch:
 
     def without_files(self) -> ModelSearch:
         """The same for where the model's file is not: built-in models are described anywhere."""
-        if self.model in BUILT_IN:
-            return self
+        return self if self.model in BUILT_IN else self.read()
+
+    def read(self) -> ModelSearch:
+        """The same with its network, or why there is none."""
         try:
             return replace(self, network=self.load().structure)
         except CodlError as error:
@@ -114,7 +117,9 @@ def search_models(
     ready = context if workers.are_here else context.portable(*predictors)
     done: dict[int, SearchOutcome] = {}
     # Files are read while others are at work.
-    sent = (search if workers.have_files else search.without_files() for search in searches)
+    sent = (
+        search if workers.have_files else search.without_files() for search in _read_once(searches)
+    )
     with (
         closing(workers.results(_outcome, ready, sent)) as results,
         budget.keeping(done),
@@ -124,6 +129,18 @@ def search_models(
     is_late = budget.ended == "budget"
     missing = CodlError("There was no time left for it." if is_late else "Ctrl-C came before it.")
     return [done.get(at, missing) for at in range(len(searches))]
+
+
+def _read_once(searches: Sequence[ModelSearch]) -> Iterator[ModelSearch]:
+    """The same, where a model that strategies in a row are to plan is read once."""
+    for _, group in groupby(
+        searches, key=lambda search: (search.model, search.batch, search.shapes)
+    ):
+        same = [*group]
+        if len(same) > 1 and not any(search.runs_plans or search.profiled for search in same):
+            network = same[0].read().network
+            same = [replace(search, network=network) for search in same]
+        yield from same
 
 
 def _outcome(context: Context, search: ModelSearch) -> SearchOutcome:

@@ -151,7 +151,7 @@ def test_a_network_is_measured_beside_libraries_on_all_cores(
     part = {"name": "some CPU", "type": "cpu"}
     soc = {"name": "host", "cpu": {"name": "some CPU"}, "gpu": part}
 
-    def evaluated(output: Path, budget_s: float) -> None:
+    def evaluated(output: Path, limit: object) -> None:
         content = {"soc": soc, "rows": rows, "serial": "local"}
         (output.parent / demo.EVALUATION).write_text(demo.document("eval", content))
 

@@ -15,7 +15,7 @@ from support.variants import with_variants
 from support.whole_way import write_model
 from typer.testing import CliRunner
 
-from codl.cli import run
+from codl.api import run
 from codl.cli.app import app
 from codl.errors import CodlError, CodlWarning
 from codl.frontend.convert import load_network
