@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from codl.measure import tuning_file
 from codl.measure.budget import Budget
 from codl.measure.collector import Chooser, Collected
 from codl.measure.collector import collect as collect_tasks
-from codl.measure.cool_down import HOT_C, LONGEST_S
+from codl.measure.cool_down import HOT_C, LONGEST_S, CoolDown
 from codl.measure.dataset import Dataset
 from codl.measure.dataset_writer import check_is_new
 from codl.measure.devices_at_work import DeviceNews
@@ -31,6 +31,7 @@ from codl.measure.tasks import FEW_SHARES, SHARES, Task, check_sources, load_sou
 from codl.measure.tuner import BUDGET_S, tasks_before, tune_briefly
 from codl.records.soc import Soc
 from codl.strategies import Context
+from codl.targets.base import Target
 from codl.targets.connect import connect
 from codl.targets.detect import load_measured
 from codl.targets.environment import environment_of
@@ -237,42 +238,63 @@ def collect(
     agenda = Agenda.of(rule, scope, networks, soc=described, dataset=dataset, tuning=tuning)
     if recorded is not None:
         agenda = agenda.answered_by(recorded, reporter)
-    standing = Standing(agenda.plans)
     with ExitStack() as opened:
         targets = {
             name: opened.enter_context(closing(connect(name, described))) for name in serials
         }
-        below = None if shown is None else lambda: shown(standing)
-        title = f"Collecting on {described.name}"
-        update = opened.enter_context(reporter.progress(title, below))
-
-        def watch(news: Sequence[DeviceNews]) -> None:
-            standing.devices = news
-
-        try:
-            done = collect_tasks(
-                list(targets.values()),
-                dataset,
-                agenda.tasks,
-                tuning,
-                resume=resume,
-                budget_s=agenda.time_s,
-                samples=samples,
-                chooser=agenda.chooser,
-                progress=update,
-                cooling=lambda device: controlled(
-                    targets[device.serial], governor, cool_down_s, hot_c, reporter
-                ),
-                tells=lambda device: environment_of(targets[device.serial], {}),
-                watch=watch,
-            )
-        except KeyboardInterrupt as error:
-            kept = f"All rows so far are kept in {dataset.folder}, and --resume goes on."
-            raise InterruptedCommandError(kept) from error
+        done = _collected(
+            targets,
+            dataset,
+            agenda,
+            tuning,
+            cooling=lambda target: controlled(target, governor, cool_down_s, hot_c, reporter),
+            reporter=reporter,
+            shown=shown,
+            resume=resume,
+            samples=samples,
+        )
     if recorded is not None and tuning.results:
         tuning_file.add(dataset, described, tuning.results.values())
     expected = agenda.learner.expected() if agenda.learner else None
     return CollectRun(dataset, done, expected, agenda.plans)
+
+
+def _collected(
+    targets: Mapping[str, Target],
+    dataset: Dataset,
+    agenda: Agenda,
+    tuning: Tuning,
+    *,
+    cooling: Callable[[Target], CoolDown],
+    reporter: Reporter,
+    shown: Callable[[Standing], Any] | None,
+    **how: Any,
+) -> Collected:
+    """Measure what is on the agenda; raises `InterruptedCommandError` at Ctrl-C."""
+    standing = Standing(agenda.plans)
+    below = None if shown is None else lambda: shown(standing)
+
+    def watch(news: Sequence[DeviceNews]) -> None:
+        standing.devices = news
+
+    with reporter.progress(f"Collecting on {dataset.folder.name}", below) as update:
+        try:
+            return collect_tasks(
+                list(targets.values()),
+                dataset,
+                agenda.tasks,
+                tuning,
+                budget_s=agenda.time_s,
+                chooser=agenda.chooser,
+                progress=update,
+                cooling=lambda device: cooling(targets[device.serial]),
+                tells=lambda device: environment_of(targets[device.serial], {}),
+                watch=watch,
+                **how,
+            )
+        except KeyboardInterrupt as error:
+            kept = f"All rows so far are kept in {dataset.folder}, and --resume goes on."
+            raise InterruptedCommandError(kept) from error
 
 
 def _described(name: str, serials: Sequence[str], precision: str | None) -> Soc:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from codl.cli import options as opt
+from codl.cli.job_options import with_options
 from codl.cli.output import TERMINAL, emit
 from codl.measure import FOLDER as DATASETS
 from codl.predict import FOLDER as PREDICTORS
 from codl.report.text_table import Table
+
+if TYPE_CHECKING:
+    from codl.api.decoders import DecoderJob
 
 ModelArgument = Annotated[
     str,
@@ -64,24 +69,56 @@ WeightsOption = Annotated[
 ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class LlmOptions:
+    """A decoder, and how it is measured."""
+
+    model: ModelArgument
+    soc: opt.SocOption = ""
+    prompt: PromptOption = 512
+    generate: GenerateOption = 128
+    chunk: ChunkOption = 128
+    capacity: CapacityOption = None
+    strategies: StrategiesOption = None
+    peers: PeersOption = None
+    weights: WeightsOption = "anywhere"
+    time: opt.TimeOption = "30s"
+    precision: opt.PrecisionOption = None
+    predictor: opt.PredictorOption = None
+    search_budget: opt.SearchBudgetOption = opt.SEARCH_BUDGET
+    check: opt.CheckOption = True
+    dataset: opt.DatasetsOption = DATASETS
+    predictors: opt.PredictorsOption = PREDICTORS
+
+    def job(self) -> DecoderJob:
+        from codl.api.decoders import PEERS, USUAL, DecoderJob
+        from codl.strategies import STRATEGIES
+
+        return DecoderJob(
+            model=self.model,
+            soc=self.soc,
+            prompt=self.prompt,
+            generate=self.generate,
+            chunk=self.chunk,
+            capacity=self.capacity,
+            strategies=tuple(opt.names_of(self.strategies, STRATEGIES, "strategy")) or USUAL,
+            peers=tuple(opt.names_of(self.peers, PEERS, "peer")),
+            weights=self.weights,
+            seconds=opt.read_budget(self.time, "--time"),
+            precision=self.precision,
+            predictor=self.predictor,
+            budget_s=opt.read_budget(self.search_budget, "--search-budget"),
+            check=self.check,
+            dataset=self.dataset,
+            predictors=self.predictors,
+            reporter=TERMINAL,
+        )
+
+
+@with_options
 def bench_llm(
-    model: ModelArgument,
-    soc: opt.SocOption = "",
-    prompt: PromptOption = 512,
-    generate: GenerateOption = 128,
-    chunk: ChunkOption = 128,
-    capacity: CapacityOption = None,
-    strategies: StrategiesOption = None,
-    peers: PeersOption = None,
-    weights: WeightsOption = "anywhere",
-    time: opt.TimeOption = "30s",
-    precision: opt.PrecisionOption = None,
-    predictor: opt.PredictorOption = None,
-    search_budget: opt.SearchBudgetOption = opt.SEARCH_BUDGET,
+    asked: LlmOptions,
     budget: opt.BudgetOption = None,
-    check: opt.CheckOption = True,
-    dataset: opt.DatasetsOption = DATASETS,
-    predictors: opt.PredictorsOption = PREDICTORS,
     json: opt.JsonOption = False,
     output: opt.OutputOption = None,
 ) -> None:
@@ -101,32 +138,10 @@ def bench_llm(
     codl bench llm model.onnx --soc host -p 256 -n 64 --strategies cpu,codl
     codl bench llm model.onnx --soc host --weights once
     """
-    from codl.api.decoders import PEERS, USUAL, DecoderJob, measure_decoder
-    from codl.strategies import STRATEGIES
+    from codl.api.decoders import measure_decoder
 
     limit = opt.budget_of(budget)
-    measured = measure_decoder(
-        DecoderJob(
-            model=model,
-            soc=soc,
-            prompt=prompt,
-            generate=generate,
-            chunk=chunk,
-            capacity=capacity,
-            strategies=tuple(opt.names_of(strategies, STRATEGIES, "strategy")) or USUAL,
-            peers=tuple(opt.names_of(peers, PEERS, "peer")),
-            weights=weights,
-            seconds=opt.read_budget(time, "--time"),
-            precision=precision,
-            predictor=predictor,
-            budget_s=opt.read_budget(search_budget, "--search-budget"),
-            check=check,
-            dataset=dataset,
-            predictors=predictors,
-            reporter=TERMINAL,
-        ),
-        limit,
-    )
+    measured = measure_decoder(asked.job(), limit)
     emit("bench-llm", measured, lambda: _table(measured), as_json=json, output=output)
     limit.check("It is of the rounds before.")
 

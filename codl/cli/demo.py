@@ -96,7 +96,7 @@ def run_demo(
     First from what ships: plans of some networks for a divided AMD EPYC, which somebody
     else's machine has measured; nothing runs, and every figure is predicted. With --measure this
     machine is then looked at and measured, and runs a network on either processor and on both, all
-    in --budget. What was measured stays beside the page, and the same command goes on where it ended.
+    in --budget. What was measured stays beside the page: the same command goes on where it ended.
 
     [dim]Examples:[/dim]
     codl demo

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,9 +10,11 @@ import typer
 from rich.console import Group, RenderableType
 
 from codl.cli import options as opt
+from codl.cli.job_options import with_options
 from codl.cli.output import TERMINAL, emit, tell
 from codl.measure import FOLDER as DATASETS
 from codl.measure import HOT_C
+from codl.measure.budget import Budget
 from codl.predict import FOLDER as PREDICTORS
 
 if TYPE_CHECKING:
@@ -46,30 +49,76 @@ TimelinesOption = Annotated[
 ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class EvalOptions:
+    """What is compared, on which device, and how; or an evaluation to run again."""
+
+    soc: opt.SocOption = ""
+    serial: opt.SerialOption = "local"
+    models: opt.ModelsOption = None
+    strategies: opt.StrategiesOption = None
+    peers: PeersOption = None
+    time: opt.TimeOption = "20s"
+    precision: opt.PrecisionOption = None
+    predictor: opt.PredictorOption = None
+    max_kernel_ms: opt.LongestOption = None
+    gpu_duty: opt.DutyOption = None
+    search_budget: opt.SearchBudgetOption = opt.SEARCH_BUDGET
+    no_profile: opt.NoProfileOption = False
+    budget: opt.BudgetOption = None
+    batch: opt.BatchOption = None
+    dataset: opt.DatasetsOption = DATASETS
+    predictors: opt.PredictorsOption = PREDICTORS
+    governor: opt.GovernorOption = None
+    cool_down: opt.CoolDownOption = opt.COOL_DOWN
+    hot: opt.HotOption = HOT_C
+    repro: ReproOption = None
+    other_environment: OtherEnvironmentOption = False
+
+    def run(self, context: typer.Context, limit: Budget) -> EvalRun:
+        """Measure; the `context` tells which options were given, as --repro goes with few."""
+        from codl.api.evaluate import USUAL, evaluate, evaluate_again
+
+        how: dict[str, Any] = {
+            "budget_s": opt.read_budget(self.search_budget, "--search-budget"),
+            "profile": not self.no_profile,
+            "within": limit,
+            "governor": self.governor,
+            "cool_down_s": opt.read_seconds(self.cool_down),
+            "hot_c": self.hot,
+            "dataset": self.dataset,
+            "predictors": self.predictors,
+            "reporter": TERMINAL,
+        }
+        if self.repro is not None:
+            return evaluate_again(
+                _earlier(context, self.repro),
+                soc=self.soc or None,
+                serial=None if _is_default(context, "serial") else self.serial,
+                other_environment=self.other_environment,
+                **how,
+            )
+        return evaluate(
+            opt.read_models(*(self.models or USUAL_MODELS)),
+            soc=self.soc,
+            serial=self.serial,
+            strategies=opt.names_of(self.strategies) or USUAL,
+            peers=opt.names_of(self.peers),
+            seconds=opt.read_budget(self.time, "--time"),
+            batch=self.batch,
+            precision=self.precision,
+            predictor=self.predictor,
+            max_kernel_ms=self.max_kernel_ms,
+            gpu_duty=self.gpu_duty,
+            **how,
+        )
+
+
+@with_options
 def evaluate_strategies(
     context: typer.Context,
-    soc: opt.SocOption = "",
-    serial: opt.SerialOption = "local",
-    models: opt.ModelsOption = None,
-    strategies: opt.StrategiesOption = None,
-    peers: PeersOption = None,
-    time: opt.TimeOption = "20s",
-    precision: opt.PrecisionOption = None,
-    predictor: opt.PredictorOption = None,
-    max_kernel_ms: opt.LongestOption = None,
-    gpu_duty: opt.DutyOption = None,
-    search_budget: opt.SearchBudgetOption = opt.SEARCH_BUDGET,
-    no_profile: opt.NoProfileOption = False,
-    budget: opt.BudgetOption = None,
-    batch: opt.BatchOption = None,
-    dataset: opt.DatasetsOption = DATASETS,
-    predictors: opt.PredictorsOption = PREDICTORS,
+    asked: EvalOptions,
     with_timelines: TimelinesOption = True,
-    governor: opt.GovernorOption = None,
-    cool_down: opt.CoolDownOption = opt.COOL_DOWN,
-    hot: opt.HotOption = HOT_C,
-    repro: ReproOption = None,
-    other_environment: OtherEnvironmentOption = False,
     json: opt.JsonOption = False,
     output: opt.OutputOption = None,
 ) -> None:
@@ -102,43 +151,8 @@ def evaluate_strategies(
     codl eval --soc host --models yolov2 --max-kernel-ms 1 --gpu-duty 0.7
     codl eval --repro eval.json
     """
-    from codl.api.evaluate import USUAL, evaluate, evaluate_again
-
-    limit = opt.budget_of(budget)
-    how: dict[str, Any] = {
-        "budget_s": opt.read_budget(search_budget, "--search-budget"),
-        "profile": not no_profile,
-        "within": limit,
-        "governor": governor,
-        "cool_down_s": opt.read_seconds(cool_down),
-        "hot_c": hot,
-        "dataset": dataset,
-        "predictors": predictors,
-        "reporter": TERMINAL,
-    }
-    if repro is not None:
-        run = evaluate_again(
-            _earlier(context, repro),
-            soc=soc or None,
-            serial=None if _is_default(context, "serial") else serial,
-            other_environment=other_environment,
-            **how,
-        )
-    else:
-        run = evaluate(
-            opt.read_models(*(models or USUAL_MODELS)),
-            soc=soc,
-            serial=serial,
-            strategies=opt.names_of(strategies) or USUAL,
-            peers=opt.names_of(peers),
-            seconds=opt.read_budget(time, "--time"),
-            batch=batch,
-            precision=precision,
-            predictor=predictor,
-            max_kernel_ms=max_kernel_ms,
-            gpu_duty=gpu_duty,
-            **how,
-        )
+    limit = opt.budget_of(asked.budget)
+    run = asked.run(context, limit)
     result = run.to_json(with_timelines=with_timelines)
     emit("eval", result, lambda: _tables(run, result), as_json=json, output=output)
     if text := limit.left_out(result["left"], "models"):

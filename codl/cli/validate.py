@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +19,7 @@ from codl.measure import SEED
 from codl.report.text_table import Table
 
 if TYPE_CHECKING:
+    from codl.api.validate import Checking
     from codl.validate.remedy import Remedy
     from codl.validate.validation import Validation
 
@@ -80,17 +82,41 @@ WriteSocOption = Annotated[
 ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class ValidateOptions(ModelOptions):
+    """With what it is checked on, and how."""
+
+    inputs: InputOption = None
+    labels: LabelsOption = None
+    seed: SeedOption = SEED
+    cosine: CosineOption = None
+    precision: PlanPrecisionOption = None
+    half: HalfOption = False
+    strict: StrictOption = False
+    budget: opt.BudgetOption = None
+
+    def how(self) -> Checking:
+        """Raises `CodlError` for options that contradict each other."""
+        from codl.api.validate import Checking
+
+        if self.half and self.precision not in (None, HALF):
+            raise CodlError(
+                f"--half is --precision {HALF}, got --precision {self.precision} beside it."
+            )
+        return Checking(
+            inputs=self.inputs,
+            labels=self.labels,
+            seed=self.seed,
+            cosine=self.cosine,
+            precision=HALF if self.half else self.precision,
+            remedies=not self.strict,
+            budget=None if self.budget is None else opt.budget_of(self.budget),
+        )
+
+
 @with_options
 def validate_plan(
-    asked: ModelOptions,
-    inputs: InputOption = None,
-    labels: LabelsOption = None,
-    seed: SeedOption = SEED,
-    cosine: CosineOption = None,
-    precision: PlanPrecisionOption = None,
-    half: HalfOption = False,
-    strict: StrictOption = False,
-    budget: opt.BudgetOption = None,
+    asked: ValidateOptions,
     write_plan: WritePlanOption = None,
     write_soc: WriteSocOption = False,
     json: opt.JsonOption = False,
@@ -119,21 +145,10 @@ def validate_plan(
     codl validate model.onnx --soc host --plan plan.json --inputs in.npz --json
     codl validate mobilenet_v2 --soc host --strategy gpu --serial process --seed 3
     """
-    from codl.api.validate import Checking, add_to_soc, check_model
+    from codl.api.validate import add_to_soc, check_model
     from codl.plan.build_plan import for_soc
 
-    limit = opt.budget_of(budget)
-    if half and precision not in (None, HALF):
-        raise CodlError(f"--half is --precision {HALF}, got --precision {precision} beside it.")
-    how = Checking(
-        inputs=inputs,
-        labels=labels,
-        seed=seed,
-        cosine=cosine,
-        precision=HALF if half else precision,
-        remedies=not strict,
-        budget=None if budget is None else limit,
-    )
+    how = asked.how()
     result, done = check_model(asked.job(), how)
     validation, remedy = done.validation, done.remedy
     if write_plan is not None:
@@ -145,7 +160,7 @@ def validate_plan(
         return tables_of(result, validation, remedy)
 
     emit("validate", result, render, as_json=json, output=output)
-    if strict and validation.whole.refused:
+    if asked.strict and validation.whole.refused:
         raise CodlError(f"--strict: {'; '.join(map(str, validation.whole.refused))}")
     if validation.left or (validation.is_wrong and not (remedy and remedy.ok)):
         raise typer.Exit(1)
