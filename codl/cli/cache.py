@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from codl.cli.base_options import JsonOption, OutputOption
+from codl.cli.options import JsonOption, OutputOption
 from codl.cli.output import emit
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from codl.cli import options as opt
-from codl.cli.base_options import MOST_IMAGES, MOST_ROUNDS, finite
 from codl.cli.job_options import with_options
+from codl.cli.options import MOST_IMAGES, MOST_ROUNDS, finite
 from codl.cli.output import TERMINAL, emit
 from codl.errors import CodlError, UnknownNameError
 from codl.measure import FOLDER as DATASETS

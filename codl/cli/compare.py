@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import RenderableType
 
-from codl.cli.base_options import JsonOption, OutputOption, positive
+from codl.cli.options import JsonOption, OutputOption, positive
 from codl.cli.output import emit, fail
 
 FirstArgument = Annotated[Path, typer.Argument(help="A result file, written with -o or by --json.")]

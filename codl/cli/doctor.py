@@ -13,7 +13,7 @@ import typer
 from rich.console import Group
 from rich.text import Text
 
-from codl.cli.base_options import JsonOption, OutputOption, SerialOption, read_budget
+from codl.cli.options import JsonOption, OutputOption, SerialOption, read_budget
 from codl.cli.output import emit, note, progress
 from codl.doctor import BUDGET_S, examine
 from codl.measure.budget import Budget

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from codl.cli.base_options import JsonOption, OutputOption
+from codl.cli.options import JsonOption, OutputOption
 from codl.cli.output import TERMINAL, emit
 from codl.errors import CodlError
 from codl.report.text_table import Table

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from codl.cli.base_options import writable
+from codl.cli.options import writable
 from codl.cli.output import note
 
 

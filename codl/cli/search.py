@@ -12,8 +12,8 @@ import typer
 from rich.console import Group, RenderableType
 
 from codl.cli import options as opt
-from codl.cli.base_options import HERE, SERIALS, known_serial, result_file
 from codl.cli.job_options import PlannedOptions, with_options
+from codl.cli.options import HERE, SERIALS, known_serial, result_file
 from codl.cli.output import emit, note, warn
 from codl.errors import CodlError
 from codl.files import check_folder, inside

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
 
 from codl import files
-from codl.bundle.archive import EXECUTABLE, Archive
 from codl.cli import options as opt
-from codl.cli.listing import content, render
 from codl.cli.output import emit, note
-from codl.cli.plan_tables import plan_table
 from codl.errors import CodlError, InvalidFileError
-from codl.frontend.models import BUNDLE
-from codl.ir.constants import array_digest
-from codl.ir.executable import Executable
-from codl.ir.executable_json import decode, encode
-from codl.ir.plan import Plan, load_plan
-from codl.lower import lower
-from codl.measure import dataset as datasets
-from codl.measure import tuning_file
-from codl.measure.dataset import Dataset
-from codl.records import soc as socs
+from codl.files import BUNDLE
+from codl.measure import FOLDER as DATASETS
+
+if TYPE_CHECKING:
+    from codl.ir.executable import Executable
+    from codl.ir.plan import Plan
 
 FileArgument = Annotated[
     Path, typer.Argument(help=f"A plan or an executable (.json), or a bundle ({BUNDLE}).")
@@ -48,7 +41,7 @@ def show_file(
     soc: LowerOption = None,
     model: ModelOption = None,
     batch: opt.BatchOption = None,
-    dataset: opt.DatasetsOption = datasets.FOLDER,
+    dataset: opt.DatasetsOption = DATASETS,
     executable: ExecutableOption = None,
     output: opt.OutputOption = None,
     json: opt.JsonOption = False,
@@ -64,6 +57,11 @@ def show_file(
     codl show plan.json --soc host --executable yolov2.json
     codl show yolov2.json --json
     """
+    from codl.cli.listing import content, render
+    from codl.ir.constants import array_digest
+    from codl.ir.executable_json import encode
+    from codl.ir.plan import Plan
+
     loaded = _read(file)
     if isinstance(loaded, Plan):
         if soc is None:
@@ -84,6 +82,9 @@ def show_file(
 
 def _read(file: Path) -> Plan | bytes:
     """A plan, or the JSON of an executable; raises `InvalidFileError` for what is neither."""
+    from codl.bundle.archive import EXECUTABLE, Archive
+    from codl.ir.plan import load_plan
+
     if file.suffix == BUNDLE:
         return bytes(Archive(file).part(EXECUTABLE))
     text = files.read_bytes(file)
@@ -96,6 +97,8 @@ def _read(file: Path) -> Plan | bytes:
 
 
 def _decoded(file: Path, text: bytes) -> Executable:
+    from codl.ir.executable_json import decode
+
     try:
         return decode(text, _no_array)
     except CodlError as error:
@@ -108,6 +111,10 @@ def _no_array(digest: str) -> Any:
 
 def _lowered(plan: Plan, soc: str, model: str, batch: int | None, dataset: Path) -> Executable:
     from codl.frontend.convert import load_network  # what needs no model needs no ONNX
+    from codl.lower import lower
+    from codl.measure import tuning_file
+    from codl.measure.dataset import Dataset
+    from codl.records import soc as socs
 
     described = socs.load(soc)
     tuning = tuning_file.read(Dataset.found(described.name, dataset), described)
@@ -115,6 +122,8 @@ def _lowered(plan: Plan, soc: str, model: str, batch: int | None, dataset: Path)
 
 
 def _show_plan(plan: Plan, *, as_json: bool, output: Path | None) -> None:
+    from codl.cli.plan_tables import plan_table
+
     result = {"kind": "plan", **plan.to_json()}
     result.pop("version")
 

@@ -29,8 +29,7 @@ from typing import Any, cast
 
 from ablation_tables import FULL, summary, table
 
-from codl.cli.base_options import read_seconds
-from codl.cli.options import read_models
+from codl.cli.options import read_models, read_seconds
 from codl.cli.output import note
 from codl.engine.engine import Engine
 from codl.errors import CodlError, UnknownNameError

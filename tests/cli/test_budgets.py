@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from codl.api import evaluate as api
 from codl.cli import bench, evaluate
 from codl.cli.app import app
-from codl.cli.base_options import result_file
+from codl.cli.options import result_file
 from codl.contrib.conformance import command as conformance
 from codl.contrib.conformance import suite
 from codl.errors import CodlError
