@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from importlib import import_module
 from importlib.util import find_spec
@@ -102,7 +102,7 @@ class LazyCommand(TyperCommand):
         return items
 
 
-class _Commands(MutableMapping[str, Any]):
+class _Commands(Mapping[str, Any]):
     """The commands of a group: those that it was made with, and those that are imported."""
 
     def __init__(self, group: str, made: Mapping[str, Any]) -> None:
@@ -113,9 +113,8 @@ class _Commands(MutableMapping[str, Any]):
         if name in self.made:
             return self.made[name]
         if name not in self._loaded:
-            self._loaded[name] = _load(
-                f"{self._group} {name}".strip(), places_of(self._group)[name]
-            )
+            place = places_of(self._group)[name]
+            self._loaded[name] = _load(f"{self._group} {name}".strip(), place)
         return self._loaded[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -123,12 +122,6 @@ class _Commands(MutableMapping[str, Any]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
-
-    def __setitem__(self, name: str, command: Any) -> None:
-        self.made[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        del self.made[name]
 
 
 class LazyGroup(TyperGroup):
