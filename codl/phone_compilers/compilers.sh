@@ -20,9 +20,10 @@ mirror() {
 }
 
 reach() {
-    mirror
+    url=$(mirror)
+    echo "$url"
     /usr/lib/apt/apt-helper -qq -o Acquire::Retries=0 \
-        download-file "$(mirror)/dists/trixie/InRelease" "$folder/InRelease"
+        download-file "${url%/}/dists/trixie/InRelease" "$folder/InRelease"
     rm "$folder/InRelease"
 }
 
