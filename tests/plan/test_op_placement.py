@@ -12,8 +12,7 @@ from support.simulated import SOC
 from support.some import some
 from support.synthetic_predictors import of_few_kinds
 
-from codl.cli.plan_tables import op_placement_table
-from codl.cli.search import plan_table
+from codl.cli.plan_tables import op_placement_table, plan_table
 from codl.frontend.convert import load_structure, network_of
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.ir import Network
