@@ -11,12 +11,11 @@ from rich.console import RenderableType
 from codl.cli import options as opt
 from codl.cli.output import TERMINAL, emit, tell
 from codl.measure import FOLDER as DATASETS
-from codl.predict import ESTIMATORS
 from codl.predict import FOLDER as PREDICTORS
 
 PredictorsOption = Annotated[
     list[str] | None,
-    typer.Option("--predictor", help=f"One of {', '.join(ESTIMATORS)}; may be repeated."),
+    typer.Option("--predictor", help="One of {codl.predict:ESTIMATORS}; may be repeated."),
 ]
 LikeOption = Annotated[
     list[str] | None,
