@@ -18,6 +18,7 @@ from codl.ir.ops.matmul_quantized import packed
 from codl.kernels import registry
 from codl.kernels.source import compile_options, third_version
 from codl.runtime.drivers import cl_module, make_kernel
+from codl.runtime.launch import BoundKernel
 from codl.runtime.opencl import OpenClDevice
 
 #: Rows of one and of several tiles, columns and depths that fill neither vectors nor words.
@@ -165,7 +166,6 @@ def run_kernel(gpu: OpenClDevice, kernel: Any, *arrays: np.ndarray) -> np.ndarra
     flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
     buffers = [cl.Buffer(context, flags, hostbuf=array) for array in arrays]
     left = np.empty_like(arrays[-1])
-    with cl.CommandQueue(context) as queue:
-        kernel(queue, left.shape, None, *buffers)
-        cl.enqueue_copy(queue, left, buffers[-1])
+    BoundKernel("dots", kernel, left.shape, None, buffers).enqueue(gpu.queue)
+    cl.enqueue_copy(gpu.queue, left, buffers[-1])
     return left

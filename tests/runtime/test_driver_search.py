@@ -42,8 +42,8 @@ SOURCES = {
         }""",
     "deadly": """
         int clGetPlatformInfo(void) { return 0; }
-        void *clGetExtensionFunctionAddress(const char *name) { return 0; }
-        int clIcdGetPlatformIDsKHR(void) { *(volatile int *)0 = 1; return 0; }""",
+        int clIcdGetPlatformIDsKHR(void) { *(volatile int *)0 = 1; return 0; }
+        void *clGetExtensionFunctionAddress(const char *name) { return clIcdGetPlatformIDsKHR; }""",
 }
 
 
