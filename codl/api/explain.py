@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from codl.api.devices import soc_content
 from codl.api.job import Job, digests_of, recorded
 from codl.engine.engine import Engine
 from codl.evaluation.explain import Explanation, explain_measured, explain_predicted
 from codl.ir import Network
 from codl.ir.plan import Plan
-from codl.runtime.placement import LocalSoc
 
 
 def explain(job: Job, *, rounds: int) -> dict[str, Any]:
@@ -38,15 +38,14 @@ def explained_result(
     job: Job, network: Network, plan: Plan, explained: Explanation
 ) -> dict[str, Any]:
     soc = job.described
-    source = "computed" if soc.source == "measured" else soc.source
     return {
         "model": network.name,
-        "soc": soc.to_json() if isinstance(soc, LocalSoc) else soc.to_dict(),
+        "soc": soc_content(soc),
         "batch": job.batch,
         "strategy": plan.strategy,
         **asdict(explained),
         "measured_ms": explained.measured_ms,
-        "source": source if explained.measured_ms is None else "measured",
+        "source": soc.source_of_predictions if explained.measured_ms is None else "measured",
         "not_counted": plan.not_counted,
         "estimated": plan.estimated,
     }

@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
@@ -36,6 +36,9 @@ from codl.targets.base import Target
 from codl.targets.connect import connect
 from codl.targets.detect import load_local
 from codl.targets.environment import environment_of
+
+if TYPE_CHECKING:
+    from codl.validate.references import Source
 
 #: The precision that stores tensors as a type, and computes in float32.
 STORED_AS: Mapping[str, str] = {
@@ -272,6 +275,14 @@ class Job:
         from codl.frontend.convert import load_network
 
         return load_network(self.model, self.batch, self.shapes)
+
+    def read_with_source(self, *, check: bool) -> tuple[Network, Source | None]:
+        """The same, and to `check` it its source; raises what `check` raises before it reads."""
+        from codl.validate.references import read_network
+
+        self.check()
+        self.reporter.stage(f"Reading {self.model}")
+        return read_network(self.model, self.batch, self.shapes, check=check)
 
 
 def recorded(target: Target, digests: Digests, **protocol: Any) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from codl.bundle.packaging import Packaged
 from codl.bundle.packaging import package as write_bundle
 from codl.ir import Network
 from codl.ir.plan import Plan
-from codl.validate.references import read_network
 
 
 def package(job: Job, output: Path, *, check: bool) -> dict[str, Any]:
@@ -19,9 +18,7 @@ def package(job: Job, output: Path, *, check: bool) -> dict[str, Any]:
     Raises `CodlError` where something is missing or unknown, or where the bundle computes what the
     engine that made it does not.
     """
-    job.check()
-    job.reporter.stage(f"Reading {job.model}")
-    network, source = read_network(job.model, job.batch, job.shapes, check=check)
+    network, source = job.read_with_source(check=check)
     with job.connected() as context:
         plan = job.plan_of(network, context)
         job.reporter.stage(f"Compiling {network.name}, and trying it in a process of its own")

@@ -77,11 +77,8 @@ def run(job: Job, how: RunHow) -> tuple[dict[str, Any], RunReport]:
 def _open_model(job: Job, how: RunHow, stack: ExitStack) -> _Opened:
     """Read, plan and load a model."""
     from codl.validate.first_check import checked_engine  # a bundle needs no ONNX
-    from codl.validate.references import read_network
 
-    job.check()
-    job.reporter.stage(f"Reading {job.model}")
-    network, source = read_network(job.model, job.batch, job.shapes, check=how.check)
+    network, source = job.read_with_source(check=how.check)
     arrays = read_inputs(network, how.inputs, job.deployment, random_inputs)
     context = stack.enter_context(job.connected())
     plan = job.plan_of(network, context)

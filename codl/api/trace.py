@@ -67,7 +67,8 @@ def write_trace(
 
     strategy = recording.plan.strategy
     title = f"{network.name} by {strategy} on {soc.name}"
-    written = write(recording, output, title=title, source=_source(soc))
+    source = soc.source_of_predictions
+    written = write(recording, output, title=title, source=source)
     reporter.note(f"Wrote {written.path}; open it in {VIEWER}")
     return {
         "model": network.name,
@@ -77,13 +78,8 @@ def write_trace(
         "bytes": written.bytes,
         "runs": len(recording.inferences),
         "predicted_ms": max((x.span.end_ms for x in recording.predicted), default=None),
-        "source": "measured" if recording.inferences else _source(soc),
+        "source": "measured" if recording.inferences else source,
         "tracks": [track._asdict() for track in written.tracks],
         "flows": written.flows,
         "counters": list(written.counters),
     }
-
-
-def _source(soc: Soc) -> str:
-    """What predictions rest on: computed from measured latencies, replayed or simulated ones."""
-    return "computed" if soc.source == "measured" else soc.source

@@ -198,6 +198,11 @@ class Soc:
         return self.source == "replayed"
 
     @property
+    def source_of_predictions(self) -> str:
+        """What they rest on: computed from measured latencies, replayed or simulated ones."""
+        return "computed" if self.source == "measured" else self.source
+
+    @property
     def facts(self) -> Soc:
         """The facts alone, of a SoC that is known to be at hand too."""
         return Soc(**{field.name: getattr(self, field.name) for field in fields(Soc)})
