@@ -51,6 +51,7 @@ def compile(
     adaptive: bool = False,
     check: bool = True,
     profile: bool | Path = True,
+    plan_time_s: float | None = None,
 ) -> Engine:
     """Make a model ready to run on both processors of a SoC.
 
@@ -58,9 +59,9 @@ def compile(
     is a file of `codl search`; without one the strategy plans, `codl` where none is named, with the
     predictors that `codl train` left in `./predictors`. `precision` is what the GPU stores tensors
     as and computes in, `float32`, `half_storage` or `half`; as the SoC file says without. Kernels
-    are as `codl tune` left them in `./lat_datasets`. Before it is planned the model is profiled on
-    both processors, which takes some seconds and is kept in `./profiles`; `profile` is a file of
-    that, or off. `batch` is how many images a run takes, if not as many as the model says; `shapes`
+    are as `codl tune` left them in `./lat_datasets`. Some plans run before the fastest is taken, for
+    `plan_time_s` seconds, or as long as they gain; what they took is kept in `./profiles`.
+    `profile` is a file of that, or off. `batch` is how many images a run takes, if not as many as the model says; `shapes`
     are those of inputs whose sizes it leaves open. An `adaptive` engine moves shares where
     one processor becomes slower or faster; see `codl.engine.engine.Engine`. Its outputs are
     compared once with ONNX Runtime's, on inputs from a seed (`engine.checked`): ops that are wrong
@@ -85,6 +86,9 @@ def compile(
     check_argument("strategy", strategy, "the name of a strategy", str, NoneType)
     check_argument("batch", batch, "a number of images", int, NoneType)
     check_argument("shapes", shapes, "a mapping of names to sizes", Mapping, NoneType)
+    check_argument("plan_time_s", plan_time_s, "a number of seconds", int, float, NoneType)
+    if plan_time_s is not None and plan_time_s <= 0:
+        raise CodlError(f"plan_time_s must be above 0, got {plan_time_s!r}.")
     if plan is not None:
         check_path("plan", plan)
         if strategy is not None:
@@ -95,7 +99,9 @@ def compile(
     described = load_local(soc, precision=precision)
     network, source = read_network(str(model), batch, shapes, check=check)
     target = connect("local", described)
-    context = Context.of(described, target=target, profiling=profiling(target, profile))
+    context = Context.of(
+        described, target=target, profiling=profiling(target, profile), plan_time_s=plan_time_s
+    )
     chosen = load_plan(Path(plan)) if plan else find(strategy or DEFAULT).plan(network, context)
     return checked_engine(
         network, chosen, target, context.tuning, source=source, adaptive=adaptive, recovers=True

@@ -16,7 +16,6 @@ from codl.evaluation.decoders import WEIGHTS, plan_steps
 from codl.frontend.decoders import DecoderSource, Step, read_decoder, step_of
 from codl.ir import Network
 from codl.ir.plan import Plan
-from codl.measure import SEARCH_S
 from codl.measure import dataset as datasets
 from codl.measure.budget import Budget
 from codl.measure.decoder_speed import (
@@ -64,7 +63,7 @@ class DecoderJob:
     seconds: float = 30.0
     precision: str | None = None
     predictor: str | None = None
-    budget_s: float = SEARCH_S
+    plan_time_s: float | None = None
     check: bool = True
     dataset: Path = datasets.FOLDER
     predictors: Path = FOLDER
@@ -97,7 +96,15 @@ def measure_decoder(job: DecoderJob, limit: Budget) -> dict[str, Any]:
     steps = step_of(source, min(job.chunk, job.prompt), job.room), step_of(source, 1, job.room)
     with ExitStack() as stack:
         target = stack.enter_context(closing(LocalTarget(described)))
-        context = _context(job, described, target, limit, len(steps))
+        context = context_of(
+            described,
+            job.dataset,
+            job.predictors,
+            job.predictor,
+            plan_time_s=job.plan_time_s,
+            reporter=job.reporter,
+            target=target,
+        )
         how: Any = {"weights": job.weights, "tokens": (job.prompt, job.generate)}
         plans = {n: plan_steps(*steps, find(n), context, **how) for n in job.strategies}
         times = len(plans) + len(job.peers)
@@ -138,22 +145,6 @@ def measure_decoder(job: DecoderJob, limit: Budget) -> dict[str, Any]:
         "stopped": limit.ended,
         **origin,
     }
-
-
-def _context(
-    job: DecoderJob, soc: LocalSoc, target: LocalTarget, limit: Budget, steps: int
-) -> Context:
-    context = context_of(
-        soc,
-        job.dataset,
-        job.predictors,
-        job.predictor,
-        budget_s=job.budget_s,
-        reporter=job.reporter,
-        target=target,
-    )
-    running_plans = sum(find(name).runs_plans for name in job.strategies)
-    return context.within(limit, plans=running_plans * steps)
 
 
 def _speeds(

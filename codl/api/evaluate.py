@@ -19,7 +19,6 @@ from codl.frontend.models import check_is_there
 from codl.ir import Network
 from codl.ir.environment import ALL, Difference, Environment, check_alike, differences
 from codl.ir.plan import Plan, read_plan
-from codl.measure import SEARCH_S
 from codl.measure import dataset as datasets
 from codl.measure.budget import Budget
 from codl.measure.cool_down import HOT_C, LONGEST_S, CoolDown, low_battery
@@ -354,7 +353,7 @@ def evaluate(
     predictor: str | None = None,
     max_kernel_ms: float | None = None,
     gpu_duty: float | None = None,
-    budget_s: float = SEARCH_S,
+    plan_time_s: float | None = None,
     within: Budget | None = None,
     profile: bool = True,
     governor: str | None = None,
@@ -366,8 +365,8 @@ def evaluate(
 ) -> EvalRun:
     """Compare strategies on models, and other libraries, in turns in one run.
 
-    The words are those of `codl eval`: `seconds` is the least time for each model, `budget_s` that
-    of each strategy which runs plans, and `within` is for all together. A model that fails has
+    The words are those of `codl eval`: `seconds` is the least time for each model,
+    `plan_time_s` how long a strategy runs plans, and `within` is for all together. A model that fails has
     rows that say why; `check` of what is returned raises `CodlError` for those, and for an end
     that came early. Raises `CodlError` where a model, strategy, peer, SoC or device is not there.
 
@@ -391,7 +390,7 @@ def evaluate(
             find(name)
     described = limits.applied(load_local(soc, serial, precision), reporter)
     context = context_of(
-        described, dataset, predictors, predictor, budget_s=budget_s, reporter=reporter
+        described, dataset, predictors, predictor, plan_time_s=plan_time_s, reporter=reporter
     )
     asked = replace(asked, limits=limits_of(described))
     with closing(connect(serial, described)) as target:
@@ -407,7 +406,7 @@ def evaluate_again(
     soc: str | Path | None = None,
     serial: str | None = None,
     other_environment: bool = False,
-    budget_s: float = SEARCH_S,
+    plan_time_s: float | None = None,
     within: Budget | None = None,
     profile: bool = True,
     governor: str | None = None,
@@ -426,7 +425,7 @@ def evaluate_again(
     limits = RunOptions(None, None, None, None, *astuple(earlier.asked.limits))
     local = load_local(soc or earlier.result.soc.name, serial, earlier.asked.precision)
     described = limits.applied(local, reporter)
-    context = context_of(described, dataset, predictors, budget_s=budget_s, reporter=reporter)
+    context = context_of(described, dataset, predictors, plan_time_s=plan_time_s, reporter=reporter)
     asked = replace(earlier.asked, limits=limits_of(described))
     with closing(connect(serial, described)) as target:
         run = EvalRun.of(

@@ -18,7 +18,6 @@ from codl.frontend.models.deployment import Deployment
 from codl.ir import Network
 from codl.ir.plan import Plan, load_plan
 from codl.ir.types import PRECISIONS
-from codl.measure import SEARCH_S
 from codl.measure import dataset as datasets
 from codl.measure.cool_down import CoolDown
 from codl.measure.dataset import dataset_digest
@@ -120,7 +119,7 @@ def context_of(
     predictors: Path = FOLDER,
     predictor: str | None = None,
     *,
-    budget_s: float = SEARCH_S,
+    plan_time_s: float | None = None,
     reporter: Reporter = SILENT,
     **more: Any,
 ) -> Context:
@@ -131,7 +130,7 @@ def context_of(
         note=reporter.stage,
         predictors_folder=predictors,
         predictor=predictor,
-        budget_s=budget_s,
+        plan_time_s=plan_time_s,
         **more,
     )
 
@@ -189,8 +188,9 @@ class Job:
     """A model, the SoC that it is for, at what precision, and how it is planned.
 
     `plan` is the file of one that was made before. Without a `device` nothing runs, and the SoC
-    need not be at hand. With one the model is profiled before it is planned, or by a file that is
-    there, unless `profile` is off. `deployment`, `described` and `context` are read when first
+    need not be at hand. With one, plans run before the fastest is taken, for `plan_time_s` seconds
+    or as long as they gain, unless `profile` is off; `profile` may be a file of what ran before.
+    `deployment`, `described` and `context` are read when first
     asked for; each raises `CodlError` where something is missing or unknown.
     """
 
@@ -202,7 +202,7 @@ class Job:
     plan: Path | None = None
     strategy: str | None = None
     predictor: str | None = None
-    budget_s: float = SEARCH_S
+    plan_time_s: float | None = None
     batch: int | None = None
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     dataset: Path = datasets.FOLDER
@@ -236,7 +236,7 @@ class Job:
             self.dataset,
             self.predictors,
             self.predictor,
-            budget_s=self.budget_s,
+            plan_time_s=self.plan_time_s,
             reporter=self.reporter,
         )
         return adapted(context, self.deployment)
@@ -244,14 +244,6 @@ class Job:
     def check(self) -> None:
         """Raise what `context` raises now, before a model is read, which takes longer."""
         _ = self.context
-
-    def check_plans_alone(self) -> None:
-        """Raise `UnsupportedError` where planning takes the device, which is not to run."""
-        if self.plan is None and find(self.strategy_name).runs_plans:
-            raise UnsupportedError(
-                f"{self.strategy_name} runs plans on the device to find the best: leave out "
-                "--predicted, or give a plan that it has found by --plan."
-            )
 
     @property
     def strategy_name(self) -> str:

@@ -23,7 +23,7 @@ from codl.measure.inputs import random_inputs
 from codl.plan.cost_model import CostModel
 from codl.runtime.loaded import sharing_ms
 from codl.strategies import Context
-from codl.strategies.rehearsal import keep_run
+from codl.strategies.device_loop import keep_run
 from codl.targets.base import Target
 from codl.targets.connect import connect
 from codl.targets.detect import load_local

@@ -12,7 +12,6 @@ from codl.api.job import Job, RunOptions, adapted, context_of, profiling
 from codl.api.reporter import SILENT, Reporter
 from codl.errors import CodlError
 from codl.ir.plan import PlanOrigin
-from codl.measure import SEARCH_S
 from codl.measure import dataset as datasets
 from codl.measure.budget import Budget
 from codl.plan.beam_search import Objective
@@ -43,7 +42,7 @@ def search(
     method: str = "dp",
     objective: str = "latency",
     memory_limit: int | None = None,
-    budget_s: float = SEARCH_S,
+    plan_time_s: float | None = None,
     profile: Path | bool = True,
     batch: int | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
@@ -55,10 +54,11 @@ def search(
 ) -> FoundPlan | FoundBound:
     """Search the plan of a model; the strategy `ideal` has only a bound.
 
-    The words are those of `codl search`: `method` and `objective` are for the strategy `codl`,
-    `memory_limit` is in bytes of weights on both processors, and strategies that run plans take
-    `budget_s` seconds. On the device `serial` the model is profiled first, unless `profile` is off
-    or a file of that; without one predictions decide. Raises `CodlError` where there is no plan.
+    The words are those of `codl search`: `method` and `objective` are for the strategy `codl`, and
+    `memory_limit` is in bytes of weights on both processors. On the device `serial` plans run
+    before one is taken, for `plan_time_s` seconds or as long as they gain; without a device
+    predictions decide. `profile` is a file of what ran before, or off. Raises `CodlError` where
+    there is no plan.
 
     >>> found = codl.search("yolov2", soc="host")
     >>> found.plan.save("plan.json")
@@ -70,7 +70,7 @@ def search(
         precision=precision,
         strategy=strategy,
         predictor=predictor,
-        budget_s=budget_s,
+        plan_time_s=plan_time_s,
         profile=profile_on(serial, profile),
         batch=batch,
         shapes=shapes or {},
@@ -86,7 +86,7 @@ def search(
 
 
 def profile_on(serial: str | None, profile: Path | bool) -> Path | bool:
-    """How models are profiled on a device, which is not done where none is named."""
+    """The profile that plans on a device begin with; off where no device is named."""
     return profile if serial is not None or isinstance(profile, Path) else False
 
 
@@ -123,8 +123,8 @@ def search_all(
         for job in jobs
     ]
     _check(searches, workers)
-    profiled = _profiled(job, searches, workers)
-    runs = any(search.runs_plans for search in searches) or any(profiled)
+    on_device = _on_device(job, searches, workers)
+    runs = any(on_device)
     described = (
         job.options.applied(load_local(job.soc, job.serial, job.precision), job.reporter)
         if runs
@@ -135,7 +135,7 @@ def search_all(
         job.dataset,
         job.predictors,
         job.predictor,
-        budget_s=job.budget_s,
+        plan_time_s=job.plan_time_s,
         reporter=job.reporter,
         method=method,
         objective=Objective.of(objective, described, memory_limit),
@@ -145,12 +145,12 @@ def search_all(
             search,
             winograd=adapted(context, each.deployment).winograd,
             limits=each.wanted.limits(described),
-            profiled=is_profiled,
+            on_device=runs_here,
         )
-        for search, each, is_profiled in zip(searches, jobs, profiled, strict=True)
+        for search, each, runs_here in zip(searches, jobs, on_device, strict=True)
     ]
     with closing(connect(job.serial, described if runs else None)) as target:
-        how = profiling(target, job.profile) if any(profiled) else None
+        how = profiling(target, job.profile) if runs else None
         context = replace(context, target=target, profiling=how)
         outcomes = _outcomes(searches, context, workers, budget or Budget(), job.reporter)
         origin = context.origin(environment_of(target, {}) if runs else None)
@@ -158,12 +158,6 @@ def search_all(
 
 
 def _check(searches: Sequence[ModelSearch], workers: Workers) -> None:
-    running = next((search.strategy for search in searches if search.runs_plans), None)
-    if running is not None and not workers.are_here:
-        raise CodlError(
-            f"{running} runs plans on the device to find the best, one after the other: leave out "
-            "--jobs and --dask."
-        )
     if ideal.NAME in (search.strategy for search in searches) and not workers.have_files:
         raise CodlError(
             f"{ideal.NAME} is computed from the dataset's files, which a Dask cluster does not "
@@ -171,12 +165,14 @@ def _check(searches: Sequence[ModelSearch], workers: Workers) -> None:
         )
 
 
-def _profiled(job: Job, searches: Sequence[ModelSearch], workers: Workers) -> list[bool]:
-    """Whether each model is profiled on the device first."""
+def _on_device(job: Job, searches: Sequence[ModelSearch], workers: Workers) -> list[bool]:
+    """Whether plans of each model run on the device."""
     planners = [search.planner for search in searches]
-    asked = [bool(job.profile) and planner is not None and planner.profiles for planner in planners]
+    asked = [
+        bool(job.profile) and planner is not None and planner.runs_plans for planner in planners
+    ]
     if any(asked) and not workers.are_here:
-        job.reporter.note("Models that several processes plan are not profiled on the device.")
+        job.reporter.note("Models that several processes plan do not run on the device.")
         return [False] * len(searches)
     return asked
 

@@ -30,7 +30,6 @@ def trace(job: Job, output: Path, *, runs: int, layers: bool) -> dict[str, Any]:
     missing or unknown.
     """
     if not job.device:
-        job.check_plans_alone()
     network = job.read_network()
     if not job.device:
         plan = job.plan_of(network, job.context)

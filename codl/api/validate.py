@@ -106,8 +106,6 @@ def check_plan(
     """Check the plan of a job on a model that is loaded; where it is wrong, look for remedies."""
     time, network, reporter = how.budget or Budget(), loaded.network, job.reporter
     with job.connected() as context:
-        # A strategy that runs plans has no more time than the command.
-        context = replace(context, budget_s=min(context.budget_s, time.left_s))
         chosen = _plan(job, network, context)
         if how.precision is not None:
             chosen = to_precision(network, chosen, job.described, how.precision)

@@ -85,7 +85,7 @@ class LlmOptions:
     time: opt.TimeOption = "30s"
     precision: opt.PrecisionOption = None
     predictor: opt.PredictorOption = None
-    search_budget: opt.SearchBudgetOption = opt.SEARCH_BUDGET
+    plan_time: opt.PlanTimeOption = None
     check: opt.CheckOption = True
     dataset: opt.DatasetsOption = DATASETS
     predictors: opt.PredictorsOption = PREDICTORS
@@ -107,7 +107,7 @@ class LlmOptions:
             seconds=opt.read_budget(self.time, "--time"),
             precision=self.precision,
             predictor=self.predictor,
-            budget_s=opt.read_budget(self.search_budget, "--search-budget"),
+            plan_time_s=opt.read_plan_time(self.plan_time),
             check=self.check,
             dataset=self.dataset,
             predictors=self.predictors,

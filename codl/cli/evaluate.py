@@ -63,7 +63,7 @@ class EvalOptions:
     predictor: opt.PredictorOption = None
     max_kernel_ms: opt.LongestOption = None
     gpu_duty: opt.DutyOption = None
-    search_budget: opt.SearchBudgetOption = opt.SEARCH_BUDGET
+    plan_time: opt.PlanTimeOption = None
     no_profile: opt.NoProfileOption = False
     budget: opt.BudgetOption = None
     batch: opt.BatchOption = None
@@ -80,7 +80,7 @@ class EvalOptions:
         from codl.api.evaluate import USUAL, evaluate, evaluate_again
 
         how: dict[str, Any] = {
-            "budget_s": opt.read_budget(self.search_budget, "--search-budget"),
+            "plan_time_s": opt.read_plan_time(self.plan_time),
             "profile": not self.no_profile,
             "within": limit,
             "governor": self.governor,

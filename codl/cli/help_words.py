@@ -23,7 +23,7 @@ def compared() -> str:
 
 
 def run_plans() -> str:
-    """The strategies that run plans on the device to find the best."""
+    """The strategies that run plans on a device."""
     from codl.strategies import STRATEGIES
 
     return ", ".join(name for name, strategy in STRATEGIES.items() if strategy.runs_plans)

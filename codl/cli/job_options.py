@@ -64,14 +64,14 @@ class PlannedOptions(SocOptions):
     """With what takes the device where models are planned."""
 
     precision: opt.PrecisionOption = None
-    search_budget: opt.SearchBudgetOption = opt.SEARCH_BUDGET
+    plan_time: opt.PlanTimeOption = None
     profile: opt.ProfileOption = None
     no_profile: opt.NoProfileOption = False
 
     def job(self, **more: Any) -> Job:
         return super().job(
             precision=self.precision,
-            budget_s=opt.read_budget(self.search_budget, "--search-budget"),
+            plan_time_s=opt.read_plan_time(self.plan_time),
             profile=opt.read_profile(self.profile, self.no_profile),
             **more,
         )

@@ -12,8 +12,6 @@ from pathlib import Path
 #: Options of the top level that take a value.
 TOP_VALUES = {"--plugin"}
 _DATASETS = {"--dataset": "--datasets"}
-_SEARCH_BUDGET = {"--budget": "--search-budget"}
-_PLANNED = {**_DATASETS, **_SEARCH_BUDGET}
 _TIME = {"--seconds": "--time"}
 #: Options by command: what they were called, and what they are called now.
 OPTIONS: Mapping[str, Mapping[str, str]] = {
@@ -23,10 +21,10 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
     "tune": _DATASETS,
     "search": {**_DATASETS, "--search": "--method"},
     "show": _DATASETS,
-    "run": {**_PLANNED, "--input": "--inputs"},
-    "explain": _PLANNED,
-    "trace": _PLANNED,
-    "package": _PLANNED,
+    "run": {**_DATASETS, "--input": "--inputs"},
+    "explain": _DATASETS,
+    "trace": _DATASETS,
+    "package": _DATASETS,
     "validate": {**_DATASETS, "--input": "--inputs"},
     "eval": {**_DATASETS, **_TIME},
     "bench ops": {**_DATASETS, "--op": "--ops"},
@@ -122,7 +120,7 @@ def _cache(line: Line) -> Line:
 def _within(line: Line) -> Line:
     if line.command not in WITHIN or not line.has("--within"):
         return line
-    names = {"--within": "--budget", **_SEARCH_BUDGET}
+    names = {"--within": "--budget", "--search-budget": "--plan-time"}
     return _all_renamed(line, names)
 
 

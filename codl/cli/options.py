@@ -13,7 +13,7 @@ import typer
 from codl.cli.output import tell
 from codl.errors import CodlError, UnknownNameError
 from codl.files import BUNDLE, check_folder, check_writable
-from codl.measure import FOLDER, LONGEST_S, SEARCH_S
+from codl.measure import FOLDER, LONGEST_S
 from codl.measure.budget import Budget
 
 if TYPE_CHECKING:
@@ -328,12 +328,12 @@ DaskOption = Annotated[
     ),
 ]
 #: Of strategies that run plans on the device.
-SearchBudgetOption = Annotated[
-    str,
+PlanTimeOption = Annotated[
+    str | None,
     typer.Option(
-        "--search-budget",
-        help="Time that a strategy which runs plans ({codl.cli.help_words:run_plans}) may take for "
-        "a model, such as 90s or 10m: the best so far is taken.",
+        "--plan-time",
+        help="How long {codl.cli.help_words:run_plans} may run plans of a model to find a faster "
+        "one, such as 90s or 10m; as long as they gain by default.",
         callback=duration,
     ),
 ]
@@ -342,15 +342,14 @@ ProfileOption = Annotated[
     typer.Option(
         "--profile",
         metavar="FILE",
-        help="The profile of this model on this device to plan with, instead of the one in "
-        "./profiles, or of a new one.",
+        help="The file of plans of this model that ran on this device, to begin with instead of the "
+        "one in ./profiles, or of a new one.",
     ),
 ]
 NoProfileOption = Annotated[
     bool,
-    typer.Option("--no-profile", help="Plan by predictions alone, without profiling the model."),
+    typer.Option("--no-profile", help="Plan by predictions alone, without running plans."),
 ]
-SEARCH_BUDGET = f"{SEARCH_S:g}s"
 TimeOption = Annotated[
     str, typer.Option("--time", help="Measure at least this long, such as 30s.", callback=duration)
 ]
@@ -454,6 +453,11 @@ def read_shapes(texts: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
             raise CodlError(f"--shape must be like input=1x3x224x224, got {text!r}.")
         shapes[match["name"]] = tuple(int(size) for size in match["sizes"].split("x"))
     return shapes
+
+
+def read_plan_time(text: str | None) -> float | None:
+    """The seconds of --plan-time; raises `CodlError` for no time at all."""
+    return None if text is None else read_budget(text, "--plan-time")
 
 
 def read_profile(file: Path | None, off: bool) -> Path | bool:

@@ -39,7 +39,7 @@ from codl.predict import DEFAULT
 from codl.records.results import Latency
 from codl.records.waterfall import PREDICTED_TERMS, ChainTerms, Total, WaterfallTerm, terms_of
 from codl.strategies.base import Context
-from codl.strategies.rehearsal import keep_run
+from codl.strategies.device_loop import keep_run
 
 #: Profiled inferences before the timed runs, and as many behind them.
 PROFILES = 10

@@ -97,8 +97,6 @@ def evaluate(
     several runs, since that is how a model is used; the first run of a turn is kept apart. In a
     budget there may be fewer rounds than the effort says, and there is one at least.
     """
-    running = sum(strategy.runs_plans for strategy in strategies)
-    context = context.within(budget or Budget(), plans=running)
     context.note(f"{model}: importing, reference by ONNX Runtime")
     network, reference = load(model, batch)
     target, effort = context.device, effort or Effort()

@@ -7,8 +7,6 @@ from codl.files import HOME
 
 #: Where datasets are, a folder for each SoC.
 FOLDER = HOME / "lat_datasets"
-#: Strategies that run plans take so many seconds for a model.
-SEARCH_S = 30.0
 #: A processor is hot from here on, in degrees Celsius, and is waited for at most so many seconds.
 HOT_C, LONGEST_S = 80.0, 120.0
 #: What random inputs are drawn from.

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from codl.ir import Dim, Network
 from codl.ir.ops.base import AXES
+from codl.ir.plan import Chain
 from codl.plan.chain_costs import CandidateChain, ChainCosts
 from codl.plan.cost_model import CostModel, Milliseconds
 from codl.plan.sub_ops import Walk
@@ -20,6 +21,8 @@ from codl.plan.sub_ops import Walk
 #: Ratios are tried in steps of one twentieth, or one image where a batch has more images; the ends
 #: are one processor alone.
 STEPS = 20
+#: A plan's ratios are then moved in finer steps, up to this many on either side.
+FINE_STEPS, REACH = 160, 12
 #: Ratios this many steps on either side of the balanced one are tried.
 NEAR = 1
 #: Where single ops are cut, from where both shards would take equally long if time were linear.
@@ -39,10 +42,12 @@ class Candidates:
     one at which both shards would take equally long, and chains that lose little by their length.
     """
 
-    def __init__(self, network: Network, cost: CostModel, *, complete: bool = False) -> None:
+    def __init__(
+        self, network: Network, cost: CostModel, *, complete: bool = False, steps: int = STEPS
+    ) -> None:
         self.network, self.complete = network, complete
         self._layers = network.layers
-        self._steps_count = max(STEPS, *(layer.op.images for layer in network.layers))
+        self._steps_count = max(steps, *(layer.op.images for layer in network.layers))
         ratios = [step / self._steps_count for step in range(self._steps_count + 1)]
         self.costs = ChainCosts(network, cost, ratios)
         self._sub_ops = self.costs.sub_ops
@@ -227,6 +232,36 @@ class Candidates:
             if dim == "OC" and not self._layers[start].op.carries_channels:
                 break
         return starts
+
+
+class Recuts(Candidates):
+    """The chains of a plan at the ratios around their own, in steps of 1 / `FINE_STEPS`.
+
+    Chains keep their layers and dimension. A chain on one processor stays there.
+    """
+
+    def __init__(self, network: Network, cost: CostModel, chains: Sequence[Chain]) -> None:
+        self._chains = chains
+        super().__init__(network, cost, steps=FINE_STEPS)
+
+    def _single(self) -> Iterator[Walk]:
+        return iter(())
+
+    def _split(self) -> Iterator[Walk]:
+        last, stop = self._steps_count, 0
+        for chain in self._chains:
+            start, stop = stop, stop + len(chain.ops)
+            step = round(last * chain.gpu_ratio)
+            if chain.gpu_ratio in (0, 1):
+                yield Walk(stop, chain.dim, step, frozenset([start]))
+                continue
+            seen: set[tuple[int, ...]] = set()
+            for near in range(max(1, step - REACH), min(last - 1, step + REACH) + 1):
+                ops = self._sub_ops.op_of[start:stop]
+                places = tuple(self._sub_ops.cuts(op, chain.dim)[near] for op in ops)
+                if places not in seen:
+                    seen.add(places)
+                    yield Walk(stop, chain.dim, near, frozenset([start]))
 
 
 def _by_step(looked_at: Mapping[int, Sequence[int]]) -> dict[int, set[int]]:

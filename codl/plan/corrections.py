@@ -1,12 +1,13 @@
 """Corrections of predictions by plans that ran: a profile gives the height, predictors the shape.
 
 A predictor learns from ops that run by themselves; a plan that has run shows what they take inside
-its network. The logarithm of measured over predicted is taken for a sum: what all ops of the
-processor have in common, what those of a target (a kernel variant) have, what a layer has in any
-variant, what it has in this one, and noise. Each is a Gaussian process, and their variances are
-those under which the profile is likeliest. So another cut of the very layer gets nearly all of what
-was measured of it; a variant that did not run gets what is usual on its processor and for the
-layer, and is not the faster one only because nobody has looked.
+its network. The logarithm of measured over predicted is modelled as a sum: an offset of the
+processor, one of plans on that processor alone, one of the target (a kernel variant), one of the
+layer in any variant, one of the layer in this variant, and noise. Each is a Gaussian process, and
+their variances are those under which the profile is likeliest. So another cut of the very layer
+gets nearly all of what was measured of it, and a variant that did not run gets the offsets of its
+processor and layer. Predictions are of plans on both processors: the offset of a processor alone is
+estimated, to be left out.
 """
 
 from __future__ import annotations
@@ -52,12 +53,16 @@ Matrix = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class OpRatio:
-    """An op of a target, and how many times longer it took in a network than predicted."""
+    """An op of a target, and how many times longer it took in a network than predicted.
+
+    `is_alone`: measured in a plan that left the other processor idle.
+    """
 
     processor: Processor
     target: str
     op: Op
     ratio: float
+    is_alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,7 @@ class Deviations:
     """
 
     processor: float = 0.25
+    alone: float = 0.12
     target: float = 0.12
     layer: float = 0.12
     op: float = 0.12
@@ -111,27 +117,29 @@ class _Side:
     samples: Sequence[OpRatio]
 
     @cached_property
-    def _logs(self) -> Mapping[tuple[str, Op], NDArray[np.float64]]:
-        """The logarithms of ratios by their target and op."""
-        logs: dict[tuple[str, Op], list[float]] = {}
+    def _logs(self) -> Mapping[tuple[str, Op, bool], NDArray[np.float64]]:
+        """The logarithms of ratios by their target, their op, and whether it ran alone."""
+        logs: dict[tuple[str, Op, bool], list[float]] = {}
         for sample in self.samples:
-            logs.setdefault((sample.target, sample.op), []).append(log(sample.ratio))
+            key = sample.target, sample.op, sample.is_alone
+            logs.setdefault(key, []).append(log(sample.ratio))
         return {key: np.array(values) for key, values in logs.items()}
 
     @cached_property
     def _features(self) -> Matrix:
-        return _features([op for _, op in self._logs])
+        return _features([op for _, op, _ in self._logs])
 
     @cached_property
     def _targets(self) -> NDArray[np.str_]:
-        return np.array([target for target, _ in self._logs])
+        return np.array([target for target, _, _ in self._logs])
 
     @cached_property
     def _fit(self) -> tuple[Deviations, NDArray[np.float64]]:
         """The deviations, and what the means weigh."""
-        evidence = _Evidence(
+        evidence = _Likelihood(
             near=_near(self._features, self._features),
             same=(self._targets[:, None] == self._targets[None, :]).astype(float),
+            alone=np.array([float(is_alone) for _, _, is_alone in self._logs]),
             means=np.array([logs.mean() for logs in self._logs.values()]),
             counts=np.array([len(logs) for logs in self._logs.values()]),
             squares=sum(float(((logs - logs.mean()) ** 2).sum()) for logs in self._logs.values()),
@@ -154,14 +162,15 @@ class _Side:
 
 
 @dataclass(frozen=True)
-class _Evidence:
-    """What was measured: means of `counts` log ratios each, and how near their ops are.
+class _Likelihood:
+    """Means of `counts` log ratios each, how near their ops are, and which ran alone.
 
-    `squares` are those of all differences from the means.
+    `squares` is the sum of the squared differences from the means.
     """
 
     near: Matrix
     same: Matrix
+    alone: Matrix
     means: Matrix
     counts: Matrix
     squares: float
@@ -170,6 +179,7 @@ class _Evidence:
         """How unlikely it is, as a negative logarithm, and what each mean weighs."""
         noise = deviations.noise
         covariance = _covariance(deviations, self.near, self.same)
+        covariance += deviations.alone**2 * np.outer(self.alone, self.alone)
         covariance[np.diag_indices_from(covariance)] += noise**2 / self.counts
         weights = np.linalg.solve(covariance, self.means)
         half_determinant = np.log(np.diag(np.linalg.cholesky(covariance))).sum()
@@ -205,20 +215,39 @@ def _near(some: Matrix, others: Matrix) -> Matrix:
 # Samples.
 
 
-def corrected(cost: CostModel, network: Network, runs: Iterable[PlanRun], soc: Soc) -> CostModel:
-    """A cost model with what plans of a network took; those of another lowering say nothing.
+@dataclass(frozen=True)
+class Evidence:
+    """What a plan that ran says of predictions: ratios of its ops, and the rest of each stage.
 
-    `soc` is what they are lowered for, and `cost` is without corrections.
+    `stages_ms` is what a stage of both processors took beyond its parts, empty without such stages.
     """
+
+    ratios: tuple[OpRatio, ...] = ()
+    stages_ms: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, network: Network, run: PlanRun, cost: CostModel, soc: Soc) -> Evidence:
+        """Empty where the plan is now lowered to another executable than the one that ran.
+
+        `soc` is what plans are lowered for, and `cost` is without corrections.
+        """
+        executable = lower(network, run.plan, soc, cost.tuning)
+        if executable.digest(weights=False) != run.executable:
+            return cls()
+        written, _ = run.plan.applied(network)
+        of_plan = covered(cost, written)
+        is_alone = {chain.gpu_ratio for chain in run.plan.chains} in ({0.0}, {1.0})
+        ratios = op_ratios(executable, run.totals, of_plan, is_alone=is_alone)
+        return cls(tuple(ratios), tuple(_stage_ms(executable, run, of_plan)))
+
+
+def corrected(cost: CostModel, evidence: Iterable[Evidence]) -> CostModel:
+    """A cost model without corrections, with those that plans of a network show."""
     samples: list[OpRatio] = []
     stages: list[float] = []
-    for run in runs:
-        executable = lower(network, run.plan, soc, cost.tuning)
-        if executable.digest(weights=False) == run.executable:
-            written, _ = run.plan.applied(network)
-            of_plan = covered(cost, written)
-            samples += op_ratios(executable, run.totals, of_plan)
-            stages += _stage_ms(executable, run, of_plan)
+    for each in evidence:
+        samples += each.ratios
+        stages += each.stages_ms
     stage_ms = median(stages) if stages else 0.0
     return cost.corrected(ProfileCorrections(samples).factors, stage_ms)
 
@@ -232,7 +261,9 @@ def _stage_ms(executable: Executable, run: PlanRun, cost: CostModel) -> list[flo
     return [max(0.0, rest_ms) / both] if both else []
 
 
-def op_ratios(executable: Executable, totals: Totals, cost: CostModel) -> list[OpRatio]:
+def op_ratios(
+    executable: Executable, totals: Totals, cost: CostModel, *, is_alone: bool = False
+) -> list[OpRatio]:
     """What nets, their layers and kernels took in a profile, over what was predicted of them.
 
     Ops that are computed together have the ratio of all of them. `cost` is without corrections.
@@ -242,7 +273,9 @@ def op_ratios(executable: Executable, totals: Totals, cost: CostModel) -> list[O
         for processor, measured_ms, expected_ms, ops in _timed(executable, stage, totals, cost):
             if expected_ms > 0 and measured_ms > LEAST * expected_ms:
                 ratio = measured_ms / expected_ms
-                ratios += [_of_op(processor, text, variant, ratio) for text, variant in ops]
+                ratios += [
+                    _of_op(processor, text, variant, ratio, is_alone) for text, variant in ops
+                ]
     return ratios
 
 
@@ -316,6 +349,9 @@ def _packing_ms(executable: Executable, net: Net, cost: CostModel) -> tuple[floa
     return loads_ms, stores_ms
 
 
-def _of_op(processor: Processor, text: str, name: str, ratio: float) -> OpRatio:
+def _of_op(
+    processor: Processor, text: str, name: str, ratio: float, is_alone: bool
+) -> OpRatio:
     op = parse(text)
-    return OpRatio(processor, registry.target(registry.find(op, name), op), op, ratio)
+    target = registry.target(registry.find(op, name), op)
+    return OpRatio(processor, target, op, ratio, is_alone)

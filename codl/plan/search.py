@@ -25,7 +25,7 @@ from codl.ir.types import PROCESSORS
 from codl.lower.partition import partition_plan
 from codl.plan.beam_search import LATENCY, Objective, every_plan, fastest
 from codl.plan.build_plan import chain_of, make_plan, unless_alone
-from codl.plan.candidates import STEPS, Candidates
+from codl.plan.candidates import STEPS, Candidates, Recuts
 from codl.plan.chain_costs import CandidateChain, ChainCosts
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered, uncovered
@@ -36,6 +36,8 @@ from codl.plan.greedy import ChainSearch, greedy_chains, image_ratios, single_op
 Method: TypeAlias = Literal["serial", "greedy", "dp", "exhaustive"]
 #: More layers than this have too many plans to look at each.
 FEW = 5
+#: Labels that go on from a point where only the ratios of a plan are searched.
+RECUT_LABELS = 8
 #: Of the ways to split the images of a whole network, those that are planned in full.
 IMAGE_SPLITS = 3
 
@@ -67,6 +69,8 @@ def search(
         if not objective.is_latency:
             return _for_objective(network, cost, strategy, objective)
         plan, costs = _fastest_option(network, cost, strategy, method)
+        if method == "dp" and not cost.places.once:
+            plan = recut(plan, network, cost)
         if cost.places.cuts:  # those of another plan, and its partial sums, are followed
             return plan
         if method == "dp" and "partial-sums" not in cost.off:
@@ -74,6 +78,32 @@ def search(
         # What one processor gains in one step, it may lose in those that have weights with it.
         may_be_alone = may_be_alone and not cost.places.once
         return unless_alone(plan, network, cost, costs) if may_be_alone else plan
+
+
+def recut(plan: Plan, network: Network, cost: CostModel) -> Plan:
+    """The plan with its ratios moved to where both processors end together, predicted.
+
+    Layers, chains and dimensions stay. The plan itself where nothing is gained.
+    """
+    if all(chain.gpu_ratio in (0, 1) for chain in plan.chains):
+        return plan
+    with NO_COLLECTION:
+        cost = covered(cost, network)
+        candidates = Recuts(network, cost, plan.chains)
+        best = fastest(candidates, plan.sharing, widest=RECUT_LABELS)
+        if not best.chains:
+            return plan
+        option = _Option.of(network, zip(best.chains), plan.method, candidates.costs)
+        moved = make_plan(
+            network,
+            cost,
+            option.chains,
+            strategy=plan.strategy,
+            sharing=plan.sharing,
+            method=plan.method,
+            costs=candidates.costs,
+        )
+    return min(plan, moved, key=lambda each: each.predicted_ms or inf)
 
 
 class _NoCollection:

@@ -14,17 +14,15 @@ from codl.ir import Network
 from codl.ir.environment import Environment
 from codl.ir.plan import Plan, PlanOrigin
 from codl.kernels.tuning import Tuning
-from codl.measure import SEARCH_S, dataset, tuning_file
-from codl.measure.budget import Budget
+from codl.measure import dataset, tuning_file
 from codl.measure.dataset import Dataset, dataset_digest
 from codl.plan.beam_search import LATENCY, Objective
-from codl.plan.corrections import corrected
+from codl.plan.corrections import Evidence, corrected
 from codl.plan.cost_model import ANYWHERE, CostModel, LatencyPredictors, WeightPlaces
 from codl.plan.coverage import covered, without_winograd
 from codl.predict import DEFAULT, FOLDER
 from codl.provenance import VERSION, commit
 from codl.records.gpu_limits import UNLIMITED, GpuLimits
-from codl.records.profile import NetworkProfile
 from codl.records.soc import Soc
 from codl.registry import Registry
 from codl.runtime.placement import at_hand, limits_of, splittable
@@ -43,8 +41,8 @@ class Context:
 
     `predictor` overrides the predictor that the strategy would take; `method` is how `codl`
     searches, one of `codl.plan.search.METHODS`, and `objective` what for. Without `winograd`,
-    kernel variants that use it count as unmeasured. Strategies that run plans take `budget_s`
-    seconds for each model, by `clock`.
+    kernel variants that use it count as unmeasured. Strategies that run plans go on for
+    `plan_time_s` seconds for each model, by `clock`; None for as many rounds as gain something.
     """
 
     soc: Soc
@@ -55,7 +53,7 @@ class Context:
     method: str = "dp"
     objective: Objective = LATENCY
     winograd: bool = True
-    budget_s: float = SEARCH_S
+    plan_time_s: float | None = None
     clock: Callable[[], float] = field(default=perf_counter, repr=False, compare=False)
     #: What the GPU is limited to, where that is not as the SoC's placement says.
     limits: GpuLimits = UNLIMITED
@@ -119,20 +117,16 @@ class Context:
         except InvalidFileError:
             return None
         profile = self.profiling.of(network) if profiled and self.profiling else None
-        return cost if profile is None else self.corrected(cost, network, profile)
-
-    def corrected(self, cost: CostModel, network: Network, profile: NetworkProfile) -> CostModel:
-        """Predictions with what a profile of a network says of them."""
-        return corrected(cost, network, profile.runs, self.local)
+        if profile is None:
+            return cost
+        return corrected(
+            cost, (Evidence.of(network, run, cost, self.local) for run in profile.runs)
+        )
 
     @property
     def local(self) -> Soc:
         """The SoC as plans are lowered for it to run; `UnsupportedError` where nothing can."""
         return splittable(at_hand(self.soc))
-
-    def within(self, budget: Budget, *, plans: int) -> Context:
-        """The same where `plans` plans that run may take half of a budget, and no more."""
-        return replace(self, budget_s=min(self.budget_s, budget.left_s / max(1, 2 * plans)))
 
     def with_memory(self, memory: str) -> Context:
         """The same with a GPU whose tensors lie in one of `MEMORY_TYPES` only."""
@@ -177,15 +171,14 @@ PlanMaker: TypeAlias = Callable[[Network, Context], Plan]
 class Strategy:
     """A way to make a plan.
 
-    `default_predictor` is what it is usually used with; `runs_plans` where it runs plans on the
-    device to find the best, `profiles` where it does so if there is a device, and else predicts.
+    `default_predictor` is what it is usually used with; `runs_plans` where it runs plans on a
+    device that is at hand, and predicts without one.
     """
 
     name: str
     plan: PlanMaker
     default_predictor: str = DEFAULT
     runs_plans: bool = False
-    profiles: bool = False
 
 
 #: Every strategy by name.
@@ -197,12 +190,11 @@ def strategy(
     *,
     default_predictor: str = DEFAULT,
     runs_plans: bool = False,
-    profiles: bool = False,
 ) -> Callable[[PlanMaker], PlanMaker]:
     """Decorator: the function makes the plans of the strategy of this name."""
 
     def register(plan: PlanMaker) -> PlanMaker:
-        made = Strategy(name, plan, default_predictor, runs_plans, profiles)
+        made = Strategy(name, plan, default_predictor, runs_plans)
         STRATEGIES.add(name, made, origin=plan)
         return plan
 

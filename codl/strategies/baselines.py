@@ -11,10 +11,8 @@ from codl.plan.build_plan import default_plan, one_processor
 from codl.plan.greedy import ChainSearch, IsolatedChain, greedy_chains
 from codl.predict import DEFAULT
 from codl.strategies.base import Context, strategy
-from codl.strategies.rehearsal import rehearsed
+from codl.strategies.device_loop import fastest_on_cpu
 
-#: Seconds in which the CPU's libraries may be compared.
-SECONDS = 10.0
 #: The GPU's shares that muLayer chooses from.
 RATIOS = tuple(i / 10 for i in range(11))
 #: Linear models of FLOPs for each kind of op (muLayer), and of analytically extracted blocks
@@ -22,7 +20,7 @@ RATIOS = tuple(i / 10 for i in range(11))
 MULAYER_PREDICTOR, PAPER_PREDICTOR = "flops_linear", "codl_linear"
 
 
-@strategy("cpu", profiles=True)
+@strategy("cpu", runs_plans=True)
 def cpu(network: Network, context: Context) -> Plan:
     """Everything on the CPU, in the fastest of its libraries, or in several.
 
@@ -30,11 +28,9 @@ def cpu(network: Network, context: Context) -> Plan:
     """
     if context.profiling is not None:
         try:
-            return rehearsed(
-                network, context, strategy="cpu", rounds=0, seconds=SECONDS, processors=("cpu",)
-            )
+            return fastest_on_cpu(network, context, strategy="cpu")
         except (DeviceError, UnsupportedError) as error:
-            context.note(f"{network.name}: planned by predictions alone. {error}")
+            context.note(f"{network.name}: no plan ran, so predictions decide. {error}")
     return one_processor(network, context.cost(DEFAULT), "cpu", strategy="cpu")
 
 

@@ -28,7 +28,7 @@ from codl.workers import Workers
 class ModelSearch:
     """A model (its name or file) and how it is planned; by `ideal` only its bound is computed.
 
-    `profiled` where it is profiled on a device first. `network` is what was read of a model's file
+    `on_device` where plans run on a device before one is taken. `network` is what was read of a model's file
     where the worker has none, or why it cannot be.
     """
 
@@ -38,7 +38,7 @@ class ModelSearch:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     winograd: bool = True
     limits: GpuLimits = UNLIMITED
-    profiled: bool = False
+    on_device: bool = False
     network: Network | CodlError | None = field(default=None, repr=False)
 
     @property
@@ -46,18 +46,13 @@ class ModelSearch:
         """The strategy, None for the bound; raises `UnknownNameError` for another name."""
         return None if self.strategy == ideal.NAME else STRATEGIES.find(self.strategy)
 
-    @property
-    def runs_plans(self) -> bool:
-        """Whether it runs plans on the device to find the best."""
-        return self.planner is not None and self.planner.runs_plans
-
     def load(self) -> Network:
         """The model, with weights if it is run; raises `CodlError` where it cannot be read."""
         if isinstance(self.network, CodlError):
             raise self.network
         from codl.frontend.convert import load_network, load_structure
 
-        load = load_network if self.runs_plans or self.profiled else load_structure
+        load = load_network if self.on_device else load_structure
         return self.network or load(self.model, self.batch, self.shapes)
 
     def without_files(self) -> ModelSearch:
@@ -137,7 +132,7 @@ def _read_once(searches: Sequence[ModelSearch]) -> Iterator[ModelSearch]:
         searches, key=lambda search: (search.model, search.batch, search.shapes)
     ):
         same = [*group]
-        if len(same) > 1 and not any(search.runs_plans or search.profiled for search in same):
+        if len(same) > 1 and not any(search.on_device for search in same):
             network = same[0].read().network
             same = [replace(search, network=network) for search in same]
         yield from same
