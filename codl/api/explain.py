@@ -18,7 +18,6 @@ def explain(job: Job, *, rounds: int) -> dict[str, Any]:
 
     Raises `CodlError` where something is missing or unknown.
     """
-    if not job.device:
     network = job.read_network()
     if not job.device:
         plan = job.plan_of(network, job.context)

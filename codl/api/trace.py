@@ -29,7 +29,6 @@ def trace(job: Job, output: Path, *, runs: int, layers: bool) -> dict[str, Any]:
     A job without a device has the predicted timeline alone. Raises `CodlError` where something is
     missing or unknown.
     """
-    if not job.device:
     network = job.read_network()
     if not job.device:
         plan = job.plan_of(network, job.context)

@@ -349,9 +349,7 @@ def _packing_ms(executable: Executable, net: Net, cost: CostModel) -> tuple[floa
     return loads_ms, stores_ms
 
 
-def _of_op(
-    processor: Processor, text: str, name: str, ratio: float, is_alone: bool
-) -> OpRatio:
+def _of_op(processor: Processor, text: str, name: str, ratio: float, is_alone: bool) -> OpRatio:
     op = parse(text)
     target = registry.target(registry.find(op, name), op)
     return OpRatio(processor, target, op, ratio, is_alone)

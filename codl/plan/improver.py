@@ -1,0 +1,154 @@
+"""Improver: the next plan of a network to run, from plans that ran with every part measured.
+
+It touches no device. Whoever runs plans tells it what each took (`observe`); it corrects the cost
+model by that, and proposes the plan that is then predicted fastest: the best one with its ratios
+moved to where both processors end together, or another one found by a search.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+import numpy as np
+
+from codl.ir import Network, Op
+from codl.ir.plan import Plan
+from codl.ir.types import Processor
+from codl.lower import lower
+from codl.plan.corrections import Evidence, corrected
+from codl.plan.cost_model import CostModel, Factors, Milliseconds
+from codl.plan.cpu_libraries import in_each_library
+from codl.plan.price import StageTimes, price, stage_times
+from codl.plan.profile_feedback import ProfiledTimes
+from codl.plan.search import recut, search
+from codl.records.profile import PlanRun
+from codl.records.soc import Soc
+
+#: A plan of new chains must be predicted to take less than this part of what the balanced best plan
+#: takes: of chains that have run the prediction is closer.
+NEW_CHAINS = 0.99
+#: Standard deviation of the log factors that an exploring proposal multiplies predictions with.
+EXPLORED = 0.15
+
+
+@dataclass
+class Improver:
+    """Proposes plans of one network on one SoC.
+
+    `cost` is without corrections, `soc` the one that plans are lowered for to run, `strategy` the
+    name that plans bear, and `method` how chains are searched.
+    """
+
+    network: Network
+    cost: CostModel
+    soc: Soc
+    strategy: str = "codl"
+    method: str = "dp"
+    runs: dict[str, PlanRun] = field(default_factory=dict)
+    _evidence: dict[str, Evidence] = field(default_factory=dict)
+    _corrected: CostModel | None = None
+
+    def observe(self, runs: Iterable[PlanRun]) -> None:
+        """Learn from plans that ran; a plan that ran before counts as it ran last."""
+        for run in runs:
+            name = run.plan.fingerprint
+            if self.runs.get(name) != run:
+                self.runs[name], self._corrected = run, None
+                self._evidence[name] = Evidence.of(self.network, run, self.cost, self.soc)
+
+    @property
+    def corrected(self) -> CostModel:
+        """The cost model with what the runs show."""
+        if self._corrected is None:
+            self._corrected = corrected(self.cost, self._evidence.values())
+        return self._corrected
+
+    @property
+    def best(self) -> PlanRun | None:
+        """The fastest run on both processors; None before there is one."""
+        split = (run for run in self.runs.values() if is_split(run.plan))
+        return min(split, key=lambda run: run.latency_ms, default=None)
+
+    def proposals(self, tried: Collection[str] = ()) -> Iterator[Plan]:
+        """Plans that have not run, the one predicted fastest first.
+
+        `tried` are the fingerprints of further plans to leave out.
+        """
+        done = {*self.runs, *tried}
+        balanced_ms = inf
+        if self.best is not None:
+            balanced = recut(self.best.plan, self.network, self.corrected)
+            if balanced.fingerprint not in done:
+                done.add(balanced.fingerprint)
+                balanced_ms = balanced.predicted_ms or inf
+        found = sorted(self._searched(), key=lambda plan: plan.predicted_ms or inf)
+        is_due = balanced_ms < inf
+        for plan in found:
+            if is_due and (plan.predicted_ms or inf) > NEW_CHAINS * balanced_ms:
+                is_due = False
+                yield balanced
+            if plan.fingerprint not in done:
+                done.add(plan.fingerprint)
+                yield plan
+        if is_due:
+            yield balanced
+
+    def explored(self, seed: int, tried: Collection[str] = ()) -> Plan | None:
+        """A plan that is best if predictions are off by some factor for each kernel variant.
+
+        None where it has run.
+        """
+        cost = self.corrected
+        factors = _Perturbed(cost.corrections, seed)
+        plans = self._searched(cost.corrected(factors, cost.stage_ms))
+        plan = min(plans, key=lambda plan: plan.predicted_ms or inf)
+        return None if plan.fingerprint in {*self.runs, *tried} else plan
+
+    def _searched(self, cost: CostModel | None = None) -> list[Plan]:
+        """The best plan with the CPU's shards in each library, and in several."""
+        costs = in_each_library(self.network, cost or self.corrected)
+        how = self.network, self.strategy
+        return [search(how[0], each, how[1], method=self.method) for each in costs]
+
+    def predicted_ms(self, plan: Plan) -> float:
+        """Milliseconds of a plan by the corrected cost model."""
+        executable = lower(self.network, plan, self.soc, self.cost.tuning)
+        return price(executable, self.corrected).latency_ms
+
+    def imbalance(self, run: PlanRun) -> float:
+        """The part of the split stages' time for which one processor waits for the other, 0 to 1.
+
+        0 where the plan has no split stage.
+        """
+        executable = lower(self.network, run.plan, self.soc, self.cost.tuning)
+        profiled = ProfiledTimes.of_totals(executable, run.totals)
+        return waiting(profiled.with_all(stage_times(executable, self.corrected)))
+
+
+def is_split(plan: Plan) -> bool:
+    """Whether a plan computes on both processors."""
+    return {chain.gpu_ratio for chain in plan.chains} not in ({0.0}, {1.0}, set())
+
+
+def waiting(stages: Sequence[StageTimes]) -> float:
+    """The part of the stages' time that the faster processor waits, of stages with work on both."""
+    both = [stage.works_ms for stage in stages if all(stage.works_ms)]
+    longest_ms = sum(max(works) for works in both)
+    return sum(max(works) - min(works) for works in both) / longest_ms if longest_ms else 0.0
+
+
+@dataclass(frozen=True)
+class _Perturbed:
+    """Factors of predictions, times a random one for each processor's target."""
+
+    factors: Factors | None
+    seed: int
+
+    def __call__(self, processor: Processor, target: str, ops: Sequence[Op]) -> Milliseconds:
+        known = np.ones(len(ops)) if self.factors is None else self.factors(processor, target, ops)
+        key = zlib.crc32(f"{self.seed} {processor} {target}".encode())
+        factor = np.exp(EXPLORED * np.random.default_rng(key).standard_normal())
+        return np.asarray(factor * known)

@@ -1,0 +1,447 @@
+"""Planning loop on a device: propose a plan, run it, measure its parts, improve it, run again.
+
+The first plan is the one that predictions find. It runs beside each processor alone and the plans
+of the baselines; then rounds follow, each of which runs what `codl.plan.improver` proposes next to
+the fastest plan so far, in turns. Effort is counted in rounds and runs, so a slow device is planned
+for as a fast one is. What was measured is a file (`codl.records.profile`), where the next search
+begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import chain, count
+from statistics import fmean
+
+from codl.engine.engine import Engine
+from codl.errors import CodlError, DeviceError, InvalidFileError, UnsupportedError
+from codl.ir import Network
+from codl.ir.plan import Plan
+from codl.ir.types import PROCESSORS
+from codl.measure import drift
+from codl.measure.budget import Budget
+from codl.measure.drift import slowdown
+from codl.measure.inputs import random_inputs
+from codl.measure.timing import Effort, TimedTogether
+from codl.plan.build_plan import cpu_plans, one_processor
+from codl.plan.coverage import covered
+from codl.plan.improver import Improver, is_split
+from codl.plan.profile_feedback import Totals
+from codl.predict import DEFAULT
+from codl.records.profile import NetworkProfile, PlanRun
+from codl.records.results import TimeSpan, doubts
+from codl.records.statistic import nearest
+from codl.runtime.loaded import totals_ms
+from codl.strategies.base import STRATEGIES, Context
+
+#: Rounds that propose a plan: at least and, without a time to plan for, at most.
+LEAST_ROUNDS, MOST_ROUNDS = 3, 6
+#: Planning goes on while one of the last two rounds gained this part of the best latency.
+GAIN = 0.01
+#: Profiled runs of a plan, with and without the layers of nets: at least, and at most.
+LEAST_PROFILED, PROFILED = 1, 7
+#: Seconds in which a plan is profiled, and in which plans are compared, where runs are short: a
+#: long run is measured by the least number of runs.
+PROFILE_S, COMPARE_S = 0.4, 0.8
+#: Turns of plans that are compared, at least.
+LEAST_TURNS = 2
+#: Runs before a plan is profiled: the first ones allocate and fault pages in.
+WARM_UP = 2
+#: Two processors must take less than this part of what one takes alone: other programs hit a plan
+#: on both more often, and a gain smaller than that is not worth a second processor.
+WORTH = 0.97
+#: A baseline's plan, or the CPU in a further library, runs where it is predicted to take less than
+#: this part of the best so far: corrected predictions of whole plans are closer than that.
+PROMISING = 1.2
+#: A layer is not shorter than this part of what was noted, whatever noting takes.
+LEAST_PART = 0.3
+#: A processor whose anchors are so many times slower than in the dataset is busy with others' work.
+BUSY = 1.25
+#: Strategies whose plans are candidates.
+BASELINES = ("codl-paper", "mulayer")
+#: Plans that fail to run before planning ends.
+MOST_FAILURES = 3
+#: Exploring proposals in a row that have run before planning ends.
+MOST_REPEATS = 20
+
+
+def planned_on_device(network: Network, context: Context, *, strategy: str) -> Plan:
+    """The fastest plan of those that ran on the context's target.
+
+    Ctrl-C takes the best so far. Raises `DeviceError` or `UnsupportedError` where no plan runs.
+    """
+    with DeviceLoop.of(network, context, strategy) as loop:
+        with loop.kept():
+            loop.begin()
+            loop.improve()
+            loop.try_libraries()
+        return loop.chosen()
+
+
+def fastest_on_cpu(network: Network, context: Context, *, strategy: str) -> Plan:
+    """The plan of the CPU alone in the library that is fastest on the context's target.
+
+    Raises as `planned_on_device`.
+    """
+    with DeviceLoop.of(network, context, strategy) as loop:
+        with loop.kept():
+            loop.run(loop.cpu)
+        return loop.chosen(alone=True)
+
+
+@dataclass
+class DeviceLoop:
+    """Plans of a network that run on a device, and the profile that they add to.
+
+    `cpu` are the plans of the CPU alone, the one predicted fastest first, and `gpu` the GPU's.
+    """
+
+    network: Network
+    context: Context
+    strategy: str
+    profile: NetworkProfile
+    improver: Improver
+    cpu: Sequence[Plan]
+    gpu: Plan
+    budget: Budget
+    #: Why the device seems to be busy with something else.
+    busy: str = ""
+    has_run: bool = False
+    _failed: dict[str, str] = field(default_factory=dict)
+    _engines: dict[str, Engine] = field(default_factory=dict)
+    #: About how many seconds a run of each takes.
+    _run_s: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, network: Network, context: Context, strategy: str) -> DeviceLoop:
+        """A loop that begins with the profile that is kept of the network, if one holds."""
+        profiles = context.profiling
+        assert profiles is not None
+        cost = covered(context.cost(DEFAULT), network)
+        wanted = profiles.wanted(network, context.soc, context.tuning.fingerprint, context.device)
+        improver = Improver(network, cost, context.local, strategy, context.method)
+        loop = cls(
+            network,
+            context,
+            strategy,
+            profiles.read(wanted, context.note) or wanted,
+            improver,
+            cpu_plans(network, cost, strategy=strategy),
+            one_processor(network, cost, "gpu", strategy=strategy),
+            Budget(context.plan_time_s, context.clock),
+        )
+        improver.observe(loop.profile.runs)
+        return loop
+
+    def __enter__(self) -> DeviceLoop:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for name in [*self._engines]:
+            self._engines.pop(name).close()
+
+    def __len__(self) -> int:
+        """The plans that ran."""
+        return len(self.profile.runs)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keep the profile of what runs inside, also where Ctrl-C ends it."""
+        profiles = self.context.profiling
+        assert profiles is not None
+        with self.budget.keeping(self):
+            try:
+                yield
+            except (DeviceError, UnsupportedError) as error:
+                if not self.profile.runs:
+                    raise
+                self.context.note(f"{self.network.name}: planning ends early. {error}")
+        if self.budget.ended == "interrupted":
+            self.context.note(f"{self.network.name}: interrupted. The best plan so far is taken.")
+        profiles.remember(self.profile)
+        if self.busy:
+            self.context.note(
+                f"{self.network.name}: its profile is not kept. The device seems busy: {self.busy}."
+            )
+        elif self.has_run:
+            self.context.note(f"Wrote {self.profile.save(profiles.path(self.profile))}")
+
+    # What runs.
+
+    def begin(self) -> None:
+        """Run the plan that is predicted fastest, each processor alone, and the baselines' plans.
+
+        Plans that the profile has do not run again.
+        """
+        first = [] if self.improver.best else [*self.improver.proposals()][:1]
+        self.run([*first, self.gpu, *self.cpu[:1]])
+        self.run(plan for plan in self._baselines() if self._is_promising(plan))
+
+    def improve(self) -> None:
+        """Run what the improver proposes, until rounds gain nothing or the time is over."""
+        gains: list[float] = []
+        for plan in self._proposed():
+            rounds, timed = self.profile.rounds, self.context.plan_time_s is not None
+            if timed and self.budget.is_over():
+                self.budget.ended = "budget"
+                return
+            if not timed and rounds >= LEAST_ROUNDS and max(gains[-2:], default=0.0) < GAIN:
+                return
+            if not timed and rounds >= MOST_ROUNDS:
+                return
+            before = self._best
+            self.run([plan])
+            self.profile = replace(self.profile, rounds=rounds + 1)
+            gains.append(1 - self._best.latency_ms / before.latency_ms)
+
+    def try_libraries(self) -> None:
+        """Run the CPU alone in further libraries that may be faster than all that ran."""
+        self.run(plan for plan in self.cpu[1:] if self._is_promising(plan, 1.0))
+
+    def _proposed(self) -> Iterator[Plan]:
+        """What the improver proposes; where there is time to plan for, plans that explore, too."""
+        while plan := next(self.improver.proposals(self._failed), None):
+            yield plan
+        repeats = 0
+        for seed in count() if self.context.plan_time_s is not None else ():
+            plan = self.improver.explored(seed, self._failed)
+            repeats = repeats + 1 if plan is None else 0
+            if repeats > MOST_REPEATS:
+                return
+            if plan is not None:
+                yield plan
+                yield from self.improver.proposals(self._failed)
+
+    def _baselines(self) -> Iterator[Plan]:
+        for name in BASELINES:
+            if name != self.strategy:
+                try:
+                    yield STRATEGIES.find(name).plan(self.network, self.context)
+                except (InvalidFileError, UnsupportedError):
+                    continue  # its predictor is not trained, or it cannot plan this network
+
+    def _is_promising(self, plan: Plan, factor: float = PROMISING) -> bool:
+        return self.improver.predicted_ms(plan) < factor * self._best.latency_ms
+
+    def run(self, plans: Iterable[Plan]) -> None:
+        """Profile plans that have not run, and time them in turns with the fastest before.
+
+        A plan that fails is left out. Raises its `DeviceError` or `UnsupportedError` where it is
+        the last of `MOST_FAILURES`.
+        """
+        known = {run.plan.fingerprint for run in self.profile.runs} | {*self._failed}
+        new = {plan.fingerprint: plan for plan in plans if plan.fingerprint not in known}
+        if not new:
+            return
+        rival = min(self.profile.runs, key=lambda run: run.latency_ms, default=None)
+        observed: dict[str, ObservedParts] = {}
+        for name, plan in new.items():
+            try:
+                observed[name] = parts = self._observed(plan)
+            except (DeviceError, UnsupportedError) as error:
+                self._give_up(plan, error)
+                continue
+            # So that Ctrl-C in what follows loses nothing.
+            self._add([parts.run(plan, parts.length_ms)])
+        if observed:
+            self._compare({name: new[name] for name in observed}, observed, rival)
+
+    def _compare(
+        self,
+        plans: Mapping[str, Plan],
+        observed: Mapping[str, ObservedParts],
+        rival: PlanRun | None,
+    ) -> None:
+        """Time plans in turns with the fastest before, and note what each takes."""
+        usual_ms = {} if rival else drift.first_ms(self.context.dataset)
+        beside = {} if rival is None else {rival.plan.fingerprint: rival.plan}
+        times = self._timed({**plans, **beside}, anchors=bool(usual_ms))
+        for name, reason in times.failed.items():
+            if name in beside:
+                raise DeviceError(reason)
+            self._give_up(plans[name], DeviceError(reason))
+        levels = {name: latency.level for name, latency in times.latency_ms.items()}
+        # As of the pace at which the fastest ran.
+        pace = 1.0 if rival is None else rival.latency_ms / levels[rival.plan.fingerprint]
+        if rival is None:
+            slower = slowdown(times.anchors, usual_ms) or {}
+            reasons = [
+                f"anchors of the {side} take {factor:.2f} times as long as in the dataset"
+                for side, factor in slower.items()
+                if side in PROCESSORS and factor > BUSY
+            ]
+            reasons += chain.from_iterable(map(doubts, times.latency_ms.values()))
+            self.busy = "; ".join(reasons)
+            self.profile = replace(self.profile, slowdown=slower)
+        done = [name for name in plans if name in levels]
+        self._add([observed[name].run(plans[name], pace * levels[name]) for name in done])
+        for name in done:
+            self._note(self._run_of(name), rival)
+        self._keep_engine(self._best.plan.fingerprint)
+
+    def _add(self, runs: Sequence[PlanRun]) -> None:
+        self.has_run = True
+        self.profile = self.profile.with_runs(*runs)
+        self.improver.observe(runs)
+
+    def _give_up(self, plan: Plan, error: CodlError) -> None:
+        """Note that a plan does not run; raise `error` where too many do not."""
+        self._failed[plan.fingerprint] = str(error)
+        self.profile = replace(
+            self.profile,
+            runs=tuple(r for r in self.profile.runs if r.plan.fingerprint not in self._failed),
+        )
+        self.improver.runs.pop(plan.fingerprint, None)
+        if len(self._failed) == MOST_FAILURES:
+            raise error
+        self.context.note(f"{self.network.name}: a plan of {plan.strategy} does not run: {error}")
+
+    def _note(self, run: PlanRun, rival: PlanRun | None) -> None:
+        """Say what a plan takes, beside the best so far."""
+        split = sum(0 < chain.gpu_ratio < 1 for chain in run.plan.chains)
+        sides = sorted({"cpu" if c.gpu_ratio == 0 else "gpu" for c in run.plan.chains})
+        what = f"{split} split chains of {len(run.plan.chains)}" if split else " and ".join(sides)
+        waits = f", one processor waits {self.improver.imbalance(run):.0%}" if split else ""
+        best = f"; best {self._best.latency_ms:.2f} ms" if rival else ""
+        self.context.note(f"{self.network.name}: {what}: {run.latency_ms:.2f} ms{waits}{best}")
+
+    # What was found.
+
+    @property
+    def _best(self) -> PlanRun:
+        """The fastest that ran."""
+        return min(self.profile.runs, key=lambda run: run.latency_ms)
+
+    def _run_of(self, fingerprint: str) -> PlanRun:
+        return next(run for run in self.profile.runs if run.plan.fingerprint == fingerprint)
+
+    def chosen(self, *, alone: bool = False) -> Plan:
+        """The fastest; a plan on both processors only where that is worth it, and not `alone`."""
+        runs = sorted(self.profile.runs, key=lambda run: run.latency_ms)
+        cpu = {plan.fingerprint for plan in self.cpu}
+        single = [run for run in runs if not is_split(run.plan)]
+        if alone:
+            single = [run for run in single if run.plan.fingerprint in cpu]
+        best = single[0] if single else runs[0]
+        if not alone and runs[0].latency_ms < WORTH * best.latency_ms:
+            best = runs[0]
+        method = best.plan.method or "one processor"
+        return replace(
+            best.plan,
+            strategy=self.strategy,
+            predicted_ms=self.improver.predicted_ms(best.plan),
+            method=f"{method}, the fastest of {len(runs)} that ran",
+        )
+
+    # Engines.
+
+    def _engine(self, plan: Plan) -> Engine:
+        if plan.fingerprint not in self._engines:
+            engine = Engine(self.network, plan, self.context.device, self.context.tuning)
+            self._engines[plan.fingerprint] = engine
+            engine.feed(random_inputs(self.network))
+        return self._engines[plan.fingerprint]
+
+    def _keep_engine(self, fingerprint: str) -> None:
+        """Release all engines but one: memory of phones does not hold many."""
+        for name in [name for name in self._engines if name != fingerprint]:
+            self._engines.pop(name).close()
+
+    def _observed(self, plan: Plan) -> ObservedParts:
+        clock, engine = self.context.clock, self._engine(plan)
+        taken_s = 0.0
+        for _ in range(WARM_UP):
+            begin = clock()
+            engine.run()
+            taken_s = clock() - begin
+        self._run_s[plan.fingerprint] = taken_s
+        runs = int(PROFILE_S / max(2 * taken_s, 1e-9))
+        return ObservedParts.of(engine, max(LEAST_PROFILED, min(PROFILED, runs)))
+
+    def _timed(self, plans: Mapping[str, Plan], *, anchors: bool = False) -> TimedTogether:
+        models = {name: self._engine(plan).loaded for name, plan in plans.items()}
+        turn_s = sum(self._run_s.get(name, 0.0) for name in plans)
+        warm = max(1, min(3, int(COMPARE_S / max(turn_s, 1e-9))))
+        effort = Effort(
+            min_rounds=LEAST_TURNS, min_seconds=COMPARE_S, warm=warm, max_seconds=2 * COMPARE_S
+        )
+        tuning = self.context.tuning if anchors else None
+        return self.context.device.time(models, effort, anchors=tuning)
+
+
+def keep_run(engine: Engine, context: Context, latency_ms: float) -> None:
+    """Add what an engine takes that has run to the profile of its network, for the next plan.
+
+    Of a plan that ran in turns with others the latency stays the one of then.
+    """
+    profiles, network = context.profiling, engine.network
+    if profiles is None:
+        return
+    wanted = profiles.wanted(network, context.soc, context.tuning.fingerprint, context.device)
+    profile = profiles.read(wanted, context.note) or wanted
+    before = profile.run_of(engine.plan)
+    level_ms = latency_ms if before is None else before.latency_ms
+    profile = profile.with_runs(ObservedParts.of(engine, PROFILED).run(engine.plan, level_ms))
+    # One more plan may come of it.
+    profile = replace(profile, rounds=max(0, profile.rounds - 1))
+    profiles.remember(profile)
+    context.note(f"Wrote {profile.save(profiles.path(profile))}")
+
+
+@dataclass(frozen=True)
+class ObservedParts:
+    """Milliseconds of the parts of an executable, in profiled runs that take `length_ms`."""
+
+    executable: str
+    totals: Totals
+    length_ms: float
+
+    @classmethod
+    def of(cls, engine: Engine, runs: int) -> ObservedParts:
+        """Of an engine that is fed and warm; layers of nets are noted in runs of their own."""
+        plain, noted = [], []
+        for _ in range(runs):
+            plain.append(engine.profile(1))
+            noted.append(engine.profile(1, layers=True))
+        totals = _typical(plain)
+        layers = {key: ms for key, ms in _typical(noted).items() if key[0] == "layer"}
+        for net in engine.executable.nets:
+            names = [("layer", layer.name) for layer in net.layers]
+            if all(name in layers for name in names):
+                whole_ms = totals["net", net.label]
+                totals |= _fitted({name: layers[name] for name in names}, whole_ms)
+        return cls(engine.executable.digest(weights=False), totals, _length_ms(plain))
+
+    def run(self, plan: Plan, latency_ms: float) -> PlanRun:
+        """With what a plain run takes: where profiled runs are longer, all of their parts are."""
+        pace = latency_ms / self.length_ms
+        parts: dict[str, dict[str, float]] = {}
+        for (kind, label), ms in self.totals.items():
+            parts.setdefault(kind, {})[label] = pace * ms
+        return PlanRun(plan=plan, executable=self.executable, latency_ms=latency_ms, parts_ms=parts)
+
+
+def _length(spans: Sequence[TimeSpan]) -> float:
+    return max(span.end_ms for span in spans)
+
+
+def _length_ms(profiles: Sequence[Sequence[TimeSpan]]) -> float:
+    return fmean(map(_length, nearest(profiles, _length)))
+
+
+def _typical(profiles: Sequence[Sequence[TimeSpan]]) -> dict[tuple[str, str], float]:
+    """Milliseconds by kind and label, in the mean of the profiles that count."""
+    near = [totals_ms(spans) for spans in nearest(profiles, _length)]
+    return {key: fmean(totals.get(key, 0.0) for totals in near) for key in near[0]}
+
+
+def _fitted(
+    layers: Mapping[tuple[str, str], float], whole_ms: float
+) -> dict[tuple[str, str], float]:
+    """Layers of a net that takes so long where they are not noted: each takes as long to note."""
+    noting_ms = (sum(layers.values()) - whole_ms) / len(layers)
+    less = {key: max(LEAST_PART * ms, ms - max(0.0, noting_ms)) for key, ms in layers.items()}
+    scale = whole_ms / sum(less.values())
+    return {key: scale * ms for key, ms in less.items()}
