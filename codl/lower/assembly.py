@@ -89,6 +89,8 @@ def lifetimes(
         for move in moves:
             use("cpu", move.tensor, stage)
             use("gpu", move.tensor, stage)
+            if move.direction == "to_cpu" and stage:  # sent behind the GPU's shard before
+                use("cpu", move.tensor, stage - 1)
             if move.direction == "to_gpu" and shared_in_place:
                 later = (s for s in range(stage + 1, len(waits)) if waits[s])
                 use("cpu", move.tensor, next(later, NEVER) - 1)

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from codl.errors import MismatchError
 from codl.ir.executable import (
     Access,
+    Command,
     Constant,
     Executable,
     Fill,
@@ -110,17 +111,25 @@ class Lowering:
         self._transfers = TransferLowering(
             self._assembly, self._kernels, self._memory.host, self._memory.device, self._soc
         )
+        #: What the CPU does in the next stage with each region that is then on its way to it.
+        self._arrivals: list[tuple[Command, ...]] = []
 
     def run(self, digest: str) -> Executable:
         """The executable of a network of this digest."""
         self._fill_constants()
         setup = self._assembly.take_commands()
-        stages = []
+        stages, (_, *following) = [], self._partitioned.exchanges
         for index, segment in enumerate(self._partitioned.segments):
             self._memory.begin(index)
-            stages.append(self._stage(segment.chain.label, segment.transfers, segment))
+            if not index:
+                self._send_to_cpu(segment.transfers)
+            stages.append(
+                self._stage(segment.chain.label, segment.transfers, segment, following[index])
+            )
             self._memory.end(index)
         self._memory.begin(len(stages))
+        if not stages:
+            self._send_to_cpu(self._partitioned.final)
         stages.append(self._stage("outputs", self._partitioned.final))
         if self._soc.gpu.sees_host_memory and self._partitioned.is_read_at_the_end:
             stages = self._wait_at_the_end(stages)
@@ -218,31 +227,40 @@ class Lowering:
     # Stages.
 
     def _stage(
-        self, label: str, transfers: tuple[TensorMove, ...], segment: Segment | None = None
+        self,
+        label: str,
+        transfers: tuple[TensorMove, ...],
+        segment: Segment | None = None,
+        following: tuple[TensorMove, ...] = (),
     ) -> Stage:
         """The commands of a stage, in the order that keeps both processors busy.
 
-        What the GPU has and the CPU lacks is sent off first, then the CPU hands over what the GPU
-        lacks, then the GPU's whole shard is enqueued, and only then does the CPU wait for what it
-        gets and compute.
+        The CPU sends to the GPU and enqueues the GPU's whole shard, and behind that what the GPU
+        sends before the `following` stage. Only then does it wait for what it receives in this
+        stage, and compute.
         """
-        emit = self._assembly.emit
-        to_cpu = [move for move in transfers if move.direction == "to_cpu"]
+        emit, arrivals = self._assembly.emit, self._arrivals
         to_gpu = [move for move in transfers if move.direction == "to_gpu"]
-        pending = [self._transfers.begin_to_cpu(move) for move in to_cpu]
-        if pending:
-            emit(Flush())
         for move in to_gpu:
             self._transfers.to_gpu(move)
         if segment is not None:
             self._gpu.lower(segment.gpu, segment.chain, self._memory.device)
-        if to_gpu or (segment is not None and segment.gpu.parts):
+        self._send_to_cpu(following)
+        if not self._arrivals and (to_gpu or (segment is not None and segment.gpu.parts)):
             emit(Flush())
-        for commands in pending:
+        for commands in arrivals:
             emit(*commands)
         if segment is not None and segment.cpu.parts:
             self._lower_cpu(segment)
         return Stage(label, self._assembly.take_commands())
+
+    def _send_to_cpu(self, transfers: tuple[TensorMove, ...]) -> None:
+        """Enqueue what the GPU sends before the next stage, where the CPU waits for it."""
+        self._arrivals = [
+            self._transfers.begin_to_cpu(move) for move in transfers if move.direction == "to_cpu"
+        ]
+        if self._arrivals:
+            self._assembly.emit(Flush())
 
     def _lower_cpu(self, segment: Segment) -> None:
         """Emit the CPU's nets, in as few as libraries and order allow.

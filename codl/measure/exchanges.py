@@ -13,7 +13,7 @@ import numpy as np
 from codl.ir import Op, Shape
 from codl.ir.ops.pooling import Pool2d
 from codl.ir.ops.window import Size2
-from codl.ir.types import PLANAR
+from codl.ir.types import PLANAR, Direction
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.lower import pieces
@@ -71,7 +71,21 @@ class CacheEvictor:
             pieces.WORK
         )
         works = [default_work(TINY, side, gpu, self._tuning) for side in ("cpu", "gpu")]
-        return *works, lambda _: gpu.run(kernels)
+        exchanges = self._exchange("to_gpu"), self._exchange("to_cpu")
+        return *works, lambda _: gpu.run(kernels), *exchanges
+
+    def _exchange(self, direction: Direction) -> Work:
+        """All that an exchange of a tiny tensor takes, as in a network."""
+        soc = self._gpu.soc
+        executable = pieces.exchange(direction, TINY.output, registry.storages(soc)[0], soc)
+        actions = Session(executable, self._gpu).stage(pieces.WORK)
+
+        def work(repeats: int) -> None:
+            for action in actions * repeats:
+                action.run()
+            self._gpu.queue.finish()
+
+        return work
 
 
 class Exchanges:

@@ -47,7 +47,9 @@ TRIED = (0.01, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0)
 #: How far a part may lie off what is usual, in doublings, before that counts against it.
 SPREAD = 2.0
 #: Sweeps over the parts of the sum, each of which is set to its best while the others stay.
-SWEEPS = 3
+SWEEPS = 2
+#: The variances are fitted to at most this many means, spread evenly: the time grows with the cube.
+FITTED = 120
 Matrix = NDArray[np.float64]
 
 
@@ -136,23 +138,31 @@ class _Side:
     @cached_property
     def _fit(self) -> tuple[Deviations, NDArray[np.float64]]:
         """The deviations, and what the means weigh."""
-        evidence = _Likelihood(
-            near=_near(self._features, self._features),
-            same=(self._targets[:, None] == self._targets[None, :]).astype(float),
-            alone=np.array([float(is_alone) for _, _, is_alone in self._logs]),
-            means=np.array([logs.mean() for logs in self._logs.values()]),
-            counts=np.array([len(logs) for logs in self._logs.values()]),
-            squares=sum(float(((logs - logs.mean()) ** 2).sum()) for logs in self._logs.values()),
-        )
+        count = len(self._logs)
+        some = self._likelihood(np.unique(np.linspace(0, count - 1, FITTED).round().astype(int)))
         best = USUAL
-        least, weights = evidence.against(best)
+        least = some.against(best)[0]
         for _, name in product(range(SWEEPS), vars(best)):
             for tried in TRIED:
                 other = replace(best, **{name: tried})
-                value, solved = evidence.against(other)
+                value = some.against(other)[0]
                 if value < least:
-                    best, least, weights = other, value, solved
-        return best, weights
+                    best, least = other, value
+        return best, self._likelihood(np.arange(count)).against(best)[1]
+
+    def _likelihood(self, places: NDArray[np.intp]) -> _Likelihood:
+        """Of the means at some places."""
+        features, targets = self._features[places], self._targets[places]
+        logs, keys = [*self._logs.values()], [*self._logs]
+        chosen = [logs[at] for at in places]
+        return _Likelihood(
+            near=_near(features, features),
+            same=(targets[:, None] == targets[None, :]).astype(float),
+            alone=np.array([float(keys[at][2]) for at in places]),
+            means=np.array([each.mean() for each in chosen]),
+            counts=np.array([len(each) for each in chosen]),
+            squares=sum(float(((each - each.mean()) ** 2).sum()) for each in chosen),
+        )
 
     def factors(self, target: str, ops: Sequence[Op]) -> Matrix:
         deviations, weights = self._fit

@@ -30,6 +30,8 @@ from codl.records.soc import Soc
 #: A plan of new chains must be predicted to take less than this part of what the balanced best plan
 #: takes: of chains that have run the prediction is closer.
 NEW_CHAINS = 0.99
+#: Of what the best library takes, the part up to which others are searched again.
+PROMISING = 1.1
 #: Standard deviation of the log factors that an exploring proposal multiplies predictions with.
 EXPLORED = 0.15
 
@@ -50,6 +52,8 @@ class Improver:
     runs: dict[str, PlanRun] = field(default_factory=dict)
     _evidence: dict[str, Evidence] = field(default_factory=dict)
     _corrected: CostModel | None = None
+    #: Milliseconds of the best plan in each library, as the last searches found it.
+    _found_ms: list[float] = field(default_factory=list)
 
     def observe(self, runs: Iterable[PlanRun]) -> None:
         """Learn from plans that ran; a plan that ran before counts as it ran last."""
@@ -108,10 +112,20 @@ class Improver:
         return None if plan.fingerprint in {*self.runs, *tried} else plan
 
     def _searched(self, cost: CostModel | None = None) -> list[Plan]:
-        """The best plan with the CPU's shards in each library, and in several."""
+        """The best plan with the CPU's shards in each library, and in several.
+
+        A library whose best plan took more than `PROMISING` of the least the last time is left out.
+        """
         costs = in_each_library(self.network, cost or self.corrected)
-        how = self.network, self.strategy
-        return [search(how[0], each, how[1], method=self.method) for each in costs]
+        known = self._found_ms if len(self._found_ms) == len(costs) else [0.0] * len(costs)
+        limit_ms, plans = PROMISING * min(known), []
+        for at, each in enumerate(costs):
+            if known[at] <= limit_ms:
+                plan = search(self.network, each, self.strategy, method=self.method)
+                plans.append(plan)
+                known[at] = plan.predicted_ms or 0.0
+        self._found_ms = known
+        return plans
 
     def predicted_ms(self, plan: Plan) -> float:
         """Milliseconds of a plan by the corrected cost model."""

@@ -61,7 +61,6 @@ class _Course:
         self._stage, self._first_launch_ms = number, stage.first_launch_ms
         transfers = stage.transfers_ms.items()
         arrivals = [self._sent(*each) for each in transfers if self._way(each[0]) == "to_cpu"]
-        self._clocks["cpu"] += stage.launches_ms[0]
         for step, parts in transfers:
             if self._way(step) == "to_gpu":
                 self._share("cpu", step, parts, OF_CPU)
@@ -71,7 +70,7 @@ class _Course:
             self._enqueued()
         for step, ms in stage.kernels_ms.items():
             self._step("gpu", "kernel", step, ms)
-        self._clocks["cpu"] += stage.launches_ms[1]
+        self._clocks["cpu"] += stage.launches_ms
         for step, parts, arrival in arrivals:
             self._step("cpu", "sync", step, arrival - self._clocks["cpu"])
             self._share("cpu", step, parts, OF_CPU)
@@ -87,8 +86,7 @@ class _Course:
     def _sent(
         self, step: int, parts: Mapping[str, float]
     ) -> tuple[int, Mapping[str, float], float]:
-        """What the GPU has, on its way; and when the CPU can have it."""
-        self._enqueued()
+        """What the GPU sends behind its last shard; and when the CPU can have it."""
         self._share("gpu", step, parts, OF_GPU[:1])
         return step, parts, self._clocks["gpu"] + parts.get("sync", 0.0) + parts.get("map", 0.0)
 

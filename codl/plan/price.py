@@ -8,7 +8,7 @@ a convolution's kernels. In which order things happen is said once, for a search
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,14 +19,13 @@ from codl.ir import Shape, parse
 from codl.ir.executable import (
     Access,
     Executable,
-    Flush,
     GpuOp,
     Launch,
-    Raise,
     Relayout,
     RunNet,
     Stage,
     Transfer,
+    Wait,
 )
 from codl.ir.types import Direction
 from codl.lower.packing import library_of, packed
@@ -56,37 +55,36 @@ class TransferCost(NamedTuple):
 def after_stage(
     clocks: Pair,
     transfers: Sequence[TransferCost],
-    launches_ms: Pair = START,
+    launches_ms: float = 0.0,
     works: Pair = START,
     copies_ms: float = 0.0,
     first_launch_ms: float = 0.0,
 ) -> Pair:
     """When each processor is done with an exchange and with its shard of a chain.
 
-    Events have the order that lowering gives them (`codl.lower.lowering`): what the GPU has is sent
-    off first, the CPU hands over what the GPU lacks, then the GPU's kernels are enqueued, and only
-    then does the CPU wait for its share of the exchange and compute. No chain waits for the one
-    before, but for what it needs of it.
+    Events have the order that lowering gives them (`codl.lower.lowering`). What the GPU sends to
+    the CPU is enqueued behind its shard of the chain before, so it is sent as soon as that is done.
+    The CPU sends to the GPU, enqueues the GPU's kernels, and only then waits for what it receives
+    and computes. No chain waits for the end of the one before, but for the data that it needs.
 
     `clocks` are the milliseconds since the start at which each is done with what it was given;
-    `launches_ms` is what enqueueing takes the CPU: what is sent to it first, and then the rest;
-    `works` what each shard takes, and `copies_ms` the GPU's before it. The GPU begins with nothing
-    sooner than `first_launch_ms` behind its being enqueued.
+    `launches_ms` is what enqueueing takes the CPU; `works` what each shard takes, and `copies_ms`
+    the GPU's before it. The GPU begins with what the CPU sends, and with its shard, no sooner than
+    `first_launch_ms` behind their being enqueued.
     """
     cpu, gpu = clocks
     arrivals = []
     for way, gpu_ms, wait_ms, cpu_ms in transfers:
-        if way == "to_cpu":  # enqueued by the CPU, which does not wait yet
-            gpu = max(gpu, cpu + first_launch_ms) + gpu_ms
+        if way == "to_cpu":
+            gpu += gpu_ms
             arrivals.append((gpu + wait_ms, cpu_ms))
-    cpu += launches_ms[0]
     for way, gpu_ms, _, cpu_ms in transfers:
         if way == "to_gpu":
             cpu += cpu_ms
             gpu = max(gpu, cpu + first_launch_ms) + gpu_ms
     if works[1] or copies_ms:
         gpu = max(gpu, cpu + first_launch_ms) + copies_ms + works[1]
-    cpu += launches_ms[1]
+    cpu += launches_ms
     for arrival, cpu_ms in arrivals:
         cpu = max(cpu, arrival) + cpu_ms
     return cpu + works[0], gpu
@@ -105,7 +103,7 @@ class StageTimes:
     nets_ms: Mapping[int, float]
     kernels_ms: Mapping[int, float]
     transfers_ms: Mapping[int, Mapping[str, float]]
-    launches_ms: Pair
+    launches_ms: float
     first_launch_ms: float
 
     @property
@@ -179,8 +177,16 @@ class _Works:
         self._kernels_ms: dict[int, float] = {}
         self._transfers_ms: dict[int, Mapping[str, float]] = {}
         self._nets_ms: dict[int, float] = {}
+        # What the CPU receives is enqueued a stage before, and counts where the CPU waits for it.
+        arriving = [
+            command.step
+            for command in stage.commands
+            if isinstance(command, Wait) and self._is_to_cpu(command.step)
+        ]
         launched = (command.step for command in stage.commands if isinstance(command, Launch))
-        numbers = tuple(dict.fromkeys(launched))
+        sent = (step for step in launched if not self._is_to_cpu(step))
+        numbers = tuple(dict.fromkeys([*arriving, *sent]))
+        self._raised = (cost.signals.launches - 1) * len(arriving)
         self._made = {
             executable.tensors[step.writes.tensor].name
             for step in (executable.steps[number] for number in numbers)
@@ -199,29 +205,20 @@ class _Works:
             self._nets_ms[number] *= float(stretch[0])
 
     def times(self) -> StageTimes:
-        # A stage flushes behind what it sends to the CPU, and behind all else.
-        before, last = [0.0, 0.0, *self._enqueueing_ms()][-2:]
+        # Flags that are raised are launches, too; their time on the GPU is part of the wait.
+        launches = self._raised + sum(self._launches.values())
         return StageTimes(
             label=self._stage.label,
             nets_ms=self._nets_ms,
             kernels_ms=self._kernels_ms,
             transfers_ms=self._transfers_ms,
-            launches_ms=(before, last - before),
+            launches_ms=self._cost.launches_ms(launches),
             first_launch_ms=self._cost.signals.first_launch_ms,
         )
 
-    def _enqueueing_ms(self) -> Iterator[float]:
-        """What enqueueing has taken the CPU by each flush of the queue."""
-        enqueued: set[int] = set()
-        raised = 0  # flags, of which what each takes the GPU is of the wait
-        for command in self._stage.commands:
-            if isinstance(command, Launch):
-                enqueued.add(command.step)
-            elif isinstance(command, Raise):
-                raised += 1
-            elif isinstance(command, Flush):
-                launches = raised + sum(self._launches[step] for step in enqueued)
-                yield self._cost.launches_ms(launches)
+    def _is_to_cpu(self, number: int | None) -> bool:
+        step = None if number is None else self._executable.steps[number]
+        return isinstance(step, Transfer) and step.direction == "to_cpu"
 
     def _step(self, number: int, load: NDArray[np.float64]) -> bool:
         """A step's milliseconds, and whether the other processor's work slows it down."""

@@ -40,12 +40,14 @@ class Supply(NamedTuple):
 
 
 class _Exchange(NamedTuple):
-    """What happens before a chain where some regions are held: what moves, what enqueueing that and
-    the chain takes, and copies on the GPU; and then what is held of what was needed, and is made.
+    """Transfers needed before a chain, given the regions already resident.
+
+    `launches_ms` is what enqueueing them and the chain takes, `copies_ms` what copies on the GPU
+    take. `held` are the regions resident afterwards of what the chain needs and makes.
     """
 
     transfers: tuple[TransferCost, ...]
-    launches_ms: Pair
+    launches_ms: float
     copies_ms: float
     held: Holdings
 
@@ -128,20 +130,15 @@ class Transitions:
 
     def _enqueued(
         self, supplies: Sequence[Supply], launches: int
-    ) -> tuple[tuple[TransferCost, ...], Pair, float]:
+    ) -> tuple[tuple[TransferCost, ...], float, float]:
         """The transfers of an exchange, what enqueueing them and a chain takes, and copies."""
         transfers: list[TransferCost] = []
-        first, count, copies_ms = 0, launches, 0.0
+        count, copies_ms = launches, 0.0
         for supply in supplies:
             transfers += supply.transfers
-            first += supply.to_cpu
-            count += supply.copies
+            count += supply.copies + (self._signals.launches - 1) * supply.to_cpu
             copies_ms += supply.copies_ms
-        more = self._signals.launches - 1  # of each transfer to the CPU
-        count += len(transfers) + more * first
-        first += more * first
-        first_ms = self.launches_ms(first)
-        return tuple(transfers), (first_ms, self.launches_ms(count) - first_ms), copies_ms
+        return tuple(transfers), self.launches_ms(count + len(transfers)), copies_ms
 
     def end_ms(self, clocks: Pair, holdings: Holdings) -> float:
         """When the results lie whole with the CPU."""

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 #: Fewer bytes are copied in the time that it takes to wake other threads.
-WORTH_SHARING = 1 << 20
+WORTH_SHARING = 1 << 19
 #: This number of cores reaches the speed of the memory; more only take longer to wake.
 MOST_COPYING = 4
 #: Events by number, as long as they may be waited for; a flag stands for one that it signals.
@@ -193,10 +193,10 @@ class Binder:
         self._marks.append(perf_counter_ns())
 
     def _copy(self, command: Copy) -> Callable[[], object]:
-        place, images = self._device.soc.placement, command.target.region.images.size
-        lanes = ImageParallel.of(place.cpu_cores, place.threads, images).narrow(MOST_COPYING)
+        place = self._device.soc.placement
+        lanes = ImageParallel.of(place.cpu_cores, place.threads, MOST_COPYING)
         source, target = self._seen(command.source), self._seen(command.target)
-        return lambda: copy_images(lanes, target(), source())
+        return lambda: copy_in_parts(lanes, target(), source())
 
     def _seen(self, access: Access) -> Callable[[], Array]:
         """What gives a region as an array: staging memory lies elsewhere each time it is mapped."""
@@ -213,16 +213,23 @@ def _is_silent_launch(command: Command) -> bool:
     return isinstance(command, Launch) and command.signals is None
 
 
-def copy_images(lanes: ImageParallel, target: Array, source: Array) -> None:
-    """Copy arrays of images, several at once where that is worth the trouble of telling others.
+def copy_in_parts(lanes: ImageParallel, target: Array, source: Array) -> None:
+    """Copy arrays shaped (images, channels, rows, columns), in as many parts as there are lanes.
 
-    One core alone does not reach the speed of the memory.
+    One core alone does not reach the speed of the memory. Arrays of less than `WORTH_SHARING` bytes
+    are copied by the calling thread.
     """
-    if lanes.count == 1 or target.nbytes < WORTH_SHARING:
+    axis = max(range(2), key=target.shape.__getitem__)
+    size = target.shape[axis]
+    count = min(lanes.count, size)
+    if count < 2 or target.nbytes < WORTH_SHARING:
         np.copyto(target, source)
         return
+    bounds = [size * part // count for part in range(count + 1)]
+    before = (slice(None),) * axis
 
-    def copy(image: int) -> None:
-        np.copyto(target[image], source[image])
+    def copy(part: int) -> None:
+        cut = (*before, slice(bounds[part], bounds[part + 1]))
+        np.copyto(target[cut], source[cut])
 
-    lanes.each(copy, range(len(target)))
+    lanes.each(copy, range(count))

@@ -44,10 +44,10 @@ GAIN = 0.01
 LEAST_PROFILED, PROFILED = 1, 7
 #: Seconds in which a plan is profiled, and in which plans are compared, where runs are short: a
 #: long run is measured by the least number of runs.
-PROFILE_S, COMPARE_S = 0.4, 0.8
+PROFILE_S, COMPARE_S = 0.3, 0.5
 #: Turns of plans that are compared, at least.
 LEAST_TURNS = 2
-#: Runs before a plan is profiled: the first ones allocate and fault pages in.
+#: Runs before a plan is profiled, the first of which allocates and faults pages in.
 WARM_UP = 2
 #: Two processors must take less than this part of what one takes alone: other programs hit a plan
 #: on both more often, and a gain smaller than that is not worth a second processor.
@@ -352,10 +352,12 @@ class DeviceLoop:
     def _observed(self, plan: Plan) -> ObservedParts:
         clock, engine = self.context.clock, self._engine(plan)
         taken_s = 0.0
-        for _ in range(WARM_UP):
+        for left in reversed(range(WARM_UP)):
             begin = clock()
             engine.run()
             taken_s = clock() - begin
+            if left * taken_s > PROFILE_S:
+                break
         self._run_s[plan.fingerprint] = taken_s
         runs = int(PROFILE_S / max(2 * taken_s, 1e-9))
         return ObservedParts.of(engine, max(LEAST_PROFILED, min(PROFILED, runs)))

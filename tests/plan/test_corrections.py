@@ -18,7 +18,13 @@ from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.lower.partition import partition_plan
 from codl.plan.build_plan import chain_of, make_plan
-from codl.plan.corrections import OpRatio, ProfileCorrections, corrected, op_ratios
+from codl.plan.corrections import (
+    Evidence,
+    OpRatio,
+    ProfileCorrections,
+    corrected,
+    op_ratios,
+)
 from codl.plan.cost_model import CostModel
 from codl.plan.price import price
 from codl.plan.profile_feedback import ProfiledTimes
@@ -154,8 +160,8 @@ def test_a_plan_that_ran_is_predicted_as_it_ran_unless_it_is_lowered_to_somethin
     parts = law(executable, {"cpu": 3.0, "gpu": 3.0}, layers=True).parts_ms
     ran = PlanRun(plan=run.plan, executable=run.executable, latency_ms=1.0, parts_ms=parts)
     works = [price(executable, c).stages[0].times.works_ms for c in
-             (cost, corrected(cost, row(3), [ran], SOC))]  # fmt: skip
+             (cost, corrected(cost, [Evidence.of(row(3), ran, cost, SOC)]))]  # fmt: skip
     np.testing.assert_allclose(works[1], 3 * np.array(works[0]), rtol=0.05)
     other = PlanRun(plan=run.plan, executable="other", latency_ms=1.0, parts_ms=parts)
-    same = corrected(cost, row(3), [other], SOC)
+    same = corrected(cost, [Evidence.of(row(3), other, cost, SOC)])
     assert price(executable, same).latency_ms == price(executable, cost).latency_ms

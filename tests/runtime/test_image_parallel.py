@@ -13,7 +13,7 @@ from support.some import some
 
 from codl.ir import Region, Span, parse
 from codl.kernels import registry
-from codl.runtime.actions import WORTH_SHARING, copy_images
+from codl.runtime.actions import WORTH_SHARING, copy_in_parts
 from codl.runtime.placement import LocalSoc
 from codl.runtime.threads import ImageParallel
 
@@ -89,6 +89,6 @@ def test_images_are_copied_to_where_they_belong(elements: int, wide: LocalSoc) -
     """Between parts of larger arrays, as homes are, by one thread and by several."""
     source = np.arange(5 * 2 * elements, dtype=np.float32).reshape(5, 2, elements)
     target = np.zeros((5, 3, elements), np.float32)
-    copy_images(lanes_of(wide, 5).narrow(3), target[:, 1:], source)
+    copy_in_parts(lanes_of(wide, 5).narrow(3), target[:, 1:], source)
     np.testing.assert_array_equal(target[:, 1:], source)
     assert not target[:, 0].any()
