@@ -55,6 +55,8 @@ WORTH = 0.97
 #: A baseline's plan, or the CPU in a further library, runs where it is predicted to take less than
 #: this part of the best so far: corrected predictions of whole plans are closer than that.
 PROMISING = 1.2
+#: A plan whose profiled runs take this many times as long as the fastest is not timed in turns.
+HOPELESS = 1.5
 #: A layer is not shorter than this part of what was noted, whatever noting takes.
 LEAST_PART = 0.3
 #: A processor whose anchors are so many times slower than in the dataset is busy with others' work.
@@ -245,8 +247,16 @@ class DeviceLoop:
                 continue
             # So that Ctrl-C in what follows loses nothing.
             self._add([parts.run(plan, parts.length_ms)])
-        if observed:
-            self._compare({name: new[name] for name in observed}, observed, rival)
+        if not observed:
+            return
+        lengths = [parts.length_ms for parts in observed.values()]
+        limit_ms = HOPELESS * min([*lengths, *([rival.latency_ms] if rival else [])])
+        near = {n: new[n] for n, parts in observed.items() if parts.length_ms <= limit_ms}
+        if near:
+            self._compare(near, observed, rival)
+        for name in observed:
+            self._note(self._run_of(name), rival)
+        self._keep_engine(self._best.plan.fingerprint)
 
     def _compare(
         self,
@@ -277,9 +287,6 @@ class DeviceLoop:
             self.profile = replace(self.profile, slowdown=slower)
         done = [name for name in plans if name in levels]
         self._add([observed[name].run(plans[name], pace * levels[name]) for name in done])
-        for name in done:
-            self._note(self._run_of(name), rival)
-        self._keep_engine(self._best.plan.fingerprint)
 
     def _add(self, runs: Sequence[PlanRun]) -> None:
         self.has_run = True

@@ -14,6 +14,10 @@ from codl.runtime.placement import at_hand
 from codl.targets.base import Target
 
 
+#: Packages of the target that compute a network's ops on the CPU.
+COMPUTING = ("ncnn", "onnxruntime", "openvino")
+
+
 @dataclass(frozen=True)
 class Profiling:
     """Profiles are read from a `folder` and kept there, or are those of one `file`.
@@ -29,11 +33,13 @@ class Profiling:
         """What a profile must be of; nothing has run yet."""
         cpu, place = soc.cpu, at_hand(soc).placement
         sides = {"cpu": cpu.name, "threads": str(place.threads), "limits": str(place.limits)}
+        found = target.examine().libraries
+        libraries = {name: found.get(name, "") for name in COMPUTING}
         return NetworkProfile(
             model=network.name,
             network=network.digest,
             soc=soc.name,
-            device={**target.open(), **sides},
+            device={**target.open(), **sides, **libraries},
             tuning=tuning,
         )
 

@@ -1,302 +1,282 @@
-"""Plans that run before one is chosen: which is taken, what is kept, and what is refused."""
+"""The planning loop on a scripted device: which plan is taken, what is kept, and what is refused."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from itertools import count
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from support.devices import here
 from support.plans import image, row
-from support.simulated import SOC
-from support.synthetic_predictors import SyntheticPredictors
+from support.scripted_target import LOAD_S, LOCAL, ScriptedContext, ScriptedTarget, context_of
+from support.synthetic_predictors import SyntheticPredictors, inside
 
 from codl.engine.engine import Engine
-from codl.errors import MismatchError, UnsupportedError
+from codl.errors import DeviceError, MismatchError
+from codl.frontend.convert import convert, simplify
+from codl.frontend.graph.onnx_import import import_onnx
+from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Network
-from codl.ir.plan import Plan
-from codl.measure.timing import AnchorTime, TimedTogether
-from codl.plan.beam_search import Objective
-from codl.plan.build_plan import cpu_plans, default_plan
+from codl.ir.executable import Executable
+from codl.kernels.tuning import Tuning
+from codl.lower import lower
+from codl.measure.timing import AnchorTime
+from codl.plan.build_plan import default_plan
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
-from codl.predict import DEFAULT
+from codl.plan.improver import is_split, waiting
+from codl.plan.price import walk
 from codl.records.profile import load_profile
-from codl.records.results import Latency
 from codl.records.soc import Soc
-from codl.runtime.placement import LocalSoc, Placement
-from codl.strategies import find, rehearsal
-from codl.strategies.base import Context
+from codl.strategies import device_loop, find
+from codl.strategies.device_loop import keep_run
 from codl.strategies.profiles import Profiling
 
+#: Two processors that share no memory bandwidth: the GPU is 1.3 times as fast.
+LAWS = SyntheticPredictors.with_all_terms(
+    flops=2e6, gpu=1.3, inside={"cpu": inside(0.004, 0.0), "gpu": inside(0.001, 0.0)}
+)
 
-@dataclass(frozen=True)
-class Mistaken(Context):
-    """Predictors that think the GPU a thousand times faster than the CPU, or slower."""
 
-    gpu: float = 1.0
+@pytest.fixture(scope="module")
+def network() -> Network:
+    """Ten convolutions that either processor computes in about the same time."""
+    b = ModelBuilder("ten")
+    x = b.input("image", (1, 3, 96, 96))
+    for number, channels in enumerate((32, 32, 48, 48, 64, 64, 80, 80, 96, 96)):
+        x = b.relu(b.conv(x, channels, 3, pad=1))
+        if number in (3, 6):
+            x = b.max_pool(x, 2, 2)
+    b.output(x)
+    return convert(simplify(import_onnx(b.build(), "ten")))
 
-    def cost(self, default: str, *, by_op: bool = False) -> CostModel:
-        return CostModel(self.soc, SyntheticPredictors(gpu=self.gpu), by_op)
+
+def scripted(network: Network, **how: Any) -> ScriptedTarget:
+    return ScriptedTarget(covered(CostModel(LOCAL, LAWS), network), **how)
+
+
+def executable_of(network: Network, plan: Any, context: ScriptedContext) -> Executable:
+    return lower(network, plan, context.local, context.tuning)
+
+
+SHARDS_UNLIKE_WHOLE = {"alone": {"cpu": 1.5}, "shards": {"cpu": 1.1}}
+
+
+@pytest.mark.parametrize("how", [{"slower": 30.0}, SHARDS_UNLIKE_WHOLE, {"layers": 0.3}])
+def test_the_plan_is_split_and_balanced_however_slow_or_mispredicted_the_device_is(
+    how: dict[str, Any], network: Network, tmp_path: Path
+) -> None:
+    target = scripted(network, **how)
+    context = context_of(target, LAWS, Profiling(tmp_path))
+    plan = find("codl").plan(network, context)
+    assert is_split(plan)
+    executable = executable_of(network, plan, context)
+    assert waiting(target.times(executable)) <= 0.05
+    ran_ms = [walk(each, target.times(each)).latency_ms for each in target.loaded]
+    chosen_ms = walk(executable, target.times(executable)).latency_ms
+    assert chosen_ms == pytest.approx(min(ran_ms))
+    # Loading and running, in runs of the faster processor alone.
+    alone_ms = sorted(ms for ms, each in zip(ran_ms, target.loaded, strict=True)
+                      if not (each.nets and each.needs_gpu))[0]  # fmt: skip
+    assert 1e3 * target.ran_s <= 60 * alone_ms
+
+
+def test_a_slow_device_has_as_many_rounds_as_a_fast_one(network: Network, tmp_path: Path) -> None:
+    loaded = []
+    for slower in (1.0, 30.0):
+        target = scripted(network, slower=slower, layers=0.3)
+        folder = tmp_path / str(slower)
+        find("codl").plan(network, context_of(target, LAWS, Profiling(folder)))
+        (file,) = folder.rglob("*.json")
+        assert load_profile(file).rounds >= device_loop.LEAST_ROUNDS
+        loaded.append(len(target.loaded))
+    assert len(set(loaded)) == 1
+
+
+def test_the_first_split_plan_runs_before_anything_else(network: Network, tmp_path: Path) -> None:
+    target = scripted(network)
+    find("codl").plan(network, context_of(target, LAWS, Profiling(tmp_path)))
+    assert target.loaded[0].nets and target.loaded[0].needs_gpu
+
+
+def test_the_plans_of_the_baselines_are_candidates(network: Network, tmp_path: Path) -> None:
+    target = scripted(network)
+    context = context_of(target, LAWS, Profiling(tmp_path))
+    digests = {each.digest(weights=False) for each in _loaded_by("codl", network, context, target)}
+    paper = find("codl-paper").plan(network, context)
+    assert executable_of(network, paper, context).digest(weights=False) in digests
+
+
+def _loaded_by(
+    name: str, network: Network, context: ScriptedContext, target: ScriptedTarget
+) -> list[Executable]:
+    find(name).plan(network, context)
+    return target.loaded
+
+
+def test_two_processors_must_be_worth_it(network: Network, tmp_path: Path) -> None:
+    """Where shards take twice as long, one processor alone is taken."""
+    target = scripted(network, shards={"cpu": 2.5, "gpu": 2.5})
+    plan = find("codl").plan(network, context_of(target, LAWS, Profiling(tmp_path)))
+    assert not is_split(plan)
+
+
+def test_a_plan_time_goes_on_where_rounds_gain_nothing(network: Network, tmp_path: Path) -> None:
+    usual, longer = scripted(network), scripted(network)
+    find("codl").plan(network, context_of(usual, LAWS, Profiling(tmp_path / "usual")))
+    context = context_of(longer, LAWS, Profiling(tmp_path / "longer"), plan_time_s=120.0)
+    begin = longer.now
+    find("codl").plan(network, context)
+    assert len(longer.loaded) > len(usual.loaded)
+    assert longer.now - begin < 120.0 + 20 * LOAD_S
+
+
+def test_what_was_measured_is_kept_and_nothing_runs_again(
+    network: Network, tmp_path: Path
+) -> None:
+    first = scripted(network)
+    plan = find("codl").plan(network, context_of(first, LAWS, Profiling(tmp_path)))
+    again = scripted(network)
+    context = context_of(again, LAWS, Profiling(tmp_path))
+    assert find("codl").plan(network, context).chains == plan.chains
+    assert not again.loaded
+
+
+def test_what_another_run_shows_is_kept_and_worth_one_more_plan(
+    network: Network, tmp_path: Path
+) -> None:
+    target = scripted(network, layers=0.3)
+    context = context_of(target, LAWS, Profiling(tmp_path))
+    plan = find("codl").plan(network, context)
+    with Engine(network, plan, target) as engine:  # type: ignore[arg-type]
+        keep_run(engine, context, 1e6)
+    (file,) = tmp_path.rglob("*.json")
+    kept = load_profile(file).run_of(plan)
+    assert kept is not None and kept.latency_ms < 1e6  # as it was in turns with the others
+    again = scripted(network, layers=0.3)
+    find("codl").plan(network, context_of(again, LAWS, Profiling(tmp_path)))
+    assert len(again.loaded) <= 2  # one plan, and the fastest before
+
+
+@pytest.mark.parametrize("unlike", ["driver", "network", "tuning", "ncnn"])
+def test_a_profile_of_something_else_is_refused_by_name_and_made_anew_where_it_lies(
+    unlike: str, network: Network, tmp_path: Path
+) -> None:
+    find("codl").plan(network, context_of(scripted(network), LAWS, Profiling(tmp_path)))
+    (file,) = tmp_path.rglob("*.json")
+    profile = load_profile(file)
+    if unlike in ("tuning", "network"):
+        replace(profile, **{unlike: "other"}).save(file)
+    else:
+        replace(profile, device={**profile.device, unlike: "0.1"}).save(file)
+    notes: list[str] = []
+    with pytest.raises(MismatchError, match=f"is of the {unlike} "):
+        find("codl").plan(network, context_of(scripted(network), LAWS, Profiling(file=file)))
+    target = scripted(network)
+    context = context_of(target, LAWS, Profiling(tmp_path), note=notes.append)
+    find("codl").plan(network, context)
+    assert target.loaded
+    assert any(f"is of the {unlike} " in note for note in notes)
+
+
+def test_a_profile_of_a_busy_device_is_reported_and_not_kept(
+    network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = {("op", "cpu"): 1.0}
+    monkeypatch.setattr(device_loop.drift, "first_ms", lambda dataset: usual)
+    notes: list[str] = []
+    target = scripted(network, anchor=1.5)
+    find("codl").plan(network, context_of(target, LAWS, Profiling(tmp_path), note=notes.append))
+    assert AnchorTime("op", "cpu", 1.5).latency_ms == target.anchor
+    assert not [*tmp_path.rglob("*.json")]
+    assert any("anchors of the cpu take 1.50 times" in note for note in notes)
+
+
+def test_ctrl_c_takes_the_best_so_far_and_ends_it_where_there_is_none(
+    network: Network, tmp_path: Path
+) -> None:
+    for most in (0, 1, 4):
+        target = scripted(network)
+
+        def interrupt(executable: Executable, at: int = most, on: Any = target) -> None:
+            if len(on.loaded) == at:
+                raise KeyboardInterrupt
+
+        target.fails = interrupt
+        notes: list[str] = []
+        folder = tmp_path / str(most)
+        context = context_of(target, LAWS, Profiling(folder), note=notes.append)
+        if not most:
+            with pytest.raises(KeyboardInterrupt):
+                find("codl").plan(network, context)
+            continue
+        assert is_split(find("codl").plan(network, context))
+        assert any("interrupted. The best plan so far" in note for note in notes)
+        (file,) = folder.rglob("*.json")
+        assert len(load_profile(file).runs) == most
+
+
+@pytest.mark.parametrize("after", [2, 4])
+def test_a_device_that_fails_in_a_round_leaves_the_best_plan_so_far(
+    after: int, network: Network, tmp_path: Path
+) -> None:
+    target = scripted(network)
+
+    def fail(executable: Executable) -> None:
+        if len(target.loaded) >= after:
+            raise DeviceError("The device was lost.")
+
+    target.fails = fail
+    notes: list[str] = []
+    context = context_of(target, LAWS, Profiling(tmp_path), note=notes.append)
+    assert is_split(find("codl").plan(network, context))
+    assert any("The device was lost." in note for note in notes)
+
+
+def test_where_nothing_runs_predictions_decide_and_the_note_says_so(
+    network: Network, tmp_path: Path
+) -> None:
+    target = scripted(network)
+
+    def fail(executable: Executable) -> None:
+        raise DeviceError("The device was lost.")
+
+    target.fails = fail
+    notes: list[str] = []
+    context = context_of(target, LAWS, Profiling(tmp_path), note=notes.append)
+    plan = find("codl").plan(network, context)
+    assert is_split(plan) and "that ran" not in plan.method
+    assert any("no plan ran, so predictions decide" in note for note in notes)
 
 
 @pytest.mark.parametrize("gpu", [1e3, 1e-3])
+@pytest.mark.device
 def test_a_mistaken_predictor_still_gives_a_plan_that_runs(
     gpu: float, first_soc: Soc, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(rehearsal, "doubts", lambda latency: ())  # whoever else is at work
+    monkeypatch.setattr(device_loop, "doubts", lambda latency: ())  # other programs are at work
+    monkeypatch.setattr(device_loop, "BUSY", 100.0)
     network = row(3)
-    context = Mistaken(
+    context = ScriptedContext(
         first_soc,
-        target=here(first_soc),
-        gpu=gpu,
-        profiling=Profiling(tmp_path),  # type: ignore[arg-type]
+        target=here(first_soc),  # type: ignore[arg-type]
+        predictors=SyntheticPredictors(gpu=gpu),
+        profiling=Profiling(tmp_path),
     )
     plan = find("codl").plan(network, context)
     assert "that ran" in plan.method
     (file,) = tmp_path.rglob("*.json")
-    alone, *_ = load_profile(file).runs
+    (alone,) = [run for run in load_profile(file).runs if run.plan.chains[0].gpu_ratio == 0][:1]
     # Every layer of the one net was timed, and together they take what the net takes.
     layers = alone.parts_ms["layer"]
     assert list(layers) == [layer.name for layer in network.layers]
     assert sum(layers.values()) == pytest.approx(sum(alone.parts_ms["net"].values()))
     inputs = image(network)
     with (
-        Engine(network, plan, here(first_soc)) as engine,  # type: ignore[arg-type]
+        Engine(network, plan, here(first_soc), Tuning()) as engine,  # type: ignore[arg-type]
         Engine(network, default_plan(network, first_soc, "cpu"), here(first_soc)) as reference,  # type: ignore[arg-type]
     ):
         for name, expected in reference(inputs).items():
             np.testing.assert_allclose(engine(inputs)[name], expected, rtol=1e-4, atol=1e-5)
-
-
-@dataclass
-class Bench:
-    """A device in which only a clock goes on: loading takes `build_s`, every run `run_s`.
-
-    Searches find one plan after the other, each with a percent less on the GPU. It takes a percent
-    less than the last, or more where `each_gains` is -1.
-    """
-
-    build_s: float = 0.0
-    run_s: float = 0.001
-    both_ms: float = 5.0
-    each_gains: int = 1
-    driver: str = "1.0"
-    anchors: float = 1.0
-    now: float = 1000.0
-    loaded: int = 0
-    notes: list[str] = field(default_factory=list)
-
-    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(rehearsal, "Engine", self.engine)
-        monkeypatch.setattr(rehearsal.ObservedParts, "of", self.observed)
-        monkeypatch.setattr(rehearsal.drift, "first_ms", lambda dataset: {("op", "cpu"): 1.0})
-        plans = self.plans()
-        latest: list[Plan] = []
-
-        def found(network: Network, cost: CostModel, *how: Any, **more: Any) -> Plan:
-            """The next plan, in whichever library the CPU's shards are to be."""
-            if cost.library is None:
-                latest.append(next(plans))
-            return latest[-1]
-
-        monkeypatch.setattr(rehearsal, "search", found)
-
-    def plans(self) -> Iterator[Plan]:
-        plan = default_plan(row(2), LOCAL, "gpu")
-        for number in count(1):
-            (chain,) = plan.chains
-            both = {
-                name: {"cpu": "cpu_direct", **variants} for name, variants in chain.variants.items()
-            }
-            ratio = 1 - number / 100
-            yield replace(plan, chains=(replace(chain, gpu_ratio=ratio, variants=both),))
-
-    def engine(self, network: Any, plan: Plan, *how: Any) -> Any:
-        self.now += self.build_s
-        self.loaded += 1
-        loaded = SimpleNamespace(plan=plan, run=self.run, feed=lambda x: None, close=lambda: None)
-        loaded.loaded = loaded
-        return loaded
-
-    def run(self) -> None:
-        self.now += self.run_s
-
-    def observed(self, engine: Any, runs: int) -> rehearsal.ObservedParts:
-        self.now += 2 * runs * self.run_s
-        return rehearsal.ObservedParts("another", {}, 1.0)
-
-    def open(self) -> Mapping[str, str]:
-        return {"driver": self.driver}
-
-    def time(self, models: Mapping[str, Any], effort: Any, anchors: Any = None) -> TimedTogether:
-        self.now += effort.min_seconds
-        taken = {name: self.latency_ms(model.plan) for name, model in models.items()}
-        latencies = {name: Latency(ms, ms, ms, 3) for name, ms in taken.items()}
-        beside = () if anchors is None else (AnchorTime("op", "cpu", self.anchors),)
-        return TimedTogether(latencies, anchors=beside)
-
-    def latency_ms(self, plan: Plan) -> float:
-        ratio = plan.chains[0].gpu_ratio
-        return 10.0 if ratio in (0, 1) else self.both_ms * ratio**self.each_gains
-
-    def context(self, profiling: Profiling, **more: Any) -> Context:
-        target: Any = SimpleNamespace(time=self.time, open=self.open)
-        return Mistaken(
-            LOCAL,
-            target=target,
-            profiling=profiling,
-            clock=lambda: self.now,
-            note=self.notes.append,
-            **more,
-        )
-
-
-CORES = range(SOC.gpu.compute_units if SOC.gpu.is_cpu else 0)
-LOCAL = LocalSoc(**vars(SOC), placement=Placement("icd", (len(CORES),), tuple(CORES)))
-
-
-def singles() -> int:
-    """How many plans there are of one processor alone: of the CPU one in each of its libraries."""
-    network = row(2)
-    cost = covered(Mistaken(LOCAL).cost(DEFAULT), network)
-    return len(cpu_plans(network, cost, strategy="test")) + 1
-
-
-@pytest.mark.parametrize(("both_ms", "is_split"), [(10.05, False), (9.8, True)])
-def test_two_processors_must_be_worth_it(
-    both_ms: float, is_split: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A plan on both that gains 2 % over one processor alone is not taken, one of 4 % is."""
-    bench = Bench(both_ms=both_ms)
-    bench.install(monkeypatch)
-    plan = find("codl").plan(row(2), bench.context(Profiling(tmp_path)))
-    assert (0 < plan.chains[0].gpu_ratio < 1) == is_split
-
-
-@pytest.mark.parametrize(("each_gains", "rounds"), [(1, 3), (-1, 2)])
-def test_a_third_plan_runs_where_the_second_gained(
-    each_gains: int, rounds: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    bench = Bench(each_gains=each_gains)
-    bench.install(monkeypatch)
-    find("codl").plan(row(2), bench.context(Profiling(tmp_path)))
-    assert bench.loaded == singles() + rounds
-
-
-def test_what_was_measured_is_kept_and_nothing_runs_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    first = Bench()
-    first.install(monkeypatch)
-    plan = find("codl").plan(row(2), first.context(Profiling(tmp_path)))
-    assert first.loaded == singles() + 3
-    again = Bench()
-    again.install(monkeypatch)
-    assert find("codl").plan(row(2), again.context(Profiling(tmp_path))).chains == plan.chains
-    assert again.loaded == 0
-
-
-def test_what_another_run_shows_is_kept_and_worth_one_more_plan(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    first = Bench()
-    first.install(monkeypatch)
-    context = first.context(Profiling(tmp_path))
-    plan = find("codl").plan(row(2), context)
-    engine = SimpleNamespace(network=row(2), plan=plan)
-    rehearsal.keep_run(engine, context, 99.0)  # type: ignore[arg-type]
-    (file,) = tmp_path.rglob("*.json")
-    kept = load_profile(file).run_of(plan)
-    assert kept is not None
-    assert kept.latency_ms < 10  # as it was in turns with the others
-    again = Bench()
-    again.install(monkeypatch)
-    monkeypatch.setattr(rehearsal, "search", lambda *how, **more: one_percent(plan))
-    find("codl").plan(row(2), again.context(Profiling(tmp_path)))
-    assert again.loaded == 2  # that plan, and the fastest before
-
-
-def one_percent(plan: Plan) -> Plan:
-    (chain,) = plan.chains
-    return replace(plan, chains=(replace(chain, gpu_ratio=0.01),))
-
-
-@pytest.mark.parametrize("unlike", ["driver", "network", "tuning"])
-def test_a_profile_of_something_else_is_refused_by_name_and_made_anew_where_it_lies(
-    unlike: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    bench = Bench()
-    bench.install(monkeypatch)
-    find("codl").plan(row(2), bench.context(Profiling(tmp_path)))
-    (file,) = tmp_path.rglob("*.json")
-    profile = load_profile(file)
-    other = replace(profile, tuning="other") if unlike == "tuning" else profile
-    other = replace(other, network="other") if unlike == "network" else other
-    other.save(file)
-    bench = Bench(driver="2.0" if unlike == "driver" else "1.0")
-    bench.install(monkeypatch)
-    with pytest.raises(MismatchError, match=f"is of the {unlike} "):
-        find("codl").plan(row(2), bench.context(Profiling(file=file)))
-    find("codl").plan(row(2), bench.context(Profiling(tmp_path)))
-    assert bench.loaded == singles() + 3
-    assert any(f"is of the {unlike} " in note for note in bench.notes)
-
-
-def test_a_profile_of_a_busy_device_is_told_and_not_kept(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    bench = Bench(anchors=1.5)
-    bench.install(monkeypatch)
-    find("codl").plan(row(2), bench.context(Profiling(tmp_path)))
-    assert not [*tmp_path.rglob("*.json")]
-    assert any("anchors of the cpu take 1.50 times" in note for note in bench.notes)
-
-
-@pytest.mark.parametrize("run_s", [0.001, 0.05, 0.5])
-@pytest.mark.parametrize("build_s", [0.1, 1.0, 3.0])
-@pytest.mark.parametrize("budget_s", [30.0, 300.0])
-def test_a_budget_is_kept(
-    budget_s: float, build_s: float, run_s: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    bench = Bench(build_s=build_s, run_s=run_s)
-    bench.install(monkeypatch)
-    begin = bench.now
-    find("codl-refined").plan(row(2), bench.context(Profiling(tmp_path), budget_s=budget_s))
-    assert bench.now - begin <= budget_s
-
-
-def test_ctrl_c_takes_the_best_so_far_and_ends_it_where_there_is_none(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for runs in (singles() + 1, 1):
-        bench = Bench()
-        bench.install(monkeypatch)
-
-        def interrupted(*how: Any, bench: Bench = bench, most: int = runs) -> Any:
-            if bench.loaded == most:
-                raise KeyboardInterrupt
-            return bench.engine(*how)
-
-        monkeypatch.setattr(rehearsal, "Engine", interrupted)
-        context = bench.context(Profiling(tmp_path / str(runs)))
-        if runs > 1:
-            assert 0 < find("codl-refined").plan(row(2), context).chains[0].gpu_ratio < 1
-        else:
-            with pytest.raises(KeyboardInterrupt):
-                find("codl-refined").plan(row(2), context)
-
-
-def test_what_it_cannot_compare_is_refused(first_soc: Soc) -> None:
-    target: Any = here(first_soc)  # type: ignore[arg-type]
-    context = Context(first_soc, objective=Objective("energy", None), target=target)
-    with pytest.raises(UnsupportedError, match="the objective 'energy'"):
-        find("codl-refined").plan(row(1), context)
-    replayed = Mistaken(replace(first_soc, source="replayed"), target=target)
-    with pytest.raises(UnsupportedError, match="its file says source: replayed"):
-        find("codl-refined").plan(row(1), replayed)
