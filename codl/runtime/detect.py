@@ -49,7 +49,7 @@ def describe(
         if memory not in device.memory_types:
             names = ", ".join(device.memory_types)
             raise DeviceError(f"{device.name!r} has no {memory}; its memory types are {names}.")
-    placement = place(device, cpu.cores)
+    placement = place(device, cpu)
     gpu = _gpu_side(device, placement.gpu_cores)
     halves = f"one CPU, divided: ncnn on some cores, {device.platform} on the others"
     facts = Soc(
@@ -69,13 +69,16 @@ def describe(
     return LocalSoc.of(facts, placement)
 
 
-def place(device: ProbedDevice, cores: tuple[int, ...]) -> Placement:
-    """Where both sides are on a machine with `device`; one that is a CPU gets half of the cores.
+def place(device: ProbedDevice, cpu: CpuFacts) -> Placement:
+    """Where both sides are on a machine with `device`.
 
-    Raises `DeviceError` where there is only one core for two sides.
+    Beside a GPU the CPU side has the fast cores of one NUMA node, whose threads wait for no slower
+    ones; a device that is a CPU gets the slower or farther half of the cores. Raises `DeviceError`
+    where there is only one core for two sides.
     """
+    cores = cpu.cores
     if device.type == "gpu":
-        return Placement(device.icd, cores)
+        return Placement(device.icd, cores[: cpu.near or None])
     if len(cores) < 2:
         raise DeviceError(
             f"The OpenCL device {device.name!r} is a CPU, and of the cores only "

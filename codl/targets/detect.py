@@ -132,7 +132,7 @@ def _placed(soc: Soc, path: Path, target: Target) -> LocalSoc:
             f"here (there are: {names}). {fix}"
         )
     try:
-        local = LocalSoc.of(soc, place(matching[0], target.describe().cpu.cores))
+        local = LocalSoc.of(soc, place(matching[0], target.describe().cpu))
     except CodlError as error:
         raise type(error)(f"{missing}. {error} {fix}") from error
     warnings.warn(f"{missing}; it was found by asking every driver. {fix}", CodlWarning, 2)

@@ -22,8 +22,9 @@ from codl.plan.coverage import without_winograd
 from codl.predict.in_network_cost import InNetworkCosts
 from codl.runtime import opencl, placement
 from codl.runtime.drivers import cl_module
+from codl.runtime.hardware import speeds
 from codl.runtime.opencl import OpenClDevice
-from codl.runtime.placement import LocalSoc, beside, cores_of, speeds, with_cores
+from codl.runtime.placement import LocalSoc, beside, cores_of, with_cores
 from codl.runtime.system_files import SystemFiles
 from codl.strategies import Context
 
