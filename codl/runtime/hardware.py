@@ -18,6 +18,7 @@ from typing import NamedTuple, get_args
 from codl.records.soc_facts import CacheKind, Chip, CoreCluster, CpuCache
 from codl.runtime import threads
 from codl.runtime.system_files import CPU, SYSTEM, SystemFiles
+from codl.yaml_file import NotNegative
 
 #: Implementer and part of Arm's register MIDR_EL1 (in the manuals of the cores) by name.
 ARM_PARTS = {
@@ -61,7 +62,7 @@ class CpuFacts:
     clusters: tuple[CoreCluster, ...] = ()
     big_cores: tuple[int, ...] = ()
     caches: tuple[CpuCache, ...] = ()
-    near: int = 0
+    near: NotNegative = 0
 
 
 def cpu_facts() -> CpuFacts:

@@ -71,8 +71,16 @@ class Placement:
         return tuple(sorted({*self.cpu_cores, *self.gpu_cores}))
 
     def with_threads(self, count: int, cores: Sequence[int] | None = None) -> Placement:
-        """So many threads of the CPU side, on its cores or others, which are at least as many."""
+        """So many threads of the CPU side, on its cores or others, by `cpu_pinned`.
+
+        Raises `CodlError` for more threads than cores.
+        """
         cores = self.cpu_cores if cores is None else tuple(cores)
+        if not 1 <= count <= len(cores):
+            raise CodlError(
+                f"{count} threads need as many cores, the CPU side has {len(cores)} "
+                f"({_listed(cores)}): give {'1 to ' if len(cores) > 1 else ''}{len(cores)}."
+            )
         if self.cpu_pinned is not False:
             cores = cores[:count]
         return replace(self, cpu_cores=cores, cpu_threads=count if count < len(cores) else 0)
@@ -283,9 +291,6 @@ def with_cores(soc: LocalSoc, affinity: str | None, count: int | None) -> LocalS
     if affinity is not None:
         free = [c for c in threads.available_cores() if c not in soc.placement.gpu_cores]
         cores = cores_of(affinity, by_nearness(free), speeds(free))
-    if count is not None and not 1 <= count <= len(cores):
-        raise CodlError(
-            f"{count} threads need as many cores, the CPU side has {len(cores)} "
-            f"({_listed(cores)}): give {'1 to ' if len(cores) > 1 else ''}{len(cores)}."
-        )
-    return replace(soc, placement=soc.placement.with_threads(count or len(cores), cores))
+    return replace(
+        soc, placement=soc.placement.with_threads(len(cores) if count is None else count, cores)
+    )
