@@ -142,12 +142,10 @@ def _homes(cores: Sequence[int], files: SystemFiles) -> dict[int, Home]:
 
     def sharers(folder: str) -> str:
         """Those of the highest cache; of the package where no cache is told."""
-        levels = {
-            x: files.number(f"{x}/level") or 0.0 for x in files.find(f"{folder}/cache/index*")
-        }
-        last = max(levels, key=lambda cache: levels[cache], default="")
-        lists = f"{last}/shared_cpu_list", f"{folder}/topology/core_siblings_list"
-        return next(filter(None, map(files.text, lists)), "")
+        caches = files.find(f"{folder}/cache/index*")
+        caches.sort(key=lambda cache: files.number(f"{cache}/level") or 0.0, reverse=True)
+        shared = [files.text(f"{cache}/shared_cpu_list") for cache in caches[:1]]
+        return "".join(shared) or files.text(f"{folder}/topology/core_siblings_list")
 
     homes = {}
     for core in cores:
