@@ -18,7 +18,7 @@ from codl.runtime.hardware import CpuFacts
 from codl.runtime.placement import LocalSoc, beside
 from codl.runtime.probe import ProbeResult
 from codl.targets.connect import connect, transport_of
-from codl.targets.detect import FoundFacts, detect, find_facts
+from codl.targets.detect import FoundFacts, detect, find_facts, find_pinning
 
 
 def processors(serial: str) -> dict[str, Any]:
@@ -88,6 +88,7 @@ def describe_soc(
     device: str | None = None,
     memory: Sequence[str] = (),
     element: str,
+    cpu_threads: int | None = None,
     measure: bool = True,
     reporter: Reporter = SILENT,
 ) -> LocalSoc:
@@ -98,8 +99,17 @@ def describe_soc(
     check_writable(path)
     note = reporter.note
     with closing(connect(serial)) as target:
-        soc = detect(target, name, device=device, memory_types=memory, element=element)
-        facts = find_facts(target, soc, note=note) if measure else FoundFacts(soc)
+        soc = detect(
+            target,
+            name,
+            device=device,
+            memory_types=memory,
+            element=element,
+            cpu_threads=cpu_threads,
+        )
+        facts = FoundFacts(soc)
+        if measure:
+            facts = find_pinning(target, find_facts(target, soc, note=note), note=note)
     if kept := set_aside(path):
         note(f"What {path} held before is kept as {kept}")
     facts.soc.save(path)

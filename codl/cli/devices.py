@@ -130,11 +130,13 @@ def detect_soc(
     element: Annotated[
         str, typer.Option(help="What tensors are stored as: {codl.cli.help_words:elements}.")
     ] = "float32",
+    threads: opt.ThreadsOption = None,
     measure: Annotated[
         bool,
         typer.Option(
             "--measure/--no-measure",
-            help="Measure what no driver tells truly: how the two sides meet.",
+            help="Measure what no driver tells truly: how the two sides meet, and whether threads "
+            "of the CPU side are faster pinned.",
         ),
     ] = True,
     output: Annotated[
@@ -150,8 +152,9 @@ def detect_soc(
 ) -> None:
     """Describe a device as a SoC and write its file, and beside it where its parts are here.
 
-    On a machine without a GPU the cores are divided between the CPU side and an OpenCL runtime that
-    works on a CPU.
+    The CPU side gets the fast cores of one NUMA node, one of each physical core. With --threads N
+    it gets N of them, which share a cache where possible. On a machine without a GPU the cores are
+    divided between the CPU side and an OpenCL runtime that works on a CPU.
 
     With several memory types, `codl collect` measures kernels over each of them, and the planner
     takes the faster one for every op. --element is for models that ask for no --precision: float16
@@ -174,6 +177,7 @@ def detect_soc(
         device=device,
         memory=opt.names_of(memory),
         element=element,
+        cpu_threads=threads,
         measure=measure,
         reporter=TERMINAL,
     )

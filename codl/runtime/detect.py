@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from threading import Event, Thread, get_native_id
 
@@ -13,16 +15,20 @@ from codl.errors import DeviceError, UnknownNameError
 from codl.ir import parse
 from codl.kernels import registry
 from codl.lower import pieces
+from codl.records import statistic
 from codl.records.soc import ELEMENT_NAMES, MEMORY_TYPES, CpuSide, GpuSide, Soc
 from codl.runtime import threads
 from codl.runtime.driver_search import INSTALL_HINT
 from codl.runtime.hardware import CpuFacts, cpu_facts
 from codl.runtime.host_handles import HostSession
 from codl.runtime.opencl import OpenClDevice
-from codl.runtime.placement import LocalSoc, Placement
+from codl.runtime.placement import LocalSoc, Placement, check_cores
 from codl.runtime.probe import ProbedDevice, ProbeResult
 
 OBSERVE_S = 0.5
+#: The turns of pinned and unpinned threads: at least, and as many more as begin in these seconds;
+#: and in each the runs that are not timed, and those that are.
+TURNS, TURNS_S, SETTLING, TIMED = 12, 1.0, 2, 6
 #: Preferred where several devices would do: GPUs first, then in this order.
 PREFERRED = ("intel-opencl-rt", "pocl-binary-distribution", "pocl")
 
@@ -34,10 +40,12 @@ def describe(
     cpu: CpuFacts | None = None,
     memory_types: Sequence[str] = (),
     element: str = ELEMENT_NAMES[0],
+    cpu_threads: int | None = None,
 ) -> LocalSoc:
     """A machine with `device` as its GPU side; a device that is a CPU gets half of the cores.
 
-    The machine is this one, or what `cpu` says of another.
+    The machine is this one, or what `cpu` says of another. The CPU side has a thread for each of
+    its cores, or `cpu_threads`; raises as `place` does.
     """
     cpu = cpu or cpu_facts()
     if element not in ELEMENT_NAMES:
@@ -49,7 +57,7 @@ def describe(
         if memory not in device.memory_types:
             names = ", ".join(device.memory_types)
             raise DeviceError(f"{device.name!r} has no {memory}; its memory types are {names}.")
-    placement = place(device, cpu.cores)
+    placement = place(device, cpu, cpu_threads)
     gpu = _gpu_side(device, placement.gpu_cores)
     halves = f"one CPU, divided: ncnn on some cores, {device.platform} on the others"
     facts = Soc(
@@ -69,20 +77,26 @@ def describe(
     return LocalSoc.of(facts, placement)
 
 
-def place(device: ProbedDevice, cores: tuple[int, ...]) -> Placement:
-    """Where both sides are on a machine with `device`; one that is a CPU gets half of the cores.
+def place(device: ProbedDevice, cpu: CpuFacts, cpu_threads: int | None = None) -> Placement:
+    """Where both sides are on a machine with `device`, with so many threads of the CPU side.
 
-    Raises `DeviceError` where there is only one core for two sides.
+    Beside a GPU these are by default one for each fast core of one NUMA node, as threads wait for
+    the slowest; a device that is a CPU gets the slower or farther half of the cores. Raises
+    `DeviceError` where there is only one core for two sides, and `CodlError` for more threads than
+    cores.
     """
+    cores = cpu.cores
     if device.type == "gpu":
-        return Placement(device.icd, cores)
-    if len(cores) < 2:
+        usual, free = Placement(device.icd, cores[: cpu.near or None]), cores
+    elif len(cores) < 2:
         raise DeviceError(
             f"The OpenCL device {device.name!r} is a CPU, and of the cores only "
             f"{list(cores)} may be used: two processors need two cores, or a GPU."
         )
-    half = (len(cores) + 1) // 2
-    return Placement(device.icd, cores[:half], cores[half:])
+    else:
+        half = (len(cores) + 1) // 2
+        usual, free = Placement(device.icd, cores[:half], cores[half:]), cores[:half]
+    return usual if cpu_threads is None else usual.with_threads(cpu_threads, free)
 
 
 def choose(probed: Sequence[ProbeResult], device: str | None) -> ProbedDevice:
@@ -150,6 +164,42 @@ def busy_net(soc: LocalSoc) -> HostSession:
     weights = op.weights_of(lambda shape: np.ones(shape, np.float32))
     variant = registry.variants(op, "cpu", soc)[0]
     return HostSession(pieces.net_alone([op], variant, [weights], soc), soc)
+
+
+def unpinned_ratios(soc: LocalSoc, cores: Sequence[int]) -> tuple[float, ...]:
+    """Latency of the CPU side's threads on all of `cores` over that on its own cores, by turns.
+
+    Each way has a calling thread of its own, whose threads of OpenMP keep the cores on which they
+    were made. Raises `DeviceError` for cores that this process may not use.
+    """
+    own = soc.placement
+    wide = replace(own, cpu_cores=tuple(cores), cpu_threads=own.threads)
+    check_cores(wide)
+    with ExitStack() as stack:
+
+        def turns_on(placement: Placement) -> Callable[[], float]:
+            caller = stack.enter_context(ThreadPoolExecutor(1))
+            net = caller.submit(busy_net, replace(soc, placement=placement)).result()
+            return lambda: caller.submit(_turn_s, net).result()
+
+        ways = {"pinned": turns_on(own), "unpinned": turns_on(wide)}
+        ratios, order, begin = list[float](), list(ways), time.perf_counter()
+        while len(ratios) < TURNS or time.perf_counter() - begin < TURNS_S:
+            taken_s = {way: ways[way]() for way in order}
+            ratios.append(taken_s["unpinned"] / taken_s["pinned"])
+            order.reverse()  # neither always follows the other
+    return tuple(ratios)
+
+
+def _turn_s(net: HostSession) -> float:
+    """Seconds of a run, when no thread of another turn looks for work any more."""
+    threads.wait_until_idle()
+    taken_s = []
+    for _ in range(SETTLING + TIMED):
+        begin = time.perf_counter()
+        net.run()
+        taken_s.append(time.perf_counter() - begin)
+    return statistic.level(taken_s[SETTLING:])
 
 
 def _memory_types(device: ProbedDevice) -> tuple[str, ...]:

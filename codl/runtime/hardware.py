@@ -10,15 +10,15 @@ import re
 import shutil
 import subprocess
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from codl.records.soc_facts import CacheKind, Chip, CoreCluster, CpuCache
 from codl.runtime import threads
-from codl.runtime.placement import cores_of, speeds
 from codl.runtime.system_files import CPU, SYSTEM, SystemFiles
+from codl.yaml_file import NotNegative
 
 #: Implementer and part of Arm's register MIDR_EL1 (in the manuals of the cores) by name.
 ARM_PARTS = {
@@ -29,6 +29,9 @@ ARM_PARTS = {
     (0x41, 0xD44): "Cortex-X1", (0x41, 0xD46): "Cortex-A510", (0x41, 0xD47): "Cortex-A710",
     (0x41, 0xD48): "Cortex-X2", (0x41, 0xD4D): "Cortex-A715", (0x41, 0xD4E): "Cortex-X3",
 }  # fmt: skip
+#: What tells a core's speed, the first that a machine has; and of the fastest core's value, the
+#: share below which a core is a little one, whose clock differs less than its speed.
+SPEEDS = {"cpu_capacity": 0.5, "cpufreq/cpuinfo_max_freq": 0.8}
 #: Clocks in MHz and capacities are less.
 MOST = 1e5
 #: Cores are alike where the slower one has this share of the faster one's speed: of like cores some
@@ -47,7 +50,8 @@ _KINDS: tuple[str, ...] = get_args(CacheKind)
 
 @dataclass(frozen=True)
 class CpuFacts:
-    """A CPU: `cores` are those that may be used, one of each group that shares a physical core;
+    """A CPU: `cores` are those that may be used, one of each group that shares a physical core, in
+    the order of `by_nearness`; the first `near` of them are of one kind and NUMA node, 0 for all.
     `simd_floats` is how many floats ncnn's vectors have.
     """
 
@@ -58,6 +62,7 @@ class CpuFacts:
     clusters: tuple[CoreCluster, ...] = ()
     big_cores: tuple[int, ...] = ()
     caches: tuple[CpuCache, ...] = ()
+    near: NotNegative = 0
 
 
 def cpu_facts() -> CpuFacts:
@@ -67,24 +72,102 @@ def cpu_facts() -> CpuFacts:
     named = (x.split(":", 1)[1] for x in lines if x.lower().startswith(("model name", "hardware")))
     flags = next((line for line in lines if line.startswith("flags")), "")
     l2_bytes = _bytes(SYSTEM.text(f"{CPU}/cpu0/cache/index2/size"))
+    cores = by_nearness(physical_cores())
     return CpuFacts(
         name=next(named, platform.machine()).strip(),
-        cores=physical_cores(),
+        cores=cores,
         simd_floats=16 if " avx512f " in flags else 8 if " avx " in flags else 4,
         l2_cache_bytes=l2_bytes or 1 << 19,  # where the system does not tell
         clusters=clusters,
         big_cores=big_cores(clusters),
         caches=cpu_caches(),
+        near=near_cores(cores),
     )
 
 
-def physical_cores() -> tuple[int, ...]:
-    """The cores that this process may use, one of each group that shares a physical core."""
+def physical_cores(
+    cores: Iterable[int] | None = None, files: SystemFiles = SYSTEM
+) -> tuple[int, ...]:
+    """The first of each group that shares a physical core, by default of those that this process
+    may use.
+    """
     firsts: dict[str, int] = {}
-    for core in threads.available_cores():
-        siblings = SYSTEM.text(f"{CPU}/cpu{core}/topology/thread_siblings_list")
+    for core in threads.available_cores() if cores is None else cores:
+        siblings = files.text(f"{CPU}/cpu{core}/topology/thread_siblings_list")
         firsts.setdefault(siblings or str(core), core)
     return tuple(firsts.values())
+
+
+def by_nearness(cores: Sequence[int], files: SystemFiles = SYSTEM) -> tuple[int, ...]:
+    """The cores in the order in which threads should have them: the first few are neighbours.
+
+    One of each physical core before its siblings, fast ones before little ones, and of these the
+    cores of the largest NUMA node first, and in it those of the largest group with a common cache.
+    """
+    homes, physical = _homes(cores, files), {*physical_cores(cores, files)}
+    nodes, groups = defaultdict[Hashable, list[int]](list), defaultdict[Home, list[int]](list)
+    for core, home in sorted(homes.items()):
+        nodes[home[:2]].append(core)
+        groups[home].append(core)
+
+    def rank(core: int) -> tuple[int, ...]:
+        home = homes[core]
+        node, group = nodes[home[:2]], groups[home]
+        order = core not in physical, home.is_little, -len(node), node[0], -len(group), group[0]
+        return *order, core
+
+    return tuple(sorted(cores, key=rank))
+
+
+def near_cores(cores: Sequence[int], files: SystemFiles = SYSTEM) -> int:
+    """How many cores, in the order of `by_nearness`, are of the first one's kind and NUMA node."""
+    homes = _homes(cores, files)
+    return sum(homes[core][:2] == homes[cores[0]][:2] for core in cores)
+
+
+class Home(NamedTuple):
+    """Where a core is: among little ones, on a NUMA node, and the cores that share its last cache.
+
+    What the system does not tell is empty.
+    """
+
+    is_little: bool
+    node: str
+    sharers: str
+
+
+def _homes(cores: Sequence[int], files: SystemFiles) -> dict[int, Home]:
+    name, speed = _told_speeds(cores, files)
+    least = SPEEDS.get(name, 0.0) * max(speed.values(), default=0.0)
+
+    def sharers(folder: str) -> str:
+        """Those of the highest cache; of the package where no cache is told."""
+        caches = files.find(f"{folder}/cache/index*")
+        caches.sort(key=lambda cache: files.number(f"{cache}/level") or 0.0, reverse=True)
+        shared = [files.text(f"{cache}/shared_cpu_list") for cache in caches[:1]]
+        return "".join(shared) or files.text(f"{folder}/topology/core_siblings_list")
+
+    homes = {}
+    for core in cores:
+        folder = f"{CPU}/cpu{core}"
+        node = next(iter(files.find(f"{folder}/node[0-9]*")), "").rsplit("/", 1)[-1]
+        homes[core] = Home(speed[core] < least, node, sharers(folder))
+    return homes
+
+
+def speeds(cores: Sequence[int], files: SystemFiles = SYSTEM) -> dict[int, float]:
+    """A core's capacity or highest clock; 1 for all where the machine does not tell."""
+    return _told_speeds(cores, files)[1]
+
+
+def _told_speeds(cores: Sequence[int], files: SystemFiles) -> tuple[str, dict[int, float]]:
+    """The speeds, and by which of `SPEEDS`; empty where the machine does not tell."""
+    for name in SPEEDS:
+        numbers = {core: files.number(f"{CPU}/cpu{core}/{name}") for core in cores}
+        told = {core: speed for core, speed in numbers.items() if speed is not None}
+        if len(told) == len(numbers):
+            return name, told
+    return "", dict.fromkeys(cores, 1.0)
 
 
 def core_clusters(files: SystemFiles = SYSTEM) -> tuple[CoreCluster, ...]:
@@ -126,7 +209,7 @@ def big_cores(clusters: Sequence[CoreCluster]) -> tuple[int, ...]:
         for cluster in clusters
         for core in cluster.ids
     }
-    return cores_of("big", sorted(speed), speed) if speed else ()
+    return tuple(core for core in sorted(speed) if speed[core] == max(speed.values()))
 
 
 def withheld_cores(allowed: Collection[int], files: SystemFiles = SYSTEM) -> tuple[int, ...]:

@@ -18,8 +18,9 @@ from codl.errors import DeviceError
 from codl.ir.constants import Arrays
 from codl.ir.executable import OpenVinoNet
 from codl.ir.ops.base import Array
-from codl.records.soc import Soc
+from codl.runtime import threads
 from codl.runtime.ort_net import dense
+from codl.runtime.placement import LocalSoc
 
 
 class OpenVinoSession:
@@ -31,7 +32,7 @@ class OpenVinoSession:
         views: Sequence[Array],
         results: Sequence[Array],
         packed: Callable[[int], Arrays],
-        soc: Soc,
+        soc: LocalSoc,
     ) -> None:
         self.label = net.label
         weights = dict(packed(net.model.constants))
@@ -66,20 +67,21 @@ class OpenVinoSession:
 
 
 def compiled(
-    model: bytes, weights: Arrays, soc: Soc, names: str, more: Mapping[str, Any] | None = None
+    model: bytes, weights: Arrays, soc: LocalSoc, names: str, more: Mapping[str, Any] | None = None
 ) -> Any:
     """A model with weights that lie beside it, compiled for the CPU side's threads, in float32.
 
     Raises `DeviceError` with the layers by their `names` where OpenVINO does not take the model.
     """
     options = {
-        "INFERENCE_NUM_THREADS": soc.cpu.threads,
+        "INFERENCE_NUM_THREADS": soc.placement.threads,
         "NUM_STREAMS": 1,
         "PERFORMANCE_HINT": "LATENCY",
         # Where a CPU has bfloat16 it would be taken.
         "INFERENCE_PRECISION_HINT": "f32",
-        # Its threads have the cores of the thread that makes them.
+        # Its threads have the cores of the thread that makes them, whichever these are.
         "ENABLE_CPU_PINNING": False,
+        "ENABLE_HYPER_THREADING": True,
         **(more or {}),
     }
     core = _core()
@@ -91,8 +93,14 @@ def compiled(
 
 @cache
 def _core() -> openvino.Core:
-    """What compiles; it takes longer to make than most nets."""
-    return openvino.Core()
+    """What compiles; it takes longer to make than most nets.
+
+    Its plugin counts the cores that it may use when it is loaded, and has no more threads later.
+    """
+    core = openvino.Core()
+    with threads.pinned(threads.INITIAL_CORES):
+        core.get_property("CPU", "FULL_DEVICE_NAME")
+    return core
 
 
 def _whole(model: bytes, weights: Arrays) -> bytes:

@@ -27,8 +27,8 @@ from codl.ir.ops.matmul import MatMul
 from codl.ir.ops.matmul_quantized import MatMulDynamic, MatMulNBits
 from codl.ir.ops.onnx_model import EXACT, OnnxModel
 from codl.ir.ops.pooling import Pool2d
-from codl.records.soc import Soc
 from codl.runtime.memory import aligned_zeros
+from codl.runtime.placement import LocalSoc
 
 #: Makes options for one session each time.
 Options: TypeAlias = "Callable[[], ort.SessionOptions]"
@@ -148,7 +148,7 @@ class OnnxSession:
         views: Sequence[Array],
         results: Sequence[Array],
         packed: Callable[[int], Arrays],
-        soc: Soc,
+        soc: LocalSoc,
         share: Callable[[Array], Array],
         arranged: ArrangedWeights | None = None,
     ) -> None:
@@ -234,7 +234,7 @@ def has_packed_matrices(net: OnnxNet) -> bool:
 
 def make_session(
     model: bytes,
-    soc: Soc,
+    soc: LocalSoc,
     layers: Iterable[str],
     *,
     weights: Arrays | None = None,
@@ -278,14 +278,15 @@ def goes_in_blocks(net: OnnxNet) -> bool:
     return all(is_right(parse(layer.op)) for layer in net.layers)
 
 
-def session_options(soc: Soc, *, in_blocks: bool = False) -> ort.SessionOptions:
+def session_options(soc: LocalSoc, *, in_blocks: bool = False) -> ort.SessionOptions:
     """Those of any session."""
     options = ort.SessionOptions()
     options.log_severity_level = 3
     levels = ort.GraphOptimizationLevel
     level = levels.ORT_ENABLE_ALL if in_blocks else levels.ORT_ENABLE_EXTENDED
     options.graph_optimization_level = level
-    options.intra_op_num_threads = soc.cpu.threads
+    # They have the cores of the thread that makes the session.
+    options.intra_op_num_threads = soc.placement.threads
     options.inter_op_num_threads = 1
     # Threads may spin between the ops of a run, not after it.
     options.add_session_config_entry("session.force_spinning_stop", "1")

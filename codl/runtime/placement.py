@@ -28,7 +28,7 @@ from codl.records import soc as socs
 from codl.records.gpu_limits import UNLIMITED, GpuLimits
 from codl.records.soc import Soc
 from codl.runtime import threads
-from codl.runtime.system_files import CPU, SYSTEM, SystemFiles
+from codl.runtime.hardware import by_nearness, speeds
 
 SUFFIX = ".local.yaml"
 #: How fast, and how urgent beside other programs, a GPU may be asked to work.
@@ -43,16 +43,20 @@ Core: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 class Placement:
     """The driver and the cores of both sides, on this machine.
 
-    `icd` names the driver as `codl devices` lists it (a wheel, or the system's ICD file). The CPU
-    side has as many threads as cores, or `cpu_threads` where that is not 0. `gpu_cores` are the
-    host cores that the OpenCL device runs on; none where it is a real GPU. Hints are of `HINTS`,
-    for drivers that take them. Engines keep the `limits`; what measures single kernels does not.
+    `icd` names the driver as `codl devices` lists it (a wheel, or the system's ICD file). Threads
+    of the CPU side, of all its libraries, run on any of the `cpu_cores`: the first of these are
+    neighbours. There are as many threads as cores, or `cpu_threads` where that is not 0. Where
+    `cpu_pinned` is false, fewer threads than cores move among all of them; else, as where it was
+    not measured, they get no more cores than threads. `gpu_cores` are the host cores that the
+    OpenCL device runs on; none where it is a real GPU. Hints are of `HINTS`, for drivers that take
+    them. Engines keep the `limits`; what measures single kernels does not.
     """
 
     icd: str
     cpu_cores: Annotated[tuple[Core, ...], msgspec.Meta(min_length=1)]
     gpu_cores: tuple[Core, ...] = ()
     cpu_threads: Core = 0
+    cpu_pinned: bool | None = None
     performance: str = "default"
     priority: str = "default"
     limits: GpuLimits = UNLIMITED
@@ -65,6 +69,21 @@ class Placement:
     def cores(self) -> tuple[int, ...]:
         """Those of both sides."""
         return tuple(sorted({*self.cpu_cores, *self.gpu_cores}))
+
+    def with_threads(self, count: int, cores: Sequence[int] | None = None) -> Placement:
+        """So many threads of the CPU side, on its cores or others, by `cpu_pinned`.
+
+        Raises `CodlError` for more threads than cores.
+        """
+        cores = self.cpu_cores if cores is None else tuple(cores)
+        if not 1 <= count <= len(cores):
+            raise CodlError(
+                f"{count} threads need as many cores, the CPU side has {len(cores)} "
+                f"({_listed(cores)}): give {'1 to ' if len(cores) > 1 else ''}{len(cores)}."
+            )
+        if self.cpu_pinned is not False:
+            cores = cores[:count]
+        return replace(self, cpu_cores=cores, cpu_threads=count if count < len(cores) else 0)
 
     def to_dict(self) -> dict[str, Any]:
         """As YAML and JSON hold it; what is usual is left out."""
@@ -231,19 +250,7 @@ def _listed(cores: Sequence[int]) -> str:
     return ", ".join(map(str, cores))
 
 
-#: What tells a core's speed, the first that a machine has.
-SPEEDS = ("cpu_capacity", "cpufreq/cpuinfo_max_freq")
 KINDS = ("none", "big", "little")
-
-
-def speeds(cores: Sequence[int], system: SystemFiles = SYSTEM) -> dict[int, float]:
-    """A core's capacity or highest clock; 1 for all where the machine does not tell."""
-    for name in SPEEDS:
-        numbers = {core: system.number(f"{CPU}/cpu{core}/{name}") for core in cores}
-        told = {core: speed for core, speed in numbers.items() if speed is not None}
-        if len(told) == len(numbers):
-            return told
-    return dict.fromkeys(cores, 1.0)
 
 
 def cores_of(affinity: str, cores: Sequence[int], speed: Mapping[int, float]) -> tuple[int, ...]:
@@ -273,7 +280,7 @@ def cores_of(affinity: str, cores: Sequence[int], speed: Mapping[int, float]) ->
 
 
 def with_cores(soc: LocalSoc, affinity: str | None, count: int | None) -> LocalSoc:
-    """The SoC on other cores, or with another number of threads on them.
+    """The SoC on other cores, or with another number of threads on them, by `cpu_pinned`.
 
     Cores that an OpenCL device works on are never shared. Raises `CodlError` for more threads than
     cores.
@@ -282,11 +289,8 @@ def with_cores(soc: LocalSoc, affinity: str | None, count: int | None) -> LocalS
         return soc
     cores = soc.placement.cpu_cores
     if affinity is not None:
-        free = tuple(c for c in threads.available_cores() if c not in soc.placement.gpu_cores)
-        cores = cores_of(affinity, free, speeds(free))
-    if count is not None and not 1 <= count <= len(cores):
-        raise CodlError(
-            f"{count} threads need as many cores, the CPU side has {len(cores)} "
-            f"({', '.join(map(str, cores))}): give {'1 to ' if len(cores) > 1 else ''}{len(cores)}."
-        )
-    return replace(soc, placement=replace(soc.placement, cpu_cores=cores, cpu_threads=count or 0))
+        free = [c for c in threads.available_cores() if c not in soc.placement.gpu_cores]
+        cores = cores_of(affinity, by_nearness(free), speeds(free))
+    return replace(
+        soc, placement=soc.placement.with_threads(len(cores) if count is None else count, cores)
+    )

@@ -204,6 +204,13 @@ class Target:
         return observe_cores(self._open())
 
     @question()
+    def unpinned_ratios(self, cores: Sequence[int]) -> Sequence[float]:
+        """Latency of the CPU side's threads on all of `cores` over that on its own, by turns."""
+        from codl.runtime.detect import unpinned_ratios
+
+        return unpinned_ratios(self._local, cores)
+
+    @question()
     def clocks_mhz(self) -> dict[str, float]:
         """The current clock of each of the SoC's cores, where the system tells."""
         from codl.runtime.hardware import clocks_mhz

@@ -17,6 +17,7 @@ from statistics import mean
 from typing import Any, get_type_hints
 
 import msgspec
+import numpy as np
 
 from codl.errors import CodlError, CodlWarning, DeviceError, InvalidFileError
 from codl.kernels.tuning import Tuning
@@ -42,14 +43,16 @@ def detect(
     device: str | None = None,
     memory_types: Sequence[str] = (),
     element: str = ELEMENT_NAMES[0],
+    cpu_threads: int | None = None,
 ) -> LocalSoc:
     """Describe the machine that a target is.
 
     `device` picks the OpenCL device by driver or device name; otherwise a real GPU is taken before
     a CPU. `memory_types` and `element` are as in `GpuSide`; by default all that the device is good
-    at, and float32. Raises `DeviceError` where there is no OpenCL device or only one core for two
-    sides, or where the device has no such memory or says what cannot be, and `UnsupportedError`
-    where the target is no machine.
+    at, and float32. `cpu_threads` are by default one for each core of the CPU side. Raises
+    `DeviceError` where there is no OpenCL device or only one core for two sides, or where the
+    device has no such memory or says what cannot be, `CodlError` for more threads than cores, and
+    `UnsupportedError` where the target is no machine.
     """
     if target.replays is not None:
         machine_of(target.serial, f"be described as the SoC {name!r}")
@@ -58,7 +61,14 @@ def detect(
         warnings.warn(f"{seen.confinement} {seen.release}", CodlWarning, 2)
     chosen = choose(target.probe(), device)
     info = target.describe()
-    soc = describe(name, chosen, cpu=info.cpu, memory_types=memory_types, element=element)
+    soc = describe(
+        name,
+        chosen,
+        cpu=info.cpu,
+        memory_types=memory_types,
+        element=element,
+        cpu_threads=cpu_threads,
+    )
     described = replace(
         soc,
         chip=info.chip if info.chip != Chip() else None,
@@ -132,7 +142,7 @@ def _placed(soc: Soc, path: Path, target: Target) -> LocalSoc:
             f"here (there are: {names}). {fix}"
         )
     try:
-        local = LocalSoc.of(soc, place(matching[0], target.describe().cpu.cores))
+        local = LocalSoc.of(soc, place(matching[0], target.describe().cpu))
     except CodlError as error:
         raise type(error)(f"{missing}. {error} {fix}") from error
     warnings.warn(f"{missing}; it was found by asking every driver. {fix}", CodlWarning, 2)
@@ -143,6 +153,7 @@ def _placed(soc: Soc, path: Path, target: Target) -> LocalSoc:
 
 SIGNAL = "gpu.signal"
 EVENT, FLAG = "event", "flag"
+PINNED = "cpu_pinned"
 #: A flag takes the CPU one more launch: its waits take at most this share of an event's.
 MOST_SHARE = 0.9
 #: A wait may take any time on a machine that others use: it is measured more often than an op.
@@ -252,3 +263,44 @@ def choose_signal(measured: Iterable[Measurement]) -> Fact:
     value = FLAG if max(ratios) <= 1 and share <= MOST_SHARE else EVENT
     reason = f"a wait for a flag takes {share:.2f} of the time that one for an event does"
     return Fact(SIGNAL, value, reason)
+
+
+def find_pinning(
+    target: Target, found: FoundFacts, *, note: Callable[[str], object] = lambda text: None
+) -> FoundFacts:
+    """The facts, and whether threads of the CPU side are pinned: measured in turns both ways.
+
+    Where the side has all cores, half of its threads are: a run with fewer threads goes by that.
+    """
+    soc, own = found.soc, found.soc.placement
+    cores = [core for core in target.describe().cpu.cores if core not in own.gpu_cores]
+    count = own.threads if own.threads < len(cores) else own.threads // 2
+    if count == 0:
+        return found
+    few = replace(soc, placement=own.with_threads(count))
+    note(f"Measuring {PINNED}")
+    try:
+        with closing(connect(target.serial, few)) as placed, closing(placed.fresh()) as fresh:
+            fact = choose_pinning(fresh.unpinned_ratios(cores))
+    except CodlError as error:
+        fact = Fact(PINNED, None, str(error))
+    place = replace(own, cpu_pinned=None if fact.value is None else bool(fact.value))
+    if fact.value is False:
+        place = place.with_threads(own.threads, cores)
+    return FoundFacts(replace(soc, placement=place), (*found.facts, fact))
+
+
+def choose_pinning(ratios: Iterable[float]) -> Fact:
+    """Pinned, unless unpinned threads are faster by more than the ratios of all turns spread.
+
+    None where no turn was measured.
+    """
+    told = [ratio for ratio in ratios if 0 < ratio < inf]
+    if not told:
+        return Fact(PINNED, None, "no turn could be measured")
+    low, middle, high = np.percentile(told, (20, 50, 80))
+    reason = (
+        f"unpinned threads take {middle:.2f} of the time that pinned ones do "
+        f"(p20 {low:.2f}, p80 {high:.2f})"
+    )
+    return Fact(PINNED, bool(middle + (high - low) >= 1), reason)

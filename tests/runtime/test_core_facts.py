@@ -8,13 +8,17 @@ from pathlib import Path
 import pytest
 from support.phone import KGSL, make_phone, put
 
-from codl.records.soc_facts import Chip, CoreCluster, CpuCache
+from codl.records import soc as socs
+from codl.records.soc_facts import Chip, CoreCluster, CpuCache, PublishedSoc
 from codl.runtime import hardware
 from codl.runtime.conditions import thermometers
 from codl.runtime.hardware import (
     big_cores,
+    by_nearness,
     core_clusters,
     cpu_caches,
+    near_cores,
+    physical_cores,
     read_chip,
     withheld_cores,
 )
@@ -135,6 +139,83 @@ def test_caches_are_counted_once_however_many_cores_share_them(tmp_path: Path) -
 
 def no_property(name: str) -> str:
     return ""
+
+
+def pc(root: Path, caches: Sequence[str], siblings: Sequence[str] = ()) -> SystemFiles:
+    """Cores that have a last cache in common with others, and a physical core with siblings."""
+    for number, sharers in enumerate(caches):
+        core(root, number)
+        cache(root, number, 0, level=1, shared_cpu_list=number)
+        cache(root, number, 3, level=3, shared_cpu_list=sharers)
+        if siblings:
+            folder = f"{CPU}/cpu{number}/topology"
+            put(root, folder, thread_siblings_list=siblings[number % len(siblings)])
+    return SystemFiles(root)
+
+
+def test_siblings_come_last(tmp_path: Path) -> None:
+    files = pc(tmp_path, ["0-7"] * 8, ["0,4", "1,5", "2,6", "3,7"])
+    assert physical_cores(range(8), files) == (0, 1, 2, 3)
+    assert by_nearness(range(8), files) == tuple(range(8))
+    assert by_nearness((1, 2, 5, 7), files) == (1, 2, 7, 5)
+    twins = pc(tmp_path / "twins", ["0-7"] * 8)
+    for number in range(8):
+        put(twins.root, f"{CPU}/cpu{number}/topology", thread_siblings_list=f"{number // 2 * 2}")
+    assert by_nearness(range(8), twins) == (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def test_neighbours_share_a_cache(tmp_path: Path) -> None:
+    """As on an EPYC; of one of its caches a container may have fewer cores."""
+    files = pc(tmp_path, ["0-3"] * 4 + ["4-7"] * 4)
+    assert by_nearness(range(8), files) == tuple(range(8))
+    assert by_nearness(range(2, 8), files) == (4, 5, 6, 7, 2, 3)
+    assert near_cores(by_nearness(range(2, 8), files), files) == 6
+
+
+def test_nodes_may_take_turns_in_the_numbers_of_cores(tmp_path: Path) -> None:
+    files = pc(tmp_path, ["0,2,4,6", "1,3,5,7"] * 4)
+    for number in range(8):
+        (tmp_path / f"{CPU}/cpu{number}/node{number % 2}").mkdir()
+    assert by_nearness(range(8), files) == (0, 2, 4, 6, 1, 3, 5, 7)
+    assert by_nearness(range(1, 8), files) == (1, 3, 5, 7, 2, 4, 6)
+    assert near_cores(by_nearness(range(8), files), files) == 4
+
+
+def test_without_caches_packages_are_neighbours(tmp_path: Path) -> None:
+    for number in range(4):
+        package = {"core_siblings_list": "0,2" if number % 2 == 0 else "1,3"}
+        put(tmp_path, f"{CPU}/cpu{number}/topology", **package)
+    assert by_nearness(range(4), SystemFiles(tmp_path)) == (0, 2, 1, 3)
+    assert by_nearness(range(4), SystemFiles(tmp_path / "nothing")) == (0, 1, 2, 3)
+    assert near_cores(range(4), SystemFiles(tmp_path / "nothing")) == 4
+    assert by_nearness((), SystemFiles(tmp_path)) == ()
+    assert near_cores((), SystemFiles(tmp_path)) == 0
+
+
+def test_a_phone_has_its_fast_cores_first(tmp_path: Path) -> None:
+    files = phone(tmp_path)
+    assert by_nearness(range(8), files) == (4, 5, 6, 7, 0, 1, 2, 3)
+    assert near_cores(by_nearness(range(8), files), files) == 4
+
+
+PHONES = ["kirin960", "kirin970", "kirin990", "sdm855", "sdm865", "sdm888", "dimensity8050"]
+
+
+@pytest.mark.parametrize("name", PHONES)
+def test_the_fast_cores_are_as_many_as_the_original_has_threads(name: str, tmp_path: Path) -> None:
+    """By their clocks alone, where a phone tells nothing else; the SoC files say whose these are.
+
+    The original CoDL collects with --num_threads=4 on all of them.
+    """
+    facts = socs.read(name)
+    assert isinstance(facts, PublishedSoc)
+    count = 0
+    for cluster in facts.cpu.clusters:
+        for number in range(count, count + cluster.cores):
+            core(tmp_path, number, khz=1000 * cluster.max_mhz)
+        count += cluster.cores
+    files = SystemFiles(tmp_path)
+    assert near_cores(by_nearness(range(count), files), files) == 4
 
 
 def test_a_board_is_told_by_its_device_tree(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from threading import Barrier, Thread
 
 import pytest
 
-from codl.errors import DeviceError, InvalidFileError, UnknownNameError
+from codl.errors import CodlError, DeviceError, InvalidFileError, UnknownNameError
 from codl.kernels.base import KernelLaunch, KernelPlan
 from codl.records import soc as socs
 from codl.records.soc import Soc
@@ -86,6 +86,45 @@ def test_a_real_gpu_is_preferred_and_leaves_the_cpu_all_cores() -> None:
 def test_one_core_is_not_enough_for_two_processors() -> None:
     with pytest.raises(DeviceError, match="two processors need two cores"):
         detect.describe("test", fake("pocl", "cpu"), cpu=CpuFacts("c", (3,), 8, 1 << 20))
+
+
+#: Eight cores in the order of nearness, of which four are near the first.
+FACTS = CpuFacts("c", (4, 5, 6, 7, 0, 1, 2, 3), 8, 1 << 20, near=4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "threads", "cpu_cores", "gpu_cores"),
+    [
+        ("gpu", None, (4, 5, 6, 7), ()),
+        ("gpu", 2, (4, 5), ()),
+        ("gpu", 6, (4, 5, 6, 7, 0, 1), ()),
+        ("cpu", None, (4, 5, 6, 7), (0, 1, 2, 3)),
+        ("cpu", 3, (4, 5, 6), (0, 1, 2, 3)),
+    ],
+)
+def test_a_side_has_neighbouring_cores(
+    kind: str, threads: int | None, cpu_cores: tuple[int, ...], gpu_cores: tuple[int, ...]
+) -> None:
+    soc = detect.describe("test", fake("pocl", kind), cpu=FACTS, cpu_threads=threads)
+    assert (soc.placement.cpu_cores, soc.placement.gpu_cores) == (cpu_cores, gpu_cores)
+    assert soc.cpu.threads == soc.placement.threads == len(cpu_cores)
+
+
+@pytest.mark.parametrize(("kind", "most"), [("gpu", 8), ("cpu", 4)])
+def test_more_threads_than_cores_are_refused(kind: str, most: int) -> None:
+    for threads in (0, most + 1):
+        expected = rf"{threads} threads need as many cores, .* has {most} .*: give 1 to {most}\."
+        with pytest.raises(CodlError, match=expected):
+            detect.describe("test", fake("pocl", kind), cpu=FACTS, cpu_threads=threads)
+
+
+def test_pinned_and_unpinned_threads_take_turns(first_soc: LocalSoc) -> None:
+    """Whatever they take here; each turn has a ratio."""
+    ratios = detect.unpinned_ratios(first_soc, first_soc.placement.cores)
+    assert len(ratios) >= detect.TURNS
+    assert all(0 < ratio < float("inf") for ratio in ratios)
+    with pytest.raises(DeviceError, match="wants the cores 0, 9999, but 9999 are not there"):
+        detect.unpinned_ratios(first_soc, (0, 9999))
 
 
 def test_both_sides_work_on_disjoint_cores(soc: LocalSoc, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.phone import put
+from support.simulated import SOC
 from support.synthetic_predictors import fastest
 
 from codl.errors import CodlError, CodlWarning, InvalidFileError
@@ -22,8 +23,9 @@ from codl.plan.coverage import without_winograd
 from codl.predict.in_network_cost import InNetworkCosts
 from codl.runtime import opencl, placement
 from codl.runtime.drivers import cl_module
+from codl.runtime.hardware import speeds
 from codl.runtime.opencl import OpenClDevice
-from codl.runtime.placement import LocalSoc, beside, cores_of, speeds, with_cores
+from codl.runtime.placement import LocalSoc, Placement, beside, cores_of, with_cores
 from codl.runtime.system_files import SystemFiles
 from codl.strategies import Context
 
@@ -52,6 +54,15 @@ def test_cores_that_are_not_there_or_not_free_are_refused(first_soc: LocalSoc) -
             with_cores(first_soc, str(core), None)
     assert with_cores(first_soc, None, None) is first_soc
     assert with_cores(first_soc, "none", 1).placement.threads == 1
+
+
+@pytest.mark.parametrize("pinned", [None, True, False])
+def test_fewer_threads_than_cores_are_pinned_to_the_first_or_move(pinned: bool | None) -> None:
+    place = Placement("none", (4, 5, 6, 7, 0, 1), cpu_pinned=pinned)
+    few = with_cores(LocalSoc.of(SOC, place), None, 2).placement
+    assert few.threads == 2
+    assert few.cpu_cores == (place.cpu_cores if pinned is False else (4, 5))
+    assert with_cores(LocalSoc.of(SOC, place), None, 6).placement == place
 
 
 def test_a_placement_may_hold_hints(first_soc: LocalSoc, tmp_path: Path) -> None:

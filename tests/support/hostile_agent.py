@@ -30,7 +30,7 @@ from codl.runtime.placement import LocalSoc
 from codl.runtime.probe import ProbedDevice, ProbeResult
 from codl.targets import client
 from codl.targets.base import Target
-from codl.targets.detect import _checked, detect, with_facts
+from codl.targets.detect import _checked, choose_pinning, detect, with_facts
 from codl.targets.process import Process
 from codl.targets.remote import RemoteTarget
 from codl.targets.served_models import LoadedModel, Models, StartedPeer
@@ -75,6 +75,10 @@ ASKED: Sequence[tuple[Callable[[RemoteTarget], object], Sequence[Any]]] = (
     (ask_soc, [Target.describe]),
     (ask_facts, [Target.measure_facts]),
     (lambda target: target.observe_cores(), [Target.observe_cores]),
+    (
+        lambda target: choose_pinning(target.unpinned_ratios([0, 1])),
+        [Target.unpinned_ratios],
+    ),
     (lambda target: target.clocks_mhz(), [Target.clocks_mhz]),
     (lambda target: target.conditions(), [Target.conditions]),
     (lambda target: target.set_governor("performance"), [Target.set_governor]),

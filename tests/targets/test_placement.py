@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from support.simulated import SOC
 
+from codl import yaml_file
 from codl.errors import CodlWarning, DeviceError, InvalidFileError, MismatchError, UnsupportedError
 from codl.records.soc import Soc
 from codl.runtime import placement, threads
-from codl.runtime.hardware import cpu_facts
+from codl.runtime.hardware import CpuFacts, cpu_facts
 from codl.runtime.placement import LocalSoc, Placement, at_hand
 from codl.runtime.probe import ProbedDevice, ProbeResult
 from codl.runtime.threads import placed
 from codl.targets import detect
+from codl.targets.base import TargetInfo
 from codl.targets.local import LocalTarget
 
 CORE = min(os.sched_getaffinity(0))
@@ -150,3 +153,84 @@ def test_what_is_known_from_elsewhere_cannot_run(tmp_path: Path) -> None:
         at_hand(SOC)
     here = LocalSoc.of(SOC, CARD)
     assert at_hand(here) is here
+
+
+@pytest.mark.parametrize(
+    ("ratios", "pinned"),
+    [
+        ([1.3, 1.31, 1.29], True),
+        ([0.77, 0.78, 0.76], False),
+        ([0.99, 1.0, 1.01], True),
+        ([0.8, 0.9, 1.0], True),  # faster, but by less than the turns differ
+        ([0.98, 0.98, 0.98], False),
+        ([float("nan"), float("inf"), -1.0], None),
+        ([], None),
+    ],
+)
+def test_threads_are_pinned_unless_others_are_clearly_faster(
+    ratios: list[float], pinned: bool | None
+) -> None:
+    assert detect.choose_pinning(ratios).value is pinned
+
+
+class Sixteen(LocalTarget):
+    """A machine of 16 cores, whose unpinned threads take a part of the time of pinned ones."""
+
+    ratio = 1.0
+    asked: ClassVar[list[tuple[Placement, Sequence[int]]]] = []
+
+    def describe(self) -> TargetInfo:
+        return TargetInfo(CpuFacts("c", tuple(range(16)), 16, 1 << 20), ())
+
+    def fresh(self) -> Any:
+        return self
+
+    def unpinned_ratios(self, cores: Sequence[int]) -> Sequence[float]:
+        self.asked.append((self.soc.placement, cores))
+        return [self.ratio] * 3
+
+
+@pytest.mark.parametrize(
+    ("cores", "threads", "ratio", "found"),
+    [
+        (4, 4, 1.3, Placement("n", tuple(range(4)), cpu_pinned=True)),
+        (4, 4, 0.7, Placement("n", tuple(range(16)), cpu_threads=4, cpu_pinned=False)),
+        # Of all cores half are compared, as fewer threads would have them.
+        (16, 8, 1.3, Placement("n", tuple(range(16)), cpu_pinned=True)),
+        (16, 8, 0.7, Placement("n", tuple(range(16)), cpu_pinned=False)),
+    ],
+)
+def test_what_is_measured_of_threads_becomes_the_placement(
+    cores: int,
+    threads: int,
+    ratio: float,
+    found: Placement,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(detect, "connect", lambda serial, soc: Sixteen(soc))
+    monkeypatch.setattr(Sixteen, "ratio", ratio)
+    monkeypatch.setattr(Sixteen, "asked", [])
+    soc = LocalSoc.of(SOC, Placement("n", tuple(range(cores))))
+    place = detect.find_pinning(Sixteen(None), detect.FoundFacts(soc)).soc.placement
+    assert place == found
+    assert Sixteen.asked == [(Placement("n", tuple(range(threads))), [*range(16)])]
+    written = place.save(tmp_path / "simulated.yaml")
+    assert f"cpu_pinned: {str(ratio > 1).lower()}" in written.read_text()
+    assert yaml_file.read(written, Placement) == found
+
+
+def test_one_core_leaves_nothing_to_choose() -> None:
+    soc = replace(HALVED, gpu=replace(HALVED.gpu, compute_units=15))
+    facts = detect.FoundFacts(LocalSoc.of(soc, Placement("n", (15,), tuple(range(15)))))
+    assert detect.find_pinning(Sixteen(None), facts) is facts
+
+
+@pytest.mark.device
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="threads may move between two cores")
+def test_pinning_is_measured_in_a_process_of_its_own() -> None:
+    soc = LocalSoc.of(SOC, Placement("none", tuple(sorted(os.sched_getaffinity(0)))))
+    found = detect.find_pinning(LocalTarget(None), detect.FoundFacts(soc))
+    (fact,) = found.facts
+    assert fact.value in (True, False), fact.reason
+    assert found.soc.placement == replace(soc.placement, cpu_pinned=fact.value)
