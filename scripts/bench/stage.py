@@ -130,7 +130,7 @@ def _stages(options: argparse.Namespace) -> list[Stage]:
     left, cores = _numbers(options.left, 1, "4,2"), _numbers(options.cores, 2, "8:8,4:8")
     stages = []
     if left:
-        whole = _detect("whole", options.device, "--memory", "buffer", "--no-measure")
+        whole = _detect("whole", options.device, "--memory", "buffer")
         stages += [of_multiprocessors(whole, *numbers, options.threads) for numbers in left]
     if cores:
         divided = _detect("divided", options.runtime)
