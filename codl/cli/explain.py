@@ -13,6 +13,8 @@ from codl.cli.output import emit
 
 #: More columns do not fit into a terminal; --json and a report have them all.
 MOST_TERMS = 7
+#: The ops left whole that would save most.
+MOST_WHOLE = 10
 PredictedOption = Annotated[
     bool, typer.Option("--predicted", help="Run nothing: end at the predicted latency.")
 ]
@@ -34,6 +36,7 @@ def explain_model(
     Terms add up: each is the difference of two totals, for the model and for every chain, and is
     negative where something is gained. docs/concepts/explain.md defines them. With --predicted no
     device is needed; without, the plan runs on --serial, and what predictions missed follows.
+    Of every op that the plan keeps on one processor it says what splitting it would save.
 
     [dim]Examples:[/dim]
     codl explain yolov2 --soc epyc2 --predicted
@@ -46,10 +49,12 @@ def explain_model(
 
     def render() -> Group:
         from codl.report.load import explain_result
-        from codl.report.waterfalls import chains_content, waterfall_content
+        from codl.report.waterfalls import chains_content, waterfall_content, whole_content
 
         checked = explain_result(result)
-        tables = waterfall_content(checked), chains_content(checked, most=MOST_TERMS)
+        tables = [waterfall_content(checked), chains_content(checked, most=MOST_TERMS)]
+        if checked.whole:
+            tables.append(whole_content(checked, most=MOST_WHOLE))
         return Group(*(table.to_rich() for table in tables))
 
     emit("explain", result, render, as_json=json, output=output)

@@ -31,13 +31,21 @@ from codl.measure.drift import slowdown
 from codl.measure.inputs import random_inputs
 from codl.measure.timing import Effort
 from codl.plan.cost_model import CostModel
-from codl.plan.coverage import covered
+from codl.plan.coverage import covered, uncovered
+from codl.plan.left_whole import left_whole
 from codl.plan.price import StageTimes, stage_times, walk
 from codl.plan.profile_feedback import ProfiledTimes, paced
 from codl.plan.waterfall import ChainTotals, predicted_totals, side_by_side_ms
 from codl.predict import DEFAULT
 from codl.records.results import Latency
-from codl.records.waterfall import PREDICTED_TERMS, ChainTerms, Total, WaterfallTerm, terms_of
+from codl.records.waterfall import (
+    PREDICTED_TERMS,
+    ChainTerms,
+    Total,
+    WaterfallTerm,
+    WholeOp,
+    terms_of,
+)
 from codl.strategies.base import Context
 from codl.strategies.device_loop import keep_run
 
@@ -54,6 +62,7 @@ class Explanation:
     `side_by_side_ms` is both processors side by side without loss if all ops were cut at one ratio.
     `latency_ms` is that of plain runs; its level is the last total. `slowdown` is how many times
     slower each processor was than when the dataset was measured, None where that is not known.
+    `whole` are the ops that the plan leaves whole, the one that would save most first.
     """
 
     predictor: str
@@ -64,6 +73,7 @@ class Explanation:
     chains: tuple[ChainTerms, ...]
     latency_ms: Latency | None = None
     slowdown: Mapping[str, float] | None = None
+    whole: tuple[WholeOp, ...] = ()
 
     @property
     def measured_ms(self) -> float | None:
@@ -84,7 +94,9 @@ def explain_predicted(network: Network, plan: Plan, context: Context) -> Explana
     Raises `MismatchError` where the plan is for another model or SoC.
     """
     executable = lower(network, plan, context.soc, context.tuning)
-    return _Accounts.of(network, plan, executable, cost_of(network, plan, context)).explanation()
+    cost = cost_of(network, plan, context)
+    found = _Accounts.of(network, plan, executable, cost).explanation()
+    return replace(found, whole=tuple(left_whole(*plan.applied(network), cost)))
 
 
 def explain_measured(engine: Engine, context: Context, *, rounds: int) -> Explanation:
@@ -103,7 +115,15 @@ def explain_measured(engine: Engine, context: Context, *, rounds: int) -> Explan
     done = parts.with_runs(ProfiledTimes.typical(profiles), latency_ms, slower)
     if context.profiling is not None:
         keep_run(engine, context, latency_ms.level)
-    return done.explanation()
+    whole = left_whole(*engine.plan.applied(engine.network), _profiled_cost(engine, context, cost))
+    return replace(done.explanation(), whole=tuple(whole))
+
+
+def _profiled_cost(engine: Engine, context: Context, cost: CostModel) -> CostModel:
+    """The cost model, corrected by the network's profile where it has one."""
+    profiled = context.default_cost(engine.network)
+    written, _ = engine.plan.applied(engine.network)
+    return covered(uncovered(profiled), written) if profiled else cost
 
 
 def _profiles(engine: Engine) -> list[ProfiledTimes]:

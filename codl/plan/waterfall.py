@@ -36,10 +36,10 @@ from codl.ir.region import Region, Span
 from codl.ir.types import PROCESSORS
 from codl.lower.partition import Segment, Shard, cut, partition_plan
 from codl.plan.candidates import STEPS
-from codl.plan.cost_model import CostModel
+from codl.plan.cost_model import CostModel, Pair
 from codl.plan.coverage import without
-from codl.plan.price import START, Price, StageTimes, stage_times, walk
-from codl.plan.region_array import Numbers
+from codl.plan.price import Price, StageTimes, stage_times, walk
+from codl.plan.region_array import NONE, Numbers
 from codl.plan.sub_ops import DIMS, SubOps
 from codl.records.waterfall import BOUND, Total
 
@@ -133,11 +133,9 @@ def _computing_totals(network: Network, plan: Plan, cost: CostModel) -> list[Tot
 
     The last entry of each is of the results on their way to the CPU, which is no computing: 0.
     """
-    steps = {STEPS, *(layer.op.images for layer in network.layers)}
-    tried = {step / count for count in steps for step in range(count + 1)}
-    ratios = sorted(tried | {chain.gpu_ratio for chain in plan.chains})
+    ratios = tried_ratios(network, plan)
     ops = [layer.op.whole for layer in network.layers]
-    at_steps, at_cuts = _best_cuts(ops, cost, ratios)
+    at_steps, at_cuts, _ = best_cuts(ops, cost, ratios)
     alone = zip(*(cost.fastest_ms(ops, side) for side in PROCESSORS), strict=True)
     bounds = dict(zip(ops, (lossless(*pair) for pair in alone), strict=True))
     totals: dict[str, list[float]] = {name: [] for name in COMPUTING}
@@ -154,25 +152,49 @@ def _computing_totals(network: Network, plan: Plan, cost: CostModel) -> list[Tot
     return [Total(name, (*chains_ms, 0.0)) for name, chains_ms in totals.items()]
 
 
-def _best_cuts(
-    ops: Sequence[Op], cost: CostModel, ratios: Sequence[float]
-) -> tuple[Mapping[Op, float], Mapping[Op, float]]:
-    """Milliseconds of every op by itself at the best of some ratios, and at the best cut of all.
+def tried_ratios(network: Network, plan: Plan) -> list[float]:
+    """The ratios that a search tries, and the plan's own."""
+    steps = {STEPS, *(layer.op.images for layer in network.layers)}
+    tried = {step / count for count in steps for step in range(count + 1)}
+    return sorted(tried | {chain.gpu_ratio for chain in plan.chains})
 
-    That is anywhere between the ratios next to the best one of a dimension.
+
+class OpCut(NamedTuple):
+    """An op in two parts, and what each takes: the CPU's, and the GPU's."""
+
+    dim: Dim
+    gpu_ratio: float
+    parts: tuple[Op, Op]
+    parts_ms: Pair
+
+
+class BestCuts(NamedTuple):
+    """Every op by itself: milliseconds at the best of some ratios and at the best cut of all.
+
+    One processor alone counts as a cut in both. `split` has the best cut into two parts, for ops
+    that have one.
     """
+
+    at_steps: Mapping[Op, float]
+    at_any: Mapping[Op, float]
+    split: Mapping[Op, OpCut]
+
+
+def best_cuts(ops: Sequence[Op], cost: CostModel, ratios: Sequence[float]) -> BestCuts:
+    """The best cuts at some ratios, and between those next to the best one of a dimension."""
     sub_ops, block = SubOps(ops, cost, ratios), cost.soc.gpu.vector_width
 
-    def slower_ms(parts: Numbers) -> NDArray[np.float64]:
-        cpu, gpu = (sub_ops.fastest_ms(parts[:, side], side) for side in (0, 1))
-        return np.maximum(cpu, gpu)
+    def parts_ms(parts: Numbers) -> NDArray[np.float64]:
+        return np.stack([sub_ops.fastest_ms(parts[:, side], side) for side in (0, 1)], axis=1)
 
     at_ratios = [sub_ops.of(op, sub_ops.shares(op)) for op in range(len(sub_ops.ops))]
-    slower_ms(np.concatenate(at_ratios))  # predicted at once
-    at_steps = [slower_ms(parts) for parts in at_ratios]
-    between = []
+    parts_ms(np.concatenate(at_ratios))  # predicted at once
+    at_steps = [parts_ms(parts).max(axis=1) for parts in at_ratios]
+    between: list[Numbers] = []
+    places_of: list[list[tuple[Dim, int]]] = []
     for number, (op, ms) in enumerate(zip(sub_ops.ops, at_steps, strict=True)):
         finer = [at_ratios[number]]
+        places_of.append([(dim, place) for dim in DIMS for place in sub_ops.cuts(number, dim)])
         for dim, own_ms in zip(DIMS, ms.reshape(len(DIMS), -1), strict=True):
             if dim in op.dims:
                 places, first = np.unique(sub_ops.cuts(number, dim), return_index=True)
@@ -180,12 +202,25 @@ def _best_cuts(
                 ends = places[max(best - 1, 0)], places[min(best + 1, len(places) - 1)]
                 inner = range(int(ends[0]) + step, int(ends[1]), step)
                 finer.append(sub_ops.of(number, sub_ops.halves(number, dim, inner)))
+                places_of[-1] += [(dim, place) for place in inner]
         between.append(np.concatenate(finer))
-    slower_ms(np.concatenate(between))
-    return (
-        {op: float(ms.min()) for op, ms in zip(sub_ops.ops, at_steps, strict=True)},
-        {op: float(slower_ms(parts).min()) for op, parts in zip(sub_ops.ops, between, strict=True)},
-    )
+    parts_ms(np.concatenate(between))
+    at_any: dict[Op, float] = {}
+    split: dict[Op, OpCut] = {}
+    for op, numbers, cuts in zip(sub_ops.ops, between, places_of, strict=True):
+        works_ms = parts_ms(numbers)
+        slower_ms = works_ms.max(axis=1)
+        at_any[op] = float(slower_ms.min())
+        is_split = (numbers != NONE).all(axis=1) & [dim in op.dims for dim, _ in cuts]
+        slower_ms[~is_split] = inf
+        best = int(slower_ms.argmin())
+        if slower_ms[best] < inf:
+            dim, place = cuts[best]
+            cpu, gpu = (sub_ops.op(number) for number in numbers[best].tolist())
+            size = getattr(Region.whole(op.output), AXES[dim]).size
+            split[op] = OpCut(dim, place / size, (cpu, gpu), tuple(works_ms[best].tolist()))
+    steps_ms = (float(ms.min()) for ms in at_steps)
+    return BestCuts(dict(zip(sub_ops.ops, steps_ms, strict=True)), at_any, split)
 
 
 class _Chain(NamedTuple):

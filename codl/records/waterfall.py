@@ -88,6 +88,31 @@ class ChainTerms:
     measured_work_ms: Mapping[Processor, float] | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class WholeOp:
+    """An op that a plan leaves whole on one processor, and what splitting it alone would change.
+
+    `best_ms` is what the slower part takes at the best cut, at `gpu_ratio` along `dim`, and
+    `saves_ms` how much less that is than `whole_ms`. It is the lossless bound and two losses:
+    `cuts_ms`, since parts take more than their shares, and `variants_ms`, since they cannot have
+    the whole op's kernel variant. `sharing_ms` is what transfers would take more than now, and
+    `net_ms` how much longer the whole plan would. An op that cannot be split saves nothing: `dim`
+    and `gpu_ratio` are None, and the rest 0.
+    """
+
+    op: str
+    processor: Processor
+    whole_ms: float
+    best_ms: float
+    dim: Dim | None = None
+    gpu_ratio: float | None = None
+    saves_ms: float = 0.0
+    sharing_ms: float = 0.0
+    cuts_ms: float = 0.0
+    variants_ms: float = 0.0
+    net_ms: float = 0.0
+
+
 def terms_of(totals_ms: Sequence[tuple[str, float]]) -> tuple[WaterfallTerm, ...]:
     """The terms between totals by name, the first of which is the bound."""
     return tuple(

@@ -235,7 +235,9 @@ def _package(result: PackageResult) -> PageSection:
 
 
 def _explain(result: ExplainResult) -> PageSection:
-    shown = (waterfalls.waterfall_content(result), waterfalls.chains_content(result))
+    shown = [waterfalls.waterfall_content(result), waterfalls.chains_content(result)]
+    if result.whole:
+        shown.append(waterfalls.whole_content(result))
     section = _of(
         f"Waterfall of {result.model}",
         *shown,

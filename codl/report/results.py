@@ -27,7 +27,7 @@ from codl.records.results import (
     doubts,
     times_faster,
 )
-from codl.records.waterfall import BOUND, ChainTerms, WaterfallTerm
+from codl.records.waterfall import BOUND, ChainTerms, WaterfallTerm, WholeOp
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -427,6 +427,7 @@ class ExplainResult(ResultFile):
     source: AnySource = NOT_RECORDED
     not_counted: tuple[str, ...] = ()
     estimated: tuple[str, ...] = ()
+    whole: tuple[WholeOp, ...] = ()
 
     def __post_init__(self) -> None:
         names = [term.name for term in self.terms]

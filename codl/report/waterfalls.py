@@ -8,7 +8,14 @@ from math import floor, fsum, log10
 
 from codl.ir.types import PROCESSORS, Processor
 from codl.records.results import WIDE
-from codl.records.waterfall import BOUND, MEASURED_TERMS, TERMS, ChainTerms, WaterfallTerm
+from codl.records.waterfall import (
+    BOUND,
+    MEASURED_TERMS,
+    TERMS,
+    ChainTerms,
+    WaterfallTerm,
+    WholeOp,
+)
 from codl.report.results import ExplainResult
 from codl.report.tables import mark, soc_lines, warnings
 from codl.report.text_table import (
@@ -150,6 +157,45 @@ def chains_content(result: ExplainResult, *, most: int | None = None) -> TextTab
     )
     title = f"By chain: {result.model} by {result.strategy} on {result.soc.name}"
     return TextTable(title, columns, (TextSection("", rows),), caption)
+
+
+def whole_content(result: ExplainResult, *, most: int | None = None) -> TextTable:
+    """A line for every op that is left whole, or for the `most` that would save most."""
+    cells: list[Cell[WholeOp]] = [
+        (words("op"), lambda row: row.op),
+        (Column("saves (ms)"), lambda row: signed(row.saves_ms)),
+        (Column("sharing"), lambda row: signed(row.sharing_ms)),
+        (Column("cuts"), lambda row: signed(row.cuts_ms)),
+        (Column("variants"), lambda row: signed(row.variants_ms)),
+        (Column("plan (ms)"), lambda row: signed(row.net_ms)),
+        (words("what stands against it"), _against),
+    ]
+    shown = result.whole[:most]
+    more = len(result.whole) - len(shown)
+    caption = (
+        "Each op split alone. Plan: what the plan's predicted latency changes by.",
+        *([f"{more} ops more would save less: --json has them."] if more else []),
+        *warnings([result.source]),
+    )
+    title = f"Ops left whole: {result.model} by {result.strategy} on {result.soc.name}"
+    source = mark([result.source])
+    return TextTable.of(title, shown, cells, caption, mark=lambda _: source)
+
+
+def _against(row: WholeOp) -> str:
+    """One sentence about an op that is left whole."""
+    whole = f"{digits(row.whole_ms)} ms on the {row.processor.upper()}"
+    if row.dim is None or row.gpu_ratio is None:
+        return f"{whole}; it cannot be split."
+    cut = f"split by {row.dim} at {row.gpu_ratio:.2f}"
+    split = f"{whole}; {cut} it computes in {digits(row.best_ms)} ms"
+    if row.saves_ms <= NOTHING:
+        return f"{split}: nothing is saved."
+    if row.net_ms < -NOTHING:
+        return f"{split}; the plan would be faster."
+    if row.sharing_ms <= NOTHING:
+        return f"{split}; launches, calls of nets and waits stand against it."
+    return f"{split}; sharing {digits(row.sharing_ms)} ms stands against it."
 
 
 def _largest(result: ExplainResult) -> dict[str, float]:

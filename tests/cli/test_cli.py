@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,8 @@ def test_explain_adds_up_with_a_device_and_without(workplace: Path) -> None:
     for one, last in ((predicted, "predicted_ms"), (measured, "measured_ms")):
         total_ms = one["bound_ms"] + sum(term["ms"] for term in one["terms"])
         assert total_ms == pytest.approx(one[last])
+        alone = (each["ops"] for each in one["chains"] if each["gpu_ratio"] in (0, 1))
+        assert sorted(row["op"] for row in one["whole"]) == sorted(chain.from_iterable(alone))
     assert measured["latency_ms"]["runs"] == 4
     assert [term["name"] for term in measured["terms"]][-2:] == ["engine", "profiling"]
     run(workplace, "report", "explain.json", "-o", "explain.html")

@@ -19,7 +19,7 @@ from codl.engine.engine import Engine
 from codl.errors import DeviceError
 from codl.evaluation.explain import Explanation, explain_measured, explain_predicted
 from codl.ir import Network
-from codl.ir.executable import Copy, Executable, Launch, RunNet, Transfer, Unmap, Wait
+from codl.ir.executable import Copy, Executable, Launch, RunNet, Unmap, Wait
 from codl.ir.plan import Plan
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
@@ -44,6 +44,13 @@ class Known(Context):
 
     def cost(self, default: str, *, by_op: bool = False) -> CostModel:
         return CostModel(self.soc, PLAIN, by_op)
+
+
+class Profiled(Known):
+    """A context whose profiles say that the GPU is twice as slow as predicted."""
+
+    def default_cost(self, network: Network, *, profiled: bool = True) -> CostModel:
+        return CostModel(self.soc, replace(PLAIN, gpu=0.5, asked=[]))
 
 
 @dataclass
@@ -84,6 +91,8 @@ def spans_of(
     """As two clocks go; the CPU does nothing for `gap_ms` before each net."""
     cpu = gpu = 0.0
     ends: dict[int, float] = {}
+    # What the CPU receives is launched a stage before the one that it counts in.
+    transfers_ms = {number: parts for own in times for number, parts in own.transfers_ms.items()}
     for stage, own in zip(executable.stages, times, strict=True):
         seen: set[int] = set()
         for command in stage.commands:
@@ -93,7 +102,9 @@ def spans_of(
             if isinstance(command, Launch):
                 is_first = command.step not in seen
                 seen.add(command.step)
-                ms = _launched_ms(executable, command, own) if is_first else 0.0
+                parts = transfers_ms.get(command.step)
+                all_ms = parts.get("transform", 0.0) if parts else own.kernels_ms[command.step]
+                ms = all_ms if is_first else 0.0
                 start, gpu = max(cpu, gpu), max(cpu, gpu) + ms
                 ends[command.step] = gpu
                 yield TimeSpan("gpu", name.kind, name.label, start, gpu)
@@ -102,17 +113,11 @@ def spans_of(
             if isinstance(command, RunNet):
                 start, ms = cpu + gap_ms, own.nets_ms[command.net]
             elif isinstance(command, Copy | Unmap):
-                ms = own.transfers_ms[command.step].get(name.kind, 0.0)
+                ms = transfers_ms[command.step].get(name.kind, 0.0)
             elif isinstance(command, Wait):
                 ms = max(0.0, ends.get(command.step, 0.0) - cpu)
             cpu = start + ms
             yield TimeSpan("cpu", name.kind, name.label, start, cpu)
-
-
-def _launched_ms(executable: Executable, launch: Launch, own: StageTimes) -> float:
-    if isinstance(executable.steps[launch.step], Transfer):
-        return own.transfers_ms[launch.step].get("transform", 0.0)
-    return own.kernels_ms[launch.step]
 
 
 def slower(
@@ -132,8 +137,8 @@ def slower(
     ]
 
 
-def planned(network: Network, soc: Any = SOC) -> Plan:
-    chains = [chain_of(network.layers, "H", 0.5)]
+def planned(network: Network, soc: Any = SOC, gpu_ratio: float = 0.5) -> Plan:
+    chains = [chain_of(network.layers, "H", gpu_ratio)]
     cost = CostModel(soc, PLAIN)
     return make_plan(network, cost, chains, strategy="test", sharing="missing")
 
@@ -262,6 +267,22 @@ def test_a_plan_is_explained_without_a_device(tmp_path: Path) -> None:
     adds_up(found)
     assert (found.measured_ms, found.slowdown, found.chains[0].measured_work_ms) == (None,) * 3
     assert found.bound_ms == pytest.approx(found.side_by_side_ms)
+
+
+def test_what_ops_left_whole_would_save_is_by_the_profile_of_a_run(tmp_path: Path) -> None:
+    network = row(2)
+    plan = planned(network, gpu_ratio=1.0)
+    names = [layer.name for layer in network.layers]
+    executable = lower(network, plan, SOC, Tuning())
+    times = stage_times(executable, CostModel(SOC, PLAIN))
+    engine: Any = Scripted(network, plan, executable, times, 1.0)
+    ran = explain_measured(engine, Profiled(SOC, dataset_root=tmp_path, target=engine), rounds=20)
+    predicted = explain_predicted(network, plan, Profiled(SOC, dataset_root=tmp_path))
+    for found, gpu, best in ((ran, 0.5, 2 / 3), (predicted, 1.0, 0.5)):
+        assert sorted(op.op for op in found.whole) == names
+        for op in found.whole:
+            assert op.whole_ms == pytest.approx(OP_MS / gpu)
+            assert op.best_ms == pytest.approx(best * OP_MS)
 
 
 def test_a_run_on_a_device_adds_up(first_soc: LocalSoc, tmp_path: Path) -> None:

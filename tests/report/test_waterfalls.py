@@ -20,6 +20,7 @@ from codl.report.waterfalls import (
     findings,
     steps_of,
     waterfall_content,
+    whole_content,
 )
 
 TERMS = {"cuts": 1.0, "halo": 2.0, "overlap": -0.5}
@@ -160,3 +161,32 @@ def test_a_page_and_a_frame(tmp_path: Path) -> None:
 def test_what_does_not_add_up_is_refused(content: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidFileError, match=words):
         explain_result(content)
+
+
+def left_whole(op: str, **values: Any) -> dict[str, Any]:
+    split = {"dim": "OC", "gpu_ratio": 0.625, "best_ms": 0.41, "saves_ms": 0.2}
+    return {"op": op, "processor": "gpu", "whole_ms": 0.61, "net_ms": 0.05, **split, **values}
+
+
+def test_a_sentence_for_every_op_left_whole() -> None:
+    rows = [
+        left_whole("shared", sharing_ms=0.21),
+        left_whole("called", sharing_ms=-0.01),
+        left_whole("better", net_ms=-0.1),
+        left_whole("slower", best_ms=0.7, saves_ms=-0.09),
+        left_whole("fixed", dim=None, gpu_ratio=None, best_ms=0.61, saves_ms=0.0, net_ms=0.0),
+    ]
+    result = explain_result(waterfall(whole=rows))
+    sentences = {row.cells[0]: row.cells[-1] for row in whole_content(result).sections[0].rows}
+    split = "0.610 ms on the GPU; split by OC at 0.62 it computes in 0.410 ms"
+    assert sentences == {
+        "shared": f"{split}; sharing 0.210 ms stands against it.",
+        "called": f"{split}; launches, calls of nets and waits stand against it.",
+        "better": f"{split}; the plan would be faster.",
+        "slower": "0.610 ms on the GPU; split by OC at 0.62 it computes in 0.700 ms: "
+        "nothing is saved.",
+        "fixed": "0.610 ms on the GPU; it cannot be split.",
+    }
+    shown = whole_content(result, most=2)
+    assert [row.cells[0] for row in shown.sections[0].rows] == ["shared", "called"]
+    assert any("3 ops more" in line for line in shown.caption)
