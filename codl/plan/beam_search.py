@@ -3,8 +3,8 @@
 A label says how the network can have come to a point between two layers: which region of every
 tensor that is still read each processor then holds, and when each is free. Of two labels that hold
 the same, one that is later on both processors is of no use. Of the others those that promise most
-go on: two where there are many chains, of which more hardly change a plan, and elsewhere as many as
-make most searches exact over their chains.
+go on: eight where there are many chains, and elsewhere as many as make most searches exact over
+their chains.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from codl.records.soc import PowerW, Soc
 Goal: TypeAlias = Literal["latency", "energy", "energy-delay"]
 GOALS: tuple[str, ...] = get_args(Goal)
 #: Labels that go on from a point: where networks have at most `FEW` candidate chains, and else.
-WIDEST, NARROW, FEW = 64, 2, 200
+WIDEST, NARROW, FEW = 64, 8, 200
 
 
 class Spent(NamedTuple):

@@ -32,7 +32,7 @@ LONGEST = 24
 #: Lengths of chains on one processor that end before the network does.
 LENGTHS = (1, 4)
 #: Chains that compute this many times longer than their ops at their best are left out.
-MOST_LOSS = 1.1
+MOST_LOSS = 1.3
 
 
 class Candidates:

@@ -37,7 +37,7 @@ Method: TypeAlias = Literal["serial", "greedy", "dp", "exhaustive"]
 #: More layers than this have too many plans to look at each.
 FEW = 5
 #: Labels that go on from a point where only the ratios of a plan are searched.
-RECUT_LABELS = 8
+RECUT_LABELS = 32
 #: Of the ways to split the images of a whole network, those that are planned in full.
 IMAGE_SPLITS = 3
 

@@ -45,9 +45,9 @@ class Placement:
 
     `icd` names the driver as `codl devices` lists it (a wheel, or the system's ICD file). Threads
     of the CPU side, of all its libraries, run on any of the `cpu_cores`: the first of these are
-    neighbours. There are as many threads as cores, or `cpu_threads` where that is not 0. Where
-    `cpu_pinned` is false, fewer threads than cores move among all of them; else, as where it was
-    not measured, they get no more cores than threads. `gpu_cores` are the host cores that the
+    neighbours. There are as many threads as cores, or `cpu_threads` where that is not 0. Fewer
+    threads than cores move among all of them; where `cpu_pinned` was measured to be faster, they
+    get no more cores than threads. `gpu_cores` are the host cores that the
     OpenCL device runs on; none where it is a real GPU. Hints are of `HINTS`, for drivers that take
     them. Engines keep the `limits`; what measures single kernels does not.
     """
@@ -81,7 +81,7 @@ class Placement:
                 f"{count} threads need as many cores, the CPU side has {len(cores)} "
                 f"({_listed(cores)}): give {'1 to ' if len(cores) > 1 else ''}{len(cores)}."
             )
-        if self.cpu_pinned is not False:
+        if self.cpu_pinned:
             cores = cores[:count]
         return replace(self, cpu_cores=cores, cpu_threads=count if count < len(cores) else 0)
 

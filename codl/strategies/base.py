@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,15 +10,22 @@ from time import perf_counter
 from typing import Any, TypeAlias
 
 from codl.errors import CodlError, InvalidFileError
-from codl.ir import Network
+from codl.ir import Network, Op
 from codl.ir.environment import Environment
 from codl.ir.plan import Plan, PlanOrigin
+from codl.ir.types import Processor
 from codl.kernels.tuning import Tuning
 from codl.measure import dataset, tuning_file
 from codl.measure.dataset import Dataset, dataset_digest
 from codl.plan.beam_search import LATENCY, Objective
 from codl.plan.corrections import Evidence, corrected
-from codl.plan.cost_model import ANYWHERE, CostModel, LatencyPredictors, WeightPlaces
+from codl.plan.cost_model import (
+    ANYWHERE,
+    CostModel,
+    LatencyPredictors,
+    Milliseconds,
+    WeightPlaces,
+)
 from codl.plan.coverage import covered, without_winograd
 from codl.predict import DEFAULT, FOLDER
 from codl.provenance import VERSION, commit
@@ -26,6 +33,7 @@ from codl.records.gpu_limits import UNLIMITED, GpuLimits
 from codl.records.soc import Soc
 from codl.registry import Registry
 from codl.runtime.placement import at_hand, limits_of, splittable
+from codl.runtime.threads import one_blas_thread
 from codl.strategies.profiles import Profiling
 from codl.targets.base import Target
 
@@ -119,9 +127,15 @@ class Context:
         profile = self.profiling.of(network) if profiled and self.profiling else None
         if profile is None:
             return cost
-        return corrected(
-            cost, (Evidence.of(network, run, cost, self.local) for run in profile.runs)
-        )
+        evidence = (Evidence.of(network, run, cost, self.local) for run in profile.runs)
+        by_profile = corrected(cost, evidence)
+
+        def factors(processor: Processor, target: str, ops: Sequence[Op]) -> Milliseconds:
+            assert by_profile.corrections is not None
+            with one_blas_thread():
+                return by_profile.corrections(processor, target, ops)
+
+        return cost.corrected(factors, by_profile.stage_ms)
 
     @property
     def local(self) -> Soc:

@@ -34,6 +34,7 @@ from codl.records.profile import NetworkProfile, PlanRun
 from codl.records.results import TimeSpan, doubts
 from codl.records.statistic import nearest
 from codl.runtime.loaded import totals_ms
+from codl.runtime.threads import one_blas_thread
 from codl.strategies.base import STRATEGIES, Context
 
 #: Rounds that propose a plan: at least and, without a time to plan for, at most.
@@ -74,7 +75,7 @@ def planned_on_device(network: Network, context: Context, *, strategy: str) -> P
 
     Ctrl-C takes the best so far. Raises `DeviceError` or `UnsupportedError` where no plan runs.
     """
-    with DeviceLoop.of(network, context, strategy) as loop:
+    with one_blas_thread(), DeviceLoop.of(network, context, strategy) as loop:
         with loop.kept():
             loop.begin()
             loop.improve()

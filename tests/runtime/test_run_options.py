@@ -61,7 +61,7 @@ def test_fewer_threads_than_cores_are_pinned_to_the_first_or_move(pinned: bool |
     place = Placement("none", (4, 5, 6, 7, 0, 1), cpu_pinned=pinned)
     few = with_cores(LocalSoc.of(SOC, place), None, 2).placement
     assert few.threads == 2
-    assert few.cpu_cores == (place.cpu_cores if pinned is False else (4, 5))
+    assert few.cpu_cores == ((4, 5) if pinned else place.cpu_cores)
     assert with_cores(LocalSoc.of(SOC, place), None, 6).placement == place
 
 

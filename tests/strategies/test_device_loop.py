@@ -133,9 +133,7 @@ def test_a_plan_time_goes_on_where_rounds_gain_nothing(network: Network, tmp_pat
     assert longer.now - begin < 120.0 + 20 * LOAD_S
 
 
-def test_what_was_measured_is_kept_and_nothing_runs_again(
-    network: Network, tmp_path: Path
-) -> None:
+def test_what_was_measured_is_kept_and_nothing_runs_again(network: Network, tmp_path: Path) -> None:
     first = scripted(network)
     plan = find("codl").plan(network, context_of(first, LAWS, Profiling(tmp_path)))
     again = scripted(network)
