@@ -277,7 +277,8 @@ def find_pinning(
     count = own.threads if own.threads < len(cores) else own.threads // 2
     if count == 0:
         return found
-    few = replace(soc, placement=own.with_threads(count))
+    neighbours = replace(own, cpu_cores=own.cpu_cores[:count], cpu_threads=0)
+    few = replace(soc, placement=neighbours)
     note(f"Measuring {PINNED}")
     try:
         with closing(connect(target.serial, few)) as placed, closing(placed.fresh()) as fresh:
@@ -285,8 +286,8 @@ def find_pinning(
     except CodlError as error:
         fact = Fact(PINNED, None, str(error))
     place = replace(own, cpu_pinned=None if fact.value is None else bool(fact.value))
-    if fact.value is False:
-        place = place.with_threads(own.threads, cores)
+    if fact.value is not None:
+        place = place.with_threads(own.threads, None if fact.value else cores)
     return FoundFacts(replace(soc, placement=place), (*found.facts, fact))
 
 
