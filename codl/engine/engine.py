@@ -56,7 +56,8 @@ class Engine:
     with what runs instead; each is also a `CodlWarning`.
 
     An engine that adapts (`adapt`) changes to a balanced plan where one processor has become slower
-    or faster; `adaptation` has the changes.
+    or faster: `plan` is the one that it runs now, and `adaptation` has the changes. It profiles an
+    inference now and then, and holds two plans while it compares them.
 
     An engine that `recovers` survives its GPU: where that fails in an inference, the CPU does the
     inference again whole, and all that follow, with a `CodlWarning`; `gpu_failure` says why. Others
@@ -119,7 +120,6 @@ class Engine:
         fallbacks: tuple[Fallback, ...],
     ) -> None:
         self.network, self.soc = network, soc
-        #: What runs now.
         self.plan = plan
         self.fallbacks, self._loaded = fallbacks, loaded
         self._adapter: Adapter | None = None
