@@ -75,6 +75,7 @@ def compile(
     from codl.api.job import profiling
     from codl.ir.plan import load_plan
     from codl.strategies import DEFAULT, Context, find
+    from codl.strategies.adapter import PlanAdapter
     from codl.targets.connect import connect
     from codl.targets.detect import load_local
     from codl.validate.first_check import checked_engine
@@ -102,12 +103,11 @@ def compile(
     context = Context.of(
         described, target=target, profiling=profiling(target, profile), plan_time_s=plan_time_s
     )
+    adapter = PlanAdapter(context, network) if adaptive else None
     chosen = load_plan(Path(plan)) if plan else find(strategy or DEFAULT).plan(network, context)
     engine = checked_engine(network, chosen, target, context.tuning, source=source, recovers=True)
-    if adaptive:
-        from codl.strategies.adapter import PlanAdapter
-
-        engine.adapt(PlanAdapter(context, network))
+    if adapter is not None:
+        engine.adapt(adapter)
     return engine
 
 

@@ -82,6 +82,7 @@ def _open_model(job: Job, how: RunHow, stack: ExitStack) -> _Opened:
     network, source = job.read_with_source(check=how.check)
     arrays = read_inputs(network, how.inputs, job.deployment, random_inputs)
     context = stack.enter_context(job.connected())
+    adapter = PlanAdapter(context, network) if how.adapts else None
     plan = job.plan_of(network, context)
     job.reporter.stage(f"Loading {network.name}: building its kernels and packing its weights")
     engine = checked_engine(
@@ -93,8 +94,8 @@ def _open_model(job: Job, how: RunHow, stack: ExitStack) -> _Opened:
         recovers=not how.strict,
         strict=how.strict,
     )
-    if how.adapts:
-        engine.adapt(PlanAdapter(context, network))
+    if adapter is not None:
+        engine.adapt(adapter)
     return _Opened(engine, context.device, arrays, context, context.default_cost(network))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -173,6 +174,26 @@ def test_outputs_stay_right_across_a_change(
         assert engine.plan != plan
     if serial == "process":
         target.close()
+
+
+def test_threads_get_their_own_outputs_across_a_change(
+    first_soc: LocalSoc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("codl.strategies.adapter.WORTH", np.inf)
+    network = row(3)
+    plan = make_plan(network, first_soc, [(3, "H", 0.9)], "missing")
+    target = here(first_soc)
+    inputs = [image(network, seed) for seed in range(5 * FIRST)]
+    with Engine(network, default_plan(network, first_soc, "cpu"), target) as alone:
+        expected = [alone(x) for x in inputs]
+    with Engine(network, plan, target) as engine, ThreadPoolExecutor(4) as pool:
+        context = ScriptedContext(first_soc, target=target, predictors=PREDICTORS)
+        engine.adapt(PlanAdapter(context, network))
+        for found, right in zip(pool.map(engine, inputs), expected, strict=True):
+            for name, values in right.items():
+                np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-5)
+        assert engine.adaptation is not None
+        assert engine.adaptation.changes
 
 
 def test_engines_that_do_not_adapt_say_so(first_soc: LocalSoc) -> None:
