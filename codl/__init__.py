@@ -62,8 +62,8 @@ def compile(
     are as `codl tune` left them in `./lat_datasets`. Some plans run before the fastest is taken, for
     `plan_time_s` seconds, or as long as they gain; what they took is kept in `./profiles`.
     `profile` is a file of that, or off. `batch` is how many images a run takes, if not as many as the model says; `shapes`
-    are those of inputs whose sizes it leaves open. An `adaptive` engine moves shares where
-    one processor becomes slower or faster; see `codl.engine.engine.Engine`. Its outputs are
+    are those of inputs whose sizes it leaves open. An `adaptive` engine changes to a balanced plan
+    where one processor becomes slower or faster; see `codl.engine.engine.Engine`. Its outputs are
     compared once with ONNX Runtime's, on inputs from a seed (`engine.checked`): ops that are wrong
     run in other kernels, with a `CodlWarning`. Without `check` nothing is compared. Raises
     `CodlError` where something is missing or unknown, and `WrongResultError` where no kernels make
@@ -75,6 +75,7 @@ def compile(
     from codl.api.job import profiling
     from codl.ir.plan import load_plan
     from codl.strategies import DEFAULT, Context, find
+    from codl.strategies.adapter import PlanAdapter
     from codl.targets.connect import connect
     from codl.targets.detect import load_local
     from codl.validate.first_check import checked_engine
@@ -102,10 +103,12 @@ def compile(
     context = Context.of(
         described, target=target, profiling=profiling(target, profile), plan_time_s=plan_time_s
     )
+    adapter = PlanAdapter(context, network) if adaptive else None
     chosen = load_plan(Path(plan)) if plan else find(strategy or DEFAULT).plan(network, context)
-    return checked_engine(
-        network, chosen, target, context.tuning, source=source, adaptive=adaptive, recovers=True
-    )
+    engine = checked_engine(network, chosen, target, context.tuning, source=source, recovers=True)
+    if adapter is not None:
+        engine.adapt(adapter)
+    return engine
 
 
 @boundary()

@@ -23,6 +23,7 @@ from codl.measure.inputs import random_inputs
 from codl.plan.cost_model import CostModel
 from codl.runtime.loaded import sharing_ms
 from codl.strategies import Context
+from codl.strategies.adapter import PlanAdapter
 from codl.strategies.device_loop import keep_run
 from codl.targets.base import Target
 from codl.targets.connect import connect
@@ -81,6 +82,7 @@ def _open_model(job: Job, how: RunHow, stack: ExitStack) -> _Opened:
     network, source = job.read_with_source(check=how.check)
     arrays = read_inputs(network, how.inputs, job.deployment, random_inputs)
     context = stack.enter_context(job.connected())
+    adapter = PlanAdapter(context, network) if how.adapts else None
     plan = job.plan_of(network, context)
     job.reporter.stage(f"Loading {network.name}: building its kernels and packing its weights")
     engine = checked_engine(
@@ -89,10 +91,11 @@ def _open_model(job: Job, how: RunHow, stack: ExitStack) -> _Opened:
         context.device,
         context.tuning,
         source=source,
-        adaptive=how.adapts,
         recovers=not how.strict,
         strict=how.strict,
     )
+    if adapter is not None:
+        engine.adapt(adapter)
     return _Opened(engine, context.device, arrays, context, context.default_cost(network))
 
 
@@ -121,13 +124,13 @@ def _open_bundle(job: Job, how: RunHow, stack: ExitStack) -> _Opened:
 
 
 def _measured(opened: _Opened, job: Job, how: RunHow) -> RunReport:
-    """Run it; shares that moved to other ratios are kept for the next time."""
+    """Run it; what a plan takes that it has changed to is kept for the next time."""
     engine, context = opened.engine, opened.context
     if how.strict and engine.fallbacks:
         raise CodlError(f"--strict: {'; '.join(map(str, engine.fallbacks))}")
     job.reporter.stage(f"Running {engine.network.name}, {how.rounds} times")
     done = measure(engine, opened.target, opened.inputs, opened.cost, rounds=how.rounds)
-    if context is not None and engine.adaptation is not None and engine.adaptation.moves:
+    if context is not None and engine.adaptation is not None and engine.adaptation.changes:
         keep_run(engine, context, done.latency_ms.level)
     return done
 

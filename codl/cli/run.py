@@ -42,9 +42,9 @@ AdaptOption = Annotated[
     bool,
     typer.Option(
         "--adapt/--no-adapt",
-        help="Move shares to whichever processor becomes the faster one, between ratios that are "
-        "ready in {codl.engine.engine:MOST_MEMORY} times the plan's memory. Takes seconds more to "
-        "begin; on this machine only.",
+        help="Change to a balanced plan where one processor becomes slower or faster. Both plans "
+        "are in memory while they are compared. As many inferences as --rounds come before those "
+        "that are timed.",
     ),
 ]
 TrustOption = Annotated[
@@ -177,7 +177,7 @@ def _summary(result: Mapping[str, Any]) -> str:
     return (
         f"{result['model']} by {result['strategy']} on {result['soc']}: "
         f"{latency_ms.format(**result['latency_ms'])}, {predicted} predicted, "
-        f"data sharing {result['data_sharing_ms']:.2f} ms, measured{_moved(result['adaptation'])}"
+        f"data sharing {result['data_sharing_ms']:.2f} ms, measured{_changed(result['adaptation'])}"
         f"{_limited(result['limited'])}"
     )
 
@@ -217,13 +217,14 @@ def _limited(limited: Mapping[str, Any] | None) -> str:
     return text
 
 
-def _moved(adaptation: Mapping[str, Any] | None) -> str:
-    """How shares moved, for people."""
+def _changed(adaptation: Mapping[str, Any] | None) -> str:
+    """How the plan changed, for people."""
     if adaptation is None:
         return ""
-    if len(adaptation["gpu_ratios"]) == 1:
-        return "; nothing adapts: the plan shares no stage, or its memory leaves no room"
+    if not (changes := adaptation["changes"]):
+        return f"; the plan did not change in {adaptation['runs']} runs"
+    last = changes[-1]
     return (
-        f"; shares moved {len(adaptation['moves'])} times in {adaptation['runs']} runs and are "
-        f"those for a GPU of {adaptation['scale']:.2f} times the planned speed"
+        f"; the plan changed {len(changes)} times in {adaptation['runs']} runs, the last time from "
+        f"{last['before_ms']:.2f} to {last['after_ms']:.2f} ms"
     )

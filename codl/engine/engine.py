@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, cached_property, partial
-from typing import TYPE_CHECKING, Any, NoReturn, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from codl.engine.cpu_fallback import CpuFallback
-from codl.engine.shared_sessions import AdaptiveSession
 from codl.errors import CodlError, CodlWarning, DeviceError, UnsupportedError
 from codl.ir import Array, Layer, Network
 from codl.ir.executable import Executable, GpuOp, NcnnNet, OnnxNet, OpenVinoNet, Refusal
@@ -21,23 +20,24 @@ from codl.ir.region import as_nchw
 from codl.ir.types import Element, Storage, arithmetic_of, narrowest
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
-from codl.lower.alternatives import alternatives, gpu_weights
 from codl.records.gpu_limits import LimitedGpu
 from codl.records.results import Adaptation, Checked, Fallback, TimeSpan
 from codl.runtime.loaded import Footprint, Loaded, RefusedError
 from codl.runtime.placement import LocalSoc, at_hand, splittable
-from codl.targets.local import LocalTarget
 
 if TYPE_CHECKING:  # what a target measures is not loaded to run
     from codl.targets.base import Target
 
 #: Ops that masks of infinities may pass on their way to attention.
 PASSING = ("eltwise", "reshape", "transpose", "slice", "tile", "concat", "concat_nd")
-#: A plan and what it may become take at most this many times the memory of the plan alone.
-MOST_MEMORY = 1.5
-#: What the alternatives share is known when they are loaded: where that is too much, they are made
-#: again for these parts of the memory that they may take.
-PARTS = (1.0, 0.6, 0.3, 0.0)
+
+
+class Adapter(Protocol):
+    """Called after each inference of an engine, it may change the plan (`Engine.exchange`)."""
+
+    @property
+    def adaptation(self) -> Adaptation: ...
+    def after_run(self, engine: Engine) -> None: ...
 
 
 class Engine:
@@ -55,9 +55,9 @@ class Engine:
     kernels of its own. What the device does not run is lowered again without: `fallbacks` lists it,
     with what runs instead; each is also a `CodlWarning`.
 
-    An `adaptive` engine keeps the shares balanced where one processor becomes slower or faster: it
-    has some alternatives of the plan ready and changes between them (`adaptation`). Raises
-    `UnsupportedError` for a target in another process.
+    An engine that adapts (`adapt`) changes to a balanced plan where one processor has become slower
+    or faster: `plan` is the one that it runs now, and `adaptation` has the changes. It profiles an
+    inference now and then, and holds two plans while it compares them.
 
     An engine that `recovers` survives its GPU: where that fails in an inference, the CPU does the
     inference again whole, and all that follow, with a `CodlWarning`; `gpu_failure` says why. Others
@@ -75,7 +75,6 @@ class Engine:
         tuning: Tuning = Tuning(),
         *,
         fuse: bool = True,
-        adaptive: bool = False,
         recovers: bool = False,
     ) -> None:
         soc = at_hand(target.soc)
@@ -92,8 +91,6 @@ class Engine:
         lowering = partial(lower, network, soc=finer, tuning=tuning, without=refusals, fuse=fuse)
         self._begin(loaded, network, plan, soc, fallbacks)
         self._cpu_fallback, self._recovers = CpuFallback(network, soc, target, lowering), recovers
-        if adaptive:
-            self._adapt(target, lowering)
         for fallback in self.fallbacks:
             warnings.warn(str(fallback), CodlWarning, stacklevel=2)
 
@@ -123,9 +120,11 @@ class Engine:
         fallbacks: tuple[Fallback, ...],
     ) -> None:
         self.network, self.soc = network, soc
+        self.plan = plan
         self.fallbacks, self._loaded = fallbacks, loaded
-        self._plans: Mapping[float, Plan] = {1.0: plan}
-        self._adaptive: AdaptiveSession | None = None
+        self._adapter: Adapter | None = None
+        #: Arrays that stay where they are when the plan changes; None where it does not.
+        self._outputs: Mapping[str, Array] | None = None
         #: What has values that are no numbers, and what runs that in ONNX Runtime.
         self._nonfinite: Sequence[str] = ()
         self._in_onnxruntime: Loaded | None = None
@@ -134,59 +133,21 @@ class Engine:
         #: What came of comparing it with its model's reference; None where nobody did.
         self.checked: Checked | None = None
 
-    def _adapt(self, target: Target, lowering: Callable[[Plan], Executable]) -> None:
-        """Load the plan once more, together with what it may become."""
-        if not isinstance(target, LocalTarget):
-            raise UnsupportedError(
-                "Plans adapt in the process that runs them, and this target is in another one: it "
-                "runs one plan as it is. Leave adapting off."
-            )
-        alone, plan, base = self._loaded.footprint, self.plan, self.executable
-        factor = alone.gpu_weight_bytes / max(1, gpu_weights(base))
-        limits = target.soc.placement.limits
-        for part in PARTS:
-            self._loaded.close()
-            budget = part * (MOST_MEMORY - 1) * alone.total
-            by_scale = alternatives(self.network, plan, lowering, budget=budget, gpu_factor=factor)
-            self._plans = {scale: other for scale, (other, _) in by_scale.items()}
-            executables = {scale: executable for scale, (_, executable) in by_scale.items()}
-            self._loaded = self._adaptive = AdaptiveSession(executables, target.device, limits)
-            if self.memory.total <= MOST_MEMORY * alone.total:
-                return
-        self._loaded.close()
-        self._loaded = self._adaptive = AdaptiveSession({1.0: base}, target.device, limits)
+    def adapt(self, adapter: Adapter) -> None:
+        """Let an adapter change the plan between inferences from now on."""
+        self._adapter = adapter
+        self._outputs = {name: array.copy() for name, array in self._loaded.outputs.items()}
 
-    @property
-    def plan(self) -> Plan:
-        """By what it runs now."""
-        return self._plans[1.0 if self._adaptive is None else self._adaptive.scale]
-
-    def each_plan(self) -> Iterator[Plan]:
-        """All that it may run by, each of which is active in turn; then its own is again."""
-        if self._adaptive is None:
-            yield self.plan
-            return
-        for scale in (*(scale for scale in self._adaptive.scales if scale != 1.0), 1.0):
-            if self._adaptive is not None:
-                self._adaptive.use(scale)
-                yield self._plans[scale]
-        if self._adaptive is not None:
-            self._adaptive.use(1.0)
+    def exchange(self, other: Engine) -> None:
+        """Run by the plan of another engine of the same network, and that one by this one's."""
+        self.plan, other.plan = other.plan, self.plan
+        self.fallbacks, other.fallbacks = other.fallbacks, self.fallbacks
+        self._loaded, other._loaded = other._loaded, self._loaded
 
     @property
     def adaptation(self) -> Adaptation | None:
-        """How shares have moved so far; None where they never do."""
-        if self._adaptive is None:
-            return None
-        return Adaptation(
-            gpu_ratios={
-                scale: tuple(chain.gpu_ratio for chain in self._plans[scale].chains)
-                for scale in self._adaptive.scales
-            },
-            scale=self._adaptive.scale,
-            runs=self._adaptive.controller.runs,
-            moves=tuple(self._adaptive.controller.moves),
-        )
+        """How the plan has changed so far; None where it never does."""
+        return None if self._adapter is None else self._adapter.adaptation
 
     @property
     def executable(self) -> Executable:
@@ -306,15 +267,20 @@ class Engine:
 
     def run(self) -> None:
         """Run on what was fed; the outputs then lie in `outputs`. Allocates no tensor."""
-        if self._nonfinite:
-            self._run_in_onnxruntime()
-            return
-        loaded = self._loaded
-        try:
-            loaded.run()
-        except DeviceError as error:
-            self._recover(loaded, error)
-            self._loaded.run()
+        with self._loaded.lock:
+            loaded = self._loaded
+            if self._nonfinite:
+                self._run_in_onnxruntime()
+            else:
+                try:
+                    loaded.run()
+                except DeviceError as error:
+                    self._recover(loaded, error)
+                    self._loaded.run()
+            for name, array in (self._outputs or {}).items():
+                np.copyto(array, self._loaded.outputs[name].reshape(array.shape))
+            if self._adapter is not None and not self._nonfinite:
+                self._adapter.after_run(self)
 
     def recover(self, why: DeviceError) -> None:
         """Go on without the GPU, which has failed; raises `why` where nothing stands by."""
@@ -330,8 +296,8 @@ class Engine:
                 return
             if self._cpu_fallback is None or not self._recovers:
                 raise why
-            plan, self._loaded = self._cpu_fallback.take_over(failed, self.plan, why)
-            self._plans, self._adaptive, self._recovers = {1.0: plan}, None, False
+            self.plan, self._loaded = self._cpu_fallback.take_over(failed, self.plan, why)
+            self._adapter, self._recovers = None, False
             self.gpu_failure = str(why)
         warnings.warn(
             f"{self.gpu_failure} The CPU does this inference again, and all that follow.",
@@ -385,7 +351,7 @@ class Engine:
     @property
     def outputs(self) -> Mapping[str, Array]:
         """The output arrays, overwritten by the next run."""
-        return self._loaded.outputs
+        return self._loaded.outputs if self._outputs is None else self._outputs
 
     def profile(self, runs: int = 5, *, layers: bool = False) -> list[TimeSpan]:
         """What each processor did when, in the middle one of some runs on what was fed.

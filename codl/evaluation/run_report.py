@@ -45,9 +45,12 @@ def measure(
 ) -> RunReport:
     """Run an engine of a target on inputs by name, with `rounds` timed runs behind an untimed one.
 
-    By the predictions of `cost` ops share what they took together; without, alike.
+    By the predictions of `cost` ops share what they took together; without, alike. An engine that
+    adapts first serves as many inferences, and the plan that it then has is timed.
     """
     outputs = engine(inputs)
+    for _ in range(rounds if engine.adaptation is not None else 0):
+        engine.run()
     effort = Effort(min_rounds=1, min_seconds=0, warm=rounds)
     try:
         times = _timed(engine, target, effort)

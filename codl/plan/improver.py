@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 import numpy as np
@@ -84,7 +84,7 @@ class Improver:
         done = {*self.runs, *tried}
         balanced_ms = inf
         if self.best is not None:
-            balanced = recut(self.best.plan, self.network, self.corrected)
+            balanced = self.balanced(self.best.plan)
             if balanced.fingerprint not in done:
                 done.add(balanced.fingerprint)
                 balanced_ms = balanced.predicted_ms or inf
@@ -99,6 +99,18 @@ class Improver:
                 yield plan
         if is_due:
             yield balanced
+
+    def balanced(self, plan: Plan) -> Plan:
+        """The plan with its ratios moved to where both processors end together.
+
+        Layers, chains and dimensions stay. A step moves them a little, so steps go on to where
+        nothing is gained.
+        """
+        written, moved = plan.applied(self.network)
+        moved, before = replace(moved, predicted_ms=None), ""
+        while moved.fingerprint != before:
+            before, moved = moved.fingerprint, recut(moved, written, self.corrected)
+        return moved.restored(self.network, plan.sums)
 
     def explored(self, seed: int, tried: Collection[str] = ()) -> Plan | None:
         """A plan that is best if predictions are off by some factor for each kernel variant.

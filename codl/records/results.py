@@ -112,26 +112,24 @@ class TimeSpan:
 
 
 @dataclass(frozen=True)
-class Move:
-    """Shares that moved after `runs`: for a GPU that is `scale` times as fast beside the CPU
-    as the plan was made for, and before for `previous`.
+class PlanChange:
+    """A change to a faster plan after `runs` inferences.
+
+    Both plans were timed in turns. `gpu_ratios` are those of the new plan's chains.
     """
 
     runs: Count
-    previous: Amount
-    scale: Amount
+    before_ms: Amount
+    after_ms: Amount
+    gpu_ratios: tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class Adaptation:
-    """How an engine keeps its plan balanced: by scale what each chain's GPU ratio is, the scale
-    that is active, the runs that were watched, and the last moves among them.
-    """
+    """How an engine adapted: the inferences that were watched, and the last changes of the plan."""
 
-    gpu_ratios: Mapping[float, tuple[float, ...]]
-    scale: Amount
     runs: Count
-    moves: tuple[Move, ...]
+    changes: tuple[PlanChange, ...]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from time import perf_counter, perf_counter_ns
+from time import perf_counter
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -67,21 +67,16 @@ def without_span(name: str, run: Callable[[], object], kind: str = "") -> Action
 
 
 class Binder:
-    """Makes actions of commands; to run them is to enqueue on the queue that the device has now.
-
-    A thread that waits for the GPU notes in `marks` when it begins and ends to, in nanoseconds.
-    """
+    """Makes actions of commands; to run them is to enqueue on the queue that the device has now."""
 
     def __init__(
         self,
         executable: Executable,
         handles: Handles,
         device: OpenClDevice,
-        marks: list[int] | None = None,
         events: Events | None = None,
     ) -> None:
         self._executable, self._handles, self._device = executable, handles, device
-        self._marks = marks
         self.events: Events = {} if events is None else events
 
     def bind(self, commands: Iterable[Command]) -> list[Action]:
@@ -128,9 +123,7 @@ class Binder:
             case Unmap():
                 return self._host(command, handles.staging(command.buffer).unmap)
             case Wait():
-                is_marked = self._marks is not None and self._span(command).kind == "sync"
-                wait = self._marked_wait if is_marked else self._wait
-                return self._host(command, partial(wait, command.event))
+                return self._host(command, partial(self._wait, command.event))
             case Copy():
                 return self._host(command, self._copy(command))
 
@@ -185,12 +178,6 @@ class Binder:
             signal.wait()
         else:
             self._device.wait(signal)
-
-    def _marked_wait(self, event: int) -> None:
-        assert self._marks is not None
-        self._marks.append(perf_counter_ns())
-        self._wait(event)
-        self._marks.append(perf_counter_ns())
 
     def _copy(self, command: Copy) -> Callable[[], object]:
         place = self._device.soc.placement

@@ -363,13 +363,12 @@ class PacedBinder(Binder):
         executable: Executable,
         handles: Handles,
         device: OpenClDevice,
-        marks: list[int] | None,
         events: Events,
         *,
         launches: SplitLaunches,
         paced: PacedQueue,
     ) -> None:
-        super().__init__(executable, handles, device, marks, events)
+        super().__init__(executable, handles, device, events)
         self._split, self._paced = launches, paced
 
     def bind(self, commands: Iterable[Command]) -> list[Action]:

@@ -71,7 +71,7 @@ class Session:
                     raise RefusedError(handles.refused)
                 on_step(-1)
                 handles.host.make_nets()
-                self._bind(None if share is None else share.marks, limits)
+                self._bind(limits)
             except BaseException as error:
                 device.let_go(error)  # its frames hold what was allocated
                 raise
@@ -86,9 +86,9 @@ class Session:
             handles.weight_bytes,
         )
 
-    def _bind(self, marks: list[int] | None, limits: GpuLimits) -> None:
+    def _bind(self, limits: GpuLimits) -> None:
         executable, handles, device = self.executable, self._handles, self._device
-        self._binder = Binder(executable, handles, device, marks)
+        self._binder = Binder(executable, handles, device)
         # Before the setup: what is measured runs on whatever lies in its memory.
         launches = SplitLaunches(handles, device, executable.commands, limits) if limits else None
         for action in self._binder.bind(executable.setup):
@@ -101,7 +101,6 @@ class Session:
                 executable,
                 handles,
                 device,
-                marks,
                 self._binder.events,
                 launches=launches,
                 paced=self._paced,
@@ -144,15 +143,6 @@ class Session:
                 action.profile(timeline)
             self._device.finish()
             return timeline.spans()
-
-    def run_drained(self) -> None:
-        """One inference in which each stage begins when the GPU has nothing left to do."""
-        with self._working(), explained(f"Running {self.executable.model!r}"):
-            self._open()
-            for stage in self.executable.stages:
-                self._device.queue.finish()
-                for action in self._binder.bind(stage.commands):
-                    action.run()
 
     def device_memory(self, buffer: int) -> cl.MemoryObject:
         """A buffer in the device's memory."""

@@ -1,9 +1,9 @@
 """Memory, weights and states that executables of one model share, of which one runs at a time.
 
-Executables that differ in their ratios alone need the same memory by turns, and mostly the same
-weights: kernels that compute fewer channels read the first of those that others read, and nets that
-compute other rows have the same weights. So all of this is there once, as far as it is equal, and
-counted once. What lasts from run to run, as caches do, is one state for all of them.
+The steps of a decoder need the same memory by turns, and mostly the same weights: kernels that
+compute fewer channels read the first of those that others read, and nets that compute other rows
+have the same weights. So all of this is there once, as far as it is equal, and counted once. What
+lasts from run to run, as caches do, is one state for all of them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ ACCOUNTS: dict[Place, Account] = {"cpu": "cpu", "shared": "cpu", "gpu": "gpu"}
 
 @dataclass(eq=False)
 class Item:
-    """Something that is held for some of the executables."""
+    """Something that is held for all executables that need it."""
 
     key: Any
     thing: Any
@@ -58,7 +58,6 @@ class Item:
     account: Account
     #: The arrays that it was made of, until all that may share it are loaded.
     made_of: list[Array] = field(default_factory=list)
-    users: set[int] = field(default_factory=set)
 
 
 class SharedResources:
@@ -87,26 +86,13 @@ class SharedResources:
             for part in net.parts
         }
 
-    def find(
-        self, key: Any, user: int, fits: Callable[[Item], bool] = lambda item: True
-    ) -> Item | None:
-        """An item of a key that fits, now also a user's."""
-        for item in self._items:
-            if item.key == key and fits(item):
-                item.users.add(user)
-                return item
-        return None
+    def find(self, key: Any, fits: Callable[[Item], bool] = lambda item: True) -> Item | None:
+        """An item of a key that fits."""
+        return next((item for item in self._items if item.key == key and fits(item)), None)
 
-    def keep(self, user: int, item: Item) -> Any:
-        item.users.add(user)
+    def keep(self, item: Item) -> Any:
         self._items.append(item)
         return item.thing
-
-    def release(self, user: int) -> None:
-        """Let go what no other executable uses; its session must be closed."""
-        for item in self._items:
-            item.users.discard(user)
-        self._items = [item for item in self._items if item.users]
 
     @cached_property
     def arranged(self) -> ArrangedWeights:
@@ -159,10 +145,7 @@ def _port_names(executable: Executable) -> dict[int, str]:
 
 
 class Share:
-    """One executable's part of what is common; `user` is its number.
-
-    `marks` are the nanoseconds at which its last run began and ended each wait for the GPU.
-    """
+    """One executable's part of what is common; `user` is its number."""
 
     def __init__(self, common: SharedResources, user: int, executable: Executable) -> None:
         self._shared, self.user, self._executable = common, user, executable
@@ -175,7 +158,6 @@ class Share:
             if executable.buffers[tensor.buffer].place != "staging"
         }
         self._ranks = _ranks(executable)
-        self.marks: list[int] = []
 
     @property
     def arranged(self) -> ArrangedWeights:
@@ -196,11 +178,11 @@ class Share:
         elif number in self._ranks:
             key = self._ranks[number]
             buffer = Buffer(buffer.place, self._shared.sizes[key], buffer.image)
-        item = self._shared.find(("memory", key), self.user)
+        item = self._shared.find(("memory", key))
         if item is None:
             account = ACCOUNTS.get(buffer.place, "")
             item = Item(("memory", key), make(buffer), buffer.bytes, account)
-            self._shared.keep(self.user, item)
+            self._shared.keep(item)
         memory: DeviceMemory = item.thing
         return memory
 
@@ -221,13 +203,11 @@ class Share:
                 return False
             return np.array_equal(other.reshape(-1)[: flat.size], flat)
 
-        item = self._shared.find((*key, shape), self.user, fits)
+        item = self._shared.find((*key, shape), fits)
         if item is not None:
             return item.thing
         made = make()
-        return self._shared.keep(
-            self.user, Item((*key, shape), made, made.size, "gpu_weights", [values])
-        )
+        return self._shared.keep(Item((*key, shape), made, made.size, "gpu_weights", [values]))
 
     def net(self, part: NcnnPart, arrays: list[Array], make: Callable[[str], Any]) -> Any:
         """An ncnn net: another's that differs in the shapes alone that ncnn is told in advance."""
@@ -235,7 +215,6 @@ class Share:
         key = ("net", text, tuple(sorted(part.options.items())))
         item = self._shared.find(
             key,
-            self.user,
             lambda other: (
                 len(other.made_of) == len(arrays)
                 and all(map(np.array_equal, other.made_of, arrays))
@@ -245,21 +224,21 @@ class Share:
             return item.thing
         made = make(self._shared.params.get(text, part.param))
         size = sum(array.nbytes for array in arrays if array.size > 1)
-        return self._shared.keep(self.user, Item(key, made, size, "cpu_weights", arrays))
+        return self._shared.keep(Item(key, made, size, "cpu_weights", arrays))
 
     def array(self, values: Array) -> Array:
         """Weights that a net reads where they lie: another's that are equal."""
         key = ("array", values.shape, values.dtype)
-        item = self._shared.find(key, self.user, lambda other: np.array_equal(other.thing, values))
+        item = self._shared.find(key, lambda other: np.array_equal(other.thing, values))
         if item is None:
             item = Item(key, values, values.nbytes, "cpu_weights")
-            self._shared.keep(self.user, item)
+            self._shared.keep(item)
         array: Array = item.thing
         return array
 
     def count(self, weight_bytes: int) -> None:
         """Weights of a net of another library, which are nobody else's."""
-        self._shared.keep(self.user, Item(None, None, weight_bytes, "cpu_weights"))
+        self._shared.keep(Item(None, None, weight_bytes, "cpu_weights"))
 
 
 def _states(executable: Executable) -> dict[int, tuple[str, Processor]]:

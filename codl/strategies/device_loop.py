@@ -372,13 +372,17 @@ class DeviceLoop:
 
     def _timed(self, plans: Mapping[str, Plan], *, anchors: bool = False) -> TimedTogether:
         models = {name: self._engine(plan).loaded for name, plan in plans.items()}
-        turn_s = sum(self._run_s.get(name, 0.0) for name in plans)
-        warm = max(1, min(3, int(COMPARE_S / max(turn_s, 1e-9))))
-        effort = Effort(
-            min_rounds=LEAST_TURNS, min_seconds=COMPARE_S, warm=warm, max_seconds=2 * COMPARE_S
-        )
+        effort = comparing(sum(self._run_s.get(name, 0.0) for name in plans))
         tuning = self.context.tuning if anchors else None
         return self.context.device.time(models, effort, anchors=tuning)
+
+
+def comparing(turn_s: float) -> Effort:
+    """The effort to compare plans that take so many seconds together."""
+    warm = max(1, min(3, int(COMPARE_S / max(turn_s, 1e-9))))
+    return Effort(
+        min_rounds=LEAST_TURNS, min_seconds=COMPARE_S, warm=warm, max_seconds=2 * COMPARE_S
+    )
 
 
 def keep_run(engine: Engine, context: Context, latency_ms: float) -> None:

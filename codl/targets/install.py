@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 #: What only the host needs: packages and modules of codl.
 HOST_ONLY = (
     *("__main__", "api", "bundle", "cli", "contrib", "doctor", "engine", "evaluation", "frames"),
-    *("frontend.decoders", "frontend.models", "frontend.quantize", "lower.alternatives"),
+    *("frontend.decoders", "frontend.models", "frontend.quantize"),
     *("measure.collector", "measure.dataset_writer", "measure.decoder_speed"),
     *("measure.devices_at_work", "measure.images", "measure.inputs"),
     *("measure.peers.ort_decoder", "measure.recording", "measure.sustained", "phone_compilers"),

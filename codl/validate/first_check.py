@@ -66,7 +66,6 @@ def checked_engine(
     tuning: Tuning = Tuning(),
     *,
     source: Source | None,
-    adaptive: bool = False,
     recovers: bool = False,
     strict: bool = False,
 ) -> Engine:
@@ -82,15 +81,14 @@ def checked_engine(
         if fallbacks:
             written, applied = plan.applied(network)
             chosen = with_fallbacks(written, applied, fallbacks).restored(network, plan.sums)
-        return Engine(network, chosen, target, tuning, adaptive=adaptive, recovers=recovers)
+        return Engine(network, chosen, target, tuning, recovers=recovers)
 
     engine = build()
     if source is None:
         return engine
     begin = perf_counter()
     with _closed_on_error(engine):
-        executables = [engine.executable for _ in engine.each_plan()]
-        slot = verdicts.slot_of(source.digest, executables, target)
+        slot = verdicts.slot_of(source.digest, [engine.executable], target)
         checked = remembered = verdicts.load(slot)
         if checked is None and (reason := why_not(network)):
             checked = Checked("", reason=reason)
@@ -98,8 +96,7 @@ def checked_engine(
             raise wrong(network, str(checked.fallbacks[0]))
     if checked is None:
         with _closed_on_error(engine):
-            for executable in executables:
-                check_order(executable)
+            check_order(engine.executable)
         cosine = usual_cosine(network, variants_of(engine.plan))
         comparison = _Comparison(
             source.again(network), target, tuning, build, cosine=cosine, strict=strict
@@ -174,15 +171,14 @@ class _Comparison:
     def _compare(self, engine: Engine) -> tuple[Closeness, tuple[Plan, int, float] | None]:
         """How close outputs are; by which plan, on which sample and by which limit they miss."""
         seen: list[Closeness] = []
-        for plan in engine.each_plan():
-            limit = max(self._least, limit_of(engine.executable))
-            # What a run gave must be there after the next.
-            results = [engine(sample) for sample in self._samples]
-            for number, (got, right) in enumerate(zip(results, self._right, strict=True)):
-                for name in right.keys() - self._ignored:
-                    seen.append(_closeness(got[name], right[name]))
-                    if not self._is_right(name, seen[-1], limit):
-                        return seen[-1], (plan, number, limit)
+        limit = max(self._least, limit_of(engine.executable))
+        # What a run gave must be there after the next.
+        results = [engine(sample) for sample in self._samples]
+        for number, (got, right) in enumerate(zip(results, self._right, strict=True)):
+            for name in right.keys() - self._ignored:
+                seen.append(_closeness(got[name], right[name]))
+                if not self._is_right(name, seen[-1], limit):
+                    return seen[-1], (engine.plan, number, limit)
         return worst(seen), None
 
     def _is_right(self, name: str, close: Closeness, limit: float) -> bool:

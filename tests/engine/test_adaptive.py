@@ -1,202 +1,202 @@
-"""Engines that adapt, on devices: outputs, memory and switches; not how fast anything is."""
+"""Engines that adapt: changes on a scripted device, and outputs across one on a real device."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 from support.devices import here
 from support.plans import branching_case, image, legal, make_plan, row
+from support.scripted_target import (
+    LOCAL,
+    ScriptedContext,
+    ScriptedModel,
+    ScriptedTarget,
+    context_of,
+)
+from support.synthetic_predictors import SyntheticPredictors
 
-from codl.engine.adaptation import OverlapMonitor, OverlapSpan, overlap_spans
-from codl.engine.engine import MOST_MEMORY, Engine
-from codl.engine.shared_sessions import AdaptiveSession
-from codl.errors import DeviceError, UnsupportedError
+from codl.engine.engine import Engine
+from codl.errors import DeviceError
 from codl.evaluation.closeness import max_rel_err
-from codl.ir import Array, Network
-from codl.lower.alternatives import SCALES, shifted
+from codl.measure.timing import TimedTogether
 from codl.plan.build_plan import default_plan
-from codl.records.results import Move
-from codl.records.soc import Soc
+from codl.plan.cost_model import CostModel
+from codl.plan.coverage import covered
+from codl.plan.improver import waiting
+from codl.plan.search import search
+from codl.records.results import Latency
+from codl.runtime.placement import LocalSoc
+from codl.strategies.adapter import APART, FIRST, MOST, PlanAdapter
 from codl.targets.connect import connect
 
-#: Rows, channels, one processor alone, and a branch around them.
-CUTS = [(2, "H", 0.5), (1, "OC", 0.5), (1, "H", 1.0)]
-Case = tuple[Network, dict[str, Array], dict[str, Array]]
+NETWORK = row(4, 96)
+PREDICTORS = SyntheticPredictors.with_all_terms(flops=2e7, gpu=1.3)
 
 
-@pytest.fixture(scope="module")
-def case() -> Case:
+class Served:
+    """An engine of the plan that is predicted fastest, on a scripted device."""
+
+    def __init__(self) -> None:
+        self.cost = covered(CostModel(LOCAL, PREDICTORS), NETWORK)
+        self.target = ScriptedTarget(self.cost)
+        self.context = context_of(self.target, PREDICTORS, None)
+        found = search(NETWORK, self.cost, "test")
+        self.engine = Engine(NETWORK, found, self.target)  # type: ignore[arg-type]
+        self.adapter = PlanAdapter(self.context, NETWORK)
+        self.engine.adapt(self.adapter)
+        self.engine.feed(image(NETWORK))
+
+    @property
+    def waits(self) -> float:
+        return waiting(self.target.times(self.engine.executable))
+
+    def serve(self, inferences: int) -> None:
+        for _ in range(inferences):
+            self.engine.run()
+
+
+def test_a_slower_processor_gets_less() -> None:
+    served = Served()
+    served.serve(1000)
+    before = served.engine.plan
+    assert served.adapter.adaptation.changes == ()
+    served.target.shards = {"cpu": 1.5}
+    slow_ms = served.engine.loaded.latency_ms  # type: ignore[attr-defined]
+    assert served.waits > APART
+    served.serve(MOST + 2 * FIRST)
+    assert served.waits < APART
+    change, *_ = served.adapter.adaptation.changes
+    assert 1000 < change.runs <= 1000 + MOST + FIRST
+    assert change.before_ms == pytest.approx(slow_ms)
+    assert change.after_ms < 0.98 * slow_ms
+    assert served.engine.loaded.latency_ms <= change.after_ms  # type: ignore[attr-defined]
+    assert sum(change.gpu_ratios) > sum(chain.gpu_ratio for chain in before.chains)
+    after = served.engine.plan
+    assert [(c.ops, c.dim, c.variants) for c in after.chains] == [
+        (c.ops, c.dim, c.variants) for c in before.chains
+    ]
+    # The first state again, and the first ratios.
+    served.target.shards = {}
+    served.serve(MOST + 2 * FIRST)
+    assert served.waits < APART
+
+
+@pytest.mark.parametrize("slower", [1.0, 2.0])
+def test_nothing_changes_where_both_are_as_fast_beside_each_other_as_before(slower: float) -> None:
+    """A profile costs at most one inference in fifty."""
+    served = Served()
+    served.serve(100)
+    served.target.slower = slower
+    served.serve(1900)
+    assert served.adapter.adaptation.changes == ()
+    assert served.adapter.adaptation.runs == 2000
+    assert len(served.target.loaded) == 1
+    assert served.target.runs - 2000 < 2000 / 50
+
+
+def test_a_plan_that_fails_to_load_changes_nothing_until_the_machine_does() -> None:
+    served = Served()
+    before, loaded = served.engine.plan, served.engine.loaded
+    tried: list[int] = []
+
+    def fails(executable: Any) -> None:
+        tried.append(served.adapter.runs)
+        raise DeviceError("out of memory")
+
+    served.target.fails = fails
+    served.target.shards = {"cpu": 1.5}
+    served.serve(3000)
+    assert tried == [2 * FIRST]
+    assert served.engine.plan is before
+    assert served.engine.loaded is loaded
+    assert served.adapter.adaptation.changes == ()
+    served.target.fails, served.target.shards = None, {"cpu": 1.8}
+    served.serve(MOST + 2 * FIRST)
+    assert len(served.adapter.adaptation.changes) == 1
+
+
+def test_a_plan_that_is_no_faster_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = Served()
+    before = served.engine.plan
+
+    def same(models: dict[str, Any], *_: Any, **__: Any) -> TimedTogether:
+        return TimedTogether({name: Latency(1.0, 1.0, 1.0, 4) for name in models})
+
+    monkeypatch.setattr(served.target, "time", same)
+    closed: list[Any] = []
+    monkeypatch.setattr(ScriptedModel, "close", lambda model: closed.append(model))
+    served.target.shards = {"cpu": 1.5}
+    served.serve(3000)
+    assert served.engine.plan is before
+    assert len(served.target.loaded) == 2
+    assert [model.executable for model in closed] == served.target.loaded[1:]
+
+
+def test_one_processor_alone_is_never_profiled() -> None:
+    served = Served()
+    plan = default_plan(NETWORK, LOCAL, "cpu")
+    served.engine = Engine(NETWORK, plan, served.target)  # type: ignore[arg-type]
+    served.engine.adapt(served.adapter)
+    served.target.alone = {"cpu": 1.5}
+    served.serve(100)
+    assert served.target.runs == 100
+    assert served.engine.plan is plan
+
+
+@pytest.mark.parametrize("serial", ["local", "process"])
+def test_outputs_stay_right_across_a_change(
+    serial: str, first_soc: LocalSoc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a plan that leaves nearly all to one processor, also where nothing is any faster."""
+    monkeypatch.setattr("codl.strategies.adapter.WORTH", np.inf)
     network, x, expected = branching_case()
-    return network, {"image": x}, expected
-
-
-def loaded(engine: Engine) -> AdaptiveSession:
-    assert isinstance(engine.loaded, AdaptiveSession)
-    return engine.loaded
-
-
-@pytest.fixture
-def engine(case: Case, first_soc: Soc) -> Iterator[Engine]:
-    plan = make_plan(case[0], first_soc, legal(case[0], CUTS), "missing")
-    with Engine(case[0], plan, here(first_soc), adaptive=True) as made:
-        yield made
-
-
-@pytest.mark.parametrize("sees_host_memory", [True, False])
-def test_every_alternative_gives_the_same_outputs(
-    sees_host_memory: bool, case: Case, soc: Soc
-) -> None:
-    """One after the other over the same arrays, to and fro, as a run after a switch meets them."""
-    network, x, expected = case
-    if not sees_host_memory:
-        soc = replace(soc, gpu=replace(soc.gpu, fine_grained_svm=False))
-    plan = make_plan(network, soc, legal(network, CUTS), "missing")
-    with Engine(network, plan, here(soc), adaptive=True) as engine:
-        scales = loaded(engine).scales
-        assert 1.0 in scales
-        assert len(scales) > 3
-        for scale in (*scales, *reversed(scales), 1.0, scales[-1], scales[0]):
-            loaded(engine).use(scale)
-            assert loaded(engine).scale == scale
-            found = engine(x)
-            for name, reference in expected.items():
-                assert max_rel_err(found[name], reference) <= 1e-4
-
-
-def test_arrays_of_users_stay_where_they_are(engine: Engine, case: Case) -> None:
-    """What was fed before a switch is read after it, and outputs appear in the same arrays."""
-    _, x, expected = case
-    engine.feed(x)
-    outputs = dict(engine.outputs)
-    for scale in loaded(engine).scales:
-        loaded(engine).use(scale)
-        for array in outputs.values():
-            array.fill(np.nan)
-        engine.run()
-        for name, reference in expected.items():
-            assert max_rel_err(outputs[name].reshape(reference.shape), reference) <= 1e-4
-
-
-def test_what_is_active_is_what_an_engine_says(engine: Engine, case: Case) -> None:
-    first = engine.plan
-    loaded(engine).use(loaded(engine).scales[0])
-    engine.feed(case[1])
-    engine.run()
-    assert engine.plan.chains[0].gpu_ratio == pytest.approx(shifted(0.5, loaded(engine).scales[0]))
-    assert engine.executable is loaded(engine).executable
-    assert {span.processor for span in engine.profile()} == {"cpu", "gpu"}
-    found = engine.adaptation
-    assert found is not None
-    assert found.scale == loaded(engine).scales[0]
-    assert found.runs == 1
-    assert found.moves == (Move(0, 1.0, found.scale),)
-    assert found.gpu_ratios[1.0] == tuple(chain.gpu_ratio for chain in first.chains)
-    assert set(found.gpu_ratios) == set(loaded(engine).scales)
-
-
-def test_an_engine_moves_when_its_waits_say_so(
-    engine: Engine, case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A GPU that every shared stage waits for, as long as the CPU works."""
-    reading = OverlapMonitor.sample
-
-    def late(self: OverlapMonitor, start: int, marks: Any, end: int) -> Any:
-        seen = reading(self, start, marks, end)
-        assert 0 <= seen.work <= seen.total
-        return replace(seen, total=int(1e9 * loaded(engine).scale), work=1000, wait=1000)
-
-    monkeypatch.setattr(OverlapMonitor, "sample", late)
-    for _ in range(8):
-        found = engine(case[1])
-        for name, reference in case[2].items():
-            assert max_rel_err(found[name], reference) <= 1e-4
-    assert loaded(engine).scale < 1.0
-    assert engine.adaptation is not None
-    assert engine.adaptation.moves[0].previous == 1.0
-
-
-def test_rows_take_no_weights_twice(first_soc: Soc) -> None:
-    """Neither kernels nor nets that differ in their rows alone."""
-    network = row(4)
-    plan = make_plan(network, first_soc, [(4, "H", 0.5)], "missing")
-    with Engine(network, plan, here(first_soc)) as alone:
-        own, expected = alone.memory, alone(image(network))
-    with Engine(network, plan, here(first_soc), adaptive=True) as engine:
-        assert len(loaded(engine).scales) == len(SCALES)
-        assert engine.memory.cpu_weight_bytes == own.cpu_weight_bytes
-        assert engine.memory.gpu_weight_bytes == own.gpu_weight_bytes
-        assert own.total < engine.memory.total <= MOST_MEMORY * own.total
-        for scale in loaded(engine).scales:
-            loaded(engine).use(scale)
-            for name, value in engine(image(network)).items():
-                np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("cuts", [[(4, "H", 0.5)], [(1, "H", 0.5)] * 4])
-def test_memory_keeps_to_its_bound(cuts: list[tuple[int, str, float]], first_soc: Soc) -> None:
-    network = row(4)
+    cuts = legal(network, [(2, "H", 0.9), (1, "OC", 0.9), (1, "H", 1.0)])
     plan = make_plan(network, first_soc, cuts, "missing")
-    with Engine(network, plan, here(first_soc)) as alone:
-        own = alone.memory.total
-    with Engine(network, plan, here(first_soc), adaptive=True) as engine:
-        assert engine.memory.total <= MOST_MEMORY * own
+    target = here(first_soc) if serial == "local" else connect(serial, first_soc)
+    context = ScriptedContext(first_soc, target=target, predictors=PREDICTORS)
+    with Engine(network, plan, target) as engine:
+        engine.adapt(PlanAdapter(context, network))
+        outputs = dict(engine.outputs)
+        for _ in range(5 * FIRST):
+            for array in outputs.values():
+                array.fill(np.nan)
+            engine.feed({"image": x})
+            engine.run()
+            for name, reference in expected.items():
+                found = outputs[name].reshape(reference.shape)
+                assert max_rel_err(found, reference) <= 1e-4
         assert engine.adaptation is not None
-        assert engine.adaptation.runs == 0
-
-
-def test_one_processor_alone_has_nothing_to_move(first_soc: Soc) -> None:
-    network = row(2)
-    plan = default_plan(network, first_soc, "cpu")
-    with Engine(network, plan, here(first_soc), adaptive=True) as engine:
-        engine(image(network))
-        assert engine.adaptation is not None
-        assert engine.adaptation.gpu_ratios == {1.0: (0.0,)}
-
-
-def test_engines_that_do_not_adapt_say_so(first_soc: Soc) -> None:
-    network = row(1)
-    with Engine(network, default_plan(network, first_soc, "cpu"), here(first_soc)) as engine:
-        assert engine.adaptation is None
-
-
-def test_a_closed_engine_that_adapts_says_so(engine: Engine, case: Case) -> None:
-    engine.close()
-    with pytest.raises(DeviceError, match="engine of 'branching' is closed"):
-        engine(case[1])
-
-
-def test_another_process_is_refused(first_soc: Soc) -> None:
-    network = row(1)
-    plan = make_plan(network, first_soc, [(1, "H", 0.5)], "missing")
-    target = connect("process", first_soc)
-    try:
-        with pytest.raises(UnsupportedError, match="Plans adapt in the process that runs them"):
-            Engine(network, plan, target, adaptive=True)
-    finally:
+        assert engine.adaptation.runs == 5 * FIRST
+        assert engine.adaptation.changes
+        assert engine.plan != plan
+    if serial == "process":
         target.close()
 
 
-def test_only_what_lies_between_shared_stages_is_watched(case: Case, first_soc: Soc) -> None:
-    network = row(4)
-    cuts = [(1, "H", 0.5), (1, "H", 0.5), (1, "H", 1.0), (1, "H", 0.5)]
-    plan = make_plan(network, first_soc, cuts, "missing")
-    with Engine(network, plan, here(first_soc)) as engine:
-        found = overlap_spans(engine.executable)
-    # The second stage and the last exchange wait; the third is the GPU's alone.
-    assert found[0] == OverlapSpan(1, True)
-    assert [span.is_shared for span in found].count(True) == len(found) - 1
-
-
-def test_exchanges_are_no_waiting(case: Case, first_soc: Soc) -> None:
+def test_threads_get_their_own_outputs_across_a_change(
+    first_soc: LocalSoc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("codl.strategies.adapter.WORTH", np.inf)
     network = row(3)
-    plan = make_plan(network, first_soc, [(1, "H", 0.5)] * 3, "missing")
-    with Engine(network, plan, here(first_soc)) as engine:
-        watch = OverlapMonitor(engine.executable)
-    assert watch.spans == (OverlapSpan(1, True),) * 3
-    watch.calibrate([(0, 7, 50, 52, 90, 93), (0, 5, 50, 53, 90, 94)])
-    seen = watch.sample(0, (100, 104, 200, 232, 300, 303), 310)
-    assert (seen.total, seen.work, seen.wait) == (310, 303 - 30, 30)
+    plan = make_plan(network, first_soc, [(3, "H", 0.9)], "missing")
+    target = here(first_soc)
+    inputs = [image(network, seed) for seed in range(5 * FIRST)]
+    with Engine(network, default_plan(network, first_soc, "cpu"), target) as alone:
+        expected = [alone(x) for x in inputs]
+    with Engine(network, plan, target) as engine, ThreadPoolExecutor(4) as pool:
+        context = ScriptedContext(first_soc, target=target, predictors=PREDICTORS)
+        engine.adapt(PlanAdapter(context, network))
+        for found, right in zip(pool.map(engine, inputs), expected, strict=True):
+            for name, values in right.items():
+                np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-5)
+        assert engine.adaptation is not None
+        assert engine.adaptation.changes
+
+
+def test_engines_that_do_not_adapt_say_so(first_soc: LocalSoc) -> None:
+    network = row(1)
+    with Engine(network, default_plan(network, first_soc, "cpu"), here(first_soc)) as engine:
+        assert engine.adaptation is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,9 @@ from support.devices import here
 from support.plans import Case, make_plan
 from support.simulated import SOC
 from support.some import some
+from support.synthetic_predictors import SyntheticPredictors
 
+from codl.engine.cpu_fallback import on_cpu
 from codl.engine.engine import Engine
 from codl.errors import MismatchError
 from codl.evaluation.closeness import max_rel_err
@@ -27,10 +28,12 @@ from codl.ir.executable import Executable
 from codl.ir.plan import Plan, load_plan
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
-from codl.lower.alternatives import alternatives, on_cpu
 from codl.lower.partition import partition_plan
 from codl.plan import op_placement
 from codl.plan.build_plan import with_fallbacks
+from codl.plan.cost_model import CostModel
+from codl.plan.coverage import covered
+from codl.plan.improver import Improver
 from codl.records.soc import Soc
 from codl.runtime.numpy_interpreter import Interpreter
 from codl.runtime.placement import LocalSoc
@@ -116,14 +119,14 @@ def test_on_a_device(case: Case, first_soc: LocalSoc) -> None:
                 assert max_rel_err(outputs[name], right) <= 1e-4
 
 
-def test_where_a_processor_is_slower_the_rest_shifts(case: Case) -> None:
-    """Terms stay as the plan has them; chains behind them have other ratios."""
-    plan, how = pair_plan(case, SOC, dim="H"), partial(lower, case[0], soc=SOC, tuning=Tuning())
-    made = alternatives(case[0], plan, lambda own: how(plan=own), budget=1e9, gpu_factor=1.0)
-    assert len(made) > 1
-    for other, executable in made.values():
-        assert other.sums == plan.sums
-        check(executable, case)
+def test_a_balanced_plan_keeps_them(case: Case) -> None:
+    """Terms stay as the plan has them; chains have other ratios."""
+    network, plan = case[0], pair_plan(case, SOC, dim="H")
+    cost = covered(CostModel(SOC, SyntheticPredictors.with_all_terms(gpu=3.0)), network)
+    moved = Improver(network, cost, SOC).balanced(plan)
+    assert moved.sums == plan.sums
+    assert [c.gpu_ratio for c in moved.chains] != [c.gpu_ratio for c in plan.chains]
+    check(lower(network, moved, SOC, Tuning()), case)
 
 
 def test_it_is_checked_op_by_op(case: Case, first_soc: LocalSoc) -> None:

@@ -19,6 +19,7 @@ from support.devices import here
 from support.executables import network_of, numbers
 from support.failing_driver import Calls, calls_of
 from support.plans import make_plan
+from support.scripted_target import ScriptedContext
 
 from codl.engine.engine import Engine
 from codl.errors import CodlError, CodlWarning, DeviceError
@@ -32,6 +33,7 @@ from codl.records.soc import Soc
 from codl.runtime import cache
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc
+from codl.strategies.adapter import FIRST, PlanAdapter
 
 OUT_OF_RESOURCES, NO_MEMORY, NO_HOST_MEMORY, GONE, LOST = -5, -4, -6, -2, -36
 #: A convolution, a join, a pooling and a product, cut along every dimension: so data is shared.
@@ -182,12 +184,21 @@ def test_a_gpu_that_fails_while_it_is_timed_is_made_up_for(
     assert done.latency_ms.runs == 2
 
 
+@pytest.mark.parametrize("where", ["inference", "profile"])
 def test_an_engine_that_adapts_goes_on_without_its_gpu(
-    first_soc: LocalSoc, calls: Calls, expected: Array
+    where: str, first_soc: LocalSoc, calls: Calls, expected: Array
 ) -> None:
-    plan = make_plan(NETWORK, first_soc, CUTS)
-    with Engine(NETWORK, plan, here(first_soc), adaptive=True, recovers=True) as engine:
-        calls.plan(3, OUT_OF_RESOURCES)
+    target, plan = here(first_soc), make_plan(NETWORK, first_soc, CUTS)
+    context = ScriptedContext(first_soc, target=target)
+    with Engine(NETWORK, plan, target, recovers=True) as engine:
+        engine.adapt(PlanAdapter(context, NETWORK))
+        calls.plan()
+        engine(INPUT)
+        of_inference = calls.count
+        for _ in range(FIRST - 2):
+            engine(INPUT)
+        assert engine.adaptation is not None
+        calls.plan(3 if where == "inference" else of_inference + 3, OUT_OF_RESOURCES)
         with pytest.warns(CodlWarning, match="OUT_OF_RESOURCES"):
             assert close(engine(INPUT), expected)
         assert engine.adaptation is None

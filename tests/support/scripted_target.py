@@ -43,8 +43,8 @@ class ScriptedTarget:
 
     `alone` and `shards` are by processor how many times as long as `truth` says nets and kernels
     take: of plans of one processor, and of split ones. `layers` is the standard deviation of a
-    further log factor of each op. Everything takes `slower` times as long. `fails` raises for a
-    plan that is to fail, before it is loaded.
+    further log factor of each op. Everything takes `slower` times as long. These may change while
+    the device runs. `fails` raises for a plan that is to fail, before it is loaded.
     """
 
     truth: CostModel
@@ -146,8 +146,24 @@ class ScriptedModel:
         self.inputs = {name: arrays[name] for name in self.executable.inputs}
         self.outputs = {name: arrays[name] for name in self.executable.outputs}
         self.footprint = SimpleNamespace(total=0)
-        self._times = self.target.times(self.executable)
-        self.latency_ms = walk(self.executable, self._times).latency_ms
+        self._seen: dict[str, tuple[list[StageTimes], float]] = {}
+
+    def _now(self) -> tuple[list[StageTimes], float]:
+        """What stages and the whole take by the target's factors as they are now."""
+        target = self.target
+        factors = str((target.alone, target.shards, target.slower))
+        if factors not in self._seen:
+            times = target.times(self.executable)
+            self._seen[factors] = times, walk(self.executable, times).latency_ms
+        return self._seen[factors]
+
+    @property
+    def _times(self) -> list[StageTimes]:
+        return self._now()[0]
+
+    @property
+    def latency_ms(self) -> float:
+        return self._now()[1]
 
     def run(self) -> None:
         self.target.runs += 1

@@ -259,28 +259,6 @@ def test_a_model_that_does_not_fit_beside_itself_is_told(
         assert engine.checked.reference == "ONNX Runtime"
 
 
-def test_alternatives_of_an_adaptive_plan_are_compared_too(
-    folder: Path, first_soc: LocalSoc, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    network, source = read_network("small.onnx")
-    seen: list[float] = []
-    usual = Engine.each_plan
-
-    def each(self: Engine) -> Any:
-        for plan in usual(self):
-            seen.append(plan.chains[0].gpu_ratio)
-            yield plan
-
-    monkeypatch.setattr(Engine, "each_plan", each)
-    from support.plans import make_plan
-
-    plan = make_plan(network, first_soc, [(2, "H", 0.5)])
-    with checked_engine(network, plan, here(first_soc), source=source, adaptive=True) as engine:
-        assert engine.adaptation is not None
-        assert engine.adaptation.scale == 1.0
-        assert {own[0] for own in engine.adaptation.gpu_ratios.values()} == set(seen)
-
-
 def packaged(soc: LocalSoc, path: Path, **more: Any) -> Packaged:
     network, plan, source = on_gpu("small.onnx", soc)
     return package(network, plan, here(soc), path, source=source, **more)
