@@ -236,9 +236,10 @@ _REDUCTIONS: Mapping[str, str] = {
 
 @_ort("reduce")
 def _reduce(op: Reduce) -> OrtPlan:
-    reduce = node(_REDUCTIONS[op.mode], ("x0", "axis"), keepdims=0)
+    """The axis is kept: OpenVINO exchanges a transpose beside the node with one that is not."""
+    reduce = node(_REDUCTIONS[op.mode], ("x0", "axis"), keepdims=1)
     outer, _, inner = op.rows
-    return OrtPlan((reduce,), (tuple(op.rows),), (outer, inner), {"axis": ints(1)})
+    return OrtPlan((reduce,), (tuple(op.rows),), (outer, 1, inner), {"axis": ints(1)})
 
 
 @_ort("row_range")
