@@ -239,12 +239,12 @@ class Engine:
         return [name for name, x in tensors.items() if self._is_nonfinite(x, name in self._masks)]
 
     def _is_nonfinite(self, array: Array, is_mask: bool) -> bool:
-        """Whether a tensor has what ncnn or OpenVINO would make numbers of.
+        """Whether a tensor has what libraries would make numbers of, or kernels spread.
 
         Minus infinity is what masks of attention are made of, and harmless there.
         """
         with np.errstate(all="ignore"):
-            if np.isfinite(array.sum()) or not self._hides_them:
+            if np.isfinite(array.sum()) or not self._changes_them:
                 return False
         nonfinite = ~np.isfinite(array)
         return bool((nonfinite & (array != -np.inf) if is_mask else nonfinite).any())
@@ -261,10 +261,20 @@ class Engine:
         return (*self._nonfinite_of(network.constants), *layers)
 
     @cached_property
-    def _hides_them(self) -> bool:
-        """Whether ncnn or OpenVINO computes anything, and nothing is kept from run to run."""
-        nets, states = self.executable.nets, self.network.states
-        return any(isinstance(net, NcnnNet | OpenVinoNet) for net in nets) and not states
+    def _changes_them(self) -> bool:
+        """Whether NaN would not stay where it is, and nothing is kept from run to run.
+
+        ncnn and OpenVINO make numbers of it. On the GPU, Winograd's tiles mix pixels, and blocks of
+        channels multiply those of other groups by 0.
+        """
+        executable, ops = self.executable, {x.name: x.op for x in self.network.layers}
+        hides = any(isinstance(net, NcnnNet | OpenVinoNet) for net in executable.nets)
+        kernels = (step for step in executable.steps if isinstance(step, GpuOp))
+        spreads = any(
+            "winograd" in step.variant or getattr(ops.get(step.layers[0]), "groups", 1) > 1
+            for step in kernels
+        )
+        return (hides or spreads) and not self.network.states
 
     @cached_property
     def _masks(self) -> frozenset[str]:
@@ -286,7 +296,7 @@ class Engine:
         return frozenset(filter(masks, (*network.inputs, *network.constants)))
 
     def _run_in_onnxruntime(self) -> None:
-        """Run in ONNX Runtime, loaded once more, what others would make numbers of."""
+        """Run in ONNX Runtime, loaded once more, what others would change."""
         nonfinite = ", ".join(map(repr, self._nonfinite))
         told = f"{nonfinite} of {self.network.name!r} has values that are no numbers."
         try:
@@ -300,7 +310,7 @@ class Engine:
             for name, array in self._loaded.outputs.items():
                 np.copyto(array, instead.outputs[name])
         except CodlError as error:
-            told += f" ncnn and OpenVINO may make numbers of them: {error}"
+            told += f" Others may come out than ONNX Runtime has: {error}"
             self._loaded.run()
         warnings.warn(told, CodlWarning, stacklevel=4)
 
