@@ -380,12 +380,12 @@ def _resize(op: Resize) -> OrtPlan:
     nodes: list[Node] = []
     constants: dict[str, np.ndarray[Any, Any]] = {}
     wide = "x0"
-    if not op.columns.copies:
+    if not op.columns.copies(op.input.w):
         nodes.append(node("Transpose", output="turned", perm=[0, 1, 3, 2]))
-        summed = _gathered(op.columns, "turned", "column", nodes, constants)
+        summed = _gathered(op.columns, op.input.w, "turned", "column", nodes, constants)
         nodes.append(node("Transpose", (summed,), "wide", perm=[0, 1, 3, 2]))
         wide = "wide"
-    tall = _gathered(op.rows, wide, "row", nodes, constants)
+    tall = _gathered(op.rows, op.input.h, wide, "row", nodes, constants)
     if op.beside.any():
         constants |= {"beside": op.beside, "outside": number(op.outside)}
         nodes.append(node("Where", ("beside", "outside", tall)))
@@ -395,10 +395,15 @@ def _resize(op: Resize) -> OrtPlan:
 
 
 def _gathered(
-    table: AxisTable, source: str, name: str, nodes: list[Node], constants: dict[str, Any]
+    table: AxisTable,
+    size: int,
+    source: str,
+    name: str,
+    nodes: list[Node],
+    constants: dict[str, Any],
 ) -> str:
-    """Writes nodes that resize the rows of an image by a table; what holds the result."""
-    if table.copies:
+    """Writes nodes that resize the `size` rows of an image by a table; what holds the result."""
+    if table.copies(size):
         return source
     total = ""
     for tap, (at, weight) in enumerate(table.taken):

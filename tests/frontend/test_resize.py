@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 from onnx import helper
-from support.kernel_runs import run_cpu
+from support.kernel_runs import check_on_cpu, run_cpu
 from support.onnx_models import model
 
 from codl.frontend.convert import convert, simplify
@@ -83,6 +83,14 @@ def test_a_hole_stays_as_small_as_in_onnx_runtime(
             results[variant.name] = run_cpu(variant, layer.op, whole, [x], {}, first_soc)
     for name, got in results.items():
         np.testing.assert_allclose(got, expected, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("size", ["1x1", "1x9", "7x1", "3x9", "7x4", "14x2"])
+def test_any_size_in_each_library(mode: str, size: str, first_soc: Soc) -> None:
+    """The first elements of an axis are no copy of it."""
+    op = parse(f"resize in=1x3x7x9 size={size} mode={mode} coords=asymmetric")
+    check_on_cpu(op, first_soc)
 
 
 def test_a_long_axis_takes_little_memory(first_soc: Soc) -> None:

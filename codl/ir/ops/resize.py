@@ -94,12 +94,11 @@ class AxisTable:
         inside = self.indices[self.indices >= 0]
         return Span(int(inside.min()), int(inside.max()) + 1) if inside.size else Span(0, 1)
 
-    @property
-    def copies(self) -> bool:
-        """Whether every output element is the input element at its index."""
-        return bool((self.indices == np.arange(len(self.indices))[:, None]).all()) and bool(
-            (self.weights[:, 0] == 1).all() and not self.weights[:, 1:].any()
-        )
+    def copies(self, size: int) -> bool:
+        """Whether every one of `size` input elements is the output element at its index."""
+        if len(self.indices) != size or (self.indices != np.arange(size)[:, None]).any():
+            return False
+        return bool((self.weights[:, 0] == 1).all() and not self.weights[:, 1:].any())
 
     @property
     def taken(self) -> list[tuple[NDArray[np.int64], Floats]]:
