@@ -16,6 +16,8 @@ from codl.errors import CodlError, CodlWarning, DeviceError, UnsupportedError
 from codl.ir import Array, Layer, Network
 from codl.ir.executable import Executable, GpuOp, NcnnNet, OnnxNet, OpenVinoNet, Refusal
 from codl.ir.network import as_float32
+from codl.ir.ops.eltwise import Eltwise
+from codl.ir.ops.reductions import Reduce
 from codl.ir.plan import Plan
 from codl.ir.region import as_nchw
 from codl.ir.types import Element, Storage, arithmetic_of, narrowest
@@ -288,9 +290,14 @@ class Engine:
             return bool(layers) and tensor not in results and all(covers(x, tensor) for x in layers)
 
         def covers(layer: Layer, tensor: str) -> bool:
-            if layer.op.kind in ("attention", "softmax"):
-                return layer.op.kind == "softmax" or tensor not in layer.inputs[:3]
-            passes = layer.op.kind in PASSING and layer.op.activation.kind == "none"
+            op = layer.op
+            if op.kind in ("attention", "softmax"):
+                return op.kind == "softmax" or tensor not in layer.inputs[:3]
+            if isinstance(op, Eltwise) and op.mode == "max":  # of a number: there is none below
+                others = (name for name in layer.inputs if name != tensor)
+                return all(np.isfinite(network.constants.get(x, np.inf)).all() for x in others)
+            is_maximum = isinstance(op, Reduce) and op.mode == "max"
+            passes = (op.kind in PASSING or is_maximum) and op.activation.kind == "none"
             return passes and masks(layer.output)
 
         return frozenset(filter(masks, (*network.inputs, *network.constants)))

@@ -399,6 +399,50 @@ def test_a_depth_map_with_holes(kind: str, first_soc: Soc) -> None:
         np.testing.assert_allclose(got[name], value, 1e-4, 1e-5, err_msg=name)
 
 
+QKV = {"q": (1, 2, 3, 8), "k": (1, 2, 5, 8), "v": (1, 2, 5, 8), "m": (3, 5)}
+FLAT = {"q": (1, 3, 16), "k": (1, 3, 16), "v": (1, 3, 16), "m": (1, 2, 3, 3)}
+#: Attention with a mask that may hide all keys of a query. ONNX's node gives zeros then, in all its
+#: forms; what is spelled out, or a node of `com.microsoft`, gives NaN.
+BLIND = {
+    "node": Case([node("Attention", "q k v m", "y")], QKV, ["y"], opset=23),
+    "softcap": Case([node("Attention", "q k v m", "y", softcap=5.0)], QKV, ["y"], opset=23),
+    "causal": Case([node("Attention", "q k v m", "y", is_causal=1)], QKV, ["y"], opset=23),
+    "causal, softcap": Case(
+        [node("Attention", "q k v m", "y", is_causal=1, softcap=5.0)], QKV, ["y"], opset=23
+    ),
+    "spelled out": Case(
+        [node("Transpose", "k", "t", perm=[0, 1, 3, 2]), node("MatMul", "q t", "s"),
+         node("Add", "s m", "a"), node("Softmax", "a", "b", axis=-1), node("MatMul", "b v", "y")],
+        QKV, ["y"],
+    ),
+    "many heads": Case(
+        [helper.make_node("MultiHeadAttention", ["q", "k", "v", "", "", "m"], ["y"], num_heads=2,
+                          domain="com.microsoft")],
+        FLAT, ["y"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu", "split", *INSTALLED])
+@pytest.mark.parametrize("name", [*BLIND])
+def test_a_query_that_sees_nothing(name: str, kind: str, first_soc: Soc) -> None:
+    case = BLIND[name]
+    proto, feeds = case.proto(), case.feeds()
+    feeds["m"][...] = 0
+    feeds["m"][..., 1, :] = -np.inf
+    feeds["m"][..., 2, 1] = -np.inf
+    expected = expected_of(proto, feeds)["y"]
+    makes_nan = name in ("spelled out", "many heads")
+    assert np.isnan(expected).any() == makes_nan
+    assert makes_nan or (expected[..., 1, :] == 0).all()
+    network = network_of(import_onnx(proto, "small"))
+    with preferred(kind):
+        plan = plan_of(network, first_soc, kind if kind in ("gpu", "split") else "cpu")
+    with Engine(network, plan, here(first_soc)) as engine, warnings.catch_warnings():
+        warnings.simplefilter("error", CodlWarning)  # a mask is no reason to run elsewhere
+        np.testing.assert_allclose(engine(feeds)["y"], expected, 1e-4, 1e-4)
+
+
 @pytest.mark.parametrize("kind", ["cpu", "gpu", "split"])
 def test_infinities_count_but_in_masks(kind: str, first_soc: Soc) -> None:
     """Masks of attention have them in every run."""
