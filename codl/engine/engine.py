@@ -15,7 +15,7 @@ from codl.engine.shared_sessions import AdaptiveSession
 from codl.errors import CodlError, CodlWarning, DeviceError, UnsupportedError
 from codl.ir import Array, Layer, Network
 from codl.ir.executable import Executable, GpuOp, NcnnNet, OnnxNet, OpenVinoNet, Refusal
-from codl.ir.network import as_float32
+from codl.ir.network import input_as_float32, output_as
 from codl.ir.ops.eltwise import Eltwise
 from codl.ir.ops.reductions import Reduce
 from codl.ir.plan import Plan
@@ -208,14 +208,14 @@ class Engine:
 
         The arrays of all inputs by name give all outputs by name; the one array of a model with one
         input and one output gives an array. Raises `CodlError` for a missing or unknown input, or
-        one of another shape.
+        one of another shape, and for numbers that float32 does not hold, in or out.
         """
         ports = self.executable.outputs
         if isinstance(inputs, Mapping):
             with self._loaded.lock:
                 self.feed(inputs)
                 self.run()
-                return {n: a.astype(ports[n].type) for n, a in self.outputs.items()}
+                return {n: output_as(n, a, ports[n].type) for n, a in self.outputs.items()}
         if len(self._loaded.inputs) != 1 or len(ports) != 1:
             raise CodlError(
                 f"{self.network.name!r} has the inputs {', '.join(self._loaded.inputs)} and the "
@@ -231,7 +231,8 @@ class Engine:
                 f"The inputs must be {', '.join(arrays)}, got {', '.join(inputs) or 'none'}."
             )
         for name, array in arrays.items():
-            value, shape = _as_float32(name, inputs[name]), self.network.inputs[name]
+            type_ = self.network.types.get(name, "float32")
+            value, shape = _as_float32(name, inputs[name], type_), self.network.inputs[name]
             if as_nchw(value.shape) != shape:
                 raise CodlError(f"The input {name!r} must be {shape}, got {value.shape}.")
             np.copyto(array, value.reshape(array.shape))
@@ -454,9 +455,9 @@ def fallbacks_of(executable: Executable, refusals: Sequence[Refusal]) -> tuple[F
     return tuple(fallen)
 
 
-def _as_float32(name: str, value: NDArray[Any]) -> Array:
-    """An input as tensors hold it; raises `CodlError` for integers that float32 cannot."""
+def _as_float32(name: str, value: NDArray[Any], type_: str) -> Array:
+    """An input as tensors hold it; raises `CodlError` for numbers that float32 cannot."""
     array = np.asarray(value)
     if array.dtype.kind not in "biuf":
         raise CodlError(f"The input {name!r} must hold numbers, got {array.dtype}.")
-    return as_float32(name, array)
+    return input_as_float32(name, array, type_)
