@@ -9,12 +9,15 @@ import pytest
 from onnx import helper
 from support.devices import here
 from support.graph_checks import MORE_NOISY, Outcome, Reference, kind_of_plan, outcome_of, shrink
+from support.libraries import INSTALLED, preferred
 from support.random_graphs import RandomGraph, run_nodes
 from support.random_nodes import draw_graph
 
 from codl.runtime.placement import LocalSoc
 
 SEED, COUNT, PARTS = 1, 300, 6
+#: Graphs that each of the CPU's libraries runs.
+IN_LIBRARIES = 60
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -27,6 +30,19 @@ def test_random_graphs_are_right(part: int, first_soc: LocalSoc) -> None:
         assert not outcome.is_failure, f"{outcome}\n{again}"
         kinds[outcome.kind] += 1
     assert kinds["right"] > 0.7 * COUNT / PARTS
+
+
+@pytest.mark.parametrize("library", INSTALLED)
+def test_random_graphs_are_right_in_every_library(library: str, first_soc: LocalSoc) -> None:
+    """Graphs that the test above has none of, all on the CPU."""
+    kinds: Counter[str] = Counter()
+    for index in range(COUNT, COUNT + IN_LIBRARIES):
+        with preferred(library):
+            graph = draw_graph(SEED, index)
+            outcome = outcome_of(graph, "cpu", first_soc, here(first_soc), f"{SEED}:{index}")
+        assert not outcome.is_failure, f"{SEED}:{index} {outcome}"
+        kinds[outcome.kind] += 1
+    assert kinds["right"] > 0.7 * IN_LIBRARIES
 
 
 def test_a_graph_is_always_the_same() -> None:

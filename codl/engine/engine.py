@@ -14,7 +14,9 @@ from codl.engine.cpu_fallback import CpuFallback
 from codl.errors import CodlError, CodlWarning, DeviceError, UnsupportedError
 from codl.ir import Array, Layer, Network
 from codl.ir.executable import Executable, GpuOp, NcnnNet, OnnxNet, OpenVinoNet, Refusal
-from codl.ir.network import as_float32
+from codl.ir.network import input_as_float32, output_as
+from codl.ir.ops.eltwise import Eltwise
+from codl.ir.ops.reductions import Reduce
 from codl.ir.plan import Plan
 from codl.ir.region import as_nchw
 from codl.ir.types import Element, Storage, arithmetic_of, narrowest
@@ -167,14 +169,14 @@ class Engine:
 
         The arrays of all inputs by name give all outputs by name; the one array of a model with one
         input and one output gives an array. Raises `CodlError` for a missing or unknown input, or
-        one of another shape.
+        one of another shape, and for numbers that float32 does not hold, in or out.
         """
         ports = self.executable.outputs
         if isinstance(inputs, Mapping):
             with self._loaded.lock:
                 self.feed(inputs)
                 self.run()
-                return {n: a.astype(ports[n].type) for n, a in self.outputs.items()}
+                return {n: output_as(n, a, ports[n].type) for n, a in self.outputs.items()}
         if len(self._loaded.inputs) != 1 or len(ports) != 1:
             raise CodlError(
                 f"{self.network.name!r} has the inputs {', '.join(self._loaded.inputs)} and the "
@@ -190,7 +192,8 @@ class Engine:
                 f"The inputs must be {', '.join(arrays)}, got {', '.join(inputs) or 'none'}."
             )
         for name, array in arrays.items():
-            value, shape = _as_float32(name, inputs[name]), self.network.inputs[name]
+            type_ = self.network.types.get(name, "float32")
+            value, shape = _as_float32(name, inputs[name], type_), self.network.inputs[name]
             if as_nchw(value.shape) != shape:
                 raise CodlError(f"The input {name!r} must be {shape}, got {value.shape}.")
             np.copyto(array, value.reshape(array.shape))
@@ -200,12 +203,12 @@ class Engine:
         return [name for name, x in tensors.items() if self._is_nonfinite(x, name in self._masks)]
 
     def _is_nonfinite(self, array: Array, is_mask: bool) -> bool:
-        """Whether a tensor has what ncnn or OpenVINO would make numbers of.
+        """Whether a tensor has what libraries would make numbers of, or kernels spread.
 
         Minus infinity is what masks of attention are made of, and harmless there.
         """
         with np.errstate(all="ignore"):
-            if np.isfinite(array.sum()) or not self._hides_them:
+            if np.isfinite(array.sum()) or not self._changes_them:
                 return False
         nonfinite = ~np.isfinite(array)
         return bool((nonfinite & (array != -np.inf) if is_mask else nonfinite).any())
@@ -222,10 +225,20 @@ class Engine:
         return (*self._nonfinite_of(network.constants), *layers)
 
     @cached_property
-    def _hides_them(self) -> bool:
-        """Whether ncnn or OpenVINO computes anything, and nothing is kept from run to run."""
-        nets, states = self.executable.nets, self.network.states
-        return any(isinstance(net, NcnnNet | OpenVinoNet) for net in nets) and not states
+    def _changes_them(self) -> bool:
+        """Whether NaN would not stay where it is, and nothing is kept from run to run.
+
+        ncnn and OpenVINO make numbers of it. On the GPU, Winograd's tiles mix pixels, and blocks of
+        channels multiply those of other groups by 0.
+        """
+        executable, ops = self.executable, {x.name: x.op for x in self.network.layers}
+        hides = any(isinstance(net, NcnnNet | OpenVinoNet) for net in executable.nets)
+        kernels = (step for step in executable.steps if isinstance(step, GpuOp))
+        spreads = any(
+            "winograd" in step.variant or getattr(ops.get(step.layers[0]), "groups", 1) > 1
+            for step in kernels
+        )
+        return (hides or spreads) and not self.network.states
 
     @cached_property
     def _masks(self) -> frozenset[str]:
@@ -239,15 +252,20 @@ class Engine:
             return bool(layers) and tensor not in results and all(covers(x, tensor) for x in layers)
 
         def covers(layer: Layer, tensor: str) -> bool:
-            if layer.op.kind in ("attention", "softmax"):
-                return layer.op.kind == "softmax" or tensor not in layer.inputs[:3]
-            passes = layer.op.kind in PASSING and layer.op.activation.kind == "none"
+            op = layer.op
+            if op.kind in ("attention", "softmax"):
+                return op.kind == "softmax" or tensor not in layer.inputs[:3]
+            if isinstance(op, Eltwise) and op.mode == "max":  # of a number: there is none below
+                others = (name for name in layer.inputs if name != tensor)
+                return all(np.isfinite(network.constants.get(x, np.inf)).all() for x in others)
+            is_maximum = isinstance(op, Reduce) and op.mode == "max"
+            passes = (op.kind in PASSING or is_maximum) and op.activation.kind == "none"
             return passes and masks(layer.output)
 
         return frozenset(filter(masks, (*network.inputs, *network.constants)))
 
     def _run_in_onnxruntime(self) -> None:
-        """Run in ONNX Runtime, loaded once more, what others would make numbers of."""
+        """Run in ONNX Runtime, loaded once more, what others would change."""
         nonfinite = ", ".join(map(repr, self._nonfinite))
         told = f"{nonfinite} of {self.network.name!r} has values that are no numbers."
         try:
@@ -261,7 +279,7 @@ class Engine:
             for name, array in self._loaded.outputs.items():
                 np.copyto(array, instead.outputs[name])
         except CodlError as error:
-            told += f" ncnn and OpenVINO may make numbers of them: {error}"
+            told += f" Others may come out than ONNX Runtime has: {error}"
             self._loaded.run()
         warnings.warn(told, CodlWarning, stacklevel=4)
 
@@ -403,9 +421,9 @@ def fallbacks_of(executable: Executable, refusals: Sequence[Refusal]) -> tuple[F
     return tuple(fallen)
 
 
-def _as_float32(name: str, value: NDArray[Any]) -> Array:
-    """An input as tensors hold it; raises `CodlError` for integers that float32 cannot."""
+def _as_float32(name: str, value: NDArray[Any], type_: str) -> Array:
+    """An input as tensors hold it; raises `CodlError` for numbers that float32 cannot."""
     array = np.asarray(value)
     if array.dtype.kind not in "biuf":
         raise CodlError(f"The input {name!r} must hold numbers, got {array.dtype}.")
-    return as_float32(name, array)
+    return input_as_float32(name, array, type_)

@@ -26,7 +26,8 @@ class Closeness:
 
     `max_rel_err` is the largest absolute difference over the largest absolute value of the
     reference. Where only one of the two is a finite number, the other counts as 0 in both figures;
-    `nan` and `inf` count what is none in the output alone. `overflow` counts elements of the
+    `nan` and `inf` count what is none in the output alone, and `hidden` elements of the reference
+    that are none and something else in the output. `overflow` counts elements of the
     reference that are too large for the type in which the output is stored. `largest` and
     `largest_expected` are the largest finite magnitudes of output and reference.
     """
@@ -38,20 +39,32 @@ class Closeness:
     overflow: int = 0
     largest: float = 0.0
     largest_expected: float = 0.0
+    hidden: int = 0
 
     @property
     def is_finite(self) -> bool:
         """Whether the output is a number wherever the reference is one."""
         return not (self.nan or self.inf)
 
+    @property
+    def has_same_kinds(self) -> bool:
+        """Whether NaN and infinities are where those of the reference are."""
+        return self.is_finite and not self.hidden
+
 
 def closeness(
     got: NDArray[Any], expected: NDArray[Any], *, stored: Element = "float32"
 ) -> Closeness:
-    """Compare an output with a reference of as many elements; `stored` is the output's type."""
+    """Compare an output with a reference of as many elements; `stored` is the output's type.
+
+    Elements that the reference masks (`numpy.ma`) are left out.
+    """
     x, y = (np.asarray(value, np.float64).ravel() for value in (got, expected))
+    if isinstance(expected, np.ma.MaskedArray):
+        known = ~np.ma.getmaskarray(expected).ravel()
+        x, y = x[known], y[known]
     x_finite, y_finite = np.isfinite(x), np.isfinite(y)
-    lost = y_finite & ~x_finite
+    lost, hidden = y_finite & ~x_finite, ~y_finite & (kinds(x) != kinds(y))
     nan, overflow = int(np.count_nonzero(np.isnan(x[lost]))), np.finfo(stored).max
     x, y = np.where(x_finite, x, 0.0), np.where(y_finite, y, 0.0)
     largest_expected = float(np.abs(y).max(initial=0.0))
@@ -64,7 +77,14 @@ def closeness(
         overflow=int(np.count_nonzero(np.abs(y) > overflow)),
         largest=float(np.abs(x).max(initial=0.0)),
         largest_expected=largest_expected,
+        hidden=int(np.count_nonzero(hidden)),
     )
+
+
+def kinds(x: NDArray[Any]) -> NDArray[np.int8]:
+    """What each element is: 0 a number, 1 and -1 an infinity, 2 NaN."""
+    signs = np.where(np.isinf(x), np.sign(x), 0)
+    return np.where(np.isnan(x), 2, signs).astype(np.int8)
 
 
 def _cosine(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
@@ -93,12 +113,13 @@ def worst(several: Iterable[Closeness]) -> Closeness:
         overflow=sum(close.overflow for close in every),
         largest=max((close.largest for close in every), default=0.0),
         largest_expected=max((close.largest_expected for close in every), default=0.0),
+        hidden=sum(close.hidden for close in every),
     )
 
 
 def is_right(close: Closeness, cosine: float, limit: float = inf) -> bool:
-    """Whether outputs are numbers wherever the reference's are, and as close as they should be."""
-    return close.is_finite and close.cosine >= cosine and close.max_rel_err <= limit
+    """Whether outputs are numbers where the reference's are, and as close as they should be."""
+    return close.has_same_kinds and close.cosine >= cosine and close.max_rel_err <= limit
 
 
 #: How many of the largest values count as the classes that an output names.

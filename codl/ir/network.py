@@ -36,6 +36,42 @@ def as_float32(name: str, value: NDArray[Any]) -> Array:
     return np.asarray(value, np.float32)
 
 
+def input_as_float32(name: str, value: NDArray[Any], type_: str) -> Array:
+    """An input of a model, which declares a type for it, as tensors hold it.
+
+    Raises `UnsupportedError` for float64 that float32 has no number for, or none nearer than 1.
+    """
+    with np.errstate(over="ignore", under="ignore"):
+        held = as_float32(name, value)
+    if value.dtype.kind != "f" or value.dtype.itemsize <= 4:
+        return held
+    lost = np.isfinite(value) & ~np.isfinite(held)
+    if type_ == "float64":
+        lost |= (np.abs(value) > EXACT) & (held != value) & np.isfinite(value)
+    if lost.any():
+        raise UnsupportedError(
+            f"The input {name!r} has {value[lost][0]!r}, which float32 cannot hold: codl computes "
+            f"in float32, where numbers above {EXACT} are rounded. Subtract or scale it before."
+        )
+    return held
+
+
+def output_as(name: str, value: Array, type_: str) -> NDArray[Any]:
+    """An output in the type that a model declares.
+
+    Raises `UnsupportedError` for integers so large that float32 may have rounded them.
+    """
+    dtype = np.dtype(type_)
+    if dtype.kind in "iu" and dtype.itemsize > 2:
+        largest = float(np.fmax.reduce(np.abs(value), axis=None, initial=0.0))
+        if largest >= EXACT:
+            raise UnsupportedError(
+                f"The integer output {name!r} reaches {largest:g}; codl computes in float32, which "
+                f"tells integers apart below {EXACT}."
+            )
+    return value.astype(dtype)
+
+
 def check_exact(name: str, value: NDArray[Any]) -> None:
     """Raise `UnsupportedError` for a tensor of integers beyond what float32 tells apart."""
     if not value.size:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from codl.ir.columns import FeatureColumns, rest
 from codl.ir.ops.concat import Concat, ConcatColumns
 from codl.ir.ops.convolution import ConvTranspose2d
@@ -11,7 +9,7 @@ from codl.ir.ops.eltwise import Eltwise, EltwiseColumns
 from codl.ir.ops.fully_connected import FcColumns, FullyConnected
 from codl.ir.ops.movement import Reshape
 from codl.ir.ops.pooling import Pool2d, PoolColumns
-from codl.ir.ops.resize import AxisTable, Resize
+from codl.ir.ops.resize import Resize
 from codl.ir.ops.window import Size2
 from codl.kernels.feature_columns import by_level, halvings, packed_vectors
 from codl.kernels.kernel import CpuKernel
@@ -181,17 +179,10 @@ def _coords(op: Resize) -> str | None:
         ncnns = Resize(
             inputs=op.inputs, size=Size2(*op.size), mode=op.mode, coords=coords, rounding="floor"
         )
-        pairs = ((ncnns.rows, op.rows, op.input.h), (ncnns.columns, op.columns, op.input.w))
-        if all(_are_alike(a, b, n) for a, b, n in pairs):
+        pairs = ((ncnns.rows, op.rows), (ncnns.columns, op.columns))
+        if all(a.is_close(b, 1e-5) for a, b in pairs):
             return coords
     return None
-
-
-def _are_alike(a: AxisTable, b: AxisTable, size: int) -> bool:
-    """Whether two tables read the same of an input; most often they are equal to the digit."""
-    if np.array_equal(a.indices, b.indices) and np.array_equal(a.weights, b.weights):
-        return True
-    return np.allclose(a.matrix(size), b.matrix(size), atol=1e-5)
 
 
 def _count_resize(op: Resize, soc: Soc) -> dict[str, float]:

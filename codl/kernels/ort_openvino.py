@@ -8,6 +8,10 @@ from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any
 
+from codl.ir.ops.eltwise import Eltwise
+from codl.ir.ops.movement import PadNd
+from codl.ir.ops.pooling import MaxIndices
+
 # What stands in them must be registered before.
 from codl.kernels import ort_ops, ort_products  # noqa: F401
 from codl.kernels.conv2d import cpu  # noqa: F401
@@ -56,11 +60,30 @@ def _is_installed() -> bool:
         return False
 
 
+#: Modes of `eltwise` that OpenVINO rounds to 2^-18: far below zero they are negative.
+COARSE = ("softplus", "mish")
+
+
+def _refuse_wrong(op: Any) -> str | None:
+    """What OpenVINO does not read, or computes otherwise than ONNX says."""
+    if op.activation.kind == "hard_sigmoid" and 0 in op.activation.parameters:
+        return f"OpenVINO takes a parameter of 0 for its default, got {op.activation}"
+    if isinstance(op, Eltwise) and op.mode == "selu" and 0 in op.parameters:
+        return f"OpenVINO takes a parameter of 0 for its default, got {op.parameters}"
+    if isinstance(op, Eltwise) and op.mode in COARSE:
+        return f"OpenVINO's {op.mode} is negative far below zero"
+    if isinstance(op, PadNd) and op.mode == "wrap":
+        return f"OpenVINO has no padding of the mode {op.mode!r}"
+    if isinstance(op, MaxIndices) and op.by_columns:
+        return "OpenVINO counts indices row by row, got by_columns=1"
+    return None
+
+
 def _refusal(of_nodes: Callable[[Any], str | None]) -> Callable[[Any], str | None]:
     def refuse(op: Any) -> str | None:
         if not _is_installed():
             return "OpenVINO is not installed (`pip install openvino`)"
-        return of_nodes(op)
+        return of_nodes(op) or _refuse_wrong(op)
 
     return refuse
 

@@ -227,11 +227,17 @@ def _count_attention(ops: AttentionColumns, soc: Soc) -> FeatureColumns:
 
 
 def _attention(op: Attention) -> OrtPlan:
-    """A causal mask of later queries is a bias: the node counts queries from the first key."""
+    """A causal mask of later queries is a bias: the node counts queries from the first key.
+
+    The node gives zeros where a query sees no key, so that NaN takes their place where that is
+    meant: where the largest of a row of the bias is below what finite numbers become. OpenVINO's
+    maximum of infinities is the lowest number.
+    """
     nodes: list[Node] = []
     constants: dict[str, NDArray[Any]] = {}
     mask = _bias(op, nodes, constants) if op.has_bias else ""
-    is_later = op.causal and op.first > 0
+    has_nan = op.has_bias and not op.zeros
+    is_later = op.causal and (op.first > 0 or has_nan)
     if is_later:
         distance = np.arange(op.keys) - np.arange(op.queries)[:, None] - op.first
         constants["seen"] = np.where(distance > 0, np.float32(-np.inf), np.float32(0))
@@ -240,7 +246,17 @@ def _attention(op: Attention) -> OrtPlan:
         mask = "masked" if mask else "seen"
     inputs = ("x0", "x1", "x2", *([mask] if mask else []))
     is_causal = int(op.causal and not is_later)
-    nodes.append(node("Attention", inputs, scale=op.scale, is_causal=is_causal))
+    output = "attended" if has_nan else "y"
+    nodes.append(node("Attention", inputs, output, scale=op.scale, is_causal=is_causal))
+    if has_nan:
+        constants |= {"keys": ints(3), "little": number(1e-37), "far": number(-1e3)}
+        constants["nan"] = number(np.nan)
+        nodes += [
+            node("Mul", (mask, "little"), "shrunk"),
+            node("ReduceMax", ("shrunk", "keys"), "best", keepdims=1),
+            node("Less", ("best", "far"), "blind"),
+            node("Where", ("blind", "nan", output)),
+        ]
     return OrtPlan(tuple(nodes), op.shapes, op.out_sizes, constants, opset=ATTENTION_OPSET)
 
 

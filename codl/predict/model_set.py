@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from codl import files, provenance, yaml_file
 from codl.errors import CodlError, InvalidFileError, MismatchError, UnknownNameError
 from codl.ir import Shape
-from codl.ir.types import BLOCKED, Direction
+from codl.ir.types import BLOCKED, ELEMENTS, Direction
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.predict import ESTIMATORS, FOLDER, domain_adaptation, features
@@ -180,15 +180,26 @@ def load(soc: Soc, name: str, folder: Path = FOLDER, tuning: Tuning = Tuning()) 
 
     In the usual folder also those that come with codl.
 
-    Raises `UnknownNameError` for an unknown name, `InvalidFileError` where none is stored or a
-    file cannot be read, and `MismatchError` for one that belongs to something else.
+    Raises `UnknownNameError` for an unknown name, `InvalidFileError` where none is stored, a file
+    cannot be read or has none of the SoC's precision, and `MismatchError` for one that belongs to
+    something else.
     """
     ESTIMATORS.find(name)
     path = path_of(own_or_shipped(soc.name, folder, FOLDER).parent, soc.name, name)
     if not path.exists():
         fix = f"`codl train --soc {soc.name} --predictor {name}` trains them."
         raise InvalidFileError(path, "there are no predictors here.", fix=fix)
-    return read(path, soc, tuning)
+    predictors, gpu = read(path, soc, tuning), soc.gpu
+    suffix = ELEMENTS[gpu.element].suffix  # type: ignore[index]
+    if suffix and not any(suffix in target for target in predictors.stored):
+        raise InvalidFileError(
+            path,
+            f"there are no predictors for the precision {gpu.precision}, of {gpu.element} tensors.",
+            where="targets",
+            fix=f"`codl collect --soc {soc.name} --serial local --resume --precision "
+            f"{gpu.precision}` measures them, and `codl train --soc {soc.name}` trains them.",
+        )
+    return predictors
 
 
 def read(path: Path, soc: Soc, tuning: Tuning = Tuning()) -> Predictors:

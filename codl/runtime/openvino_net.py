@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import onnx
-import openvino
 
 from codl.errors import DeviceError
 from codl.ir.constants import Arrays
 from codl.ir.executable import OpenVinoNet
 from codl.ir.ops.base import Array
 from codl.runtime import threads
+from codl.runtime.openvino_import import openvino
 from codl.runtime.ort_net import dense
 from codl.runtime.placement import LocalSoc
 
@@ -49,14 +49,20 @@ class OpenVinoSession:
         ):
             for binding, view in zip(bindings, ends, strict=True):
                 array = dense(view, copies).reshape(binding.sizes)
-                self._request.set_tensor(binding.name, openvino.Tensor(array, shared_memory=True))
+                tensor = openvino.Tensor(array, shared_memory=True)
+                try:
+                    self._request.set_tensor(binding.name, tensor)
+                except Exception as error:  # OpenVINO's exceptions are RuntimeErrors of no kind
+                    raise DeviceError(
+                        f"OpenVINO shapes {binding.name!r} of {names} otherwise: {error}"
+                    ) from error
 
     def run(self) -> None:
         for view, array in self._copies_in:
             np.copyto(array, view)
         try:
             self._request.infer(share_outputs=True)
-        except Exception as error:  # OpenVINO's exceptions are RuntimeErrors of no kind
+        except Exception as error:  # as above
             raise DeviceError(f"OpenVINO failed: {error}") from error
         for view, array in self._copies_out:
             np.copyto(view, array)

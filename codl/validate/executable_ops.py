@@ -28,7 +28,7 @@ from codl.measure.check_variants import OF_HALVES, tolerance
 from codl.records.soc import Soc
 from codl.runtime.loaded import RefusedError
 from codl.targets.base import Target
-from codl.validate.references import Exact
+from codl.validate.references import Exact, leaves_nan_open
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,6 +199,8 @@ def check(part: OpPart, tensors: Mapping[str, Array], expected: Exact, target: T
     """
     limit = tolerance(part.kernel)
     wanted = expected[part.region.slices]
+    if leaves_nan_open(part.layer.op):
+        wanted = np.ma.array(wanted, mask=np.isnan(wanted))
     try:
         got = _run(part, [tensors[name] for name in part.reads], target)
     except (CodlError, ValueError) as error:  # one that fails is a result, not the end
@@ -207,7 +209,7 @@ def check(part: OpPart, tensors: Mapping[str, Array], expected: Exact, target: T
         return OpCheck(part, "failed", closeness(np.zeros_like(wanted), wanted), limit, reason)
     close = closeness(got, wanted, stored=part.stored)
     verdict: Verdict = "imprecise" if close.max_rel_err > limit else "ok"
-    if not close.is_finite:
+    if not close.has_same_kinds:
         verdict = "overflow" if close.overflow else "not a number"
     elif close.max_rel_err > OF_HALVES:
         verdict = "wrong"

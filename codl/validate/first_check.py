@@ -1,9 +1,11 @@
 """First check of a plan against ONNX Runtime, before an engine hands out a result.
 
 A plan runs on seeded inputs, beside ONNX Runtime. Where every output is as close as the kernels of
-the plan round, it is right; that costs three inferences. Anything else is looked at with care: what
-the reference makes of inputs that are 1e-6 larger says which outputs rounding decides, and each op
-is run alone, as `codl validate` does. So an op that is wrong is told from a model that drifts.
+the plan round, and NaN and infinities lie where ONNX Runtime's do, it is right; that costs three
+inferences. Anything else is looked at with care: what the reference makes of inputs that are 1e-6
+larger says which outputs rounding decides, the references of ops say which elements the model is
+not defined on, and each op is run alone, as `codl validate` does. So an op that is wrong is told
+from a model that drifts.
 """
 
 from __future__ import annotations
@@ -22,9 +24,10 @@ from numpy.typing import NDArray
 
 from codl.engine.engine import Engine
 from codl.errors import CodlWarning, WrongResultError
-from codl.evaluation.closeness import Closeness, closeness, is_right, worst
+from codl.evaluation.closeness import Closeness, is_right, kinds, worst
 from codl.ir import Network
 from codl.ir.executable import Executable, GpuOp
+from codl.ir.ops.eltwise import Eltwise
 from codl.ir.plan import OpFallback, Plan
 from codl.ir.types import arithmetic_of
 from codl.kernels.tuning import Tuning
@@ -43,6 +46,7 @@ from codl.validate.validation import (
     COSINE,
     ModelUnderTest,
     Outputs,
+    closeness_of,
     usual_cosine,
     validate,
     variants_of,
@@ -55,8 +59,9 @@ BUDGET_S = 300.0
 NUDGE, SPREAD = 1e-6, 10.0
 #: The reference holds the weights once more, and reading a file takes as much again.
 MEMORY = 3
-#: What nothing can be compared with.
-NOTHING = Closeness(cosine=0.0, max_rel_err=inf)
+BY_ONNX_RUNTIME = "ONNX Runtime"
+#: Modes of `eltwise` that are not defined on all numbers.
+PARTIAL = ("acos", "acosh", "asin", "atanh", "div", "log", "pow", "reciprocal", "sqrt")
 
 
 def checked_engine(
@@ -130,9 +135,9 @@ class _Comparison:
         self._build, self._strict = build, strict
         self._samples, self._right, self._by = _references(model)
         self._cosine = cosine
-        #: How far the reference is from itself, by output; None before anything looked wrong.
-        self._noise: Mapping[str, Closeness] | None = None
-        #: Outputs that rounding decides, or chance.
+        #: How far the reference is from itself, by output, of each sample that looked wrong.
+        self._noise: dict[int, Mapping[str, Closeness]] = {}
+        #: Outputs that chance decides.
         self._ignored: frozenset[str] = frozenset()
         #: What is right of any kernels, once all ops were found right by themselves.
         self._least = 0.0
@@ -145,8 +150,8 @@ class _Comparison:
         while True:
             with _closed_on_error(engine):
                 close, miss = self._compare(engine)
-                if miss is not None and self._noise is None:
-                    self._noise = self._measured_noise()
+                while miss is not None and miss[1] not in self._noise:
+                    self._look_at(miss[1])
                     close, miss = self._compare(engine)
                 if miss is not None and self._least:
                     raise wrong(self._model.network, close)
@@ -157,7 +162,8 @@ class _Comparison:
             engine = self._build(fallbacks)
 
     def _verdict(self, close: Closeness, fallbacks: tuple[OpFallback, ...]) -> Checked:
-        if self._ignored >= self._model.network.outputs.keys():
+        compared = {name for right in self._right for name in right} - self._ignored
+        if not compared:
             return Checked("", reason="chance or rounding decides its outputs", fallbacks=fallbacks)
         return Checked(
             self._by,
@@ -165,7 +171,7 @@ class _Comparison:
             close.max_rel_err,
             fallbacks=fallbacks,
             limit=max(self._taken, self._least),
-            ignored=tuple(sorted(self._ignored)),
+            ignored=tuple(sorted(self._model.network.outputs.keys() - compared)),
         )
 
     def _compare(self, engine: Engine) -> tuple[Closeness, tuple[Plan, int, float] | None]:
@@ -176,33 +182,37 @@ class _Comparison:
         results = [engine(sample) for sample in self._samples]
         for number, (got, right) in enumerate(zip(results, self._right, strict=True)):
             for name in right.keys() - self._ignored:
-                seen.append(_closeness(got[name], right[name]))
-                if not self._is_right(name, seen[-1], limit):
+                seen.append(closeness_of(got[name], right[name]))
+                if not self._is_right(number, name, seen[-1], limit):
                     return seen[-1], (engine.plan, number, limit)
         return worst(seen), None
 
-    def _is_right(self, name: str, close: Closeness, limit: float) -> bool:
-        cosine, noise = self._cosine, (self._noise or {}).get(name)
+    def _is_right(self, number: int, name: str, close: Closeness, limit: float) -> bool:
+        cosine, noise = self._cosine, self._noise.get(number, {}).get(name)
         if noise is not None:
             limit = max(limit, SPREAD * noise.max_rel_err)
             cosine = min(cosine, 1 - SPREAD * (1 - noise.cosine))
         self._taken = max(self._taken, limit)
         return is_right(close, cosine, limit)
 
-    def _measured_noise(self) -> dict[str, Closeness]:
-        """How far the reference is from itself: on inputs a little larger, and rearranged.
+    def _look_at(self, number: int) -> None:
+        """Find out which elements of a sample's outputs are not defined, and what rounding makes.
 
         An output of which another run has other values is never looked at.
         """
-        (sample, *_), (right, *_) = self._samples, self._right
+        sample, right = self._samples[number], self._right[number]
+        self._noise[number] = {}
+        if self._by != BY_ONNX_RUNTIME:
+            return
+        self._right[number] = right = self._defined(sample, right)
         again = self._model.outputs(sample)
         if again is None:
-            return {}
-        self._ignored = frozenset(
+            return
+        self._ignored |= {
             name
             for name, value in right.items()
-            if not is_right(_closeness(again[name], value), self._cosine, OF_OTHERS)
-        )
+            if not is_right(closeness_of(again[name], value), self._cosine, OF_OTHERS)
+        }
         random = np.random.default_rng(SEED)
 
         def nudged(value: NDArray[Any]) -> NDArray[Any]:  # as float32 that is in the last bits
@@ -212,10 +222,42 @@ class _Comparison:
             self._model.outputs(_with_floats(sample, nudged)),
             self._model.outputs(sample, optimised=True),
         )
-        return {
-            name: worst(_closeness(other[name], value) for other in others if other is not None)
+        self._noise[number] = {
+            name: worst(closeness_of(other[name], value) for other in others if other is not None)
             for name, value in right.items()
         }
+
+    def _leave_out_chaos(self) -> None:
+        """Compare no output any more in samples where rounding decides what it is."""
+        for number in range(len(self._samples)):
+            if number not in self._noise:
+                self._look_at(number)
+            noise = self._noise[number]
+            self._right[number] = {
+                name: value
+                for name, value in self._right[number].items()
+                if name not in noise or is_right(noise[name], COSINE, OF_HALVES)
+            }
+
+    def _defined(self, sample: Values, right: Outputs) -> Outputs:
+        """Right outputs, masked where ONNX leaves open what they are.
+
+        There an op made NaN, and a maximum behind it may drop that: ONNX Runtime does so or not by
+        the place in a tensor.
+        """
+        network = self._model.network
+        is_partial = any(isinstance(x.op, Eltwise) and x.op.mode in PARTIAL for x in network.layers)
+        if not is_partial and all(np.isfinite(value).all() for value in right.values()):
+            return right
+        kept, dropped = (
+            outputs_by_ops(network, sample, drops_nan=drops_nan) for drops_nan in (False, True)
+        )
+
+        def masked(name: str, value: NDArray[Any]) -> NDArray[Any]:
+            found = [kinds(other[name]).reshape(value.shape) for other in (kept, dropped)]
+            return np.ma.array(value, mask=(found[0] != kinds(value)) | (found[0] != found[1]))
+
+        return {name: masked(name, value) for name, value in right.items()}
 
     def _remedy(self, plan: Plan, number: int, limit: float) -> tuple[OpFallback, ...]:
         """What is to run otherwise, nothing where every op is right by itself.
@@ -224,12 +266,13 @@ class _Comparison:
         """
         network = self._model.network
         self._least = OF_HALVES if limit > OF_WINOGRAD else OF_WINOGRAD
-        noise = (self._noise or {}).items()
-        self._ignored |= {name for name, close in noise if not is_right(close, COSINE, OF_HALVES)}
+        self._leave_out_chaos()
         written, applied = plan.applied(network)
-        samples = [self._samples[number], *self._samples[:number], *self._samples[number + 1 :]]
+        order = sorted(range(len(self._samples)), key=lambda place: place != number)
+        samples = [self._samples[place] for place in order]
         model = replace(self._model, network=written)
         tested = ModelUnderTest(model, self._target, self._tuning, samples, self._ignored)
+        tested.expect([self._right[place] for place in order])
         time = Budget(BUDGET_S)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CodlWarning)
@@ -264,7 +307,7 @@ def _references(model: ModelAndSource) -> tuple[list[Values], list[Outputs], str
     if right[0] is None:
         return samples[:1], [outputs_by_ops(model.network, samples[0])], "references of ops"
     pairs = [(x, y) for x, y in zip(samples, right, strict=True) if y is not None]
-    return [x for x, _ in pairs], [y for _, y in pairs], "ONNX Runtime"
+    return [x for x, _ in pairs], [y for _, y in pairs], BY_ONNX_RUNTIME
 
 
 def _around_zero(factor: float, value: NDArray[Any]) -> NDArray[Any]:
@@ -278,10 +321,6 @@ def _with_floats(sample: Values, change: Callable[[NDArray[Any]], NDArray[Any]])
         name: change(value).astype(value.dtype) if value.dtype.kind == "f" else value
         for name, value in sample.items()
     }
-
-
-def _closeness(got: NDArray[Any], right: NDArray[Any]) -> Closeness:
-    return closeness(got, right) if got.size == right.size else NOTHING
 
 
 def limit_of(executable: Executable) -> float:

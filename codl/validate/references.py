@@ -21,8 +21,10 @@ from codl.frontend.graph import weights
 from codl.frontend.graph.integer_products import reference_session, session_options
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.shapes import data_inputs, fix_shapes, sizes_of
-from codl.ir import Array, Layer, Network
+from codl.ir import Array, Layer, Network, Op
 from codl.ir.ops.onnx_model import INPUT, OUTPUT, OnnxModel
+from codl.ir.ops.pooling import MaxIndices, Pool2d
+from codl.ir.ops.reductions import Reduce, RowRange
 
 Values: TypeAlias = Mapping[str, NDArray[Any]]
 Exact: TypeAlias = NDArray[np.float64]
@@ -142,13 +144,25 @@ class ModelAndSource:
             return None
 
 
+def leaves_nan_open(op: Op) -> bool:
+    """Whether ONNX leaves open what an op makes of NaN: a maximum may drop it."""
+    is_extreme = isinstance(op, Reduce) and op.mode in ("max", "min")
+    is_pool = isinstance(op, Pool2d) and op.mode == "max"
+    return is_extreme or is_pool or isinstance(op, MaxIndices | RowRange)
+
+
 def computed(
-    network: Network, inputs: Values, kept: Mapping[str, int] | None = None
+    network: Network,
+    inputs: Values,
+    kept: Mapping[str, int] | None = None,
+    *,
+    drops_nan: bool = False,
 ) -> Iterator[tuple[Layer, dict[str, Array], Exact]]:
     """Every layer in order, with all tensors that are there before it, and its output in float64.
 
     Each layer reads what the references of those before it compute, stored as float32. A tensor is
     there until its last reader is done, or longer: up to the layer of the number that `kept` names.
+    Where it `drops_nan`, NaN behind a maximum is a number.
     """
     last = dict(kept or {})
     for number, layer in enumerate(network.layers):
@@ -159,6 +173,8 @@ def computed(
         tensors[name] = np.asarray(inputs[name], np.float32).reshape(shape)
     for number, layer in enumerate(network.layers):
         exact = output_of(layer, [tensors[name] for name in layer.inputs])
+        if drops_nan and leaves_nan_open(layer.op):
+            exact = np.where(np.isnan(exact), 0.0, exact)
         yield layer, tensors, exact
         tensors[layer.output] = exact.astype(np.float32)
         for name in [name for name in tensors if last.get(name, -1) <= number]:
@@ -191,10 +207,13 @@ def outputs_of(
     }
 
 
-def outputs_by_ops(network: Network, inputs: Values) -> dict[str, NDArray[Any]]:
+def outputs_by_ops(
+    network: Network, inputs: Values, *, drops_nan: bool = False
+) -> dict[str, NDArray[Any]]:
     """The model's outputs by the references of its ops."""
     holders = {holder for holder, _ in network.outputs.values()}
-    made = {x.output: exact for x, _, exact in computed(network, inputs) if x.output in holders}
+    layers = computed(network, inputs, drops_nan=drops_nan)
+    made = {layer.output: exact for layer, _, exact in layers if layer.output in holders}
     return outputs_of(network, made, inputs)
 
 

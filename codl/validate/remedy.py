@@ -252,7 +252,12 @@ def _by_growth(checks: Sequence[OpCheck], checked: Validation) -> list[OpCheck]:
 def reason_of(check: OpCheck) -> str:
     """What a check found, in a few words."""
     close = check.closeness
-    counts = ((close.nan, "NaN"), (close.inf, "infinite"), (close.overflow, "too large to store"))
+    counts = (
+        (close.nan, "NaN"),
+        (close.inf, "infinite"),
+        (close.hidden, "that should be NaN or infinite"),
+        (close.overflow, "too large to store"),
+    )
     told = [f"{count} {what}" for count, what in counts if count]
     if check.reason:
         told.append(check.reason)

@@ -15,15 +15,17 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
 from support.devices import here
 from support.plans import CUTS, branching, branching_case, image, legal, make_plan, one_by_one, row
 from support.simulated import SOC
 from support.some import some
 
 from codl.engine.engine import Engine, fallbacks_of
-from codl.errors import CodlError, DeviceError
+from codl.errors import CodlError, DeviceError, UnsupportedError
 from codl.evaluation.closeness import max_rel_err
-from codl.frontend.convert import convert, simplify
+from codl.frontend.convert import convert, network_of, simplify
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.ir.executable import GpuOp, Refusal
 from codl.ir.plan import Plan
@@ -97,6 +99,59 @@ def test_a_closed_engine_says_so(first_soc: Soc) -> None:
         engine(image(network))
     with pytest.raises(CodlError, match="engine of 'row' is closed"):
         engine(image(network))
+
+
+def numbers_through(
+    kind: int, value: float, soc: Soc, cast: int | None = None
+) -> NDArray[np.generic]:
+    """What comes out of `x + 0` for one value, as another type if it is `cast`."""
+    dtype = helper.tensor_dtype_to_np_dtype(kind)
+    nodes = [helper.make_node("Add", ["x", "zero"], ["sum"])]
+    nodes.append(helper.make_node("Cast", ["sum"], ["y"], to=cast or kind))
+    graph = helper.make_graph(
+        nodes,
+        "numbers",
+        [helper.make_tensor_value_info("x", kind, [1, 3])],
+        [helper.make_tensor_value_info("y", cast or kind, [1, 3])],
+        [numpy_helper.from_array(np.zeros((1, 3), dtype), "zero")],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    network = network_of(import_onnx(proto, "numbers"))
+    with Engine(network, default_plan(network, soc, "cpu"), here(soc)) as engine:
+        return engine(np.array([[value, 0, 1]], dtype))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (TensorProto.DOUBLE, 0.1),
+        (TensorProto.DOUBLE, 2.0**40),
+        (TensorProto.DOUBLE, -np.inf),
+        (TensorProto.INT64, (1 << 24) - 1),
+        (TensorProto.INT32, 1 - (1 << 24)),
+    ],
+)
+def test_numbers_that_float32_holds_come_out(kind: int, value: float, first_soc: Soc) -> None:
+    (got, *_) = numbers_through(kind, value, first_soc).ravel()
+    assert got == pytest.approx(value, rel=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "cast", "message"),
+    [
+        (TensorProto.DOUBLE, 1.7e9 + 1, None, r"input 'x' has .*1700000001.* float32 cannot hold"),
+        (TensorProto.DOUBLE, 1e300, None, "input 'x' has .*1e.300"),
+        (TensorProto.INT64, (1 << 24) + 1, None, r"'x' reaches 1.67772e\+07"),
+        (TensorProto.FLOAT, 3e7, TensorProto.INT64, r"integer output 'y' reaches 3e\+07"),
+        (TensorProto.FLOAT, -(2.0**24), TensorProto.INT32, "integer output 'y' reaches 1.67"),
+    ],
+)
+def test_numbers_that_float32_does_not_hold_are_refused(
+    kind: int, value: float, cast: int | None, message: str, first_soc: Soc
+) -> None:
+    """Rounded they would look right."""
+    with pytest.raises(UnsupportedError, match=message):
+        numbers_through(kind, value, first_soc, cast)
 
 
 @pytest.mark.parametrize("side", ["cpu", "gpu"])

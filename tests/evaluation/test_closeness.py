@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from codl.errors import DeviceError, InvalidFileError
-from codl.evaluation.closeness import agreement, closeness, read_labels, worst
+from codl.evaluation.closeness import agreement, closeness, is_right, read_labels, worst
 from codl.evaluation.interleaved import ReferenceRun, compare
 
 
@@ -40,6 +40,21 @@ def test_a_reference_may_be_no_number_too() -> None:
     found = closeness(np.array([np.nan, np.inf, 1.0]), np.array([np.nan, np.inf, 1.0]))
     assert found.is_finite
     assert (found.cosine, found.max_rel_err) == (pytest.approx(1.0), 0.0)
+
+
+def test_a_number_where_the_reference_has_none_is_counted() -> None:
+    """A broken model must not look healthy."""
+    found = closeness(np.array([0.0, np.nan, -np.inf, 1.0]), np.array([np.nan, np.inf, np.inf, 1]))
+    assert (found.hidden, found.nan, found.inf) == (3, 0, 0)
+    assert not is_right(found, 0.9)
+    assert worst([found, found]).hidden == 6
+
+
+def test_masked_elements_are_left_out() -> None:
+    expected = np.ma.array([1.0, 2.0, np.nan], mask=[False, True, True])
+    found = closeness(np.array([1.0, 7.0, 3.0]), expected)
+    assert (found.cosine, found.max_rel_err, found.hidden) == (1.0, 0.0, 0)
+    assert found.largest == 1.0
 
 
 def test_zeros_are_like_zeros_and_unlike_others() -> None:

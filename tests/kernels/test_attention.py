@@ -63,6 +63,27 @@ def test_large_scores_and_hidden_keys_stay_exact(gpu: OpenClDevice) -> None:
         assert_close(variant, op, got, expected)
 
 
+@pytest.mark.parametrize("zeros", [0, 1])
+@pytest.mark.parametrize("causal", ["", " causal=1", " causal=1 first=190"])
+def test_a_query_that_sees_no_key(causal: str, zeros: int, gpu: OpenClDevice) -> None:
+    """NaN, as a softmax has it, or zeros; in several blocks of keys, and beside a causal mask."""
+    op = parse(f"attention in=1x2x9x16,1x2x200x16,1x2x200x16,1x2x9x200{causal} zeros={zeros}")
+    inputs, weights = operands(op)
+    inputs[3][0, 0, 4], inputs[3][0, 1, 2, :5] = -np.inf, -np.inf
+    with np.errstate(invalid="ignore"):
+        expected, whole = reference(op, inputs, weights), Region.whole(op.output)
+    blind = expected[0, 0, 4]
+    assert (blind == 0).all() if zeros else np.isnan(blind).all()
+    results = {}
+    for variant in registry.variants(op, "cpu", gpu.soc):
+        results[variant.name] = run_cpu(variant, op, whole, inputs, weights, gpu.soc)
+    for variant in some(registry.variants(op, "gpu", gpu.soc, include_unfit=True)):
+        if variant.storage.element == "float32":  # type: ignore[attr-defined]
+            results[variant.name], _ = run_gpu(variant, op, whole, inputs, weights, gpu)
+    for name, got in results.items():
+        np.testing.assert_allclose(got, expected, 1e-4, 1e-4, err_msg=name)
+
+
 @pytest.mark.parametrize(
     ("text", "dims"),
     [

@@ -14,6 +14,7 @@ from support.engine_runs import same_as_onnx_runtime
 from support.kernel_runs import (
     Case,
     assert_close,
+    check_on_cpu,
     check_on_gpu,
     enough,
     operands,
@@ -51,18 +52,21 @@ def test_reductions_equal_the_reference(op: Reduce, gpu: OpenClDevice) -> None:
         # Near 1, so that no product of thousands leaves the range of a float.
         inputs = [np.abs(1 + 0.02 * x) for x in inputs]
     check_on_gpu(op, gpu, inputs)
+    check_on_cpu(op, gpu.soc, inputs)
 
 
 @given(op=softmaxes())
 @SOME
 def test_softmax_equals_the_reference(op: Softmax, gpu: OpenClDevice) -> None:
     check_on_gpu(op, gpu)
+    check_on_cpu(op, gpu.soc)
 
 
 @given(op=norms())
 @SOME
 def test_norms_equal_the_reference(op: Norm, gpu: OpenClDevice) -> None:
     check_on_gpu(op, gpu)
+    check_on_cpu(op, gpu.soc)
 
 
 @pytest.mark.parametrize("affine", [False, True])
@@ -90,16 +94,14 @@ def test_norms_of_channels(
 @SOME
 def test_products_equal_the_reference(op: MatMul, gpu: OpenClDevice) -> None:
     check_on_gpu(op, gpu, choices=1)  # all of them below
+    check_on_cpu(op, gpu.soc)
 
 
 @given(op=rotaries())
 @SOME
 def test_rotary_embeddings_equal_the_reference(op: Rotary, gpu: OpenClDevice) -> None:
     check_on_gpu(op, gpu)
-    inputs, weights = operands(op)
-    variant = registry.find(op, "cpu_ort")
-    got = run_cpu(variant, op, Region.whole(op.output), inputs, weights, gpu.soc)
-    assert_close(variant, op, got, reference(op, inputs, weights))
+    check_on_cpu(op, gpu.soc)
 
 
 @pytest.mark.parametrize(
@@ -171,6 +173,33 @@ def test_rows_that_meet_the_same_matrix_are_rows_of_one() -> None:
         assert (rows, [axis.size for axis in axes]) == (m, sizes), text
 
 
+@pytest.mark.parametrize(
+    ("shape", "before", "axis", "keepdims", "behind"),
+    [
+        ((2, 1, 4), (0, 2, 1), 0, 0, None),
+        ((2, 1, 4), (2, 0, 1), 1, 0, None),
+        ((2, 1, 4), (2, 1, 0), 2, 0, None),
+        ((6, 8), None, 0, 1, (1, 0)),
+        ((6, 8), None, 1, 1, (1, 0)),
+    ],
+)
+def test_reductions_beside_transposes(
+    shape: tuple[int, ...],
+    before: tuple[int, ...] | None,
+    axis: int,
+    keepdims: int,
+    behind: tuple[int, ...] | None,
+    first_soc: Soc,
+) -> None:
+    """OpenVINO exchanged the two, and gave results of another shape."""
+    nodes = [
+        helper.make_node("Transpose" if before else "Abs", ["x"], ["a"], perm=before),
+        helper.make_node("ReduceMean", ["a"], ["b"], axes=[axis], keepdims=keepdims),
+        helper.make_node("Transpose" if behind else "Abs", ["b"], ["y"], perm=behind),
+    ]
+    same_as_onnx_runtime(model(nodes, {"x": shape}, ["y"], {}, opset=17), first_soc, as_it_is=True)
+
+
 @pytest.mark.parametrize("mode", UNARY)
 def test_functions_of_every_element(mode: str, gpu: OpenClDevice) -> None:
     """All variants have the functions from one text: not each one has to meet them all."""
@@ -188,6 +217,39 @@ def test_functions_of_every_element(mode: str, gpu: OpenClDevice) -> None:
     if mode == "acosh":
         x = 1 + np.abs(x)
     check_on_gpu(op, gpu, [x], variants=None if mode in [*UNARY][::6] else 1)
+    check_on_cpu(op, gpu.soc, [x])
+
+
+@pytest.mark.parametrize("mode", ["softplus", "mish", "selu", "softsign", "exp", "sinh", "atan"])
+def test_functions_far_from_zero(mode: str, first_soc: Soc) -> None:
+    """Each value is as close as float32 has it, the smallest too."""
+    values = {"alpha": 1.67, "beta": 1.05} if mode == "selu" else {}
+    op = Eltwise(inputs=(Shape(1, 2, 20, 20),), mode=mode, **values)
+    x = np.linspace(-80, 80, op.input.elements, dtype=np.float32).reshape(op.input)
+    expected = op.reference([x.astype(np.float64)], {})
+    for variant in some(registry.variants(op, "cpu", first_soc)):
+        got = run_cpu(variant, op, Region.whole(op.output), [x], {}, first_soc)
+        np.testing.assert_allclose(got, expected, 2e-5, 1e-30, err_msg=variant.name)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "eltwise in=1x3x5x7 mode=identity act=hard_sigmoid:1:0",
+        "eltwise in=1x3x5x7 mode=identity act=hard_sigmoid:0:0.5",
+        "conv2d in=1x3x5x7 oc=4 kernel=3x3 pad=1 act=hard_sigmoid:1:0",
+        "eltwise in=1x3x5x7 mode=selu alpha=0 beta=2",
+        "eltwise in=1x3x5x7 mode=selu alpha=1 beta=0",
+        "eltwise in=1x3x5x7 mode=thresholded_relu alpha=0",
+        "eltwise in=1x3x5x7 mode=shrink alpha=0 beta=0.5",
+        "eltwise in=1x3x5x7 mode=shrink alpha=0.5 beta=0",
+        "eltwise in=1x3x5x7 mode=identity act=leaky_relu:0",
+        "eltwise in=1x3x5x7 mode=identity act=elu:0",
+        "eltwise in=1x3x5x7 mode=identity act=clip:0:0.5",
+    ],
+)
+def test_parameters_of_0_are_no_defaults(text: str, first_soc: Soc) -> None:
+    check_on_cpu(parse(text), first_soc)
 
 
 @pytest.mark.parametrize("kind", ["gelu", "gelu_tanh", "silu", "sigmoid", "tanh"])

@@ -57,6 +57,10 @@ def test_missing_predictors(trained: tuple[Path, TrainReport], tmp_path: Path) -
         assert wanted in str(caught.value)
     with pytest.raises(InvalidFileError, match=r"no predictors here.*codl train --soc simulated"):
         load(SOC, "gbdt", tmp_path)
+    halves = SOC.at("half_storage")
+    message = r"precision half_storage.*`codl collect --soc simulated .*--precision half_storage`"
+    with pytest.raises(InvalidFileError, match=message):
+        load(halves, "codl_linear", trained[0])
     with pytest.raises(UnknownNameError, match="Did you mean 'gbdt'"):
         load(SOC, "gbd", trained[0])
 

@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from codl.boundary import MissingPackageError
+from codl.errors import DeviceError
 from codl.ir import Op, Shape, parse
 from codl.ir.executable import OpenVinoNet
 from codl.ir.ops.base import OP_TYPES, Array
@@ -57,6 +59,19 @@ def test_a_missing_library_is_named_with_the_command(
     monkeypatch.setattr(host_handles, "find_spec", lambda _: None)
     with pytest.raises(MissingPackageError, match="`pip install openvino`"):
         HostSession(executable, first_soc)
+
+
+def test_a_shape_that_openvino_does_not_take_is_an_error_of_codl(first_soc: LocalSoc) -> None:
+    """It is one that plans are tried with: another plan is taken."""
+    pytest.importorskip("openvino")
+    op = parse("eltwise in=1x3x5x7 mode=abs")
+    variant: Any = registry.find(op, CPU_OPENVINO)
+    executable = pieces.net_alone([op], variant, [{}], first_soc)
+    (net,) = executable.nets
+    (binding,) = net.outputs
+    turned = replace(net, outputs=(replace(binding, sizes=binding.sizes[::-1]),))
+    with pytest.raises(DeviceError, match="OpenVINO shapes"):
+        HostSession(replace(executable, nets=(turned,)), first_soc)
 
 
 @pytest.mark.parametrize("variant", ["cpu_ort", CPU_OPENVINO])

@@ -14,8 +14,9 @@ import onnx
 import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
-from onnx import TensorProto
+from onnx import TensorProto, helper
 from support.devices import here
+from support.libraries import INSTALLED, preferred
 from support.onnx_models import floats, model, node
 
 from codl.engine.engine import Engine
@@ -357,6 +358,89 @@ def test_what_is_no_number_stays_none(activation: str, kind: str, first_soc: Soc
             numbers = ~np.isnan(value)
             np.testing.assert_allclose(got["a"][numbers], value[numbers], 1e-5, 1e-5)
         assert np.isnan(expected_of(proto, broken)["a"]).any()
+
+
+def depth_completion() -> Case:
+    """A network as those that fill holes of depth maps: down, up, and beside."""
+    same = {"pads": [1, 1, 1, 1]}
+    nodes = [
+        node("Conv", "x w1", "c1", **same), node("Relu", "c1", "r1"),
+        node("MaxPool", "r1", "p1", **PAIR),
+        node("Conv", "p1 w2", "c2", group=2, **same), node("Clip", "c2 zero six", "r2"),
+        node("AveragePool", "r2", "p2", **PAIR),
+        node("Conv", "p2 w3", "c3", **same), node("HardSwish", "c3", "r3"),
+        helper.make_node("Resize", ["r3", "", "twice"], ["u1"], mode="linear"),
+        node("Concat", "u1 r2", "k", axis=1),
+        node("ConvTranspose", "k w4", "t", strides=[2, 2], group=4), node("Sigmoid", "t", "y"),
+    ]  # fmt: skip
+    constants = {
+        "w1": floats(8, 1, 3, 3), "w2": floats(16, 4, 3, 3), "w3": floats(16, 16, 3, 3),
+        "w4": floats(32, 2, 2, 2), "zero": np.float32(0), "six": np.float32(6),
+        "twice": np.float32([1, 1, 2, 2]),
+    }  # fmt: skip
+    return Case(nodes, {"x": (1, 1, 32, 24)}, ["y", "r1", "p2"], constants, opset=18)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu", "split", *INSTALLED])
+def test_a_depth_map_with_holes(kind: str, first_soc: Soc) -> None:
+    """Holes are where ONNX Runtime has them, whatever computes: Winograd's tiles and groups too."""
+    case = depth_completion()
+    proto, feeds = case.proto(), case.feeds()
+    feeds["x"][0, 0, 8:11, 13:15], feeds["x"][0, 0, 20, 3] = np.nan, np.inf
+    expected = expected_of(proto, feeds)
+    assert 0 < np.isnan(expected["y"]).mean() < 0.7
+    network = network_of(import_onnx(proto, "small"))
+    with preferred(kind):
+        plan = plan_of(network, first_soc, kind if kind in ("gpu", "split") else "cpu")
+    with Engine(network, plan, here(first_soc)) as engine, warnings.catch_warnings():
+        warnings.simplefilter("ignore", CodlWarning)
+        got = engine(feeds)
+    for name, value in expected.items():
+        np.testing.assert_allclose(got[name], value, 1e-4, 1e-5, err_msg=name)
+
+
+QKV = {"q": (1, 2, 3, 8), "k": (1, 2, 5, 8), "v": (1, 2, 5, 8), "m": (3, 5)}
+FLAT = {"q": (1, 3, 16), "k": (1, 3, 16), "v": (1, 3, 16), "m": (1, 2, 3, 3)}
+#: Attention with a mask that may hide all keys of a query. ONNX's node gives zeros then, in all its
+#: forms; what is spelled out, or a node of `com.microsoft`, gives NaN.
+BLIND = {
+    "node": Case([node("Attention", "q k v m", "y")], QKV, ["y"], opset=23),
+    "softcap": Case([node("Attention", "q k v m", "y", softcap=5.0)], QKV, ["y"], opset=23),
+    "causal": Case([node("Attention", "q k v m", "y", is_causal=1)], QKV, ["y"], opset=23),
+    "causal, softcap": Case(
+        [node("Attention", "q k v m", "y", is_causal=1, softcap=5.0)], QKV, ["y"], opset=23
+    ),
+    "spelled out": Case(
+        [node("Transpose", "k", "t", perm=[0, 1, 3, 2]), node("MatMul", "q t", "s"),
+         node("Add", "s m", "a"), node("Softmax", "a", "b", axis=-1), node("MatMul", "b v", "y")],
+        QKV, ["y"],
+    ),
+    "many heads": Case(
+        [helper.make_node("MultiHeadAttention", ["q", "k", "v", "", "", "m"], ["y"], num_heads=2,
+                          domain="com.microsoft")],
+        FLAT, ["y"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu", "split", *INSTALLED])
+@pytest.mark.parametrize("name", [*BLIND])
+def test_a_query_that_sees_nothing(name: str, kind: str, first_soc: Soc) -> None:
+    case = BLIND[name]
+    proto, feeds = case.proto(), case.feeds()
+    feeds["m"][...] = 0
+    feeds["m"][..., 1, :] = -np.inf
+    feeds["m"][..., 2, 1] = -np.inf
+    expected = expected_of(proto, feeds)["y"]
+    makes_nan = name in ("spelled out", "many heads")
+    assert np.isnan(expected).any() == makes_nan
+    assert makes_nan or (expected[..., 1, :] == 0).all()
+    network = network_of(import_onnx(proto, "small"))
+    with preferred(kind):
+        plan = plan_of(network, first_soc, kind if kind in ("gpu", "split") else "cpu")
+    with Engine(network, plan, here(first_soc)) as engine, warnings.catch_warnings():
+        warnings.simplefilter("error", CodlWarning)  # a mask is no reason to run elsewhere
+        np.testing.assert_allclose(engine(feeds)["y"], expected, 1e-4, 1e-4)
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu", "split"])

@@ -11,15 +11,19 @@ from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.integer_products import session_options
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.ir.network import Network
-from codl.plan.build_plan import default_plan
+from codl.plan.build_plan import default_plan, preferring
 from codl.records.soc import Soc
 from support.devices import here
+from support.libraries import INSTALLED, preferred
 
 
 def same_as_onnx_runtime(
     proto: onnx.ModelProto, soc: Soc, atol: float = 1e-4, *, as_it_is: bool = False
 ) -> Network:
-    """Run a model on the GPU alone and by ONNX Runtime, which may not rewrite it `as_it_is`."""
+    """Run a model on the GPU alone, in each of the CPU's libraries, and by ONNX Runtime.
+
+    ONNX Runtime may not rewrite it `as_it_is`.
+    """
     network = convert(simplify(import_onnx(proto, "test")))
     random = np.random.default_rng(0)
     feeds = {
@@ -34,8 +38,13 @@ def same_as_onnx_runtime(
     session = ort.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
     names = [output.name for output in proto.graph.output]
     expected = dict(zip(names, session.run(names, feeds), strict=True))
-    with Engine(network, default_plan(network, soc, "gpu", chained=False), here(soc)) as engine:
-        got = engine(feeds)
-    for name, value in expected.items():
-        np.testing.assert_allclose(got[name], value, atol=atol, rtol=1e-4)
+    plans = {"gpu": default_plan(network, soc, "gpu", chained=False)}
+    for library in INSTALLED:
+        with preferred(library):
+            plans[library] = preferring(network, soc, "cpu")
+    for label, plan in plans.items():
+        with Engine(network, plan, here(soc)) as engine:
+            got = engine(feeds)
+        for name, value in expected.items():
+            np.testing.assert_allclose(got[name], value, atol=atol, rtol=1e-4, err_msg=label)
     return network

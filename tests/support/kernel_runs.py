@@ -136,6 +136,18 @@ def check_on_gpu(
             assert_close(variant, op, got, expected)
 
 
+def check_on_cpu(op: Op, soc: Soc, inputs: Sequence[Array] | None = None) -> None:
+    """Every variant of every library on the CPU against the reference."""
+    of_op, weights = operands(op)
+    inputs = inputs or of_op
+    expected, whole = reference(op, inputs, weights), Region.whole(op.output)
+    found = registry.variants(op, "cpu", soc)
+    assert found, to_text(op)
+    for variant in found:
+        got = run_cpu(variant, op, whole, inputs, weights, soc)
+        assert_close(variant, op, got, expected)
+
+
 def variants_for_gpus(op: Op, soc: Soc) -> list[Any]:
     found: list[Any] = registry.variants(op, "gpu", soc, include_unfit=True)
     return [variant for variant in found if variant.meant_for == {"gpu"}]

@@ -207,6 +207,15 @@ ODD = {
         [node("Log", "x", "a"), node("Conv", "x w", "b", pads=[1] * 4), node("Add", "a b", "y")],
         {"w": floats(4, 4, 3, 3)}, ["y"], {},
     ),
+    "not a number below a maximum": (
+        [node("Log", "x", "a"), node("ReduceMax", "a axis", "y", keepdims=0)],
+        {"axis": np.array([3])}, ["y"], {},
+    ),
+    "chaos on some samples": (
+        [node("Relu", "x", "a"), node("Sub", "a one", "b"), node("Relu", "b", "c"),
+         node("MatMul", "c w", "d"), node("Mul", "d many", "e"), node("Sin", "e", "y")],
+        {"w": 0.1 * floats(512, 64), "one": np.float32(1), "many": np.float32(1e6)}, ["y"], {},
+    ),
     "indices": (
         [node("Conv", "x w", "a", pads=[1, 1, 1, 1]), node("TopK", "a k", "y z", axis=1)],
         {"w": floats(4, 4, 3, 3), "k": np.array([2])}, ["y", "z"], {"z": "int64"},
@@ -227,12 +236,29 @@ def test_models_that_are_right_alarm_nobody(
     name: str, side: str, folder: Path, first_soc: LocalSoc
 ) -> None:
     nodes, constants, outputs, types = ODD[name]
-    file = saved(model(nodes, {"x": (1, 4, 6, 5)}, outputs, constants, types))
+    sizes = (8, 512) if "chaos" in name else (1, 4, 6, 5)
+    file = saved(model(nodes, {"x": sizes}, outputs, constants, types, opset=18))
     with warnings.catch_warnings():
         warnings.simplefilter("error", CodlWarning)
         with checked(file, first_soc, side=side) as engine:
             assert engine.checked is not None
             assert engine.checked.reference == "ONNX Runtime"
+
+
+def test_a_number_where_the_model_has_none_is_found(folder: Path, first_soc: LocalSoc) -> None:
+    """ncnn's sigmoid has a number of NaN, which a logarithm of a sample made."""
+    nodes = [node("Log", "x", "a"), node("Sigmoid", "a", "y")]
+    file = saved(model(nodes, {"x": (1, 4, 6, 5)}, ["y", "a"]))
+    network, source = read_network(file)
+    (last, *_) = reversed(network.layers)
+    named = {last.name: "cpu_direct"}
+    assert registry.find(last.op, "cpu_direct").backend == "ncnn"
+    plan = default_plan(network, first_soc, "cpu", chained=False, variants=named)
+    x = random_inputs(network)["x"] - 0.5
+    with pytest.warns(CodlWarning, match="should be NaN"):
+        engine = checked_engine(network, plan, here(first_soc), source=source)
+    with engine:
+        np.testing.assert_array_equal(np.isnan(engine({"x": x})["y"]), x < 0)
 
 
 def test_what_chance_decides_is_told(folder: Path, first_soc: LocalSoc) -> None:

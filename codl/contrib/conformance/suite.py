@@ -20,6 +20,7 @@ from codl.contrib.conformance.backend import CodlRep
 from codl.errors import UnsupportedError
 from codl.frontend.converters.base import CONVERTERS
 from codl.frontend.graph.passes import ALIASES, RESHAPES
+from codl.ir.types import Processor
 from codl.targets.base import Target
 
 Status = Literal["passed", "failed", "refused"]
@@ -100,18 +101,18 @@ def select(*, everything: bool = False, only: str = "") -> list[Case]:
     return [case for case in suite() if re.search(only, case.name) and wanted(case)]
 
 
-def run(cases: Iterable[Case], target: Target) -> Iterator[CaseResult]:
-    """Run cases on the GPU side of a target, one after the other."""
+def run(cases: Iterable[Case], target: Target, side: Processor = "gpu") -> Iterator[CaseResult]:
+    """Run cases on one side of a target, one after the other."""
     for case in cases:
         start = perf_counter()
-        outcome = run_case(case, target)
+        outcome = run_case(case, target, side)
         yield replace(outcome, seconds=round(perf_counter() - start, 3))
 
 
-def run_case(case: Case, target: Target) -> CaseResult:
-    """Run a case on the GPU side; whatever it raises is its outcome."""
+def run_case(case: Case, target: Target, side: Processor = "gpu") -> CaseResult:
+    """Run a case on one side; whatever it raises is its outcome."""
     try:
-        rep = CodlRep(case.test.model, target, "gpu")
+        rep = CodlRep(case.test.model, target, side)
         ops = max(_check(rep, case.test, *data) for data in case.test.data_sets or ())
     except UnsupportedError as error:
         return CaseResult(case.name, case.op, "refused", _first_line(error))

@@ -23,6 +23,7 @@ from codl.frontend.converters.base import (
     unsupported,
 )
 from codl.frontend.converters.steps import Operand, Steps, seen
+from codl.frontend.graph.attention_patterns import SPELLED_OUT
 from codl.frontend.graph.graph import PAST_LENGTH, Graph
 from codl.ir.onnx_node import Node
 from codl.ir.ops.attention import Attention, CachedAttention, Rotary
@@ -32,6 +33,9 @@ from codl.ir.ops.reductions import Reduce
 
 #: What is added to scores that do not count: no sum of it and a score is infinite.
 LOW = -1e38
+#: So many times any finite float32 is near 0. -inf is not, nor the lowest number, which OpenVINO
+#: has for a maximum of infinities.
+LITTLE = 1e-37
 #: What is added to scores of keys that count for nothing, whatever they are: at most this.
 HIDDEN = -1e30
 #: Features of a key and a value, for which some of either fit in local memory.
@@ -45,12 +49,14 @@ class Mask:
     """What is added to the scores, shaped (images, heads, queries, keys) or stretched to it.
 
     `fixed` is all that is known before a run. `rows` are 0 for queries that may see no key at all
-    and 1 for others, which is what their output is multiplied by.
+    and 1 for others, which is what their output is multiplied by. Queries that see no key give
+    `zeros`, or NaN.
     """
 
     fixed: Array | None = None
     tensors: list[Operand] = field(default_factory=list)
     rows: Operand | None = None
+    zeros: bool = False
 
     def forbid(self, allowed: NDArray[np.bool_]) -> None:
         """Leave out scores, also where no other mask does."""
@@ -82,15 +88,24 @@ def allowed_keys(
 def add_choice(steps: Steps, mask: Mask, chosen: Operand) -> None:
     """A mask of ones and zeros that is known in a run only; rows of zeros are handled there."""
     bias = steps.function("log", chosen, "bias")
+    mask.tensors.append(bias)
+    add_rows(steps, mask)
+
+
+def add_rows(steps: Steps, mask: Mask) -> None:
+    """Find in a run which queries see no key by the sum of all masks, which then is finite."""
+    bias, *others = mask.tensors
     if mask.fixed is not None:
-        bias = steps.combine("add", bias, steps.constant("known", mask.fixed), "bias")
-        mask.fixed = None
-    axis = len(bias.sizes) - 1
-    best = steps.apply(
-        Reduce(shapes=(bias.sizes,), mode="max", axes=(axis,), keepdims=True), (bias,), "best"
-    )
-    mask.rows = steps.function("sign", steps.function("exp", best, "seen"), "rows")
-    mask.tensors.append(steps.combine("max", bias, Operand.number(LOW), "bias"))
+        others.append(steps.constant("known", mask.fixed))
+    for other in others:
+        bias = steps.combine("add", bias, other, "bias")
+    little = steps.combine("mul", bias, Operand.number(LITTLE), "little")
+    most = Reduce(shapes=(bias.sizes,), mode="max", axes=(len(bias.sizes) - 1,), keepdims=True)
+    best = steps.combine("add", steps.apply(most, (little,), "best"), Operand.number(1e3), "best")
+    seen_keys = steps.combine("max", best, Operand.number(0.0), "seen")
+    mask.rows = steps.function("sign", seen_keys, "rows")
+    mask.fixed = None
+    mask.tensors = [steps.combine("max", bias, Operand.number(LOW), "bias")]
 
 
 def split_heads(steps: Steps, x: Operand, heads: int) -> Operand:
@@ -141,10 +156,15 @@ def attend(
         reason = f"q, k and v do not fit together: {q.sizes}, {k.sizes}, {v.sizes}."
         raise unsupported(steps.node, reason)
     together, full = heads // groups * queries, (n, heads, queries, keys)
+    if not mask.zeros and mask.fixed is not None and _hides_all(mask.fixed):
+        mask.tensors.append(steps.constant("mask", mask.fixed))
+        mask.fixed = None
     if not softcap and stage is None:
         whole = _as_one(steps, (q, k, v), mask, scale)
         if whole is not None:
             return whole, None
+    if mask.zeros and mask.tensors and mask.rows is None and stage != "masked":
+        add_rows(steps, mask)
     rows = seen(q, (n, groups, together, features))
     scores = steps.matmul(rows, k, "scores", trans_b=True, alpha=float(np.float32(scale)))
     stages: dict[Stage, Operand] = {"scores": seen(scores, full)}
@@ -175,7 +195,7 @@ def _as_one(
         return None
     biases = [seen(x, (1,) * (4 - len(x.sizes)) + x.sizes) for x in mask.tensors]
     if hidden is not None and hidden.any():
-        biases.append(steps.constant("mask", hidden.clip(LOW)))
+        biases.append(steps.constant("mask", hidden if mask.tensors else hidden.clip(LOW)))
     if any(len(x.sizes) > 4 for x in biases):
         return None
     sizes = np.broadcast_shapes((1, 1, 1, full[3]), *(x.sizes for x in biases))
@@ -185,6 +205,7 @@ def _as_one(
         scale=float(np.float32(scale)),
         causal=first is not None,
         first=first or 0,
+        zeros=mask.zeros and bool(biases),
     )
     if op.problem is not None or q.sizes[3] + v.sizes[3] > MOST_FEATURES:
         return None
@@ -543,7 +564,8 @@ def _simple_mask(steps: Steps, q: Operand, k: Operand, past: int, *, padding: in
 
 def _onnx_mask(steps: Steps, q: Operand, k: Operand, past: int) -> Mask:
     """The mask of ONNX's node: causal, of a window, of a count of keys, and one that is given."""
-    node, mask, (queries, keys) = steps.node, Mask(), (q.sizes[2], k.sizes[2])
+    node, (queries, keys) = steps.node, (q.sizes[2], k.sizes[2])
+    mask = Mask(zeros=not attribute(node, SPELLED_OUT, 0))
     causal = bool(attribute(node, "is_causal", 0))
     left, right = (int(attribute(node, f"{side}_window_size", -1)) for side in ("left", "right"))
     visible = partial(allowed_keys, queries, keys, causal=causal, left=left, right=right)

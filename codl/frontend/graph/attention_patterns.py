@@ -18,6 +18,9 @@ from codl.ir.onnx_node import Node
 from codl.ir.ops.nd import Sizes
 
 RESHAPE = "|".join(RESHAPES)
+#: No attribute of ONNX's: of a node made of products and a softmax, which gives NaN where a query
+#: sees no key, and not zeros.
+SPELLED_OUT = "spelled_out"
 #: Columns read as rows, of four axes.
 TURN = (0, 1, 3, 2)
 
@@ -146,7 +149,8 @@ def _attention(graph: Graph, last: Node) -> Rewrite | None:
             continue
         scale = float(graph.makers[bound["scores"]].attributes.get("alpha", 1.0))
         names = (q, keys.name, values.name, *([mask] if mask else []))
-        made = Node(last.name, "Attention", names, last.outputs, {"scale": scale})
+        attributes = {"scale": scale, SPELLED_OUT: 1}
+        made = Node(last.name, "Attention", names, last.outputs, attributes)
         shapes = {tensor.name: tensor.sizes for tensor in (keys, values) if tensor.nodes}
         return Rewrite(last, [*keys.nodes, *values.nodes, made], shapes=shapes)
     return None

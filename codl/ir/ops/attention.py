@@ -92,17 +92,20 @@ class Attention(NdOp):
     `shapes` are q (images, heads, queries, features), k (images, groups, keys, features), v
     (images, groups, keys, value features) and, if there is one, a bias (images or 1, heads or 1,
     queries or 1, keys). As many consecutive heads as `heads / groups` share keys and values.
-    `causal`: query i sees the keys up to `first + i`, and no others.
+    `causal`: query i sees the keys up to `first + i`, and no others. A query whose keys are all
+    hidden by a bias of -inf gives `zeros`, as ONNX's node does, or NaN, as a softmax does.
     """
 
     scale: float = 1.0
     causal: bool = False
     first: int = 0
+    zeros: bool = False
 
     kind: ClassVar[str] = "attention"
     examples: ClassVar[tuple[str, ...]] = (
         "attention in=1x3x37x24,1x3x41x24,1x3x41x20 scale=0.2",
         "attention in=1x4x21x16,1x2x29x16,1x2x29x16,1x1x21x29 scale=0.25",
+        "attention in=1x4x21x16,1x2x29x16,1x2x29x16,1x1x21x29 scale=0.25 zeros=1",
         "attention in=2x2x70x16,2x2x77x16,2x2x77x16 scale=0.25 causal=1 first=7",
     )
     is_product: ClassVar[bool] = True
@@ -206,8 +209,14 @@ class Attention(NdOp):
         if self.causal:
             distance = np.arange(self.keys) - np.arange(self.queries)[:, None] - self.first
             scores = np.where(distance <= 0, scores, -np.inf)
-        odds = np.exp(scores - scores.max(axis=3, keepdims=True))
-        result: Values = odds / odds.sum(axis=3, keepdims=True) @ v
+        most = scores.max(axis=3, keepdims=True)
+        if self.zeros:
+            most = np.where(np.isneginf(most), 0, most)
+        odds = np.exp(scores - most)
+        total = odds.sum(axis=3, keepdims=True)
+        if self.zeros:
+            total = np.where(total == 0, 1, total)
+        result: Values = odds / total @ v
         return result
 
 

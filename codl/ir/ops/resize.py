@@ -94,12 +94,30 @@ class AxisTable:
         inside = self.indices[self.indices >= 0]
         return Span(int(inside.min()), int(inside.max()) + 1) if inside.size else Span(0, 1)
 
-    def matrix(self, size: int) -> Values:
-        """The same as a matrix shaped (output, `size`)."""
-        matrix = np.zeros((len(self.indices), size))
-        rows = np.arange(len(self.indices))[:, None]
-        np.add.at(matrix, (rows, np.maximum(self.indices, 0)), self.weights)
-        return matrix
+    def copies(self, size: int) -> bool:
+        """Whether every one of `size` input elements is the output element at its index."""
+        if len(self.indices) != size or (self.indices != np.arange(size)[:, None]).any():
+            return False
+        return bool((self.weights[:, 0] == 1).all() and not self.weights[:, 1:].any())
+
+    @property
+    def taken(self) -> list[tuple[NDArray[np.int64], Floats]]:
+        """For each tap the index in the input of every output element, and its weight."""
+        return list(zip(np.maximum(self.indices, 0).T, self.weights.T, strict=True))
+
+    def is_close(self, other: AxisTable, atol: float) -> bool:
+        """Whether two tables weigh every input element alike."""
+        if self.indices.shape[0] != other.indices.shape[0]:
+            return False
+        signed = ((self, self.weights), (other, -other.weights))
+        size = 1 + max(int(table.indices.max(initial=0)) for table, _ in signed)
+        places = [
+            (np.arange(len(table.indices))[:, None] * size + np.maximum(table.indices, 0)).ravel()
+            for table, _ in signed
+        ]
+        _, where = np.unique(np.concatenate(places), return_inverse=True)
+        weights = np.concatenate([weights.ravel() for _, weights in signed])
+        return bool((np.abs(np.bincount(where, weights)) <= atol).all())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,11 +217,17 @@ class Resize(Op):
         )
 
     def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
-        rows, columns = self.rows, self.columns
-        left, right = rows.matrix(self.input.h), columns.matrix(self.input.w)
-        out = np.einsum("yh,nchw,xw->ncyx", left, inputs[0], right, optimize=True)
-        beside = (rows.indices[:, :1] < 0) | (columns.indices[:, 0] < 0)
-        return np.where(beside, self.outside, out)
+        tall = sum(
+            (inputs[0][:, :, at] * weight[:, None] for at, weight in self.rows.taken),
+            np.zeros(()),
+        )
+        out = sum((tall[..., at] * weight for at, weight in self.columns.taken), np.zeros(()))
+        return np.where(self.beside, self.outside, out)
+
+    @property
+    def beside(self) -> NDArray[np.bool_]:
+        """Which elements of an output channel lie outside the input, (h, w) or stretched to it."""
+        return (self.rows.indices[:, :1] < 0) | (self.columns.indices[:, 0] < 0)
 
 
 class _Rule(NamedTuple):

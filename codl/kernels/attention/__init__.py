@@ -57,7 +57,7 @@ def bias_steps(op: Attention) -> dict[str, int]:
 
 
 def macros(op: Attention) -> dict[str, int | bool]:
-    return {"CAUSAL": op.causal, "BIAS": op.has_bias}
+    return {"CAUSAL": op.causal, "BIAS": op.has_bias, "ZEROS": op.zeros}
 
 
 def local_bytes(soc: Soc) -> int:

@@ -8,7 +8,8 @@
 //
 // FEATURES, VALUES   of a query and a key, and of a value
 // KEYS_EACH          keys of a block, and PARTS_EACH fours of the sums, of a work-item
-// CAUSAL, BIAS       as in cpu_device/attention.cl
+// CAUSAL, BIAS,
+// ZEROS              as in cpu_device/attention.cl
 
 #define SHARING 16
 #define ITEMS (SHARING * TILE / ROWS)
@@ -62,6 +63,12 @@
     F(F(FOLD4(F, vload4(0, mine)), FOLD4(F, vload4(1, mine))),                                     \
       F(FOLD4(F, vload4(2, mine)), FOLD4(F, vload4(3, mine))))
 #define ADD(a, b) ((a) + (b))
+// The sum of a query that sees no key is 0, as are those of its values.
+#ifdef ZEROS
+#define PARTS_OF(sum) ((sum) == 0.0f ? 1.0f : (sum))
+#else
+#define PARTS_OF(sum) (sum)
+#endif
 
 __kernel __attribute__((reqd_work_group_size(SHARING, TILE / ROWS, 1))) void attention_tiled(
     __global const ELEMENT *q, int q_offset, int q_stride,
@@ -174,7 +181,7 @@ __kernel __attribute__((reqd_work_group_size(SHARING, TILE / ROWS, 1))) void att
             output + output_offset + ((ADDRESS)head * queries + query) * VALUES;
         UNROLLED(p, PARTS_EACH, {
             const int feature = 4 * (x + p * SHARING);
-            const float4 values = ACTIVATE(acc[r][p] / sum);
+            const float4 values = ACTIVATE(acc[r][p] / PARTS_OF(sum));
             UNROLLED(i, 4, {
                 if ((query < queries) & (feature + i < VALUES))
                     SET(LANE_OF(values, i), out, feature + i);

@@ -10,6 +10,7 @@
 // LOCAL_SIZE     elements of a block's keys and values at most, packed
 // CAUSAL         defined where query i sees the keys up to `first + i` alone
 // BIAS           defined where one is added to the scores; an index of each axis moves on by a step
+// ZEROS          defined where a query that sees no key has zeros, and not NaN
 // PARTIAL        defined where sums lie in `kept` meanwhile, in rows of whole panels
 
 #define PANEL (2 * V)
@@ -26,6 +27,12 @@
 #define LANES ((INTS)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15))
 #endif
 #define ADD(a, b) ((a) + (b))
+// The sum of a query that sees no key is 0, as are those of its values.
+#ifdef ZEROS
+#define PARTS_OF(sum) ((sum) == 0.0f ? 1.0f : (sum))
+#else
+#define PARTS_OF(sum) (sum)
+#endif
 // Rows of a tile, and as many more as fill vectors.
 #define SLOTS ((ROWS + V - 1) / V * V)
 
@@ -253,7 +260,7 @@ KERNEL void attention_direct(
                 mask_row(odds + r * KEYS, added + (size_t)query * row_step + start, seen, own);
             }
             weigh(odds, most + slot, total + slot, factors, (seen + V - 1) / V);
-            if (is_last) EACH_ROW parts[r] = 1.0f / total[slot + r];
+            if (is_last) EACH_ROW parts[r] = 1.0f / PARTS_OF(total[slot + r]);
             for (int column = 0; column < value_features; column += PANEL) {
                 const int left = value_features - column;
                 if (left >= PANEL) {

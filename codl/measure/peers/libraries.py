@@ -58,7 +58,7 @@ class OpenVino:
     packages: ClassVar[tuple[str, ...]] = ("openvino",)
 
     def __init__(self, job: PeerJob) -> None:
-        import openvino
+        from codl.runtime.openvino_import import openvino
 
         self.version = metadata.version("openvino")
         core = openvino.Core()
