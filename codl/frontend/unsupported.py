@@ -23,6 +23,7 @@ from codl.frontend.converters.base import CONVERTERS, ConvertedOp
 from codl.frontend.graph.graph import Graph, in_order
 from codl.frontend.graph.integer_products import with_own_constants
 from codl.frontend.graph.passes import FLOATS, is_alias
+from codl.frontend.graph.plain_form import LEAST_IR_VERSION
 from codl.frontend.graph.weights import Model
 from codl.ir.onnx_node import Node
 from codl.ir.ops.movement import SliceNd
@@ -112,7 +113,8 @@ def _model(
     )
     domains = {"": graph.opset, **graph.domains}
     opsets = [helper.make_opsetid(domain, version) for domain, version in domains.items()]
-    version = helper.find_min_ir_version_for(opsets[:1], ignore_unknown=True)
+    least = helper.find_min_ir_version_for(opsets[:1], ignore_unknown=True)
+    version = max(LEAST_IR_VERSION, least)
     made = Model(helper.make_model(content, opset_imports=opsets, ir_version=version), {})
     return with_own_constants(made).proto
 

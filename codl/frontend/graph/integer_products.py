@@ -16,7 +16,8 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
-from codl.frontend.graph.weights import Model, array_of, refill, with_fields
+from codl.frontend.graph.plain_form import array_of
+from codl.frontend.graph.weights import Model, refill, with_fields
 from codl.ir.ops.onnx_model import EXACT
 
 #: The inputs of products that are their matrix or filter, and its zero point.

@@ -43,7 +43,7 @@ def import_onnx(
     """
     model_given = source if isinstance(source, Model) else Model.of(source)
     check_packed_matrices(model_given.proto)
-    fixed = _in_order(_without_defaults(fix_shapes(model_given.proto, shapes or {})))
+    fixed = _in_order(fix_shapes(model_given.proto, shapes or {}))
     fixed = fold_shapes(fixed)
     folded = _optimise(Model(fixed, model_given.weights))
     model = _with_shapes(Model(_in_order(folded.proto), folded.weights))
@@ -60,7 +60,7 @@ def import_onnx(
     types |= {k: helper.np_dtype_to_tensor_dtype(v.dtype) for k, v in constants.items()}
     kept = [node for node in graph.node if node.op_type != "Constant"]
     nodes = tuple(_nodes(kept))
-    inputs = tuple(info.name for info in graph.input if info.name not in constants)
+    inputs = tuple(info.name for info in graph.input)
     for each in inputs:
         if each in unknown:
             raise UnsupportedError(unknown[each])
@@ -81,14 +81,6 @@ def import_onnx(
         unknown=unknown,
     )
     return expand(fuse_dynamic_products(keep_packed(imported)))
-
-
-def _without_defaults(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Inputs that a caller may leave out, since they have values, become the constants they are."""
-    fixed = {item.name for item in proto.graph.initializer}
-    if fixed.isdisjoint(info.name for info in proto.graph.input):
-        return proto
-    return with_fields(proto, input=[i for i in proto.graph.input if i.name not in fixed])
 
 
 def _in_order(proto: onnx.ModelProto) -> onnx.ModelProto:
