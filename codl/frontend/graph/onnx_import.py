@@ -103,10 +103,15 @@ def _optimise(model: Model) -> Model:
             problem = error if is_old else problem or error
     if not is_old and _is_valid(model):
         return model
-    reason = STATUS.sub("", str(problem))
     raise UnsupportedError(
-        f"ONNX Runtime cannot load the model, and runs what codl has no operator for: {reason}"
+        "ONNX Runtime cannot load the model, and runs what codl has no operator for: "
+        f"{said_by_onnx_runtime(problem)}"
     ) from problem
+
+
+def said_by_onnx_runtime(error: Exception | None) -> str:
+    """A message of ONNX Runtime's in one line, without its code."""
+    return " ".join(STATUS.sub("", str(error)).split())
 
 
 def _is_valid(model: Model) -> bool:
@@ -126,7 +131,7 @@ def generations(model: Model) -> Iterator[Model]:
     yield model
     version = opset_of(model.proto)
     if version < FIRST_OF_TODAY:
-        yield in_opset_7(model)
+        yield in_opset_7(replace(model, proto=_in_order(model.proto)))
     if version <= OLDEST_TRIED:
         return
     whole = model.whole()
