@@ -30,7 +30,7 @@ def make_plain(proto: onnx.ModelProto) -> None:
     if proto.ir_version < FIRST_WITH_OPSETS and not proto.opset_import:
         proto.opset_import.append(helper.make_opsetid("", 1))
     proto.ir_version = max(proto.ir_version, LEAST_IR_VERSION)
-    for graph in graphs_of(proto.graph):
+    for graph in all_graphs(proto.graph):
         graph.initializer.extend(map(dense, graph.sparse_initializer))
         del graph.sparse_initializer[:]
         for node in graph.node:
@@ -49,7 +49,7 @@ def make_plain(proto: onnx.ModelProto) -> None:
                     dim.ClearField("dim_value")
 
 
-def graphs_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     """A graph, and behind it all inside of its nodes."""
     left = [graph]
     while left:

@@ -22,8 +22,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from codl.errors import UnsupportedError
-from codl.frontend.graph.plain_form import array_of, dense, graphs_of, make_plain, tensors_of
+from codl.frontend.graph.plain_form import all_graphs, array_of, dense, make_plain, tensors_of
 from codl.ir.constants import array_digest
 from codl.ir.onnx_wire import FILE, stand_in
 
@@ -228,8 +227,8 @@ def constant_of(node: onnx.NodeProto) -> NDArray[Any]:
     value = helper.get_attribute_value(attribute)
     if isinstance(value, onnx.TensorProto):
         return array_of(value)
-    if attribute.name not in ("value_float", "value_floats", "value_int", "value_ints"):
-        raise UnsupportedError(f"The Constant {node.output[0]!r} has a {attribute.name}.")
+    if attribute.name.startswith("value_string"):
+        return np.asarray(value, object)
     return np.asarray(value, np.float32 if "float" in attribute.name else np.int64)
 
 
@@ -240,7 +239,7 @@ def _read(path: Path) -> Model:
     # Read where they are used, if at all; the file may be deleted before that.
     data = np.memmap(file, np.uint8, "c") if file.exists() else np.empty(0, np.uint8)
     weights = {}
-    outermost, *inner = graphs_of(proto.graph)
+    outermost, *inner = all_graphs(proto.graph)
     for item in tensors_of(inner):
         _bring_back(item, data)
     for item in outermost.initializer:

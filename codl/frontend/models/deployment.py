@@ -190,9 +190,9 @@ def _with_weights(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
     """The model in its plain form, with what of its weights lies in other files beside it."""
     from onnx import TensorProto
 
-    from codl.frontend.graph.plain_form import graphs_of, make_plain, tensors_of
+    from codl.frontend.graph.plain_form import all_graphs, make_plain, tensors_of
 
-    for tensor in tensors_of(graphs_of(proto.graph)):
+    for tensor in tensors_of(all_graphs(proto.graph)):
         if tensor.data_location == TensorProto.EXTERNAL:
             locations = [entry.value for entry in tensor.external_data if entry.key == "location"]
             try:
