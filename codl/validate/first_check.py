@@ -334,10 +334,10 @@ def tell(name: str, checked: Checked, *, is_new: bool) -> None:
         text = f"{name} is right on this device only where some kernels are left out: {told}."
         warnings.warn(text, CodlWarning, stacklevel=4)
     if is_new and checked.reason:
-        compared = "not compared with ONNX Runtime"
+        text = f"not compared with ONNX Runtime: {checked.reason}"
         if checked.reference:
-            compared = f"compared with {checked.reference}, as codl itself reads the model"
-        warnings.warn(f"{name} was {compared}: {checked.reason}.", CodlWarning, stacklevel=4)
+            text = f"compared with {checked.reference}, as codl reads the model. {checked.reason}"
+        warnings.warn(f"{name} was {text}.", CodlWarning, stacklevel=4)
 
 
 @contextmanager

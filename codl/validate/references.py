@@ -133,7 +133,7 @@ class ModelAndSource:
         if self._loaded is None:
             return BY_OPS
         loaded, _ = self._loaded
-        opset = "" if loaded is self.source else f", in opset {opset_of(loaded.proto)}"
+        opset = "" if loaded is self.source else f" in opset {opset_of(loaded.proto)}"
         return f"{BY_ONNX_RUNTIME}{opset}"
 
     def doubt(self, reference: str) -> str:

@@ -88,6 +88,23 @@ def test_a_flattened_output_keeps_its_declared_shape() -> None:
     assert list(network.outputs.values()) == [("pool1", (1, 72))]
 
 
+def test_what_onnx_runtime_loads_but_does_not_optimise_needs_no_shape_of_outputs() -> None:
+    """A rule of its basic level fails where a Clip of doubles follows a Relu."""
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"]),
+        helper.make_node("Clip", ["r", "a", "b"], ["y"]),
+    ]
+    infos = [
+        helper.make_tensor_value_info(n, TensorProto.DOUBLE, s)
+        for n, s in (("x", [2, 3]), ("y", None))
+    ]
+    fixed = [numpy_helper.from_array(np.array(v), n) for n, v in (("a", 0.1), ("b", 0.7))]
+    graph = helper.make_graph(nodes, "doubles", infos[:1], infos[1:], fixed)
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    network = network_of(proto)
+    assert network.outputs["y"][1] == (2, 3)
+
+
 def test_an_unknown_operator_is_named_with_its_node() -> None:
     node = helper.make_node("Hardmax", ["x"], ["y"], name="head", axis=1)
     with pytest.raises(

@@ -17,7 +17,7 @@ from codl.frontend.graph.inference import unknown_reason, with_shapes
 from codl.frontend.graph.integer_products import session_options
 from codl.frontend.graph.old_opsets import FIRST_OF_TODAY, in_opset_7, opset_of
 from codl.frontend.graph.packed_matrices import check_packed_matrices, keep_packed
-from codl.frontend.graph.shapes import fix_shapes, fold_shapes, sizes_of
+from codl.frontend.graph.shapes import fix_shapes, fold_shapes, infer_shapes, sizes_of
 from codl.frontend.graph.weights import Model, constant_of, with_fields
 from codl.ir.onnx_node import Node, type_of
 
@@ -115,8 +115,9 @@ def said_by_onnx_runtime(error: Exception | None) -> str:
 
 
 def _is_valid(model: Model) -> bool:
+    """By ONNX, which wants to know the shapes of outputs; ONNX Runtime need not."""
     try:
-        onnx.checker.check_model(model.whole(), full_check=True)
+        onnx.checker.check_model(infer_shapes(model.whole()), full_check=True)
     except (ValueError, onnx.checker.ValidationError, onnx.shape_inference.InferenceError):
         return False
     return True
