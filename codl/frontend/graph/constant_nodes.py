@@ -29,25 +29,36 @@ CHANCE = frozenset(
 
 def fold_constants(graph: Graph) -> Graph:
     """The graph with constants in the place of such nodes, where ONNX Runtime computes them."""
+    values: dict[str, NDArray[Any]] = {}
+    types: dict[str, int] = {}
+    gone: set[str] = set()
     for nodes in _groups(graph):
         names = {node.name for node in nodes}
-        rest = tuple(node for node in graph.nodes if node.name not in names)
-        read = {name for node in rest for name in node.reads} | {*graph.outputs}
-        wanted = [name for node in nodes for name in node.outputs if name in read]
+        wanted = [
+            name
+            for node in nodes
+            for name in filter(None, node.outputs)
+            if graph.is_handed_out(name) or any(n.name not in names for n in graph.consumers(name))
+        ]
         try:
-            values = dict(zip(wanted, _computed(graph, nodes, wanted), strict=True))
-            types = {k: helper.np_dtype_to_tensor_dtype(v.dtype) for k, v in values.items()}
+            made = dict(zip(wanted, _computed(graph, nodes, wanted), strict=True))
+            types |= {k: helper.np_dtype_to_tensor_dtype(v.dtype) for k, v in made.items()}
         except Exception:  # ONNX Runtime's exceptions share no base class
             continue
-        graph = replace(
-            graph,
-            nodes=rest,
-            constants={**graph.constants, **values},
-            shapes={**graph.shapes, **{name: value.shape for name, value in values.items()}},
-            types={**graph.types, **types},
-            unknown={k: reason for k, reason in graph.unknown.items() if k not in values},
-        )
-    return graph
+        if any(value.dtype == object for value in made.values()):  # texts are no tensors here
+            continue
+        values |= made
+        gone |= names
+    if not gone:
+        return graph
+    return replace(
+        graph,
+        nodes=tuple(node for node in graph.nodes if node.name not in gone),
+        constants={**graph.constants, **values},
+        shapes={**graph.shapes, **{name: value.shape for name, value in values.items()}},
+        types={**graph.types, **types},
+        unknown={k: reason for k, reason in graph.unknown.items() if k not in values},
+    )
 
 
 def _groups(graph: Graph) -> list[list[Node]]:
