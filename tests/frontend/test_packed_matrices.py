@@ -12,17 +12,21 @@ import pytest
 from numpy.typing import NDArray
 from onnx import helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+from support.devices import here
 from support.engine_runs import same_as_onnx_runtime
 from support.onnx_models import floats, model, node
 from support.references import evaluate
 
+from codl.engine.engine import Engine
 from codl.errors import CodlError, UnsupportedError
 from codl.frontend.convert import network_of
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.quantize import quantize
 from codl.ir import Network
 from codl.ir.ops.matmul_quantized import MatMulNBits
+from codl.plan.build_plan import default_plan
 from codl.records.soc import Soc
+from codl.runtime.placement import LocalSoc
 from codl.validate.references import ModelAndSource, outputs_by_ops
 
 K, N = 64, 40
@@ -167,8 +171,11 @@ def test_one_scale_and_one_zero_point_have_any_rank(
     assert [layer.op.kind for layer in network.layers] == ["eltwise"]
 
 
+@pytest.mark.parametrize("rows", [QuantType.QUInt8, QuantType.QInt8])
 @pytest.mark.parametrize("form", ["QDQ", "QOperator"])
-def test_the_usual_output_of_onnx_runtimes_quantiser(form: str, tmp_path: Path) -> None:
+def test_the_usual_output_of_onnx_runtimes_quantiser(
+    form: str, rows: QuantType, tmp_path: Path, first_soc: LocalSoc
+) -> None:
     nodes = [
         node("Conv", "x w b", "c", pads=[1, 1, 1, 1]),
         node("Relu", "c", "r"),
@@ -190,15 +197,18 @@ def test_the_usual_output_of_onnx_runtimes_quantiser(form: str, tmp_path: Path) 
     path = str(tmp_path / "quantised.onnx")
     quantize_static(
         tmp_path / "whole.onnx", path, Samples(), quant_format=QuantFormat[form],
-        activation_type=QuantType.QUInt8,
+        activation_type=rows,
     )  # fmt: skip
     read_again = ModelAndSource.load(path)
     sample = read_again.shaped({"x": floats(1, 3, 8, 8)})
     expected = read_again.outputs(sample)
     assert expected is not None
     assert not read_again.doubt(read_again.reference)
-    got = outputs_by_ops(read_again.network, sample)
-    np.testing.assert_allclose(got["y"], expected["y"], atol=0.02 * np.abs(expected["y"]).max())
+    plan = default_plan(read_again.network, first_soc, "cpu")
+    with Engine(read_again.network, plan, here(first_soc)) as engine:
+        run = engine(sample)
+    for got in (run, outputs_by_ops(read_again.network, sample)):
+        np.testing.assert_allclose(got["y"], expected["y"], atol=0.02 * np.abs(expected["y"]).max())
 
 
 WRONG = {
