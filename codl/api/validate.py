@@ -115,6 +115,8 @@ def check_plan(
         )
         with reporter.progress(f"Ops of {network.name}") as update:
             found = validate(bench, applied, cosine=how.cosine, progress=update, budget=time)
+        if found.doubt:
+            reporter.warn(f"{found.doubt}. The reference is {found.reference}.")
         remedy = None
         if found.is_wrong and how.remedies:
             reporter.note(found.diagnosis)
@@ -144,6 +146,7 @@ def result_of(validation: Validation, remedy: Remedy | None) -> dict[str, Any]:
         "fallback": [] if remedy is None else [asdict(fallback) for fallback in remedy.fallbacks],
         "remedy": None if remedy is None else _remedy(remedy),
         "reference": validation.reference,
+        "doubt": validation.doubt,
         "references": None if validation.references is None else asdict(validation.references),
         "outputs": asdict(validation.whole.worst),
         "cosine": validation.whole.worst.cosine,

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.engine.engine import Engine
-from codl.errors import CodlError, DeviceError
+from codl.errors import CodlError, DeviceError, UnsupportedError
 from codl.evaluation.closeness import Closeness, closeness, worst
 from codl.evaluation.peers import started
 from codl.frontend import models
@@ -65,18 +65,23 @@ def load(model: str, batch: int | None = None) -> tuple[Network, ReferenceRun]:
     """Import a model for `batch` images at a time; run it in ONNX Runtime on seeded inputs."""
     from codl.frontend.convert import network_of
     from codl.frontend.graph.integer_products import session_options
-    from codl.frontend.graph.onnx_import import import_onnx
+    from codl.frontend.graph.onnx_import import generations, import_onnx, said_by_onnx_runtime
     from codl.frontend.graph.shapes import fix_batch
 
     source = models.load(model, batch)
     imported = import_onnx(source.model, source.name)
     network = network_of(imported)
     inputs = {name: x.reshape(imported.shapes[name]) for name, x in random_inputs(network).items()}
-    options = session_options()
-    session = source.model.session(options)
-    names = list(network.outputs)
-    outputs = dict(zip(names, session.run(names, inputs), strict=True))
-    return network, ReferenceRun(fix_batch(source.proto), inputs, outputs)
+    names, problem = list(network.outputs), None
+    for loaded in generations(source.model):
+        try:
+            values = loaded.session(session_options()).run(names, inputs)
+        except Exception as error:  # ONNX Runtime's exceptions share no base class
+            problem = problem or error
+            continue
+        outputs = dict(zip(names, values, strict=True))
+        return network, ReferenceRun(fix_batch(loaded.whole()), inputs, outputs)
+    raise UnsupportedError(f"ONNX Runtime cannot run the model: {said_by_onnx_runtime(problem)}")
 
 
 def evaluate(

@@ -20,6 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from codl.errors import CodlError, UnsupportedError
 from codl.frontend.converters.base import CONVERTERS, ConvertedOp
+from codl.frontend.graph.constant_nodes import fold_constants, model_of
 from codl.frontend.graph.graph import Graph, in_order
 from codl.frontend.graph.integer_products import with_own_constants
 from codl.frontend.graph.passes import FLOATS, is_alias
@@ -110,10 +111,7 @@ def _model(
         [_info(OUTPUT, to)],
         constants,
     )
-    domains = {"": graph.opset, **graph.domains}
-    opsets = [helper.make_opsetid(domain, version) for domain, version in domains.items()]
-    version = helper.find_min_ir_version_for(opsets[:1], ignore_unknown=True)
-    made = Model(helper.make_model(content, opset_imports=opsets, ir_version=version), {})
+    made = Model(model_of(graph, content), {})
     return with_own_constants(made).proto
 
 
@@ -164,7 +162,7 @@ INDICES: Mapping[str, int] = {
 
 def enclose(graph: Graph) -> Graph:
     """The graph with every group of nodes that codl cannot convert as one node."""
-    graph = graph.without_unread  # a group makes something
+    graph = fold_constants(graph.without_unread)  # a group makes something of something
     foreign = [at for at, node in enumerate(graph.nodes) if not _is_known(graph, node)]
     makers = {name: at for at, node in enumerate(graph.nodes) for name in node.outputs if name}
     inner = [name for name in makers if not _may_cross(graph, name)]

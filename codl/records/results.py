@@ -152,9 +152,10 @@ class Fallback:
 class Checked:
     """A plan's outputs beside those of a reference, before the first result is handed out.
 
-    `reference` is empty where nothing was compared, for the `reason`. The comparison took `ms`; 0
-    where its result was known already. With the `fallbacks` the plan is right, and not without.
-    An error of up to `limit` counted as right; rounding or chance decides the outputs `ignored`.
+    `reference` is empty where nothing was compared, for the `reason`. With a `reason` beside it,
+    it is not ONNX Runtime with the model as it is. The comparison took `ms`; 0 where its result was
+    known already. With the `fallbacks` the plan is right, and not without. An error of up to
+    `limit` counted as right; rounding or chance decides the outputs `ignored`.
     """
 
     reference: str

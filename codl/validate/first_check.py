@@ -40,7 +40,7 @@ from codl.runtime.examination import memory_of
 from codl.runtime.numpy_interpreter import check_order
 from codl.targets.base import Target
 from codl.validate import verdicts
-from codl.validate.references import ModelAndSource, Source, Values, outputs_by_ops
+from codl.validate.references import BY_OPS, ModelAndSource, Source, Values, outputs_by_ops
 from codl.validate.remedy import find_remedy
 from codl.validate.validation import (
     COSINE,
@@ -59,7 +59,6 @@ BUDGET_S = 300.0
 NUDGE, SPREAD = 1e-6, 10.0
 #: The reference holds the weights once more, and reading a file takes as much again.
 MEMORY = 3
-BY_ONNX_RUNTIME = "ONNX Runtime"
 #: Modes of `eltwise` that are not defined on all numbers.
 PARTIAL = ("acos", "acosh", "asin", "atanh", "div", "log", "pow", "reciprocal", "sqrt")
 
@@ -169,6 +168,7 @@ class _Comparison:
             self._by,
             close.cosine,
             close.max_rel_err,
+            reason=self._model.doubt(self._by),
             fallbacks=fallbacks,
             limit=max(self._taken, self._least),
             ignored=tuple(sorted(self._model.network.outputs.keys() - compared)),
@@ -202,7 +202,7 @@ class _Comparison:
         """
         sample, right = self._samples[number], self._right[number]
         self._noise[number] = {}
-        if self._by != BY_ONNX_RUNTIME:
+        if self._by == BY_OPS:
             return
         self._right[number] = right = self._defined(sample, right)
         again = self._model.outputs(sample)
@@ -305,9 +305,9 @@ def _references(model: ModelAndSource) -> tuple[list[Values], list[Outputs], str
             samples.append(model.shaped(spread))
     right = [model.outputs(sample) for sample in samples]
     if right[0] is None:
-        return samples[:1], [outputs_by_ops(model.network, samples[0])], "references of ops"
+        return samples[:1], [outputs_by_ops(model.network, samples[0])], BY_OPS
     pairs = [(x, y) for x, y in zip(samples, right, strict=True) if y is not None]
-    return [x for x, _ in pairs], [y for _, y in pairs], BY_ONNX_RUNTIME
+    return [x for x, _ in pairs], [y for _, y in pairs], model.reference
 
 
 def _around_zero(factor: float, value: NDArray[Any]) -> NDArray[Any]:
@@ -363,15 +363,15 @@ def wrong(network: Network, off: Closeness | str) -> WrongResultError:
 
 
 def tell(name: str, checked: Checked, *, is_new: bool) -> None:
-    """One warning of what runs otherwise than planned, or of what was not compared."""
-    told = "; ".join(map(str, checked.fallbacks))
-    if told:
+    """Warn of what runs otherwise than planned, and where the model itself was not compared."""
+    if told := "; ".join(map(str, checked.fallbacks)):
         text = f"{name} is right on this device only where some kernels are left out: {told}."
-    elif is_new and not checked.reference:
-        text = f"{name} was not compared with ONNX Runtime: {checked.reason}."
-    else:
-        return
-    warnings.warn(text, CodlWarning, stacklevel=4)
+        warnings.warn(text, CodlWarning, stacklevel=4)
+    if is_new and checked.reason:
+        text = f"not compared with ONNX Runtime: {checked.reason}"
+        if checked.reference:
+            text = f"compared with {checked.reference}, as codl reads the model. {checked.reason}"
+        warnings.warn(f"{name} was {text}.", CodlWarning, stacklevel=4)
 
 
 @contextmanager

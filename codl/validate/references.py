@@ -6,7 +6,7 @@ Samples of inputs are read one at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias, overload
 
@@ -14,12 +14,13 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from codl.errors import CodlError
+from codl.errors import CodlError, UnsupportedError
 from codl.frontend import models
 from codl.frontend.convert import network_of
 from codl.frontend.graph import weights
 from codl.frontend.graph.integer_products import reference_session, session_options
-from codl.frontend.graph.onnx_import import import_onnx
+from codl.frontend.graph.old_opsets import opset_of
+from codl.frontend.graph.onnx_import import generations, import_onnx, said_by_onnx_runtime
 from codl.frontend.graph.shapes import data_inputs, fix_shapes, sizes_of
 from codl.ir import Array, Layer, Network, Op
 from codl.ir.ops.onnx_model import INPUT, OUTPUT, OnnxModel
@@ -28,6 +29,8 @@ from codl.ir.ops.reductions import Reduce, RowRange
 
 Values: TypeAlias = Mapping[str, NDArray[Any]]
 Exact: TypeAlias = NDArray[np.float64]
+#: References: of models as they are, and of those that ONNX Runtime runs in no opset.
+BY_ONNX_RUNTIME, BY_OPS = "ONNX Runtime", "references of ops"
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,8 @@ class ModelAndSource:
 
     network: Network
     source: weights.Model | None = None
+    #: What ONNX Runtime said where it could not load the model, or run it.
+    _problems: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @classmethod
     def load(
@@ -114,32 +119,58 @@ class ModelAndSource:
 
         None where it cannot run the model, or there is none.
         """
-        session = self._optimised if optimised else self._session
+        session = self._optimised if optimised else self._loaded and self._loaded[1]
         if session is None:
             return None
         names = list(self.network.outputs)
         try:
             return dict(zip(names, session.run(names, dict(inputs)), strict=True))
-        except Exception:  # ONNX Runtime's exceptions share no base class
+        except Exception as error:  # ONNX Runtime's exceptions share no base class
+            self._problems.append(said_by_onnx_runtime(error))
             return None
 
-    @cached_property
-    def _session(self) -> Any:
-        """ONNX Runtime's, for all inputs; None where there is none.
+    @property
+    def reference(self) -> str:
+        """What computes the right outputs."""
+        if self._loaded is None:
+            return BY_OPS
+        loaded, _ = self._loaded
+        opset = "" if loaded is self.source else f" in opset {opset_of(loaded.proto)}"
+        return f"{BY_ONNX_RUNTIME}{opset}"
 
-        Nothing is fused or rearranged in it: what is compared with it was, by ONNX Runtime too.
+    def doubt(self, reference: str) -> str:
+        """What ONNX Runtime said of the model where a reference is another one; else ""."""
+        said = "" if reference == BY_ONNX_RUNTIME else next(iter(self._problems), "").rstrip(".")
+        return said and f"{BY_ONNX_RUNTIME} does not run the model as it is: {said}"
+
+    @cached_property
+    def _loaded(self) -> tuple[weights.Model, Any] | None:
+        """The model in the first opset in which ONNX Runtime loads it, and a session.
+
+        Nothing is fused or rearranged in it, unless it loads only so: what is compared with it was,
+        by ONNX Runtime too.
         """
-        return self._session_of(optimised=False) or self._optimised
+        try:
+            for model in () if self.source is None else generations(self.source):
+                for optimised in (False, True):
+                    try:
+                        session = reference_session(model, optimised=optimised)
+                    except Exception as error:  # ONNX Runtime's exceptions share no base class
+                        self._problems.append(said_by_onnx_runtime(error))
+                        continue
+                    if model is self.source:
+                        self._problems.clear()
+                    return model, session
+        except UnsupportedError:  # no other opset has a node of it
+            pass
+        return None
 
     @cached_property
     def _optimised(self) -> Any:
-        return self._session_of(optimised=True)
-
-    def _session_of(self, *, optimised: bool) -> Any:
-        if self.source is None:
+        if self._loaded is None:
             return None
         try:
-            return reference_session(self.source, optimised=optimised)
+            return reference_session(self._loaded[0], optimised=True)
         except Exception:  # as above
             return None
 

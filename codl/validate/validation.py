@@ -29,6 +29,7 @@ from codl.records.soc import Soc
 from codl.targets.base import Target
 from codl.validate.executable_ops import OpCheck, OpPart, check, not_reached, parts_of
 from codl.validate.references import (
+    BY_OPS,
     Exact,
     ModelAndSource,
     Values,
@@ -83,7 +84,7 @@ class ModelUnderTest:
     @property
     def reference(self) -> str:
         """What makes the right outputs."""
-        return "references of ops" if self._by_onnx_runtime is None else "ONNX Runtime"
+        return BY_OPS if self._by_onnx_runtime is None else self.model.reference
 
     def expected(self, number: int) -> Outputs:
         """The right outputs of a sample, computed once."""
@@ -282,11 +283,12 @@ def _tapped(
 class Validation:
     """A plan that was checked.
 
-    `reference` is what made the right outputs, and `references` how close the references of ops are
-    to it: where they are not, the model was not read as it is meant. It is None where not all ops
-    were reached; `samples_left` are samples on which the plan did not run. Outputs are right from
-    `cosine` on, off by `limit` of the largest value at most, and the references from `usual`, which
-    is the network's own.
+    `reference` is what made the right outputs, with a `doubt` where that is not ONNX Runtime with
+    the model as it is. `references` is how close the references of ops are to it: where they are
+    not, the model was not read as it is meant. It is None where not all ops were reached;
+    `samples_left` are samples on which the plan did not run. Outputs are right from `cosine` on,
+    off by `limit` of the largest value at most, and the references from `usual`, which is the
+    network's own.
     """
 
     plan: Plan
@@ -295,6 +297,7 @@ class Validation:
     placed: tuple[OpPlacement, ...]
     reference: str
     references: Closeness | None
+    doubt: str = ""
     cosine: float = COSINE
     usual: float = COSINE
     samples_left: int = 0
@@ -441,6 +444,7 @@ def validate(
         ops=ops,
         placed=tuple(op_placement.standing_in(planned, whole.refused)),
         reference=tested.reference,
+        doubt=tested.model.doubt(tested.reference),
         references=worst(compared) if compared else None,
         cosine=cosine,
         usual=usual,

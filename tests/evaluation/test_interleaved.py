@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from support.devices import here
+from support.onnx_models import floats, model, node
 from support.synthetic_predictors import SyntheticPredictors
 
-from codl.evaluation.interleaved import evaluate
+from codl.evaluation.interleaved import evaluate, load
 from codl.frontend.models.builder import ModelBuilder
 from codl.measure.timing import Effort
 from codl.plan.cost_model import CostModel
@@ -52,3 +54,11 @@ def test_plans_that_become_the_same_executable_are_timed_as_one(
     assert ends_ms == pytest.approx({row.strategy: row.predicted_ms for row in rows})
     assert {row.plan for row in rows} == {*found.plans}
     assert all(plan.digest and key == plan.fingerprint for key, plan in found.plans.items())
+
+
+def test_a_model_of_an_opset_without_kernels_has_a_reference(tmp_path: Path) -> None:
+    nodes = [node("Add", "x b", "y", broadcast=1, axis=1)]
+    proto = model(nodes, {"x": [1, 3, 4, 4]}, ["y"], {"b": floats(3)}, opset=6)
+    onnx.save(proto, tmp_path / "old.onnx")
+    _, run = load(str(tmp_path / "old.onnx"))
+    np.testing.assert_allclose(run.outputs["y"], run.inputs["x"] + floats(3).reshape(3, 1, 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +88,23 @@ def test_a_flattened_output_keeps_its_declared_shape() -> None:
     assert list(network.outputs.values()) == [("pool1", (1, 72))]
 
 
+def test_what_onnx_runtime_loads_but_does_not_optimise_needs_no_shape_of_outputs() -> None:
+    """A rule of its basic level fails where a Clip of doubles follows a Relu."""
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"]),
+        helper.make_node("Clip", ["r", "a", "b"], ["y"]),
+    ]
+    infos = [
+        helper.make_tensor_value_info(n, TensorProto.DOUBLE, s)
+        for n, s in (("x", [2, 3]), ("y", None))
+    ]
+    fixed = [numpy_helper.from_array(np.array(v), n) for n, v in (("a", 0.1), ("b", 0.7))]
+    graph = helper.make_graph(nodes, "doubles", infos[:1], infos[1:], fixed)
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    network = network_of(proto)
+    assert network.outputs["y"][1] == (2, 3)
+
+
 def test_an_unknown_operator_is_named_with_its_node() -> None:
     node = helper.make_node("Hardmax", ["x"], ["y"], name="head", axis=1)
     with pytest.raises(
@@ -120,6 +138,58 @@ def test_weights_that_do_not_lie_beside_a_model_are_named(tmp_path: Path) -> Non
     beside.write_bytes(b"short")
     with pytest.raises(InvalidFileError, match=r"apart\.onnx: its weights cannot be read"):
         load_onnx(path)
+
+
+def apart(folder: Path) -> np.ndarray:
+    """A model with its weights beside it, as `model.onnx` and `model.onnx_data`; the weights."""
+    b = ModelBuilder("test")
+    b.output(b.conv(b.input("x", (1, 3, 8, 8)), 4, 3, pad=1))
+    proto = b.build()
+    how = {"save_as_external_data": True, "location": "model.onnx_data", "size_threshold": 0}
+    weight = numpy_helper.to_array(proto.graph.initializer[0])
+    folder.mkdir(parents=True)
+    onnx.save(proto, folder / "model.onnx", **how)
+    return weight
+
+
+def is_read(path: Path, weight: np.ndarray) -> bool:
+    return np.array_equal(numpy_helper.to_array(load_onnx(path).graph.initializer[0]), weight)
+
+
+@pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
+def test_a_cache_of_links_is_read(link: Callable[[Path, Path], None], tmp_path: Path) -> None:
+    """As Hugging Face keeps models: files by their hashes, and links of their names to these."""
+    weight = apart(tmp_path / "blobs")
+    snapshot = tmp_path / "snapshots" / "1f" / "onnx"
+    snapshot.mkdir(parents=True)
+    for name, blob in (("model.onnx", "aa"), ("model.onnx_data", "bb")):
+        file = (tmp_path / "blobs" / name).rename(tmp_path / "blobs" / blob)
+        link(snapshot / name, file if link is Path.hardlink_to else Path("../../../blobs", blob))
+    assert is_read(snapshot / "model.onnx", weight)
+
+
+def test_a_model_that_is_a_link_has_its_weights_beside_either(tmp_path: Path) -> None:
+    weight = apart(tmp_path / "real")
+    (tmp_path / "link.onnx").symlink_to("real/model.onnx")
+    (tmp_path / "folder").symlink_to("real")
+    assert is_read(tmp_path / "link.onnx", weight)
+    assert is_read(tmp_path / "folder" / "model.onnx", weight)
+
+
+def test_weights_outside_of_a_folder_are_not_read(tmp_path: Path) -> None:
+    apart(tmp_path / "real")
+    data, elsewhere = tmp_path / "real" / "model.onnx_data", tmp_path / "elsewhere"
+    data.rename(elsewhere)
+    data.symlink_to(elsewhere)
+    wanted = f"cp --remove-destination {elsewhere} {data}"
+    with pytest.raises(InvalidFileError, match=f"outside of its folder.*{wanted}"):
+        load_onnx(tmp_path / "real" / "model.onnx")
+    proto = onnx.load(tmp_path / "real" / "model.onnx", load_external_data=False)
+    for name in ("../elsewhere", str(elsewhere)):
+        proto.graph.initializer[0].external_data[0].value = name
+        onnx.save(proto, tmp_path / "real" / "other.onnx")
+        with pytest.raises(InvalidFileError, match=r"outside of its folder\. Save the model again"):
+            load_onnx(tmp_path / "real" / "other.onnx")
 
 
 def test_weights_come_from_the_seed_alone() -> None:

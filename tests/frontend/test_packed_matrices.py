@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -10,16 +11,23 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 from onnx import helper
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+from support.devices import here
 from support.engine_runs import same_as_onnx_runtime
 from support.onnx_models import floats, model, node
+from support.references import evaluate
 
+from codl.engine.engine import Engine
 from codl.errors import CodlError, UnsupportedError
 from codl.frontend.convert import network_of
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.quantize import quantize
 from codl.ir import Network
 from codl.ir.ops.matmul_quantized import MatMulNBits
+from codl.plan.build_plan import default_plan
 from codl.records.soc import Soc
+from codl.runtime.placement import LocalSoc
+from codl.validate.references import ModelAndSource, outputs_by_ops
 
 K, N = 64, 40
 
@@ -145,6 +153,62 @@ def test_other_scales_become_floats(proto: onnx.ModelProto, soc: Soc) -> None:
     network = same_as_onnx_runtime(proto, soc, atol=1e-2, as_it_is=True)
     assert not packed_ops(network)
     assert "onnx" not in {layer.op.kind for layer in network.layers}
+
+
+@pytest.mark.parametrize("zero", [(), (1,), (1, 1)])
+@pytest.mark.parametrize("scale", [(), (1,)])
+def test_one_scale_and_one_zero_point_have_any_rank(
+    scale: tuple[int, ...], zero: tuple[int, ...]
+) -> None:
+    """As ONNX Runtime's quantiser writes them for biases."""
+    nodes = [node("DequantizeLinear", "b s z", "f"), node("Add", "x f", "y")]
+    constants = {"b": numbers(8).astype(np.int32), "s": np.full(scale, 0.1, np.float32)}
+    constants["z"] = np.full(zero, 3, np.int32)
+    proto = model(nodes, {"x": [2, 8]}, ["y"], constants)
+    network = network_of(import_onnx(proto, "test"))
+    expected = floats(2, 8) + np.float32(0.1) * (constants["b"] - 3)
+    np.testing.assert_allclose(evaluate(network, {"x": floats(2, 8)})["y"], expected, rtol=1e-5)
+    assert [layer.op.kind for layer in network.layers] == ["eltwise"]
+
+
+@pytest.mark.parametrize("rows", [QuantType.QUInt8, QuantType.QInt8])
+@pytest.mark.parametrize("form", ["QDQ", "QOperator"])
+def test_the_usual_output_of_onnx_runtimes_quantiser(
+    form: str, rows: QuantType, tmp_path: Path, first_soc: LocalSoc
+) -> None:
+    nodes = [
+        node("Conv", "x w b", "c", pads=[1, 1, 1, 1]),
+        node("Relu", "c", "r"),
+        node("Conv", "r v b", "d"),
+        node("Add", "d r", "a"),
+        node("GlobalAveragePool", "a", "g"),
+        node("Flatten", "g", "f"),
+        node("Gemm", "f m h", "y", transB=1),
+    ]
+    constants = {"w": floats(8, 3, 3, 3), "v": floats(8, 8, 1, 1), "b": floats(8)}
+    constants |= {"m": floats(12, 8), "h": floats(12)}
+    onnx.save(model(nodes, {"x": [1, 3, 8, 8]}, ["y"], constants), tmp_path / "whole.onnx")
+    samples = iter([{"x": floats(1, 3, 8, 8, seed=seed)} for seed in range(4)])
+
+    class Samples(CalibrationDataReader):
+        def get_next(self) -> Any:
+            return next(samples, None)
+
+    path = str(tmp_path / "quantised.onnx")
+    quantize_static(
+        tmp_path / "whole.onnx", path, Samples(), quant_format=QuantFormat[form],
+        activation_type=rows,
+    )  # fmt: skip
+    read_again = ModelAndSource.load(path)
+    sample = read_again.shaped({"x": floats(1, 3, 8, 8)})
+    expected = read_again.outputs(sample)
+    assert expected is not None
+    assert not read_again.doubt(read_again.reference)
+    plan = default_plan(read_again.network, first_soc, "cpu")
+    with Engine(read_again.network, plan, here(first_soc)) as engine:
+        run = engine(sample)
+    for got in (run, outputs_by_ops(read_again.network, sample)):
+        np.testing.assert_allclose(got["y"], expected["y"], atol=0.02 * np.abs(expected["y"]).max())
 
 
 WRONG = {

@@ -103,6 +103,25 @@ def test_variants_at_sizes_of_networks(text: str, gpu: OpenClDevice) -> None:
 @pytest.mark.parametrize(
     "text",
     [
+        "conv_transpose2d in=1x3x9x7 oc=5 kernel=1 stride=2 size=15x11 crop=1",
+        "conv_transpose2d in=1x8x5x4 oc=12 kernel=1x2 stride=4x3 size=13x8 crop=3x2",
+        "conv_transpose2d in=2x6x9x8 oc=6 kernel=2 stride=2x3 size=13x18 crop=5 groups=2",
+    ],
+)
+def test_rows_that_no_tap_of_a_transposed_convolution_falls_on(
+    text: str, gpu: OpenClDevice
+) -> None:
+    case = Case.of(op := parse(text))
+    for part in (case.whole, *(part for dim in op.dims for part in split(op, dim, 0.5))):
+        for variant in registry.variants(op.restrict(part), "cpu", gpu.soc, include_unfit=True):
+            case.on_cpu(variant, gpu.soc, part)
+    for variant in registry.variants(op, "gpu", gpu.soc, include_unfit=True):
+        case.on_gpu(variant, gpu)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
         "conv2d in=1x20x14x13 oc=20 kernel=3x3 stride=2 pad=1",
         "conv2d in=1x20x13x14 oc=20 kernel=7x7 pad=3,3,2,2",
         "conv2d in=1x40x13x11 oc=3 kernel=9x9 pad=4 act=relu",

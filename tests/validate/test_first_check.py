@@ -384,6 +384,43 @@ def test_a_decoder_is_compared_over_its_cache(
         assert not np.allclose(wrong, expected[-1], atol=1e-4 * np.abs(expected[-1]).max())
 
 
+@pytest.mark.parametrize(
+    ("opset", "attributes", "reference"),
+    [(6, {"broadcast": 1, "axis": 1}, "ONNX Runtime in opset 7"), (17, {}, "ONNX Runtime")],
+)
+def test_a_reference_that_rests_on_how_codl_reads_the_model_is_told(
+    opset: int, attributes: dict[str, int], reference: str, folder: Path, first_soc: LocalSoc
+) -> None:
+    b = floats(4) if attributes else floats(4, 1, 1)
+    nodes = [node("Conv", "x w", "c"), node("Add", "c b", "y", **attributes)]
+    constants = {"w": floats(4, 3, 3, 3), "b": b}
+    name = saved(model(nodes, {"x": [1, 3, 8, 8]}, ["y"], constants, opset=opset))
+    said = "ONNX Runtime does not run the model as it is: Could not find an implementation for Add"
+    with warnings.catch_warnings(record=True) as told, checked(name, first_soc) as engine:
+        assert engine.checked is not None
+        assert engine.checked.reference == reference
+        assert engine.checked.reason.startswith(said) == bool(attributes)
+    texts = [str(one.message) for one in told if one.category is CodlWarning]
+    assert [said in text and reference in text for text in texts] == [True] * bool(attributes)
+    done = CliRunner().invoke(app, ["validate", name, "--soc", "test", "--json"])
+    found = json.loads(done.stdout)
+    assert (found["ok"], found["reference"]) == (True, reference)
+    assert found["doubt"].startswith(said) == (said in done.stderr) == bool(attributes)
+
+
+def test_a_model_that_onnx_runtime_runs_in_no_opset_is_compared_with_its_ops(
+    folder: Path, first_soc: LocalSoc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: object, **__: object) -> None:
+        raise RuntimeError("[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : no kernel.")
+
+    monkeypatch.setattr("codl.validate.references.reference_session", refuses)
+    with pytest.warns(
+        CodlWarning, match=r"references of ops, as codl .*\. ONNX .* as it is: no kernel"
+    ):
+        checked("small.onnx", first_soc).close()
+
+
 def test_what_is_lost_between_ops_is_an_error(
     folder: Path, first_soc: LocalSoc, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,6 @@ from codl.frontend.converters.base import (
     attribute,
     constant_input,
     converts,
-    has_input,
     ints,
     parameter,
     unsupported,
@@ -112,9 +111,9 @@ def _split(graph: Graph, node: Node) -> list[ConvertedOp]:
 
 @converts("Pad", parameters=(1, 2, 3))
 def _pad(graph: Graph, node: Node) -> list[ConvertedOp]:
-    """Pads of some axes or of all; `paddings` is what opset 1 calls them."""
+    """Pads of some axes or of all."""
     shape = _sizes(graph, node)
-    pads = ints(parameter(graph, node, "pads", 1, node.attributes.get("paddings")))
+    pads = ints(parameter(graph, node, "pads", 1))
     value = float(np.asarray(parameter(graph, node, "value", 2, 0.0)).reshape(-1)[0])
     axes = ints(constant_input(graph, node, 3, range(len(shape))))
     before, after = [0] * len(shape), [0] * len(shape)
@@ -133,14 +132,9 @@ def _stretched(node: Node, shape: Sizes, repeats: Sizes) -> list[ConvertedOp]:
     return [_step(node, TileNd(shapes=(shape,), repeats=repeats))]
 
 
-@converts("Tile", parameters=(1, 2))
+@converts("Tile", parameters=(1,))
 def _tile(graph: Graph, node: Node) -> list[ConvertedOp]:
-    """Opset 1 repeats one axis, given as an input, as later ones repeat all."""
-    shape, repeats = _sizes(graph, node), ints(constant_input(graph, node, 1))
-    if has_input(node, 2):
-        axis = ints(constant_input(graph, node, 2))[0] % len(shape)
-        repeats = tuple(repeats[0] if i == axis else 1 for i in range(len(shape)))
-    return _stretched(node, shape, repeats)
+    return _stretched(node, _sizes(graph, node), ints(constant_input(graph, node, 1)))
 
 
 @converts("Expand", parameters=(1,))

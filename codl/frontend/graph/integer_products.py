@@ -2,7 +2,8 @@
 
 On x86 CPUs without VNNI it adds products by int8 in pairs of 16 bits, which may not hold them. Its
 optimiser makes uint8 of such constants there, as `EXACT` asks for, but fails where two nodes read
-one constant. A reference is not optimised, so it has uint8 in the first place.
+one constant. A reference is not optimised, so it has uint8 in the first place. Where rows are int8,
+too, there may be no kernel for that, and what a caller may replace is left as it is.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
-from codl.frontend.graph.weights import Model, array_of, refill, with_fields
+from codl.frontend.graph.plain_form import array_of
+from codl.frontend.graph.weights import Model, refill, with_fields
 from codl.ir.ops.onnx_model import EXACT
 
 #: The inputs of products that are their matrix or filter, and its zero point.
@@ -29,6 +31,8 @@ OPERANDS: Mapping[str, tuple[int, int]] = {
     "QLinearConv": (3, 5),
     "QGemm": (3, 5),
 }
+#: Products that have no kernel for rows of int8 and a matrix of uint8: the zero point of rows.
+SIGNED_ROWS = dict.fromkeys(("QLinearMatMul", "QLinearConv", "QGemm"), 2)
 #: What is between the least of int8 and of uint8.
 MIDDLE = 128
 
@@ -79,10 +83,16 @@ def _changed(model: Model, change: Callable[[NDArray[np.int8]], NDArray[Any]]) -
         names = [*node.input, *[""] * (zero + 1 - len(node.input))]
         if names[matrix] not in signed or (names[zero] and names[zero] not in signed):
             continue
+        rows = SIGNED_ROWS.get(node.op_type)
+        stays = rows is not None and names[rows] in signed
         for place in (matrix, zero):
-            value = change(signed.get(names[place], np.zeros((), np.int8)))
+            value = signed.get(names[place], np.zeros((), np.int8))
             names[place] = f"{names[place]}.{number}.{place}"
-            proto.graph.initializer.append(numpy_helper.from_array(value, names[place]))
+            new = numpy_helper.from_array(value if stays else change(value), names[place])
+            proto.graph.initializer.append(new)
+            if stays:  # the caller may replace it
+                info = helper.make_tensor_value_info(new.name, new.data_type, new.dims)
+                proto.graph.input.append(info)
         refill(node.input, names)
     return replace(model, proto=proto)
 

@@ -7,22 +7,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import onnx
-import onnxruntime as ort
-from onnx import TensorProto, helper
+from onnx import helper
 
 from codl.errors import UnsupportedError
 from codl.frontend.graph.dynamic_products import fuse_dynamic_products
 from codl.frontend.graph.expansions import expand
 from codl.frontend.graph.graph import Graph, in_order
+from codl.frontend.graph.inference import unknown_reason, with_shapes
 from codl.frontend.graph.integer_products import session_options
+from codl.frontend.graph.old_opsets import FIRST_OF_TODAY, in_opset_7, opset_of
 from codl.frontend.graph.packed_matrices import check_packed_matrices, keep_packed
-from codl.frontend.graph.shapes import fix_shapes, fold_shapes, infer_shapes, sizes_of, text_of
-from codl.frontend.graph.weights import Model, constant_of, refill, with_fields
+from codl.frontend.graph.shapes import fix_shapes, fold_shapes, infer_shapes, sizes_of
+from codl.frontend.graph.weights import Model, constant_of, with_fields
 from codl.ir.onnx_node import Node, type_of
 
 ROUNDS = 3
-#: ONNX's codes of types by what ONNX Runtime calls them.
-TENSOR_TYPES = {f"tensor({k.lower()})": code for k, code in TensorProto.DataType.items()}
 #: A model of a newer opset than this one is also tried under older opsets, down to this one.
 OLDEST_TRIED = 26
 #: How ONNX Runtime's messages begin.
@@ -43,31 +42,29 @@ def import_onnx(
     """
     model_given = source if isinstance(source, Model) else Model.of(source)
     check_packed_matrices(model_given.proto)
-    fixed = _in_order(_without_defaults(fix_shapes(model_given.proto, shapes or {})))
+    fixed = _in_order(fix_shapes(model_given.proto, shapes or {}))
     fixed = fold_shapes(fixed)
     folded = _optimise(Model(fixed, model_given.weights))
-    model = _with_shapes(Model(_in_order(folded.proto), folded.weights))
+    model = with_shapes(Model(_in_order(folded.proto), folded.weights))
     graph = model.proto.graph
     constants = model.constants()
     constants |= {n.output[0]: constant_of(n) for n in graph.node if n.op_type == "Constant"}
     fixed_sizes = {*constants, *(info.name for info in graph.input)}  # they may be outputs, too
     later = [*graph.value_info, *graph.output]
     infos = [*graph.input, *(info for info in later if info.name not in fixed_sizes)]
-    unknown = {info.name: reason for info in infos if (reason := _unknown(info))}
+    unknown = {info.name: reason for info in infos if (reason := unknown_reason(info))}
     shapes_known = {info.name: sizes_of(info) for info in infos if info.name not in unknown}
     shapes_known |= {key: tuple(value.shape) for key, value in constants.items()}
     types = {info.name: info.type.tensor_type.elem_type for info in infos}
     types |= {k: helper.np_dtype_to_tensor_dtype(v.dtype) for k, v in constants.items()}
     kept = [node for node in graph.node if node.op_type != "Constant"]
     nodes = tuple(_nodes(kept))
-    inputs = tuple(info.name for info in graph.input if info.name not in constants)
+    inputs = tuple(info.name for info in graph.input)
     for each in inputs:
         if each in unknown:
             raise UnsupportedError(unknown[each])
     outputs = tuple(info.name for info in graph.output)
-    opsets = model.proto.opset_import
-    opset = max((item.version for item in opsets if not item.domain), default=1)
-    domains = {item.domain: item.version for item in opsets if item.domain}
+    domains = {item.domain: item.version for item in model.proto.opset_import if item.domain}
     imported = Graph(
         name,
         nodes,
@@ -75,20 +72,12 @@ def import_onnx(
         outputs,
         shapes_known,
         constants,
-        opset=opset,
+        opset=opset_of(model.proto),
         types=types,
         domains=domains,
         unknown=unknown,
     )
     return expand(fuse_dynamic_products(keep_packed(imported)))
-
-
-def _without_defaults(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Inputs that a caller may leave out, since they have values, become the constants they are."""
-    fixed = {item.name for item in proto.graph.initializer}
-    if fixed.isdisjoint(info.name for info in proto.graph.input):
-        return proto
-    return with_fields(proto, input=[i for i in proto.graph.input if i.name not in fixed])
 
 
 def _in_order(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -101,27 +90,49 @@ def _in_order(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _optimise(model: Model) -> Model:
-    """Fold constants and batch norms; what ONNX Runtime does not know stays as it is."""
+    """Fold constants and batch norms; what ONNX Runtime does not know stays as it is.
+
+    Nodes of opsets before 7 do not: their types mean something else today.
+    """
     problem: Exception | None = None
-    for older in _generations(model):
+    is_old = opset_of(model.proto) < FIRST_OF_TODAY
+    for same in generations(model):
         try:
-            return _fold(older)
+            return _fold(same)
         except Exception as error:  # ONNX Runtime's exceptions share no base class
-            problem = problem or error
+            problem = error if is_old else problem or error
+    if not is_old and _is_valid(model):
+        return model
+    raise UnsupportedError(
+        "ONNX Runtime cannot load the model, and runs what codl has no operator for: "
+        f"{said_by_onnx_runtime(problem)}"
+    ) from problem
+
+
+def said_by_onnx_runtime(error: Exception | None) -> str:
+    """A message of ONNX Runtime's in one line, without its code."""
+    return " ".join(STATUS.sub("", str(error)).split())
+
+
+def _is_valid(model: Model) -> bool:
+    """By ONNX, which wants to know the shapes of outputs; ONNX Runtime need not."""
     try:
-        onnx.checker.check_model(model.whole(), full_check=True)
+        onnx.checker.check_model(infer_shapes(model.whole()), full_check=True)
     except (ValueError, onnx.checker.ValidationError, onnx.shape_inference.InferenceError):
-        reason = STATUS.sub("", str(problem))
-        raise UnsupportedError(
-            f"ONNX Runtime cannot load the model, and runs what codl has no operator for: {reason}"
-        ) from problem
-    return model
+        return False
+    return True
 
 
-def _generations(model: Model) -> Iterator[Model]:
-    """The model, and the same under some older opsets: ONNX Runtime lags behind ONNX."""
+def generations(model: Model) -> Iterator[Model]:
+    """The model, and the same under other opsets, which ONNX Runtime may know: some are too old for
+    it, and it lags behind ONNX.
+
+    Raises `UnsupportedError` for a node that the other opset does not have.
+    """
     yield model
-    version = next((item.version for item in model.proto.opset_import if not item.domain), 0)
+    version = opset_of(model.proto)
+    if version < FIRST_OF_TODAY:
+        yield in_opset_7(replace(model, proto=_in_order(model.proto)))
     if version <= OLDEST_TRIED:
         return
     whole = model.whole()
@@ -146,51 +157,6 @@ def _fold(model: Model) -> Model:
         if not any(node.input and fixed.issuperset(node.input) for node in graph.node):
             break
     return model
-
-
-def _with_shapes(source: Model) -> Model:
-    """ONNX infers the shapes of what its own operators make; ONNX Runtime those of its own too.
-
-    ONNX Runtime says the same of a scalar as of what it knows nothing of.
-    """
-    model = infer_shapes(source.proto)
-    inferred = Model(model, source.weights)
-    if all(onnx.defs.has(node.op_type, node.domain) for node in model.graph.node):
-        return inferred
-    infos = (*model.graph.value_info, *model.graph.input, *model.graph.output)
-    shaped = {info.name for info in infos if not _unknown(info)}
-    made = [name for node in model.graph.node for name in node.output if name]
-    outputs = [onnx.ValueInfoProto(name=name) for name in made if name not in shaped]
-    asked = with_fields(model, output=outputs)
-    options = session_options()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    try:
-        session = Model(asked, source.weights).session(options)
-    except Exception:  # ONNX Runtime's exceptions share no base class
-        return inferred
-    args = [arg for arg in session.get_outputs() if arg.type in TENSOR_TYPES and arg.shape]
-    answers = {  # sizes that depend on data have names
-        arg.name: helper.make_tensor_value_info(arg.name, TENSOR_TYPES[arg.type], arg.shape)
-        for arg in args
-    }
-    for field in (model.graph.output, model.graph.value_info):
-        refill(field, [answers.get(info.name, info) for info in field])
-    declared = {info.name for info in (*model.graph.output, *model.graph.value_info)}
-    model.graph.value_info.extend(answers[name] for name in sorted(answers.keys() - declared))
-    return Model(infer_shapes(model), source.weights)
-
-
-def _unknown(info: onnx.ValueInfoProto) -> str:
-    """Why a tensor's sizes are not known, or of no use; empty where they are."""
-    if not info.type.tensor_type.HasField("shape"):
-        return f"The shape of the tensor {info.name!r} is not known before a run."
-    dims = info.type.tensor_type.shape.dim
-    if all(dim.dim_value > 0 for dim in dims):
-        return ""
-    sizes = text_of(info)
-    if all(dim.HasField("dim_value") for dim in dims):
-        return f"The tensor {info.name!r} is empty ({sizes}); codl has no empty tensors."
-    return f"The tensor {info.name!r} has the shape {sizes}; every size must be fixed."
 
 
 def _nodes(protos: Sequence[onnx.NodeProto]) -> Iterator[Node]:

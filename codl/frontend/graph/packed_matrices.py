@@ -118,13 +118,13 @@ class Quantized:
         axis %= max(numbers.ndim, 1)
         right = _sizes(numbers.shape, axis, block) if scales.size > 1 else scales.shape
         for name, value in zip(names[1:], (scales, *zeros), strict=True):
-            if value.shape != right:
+            if value.shape != right and not value.size == scales.size == 1:
                 raise CodlError(
                     f"The node {node.name!r} ({node.type}): {name!r} must be {right}, got "
                     f"{value.shape}: {names[0]!r} is {numbers.shape}, axis {axis}, block_size "
                     f"{block}."
                 )
-        points = zeros[0] if zeros else np.zeros(right)
+        points = zeros[0].reshape(right) if zeros else np.zeros(right)
         return cls(numbers, scales.astype(np.float32), points.astype(np.int32), axis, block)
 
     @property

@@ -22,7 +22,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from codl.errors import UnsupportedError
+from codl.frontend.graph.plain_form import all_graphs, array_of, dense, make_plain, tensors_of
 from codl.ir.constants import array_digest
 from codl.ir.onnx_wire import FILE, stand_in
 
@@ -61,17 +61,18 @@ class Model:
 
     @classmethod
     def of(cls, proto: onnx.ModelProto) -> Model:
-        """The model as it is, which is not changed."""
+        """The model in its plain form; `proto` is not changed."""
         light = _without(proto, "graph")
-        light.graph.CopyFrom(_without(proto.graph, "initializer"))
+        light.graph.CopyFrom(_without(proto.graph, "initializer", "sparse_initializer"))
         weights = {}
-        for item in proto.graph.initializer:
+        for item in (*proto.graph.initializer, *map(dense, proto.graph.sparse_initializer)):
             is_here = item.data_location != TensorProto.EXTERNAL
             if is_here and item.data_type in PLAIN and prod(item.dims) > LARGE:
                 weights[item.name] = array_of(item)
                 stand_in(light.graph.initializer.add(), item.name, item.data_type, item.dims)
             else:
                 light.graph.initializer.add().CopyFrom(item)
+        make_plain(light)
         return cls(light, weights)
 
     def with_weights(self, weights: Mapping[str, NDArray[Any]]) -> Model:
@@ -220,25 +221,14 @@ def refill(field: Any, entries: Sequence[Any]) -> None:
     field.extend(entries)
 
 
-def array_of(item: TensorProto) -> NDArray[Any]:
-    """What a tensor of a model holds; raises `UnsupportedError` where that is not what it says."""
-    try:
-        return np.asarray(numpy_helper.to_array(item))
-    except Exception as error:  # of many unrelated types
-        dims = " x ".join(map(str, item.dims))
-        raise UnsupportedError(
-            f"The model's tensor {item.name!r} ({dims}) cannot be read: {error}. Export it again."
-        ) from error
-
-
 def constant_of(node: onnx.NodeProto) -> NDArray[Any]:
     """What a Constant node holds."""
     (attribute,) = node.attribute
     value = helper.get_attribute_value(attribute)
     if isinstance(value, onnx.TensorProto):
         return array_of(value)
-    if attribute.name not in ("value_float", "value_floats", "value_int", "value_ints"):
-        raise UnsupportedError(f"The Constant {node.output[0]!r} has a {attribute.name}.")
+    if attribute.name.startswith("value_string"):
+        return np.asarray(value, object)
     return np.asarray(value, np.float32 if "float" in attribute.name else np.int64)
 
 
@@ -249,27 +239,42 @@ def _read(path: Path) -> Model:
     # Read where they are used, if at all; the file may be deleted before that.
     data = np.memmap(file, np.uint8, "c") if file.exists() else np.empty(0, np.uint8)
     weights = {}
-    for item in proto.graph.initializer:
+    outermost, *inner = all_graphs(proto.graph)
+    for item in tensors_of(inner):
+        _bring_back(item, data)
+    for item in outermost.initializer:
         if item.data_location != TensorProto.EXTERNAL:
             continue
-        place = {entry.key: entry.value for entry in item.external_data}
-        first = int(place.get("offset", 0))
-        content = data[first : first + int(place["length"])]
         if item.data_type in PLAIN:
             kind = helper.tensor_dtype_to_np_dtype(item.data_type)
-            weights[item.name] = np.asarray(content).view(kind).reshape(tuple(item.dims))
+            content = np.asarray(_content(item, data))
+            weights[item.name] = content.view(kind).reshape(tuple(item.dims))
         else:
-            item.data_location = TensorProto.DEFAULT
-            del item.external_data[:]
-            item.raw_data = content.tobytes()
+            _bring_back(item, data)
+    make_plain(proto)
     return Model(proto, weights)
 
 
-def _without(message: M, left_out: str) -> M:
-    """A copy of a message without one of its fields, which is not even read."""
+def _content(item: TensorProto, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The bytes of a tensor whose elements lie in `data`."""
+    place = {entry.key: entry.value for entry in item.external_data}
+    first = int(place.get("offset", 0))
+    return data[first : first + int(place["length"])]
+
+
+def _bring_back(item: TensorProto, data: NDArray[np.uint8]) -> None:
+    """Put what of a tensor lies in `data` into it."""
+    if item.data_location == TensorProto.EXTERNAL:
+        item.raw_data = _content(item, data).tobytes()
+        item.data_location = TensorProto.DEFAULT
+        del item.external_data[:]
+
+
+def _without(message: M, *left_out: str) -> M:
+    """A copy of a message without some of its fields, which are not even read."""
     copy = type(message)()
     for field, value in message.ListFields():
-        if field.name == left_out:
+        if field.name in left_out:
             continue
         target = getattr(copy, field.name)
         if hasattr(target, "extend"):

@@ -187,20 +187,61 @@ def load_onnx(path: Path) -> onnx.ModelProto:
 
 
 def _with_weights(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
-    """The model with what of its weights lies in other files beside it."""
-    from onnx import external_data_helper as external
+    """The model in its plain form, with what of its weights lies in other files beside it."""
+    from onnx import TensorProto
 
-    entries = [entry for tensor in proto.graph.initializer for entry in tensor.external_data]
-    files = dict.fromkeys(entry.value for entry in entries if entry.key == "location")
-    for name in files:
-        if not (path.parent / name).is_file():
-            problem = f"its weights lie in {name}, which is not beside it."
-            raise InvalidFileError(path, problem, fix="Copy that file there; it keeps its name.")
-    try:
-        external.load_external_data_for_model(proto, str(path.parent))
-    except Exception as error:  # of several libraries
-        raise InvalidFileError(path, f"its weights cannot be read: {error}") from error
+    from codl.frontend.graph.plain_form import all_graphs, make_plain, tensors_of
+
+    for tensor in tensors_of(all_graphs(proto.graph)):
+        if tensor.data_location == TensorProto.EXTERNAL:
+            locations = [entry.value for entry in tensor.external_data if entry.key == "location"]
+            try:
+                file = _file_of_weights(path, "".join(locations[-1:]))
+                tensor.raw_data = _elements(tensor, file)
+            except (OSError, ValueError) as error:
+                raise InvalidFileError(path, f"its weights cannot be read: {error}.") from error
+            tensor.data_location = TensorProto.DEFAULT
+            del tensor.external_data[:]
+    make_plain(proto)
     return proto
+
+
+def _file_of_weights(path: Path, name: str) -> Path:
+    """A file beside a model, or beside the file that the model is a link to.
+
+    Links may lead to these two folders only: a model may not read what else is on a machine. In the
+    cache of Hugging Face a model and its weights are links into one folder.
+    """
+    folders = [path.parent.resolve(), path.resolve().parent]
+    found = [folder / name for folder in folders if (folder / name).is_file()]
+    if not found:
+        problem = f"its weights lie in {name}, which is not beside it."
+        raise InvalidFileError(path, problem, fix="Copy that file there; it keeps its name.")
+    real = found[0].resolve()
+    if any(real.is_relative_to(folder) for folder in folders):
+        return real
+    problem = f"its weights lie in {name}, which is {real}, outside of its folder."
+    if found[0].is_symlink() and ".." not in Path(name).parts:
+        fix = f"Put the file itself there: cp --remove-destination {real} {found[0]}"
+    else:
+        fix = "Save the model again with its weights beside it, as onnx.save_model does."
+    raise InvalidFileError(path, problem, fix=fix)
+
+
+def _elements(tensor: onnx.TensorProto, file: Path) -> bytes:
+    """What of a file a tensor is; raises `ValueError` where the file has no such place."""
+    from onnx.external_data_helper import ExternalDataInfo
+
+    place = ExternalDataInfo(tensor)
+    first, size = place.offset or 0, file.stat().st_size
+    length = max(size - first, 0) if place.length is None else place.length
+    if first + length > size:
+        raise ValueError(
+            f"{tensor.name!r} ends at byte {first + length} of {file.name}, which has {size}"
+        )
+    with file.open("rb") as content:
+        content.seek(first)
+        return content.read(length)
 
 
 def _check_texts(message: Any) -> None:

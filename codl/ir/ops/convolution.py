@@ -263,9 +263,13 @@ class ConvTranspose2d(GroupedOp):
         return self.kernel.h * self.kernel.w
 
     def needs(self, part: Region, index: int = 0) -> Region:
-        """Rows of which some tap falls on the part; one where there are none."""
-        top = part.rows.start + self.crop.h - self.extent.h + 1
-        first = min(max(-(-top // self.stride.h), 0), self.input.h - 1)
+        """Rows of which some tap falls on the part; one where there are none.
+
+        Where a stride jumps over the window, the first is at the part's first row or before it.
+        """
+        top = part.rows.start + self.crop.h
+        first = min(-(-(top - self.extent.h + 1) // self.stride.h), top // self.stride.h)
+        first = min(max(first, 0), self.input.h - 1)
         last = (part.rows.stop - 1 + self.crop.h) // self.stride.h
         stop = min(max(last + 1, first + 1), self.input.h)
         return Region(part.images, self.group_inputs(part.channels), Span(first, stop))
