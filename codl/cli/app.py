@@ -23,6 +23,7 @@ from codl.cli.progress import STAGE, heartbeat
 from codl.cli.progress import VARIABLE as PROGRESS
 from codl.errors import CodlError, CodlWarning, InterruptedCommandError
 from codl.plugins import load_installed, load_plugin, load_shipped
+from codl.runtime.guard import guarded
 
 PluginOption = Annotated[
     list[Path] | None,
@@ -111,7 +112,7 @@ def main() -> None:
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, end)
     try:
-        with heartbeat():
+        with guarded(), heartbeat():
             with suppress(CodlError):  # a command that needs plugins raises it, and help does not
                 load_installed()
             app()

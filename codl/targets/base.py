@@ -20,7 +20,7 @@ from codl.errors import CodlError, CodlWarning, DeviceError, ForkError, UnknownN
 from codl.ir.executable import Executable
 from codl.records.soc import Soc
 from codl.records.soc_facts import Chip
-from codl.runtime import threads
+from codl.runtime import guard, threads
 from codl.runtime.handles import StepCallback, no_callback
 from codl.runtime.hardware import CpuFacts
 from codl.runtime.host_handles import HostSession
@@ -141,6 +141,15 @@ class Target:
     def cold_start(self) -> ColdStart:
         """What a fresh process took so far, for what `load` gave and its first run."""
         raise NotImplementedError
+
+    @contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        """What is asked inside is ended after `seconds`, where a driver hangs.
+
+        In this process that ends the command, where it is guarded.
+        """
+        with guard.within(seconds):
+            yield
 
     def close(self) -> None:
         self._device = self._runner = None
