@@ -51,8 +51,8 @@ TrustOption = Annotated[
     bool,
     typer.Option(
         "--trust",
-        help="Take the kernels that a bundle brings as they are, though it was not written by this "
-        "user on this machine: they may do anything.",
+        help="Load a bundle though it was not written by this user on this machine: it may do "
+        "anything.",
     ),
 ]
 StrictOption = Annotated[
