@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from zipfile import ZIP_DEFLATED, ZipFile
