@@ -33,6 +33,8 @@ WAIT_POLICY = "OMP_WAIT_POLICY"
 #: The trips of a thermal zone at which a system slows its processors down, or worse.
 HOT = ("passive", "hot", "critical")
 
+#: Packages that compute what a network is made of, each in some kernel variant.
+COMPUTING = ("ncnn", "numpy", "onnxruntime", "openvino")
 #: Stands in for pyopencl, and has codl's version.
 STAND_IN = "codl.runtime.cl_ctypes"
 

@@ -240,6 +240,13 @@ class Target:
 
         return examine(self._files)
 
+    @question()
+    def libraries(self) -> dict[str, str]:
+        """The versions of the libraries that compute there; "" where one is not installed."""
+        from codl.runtime.examination import COMPUTING, version_of
+
+        return {name: version_of(name) for name in COMPUTING}
+
     @question(120.0)
     def import_package(self, name: str) -> float:
         """Import a package of codl's base or of an extra; the seconds that it took.

@@ -23,6 +23,14 @@ def identity_of(target: Target) -> Mapping[str, str]:
         return {}
 
 
+def libraries_of(target: Target) -> Mapping[str, str]:
+    """The version of every library that computes on a target; of those that it has.
+
+    What was measured or compared there holds for these alone.
+    """
+    return {name: version for name, version in target.libraries().items() if version}
+
+
 def environment_of(target: Target, protocol: Mapping[str, Any]) -> Environment | None:
     """What a machine says of itself as it is now; None where the target is no machine.
 
