@@ -8,6 +8,7 @@ import sys
 import traceback
 import warnings
 from contextlib import suppress
+from io import TextIOWrapper
 from itertools import filterfalse
 from pathlib import Path
 from typing import Annotated, Any, TextIO
@@ -102,6 +103,10 @@ def top(
 def main() -> None:
     """Entry point: an error becomes a message and exit code 1, a `CodlWarning` a message."""
     warnings.showwarning = _show_warning
+    for stream in (sys.stdout, sys.stderr):
+        # A letter that the locale has not, or a file's name that is no text, is shown as a number.
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     by = [signal.SIGINT]
 
     def end(number: int, _: object) -> None:
