@@ -37,8 +37,10 @@ DEATHS = 2
 #: Platforms that compile a kernel when it first runs, and keep that on disk themselves. To make a
 #: binary they compile everything once more: MobileNetV2 took PoCL 71 s instead of 40.
 KEEP_THEIR_OWN = frozenset({"Portable Computing Language"})
-#: Numbers below 1e-38 are 0: a product with one takes some CPUs a hundred times as long.
+#: In sums of products numbers below 1e-38 are 0: one takes some CPUs a hundred times as long. Other
+#: ops tell such a number from 0, as where it is divided by.
 FLUSHED = " -cl-denorms-are-zero"
+OF_PRODUCTS = ("conv2d/", "conv_transpose2d/", "fc/", "matmul/", "matmul_nbits/")
 CPUINFO = Path("/proc/cpuinfo")
 #: What tells the processes of this machine, since it started, from those of others and before.
 BOOT, PROCESSES = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
@@ -161,9 +163,13 @@ class Programs:
         """Where the cache has a plan's binary, or who tries to build one."""
         return self._slot(kind, _Compilation.of(plan))
 
+    def _options(self, job: _Compilation) -> str:
+        """All that the driver's compiler is told."""
+        flushed = FLUSHED if job.name.startswith(OF_PRODUCTS) else ""
+        return f"{job.options}{flushed}{self._told}"
+
     def _slot(self, kind: Kind, job: _Compilation) -> Slot:
-        options = job.options + self._told
-        made_from = {"name": job.name, "source": job.digest, "options": options}
+        made_from = {"name": job.name, "source": job.digest, "options": self._options(job)}
         of_processes = {"where": _where()} if kind == "attempts" else {}
         return Slot(kind, {**self.identity, **made_from, **of_processes})
 
@@ -188,7 +194,7 @@ class Programs:
         """The program of a binary; None where the driver does not take it."""
         try:
             program = cl_module().Program(self._context, [self._device], [blob])
-            build_program(program, job.options + self._told)
+            build_program(program, self._options(job))
         except cl_module().Error:
             return None
         return program
@@ -201,7 +207,7 @@ class Programs:
         with self._survived(job):
             try:
                 self.compiled += 1
-                build_program(program, job.options + self._told)
+                build_program(program, self._options(job))
             except cl_module().Error as error:
                 if error.code == cl_module().status_code.BUILD_PROGRAM_FAILURE:
                     self._failed[job] = str(error)
@@ -248,7 +254,7 @@ def _told(device: cl.Device) -> str:
     which instructions of its own it takes.
     """
     extensions = device.extensions.split()
-    told = FLUSHED + "".join(f" -DWITHOUT_{name}" for name in CLAIMED if name not in extensions)
+    told = "".join(f" -DWITHOUT_{name}" for name in CLAIMED if name not in extensions)
     if "cl_nv_device_attribute_query" not in extensions:
         return told
     major, minor = device.compute_capability_major_nv, device.compute_capability_minor_nv
