@@ -121,12 +121,12 @@ def load(
 ) -> Engine:
     """Make a model ready to run from a bundle of `codl package`, in a fraction of `compile`'s time.
 
-    A bundle has its own SoC; `soc` is the same with other cores, threads or hints. Of one that this
-    user has not written on this machine kernels are compiled from codl's own source, unless it is
-    `trusted` as a library is: then it may bring code of its own, compiled or not. Unless `check` is
-    off, its outputs are compared, once on each device and driver, with those that were right where
-    it was made. Raises `InvalidFileError` for a file that is damaged or no bundle, `MismatchError`
-    where it is for another machine, and `WrongResultError` where outputs are others here.
+    A bundle has its own SoC; `soc` is the same with other cores, threads or hints. One that this
+    user has not written on this machine is refused, unless it is `trusted` as a library is: it may
+    do anything. Unless `check` is off, its outputs are compared, once on each device and driver,
+    with those that were right where it was made. Raises `InvalidFileError` for a file that is
+    damaged or no bundle, `MismatchError` where it is for another machine or not trusted, and
+    `WrongResultError` where outputs are others here.
 
     >>> engine = codl.load("model.codl")
     >>> y = engine(x)

@@ -127,6 +127,15 @@ def boundary() -> Iterator[None]:
         raise CodlError(f"{library} failed ({type(error).__name__}): {first[0]}") from error
 
 
+def is_defect(error: Exception) -> bool:
+    """Whether an error is a defect of codl, and none of a device, a library or the system.
+
+    What libraries in C++ raise has no class of theirs: their `RuntimeError` counts as such.
+    """
+    is_outside = isinstance(error, CodlError | OSError | MemoryError)
+    return not (is_outside or type(error) is RuntimeError or _library(error))
+
+
 def check_argument(name: str, value: object, what: str, *kinds: type) -> None:
     """Raise `CodlError` where a user's argument is of no such kind; a bool is no number."""
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):

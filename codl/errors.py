@@ -83,6 +83,14 @@ class DeviceError(CodlError):
     """A processor or its driver is missing or failed."""
 
 
+class NoKernelError(DeviceError):
+    """A device refuses every kernel variant of a layer; `layer` and `variant` are the planned."""
+
+    def __init__(self, layer: str, variant: str, reasons: str) -> None:
+        super().__init__(f"No kernel variant of {layer!r} works here. {reasons}")
+        self.layer, self.variant, self.reasons = layer, variant, reasons
+
+
 class ForkError(DeviceError):
     """A process is a fork of the one whose drivers and libraries it would use."""
 

@@ -6,12 +6,15 @@ an `InvalidFileError`. What a disk does not take is an `UnwritableFileError`.
 
 from __future__ import annotations
 
+import codecs
+import csv
 import fcntl
+import io
 import json
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from math import isfinite
 from pathlib import Path
@@ -63,6 +66,34 @@ def read_text(path: Path, *, fix: str = "") -> str:
         return read_bytes(path, fix=fix).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidFileError(path, f"not text in UTF-8: {error}.", fix=fix) from error
+
+
+def decoded(content: bytes) -> str:
+    """Text as editors and spreadsheets save it: in UTF-8, in UTF-16 with a mark, or Windows-1252.
+
+    Raises `UnicodeDecodeError` for what is in none of these.
+    """
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return content.decode("utf-16")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return content.decode("cp1252")
+
+
+def csv_reader(text: str) -> csv.DictReader[str]:
+    """The records of a table; columns are separated by semicolons where the first line has these.
+
+    Spreadsheets write so where a comma stands in numbers.
+    """
+    first = text.partition("\n")[0]
+    delimiter = ";" if ";" in first and "," not in first else ","
+    return csv.DictReader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter)
+
+
+def is_blank(record: Mapping[str, Any]) -> bool:
+    """Whether a record is a line of separators alone, as spreadsheets write below a table."""
+    return not any(text for value in record.values() for text in (value or ()))
 
 
 def read_json(path: Path, *, fix: str = "") -> Any:

@@ -20,23 +20,33 @@ def now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
+#: Behind a commit of which the package's files have been changed since.
+DIRTY = "+dirty"
+
+
 @cache
 def commit() -> str:
-    """The commit of codl's own checkout; empty where codl does not run from one."""
+    """The commit of codl's own checkout; empty where codl does not run from one.
+
+    `DIRTY` follows where the package is not as the commit has it.
+    """
     try:
-        top, revision = (
+        top, revision, changed = (
             subprocess.run(
-                ["git", "-C", str(ROOT), "rev-parse", *question],
-                capture_output=True,
-                text=True,
-                check=True,
+                ["git", "-C", str(ROOT), *question], capture_output=True, text=True, check=True
             ).stdout.strip()
-            for question in (["--show-toplevel"], ["--short", "HEAD"])
+            for question in (
+                ["rev-parse", "--show-toplevel"],
+                ["rev-parse", "--short", "HEAD"],
+                ["--no-optional-locks", "status", "--porcelain", "--", "codl"],
+            )
         )
     except (OSError, subprocess.CalledProcessError):
         return ""
     # An installed codl may lie inside somebody else's repository.
-    return revision if Path(top) == ROOT else ""
+    if Path(top) != ROOT:
+        return ""
+    return f"{revision}{DIRTY}" if changed else revision
 
 
 #: In codl's package, or in a checkout beside that.

@@ -39,7 +39,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_plan_is_that_of_the_command(here: Path) -> None:
     found = codl.search("yolov2", soc="epyc2", strategy="mulayer")
     assert isinstance(found, FoundPlan)
-    found.plan.save(here / "mine.json")
+    found.plan.save("mine.json")
     asked = told("search", "yolov2", "--soc", "epyc2", "--strategy", "mulayer", "-o", "theirs.json")
     assert asked["predicted_ms"] == found.plan.predicted_ms
     mine, theirs = (load_plan(Path(name)) for name in ("mine.json", "theirs.json"))

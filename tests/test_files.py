@@ -5,13 +5,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support.onnx_models import model, node
+from support.simulated import SOC
 
 from codl import files
 from codl.errors import InvalidFileError, UnwritableFileError
 from codl.files import BusyError
+from codl.frontend.convert import load_network
+from codl.ir import parse
+from codl.measure.dataset import CsvTable, OpRow
+from codl.measure.tasks import read_csv
 
 #: Has a folder until its input ends.
 HOLDER = """
@@ -142,3 +150,71 @@ def test_a_pipe_that_nobody_writes_to_is_no_file(tmp_path: Path) -> None:
     os.mkfifo(path)
     with pytest.raises(InvalidFileError, match="this is a pipe, and no file"):
         files.read_json(path)
+
+
+#: How editors and spreadsheets save a table.
+SAVED = {
+    "a mark": lambda text: text.encode("utf-8-sig"),
+    "UTF-16": lambda text: text.encode("utf-16"),
+    "UTF-16 from the other end": lambda text: b"\xfe\xff" + text.encode("utf-16-be"),
+    "Windows-1252": lambda text: text.encode("cp1252"),
+    "lines of separators": lambda text: f"{text},,\n,,\n".encode(),
+    "other ends of lines": lambda text: text.replace("\n", "\r\n").encode(),
+}
+
+
+@pytest.mark.parametrize("saved", SAVED.values(), ids=SAVED)
+def test_tables_are_read_as_editors_save_them(saved: Any, tmp_path: Path) -> None:
+    path = tmp_path / "ops.csv"
+    path.write_bytes(saved('op,note,more\n"fc in=1x4x1x1 oc=3",f\xfcr,x\n'))
+    assert read_csv(path) == [parse("fc in=1x4x1x1 oc=3")]
+    table = CsvTable(tmp_path / "t_x.csv", OpRow)
+    row = OpRow(op="a", dim="H", share=1.0, part="b", latency_ms=1.0, reason="f\xfcr")
+    table.append(row)
+    plain = table.path.read_bytes()
+    table.path.write_bytes(saved(plain.decode()))
+    assert table.read() == [row]
+    table.repair()
+    table.append(row)
+    assert table.read() == [row, row]
+    assert table.path.read_bytes().startswith(plain.splitlines()[0])
+
+
+def test_columns_may_be_separated_by_semicolons(tmp_path: Path) -> None:
+    path = tmp_path / "ops.csv"
+    path.write_text("op;note\neltwise in=1x2x3x3,1x2x3x3 act=relu;x\n;\n")
+    assert read_csv(path) == [parse("eltwise in=1x2x3x3,1x2x3x3 act=relu")]
+
+
+def test_what_is_no_table_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "ops.csv"
+    for content in (b"op\n\x81\x8d\n", b'op\n"fc', bytes(range(256))):
+        path.write_bytes(content)
+        with pytest.raises(InvalidFileError):
+            read_csv(path)
+
+
+def test_a_c_locale_shows_what_it_can(tmp_path: Path) -> None:
+    (tmp_path / "socs").mkdir()
+    replace(SOC, name="board", description="f\xfcr").save(tmp_path / "socs" / "board.yaml")
+    settings = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", "from codl.cli import main; main()", "soc", "list"],
+        env={**os.environ, **settings, "CODL_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "f\\xfcr" in done.stdout
+
+
+def test_a_file_whose_name_is_no_text_is_read(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"ops-\xff.csv")
+    path.write_text("op\nfc in=1x4x1x1 oc=3\n")
+    assert read_csv(path) == [parse("fc in=1x4x1x1 oc=3")]
+    onnx_file = tmp_path / os.fsdecode(b"m-\xff.onnx")
+    onnx_file.write_bytes(
+        model([node("Relu", "x", "y")], {"x": (1, 2, 3, 3)}, ["y"]).SerializeToString()
+    )
+    network = load_network(str(onnx_file))
+    network.name.encode()  # it is a key in JSON, and what a bundle and a plan are of

@@ -17,7 +17,7 @@ from codl.ir import Network, Op
 from codl.kernels.tuning import Tuning
 from codl.measure import dataset as datasets
 from codl.measure import tuning_file
-from codl.measure.budget import Budget
+from codl.measure.budget import GRACE_S, Budget
 from codl.measure.collector import Chooser, Collected
 from codl.measure.collector import collect as collect_tasks
 from codl.measure.cool_down import HOT_C, LONGEST_S, CoolDown
@@ -330,6 +330,7 @@ def _tuned_briefly(
     try:
         with (
             closing(connect(serial, soc)) as target,
+            target.within(time_s + GRACE_S),
             reporter.progress(f"Tuning on {soc.name}") as update,
         ):
             tuned, problem = tune_briefly(

@@ -21,6 +21,7 @@ from codl.evaluation.tracing import record
 from codl.frontend.models import BUNDLE
 from codl.measure.inputs import random_inputs
 from codl.plan.cost_model import CostModel
+from codl.records.results import doubts
 from codl.runtime.loaded import sharing_ms
 from codl.strategies import Context
 from codl.strategies.adapter import PlanAdapter
@@ -143,6 +144,13 @@ def _result(engine: Engine, done: RunReport, job: Job) -> dict[str, Any]:
         "strategy": engine.plan.strategy,
         "latency_ms": asdict(done.latency_ms),
         "predicted_ms": engine.plan.predicted_ms,
+        "doubts": list(
+            doubts(
+                done.latency_ms,
+                predicted_ms=engine.plan.predicted_ms,
+                quota_periods=done.conditions.quota_periods,
+            )
+        ),
         "data_sharing_ms": sharing_ms(done.spans),
         "energy_mj": done.energy_mj,
         "energy_sensors": list(done.energy_sensors),

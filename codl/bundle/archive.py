@@ -230,12 +230,14 @@ class Archive:
 
 
 # Whether a bundle was written by this user on this machine: a sum that takes a key of theirs.
-# Drivers run the compiled kernels that they are given, so those of a stranger are not used. The key
+# A bundle leads drivers through memory, so one of a stranger is not loaded. The key
 # lies in the user's state folder, or where the variable CODL_STATE says, and never leaves it.
 
 #: The key of a manifest that holds its signature, which is of all others.
 SIGNATURE = "signature"
 KEY_NAME, KEY_BYTES = "bundles.key", 32
+#: So long the first bundle waits for another process that writes the key.
+KEY_WAIT_S = 5.0
 
 
 def signed(manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -264,9 +266,12 @@ def _is_own(manifest: Mapping[str, Any]) -> bool:
 
 
 def _make_key(path: Path) -> None:
-    with files.writing(path) as partial:
-        partial.touch(mode=0o600)
-        partial.write_bytes(token_bytes(KEY_BYTES))
+    """Write a key, unless another process has written one by now: all sign by the same."""
+    with files.locked(path.parent, wait_s=KEY_WAIT_S):
+        if not path.exists():
+            with files.writing(path) as partial:
+                partial.touch(mode=0o600)
+                partial.write_bytes(token_bytes(KEY_BYTES))
 
 
 def _signature(manifest: Mapping[str, Any], path: Path) -> str:

@@ -21,11 +21,10 @@ from codl.engine.engine import Engine
 from codl.errors import CodlError, CodlWarning, DeviceError, MismatchError, WrongResultError
 from codl.evaluation.closeness import Closeness, closeness, is_right, worst
 from codl.ir import Network
-from codl.ir.constants import digest
+from codl.ir.constants import array_digest, digest
 from codl.ir.executable import Executable
 from codl.ir.executable_json import decode
 from codl.ir.plan import read_plan
-from codl.kernels.source import FLAG_SOURCE, flag_text, text_of
 from codl.records import soc as socs
 from codl.records.results import Checked
 from codl.runtime.placement import LocalSoc, Placement
@@ -66,42 +65,39 @@ def load(
     `soc` is the SoC to run on, if not as the bundle has it: with other cores, threads or hints;
     `connected` gives its target, by default this process.
     Where the driver is another one than the kernels were compiled with, they are compiled from
-    source, with a `CodlWarning`. So they are in a bundle that this user has not written here, where
-    it is not `trusted`: drivers run what they are given. To `check` it, its outputs are compared
-    with those that it brings, once on each device and driver. Raises `InvalidFileError` for a file
-    that is damaged or no bundle, `MismatchError` where it is for another SoC, or where one that is
-    not trusted brings other kernels than this codl's, and `WrongResultError` where outputs differ.
+    source, with a `CodlWarning`. To `check` it, its outputs are compared with those that it brings,
+    once on each device and driver. Raises `InvalidFileError` for a file that is damaged or no
+    bundle, `MismatchError` where it is for another SoC, or where this user has not written it on
+    this machine and it is not `trusted`, and `WrongResultError` where outputs differ.
 
     >>> engine = codl.load("model.codl")
     >>> y = engine(x)
     """
     archive = Archive(Path(path))
+    if not (trusted or archive.is_own):
+        raise MismatchError(
+            f"{archive.path} was not written by this user on this machine, and what is in a bundle "
+            "may read and write any memory of the process. Package the model here; or, if you "
+            "trust whoever wrote it as you would a library, load it by `trusted=True`, or --trust."
+        )
     with _readable(archive):
         recorded = soc_of(archive)
         plan = read_plan(archive.json("plan.json"), archive.path)
         network = network_from_json(archive.json("network.json"), archive.path)
         network = replace(network, content=str(archive.manifest.get("content", "")))
-        is_trusted = trusted or archive.is_own
-        binaries = _binaries(archive) if is_trusted else ()
-        offer = Offer(msgspec.convert(archive.manifest["device"], dict[str, str]), binaries)
+        compiled_for = msgspec.convert(archive.manifest["device"], dict[str, str])
+        offer = Offer(compiled_for, _binaries(archive))
     chosen = recorded if soc is None else _checked(recorded, soc, archive)
     target = connected(chosen)
     identity = _open(target, offer, archive)
     is_same_driver = dict(offer.identity) == identity
     if not is_same_driver:
         _warn_of_driver(identity, archive)
-    elif not is_trusted:
-        _warn(
-            f"{archive.path} was not written by this user on this machine: its kernels are "
-            "compiled from codl's own source. `trusted=True`, or --trust, takes them as they are."
-        )
     with archive.checking(CONSTANTS) as data:
         executable = _executable(archive, data)
         _check_ports(executable, network, archive)
-        if not is_trusted:
-            _check_kernels(executable, archive)
         with _explained(archive):
-            loaded = target.load(executable, tries=not (is_same_driver and is_trusted))
+            loaded = target.load(executable, tries=not is_same_driver)
     engine = Engine.of(loaded, network, plan, chosen)
     if check and not compare(engine, archive, target) and not (is_same_driver and archive.is_own):
         _warn(f"{archive.path} brings no outputs to compare with: nothing was compared.")
@@ -178,19 +174,6 @@ def _check_ports(executable: Executable, network: Network, archive: Archive) -> 
         archive.refuse("network.json and executable.json are of different networks.", FIX)
 
 
-def _check_kernels(executable: Executable, archive: Archive) -> None:
-    """A stranger's bundle brings no code: what is compiled are the kernels of this codl."""
-    for program in executable.programs:
-        with _readable(archive):
-            ours = flag_text() if program.name == FLAG_SOURCE else text_of(program.name)
-        if executable.texts[program.text] != ours:
-            raise MismatchError(
-                f"{archive.path} brings another {program.name} than this codl has, and was not "
-                "written by this user on this machine. Package the model here; or, if you trust "
-                "whoever wrote it as you would a library, load it by `trusted=True`, or --trust."
-            )
-
-
 def _binaries(archive: Archive) -> tuple[Binary, ...]:
     """Drivers may crash on a binary that is damaged: all are checked before one is used."""
     return tuple(
@@ -200,10 +183,19 @@ def _binaries(archive: Archive) -> tuple[Binary, ...]:
 
 
 def _of(arrays: Mapping[str, NDArray[Any]]) -> Callable[[str], NDArray[Any]]:
+    """Arrays by their digests.
+
+    Integers are looked at before they are used: tables of offsets lead kernels through memory, and
+    a changed one must not run before the sum of the whole part is known.
+    """
+
     def get(digest: str) -> NDArray[Any]:
         if digest not in arrays:
             raise CodlError(f"There is no array {digest[:64]!r} in {CONSTANTS}.")
-        return arrays[digest]
+        array = arrays[digest]
+        if array.dtype.kind in "iu" and array_digest(array) != digest:
+            raise CodlError(f"The array {digest!r} in {CONSTANTS} is damaged.")
+        return array
 
     return get
 

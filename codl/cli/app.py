@@ -8,6 +8,7 @@ import sys
 import traceback
 import warnings
 from contextlib import suppress
+from io import TextIOWrapper
 from itertools import filterfalse
 from pathlib import Path
 from typing import Annotated, Any, TextIO
@@ -23,6 +24,7 @@ from codl.cli.progress import STAGE, heartbeat
 from codl.cli.progress import VARIABLE as PROGRESS
 from codl.errors import CodlError, CodlWarning, InterruptedCommandError
 from codl.plugins import load_installed, load_plugin, load_shipped
+from codl.runtime.guard import guarded
 
 PluginOption = Annotated[
     list[Path] | None,
@@ -101,6 +103,10 @@ def top(
 def main() -> None:
     """Entry point: an error becomes a message and exit code 1, a `CodlWarning` a message."""
     warnings.showwarning = _show_warning
+    for stream in (sys.stdout, sys.stderr):
+        # A letter that the locale has not, or a file's name that is no text, is shown as a number.
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     by = [signal.SIGINT]
 
     def end(number: int, _: object) -> None:
@@ -111,7 +117,7 @@ def main() -> None:
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, end)
     try:
-        with heartbeat():
+        with guarded(), heartbeat():
             with suppress(CodlError):  # a command that needs plugins raises it, and help does not
                 load_installed()
             app()

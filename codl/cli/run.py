@@ -51,8 +51,8 @@ TrustOption = Annotated[
     bool,
     typer.Option(
         "--trust",
-        help="Take the kernels that a bundle brings as they are, though it was not written by this "
-        "user on this machine: they may do anything.",
+        help="Load a bundle though it was not written by this user on this machine: it may do "
+        "anything.",
     ),
 ]
 StrictOption = Annotated[
@@ -158,6 +158,7 @@ def run_model(
         return Group(op_placement_table(done.placed, "measured", every=every), _summary(result))
 
     emit("run", result, render, as_json=json, output=output)
+    _warn_of_doubts(result)
     _warn_of_prediction(result)
     _warn_of_no_numbers(done.outputs)
 
@@ -180,6 +181,15 @@ def _summary(result: Mapping[str, Any]) -> str:
         f"data sharing {result['data_sharing_ms']:.2f} ms, measured{_changed(result['adaptation'])}"
         f"{_limited(result['limited'])}"
     )
+
+
+def _warn_of_doubts(result: Mapping[str, Any]) -> None:
+    """Where the 20th percentile hides what most runs took."""
+    if result["doubts"]:
+        warn(
+            f"Doubtful: {'; '.join(result['doubts'])}. `codl doctor` looks at the machine; "
+            "measure again when nothing else runs."
+        )
 
 
 def _warn_of_prediction(result: Mapping[str, Any]) -> None:

@@ -29,11 +29,14 @@ def cores(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
         listed += f", of which {_listed(machine.physical_cores)} share no physical core"
     if machine.confinement:
         yield CheckResult(False, machine.confinement, fix=machine.release)
+    if machine.quota:
+        fix = "Give the container the time of all its cores (docker run --cpus), or fewer cores."
+        yield CheckResult(False, machine.quota, fix=fix)
     if machine.refused_cores:
         yield CheckResult(
             False, f"{listed}; threads cannot be pinned to {_listed(machine.refused_cores)}"
         )
-    elif not machine.confinement:
+    elif not (machine.confinement or machine.quota):
         yield CheckResult(True, f"{listed}; threads can be pinned to each")
 
 

@@ -362,7 +362,12 @@ def _completed(
         slowdown=None if row.peer else slower,
         energy_mj=times.energy_mj.get(_timed_as(row)),
         conditions=times.conditions,
-        doubts=doubts(latency, times.cold_ms.get(_timed_as(row))),
+        doubts=doubts(
+            latency,
+            times.cold_ms.get(_timed_as(row)),
+            predicted_ms=row.predicted_ms,
+            quota_periods=times.conditions.quota_periods,
+        ),
     )
 
 

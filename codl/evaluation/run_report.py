@@ -14,7 +14,7 @@ from codl.measure.timing import Effort, TimedTogether
 from codl.plan import op_placement
 from codl.plan.cost_model import CostModel
 from codl.plan.op_placement import OpPlacement
-from codl.records.results import Latency, TimeSpan
+from codl.records.results import Conditions, Latency, TimeSpan
 from codl.runtime.loaded import totals_ms
 from codl.targets.base import Target
 
@@ -25,6 +25,7 @@ class RunReport:
 
     `energy_mj` is that of one inference, by `energy_sensors`; None where there are none. `spans`
     are those of one inference, and `placed` says where every op ran and what it took in that.
+    `conditions` are those of the runs.
     """
 
     outputs: Mapping[str, NDArray[Any]]
@@ -33,6 +34,7 @@ class RunReport:
     energy_sensors: tuple[str, ...]
     spans: list[TimeSpan]
     placed: list[OpPlacement]
+    conditions: Conditions
 
 
 def measure(
@@ -69,6 +71,7 @@ def measure(
         placed=op_placement.measured(
             placed, totals_ms(spans), {"cpu": engine.nets, "gpu": engine.fused}
         ),
+        conditions=times.conditions,
     )
 
 

@@ -193,13 +193,13 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         return {"version": VERSION, **asdict(self)}
 
-    def save(self, path: Path) -> Path:
-        return files.write(path, json.dumps(self.to_json(), indent=1) + "\n")
+    def save(self, path: str | Path) -> Path:
+        return files.write(Path(path), json.dumps(self.to_json(), indent=1) + "\n")
 
 
-def load_plan(path: Path) -> Plan:
+def load_plan(path: str | Path) -> Plan:
     """Read a plan; raises `InvalidFileError` with the key that is missing, unknown or wrong."""
-    return read_plan(files.read_json(path, fix=FIX), path)
+    return read_plan(files.read_json(Path(path), fix=FIX), Path(path))
 
 
 def read_plan(content: Any, path: Path) -> Plan:

@@ -11,7 +11,15 @@ from codl.ir.ops.reductions import REDUCTIONS, Reduce, RowRange, Softmax
 from codl.kernels.base import ENDS, Choice, KernelPlan
 from codl.kernels.kernel import Kernel, Sizes, launch, of_every_storage
 from codl.kernels.registry import register
-from codl.kernels.tiling import GROUP, ceil_div, grid_rounds, item_grid, strip, waves
+from codl.kernels.tiling import (
+    GROUP,
+    ceil_div,
+    grid_rounds,
+    item_grid,
+    power_of_two,
+    strip,
+    waves,
+)
 from codl.records.soc import Soc
 
 #: Elements that one work-item of a CPU takes at most, in rows: some microseconds.
@@ -33,7 +41,8 @@ class RowGrid:
         if soc.gpu.is_cpu:
             return cls(rows, size, strip(rows, 1, max(1, LONGEST_STRIP // size), soc), 1, 1)
         sharers = choice["sharers"]
-        return cls(rows, size, 1, sharers, max(1, GROUP // sharers))
+        most = min(GROUP, soc.gpu.max_work_group_size)
+        return cls(rows, size, 1, sharers, max(1, most // sharers))
 
     @property
     def defines(self) -> dict[str, int | float | str]:
@@ -61,17 +70,12 @@ def sharer_choices(size: int, soc: Soc) -> tuple[Choice, ...]:
     """
     if soc.gpu.is_cpu:
         return ({},)
-    most = min(256, soc.gpu.max_work_group_size)
+    most = power_of_two(min(256, soc.gpu.max_work_group_size))
     likely = min(max(4, power_of_two(size // (4 * soc.gpu.vector_width))), GROUP, most)
     if size >= 64 * GROUP:
-        likely = power_of_two(most)
+        likely = most
     others = (4, 16, GROUP, 256)
     return tuple({"sharers": s} for s in dict.fromkeys((likely, *others)) if s <= most)
-
-
-def power_of_two(value: int) -> int:
-    """The largest that is at most `value`, 1 for less than that."""
-    return 1 << max(value.bit_length() - 1, 0)
 
 
 class _AlongAxes(Kernel):

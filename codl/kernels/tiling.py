@@ -32,6 +32,11 @@ ITEMS_PER_UNIT = 8
 TEXEL = 4
 
 
+def power_of_two(value: int) -> int:
+    """The largest that is at most `value`, 1 for less than that."""
+    return 1 << max(value.bit_length() - 1, 0)
+
+
 @overload
 def ceil_div(a: int, b: int) -> int: ...
 @overload

@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from codl.errors import CodlError, DeviceError
+from codl.errors import CodlError, NoKernelError
 from codl.ir.executable import (
     Argument,
     Constant,
@@ -126,7 +126,7 @@ class Selector:
     ) -> list[Selection]:
         """The kernels of a shard in order, with the `planned` variants, by layer, where they work.
 
-        `outputs` are the tensors that are read outside the shard. Raises `DeviceError` where no
+        `outputs` are the tensors that are read outside the shard. Raises `NoKernelError` where no
         kernel is left for a layer.
         """
         single = [Work(part) for part in shard.parts]
@@ -141,7 +141,8 @@ class Selector:
         if work.add is None:
             refusals = (str(refusal) for refusal in self.without if refusal.label == work.label)
             reasons = "; ".join(dict.fromkeys(refusals))
-            raise DeviceError(f"No kernel variant of {work.label!r} works here. {reasons}")
+            name = work.part.layer.name
+            raise NoKernelError(name, planned[name], reasons)
         return [x for part in work.parts for x in self._selected(Work(part), planned)]
 
     def _options(self, work: Work, planned: str) -> Iterator[tuple[Any, Choice | None]]:
@@ -364,7 +365,7 @@ class GpuLowering:
         self._regions: dict[str, Region] = {}
 
     def lower(self, shard: Shard, chain: Chain, tensors: Mapping[str, Tensor]) -> None:
-        """Emit a shard's kernels; raises `DeviceError` where no kernel is left for a layer."""
+        """Emit a shard's kernels; raises `NoKernelError` where no kernel is left for a layer."""
         self._tensors, self._copies, self._regions = dict(tensors), {}, dict(shard.inputs)
         planned = {part.layer.name: chain.variants[part.layer.name]["gpu"] for part in shard.parts}
         selected = self._selector.select(shard, planned, tensors)

@@ -60,7 +60,7 @@ def lower(
     `tuning` has the tuned choices of kernels, `without` what a device has refused to run. With
     `fuse` off, for comparisons, every layer has kernels of its own. Raises `MismatchError` where
     the plan is for another model or SoC, lacks a variant, or has one that is wrong on the SoC, and
-    `DeviceError` where no kernel is left for a layer.
+    `NoKernelError` where no kernel is left for a layer.
     """
     selector = Selector(soc, tuning, tuple(without), fuse)
     partitioned = partition_plan(network, plan, soc)

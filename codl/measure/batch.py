@@ -227,7 +227,7 @@ def time_together(
     Anchors are visited once a round, and `read` tells the machine's conditions.
     """
     failed: dict[str, CodlError] = {}
-    readings: list[Conditions] = []
+    readings = [] if read is None else [read()]
 
     def beside() -> None:
         if read is not None:

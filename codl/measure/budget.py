@@ -19,6 +19,8 @@ def nobody(done: int, total: int, left_s: float) -> None:
 
 
 T = TypeVar("T")
+#: What a device is at when a budget is over may take so many seconds more, and is then ended.
+GRACE_S = 15.0
 #: Why something ended: nothing was left to do, the time was over, or somebody pressed Ctrl-C.
 Ended: TypeAlias = Literal["done", "budget", "interrupted"]
 

@@ -97,17 +97,14 @@ class Collection:
         """Until there is a reason to stop; raises where no device is left."""
         try:
             for device in self.devices:
-                device.join()
+                device.join(self.budget.left_s)
             while (stopped := self._step()) is None:
                 pass
-        except DeviceError:
-            self._finish()
-            raise
-        finally:
+            return stopped
+        finally:  # whatever ended it, Ctrl-C too
             for device in self.devices:
-                device.worker.shutdown(wait=False)
-        self._finish()
-        return stopped
+                device.worker.shutdown(wait=False, cancel_futures=True)
+            self._finish()
 
     def _finish(self) -> None:
         """Write what was to be measured again and was not."""
@@ -159,7 +156,7 @@ class Collection:
             return self.all_done
         for device in self.devices:
             if device.state == "away" and now >= device.retry_at:
-                device.join()
+                device.join(self.budget.left_s)
             elif device.state == "idle" and (text := low_battery(device.now)):
                 self._leave_out(device, LowBatteryError(text))
             elif device.state == "idle":

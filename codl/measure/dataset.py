@@ -284,14 +284,19 @@ class CsvTable(Generic[RowT]):
     def repair(self) -> bool:
         """Drop a last line that a killed process left unfinished, add columns that came later.
 
+        A table that an editor has saved in another encoding is in UTF-8 again.
         True if there was anything to do.
         """
         if not self.path.exists():
             return False
         content = self.path.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
+        try:
+            text = files.decoded(content)
+        except UnicodeDecodeError as error:
+            raise InvalidFileError(self.path, f"not CSV: {error}.") from error
+        whole = text[: text.rfind("\n") + 1].encode()
         older = whole and whole.split(b"\n", 1)[0].decode().strip().split(",") != self.columns
-        if whole and len(whole) == len(content) and not older:
+        if whole == content and whole and not older:
             return False
         if not whole:  # killed before the first line was there
             self.path.unlink()
@@ -305,23 +310,24 @@ class CsvTable(Generic[RowT]):
         return True
 
     def _rows(self) -> Iterator[RowT]:
-        with self.path.open(newline="") as file:
-            reader = csv.DictReader(file, strict=True)
-            names, later = list(reader.fieldnames or ()), self.row_type.later_fields
-            if names != [c for c in self.columns if c in names or c not in later]:
-                missing = [c for c in self.columns if c not in (*names, *later)]
-                unknown = [repr(c) for c in names if c not in self.columns]
-                problems = [
-                    *([f"the columns {', '.join(missing)} are missing"] if missing else []),
-                    *([f"it has the unknown columns {', '.join(unknown)}"] if unknown else []),
-                ]
-                problem = "; ".join(problems) or f"the columns must stand as {self.columns}"
-                raise InvalidFileError(self.path, f"{problem}.", where="line 1")
-            for record in reader:
-                where = f"line {reader.line_num}"
-                if None in record or None in record.values():
-                    raise InvalidFileError(self.path, f"expected {len(names)} values.", where=where)
-                yield self._row(record, where)
+        reader = files.csv_reader(files.decoded(self.path.read_bytes()))
+        names, later = list(reader.fieldnames or ()), self.row_type.later_fields
+        if names != [c for c in self.columns if c in names or c not in later]:
+            missing = [c for c in self.columns if c not in (*names, *later)]
+            unknown = [repr(c) for c in names if c not in self.columns]
+            problems = [
+                *([f"the columns {', '.join(missing)} are missing"] if missing else []),
+                *([f"it has the unknown columns {', '.join(unknown)}"] if unknown else []),
+            ]
+            problem = "; ".join(problems) or f"the columns must stand as {self.columns}"
+            raise InvalidFileError(self.path, f"{problem}.", where="line 1")
+        for record in reader:
+            where = f"line {reader.line_num}"
+            if files.is_blank(record):
+                continue
+            if None in record or None in record.values():
+                raise InvalidFileError(self.path, f"expected {len(names)} values.", where=where)
+            yield self._row(record, where)
 
     def _row(self, record: dict[str, str], where: str) -> RowT:
         cells = {name: text for name, text in record.items() if text or name not in self._optional}

@@ -9,12 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from codl.errors import DeviceError, MismatchError
 from codl.ir.environment import Environment
 from codl.measure.batch import BatchResult, MeasureBatch
+from codl.measure.budget import GRACE_S
 from codl.measure.cool_down import CoolDown
 from codl.measure.drift import Anchors
 from codl.measure.tasks import Task
@@ -37,6 +39,10 @@ class Measures(Protocol):
     @property
     def replays(self) -> Mapping[str, Any] | None:
         """The dataset that its latencies are from; None where it measures them."""
+        ...
+
+    def within(self, seconds: float) -> AbstractContextManager[None]:
+        """What is asked inside is ended after so long, where the device hangs."""
         ...
 
     def describe(self) -> Any: ...
@@ -165,16 +171,17 @@ class Device:
     def serial(self) -> str:
         return self.target.serial
 
-    def join(self) -> None:
-        """Reach it, and see whether it is what it should be."""
-        self.state, self.job = "joining", self.worker.submit(self._reached)
+    def join(self, left_s: float) -> None:
+        """Reach it in what is left of the time, and see whether it is what it should be."""
+        self.state, self.job = "joining", self.worker.submit(self._reached, left_s)
 
-    def _reached(self) -> Reached:
-        if self.has_others:
-            _check_soc(self.target)
-        cooling = self.cooling or self.cools(self.target)
-        now = self.target.conditions()
-        return Reached(self.target.clocks_mhz(), now, cooling, self.tells(self.target))
+    def _reached(self, left_s: float) -> Reached:
+        with self.target.within(left_s + GRACE_S):
+            if self.has_others:
+                _check_soc(self.target)
+            cooling = self.cooling or self.cools(self.target)
+            now = self.target.conditions()
+            return Reached(self.target.clocks_mhz(), now, cooling, self.tells(self.target))
 
     def measure(self, batch: MeasureBatch, left_s: Callable[[], float], least_s: float) -> None:
         """Measure once it is cool, unless less than `least_s` seconds are left then."""
@@ -187,7 +194,8 @@ class Device:
             left = left_s()
             if left <= 0 or left < least_s:
                 return BatchResult((), (), conditions=now)
-            return self.target.measure(replace(batch, left_s=left))
+            with self.target.within(left + GRACE_S):
+                return self.target.measure(replace(batch, left_s=left))
 
         self.job = self.worker.submit(work)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
+from codl.boundary import is_defect
 from codl.ir import Array, Op, Weights
 from codl.ir.executable import NcnnNet
 from codl.ir.types import Processor
@@ -237,6 +238,8 @@ def bench(
             if reason is None:
                 works.append((variant, work_of(variant, op, gpu, tuning)))
         except Exception as error:  # a variant that fails is a row, not the end
+            if is_defect(error):
+                raise
             reason = str(error)
         if reason is not None:
             refused.append(Refused(variant.name, variant.processor, reason))

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
 
+from codl.boundary import is_defect
 from codl.errors import DeviceError
 from codl.ir.types import PROCESSORS
 from codl.kernels import registry
@@ -83,7 +84,10 @@ class Bench:
         self._exchanges = Exchanges(gpu, self._caches)
 
     def prepare(self, task: Task) -> Prepared | Row:
-        """Build a task and run it; whatever goes wrong becomes a failed row with its reason."""
+        """Build a task and run it; where that fails, a failed row with the reason.
+
+        A defect of codl is raised: a row would say that the device fails.
+        """
         blank = replace(task.blank, run=self._run)
         least = {StageTask: VISITS, BatchTask: BATCH_VISITS}.get(type(task), self.rounds.least)
         try:
@@ -91,6 +95,8 @@ class Bench:
             timed = Timed(sample, replace(self.rounds, least=least))
             return Prepared(task, blank, timed, fill)
         except Exception as error:  # a failed configuration is a result, not the end
+            if is_defect(error):
+                raise
             return failed_row(task, self._run, _reason(error))
 
     def _timer(self, task: Task, blank: Row) -> Timer:
@@ -148,7 +154,9 @@ class Bench:
         ]
         try:
             cpu, gpu = works = [self.work(task) for task in tasks]
-        except Exception:  # what is told of the memory is no reason to measure nothing
+        except Exception as error:  # what is told of the memory is no reason to measure nothing
+            if is_defect(error):
+                raise
             return []
         ready = [self._timed(task, by_clock(work)) for task, work in zip(tasks, works, strict=True)]
         if isinstance(gpu, GpuWork):

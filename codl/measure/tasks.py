@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Literal, TypeAlias, get_args
 
 from msgspec import Meta
 
+from codl import files
 from codl.errors import CodlError, InvalidFileError
 from codl.ir import Dim, Network, Op, Pad, Region, Shape, parse, split, to_text
 from codl.ir.ops.convolution import Conv2d
@@ -305,10 +306,9 @@ def read_csv(path: Path) -> list[Op]:
     Those are IH, IW, IC, OC, KH, KW, SH, SW, ...; with POT (1 average, 2 max) a pooling, without SH
     a fully connected layer. Raises `InvalidFileError` with the line and what is wrong with it.
     """
-    if not path.is_file():
-        raise InvalidFileError(path, "there is no such file.")
-    with path.open(newline="") as file:
-        reader = csv.DictReader(file)
+    ops = []
+    try:
+        reader = files.csv_reader(files.decoded(files.read_bytes(path)))
         columns = reader.fieldnames or []
         if "op" not in columns and not {"IH", "IW", "IC", "OC", "KH", "KW"} <= set(columns):
             raise InvalidFileError(
@@ -316,13 +316,16 @@ def read_csv(path: Path) -> list[Op]:
                 f"expected a column 'op', or IH, IW, IC, OC, KH and KW; got {columns}.",
                 where="line 1",
             )
-        ops = []
         for record in reader:
+            if files.is_blank(record):
+                continue
             try:
                 ops.append(parse(record["op"]) if "op" in columns else _original(record))
             except (CodlError, KeyError, TypeError, ValueError) as error:
                 where = f"line {reader.line_num}"
                 raise InvalidFileError(path, f"not an op: {error}", where=where) from error
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise InvalidFileError(path, f"not CSV: {error}.") from error
     return ops
 
 

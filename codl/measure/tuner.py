@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from codl.boundary import is_defect
 from codl.errors import CodlError, DeviceError, MismatchError
 from codl.ir import Array, Op, parse, to_text
 from codl.kernels import registry
@@ -350,6 +351,8 @@ class Search:
                 check_same(task.variant, work.output(), self._expected)
             return work
         except Exception as error:  # a failed choice is a result, not the end
+            if is_defect(error):
+                raise
             return " ".join(str(error).split())[:300] or type(error).__name__
 
     def _together(self) -> int:

@@ -79,14 +79,32 @@ def times_faster(bases: Iterable[Latency | None], latency: Latency | None) -> fl
 WIDE = 1.2
 #: So much faster a first run may be by chance.
 BY_CHANCE = 0.05
+#: No plan is that far from its prediction but for something that no prediction knows.
+FAR_OFF = 10.0
 
 
-def doubts(warm: Latency, cold: Latency | None = None) -> tuple[str, ...]:
+def doubts(
+    warm: Latency,
+    cold: Latency | None = None,
+    *,
+    predicted_ms: float | None = None,
+    quota_periods: int | None = None,
+) -> tuple[str, ...]:
     """Why a latency may not be what a quiet machine takes, as sentences without their full stop.
 
-    `cold` is that of first runs, which find the caches as others left them.
+    `cold` is that of first runs, which find the caches as others left them; `quota_periods` as in
+    `Conditions`, of the while in which it was measured.
     """
     reasons = []
+    if quota_periods:
+        reasons.append(f"a CPU quota stopped the process in {quota_periods} periods")
+    if predicted_ms and warm.level > FAR_OFF * predicted_ms:
+        reasons.append(
+            f"it took {warm.level / predicted_ms:.0f} times what was predicted, as with weights "
+            "below 1e-38"
+        )
+    if warm.median > WIDE * warm.p20:
+        reasons.append(f"the median is {warm.median / warm.p20:.2f} times p20")
     if warm.p80 > WIDE * warm.p20:
         reasons.append(f"p80 is {warm.p80 / warm.p20:.2f} times p20")
     if cold is not None and cold.level < (1 - BY_CHANCE) * warm.level:
@@ -187,7 +205,8 @@ class Conditions:
     `temperature_c` is that of the hottest sensor of a processor, in degrees Celsius; `cpu_mhz` the
     fastest clock of the CPU side's cores, `gpu_mhz` that of the OpenCL device. `throttled` are the
     processors whose clocks were held down, by heat as a rule. `governors` are what chooses clocks,
-    by cluster of cores (the kernel's name of it) and for the GPU.
+    by cluster of cores (the kernel's name of it) and for the GPU. `quota_periods` are the periods
+    in which a CPU quota stopped the process; a single reading counts them since the first one.
     """
 
     temperature_c: float | None = None
@@ -197,6 +216,7 @@ class Conditions:
     is_charging: bool | None = None
     throttled: tuple[Processor, ...] = ()
     governors: Mapping[str, str] = field(default_factory=dict)
+    quota_periods: Count | None = None
 
     @classmethod
     def over(cls, readings: Sequence[Conditions]) -> Conditions:
@@ -214,6 +234,9 @@ class Conditions:
             cpu_mhz=_median([r.cpu_mhz for r in readings]),
             gpu_mhz=_median([r.gpu_mhz for r in readings]),
             throttled=tuple(side for side in PROCESSORS if side in held),
+            quota_periods=None
+            if last.quota_periods is None or readings[0].quota_periods is None
+            else max(0, last.quota_periods - readings[0].quota_periods),
         )
 
 

@@ -1,4 +1,4 @@
-"""codl's cache on disk: compiled kernels, failed builds, verdicts and blocked kernel variants.
+"""codl's cache on disk: compiled kernels, verdicts and blocked kernel variants.
 
 They lie in the user's cache folder, or where the variable CODL_CACHE says, under the version of
 their format. Nothing there is believed without a look: a file that is cut short, changed, of

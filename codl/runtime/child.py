@@ -27,7 +27,9 @@ from codl.runtime import threads
 
 LOG = logging.getLogger("codl.agent")
 #: How long a child whose input has ended may take to end by itself.
-END_S = 5.0
+END_S = 3.0
+#: And at SIGTERM in the middle of its work.
+TERM_S = 1.0
 
 
 class TimedOutError(DeviceError):
@@ -116,6 +118,17 @@ class Child:
 
     def kill(self) -> None:
         self._process.kill()
+
+    def end(self) -> None:
+        """End it in the middle of its work: by SIGTERM, and by force where it does not heed that.
+
+        What it has set on its machine, such as a governor, it puts back at SIGTERM.
+        """
+        self._process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(TERM_S)
+        self._process.kill()
+        self.close()
 
     def close(self) -> int:
         """Close its input, at which it ends; its exit code, or minus the signal that ended it."""

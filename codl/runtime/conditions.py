@@ -9,7 +9,14 @@ from codl.ir.types import PROCESSORS, Processor
 from codl.records.results import Conditions
 from codl.runtime.placement import LocalSoc
 from codl.runtime.sensors import NvidiaGpu, nvidia_gpus
-from codl.runtime.system_files import GOVERNOR, SYSTEM, SystemFiles, clusters, gpu_files
+from codl.runtime.system_files import (
+    GOVERNOR,
+    SYSTEM,
+    SystemFiles,
+    clusters,
+    control_groups,
+    gpu_files,
+)
 
 THERMAL = "sys/class/thermal"
 #: Types of thermal zones on a processor, as SoCs call them. Qualcomm's `soc` is of the battery.
@@ -57,6 +64,8 @@ class ConditionReader:
             for side, pattern in COOLING.items()
         }
         self._limits: dict[str, float] = {}
+        self._groups = [folder for folder, _ in control_groups(files, "cpu")]
+        self._stopped = self._quota_periods()
 
     def read(self) -> Conditions:
         """As they are now."""
@@ -73,7 +82,18 @@ class ConditionReader:
             is_charging=fullest.is_charging if fullest else None,
             throttled=tuple(side for side in PROCESSORS if side in throttled),
             governors=self._governors(),
+            quota_periods=max(0, self._quota_periods() - self._stopped) if self._groups else None,
         )
+
+    def _quota_periods(self) -> int:
+        """In how many periods a quota has stopped this process's groups since they were made."""
+        found = []
+        for folder in self._groups:
+            lines = map(str.split, self._files.text(f"{folder}/cpu.stat").splitlines())
+            counts = dict(words for words in lines if len(words) == 2)
+            if counts.get("nr_throttled", "").isdigit():
+                found.append(int(counts["nr_throttled"]))
+        return max(found, default=0)
 
     def _folders(self, cores: Collection[int]) -> list[str]:
         """Those of the clusters of some cores; of all where none is named."""

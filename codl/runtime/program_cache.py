@@ -3,8 +3,9 @@
 The driver's binaries lie in codl's cache, each under a key of all that it depends on: device,
 driver, host, source and options. Drivers may crash on a binary that is damaged, so only what passes
 the cache's checksum reaches them; where one refuses it all the same, the source is built anew. A
-build that failed is remembered under the same key, with its log, and not tried again; nor is one
-that took processes down. Where a platform keeps what it compiled, its own cache is left to it.
+build that failed is remembered by the process alone: what it failed for may be gone in the next.
+One that took processes down is not tried again until the machine starts anew. Where a platform
+keeps what it compiled, its own cache is left to it.
 """
 
 from __future__ import annotations
@@ -29,14 +30,20 @@ from codl.runtime.drivers import TARGET, build_program, cl_module, explained
 if TYPE_CHECKING:
     import pyopencl as cl
 
-Kind: TypeAlias = Literal["binaries", "failures", "attempts"]
+Kind: TypeAlias = Literal["binaries", "attempts"]
 
 #: Deaths of a process while the driver compiles a program from which on the driver is blamed.
 DEATHS = 2
 #: Platforms that compile a kernel when it first runs, and keep that on disk themselves. To make a
 #: binary they compile everything once more: MobileNetV2 took PoCL 71 s instead of 40.
 KEEP_THEIR_OWN = frozenset({"Portable Computing Language"})
+#: In sums of products numbers below 1e-38 are 0: one takes some CPUs a hundred times as long. Other
+#: ops tell such a number from 0, as where it is divided by.
+FLUSHED = " -cl-denorms-are-zero"
+OF_PRODUCTS = ("conv2d/", "conv_transpose2d/", "fc/", "matmul/", "matmul_nbits/")
 CPUINFO = Path("/proc/cpuinfo")
+#: What tells the processes of this machine, since it started, from those of others and before.
+BOOT, PROCESSES = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
 #: Extensions that clang defines for any device; where a device lacks one, sources are told so.
 CLAIMED = (
     "cl_khr_fp16",
@@ -101,6 +108,8 @@ class Programs:
         self.identity: Mapping[str, str] = _identity(self._device)
         self._offered: dict[tuple[str, str, str], bytes] = {}
         self._built: dict[_Compilation, cl.Program] = {}
+        #: The logs of builds that failed.
+        self._failed: dict[_Compilation, str] = {}
         self._keeping = True
         self._told = _told(self._device)
         self._storing = self._device.platform.name.strip() not in KEEP_THEIR_OWN
@@ -151,12 +160,18 @@ class Programs:
             self._keeping = before
 
     def slot(self, kind: Kind, plan: KernelPlan) -> Slot:
-        """Where the cache has a plan's binary, the log of its failed build, or who tries one."""
+        """Where the cache has a plan's binary, or who tries to build one."""
         return self._slot(kind, _Compilation.of(plan))
 
+    def _options(self, job: _Compilation) -> str:
+        """All that the driver's compiler is told."""
+        flushed = FLUSHED if job.name.startswith(OF_PRODUCTS) else ""
+        return f"{job.options}{flushed}{self._told}"
+
     def _slot(self, kind: Kind, job: _Compilation) -> Slot:
-        made_from = {"name": job.name, "source": job.digest, "options": job.options}
-        return Slot(kind, {**self.identity, **made_from})
+        made_from = {"name": job.name, "source": job.digest, "options": self._options(job)}
+        of_processes = {"where": _where()} if kind == "attempts" else {}
+        return Slot(kind, {**self.identity, **made_from, **of_processes})
 
     def _load(self, job: _Compilation) -> cl.Program | None:
         """The program of a binary, offered or on disk; None where the driver takes none."""
@@ -179,25 +194,23 @@ class Programs:
         """The program of a binary; None where the driver does not take it."""
         try:
             program = cl_module().Program(self._context, [self._device], [blob])
-            build_program(program, job.options + self._told)
+            build_program(program, self._options(job))
         except cl_module().Error:
             return None
         return program
 
     def _compile(self, job: _Compilation) -> cl.Program:
-        failure = self._slot("failures", job)
-        log = failure.load()
-        if log is not None:
-            raise self._error(job, f"{log.decode()}\n(remembered from an earlier try)")
+        if job in self._failed:
+            raise self._error(job, self._failed[job])
         with explained(f"Compiling {job.name}"):
             program = cl_module().Program(self._context, job.text)
         with self._survived(job):
             try:
                 self.compiled += 1
-                build_program(program, job.options + self._told)
+                build_program(program, self._options(job))
             except cl_module().Error as error:
                 if error.code == cl_module().status_code.BUILD_PROGRAM_FAILURE:
-                    failure.store(str(error).encode())
+                    self._failed[job] = str(error)
                 raise self._error(job, str(error)) from error
             if self._keeping and self._storing:
                 self._slot("binaries", job).store(_binary(program))
@@ -209,15 +222,20 @@ class Programs:
 
         One death may have been a kill from outside; after a second one the driver is not asked.
         """
-        trace = self._slot("attempts", job)
-        died = [pid for pid in (trace.load() or b"").decode().split() if not _is_alive(int(pid))]
+        trace, own = self._slot("attempts", job), str(os.getpid())
+        tried = _processes(trace)
+        died = [pid for pid in tried if not _is_alive(int(pid))]
         if len(died) >= DEATHS:
             raise self._error(job, f"{len(died)} processes died while the driver compiled this.")
-        trace.store(" ".join([*died, str(os.getpid())]).encode())
+        trace.store(" ".join([*tried, own]).encode())
         try:
             yield
         finally:
-            trace.drop()
+            others = [pid for pid in _processes(trace) if pid not in (own, *died)]
+            if others:
+                trace.store(" ".join(others).encode())
+            else:
+                trace.drop()
 
     def _error(self, job: _Compilation, log: str) -> DeviceError:
         name = self._device.name.strip()
@@ -255,6 +273,18 @@ def _identity(device: cl.Device) -> dict[str, str]:
         # A runtime may be told to compile for another one.
         **({TARGET: os.environ[TARGET]} if TARGET in os.environ else {}),
     }
+
+
+def _processes(trace: Slot) -> list[str]:
+    return (trace.load() or b"").decode().split()
+
+
+@cache
+def _where() -> str:
+    """Where and since when the numbers of processes mean these: a machine, and a container."""
+    boot = BOOT.read_text().strip() if BOOT.exists() else ""
+    space = os.readlink(PROCESSES) if PROCESSES.is_symlink() else ""
+    return f"{platform.node()} {boot} {space}"
 
 
 def _is_alive(pid: int) -> bool:

@@ -186,13 +186,23 @@ def _of_battery(battery: Battery) -> Sensor:
     return Sensor(f"power_supply {battery.name}", "device", read, is_power=True)
 
 
+def _reading(sensor: Sensor) -> float | None:
+    """What a sensor tells now; None where it cannot be read."""
+    with suppress(OSError, ValueError):
+        return sensor.read()
+    return None
+
+
 class Meter:
-    """Joules by sensor since it was started; `stop` ends it. Use `metered`."""
+    """Joules by sensor since it was started; `stop` ends it. Use `metered`.
+
+    A sensor that cannot be read on the way has no joules.
+    """
 
     def __init__(self, sensors: Sequence[Sensor]) -> None:
         self.joules: dict[str, float] = {}
         self._sensors = tuple(sensors)
-        self._counted = {s.name: s.read() for s in sensors if not s.is_power}
+        self._counted = {s.name: _reading(s) for s in sensors if not s.is_power}
         self._sampled = [s for s in sensors if s.is_power]
         self._summed = dict.fromkeys((s.name for s in self._sampled), 0.0)
         self._done, self._begin = Event(), time.perf_counter()
@@ -217,18 +227,15 @@ class Meter:
             if sensor.name in self._summed:
                 self.joules[sensor.name] = self._summed[sensor.name]
             elif not sensor.is_power:
-                before = self._counted[sensor.name]
-                self.joules[sensor.name] = sensor.difference(before, sensor.read())
+                before, after = self._counted[sensor.name], _reading(sensor)
+                if before is not None and after is not None:
+                    self.joules[sensor.name] = sensor.difference(before, after)
 
     def _sample(self) -> None:
-        """Trapezoids between readings; a sensor that fails on the way has no joules."""
+        """Trapezoids between readings."""
 
         def watts() -> dict[str, float | None]:
-            readings: dict[str, float | None] = dict.fromkeys(s.name for s in self._sampled)
-            for sensor in self._sampled:
-                with suppress(OSError):
-                    readings[sensor.name] = sensor.read()
-            return readings
+            return {sensor.name: _reading(sensor) for sensor in self._sampled}
 
         at, last, over = time.perf_counter(), watts(), False
         while not over:

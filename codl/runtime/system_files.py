@@ -227,3 +227,19 @@ def gpu_files(files: SystemFiles = SYSTEM) -> GpuFiles | None:
         if DEVFREQ.search(folder.rsplit("/", 1)[-1]):
             return GpuFiles(devfreq=folder, clocks=(f"{folder}/cur_freq",))
     return None
+
+
+def control_groups(files: SystemFiles, controller: str) -> Iterator[tuple[str, bool]]:
+    """The folders of this process's groups for a controller, such as `cpu`, from the innermost out.
+
+    With whether they are of version 1 of control groups. In a container a path may be that on its
+    host: then the root is the container's own.
+    """
+    for line in files.text("proc/self/cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers and controller not in controllers.split(","):
+            continue
+        root = f"sys/fs/cgroup/{controller}" if controllers else "sys/fs/cgroup"
+        for folder in (Path(path), *Path(path).parents):
+            yield f"{root}{folder}", bool(controllers)

@@ -7,7 +7,7 @@ its own, such as ADB_SERVER_SOCKET.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -18,13 +18,25 @@ from codl.targets.device_shell import DeviceShell, client_check, said_by, shell_
 
 PREFIX = "adb:"
 PATTERN = "ADB_SERIAL"
-#: Serials of devices, of emulators, and of phones in the network. Each has a digit, no word has.
-SERIAL = re.compile(r"(?=.*\d)[A-Za-z0-9][\w.:-]*|\[[0-9A-Fa-f:.]+\]:\d+", re.ASCII)
+#: What `adb devices` may print as a serial: those found by mDNS have spaces and brackets, and
+#: addresses scopes. The client takes it as one word, which must not look like an option.
+SERIAL = re.compile(r"(?!-)[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
+#: What is taken for a serial wherever a target is named. Each has a digit, as no word has, or is an
+#: address; others are taken where the server lists them, or behind `adb:`.
+USUAL = re.compile(r"(?=.*\d)[A-Za-z0-9][\w.:-]*|\[[0-9A-Fa-f:.]+(%[\w.-]+)?\]:\d+", re.ASCII)
+#: The client also finds devices by these.
+BY_PLACE = ("usb:", "product:", "model:", "device:")
+#: The client has this in the place of a serial that it may not read.
+UNREADABLE = re.compile(r"\?+")
 #: Those of phones in the network, which have to be connected first.
 ADDRESS = re.compile(r".+:\d{1,5}")
 #: Where the shell's user may write.
 FOLDER = "/data/local/tmp/codl"
 AWAY = "The device went away, or was started anew: is it still plugged in, and on?"
+SEVERAL = (
+    "Several devices have this serial: name one by its place, such as --serial adb:usb:1-2, as "
+    "`adb devices -l` lists it."
+)
 #: What is done where the client says so. A client that loses the device ends with code 0.
 FIXES = {
     "unauthorized": "Unlock the device's screen and allow this computer to debug.",
@@ -33,6 +45,7 @@ FIXES = {
     "no permissions": "This user may not open its USB device: add adb's udev rules.",
     "permissions for device": "This user may not open its USB device: add adb's udev rules.",
     "supports allocating a pty": "codl needs Android 7 or later.",
+    "more than one device": SEVERAL,
     "connect to daemon": "The adb server does not start: `adb start-server` says why.",
     "error: closed": AWAY,
     "ended with code 0": AWAY,
@@ -44,7 +57,11 @@ CUTS = ("ended with code 0", "crashed (signal", "error: closed", "error: device 
 
 
 def matches(serial: str) -> bool:
-    return serial.startswith(PREFIX) or SERIAL.fullmatch(serial) is not None
+    if serial.startswith(PREFIX) or USUAL.fullmatch(serial) is not None:
+        return True
+    with suppress(DeviceError):
+        return any(name == serial for name, _ in devices())
+    return False
 
 
 def shell_of(serial: str) -> DeviceShell:
@@ -61,21 +78,28 @@ def absent(name: str) -> str:
     """What to do about a device that the server does not know: which ones it knows."""
     connect = f"`adb connect {name}` reaches it. " if ADDRESS.fullmatch(name) else ""
     listed = ""
+    known: list[tuple[str, str]] = []
     with suppress(DeviceError):
-        listed = ", ".join(f"{serial} ({state})" for serial, state in devices().items())
+        known = devices()
+    listed = ", ".join(f"{serial} ({state})" for serial, state in known)
     if not listed:
         return f"{connect}`adb devices` lists none: plug one in, and turn on its USB debugging."
-    return f"{connect}`adb devices` lists {listed}."
+    return f"{connect}`adb devices` lists {listed}. {_fix_of_unreadable(known)}".rstrip()
 
 
-def devices() -> dict[str, str]:
-    """The state of every device that the server knows, by serial; raises `DeviceError`."""
-    lines = (line.split(maxsplit=1) for line in said_by(["adb", "devices"]).splitlines())
-    return {
-        words[0]: words[1].strip()
-        for words in lines
-        if len(words) == 2 and SERIAL.fullmatch(words[0])
-    }
+def _fix_of_unreadable(known: Sequence[tuple[str, str]]) -> str:
+    """What to do where a device is listed without its serial: it may be the one that is missing."""
+    states = [state for serial, state in known if UNREADABLE.fullmatch(serial)]
+    return next((fix for state in states for key, fix in FIXES.items() if key in state), "")
+
+
+def devices() -> list[tuple[str, str]]:
+    """The serial and the state of every device that the server knows; raises `DeviceError`.
+
+    Several may have the same serial.
+    """
+    lines = (line.partition("\t") for line in said_by(["adb", "devices"]).splitlines())
+    return [(serial.strip(), state.strip()) for serial, tab, state in lines if tab]
 
 
 def checks_of(serial: str) -> tuple[Check, ...]:
@@ -91,13 +115,18 @@ def checks_of(serial: str) -> tuple[Check, ...]:
 
 def _state(serial: str) -> Iterator[CheckResult]:
     """What `adb devices` says of a phone: `device` where this computer may use it."""
-    name = serial.removeprefix(PREFIX)
-    states = devices()
-    state = states.get(name)
-    if state is None:
-        others = ", ".join(states) or "none"
-        yield CheckResult(False, f"`adb devices` does not list {name} (it lists {others})")
-    elif state != "device":
+    name, known = serial.removeprefix(PREFIX), devices()
+    states = [state for other, state in known if other == name]
+    if name.startswith(BY_PLACE):
+        yield CheckResult(True, f"{name} is a place: the adb shell tells whether one is there")
+    elif not states:
+        others = ", ".join(other for other, _ in known) or "none"
+        detail = f"`adb devices` does not list {name} (it lists {others})"
+        yield CheckResult(False, detail, fix=_fix_of_unreadable(known))
+    elif len(states) > 1:
+        yield CheckResult(False, f"{len(states)} devices have the serial {name}", fix=SEVERAL)
+    elif states != ["device"]:
+        (state,) = states
         fix = next((fix for key, fix in FIXES.items() if state.startswith(key)), "")
         yield CheckResult(False, f"{name} is {state}", fix=fix)
     else:

@@ -51,7 +51,7 @@ class Remaining(Generic[T]):
                 ask(tuple(self.tasks))
                 return
             except AgentLostError as error:
-                if self._current is None or error.is_cut:
+                if self._current is None or error.is_blameless:
                     raise
                 self.done(self._current)
                 lost(self._current, str(error))

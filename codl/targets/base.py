@@ -20,7 +20,7 @@ from codl.errors import CodlError, CodlWarning, DeviceError, ForkError, UnknownN
 from codl.ir.executable import Executable
 from codl.records.soc import Soc
 from codl.records.soc_facts import Chip
-from codl.runtime import threads
+from codl.runtime import guard, threads
 from codl.runtime.handles import StepCallback, no_callback
 from codl.runtime.hardware import CpuFacts
 from codl.runtime.host_handles import HostSession
@@ -142,6 +142,15 @@ class Target:
         """What a fresh process took so far, for what `load` gave and its first run."""
         raise NotImplementedError
 
+    @contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        """What is asked inside is ended after `seconds`, where a driver hangs.
+
+        In this process that ends the command, where it is guarded.
+        """
+        with guard.within(seconds):
+            yield
+
     def close(self) -> None:
         self._device = self._runner = None
         for name in ("_measured", "_ui_probe"):
@@ -237,6 +246,13 @@ class Target:
         from codl.runtime.examination import examine
 
         return examine(self._files)
+
+    @question()
+    def libraries(self) -> dict[str, str]:
+        """The versions of the libraries that compute there; "" where one is not installed."""
+        from codl.runtime.examination import COMPUTING, version_of
+
+        return {name: version_of(name) for name in COMPUTING}
 
     @question(120.0)
     def import_package(self, name: str) -> float:

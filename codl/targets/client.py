@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from time import perf_counter
+from math import inf
+from time import monotonic, perf_counter
 from types import MappingProxyType
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
@@ -26,7 +28,6 @@ from codl.targets.wire import (
     Failed,
     Form,
     Hello,
-    Question,
     Said,
     Warned,
     decode,
@@ -58,19 +59,21 @@ R = TypeVar("R")
 class AgentLostError(DeviceError):
     """An agent crashed, was killed, hung, or said what cannot be understood; it has ended.
 
-    `is_cut` where the way to it was cut, which is nothing that it did; `has_hung` where it was
-    ended because it gave no answer.
+    `is_blameless` where that says nothing of what it was doing: the way to it was cut, or the time
+    was over within which it was asked; `has_hung` where it was ended because it gave no answer.
     """
 
-    def __init__(self, message: str, *, is_cut: bool = False, has_hung: bool = False) -> None:
+    def __init__(self, message: str, *, is_blameless: bool = False, has_hung: bool = False) -> None:
         super().__init__(message)
-        self.is_cut, self.has_hung = is_cut, has_hung
+        self.is_blameless, self.has_hung = is_blameless, has_hung
 
 
 @dataclass
 class _Running:
     child: Child
     connection: Connection[Said, Asked]
+    #: Whether it starts, or has not answered a question: nothing else can be asked of it then.
+    is_busy: bool = True
     #: None before the agent has said that it is there, which took so long.
     hello: Hello | None = None
     start_s: float = 0.0
@@ -103,6 +106,8 @@ class AgentClient:
         #: How many agents were started; what one knew, the next one does not.
         self.generation = 0
         self._running: _Running | None = None
+        #: When whatever it is asked ends, by `monotonic`.
+        self._deadline = inf
         #: Held while a question is under way; any thread may ask.
         self.lock = ProcessLock()
 
@@ -113,10 +118,22 @@ class AgentClient:
 
         Arguments that are called are called here; one raises `FrameError` for what cannot be, which
         ends the agent. Raises `AgentLostError` where it does not answer, and codl's own errors as
-        the agent raised them.
+        the agent raised them. Whatever else ends the question, such as Ctrl-C, ends the agent.
         """
         with self.lock:
-            return self._exchange(self._ready(), method, arguments, named)  # type: ignore[no-any-return]
+            running = self._ready()
+            with self._asking(running):
+                return self._exchange(running, method, arguments, named)  # type: ignore[no-any-return]
+
+    @contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        """What is asked inside is ended, with the agent, after `seconds` in all."""
+        before = self._deadline
+        self._deadline = min(before, monotonic() + seconds)
+        try:
+            yield
+        finally:
+            self._deadline = before
 
     def _ready(self) -> _Running:
         """The running agent, greeted and made what the one before was."""
@@ -124,22 +141,45 @@ class AgentClient:
             return self._running
         begin = perf_counter()
         child = Child(self._command, cores=self._cores, environment=self._environment)
-        child.limit(START_S)
         connection: Connection[Said, Asked] = Connection(child.output, child.input, Said)
         self.generation += 1
         self._running = running = _Running(child, connection)
-        first, _ = self._receive(running)
-        if not isinstance(first, Hello) or first.version != VERSION:
-            raise self._lost(f"expected an agent of version {VERSION}, which says so first")
-        if first.build != self._build:
-            raise self._lost(
-                f"it is of another codl ({first.codl}, build {first.build or 'none'}; this is "
-                f"{CODL}, build {self._build or 'none'})"
-            )
-        running.hello, running.start_s = first, perf_counter() - begin
-        for method, arguments in self.prelude.items():
-            self._exchange(running, method, arguments, {})
+        with self._asking(running):
+            self._limit(running, START_S)
+            first, _ = self._receive(running)
+            if not isinstance(first, Hello) or first.version != VERSION:
+                problem = f"expected an agent of version {VERSION}, which says so first"
+                raise self._lost(running, problem)
+            if first.build != self._build:
+                raise self._lost(
+                    running,
+                    f"it is of another codl ({first.codl}, build {first.build or 'none'}; this is "
+                    f"{CODL}, build {self._build or 'none'})",
+                )
+            running.hello, running.start_s = first, perf_counter() - begin
+            for method, arguments in self.prelude.items():
+                running.is_busy = True
+                self._exchange(running, method, arguments, {})
+            running.is_busy = False
         return running
+
+    @contextmanager
+    def _asking(self, running: _Running) -> Iterator[None]:
+        """End an agent whose answer nobody waits for: it would be taken for the next one."""
+        try:
+            yield
+        finally:
+            if running.is_busy:
+                self._forget(running)
+                running.child.end()
+
+    def _limit(self, running: _Running, seconds: float) -> None:
+        running.child.limit(max(0.0, min(seconds, self._deadline - monotonic())))
+
+    def _forget(self, running: _Running) -> None:
+        running.is_busy = False
+        if self._running is running:
+            self._running = None
 
     def start_seconds(self) -> tuple[float, float]:
         """From starting the agent to hearing of it, and what it said that its modules took."""
@@ -155,13 +195,21 @@ class AgentClient:
     def refuse(self, problem: str) -> AgentLostError:
         """End the agent because of an answer that cannot be; the error to raise."""
         with self.lock:
-            return self._lost(problem)
+            assert self._running is not None
+            return self._lost(self._running, problem)
 
     def close(self) -> None:
-        """End the agent; the next question starts another."""
-        running, self._running = self._running, None
-        if running is not None:
-            running.child.close()
+        """End the agent; the next question starts another.
+
+        A question that another thread waits for ends, too.
+        """
+        running = self._running
+        if running is not None and running.is_busy:
+            running.child.kill()
+        with self.lock:
+            running, self._running = self._running, None
+            if running is not None:
+                running.child.close()
 
     def _exchange(
         self,
@@ -173,67 +221,76 @@ class AgentClient:
         question = question_of(method)
         sent, called = question.bind(arguments, named)
         limit_s = question.limit_s(sent)
-        self._post(running, question, sent, limit_s)
+        text, parts = encode(question.arguments, sent)
+        running.is_busy = True
+        self._post(running, Asked(question.name, text), parts, limit_s)
         while True:
-            running.child.limit(limit_s)
+            self._limit(running, limit_s)
             said, blobs = self._receive(running)
+            running.is_busy = not isinstance(said, Failed | Answered)
             if isinstance(said, Failed):
                 raise self._failure(said)
             if isinstance(said, Warned):
                 warnings.warn(said.text, CodlWarning, stacklevel=4)
                 continue
             if isinstance(said, Answered):
-                return self._decoded(question.answer, said.value, blobs)
+                return self._decoded(running, question.answer, said.value, blobs)
             if not isinstance(said, Event) or said.name not in called:
                 shown = said.name if isinstance(said, Event) else type(said).__name__
-                raise self._lost(f"it said {shown!r} where {question.name} was asked")
-            values = self._decoded(question.events[said.name], said.values, blobs)
+                raise self._lost(running, f"it said {shown!r} where {question.name} was asked")
+            values = self._decoded(running, question.events[said.name], said.values, blobs)
             try:
                 called[said.name](*values)
             except FrameError as error:
-                raise self._lost(str(error)) from error
+                raise self._lost(running, str(error)) from error
 
-    def _decoded(self, form: Form, sent: msgspec.Raw, blobs: Sequence[Blob]) -> Any:
+    def _decoded(
+        self, running: _Running, form: Form, sent: msgspec.Raw, blobs: Sequence[Blob]
+    ) -> Any:
         try:
             return decode(form, sent, blobs)
         except CodlError as error:
-            raise self._lost(str(error)) from error
+            raise self._lost(running, str(error)) from error
 
     def _post(
-        self, running: _Running, question: Question, sent: Mapping[str, Any], limit_s: float
+        self,
+        running: _Running,
+        asked: Asked,
+        blobs: Sequence[bytes | memoryview],
+        limit_s: float,
     ) -> None:
-        running.child.limit(limit_s)
-        text, blobs = encode(question.arguments, sent)
+        self._limit(running, limit_s)
         try:
-            running.connection.send(Asked(question.name, text), blobs)
+            running.connection.send(asked, blobs)
         except TimedOutError:
-            raise self._hung() from None
+            raise self._hung(running) from None
         except FrameError as error:
             if isinstance(error, ConnectionEnded):
-                raise self._lost(_last_words(running)) from error
-            raise self._lost(str(error)) from error
+                raise self._lost(running, _last_words(running)) from error
+            raise self._lost(running, str(error)) from error
 
     def _receive(self, running: _Running) -> tuple[Said, list[Blob]]:
         try:
             return running.connection.receive()
         except TimedOutError:
-            raise self._hung() from None
+            raise self._hung(running) from None
         except (ConnectionEnded, ConnectionCut) as error:
-            raise self._lost("") from error
+            raise self._lost(running, "") from error
         except FrameError as error:
-            raise self._lost(str(error)) from error
+            raise self._lost(running, str(error)) from error
 
-    def _hung(self) -> AgentLostError:
-        assert self._running is not None
-        self._running.child.kill()
-        self.close()
-        problem = f"{_capital(self._name)} gave no answer in time and was ended."
-        return AgentLostError(problem, has_hung=True)
+    def _hung(self, running: _Running) -> AgentLostError:
+        is_over = monotonic() >= self._deadline
+        self._forget(running)
+        running.child.kill()
+        running.child.close()
+        when = "before the time for it was over" if is_over else "in time"
+        problem = f"{_capital(self._name)} gave no answer {when} and was ended."
+        return AgentLostError(problem, is_blameless=is_over, has_hung=not is_over)
 
-    def _lost(self, reason: str) -> AgentLostError:
+    def _lost(self, running: _Running, reason: str) -> AgentLostError:
         """The error of an agent that ended, or must, for a reason or by itself."""
-        running, self._running = self._running, None
-        assert running is not None
+        self._forget(running)
         if reason:
             running.child.kill()
             running.child.close()
@@ -244,7 +301,7 @@ class AgentClient:
     def _error(self, problem: str) -> AgentLostError:
         is_cut = any(cut in problem for cut in self._cuts)
         sentence = explained(f"{_capital(self._name)} {problem}", self._fixes)
-        return AgentLostError(sentence, is_cut=is_cut)
+        return AgentLostError(sentence, is_blameless=is_cut)
 
     def _failure(self, answer: Failed) -> CodlError:
         """The error as the agent raised it; another exception becomes a `DeviceError`."""

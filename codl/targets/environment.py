@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from codl.boundary import MissingPackageError
-from codl.errors import DeviceError
+from codl.errors import CodlWarning, DeviceError
 from codl.ir.environment import Environment
 from codl.records.results import Conditions
 from codl.runtime.examination import Examination
@@ -23,6 +24,14 @@ def identity_of(target: Target) -> Mapping[str, str]:
         return {}
 
 
+def libraries_of(target: Target) -> Mapping[str, str]:
+    """The version of every library that computes on a target; of those that it has.
+
+    What was measured or compared there holds for these alone.
+    """
+    return {name: version for name, version in target.libraries().items() if version}
+
+
 def environment_of(target: Target, protocol: Mapping[str, Any]) -> Environment | None:
     """What a machine says of itself as it is now; None where the target is no machine.
 
@@ -34,6 +43,8 @@ def environment_of(target: Target, protocol: Mapping[str, Any]) -> Environment |
     placement, device = at_hand(target.soc).placement, identity_of(target)
     seen = target.examine()  # of an open device: so it tells what calls OpenCL
     now = target.conditions()
+    if seen.quota:
+        warnings.warn(seen.quota, CodlWarning, stacklevel=2)
     environment = Environment(
         machine=target.describe().cpu.name,
         system=f"{seen.system} {seen.machine}",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import cached_property, wraps
+from typing import TYPE_CHECKING, Any
 
 from codl.records.soc import Soc
+from codl.runtime.drivers import explained
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc
 from codl.runtime.system_files import SYSTEM, SystemFiles
 from codl.targets.base import Target
+from codl.targets.wire import questions
 
 if TYPE_CHECKING:
     from codl.targets.compile_workers import CompileWorkers
@@ -56,3 +59,19 @@ class LocalTarget(Target):
             self._workers.close()
             del self._workers
         super().close()
+
+
+def _told(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, with a `DeviceError` for whatever the driver raises in it."""
+    action = method.__name__.replace("_", " ").capitalize()
+
+    @wraps(method)
+    def answer(*arguments: Any, **named: Any) -> Any:
+        with explained(action):
+            return method(*arguments, **named)
+
+    return answer
+
+
+for _question in questions(LocalTarget):
+    setattr(LocalTarget, _question.method.__name__, _told(_question.method))

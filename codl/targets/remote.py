@@ -6,7 +6,8 @@ peers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -22,7 +23,7 @@ from codl.ir.executable_json import encode
 from codl.ir.plan import Plan
 from codl.kernels.tuning import Tuning
 from codl.measure.batch import BatchResult, MeasureBatch, Unwatched, Watcher
-from codl.measure.budget import Budget, Progress
+from codl.measure.budget import GRACE_S, Budget, Progress
 from codl.measure.check_variants import CheckRun, CheckTask, VariantCheck
 from codl.measure.timing import Effort, TimedTogether
 from codl.measure.tuner import Failure, TuneRun, TuneTask, done_before
@@ -159,7 +160,7 @@ def load(
         loaded = agent.ask(Models.load, content, sent, tries, on_cpu, hear)
     except AgentLostError as error:
         step = executable.steps[at] if at >= 0 else None
-        if not isinstance(step, GpuOp) or error.is_cut:
+        if not isinstance(step, GpuOp) or error.is_blameless:
             raise
         raise RefusedError([Refusal(step.label, step.variant, step.choice, str(error))]) from error
     if not isinstance(loaded, LoadedModel):
@@ -234,6 +235,12 @@ class RemoteTarget(Elsewhere):
     def _ask(self, method: Callable[..., R], *arguments: Any, **named: Any) -> R:
         return self.agent.ask(method, *arguments, **named)
 
+    @contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        """What is asked inside is ended after `seconds`, and the agent with it."""
+        with self.agent.within(seconds):
+            yield
+
     @property
     def soc(self) -> LocalSoc:
         return self._local
@@ -270,7 +277,7 @@ class RemoteTarget(Elsewhere):
                 arriving.measurements,
                 (),
                 lost=str(error),
-                suspects=() if error.is_cut else arriving.suspects,
+                suspects=() if error.is_blameless else arriving.suspects,
                 has_hung=error.has_hung,
             )
         return BatchResult(arriving.measurements, anchors, conditions=conditions)
@@ -309,7 +316,8 @@ class RemoteTarget(Elsewhere):
         def ask(missing: tuple[TuneTask, ...]) -> None:
             before = tuple(begun[task.key] for task in missing if task.key in begun)
             share_s = budget.share().seconds
-            run = self.agent.ask(Models.tune, missing, before, share_s, ends, begins, progress)
+            with self.agent.within(budget.left_s + GRACE_S):
+                run = self.agent.ask(Models.tune, missing, before, share_s, ends, begins, progress)
             try:
                 for failure in run.failures:
                     left.done(failure.task)
@@ -317,7 +325,11 @@ class RemoteTarget(Elsewhere):
                 raise self.agent.refuse(str(error)) from error
             failures.extend(run.failures)
 
-        left.work(ask, lambda task, why: failures.append(Failure(task, why, ())))
+        try:
+            left.work(ask, lambda task, why: failures.append(Failure(task, why, ())))
+        except AgentLostError:
+            if not budget.is_over():
+                raise
         return TuneRun(tuple(results), finished, tuple(failures), len(left.tasks), budget.spent_s)
 
     def check_kernels(

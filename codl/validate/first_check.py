@@ -23,19 +23,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.engine.engine import Engine
-from codl.errors import CodlWarning, WrongResultError
+from codl.errors import CodlWarning, NoKernelError, WrongResultError
 from codl.evaluation.closeness import Closeness, is_right, kinds, worst
 from codl.ir import Network
 from codl.ir.executable import Executable, GpuOp
 from codl.ir.ops.eltwise import Eltwise
 from codl.ir.plan import OpFallback, Plan
 from codl.ir.types import arithmetic_of
+from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.measure.budget import Budget
 from codl.measure.check_variants import OF_HALVES, OF_OTHERS, OF_WINOGRAD
 from codl.measure.inputs import SEED, random_inputs
 from codl.plan.build_plan import with_fallbacks
 from codl.records.results import Checked
+from codl.records.soc import Soc
 from codl.runtime.examination import memory_of
 from codl.runtime.numpy_interpreter import check_order
 from codl.targets.base import Target
@@ -78,14 +80,25 @@ def checked_engine(
     `source` is what the network was read from; without one nothing is compared. What was found once
     is remembered. Where the plan is wrong, ops run in other variants, with one `CodlWarning`.
     Raises `WrongResultError` where that does not help; of one that is to be `strict`, at once.
+
+    A layer of which the device refuses every kernel goes to the CPU, with a `CodlWarning`.
     """
+    moved: list[OpFallback] = []
 
     def build(fallbacks: Sequence[OpFallback] = ()) -> Engine:
-        chosen = plan
-        if fallbacks:
-            written, applied = plan.applied(network)
-            chosen = with_fallbacks(written, applied, fallbacks).restored(network, plan.sums)
-        return Engine(network, chosen, target, tuning, recovers=recovers)
+        while True:
+            chosen = plan
+            if changes := (*fallbacks, *moved):
+                written, applied = plan.applied(network)
+                chosen = with_fallbacks(written, applied, changes).restored(network, plan.sums)
+            try:
+                return Engine(network, chosen, target, tuning, recovers=recovers)
+            except NoKernelError as error:
+                move = _to_cpu(plan.applied(network)[0], error, target.soc)
+                if strict or move is None or move in moved:
+                    raise
+                moved.append(move)
+                warnings.warn(f"{move}.", CodlWarning, stacklevel=3)
 
     engine = build()
     if source is None:
@@ -115,6 +128,17 @@ def checked_engine(
     engine.checked = checked
     tell(network.name, checked, is_new=remembered is None)
     return engine
+
+
+def _to_cpu(network: Network, error: NoKernelError, soc: Soc) -> OpFallback | None:
+    """The layer on the CPU, in its usual variant there; None where it has none."""
+    layer = next((layer for layer in network.layers if layer.name == error.layer), None)
+    variants = registry.variants(layer.op, "cpu", soc) if layer else ()
+    if not variants:
+        return None
+    return OpFallback(
+        error.layer, "gpu", error.variant, variants[0].name, error.reasons.rstrip(".")
+    )
 
 
 class _Comparison:

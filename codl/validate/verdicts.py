@@ -1,8 +1,9 @@
 """Verdicts of plans compared with their references, kept in codl's cache.
 
 An entry is known by all that it rests on: the model with its weights, what the plan was lowered to
-(kernels with their sources, variants and choices), the device, its driver, and codl's own code. No
-library is imported here that an engine of a bundle needs not.
+(kernels with their sources, variants and choices), the device, its driver, the libraries that
+compute there, those here that say what is right, and codl's own code. No library is imported here
+that an engine of a bundle needs not.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from codl.records.results import Checked
 from codl.runtime.cache import Slot
 from codl.runtime.examination import version_of
 from codl.targets.base import Target
-from codl.targets.environment import identity_of
+from codl.targets.environment import identity_of, libraries_of
 
 KIND = "checked"
-#: Packages that compute, or that say what is right.
-LIBRARIES = ("ncnn", "numpy", "onnxruntime")
+#: Packages that say what is right.
+REFERENCES = ("numpy", "onnx", "onnxruntime")
 
 
 def slot_of(model: str, executables: Iterable[Executable], target: Target) -> Slot:
@@ -36,6 +37,8 @@ def slot_of(model: str, executables: Iterable[Executable], target: Target) -> Sl
         "cpu": target.soc.cpu.name,
         "model": model,
         "executables": digest("\n".join(lowered)),
+        "libraries": digest(libraries_of(target)),
+        "references": digest({name: version_of(name) for name in REFERENCES}),
         "code": code(),
     }
     return Slot(KIND, key)
@@ -57,7 +60,7 @@ def store(slot: Slot, checked: Checked) -> None:
 
 @cache
 def code() -> str:
-    """Changes with codl's files and with the packages that compute.
+    """Changes with codl's files.
 
     Files count by size and time: to read them all would take longer than most comparisons.
     """
@@ -65,5 +68,4 @@ def code() -> str:
     for path in sorted([*root.rglob("*.py"), *root.rglob("*.cl")]):
         status = path.stat()
         hashed.update(f"{path.relative_to(root)} {status.st_size} {status.st_mtime_ns}\n".encode())
-    hashed.update(" ".join(version_of(name) for name in LIBRARIES).encode())
     return hashed.hexdigest()

@@ -92,7 +92,7 @@ def test_a_targets_answer_has_them_too(first_soc: LocalSoc, tmp_path: Path) -> N
     assert target.measure(batch).conditions == target.conditions()
 
 
-def test_an_evaluation_reads_them_in_every_round() -> None:
+def test_an_evaluation_reads_them_before_and_in_every_round() -> None:
     class Warming:
         """Hotter at every look."""
 
@@ -104,4 +104,4 @@ def test_an_evaluation_reads_them_in_every_round() -> None:
 
     effort = Effort(min_rounds=3, min_seconds=0.0)
     times = time_together({"one": lambda runs: [0.001] * runs}, effort, read=Warming().read)
-    assert times.conditions.temperature_c == 43
+    assert times.conditions.temperature_c == 44

@@ -25,6 +25,7 @@ from support.simulated import conv_tasks
 import codl
 from codl.errors import CodlError, CodlWarning, DeviceError, MismatchError
 from codl.ir.environment import Environment
+from codl.kernels.tuning import Tuning
 from codl.measure import collector as collection
 from codl.measure.batch import BatchResult, MeasureBatch
 from codl.measure.collector import PATIENCE_S, collect
@@ -313,3 +314,23 @@ def test_rows_of_another_driver_are_not_mixed(
 
 def test_no_dataset_has_no_digest(tmp_path: Path) -> None:
     assert dataset_digest(Dataset.of("board", tmp_path)) == ""
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, CodlError, ValueError])
+def test_rows_that_wait_to_be_measured_again_are_kept_whatever_ends_a_collection(
+    error: type[BaseException], dataset: Dataset
+) -> None:
+    def before(number: int) -> BatchResult | None:
+        if number > 1:
+            raise error
+        batch = device.batches[-1]
+        result = measured(MeasureBatch(tuple(batch), "run1", QUICK, Tuning(), 1.0, {}, {}), 1.0, 3)
+        disturbed = tuple(replace(one, is_disturbed=True) for one in result.measurements)
+        return replace(result, measurements=disturbed)
+
+    device = DeviceDouble("a", before=before)
+    with pytest.raises(error):
+        collect(device, dataset, TASKS, rounds=QUICK)
+    assert len(keys(dataset)) == 3
+    (run,) = dataset.manifest()["runs"].values()
+    assert "ended" in run

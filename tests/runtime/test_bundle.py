@@ -8,8 +8,8 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from zipfile import ZIP_DEFLATED, ZipFile
@@ -27,7 +27,7 @@ from support.plans import CUTS, branching, legal, make_plan, one_by_one
 from support.variants import with_variants
 
 import codl
-from codl.bundle import load, packaging
+from codl.bundle import load, loading, packaging
 from codl.bundle.archive import (
     EXECUTABLE,
     MANIFEST,
@@ -371,44 +371,44 @@ def test_content_that_means_nothing_is_refused(made: Path, tmp_path: Path) -> No
         load(changed(made, tmp_path / "a.codl", spoil))
 
 
-def refused(head: dict[str, Any], parts: dict[str, bytes]) -> None:
-    """Compiled kernels that no driver takes, in the place of right ones."""
-    for name in parts:
-        if name.startswith("programs/"):
-            parts[name] = b"\x7fELF" + bytes(1000)
-
-
-def foreign_source(head: dict[str, Any], parts: dict[str, bytes]) -> None:
-    """Another kernel, by its right digest."""
-    executable = json.loads(parts["executable.json"])
-    (digest, text), *_ = executable["texts"].items()
-    own = text + "// mine\n"
-    changed = sha256(own.encode()).hexdigest()
-    parts["executable.json"] = parts["executable.json"].replace(digest.encode(), changed.encode())
-    content = json.loads(parts["executable.json"])
-    content["texts"][changed] = own
-    parts["executable.json"] = json.dumps(content).encode()
-
-
-def test_a_bundle_of_a_stranger_runs_none_of_its_code(
+def test_a_bundle_of_a_stranger_is_refused(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another user's, or one that somebody has written anew, with the right sums of all parts."""
-    inputs = random_inputs(load(made).network)
-    expected = outputs(load(made), inputs)
+
+    def raised(head: dict[str, Any], parts: dict[str, bytes]) -> None:
+        """One integer of a launch is another."""
+        executable = json.loads(parts[EXECUTABLE])
+        values = first_launch(executable)["args"]
+        at = next(i for i, value in enumerate(values) if isinstance(value, int))
+        values[at] += 1 << 20
+        parts[EXECUTABLE] = to_json(executable)
+
+    def same(head: dict[str, Any], parts: dict[str, bytes]) -> None:
+        """Nothing is."""
+
+    expected = outputs(load(made), inputs := random_inputs(load(made).network))
     monkeypatch.setenv(cache.STATE_VARIABLE, str(tmp_path / "stranger"))
-    theirs = [changed(made, tmp_path / f"{one.__name__}.codl", one)
-              for one in (refused, foreign_source)]  # fmt: skip
+    theirs = [changed(made, tmp_path / f"{one.__name__}.codl", one) for one in (raised, same)]
     monkeypatch.setenv(cache.STATE_VARIABLE, str(tmp_path / "me"))
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "empty"))
-    with pytest.warns(CodlWarning, match="not written by this user on this machine: its kernels"):
-        engine = load(theirs[0])
-    for name, value in outputs(engine, inputs).items():
+    for path in theirs:
+        with pytest.raises(MismatchError, match="not written by this user on this machine, and"):
+            load(path)
+    for name, value in outputs(load(theirs[1], trusted=True), inputs).items():
         np.testing.assert_array_equal(value, expected[name])
-    with pytest.raises(MismatchError, match=r"brings another .*\.cl than this codl has"):
-        load(theirs[1])
-    with load(theirs[1], trusted=True) as trusted:
-        assert trusted(inputs).keys() == expected.keys()
+
+
+def test_a_table_of_offsets_that_was_changed_is_refused_before_it_is_used(
+    tmp_path: Path, first_soc: Soc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sum of all weights is looked at meanwhile, which is too late for what leads a kernel."""
+    arrays = {"tables": np.arange(4, dtype=np.uint32), "weights": np.ones(4, np.float32)}
+    get = loading._of({array_digest(array): array.copy() for array in arrays.values()})
+    for array in arrays.values():
+        np.testing.assert_array_equal(get(array_digest(array)), array)
+    get(array_digest(arrays["tables"]))[1] += 1
+    with pytest.raises(CodlError, match="is damaged"):
+        get(array_digest(arrays["tables"]))
 
 
 def test_what_inflates_is_refused_before_it_is_read(made: Path, tmp_path: Path) -> None:
@@ -549,6 +549,15 @@ def test_a_missing_part_is_told_once_with_one_remedy(made: Path, tmp_path: Path)
         codl.load(path)
     text = str(error.value)
     assert text.count(str(path)) == text.count("`codl package") == 1, text
+
+
+def test_processes_that_write_the_first_bundles_sign_by_one_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CODL_STATE", str(tmp_path / "state"))
+    with ThreadPoolExecutor(8) as pool:
+        signatures = set(pool.map(lambda _: signed({"x": 1})["signature"], range(16)))
+    assert len(signatures) == 1
 
 
 def test_a_bundle_without_a_key_to_sign_it_is_said_to_be_a_strangers(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from codl.errors import DeviceError
+from codl.runtime import driver_search
 from codl.runtime.driver_search import (
     ANDROID,
     ANDROID_FOLDERS,
@@ -110,6 +111,23 @@ def test_the_users_variables_are_read_as_loaders_read_them(tmp_path: Path) -> No
         "OPENCL_VENDOR_PATH",
         "OCL_ICD_FILENAMES",
     }
+
+
+def test_a_library_that_several_icd_files_name_is_one_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "libx.so.1"
+    library.touch()
+    (tmp_path / "libx.so").symlink_to(library)
+    for name, named in (("a", library), ("b", library), ("c", tmp_path / "libx.so")):
+        (tmp_path / f"{name}.icd").write_text(f"{named}\n")
+    (tmp_path / "empty.icd").touch()
+    monkeypatch.setenv(driver_search.VENDORS, str(tmp_path))
+    for wheel in ("_intel_wheel", "_wheel_driver"):
+        monkeypatch.setattr(driver_search, wheel, lambda *args: [])
+    assert [driver.name for driver in driver_search.find_drivers()] == ["a", "empty"]
+    # A SoC's placement may have any of the names.
+    assert driver_search.find_driver("c").library == str(tmp_path / "libx.so")
 
 
 def test_androids_drivers_are_found_by_their_paths(tmp_path: Path) -> None:

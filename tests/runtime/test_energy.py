@@ -120,6 +120,19 @@ def test_a_sensor_that_fails_on_the_way_has_no_joules(root: Path) -> None:
     assert meter.total_joules == 0
 
 
+@pytest.mark.parametrize("good", [0, 1])
+def test_a_counter_that_fails_costs_its_energy_alone(good: int) -> None:
+    """At the first reading, or at the last one."""
+    readings = iter([1.0] * good + [OSError("the driver was reset")] * 2)
+
+    def read() -> float:
+        if isinstance(reading := next(readings), OSError):
+            raise reading
+        return reading
+
+    assert energy_mj(lambda: None, [Sensor("counter", "gpu", read)], at_least_s=0.0) is None
+
+
 def test_energy_is_that_of_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[None] = []
     monkeypatch.setattr(energy, "time", SimpleNamespace(perf_counter=lambda: 0.001 * len(runs)))

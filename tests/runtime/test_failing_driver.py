@@ -6,9 +6,11 @@ import gc
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,7 @@ from codl.runtime import cache
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc
 from codl.strategies.adapter import FIRST, PlanAdapter
+from codl.targets.local import LocalTarget
 
 OUT_OF_RESOURCES, NO_MEMORY, NO_HOST_MEMORY, GONE, LOST = -5, -4, -6, -2, -36
 #: A convolution, a join, a pooling and a product, cut along every dimension: so data is shared.
@@ -250,3 +253,17 @@ def test_memory_that_a_failed_device_may_still_write_is_kept(
     device.let_go(None)
     gc.collect()
     assert handles() is None
+
+
+@pytest.mark.parametrize(
+    "ask", [LocalTarget.observe_cores, partial(LocalTarget.draw_frames, seconds=0.1)]
+)
+def test_whatever_a_target_is_asked_a_lost_device_is_a_device_error(
+    ask: Callable[[LocalTarget], object], first_soc: LocalSoc, calls: Calls
+) -> None:
+    with closing(LocalTarget(first_soc)) as target:
+        target.open()
+        calls.plan(1, LOST, inf)
+        with pytest.raises(DeviceError, match="INVALID_COMMAND_QUEUE"):
+            ask(target)
+        calls.plan()

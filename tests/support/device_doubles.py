@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -68,6 +69,9 @@ class DeviceDouble:
     at_door: Callable[[int], object] = lambda number: None
     batches: list[Sequence[Task]] = field(default_factory=list)
     reached: int = 0
+
+    def within(self, seconds: float) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def open(self) -> Mapping[str, str]:
         return {"device": self.soc.gpu.name, "driver": self.driver}

@@ -190,7 +190,7 @@ def test_a_dead_device_beside_another(phone: Double, plug: Plug) -> None:
         other.stop()
         with pytest.raises(AgentLostError, match=other.serial) as lost:
             dead.describe()
-        assert lost.value.is_cut
+        assert lost.value.is_blameless
         alive.describe()
 
 
@@ -250,7 +250,7 @@ def test_a_crash_is_no_cut(phone: Double) -> None:
         pytest.raises(AgentLostError, match="ended with code 139") as lost,
     ):
         target.describe()
-    assert not lost.value.is_cut
+    assert not lost.value.is_blameless
 
 
 def test_an_agent_of_another_codl_is_refused(

@@ -130,12 +130,14 @@ def test_another_agent_does_the_tasks_behind_the_one_that_an_agent_was_lost_with
     assert (asked, lost, left.tasks) == (["abcd", "cd", "d"], ["b", "c"], [])
 
 
-@pytest.mark.parametrize("error", [AgentLostError("at once"), AgentLostError("x", is_cut=True)])
+@pytest.mark.parametrize(
+    "error", [AgentLostError("at once"), AgentLostError("x", is_blameless=True)]
+)
 def test_an_agent_that_is_lost_with_no_task_is_an_error(error: AgentLostError) -> None:
     left = Remaining("ab")
 
     def ask(tasks: tuple[str, ...]) -> None:
-        if error.is_cut:
+        if error.is_blameless:
             left.begins("a")
         raise error
 

@@ -65,6 +65,8 @@ def test_a_phone_that_is_there_passes(path: Path) -> None:
         (f"{PHONE}\\tno permissions (user)\\n", f"{PHONE} is no permissions", "udev"),
         ("emulator-5554\\tdevice\\n", "(it lists emulator-5554)", "USB debugging"),
         ("", "(it lists none)", "USB debugging"),
+        ("????????????\\tno permissions (missing udev rules?)\\n", "(it lists ????", "udev"),
+        (f"{PHONE}\\tdevice\\n" * 2, f"2 devices have the serial {PHONE}", "adb:usb:1-2"),
     ],
 )
 def test_a_phone_in_another_state(path: Path, listed: str, detail: str, fix: str) -> None:
@@ -75,6 +77,14 @@ def test_a_phone_in_another_state(path: Path, listed: str, detail: str, fix: str
     assert not found["adb shell"].ok
     assert "allow this computer" in found["adb shell"].fix
     assert found["adb shell"].fix not in found["adb shell"].detail
+
+
+@pytest.mark.parametrize("serial", ["NODIGIT", "adb-R58M (2)._adb-tls-connect._tcp"])
+def test_a_serial_is_what_the_server_lists(serial: str, path: Path) -> None:
+    program(path, "adb", ADB.format(listed=f"{HELLO}{serial}\\tdevice\\n", shell=RUNS))
+    assert all(one.ok for one in of(serial).values())
+    with pytest.raises(UnknownNameError, match="Unknown serial 'prcess'"):
+        transport_of("prcess")
 
 
 def test_a_shell_that_says_something_else(path: Path) -> None:

@@ -80,14 +80,27 @@ def test_addresses_cannot_become_options(serial: str) -> None:
         ssh.shell_of(serial)
 
 
-@pytest.mark.parametrize("serial", ["R58M123ABC", "emulator-5554", "192.168.1.5:5555", "adb:0a1"])
+@pytest.mark.parametrize(
+    "serial",
+    [
+        "R58M123ABC",
+        "emulator-5554",
+        "192.168.1.5:5555",
+        "adb:0a1",
+        "[fe80::1%wlan0]:5555",
+        "adb:NODIGIT",
+        "adb:adb-R58M (2)._adb-tls-connect._tcp",
+        "adb:usb:1-2",
+        "adb:1;reboot",
+    ],
+)
 def test_serials_of_phones(serial: str) -> None:
     client = adb.shell_of(serial).client
     assert client == ("adb", "-s", serial.removeprefix("adb:"), "shell", "-T")
     assert transport_of(serial).pattern == adb.PATTERN
 
 
-@pytest.mark.parametrize("serial", ["-s1", "adb:-s1", "a 1", "1;reboot", "adb:", "$(id)1", "adb:x"])
+@pytest.mark.parametrize("serial", ["-s1", "adb:-s1", "adb:", "adb: ", "a\n1", "adb:a\x1b"])
 def test_serials_cannot_become_options(serial: str) -> None:
     with pytest.raises(CodlError, match="must be as `adb devices`"):
         adb.shell_of(serial)

@@ -142,7 +142,7 @@ def test_a_crash_is_told_from_a_cut(board: Board) -> None:
         reason = rf"ended with code 255: .*({how})\.? The connection was cut: is the"
         with pytest.raises(AgentLostError, match=reason) as cut:
             target.describe()
-    assert (crashed.value.is_cut, cut.value.is_cut) == (False, True)
+    assert (crashed.value.is_blameless, cut.value.is_blameless) == (False, True)
 
 
 def test_a_device_that_does_not_come_back_in_mid_row_is_gone_on_with_later(

@@ -26,7 +26,7 @@ from codl.bundle.packaging import write as write_bundle
 from codl.cli.app import app
 from codl.engine.decoder import Decoder, PlannedStep
 from codl.engine.engine import Engine
-from codl.errors import CodlWarning, WrongResultError
+from codl.errors import CodlWarning, NoKernelError, WrongResultError
 from codl.frontend.convert import load_network
 from codl.frontend.decoders import step_of
 from codl.frontend.decoders.build import built
@@ -38,6 +38,7 @@ from codl.kernels import registry
 from codl.measure.inputs import random_inputs
 from codl.plan.build_plan import default_plan, preferring
 from codl.runtime import cache
+from codl.runtime.drivers import cl_module
 from codl.runtime.examination import Memory
 from codl.runtime.placement import LocalSoc
 from codl.runtime.session import Session
@@ -191,15 +192,45 @@ def test_it_is_paid_once_for_each_model_plan_driver_and_code(
     assert same.digest == other.digest, "only weights differ"
     assert ms("again.onnx") > 0
     target = here(first_soc)
-    usual = target.open()
+    usual, versions = target.open(), target.libraries()
     for changed in ("driver", "device"):
         with monkeypatch.context() as patch:
             patch.setattr(target, "open", lambda offer=None, key=changed: {**usual, key: "new"})
+            assert ms() > 0
+    for library in ("ncnn", "openvino"):  # on the device, whatever is installed here
+        with monkeypatch.context() as patch:
+            patch.setattr(target, "libraries", lambda key=library: {**versions, key: "new"})
             assert ms() > 0
     with monkeypatch.context() as patch:
         patch.setattr(verdicts, "code", lambda: "new")
         assert ms() > 0
     assert ms() == 0
+
+
+def test_a_layer_whose_every_kernel_is_refused_goes_to_the_cpu(
+    folder: Path, first_soc: LocalSoc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a device's largest buffer is smaller than a matrix."""
+    nodes = [node("Conv", "x w", "a", pads=[1] * 4), node("Flatten", "a", "f"),
+             node("Gemm", "f m", "y", transB=1)]  # fmt: skip
+    weights = {"w": floats(4, 4, 3, 3), "m": floats(64, 4 * 16 * 16)}
+    Path("m.onnx").write_bytes(
+        model(nodes, {"x": (1, 4, 16, 16)}, ["y"], weights).SerializeToString()
+    )
+    network, plan, source = on_gpu("m.onnx", first_soc)
+    limit = property(lambda device: 128 << 10)
+    monkeypatch.setattr(cl_module().Device, "max_mem_alloc_size", limit, raising=False)
+    with pytest.raises(NoKernelError, match="No kernel variant of 'n_y'"):
+        checked_engine(network, plan, here(first_soc), source=source, strict=True)
+    with pytest.warns(CodlWarning, match="'n_y' runs in cpu_.* and not in gpu_"):
+        engine = checked_engine(network, plan, here(first_soc), source=source)
+    with engine:
+        inputs = random_inputs(network)
+        (expected,) = right("m.onnx", inputs)
+        np.testing.assert_allclose(*engine(inputs).values(), expected, rtol=1e-3, atol=1e-4)
+        (moved,) = engine.plan.fallbacks
+        assert (moved.op, moved.processor) == ("n_y", "gpu")
+        assert [chain.gpu_ratio for chain in engine.plan.chains] == [1.0, 0.0]
 
 
 ODD = {
@@ -334,7 +365,7 @@ def test_a_strangers_bundle_that_brings_no_outputs_says_so(
         codl.load("m.codl").close()
     monkeypatch.setenv(cache.STATE_VARIABLE, str(folder / "another user"))
     with pytest.warns(CodlWarning, match="nothing was compared"):
-        codl.load("m.codl").close()
+        codl.load("m.codl", trusted=True).close()
 
 
 def test_bundles_of_one_structure_differ_by_their_weights(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from codl import files
 from codl.errors import CodlError, InvalidFileError
 from codl.ir import Op, to_text
 from codl.ir.ops.convolution import Conv2d
@@ -67,14 +68,11 @@ def read_table(path: Path, written: Sequence[str] = ()) -> tuple[tuple[str, ...]
     if not path.is_file():
         raise InvalidFileError(path, "there is no such file.")
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, strict=True)
-            columns = tuple(reader.fieldnames or ())
-            if len(set(columns)) != len(columns):
-                raise InvalidFileError(
-                    path, f"columns repeat: {', '.join(columns)}.", where="line 1"
-                )
-            return columns, list(_records(path, reader, columns, written))
+        reader = files.csv_reader(files.decoded(path.read_bytes()))
+        columns = tuple(reader.fieldnames or ())
+        if len(set(columns)) != len(columns):
+            raise InvalidFileError(path, f"columns repeat: {', '.join(columns)}.", where="line 1")
+        return columns, list(_records(path, reader, columns, written))
     except (csv.Error, UnicodeDecodeError) as error:
         raise InvalidFileError(path, f"not a CSV file: {error}.") from error
 
@@ -83,6 +81,8 @@ def _records(
     path: Path, reader: csv.DictReader[str], columns: Sequence[str], written: Sequence[str]
 ) -> Iterator[CellRecord]:
     for cells in reader:
+        if files.is_blank(cells):
+            continue
         more: Any = cells.pop(None, [])  # what csv keeps of a line that is too long
         values = [*cells.values(), *more]
         if None in values or (more and len(values) != len(written)):

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from codl.errors import UnknownNameError
+from codl.files import printable
 from codl.frontend.graph.weights import Model
 from codl.frontend.models.builder import ModelBuilder
 from codl.frontend.models.deployment import load_onnx
@@ -174,7 +175,7 @@ def read_decoder(model: str) -> DecoderSource:
     if not path.is_file():
         raise UnknownNameError("language model", model, DECODERS, fix="An ONNX file is a path.")
     read = Model.of(load_onnx(path))
-    return DecoderSource(path.stem, lambda tokens, capacity: read)
+    return DecoderSource(printable(path.stem), lambda tokens, capacity: read)
 
 
 def built(name: str, sizes: DecoderSizes, *, seed: int = 0) -> DecoderSource:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from codl.errors import InvalidFileError, UnknownNameError, UnsupportedError
 from codl.files import BUNDLE as BUNDLE
+from codl.files import printable
 from codl.frontend.models import deployment
 from codl.frontend.models.deployment import Deployment
 from codl.frontend.models.reading import Section, read_yaml
@@ -112,7 +113,7 @@ def _load(model: str | Path, *, drawn: bool) -> ModelSource:
     from codl.frontend.graph.weights import Model
 
     path = _existing(name)
-    return ModelSource(path.stem, Model.of(deployment.load_onnx(path)))
+    return ModelSource(printable(path.stem), Model.of(deployment.load_onnx(path)))
 
 
 def check_is_there(model: str) -> None:

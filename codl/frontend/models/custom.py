@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import onnx
 
 from codl.errors import UnknownNameError
+from codl.files import printable
 from codl.frontend.models.builder import ModelBuilder, Pads
 from codl.frontend.models.reading import (
     MOST,
@@ -224,7 +225,7 @@ def _by(shape: tuple[int, ...]) -> str:
 def build(top: Section) -> onnx.ModelProto:
     """The ONNX model that a YAML file describes; raises `InvalidFileError` with line and key."""
     top.check_keys(("name", "inputs", "layers", "outputs", "seed"))
-    name = top.take("name", text, top.path.stem)
+    name = top.take("name", text, printable(top.path.stem))
     b = ModelBuilder(name, seed=top.take("seed", whole(0), 0))
     inputs = _inputs(top)
     tensors = {key: b.input(key, shape) for key, shape in inputs.items()}

@@ -30,7 +30,7 @@ from codl.kernels.kernel import (
     of_every_storage,
 )
 from codl.kernels.registry import register
-from codl.kernels.tiling import TEXEL, ceil_div, pack_bias, round_up, waves
+from codl.kernels.tiling import TEXEL, ceil_div, pack_bias, power_of_two, round_up, waves
 from codl.records.soc import Soc
 
 #: Streams of weights worth trying on a CPU, by vector width. With one, it waits for the memory.
@@ -229,7 +229,9 @@ def _group_shape(soc: Soc) -> tuple[int, int]:
     """Work-items whose weights alternate, and slices of the inputs, of one work-group."""
     if soc.gpu.is_cpu:
         return 1, 1
-    return 16, max(1, min(16, soc.gpu.max_work_group_size // 16))
+    most = soc.gpu.max_work_group_size
+    together = power_of_two(min(16, most))
+    return together, max(1, min(16, most // together))
 
 
 def _steps(shape: Shape) -> int:

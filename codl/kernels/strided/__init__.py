@@ -39,7 +39,8 @@ class GpuTranspose(Kernel):
 
     def choices(self, op: Movement, soc: Soc) -> tuple[Choice, ...]:
         rows: Choice = {"tiles": 0}
-        return ({"tiles": 1}, rows) if _tiles(op, soc) is not None else (rows,)
+        has_room = soc.gpu.is_cpu or soc.gpu.max_work_group_size >= TILE * TILE_ITEMS
+        return ({"tiles": 1}, rows) if has_room and _tiles(op, soc) is not None else (rows,)
 
     def counts(self, op: Movement, soc: Soc, choice: Choice) -> dict[str, float]:
         order, elements = _order(op, soc, choice), op.output.elements
