@@ -59,9 +59,10 @@ def compile(
     is a file of `codl search`; without one the strategy plans, `codl` where none is named, with the
     predictors that `codl train` left in `./predictors`. `precision` is what the GPU stores tensors
     as and computes in, `float32`, `half_storage` or `half`; as the SoC file says without. Kernels
-    are as `codl tune` left them in `./lat_datasets`. Some plans run before the fastest is taken, for
-    `plan_time_s` seconds, or as long as they gain; what they took is kept in `./profiles`.
-    `profile` is a file of that, or off. `batch` is how many images a run takes, if not as many as the model says; `shapes`
+    are as `codl tune` left them in `./lat_datasets`. Some plans run before the fastest is taken,
+    for `plan_time_s` seconds, or as long as they gain; what they took is kept in `./profiles`.
+    `profile` is a file of that, or off. `batch` is how many images a run takes, if not as many as
+    the model says; `shapes`
     are those of inputs whose sizes it leaves open. An `adaptive` engine changes to a balanced plan
     where one processor becomes slower or faster; see `codl.engine.engine.Engine`. Its outputs are
     compared once with ONNX Runtime's, on inputs from a seed (`engine.checked`): ops that are wrong

@@ -338,7 +338,6 @@ def test_one_model_is_searched_as_several_are(
         ([","], r"Name at least one model, such as yolov2; got ','"),
         (["small.onnx", "op_chain", "-o", "small.onnx"], r"-o must be a folder .*got small.onnx"),
         (["small.onnx", "./x/small.onnx", "-o", "x"], r"would all be small.json: search them"),
-        (["small.onnx", "--jobs", "2", "--strategy", "codl-refined"], r"codl-refined runs plans"),
         (["small.onnx", "--dask", "a:1", "--strategy", "ideal"], r"ideal is computed from the"),
     ],
 )

@@ -18,8 +18,7 @@ import typer
 from codl import __version__
 from codl.boundary import boundary
 from codl.cli.commands import LazyGroup
-from codl.cli.old_names import today
-from codl.cli.output import fail, tell, warn
+from codl.cli.output import fail, warn
 from codl.cli.progress import STAGE, heartbeat
 from codl.cli.progress import VARIABLE as PROGRESS
 from codl.errors import CodlError, CodlWarning, InterruptedCommandError
@@ -48,12 +47,9 @@ class _Top(LazyGroup):
     """Runs a command inside `boundary`; typer would end at Ctrl-C, and at an EOFError, unsaid."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Words that had other names are read, and told once; -q and -v may stand anywhere."""
+        """-q and -v may stand anywhere."""
         args = [*filter(HOW_MUCH.__contains__, args), *filterfalse(HOW_MUCH.__contains__, args)]
-        words, told = today(args)
-        for text in () if ctx.resilient_parsing else told:
-            tell(text)
-        return list(super().parse_args(ctx, words))
+        return list(super().parse_args(ctx, args))
 
     def invoke(self, ctx: Any) -> Any:
         try:

@@ -342,8 +342,8 @@ ProfileOption = Annotated[
     typer.Option(
         "--profile",
         metavar="FILE",
-        help="The file of plans of this model that ran on this device, to begin with instead of the "
-        "one in ./profiles, or of a new one.",
+        help="The file of plans of this model that ran on this device, to begin with instead of "
+        "the one in ./profiles, or of a new one.",
     ),
 ]
 NoProfileOption = Annotated[

@@ -56,8 +56,8 @@ DeviceOption = Annotated[
     typer.Option(
         "--serial",
         "--on",
-        help=f"The device on which the model is profiled first: {SERIALS}. Without it predictions "
-        f"decide, and strategies that run plans run them on {HERE}.",
+        help=f"The device on which plans run: {SERIALS}. Without it predictions decide; with "
+        f"--plan-time it is {HERE}.",
         show_default=False,
         callback=_known,
     ),
@@ -81,7 +81,8 @@ class SearchOptions(PlannedOptions):
 
         limits = RunOptions(max_kernel_ms=self.max_kernel_ms, gpu_duty=self.gpu_duty)
         job = replace(self, serial=self.serial or HERE).job(model=names[0], options=limits)
-        job = replace(job, profile=profile_on(self.serial, job.profile))
+        serial = self.serial or (HERE if self.plan_time else None)
+        job = replace(job, profile=profile_on(serial, job.profile))
         return [replace(job, model=name) for name in names]
 
 
@@ -100,8 +101,8 @@ def search_plan(
 ) -> None:
     """Find a plan of a model: its chains, their dimensions and ratios. Or of each of several.
 
-    Strategies that run plans to find the best run them on --serial, for --search-budget, and give
-    the best so far. The strategy `ideal` prints the paper's bound, computed from measured ops; it
+    With --serial or --plan-time plans run on the device, each is improved by what it took, and the
+    fastest is taken. That goes on for --plan-time, or as long as plans gain. The strategy `ideal` prints the paper's bound, computed from measured ops; it
     gives no plan.
 
     Several models are searched one by one, --jobs at a time, or by the workers of a Dask cluster
@@ -115,7 +116,7 @@ def search_plan(
     [dim]Examples:[/dim]
     codl search yolov2 --soc host -o plan.json
     codl search model.onnx --soc host --serial local -o plan.json
-    codl search yolov2 --soc host --strategy codl-refined --search-budget 2m
+    codl search yolov2 --soc host --serial local --plan-time 2m
     codl search yolov2,vgg16,bert --soc host --jobs 3 --budget 2m -o plans
     codl search zoo/*.onnx --soc host --dask tcp://10.0.0.7:8786 -o plans
     """

@@ -24,7 +24,7 @@ from codl.report.tables import timeline_content
 from codl.report.text_table import digits, stem
 
 #: Shapes of strategies that run on both processors, and of others in their order.
-KNOWN = {"codl": "circle", "codl-refined": "star", "codl-paper": "up", "mulayer": "down"}
+KNOWN = {"codl": "circle", "codl-paper": "up", "mulayer": "down"}
 OTHERS = ("square", "cross", "diamond")
 #: What counts as near a prediction.
 NEAR = (0.9, 1.1)

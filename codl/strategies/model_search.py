@@ -28,8 +28,8 @@ from codl.workers import Workers
 class ModelSearch:
     """A model (its name or file) and how it is planned; by `ideal` only its bound is computed.
 
-    `on_device` where plans run on a device before one is taken. `network` is what was read of a model's file
-    where the worker has none, or why it cannot be.
+    `on_device` where plans run on a device before one is taken. `network` is what was read of a
+    model's file for a worker that does not have the file, or the error of reading it.
     """
 
     model: str

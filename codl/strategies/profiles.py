@@ -13,7 +13,6 @@ from codl.records.soc import Soc
 from codl.runtime.placement import at_hand
 from codl.targets.base import Target
 
-
 #: Packages of the target that compute a network's ops on the CPU.
 COMPUTING = ("ncnn", "onnxruntime", "openvino")
 

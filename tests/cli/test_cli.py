@@ -336,10 +336,7 @@ def test_bench_llm_has_tokens_a_second_and_the_same_tokens(workplace: Path) -> N
         (["run", "small.onnx", "--soc", "test", "--plan", "none.json"], "there is no such file"),
         (["run", "small.onnx", "--soc", "test", "--inputs", "small.onnx"], "expected an .npz file"),
         (["report", "none.json"], "none.json"),
-        (
-            ["explain", "small.onnx", "--soc", "test", "--predicted", "--strategy", "codl-refined"],
-            "leave out --predicted",
-        ),
+        (["search", "small.onnx", "--soc", "test", "--plan-time", "0s"], "must be above 0"),
         (["tune", "--soc", "test", "--ops", "conv3d in=1x1x1x1"], "Did you mean 'conv2d'?"),
         (
             ["tune", "--soc", "test", "--models", "small.onnx", "--variants", "gpu_drect"],
@@ -460,7 +457,7 @@ def test_a_model_runs_behind_an_agent_as_it_does_here(workplace: Path) -> None:
         with np.load(workplace / "y.npz") as content:
             outputs[serial] = content["fc1"]
     np.testing.assert_allclose(outputs["process"], outputs["local"], rtol=1e-4, atol=1e-5)
-    by = ["--serial", "process", "--strategy", "codl-refined"]
+    by = ["--serial", "process"]
     found = answer(workplace, "search", "small.onnx", "--soc", "test", *by)
     assert "that ran" in found["method"]
 

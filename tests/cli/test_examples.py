@@ -15,7 +15,6 @@ from support import command_line
 from typer.testing import CliRunner
 
 from codl.cli.app import app
-from codl.cli.old_names import today
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 EXAMPLES = re.compile(r"\[dim\]Examples?:\[/dim\]")
@@ -64,13 +63,12 @@ def test_every_command_has_examples(name: str) -> None:
 
 
 @pytest.mark.parametrize("line", [line for _, line in LINES])
-def test_every_example_can_be_parsed_and_has_the_names_of_today(line: str) -> None:
+def test_every_example_can_be_parsed(line: str) -> None:
     words = shlex.split(line.partition(" > ")[0])[1:]
     name = next(name for name in sorted(ALL, key=len, reverse=True)
                 if words[: len(name.split())] == name.split())  # fmt: skip
     command = ALL[name]
     command.make_parser(typer.Context(command)).parse_args(words[len(name.split()) :])
-    assert today(words) == (words, ())
 
 
 @pytest.mark.parametrize("line", [line for name, line in LINES if name in QUICK])

@@ -1,4 +1,4 @@
-"""The planning loop on a scripted device: which plan is taken, what is kept, and what is refused."""
+"""The planning loop on a scripted device: the plan taken, the profile kept, and what is refused."""
 
 from __future__ import annotations
 
@@ -98,7 +98,8 @@ def test_a_slow_device_has_as_many_rounds_as_a_fast_one(network: Network, tmp_pa
 def test_the_first_split_plan_runs_before_anything_else(network: Network, tmp_path: Path) -> None:
     target = scripted(network)
     find("codl").plan(network, context_of(target, LAWS, Profiling(tmp_path)))
-    assert target.loaded[0].nets and target.loaded[0].needs_gpu
+    assert target.loaded[0].nets
+    assert target.loaded[0].needs_gpu
 
 
 def test_the_plans_of_the_baselines_are_candidates(network: Network, tmp_path: Path) -> None:
@@ -152,7 +153,8 @@ def test_what_another_run_shows_is_kept_and_worth_one_more_plan(
         keep_run(engine, context, 1e6)
     (file,) = tmp_path.rglob("*.json")
     kept = load_profile(file).run_of(plan)
-    assert kept is not None and kept.latency_ms < 1e6  # as it was in turns with the others
+    assert kept is not None
+    assert kept.latency_ms < 1e6
     again = scripted(network, layers=0.3)
     find("codl").plan(network, context_of(again, LAWS, Profiling(tmp_path)))
     assert len(again.loaded) <= 2  # one plan, and the fastest before
@@ -245,7 +247,8 @@ def test_where_nothing_runs_predictions_decide_and_the_note_says_so(
     notes: list[str] = []
     context = context_of(target, LAWS, Profiling(tmp_path), note=notes.append)
     plan = find("codl").plan(network, context)
-    assert is_split(plan) and "that ran" not in plan.method
+    assert is_split(plan)
+    assert "that ran" not in plan.method
     assert any("no plan ran, so predictions decide" in note for note in notes)
 
 

@@ -13,23 +13,17 @@ from zlib import crc32
 
 import numpy as np
 
-from codl.engine.engine import Engine
-from codl.errors import DeviceError
-from codl.ir import Network, parse
+from codl.ir import parse
 from codl.ir.executable import Executable
 from codl.kernels.tuning import Tuning
 from codl.measure.timing import AnchorTime, Effort, TimedTogether
-from codl.plan.build_plan import one_processor
 from codl.plan.cost_model import CostModel
-from codl.plan.coverage import covered
 from codl.plan.predicted_spans import predicted_spans
 from codl.plan.price import StageTimes, stage_times, walk
-from codl.predict import DEFAULT
 from codl.records.results import Latency, TimeSpan
 from codl.runtime.placement import LocalSoc, Placement
 from codl.strategies.base import Context
 from support.simulated import SOC
-from support.synthetic_predictors import SyntheticPredictors
 
 CORES = range(SOC.gpu.compute_units if SOC.gpu.is_cpu else 0)
 LOCAL = LocalSoc(**vars(SOC), placement=Placement("icd", (len(CORES),), tuple(CORES)))
@@ -189,7 +183,7 @@ class ScriptedModel:
 class ScriptedContext(Context):
     """Plans by synthetic predictors."""
 
-    predictors: Any = SyntheticPredictors()
+    predictors: Any = None
 
     def cost(self, default: str, *, by_op: bool = False) -> CostModel:
         return CostModel(self.soc, self.predictors, by_op)
