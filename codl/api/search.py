@@ -57,8 +57,8 @@ def search(
     The words are those of `codl search`: `method` and `objective` are for the strategy `codl`, and
     `memory_limit` is in bytes of weights on both processors. On the device `serial` plans run
     before one is taken, for `plan_time_s` seconds or as long as they gain. Without a device and a
-    plan time predictions decide. `profile` is a file of what ran before, or off. Raises `CodlError` where
-    there is no plan.
+    plan time predictions decide. `profile` is a file of what ran before, or off. Raises
+    `CodlError` where there is no plan.
 
     >>> found = codl.search("yolov2", soc="host")
     >>> found.plan.save("plan.json")

@@ -102,8 +102,8 @@ def search_plan(
     """Find a plan of a model: its chains, their dimensions and ratios. Or of each of several.
 
     With --serial or --plan-time plans run on the device, each is improved by what it took, and the
-    fastest is taken. That goes on for --plan-time, or as long as plans gain. The strategy `ideal` prints the paper's bound, computed from measured ops; it
-    gives no plan.
+    fastest is taken. That goes on for --plan-time, or as long as plans gain. The strategy `ideal`
+    prints the paper's bound, computed from measured ops; it gives no plan.
 
     Several models are searched one by one, --jobs at a time, or by the workers of a Dask cluster
     (the extra `dask`); plans are the same. Then --json holds `plans`, with what one model's holds
