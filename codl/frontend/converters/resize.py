@@ -11,6 +11,7 @@ import numpy as np
 from codl.frontend.converters.base import (
     ConvertedOp,
     attribute,
+    between,
     constant_input,
     converts,
     has_input,
@@ -45,7 +46,7 @@ def _resize(graph: Graph, node: Node) -> list[ConvertedOp]:
         "exclude_outside": bool(attribute(node, "exclude_outside", 0)),
         "outside": float(attribute(node, "extrapolation_value", 0.0)),
     }
-    return _steps(node, _axes(graph, node, sizes, to), rule)
+    return _steps(graph, node, _axes(graph, node, sizes, to), rule)
 
 
 def _axes(graph: Graph, node: Node, sizes: Sizes, to: Sizes) -> list[Axis]:
@@ -85,7 +86,9 @@ def _scales(
     return [(min if policy == "not_larger" else max)(ratios)] * len(named)
 
 
-def _steps(node: Node, axes: list[Axis], rule: Mapping[str, Any]) -> list[ConvertedOp]:
+def _steps(
+    graph: Graph, node: Node, axes: list[Axis], rule: Mapping[str, Any]
+) -> list[ConvertedOp]:
     """A resize of the last two axes, or one of one axis after the other."""
     sizes, output = [axis.size for axis in axes], node.outputs[0]
     changed = [at for at, axis in enumerate(axes) if _is_changed(axis)]
@@ -99,7 +102,7 @@ def _steps(node: Node, axes: list[Axis], rule: Mapping[str, Any]) -> list[Conver
     for at in changed:
         shape = Shape(1, prod(sizes[:at]), sizes[at], prod(sizes[at + 1 :]))
         resize = _resize_of(node, shape, axes[at], Axis(shape.w, shape.w, 1.0), rule)
-        name = output if at == changed[-1] else f"{output}.{at}"
+        name = output if at == changed[-1] else between(graph, node, str(at))
         steps.append(ConvertedOp(resize, (source,), name))
         source, sizes[at] = name, axes[at].to
     return steps
