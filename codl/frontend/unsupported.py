@@ -26,7 +26,7 @@ from codl.frontend.converters.base import CONVERTERS, ConvertedOp
 from codl.frontend.graph.graph import Graph, in_order
 from codl.frontend.graph.integer_products import with_own_constants
 from codl.frontend.graph.passes import FLOATS, is_alias
-from codl.frontend.graph.weights import Model
+from codl.frontend.graph.weights import CHANCE, Model, graphs_of, refill
 from codl.ir.onnx_node import Node
 from codl.ir.ops.movement import SliceNd
 from codl.ir.ops.onnx_model import INPUT, OUTPUT, OnnxModel
@@ -49,11 +49,6 @@ NUMBERS = (
 
 #: How tensors of a group's model begin that are none of the user's, and one with the size -1.
 OWN, FLAT = "codl.", f"{OUTPUT}.flat"
-#: Types of nodes that draw numbers.
-CHANCE = (
-    *("Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike"),
-    *("RandomUniform", "RandomUniformLike"),
-)
 
 
 def enclosing_node(graph: Graph, nodes: Sequence[Node], start: int = 0) -> Node:
@@ -122,7 +117,7 @@ def _model(
         if name in graph.constants
     ]
     constants.append(numpy_helper.from_array(np.array([-1], np.int64), FLAT))
-    protos = [_with_inner_names(node.proto) for node in nodes if node.proto is not None]
+    protos = [_inside(node.proto) for node in nodes if node.proto is not None]
     unread = [helper.make_node("Identity", [FLAT], [f"{OWN}{i}"]) for i in range(start)]
     content = helper.make_graph(
         [*unread, *before, *protos, *after],
@@ -144,31 +139,19 @@ def _inner(name: str) -> str:
     return f"{OWN}of.{name}" if name.startswith(OWN) else name
 
 
-def _with_inner_names(node: onnx.NodeProto) -> onnx.NodeProto:
+def _inside(node: onnx.NodeProto) -> onnx.NodeProto:
+    """A node as it is in a group's model."""
     if OWN.encode() not in node.SerializeToString():
         return node
-    renamed = onnx.NodeProto()
-    renamed.CopyFrom(node)
-    _rename(renamed)
-    return renamed
-
-
-def _rename(node: onnx.NodeProto) -> None:
-    """Give tensors of a node, and of graphs in it, the names that they have in a group's model."""
-    node.input[:], node.output[:] = map(_inner, node.input), map(_inner, node.output)
-    for attribute in node.attribute:
-        for graph in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-            items = (graph.input, graph.output, graph.value_info, graph.initializer)
-            for item in (*chain(*items), *(each.values for each in graph.sparse_initializer)):
-                item.name = _inner(item.name)
-            for inner in graph.node:
-                _rename(inner)
-
-
-def _draws(node: onnx.NodeProto) -> bool:
-    """Whether a node, or one of a graph in it, draws numbers."""
-    graphs = (graph for a in node.attribute for graph in (*a.graphs, a.g))
-    return node.op_type in CHANCE or any(_draws(inner) for g in graphs for inner in g.node)
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    copy.input[:], copy.output[:] = map(_inner, node.input), map(_inner, node.output)
+    for graph in graphs_of(copy):
+        items = (graph.input, graph.output, graph.value_info, graph.initializer)
+        for item in (*chain(*items), *(each.values for each in graph.sparse_initializer)):
+            item.name = _inner(item.name)
+        refill(graph.node, [_inside(inner) for inner in graph.node])
+    return copy
 
 
 def _converted(source: str, target: str, to: int) -> onnx.NodeProto:
@@ -244,7 +227,7 @@ def _with_groups(graph: Graph, groups: Sequence[Sequence[int]]) -> Graph:
     made, start = [], 0
     for group in groups:
         nodes = [graph.nodes[at] for at in group]
-        draws = any(node.proto is not None and _draws(node.proto) for node in nodes)
+        draws = any(node.type in CHANCE for node in nodes)
         made.append(enclosing_node(graph, nodes, start if draws else 0))
         # ONNX Runtime seeds by a node's number in its model, so no two groups have the same ones.
         start += len(nodes) + len(made[-1].inputs) if draws else 0

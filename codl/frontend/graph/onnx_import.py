@@ -17,7 +17,7 @@ from codl.frontend.graph.graph import Graph, Names, in_order
 from codl.frontend.graph.integer_products import session_options
 from codl.frontend.graph.packed_matrices import check_packed_matrices, keep_packed
 from codl.frontend.graph.shapes import fix_shapes, fold_shapes, infer_shapes, sizes_of, text_of
-from codl.frontend.graph.weights import Model, constant_of, refill, with_fields
+from codl.frontend.graph.weights import Model, constant_of, graphs_of, refill, with_fields
 from codl.ir.onnx_node import Node, type_of
 
 ROUNDS = 3
@@ -212,8 +212,7 @@ def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     left = [graph]
     while left:
         yield (last := left.pop())
-        for attribute in (a for node in last.node for a in node.attribute):
-            left += [*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])]
+        left += [inner for node in last.node for inner in graphs_of(node)]
 
 
 def _tensors(graphs: Iterable[onnx.GraphProto]) -> Iterator[str]:
