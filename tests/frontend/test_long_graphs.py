@@ -20,6 +20,8 @@ from codl.ir import Network
 FEW, MANY = 250, 1000
 #: How steeply may grow what takes so many calls, or bytes, for few nodes and for many.
 STEEPEST = 1.2
+#: Memory of one node; docs/reference/onnx.md says it.
+MOST_BYTES = 16 << 10
 
 
 def _network(proto: onnx.ModelProto) -> Network:
@@ -62,6 +64,8 @@ def test_an_import_takes_as_long_as_there_are_nodes(
     taken = [measure(lambda proto=proto: _network(proto)) for proto in (few, many)]
     nodes = len(many.graph.node) / len(few.graph.node)
     assert log(taken[1] / taken[0]) / log(nodes) < STEEPEST
+    if measure is _bytes:
+        assert taken[1] < MOST_BYTES * len(many.graph.node)
 
 
 def test_a_chain_of_thousands_of_additions_is_right() -> None:

@@ -70,9 +70,8 @@ def _made(proto: onnx.ModelProto, shapes: dict[str, Any] | None = None) -> list[
     """The names that come to those of a model, in tensors of its network and of models in it."""
     graph = import_onnx(proto, "test", shapes)
     network_of(graph)
-    given = graph.names._given
     inner = ["codl.in0", "codl.out", "codl.out.flat", "codl.out.0", "codl.of.codl.in0", "codl.0"]
-    return [name for (kind, *_), name in given.items() if kind == "tensor"] + inner
+    return [*sorted(graph.names.given), *inner]
 
 
 def _clashes(proto: onnx.ModelProto, made: list[str]) -> Iterator[dict[str, str]]:

@@ -33,6 +33,11 @@ class Names:
         """The same for a node, whose names are apart from those of tensors."""
         return self._name("node", owner, word)
 
+    @property
+    def given(self) -> set[str]:
+        """The names of tensors that were given."""
+        return {name for (kind, *_), name in self._given.items() if kind == "tensor"}
+
     def _name(self, kind: str, owner: str, word: str) -> str:
         key, taken = (kind, owner, word), self._taken[kind]
         if key not in self._given:

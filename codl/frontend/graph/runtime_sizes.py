@@ -63,11 +63,13 @@ def runtime_sizes(
     `sizes` are those of its inputs, `constants` the values of those that have any.
     """
     x, given = sizes.get(node.input[0], ()), attributes_of(node)
+    if not x:
+        return None
     if node.op_type in RESIZES:
         trial = _resize(node, given, x, constants)
     else:
         trial = _window(node, given, x, sizes)
-    if trial is None or not x:
+    if trial is None:
         return None
     seen = tuple(1 if axis in trial.known else size for axis, size in enumerate(x))
     made = _run(_single(node.op_type, given, seen, trial.inputs, opset))
