@@ -9,6 +9,20 @@ Graph K of a seed is the same on every machine. Each runs in a worker process, s
 hang costs one graph. What is wrong is made smaller, mostly to a few nodes, and lies as an .onnx
 file, with its inputs beside it, in the folder named after the results. docs/howto/validate.md says
 what the graphs are and what counts as right.
+
+What graphs had no part of once, and the form that has it now (`--forms` takes some of these):
+
+- opsets before 13, from 1 on: `opset`; those before 7 are written from a graph of opset 7
+- ir_version 3 to 11, with constants as inputs where the version has them so: `ir`
+- sparse initializers, by places and by indices: `sparse`
+- weights in a file beside the model: `external`
+- weights of graphs inside of nodes, as initializers and as Constants: `branch`
+- names of other scripts, of spaces and marks, long ones, and those that passes make: `names`
+- NaN and infinities that nodes make of inputs without any: `strays`
+
+What they still have no part of: models above 40,000 elements a tensor, loops, functions, sequences
+and strings, training, decoders with states, graphs of thousands of nodes
+(tests/frontend/test_long_graphs.py), nodes that draw numbers (tests/engine/test_chance.py).
 """
 
 from __future__ import annotations
@@ -20,7 +34,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -34,6 +48,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import numpy as np  # noqa: E402
 from support.graph_checks import PLANS, Outcome, kind_of_plan, outcome_of, shrink  # noqa: E402
+from support.random_forms import FORMS, written  # noqa: E402
 from support.random_graphs import RandomGraph  # noqa: E402
 from support.random_nodes import draw_graph  # noqa: E402
 
@@ -46,7 +61,11 @@ KINDS = ("right", "refused", "wrong", "traceback", "crashed", "hung")
 
 def main() -> None:
     args = _arguments()
-    plans = args.plans.split(",")
+    plans, args.forms = args.plans.split(","), args.forms.split(",")
+    if not {*args.forms} <= {*FORMS, "none"}:
+        sys.exit(
+            f"--forms must be some of {', '.join(FORMS)}, or none, got {','.join(args.forms)!r}."
+        )
     if not set(plans) <= set(PLANS):
         sys.exit(f"--plans must be some of {', '.join(PLANS)}, got {args.plans!r}.")
     if args.only:
@@ -78,6 +97,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--first", type=int, default=0, help="the index of the first graph")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--plans", default=",".join(PLANS), help=f"some of {', '.join(PLANS)}")
+    parser.add_argument(
+        "--forms", default=",".join(FORMS), help=f"some of {', '.join(FORMS)}, or none"
+    )
     parser.add_argument("--only", metavar="SEED:K", help="this one graph, under each of the plans")
     parser.add_argument("--device", help="the OpenCL device, by driver or name")
     parser.add_argument("--jobs", type=int, default=1, help="worker processes")
@@ -104,7 +126,7 @@ def _work(
     args: argparse.Namespace, left: SimpleQueue[tuple[int, int, str]], folder: Path
 ) -> Iterator[dict[str, Any]]:
     """Rows of graphs, one after the other, in a worker process that is replaced where it ends."""
-    worker = Worker(args.device)
+    worker = Worker(args.device, args.forms)
     while True:
         try:
             case = left.get_nowait()
@@ -117,7 +139,7 @@ def _work(
             row["smallest"] = []
             if outcome.kind not in ("crashed", "hung"):  # drawing alone may do so here, too
                 with DRAWING:
-                    graph = draw_graph(seed, index)
+                    graph = draw_graph(seed, index, args.forms)
                     row["smallest"] = _kept(args, worker, graph, outcome, case, folder)
             print(f"{seed}:{index} {plan}: {outcome.kind}: {outcome.reason}: {outcome.detail}\n"
                   f"    {' '.join(row['smallest'])}", file=sys.stderr, flush=True)  # fmt: skip
@@ -139,7 +161,7 @@ def _kept(
         graph = shrink(graph, outcome, lambda own: worker.outcome(own, plan, f"{seed}:{index}"))
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / f"{outcome.kind}-{seed}-{index}-{plan}"
-    stem.with_suffix(".onnx").write_bytes(graph.model().SerializeToString())
+    stem.with_suffix(".onnx").write_bytes(written(graph).SerializeToString())
     np.savez(stem.with_suffix(".npz"), **graph.feeds)  # type: ignore[arg-type]
     again = f"python scripts/fuzz_graphs.py --only {seed}:{index} --plans {plan}"
     stem.with_suffix(".txt").write_text(
@@ -151,14 +173,16 @@ def _kept(
 class Worker:
     """A process that runs graphs; a new one where it crashed, hung, or ran many."""
 
-    def __init__(self, device: str | None) -> None:
-        self.device, self.graphs = device, 0
+    def __init__(self, device: str | None, forms: Sequence[str]) -> None:
+        self.device, self.forms, self.graphs = device, forms, 0
         self._start()
 
     def _start(self) -> None:
         context = get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, self.device), daemon=True)
+        self.process = context.Process(
+            target=_serve, args=(theirs, self.device, self.forms), daemon=True
+        )
         self.process.start()
         theirs.close()
         self.graphs = 0
@@ -198,7 +222,7 @@ class Worker:
             self.process.kill()
 
 
-def _serve(pipe: Connection, device: str | None) -> None:
+def _serve(pipe: Connection, device: str | None, forms: Sequence[str]) -> None:
     """The worker: graphs in, outcomes out; compiled kernels are kept for this process alone."""
     from codl.errors import CodlError
     from codl.runtime import cache
@@ -216,7 +240,7 @@ def _serve(pipe: Connection, device: str | None) -> None:
                 graph, plan, seed = pipe.recv()
             except EOFError:
                 return
-            graph = draw_graph(*graph) if isinstance(graph, tuple) else graph
+            graph = draw_graph(*graph, forms) if isinstance(graph, tuple) else graph
             pipe.send(outcome_of(graph, plan, soc, target, seed, lambda: pipe.send("referred")))
 
 

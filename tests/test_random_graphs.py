@@ -10,7 +10,8 @@ from onnx import helper
 from support.devices import here
 from support.graph_checks import MORE_NOISY, Outcome, Reference, kind_of_plan, outcome_of, shrink
 from support.libraries import INSTALLED, preferred
-from support.random_graphs import RandomGraph, run_nodes
+from support.random_forms import FORMS, written
+from support.random_graphs import Form, RandomGraph, run_nodes, session_of
 from support.random_nodes import draw_graph
 
 from codl.runtime.placement import LocalSoc
@@ -18,13 +19,15 @@ from codl.runtime.placement import LocalSoc
 SEED, COUNT, PARTS = 1, 300, 6
 #: Graphs that each of the CPU's libraries runs.
 IN_LIBRARIES = 60
+#: Forms in which the graphs are written.
+WRITTEN = tuple(form for form in FORMS if form != "sparse")
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_random_graphs_are_right(part: int, first_soc: LocalSoc) -> None:
     kinds: Counter[str] = Counter()
     for index in range(part, COUNT, PARTS):
-        plan, graph = kind_of_plan(index), draw_graph(SEED, index)
+        plan, graph = kind_of_plan(index), draw_graph(SEED, index, WRITTEN)
         outcome = outcome_of(graph, plan, first_soc, here(first_soc), f"{SEED}:{index}")
         again = f"python scripts/fuzz_graphs.py --only {SEED}:{index} --plans {plan}"
         assert not outcome.is_failure, f"{outcome}\n{again}"
@@ -48,6 +51,32 @@ def test_random_graphs_are_right_in_every_library(library: str, first_soc: Local
 def test_a_graph_is_always_the_same() -> None:
     models = [draw_graph(SEED, index).model().SerializeToString() for index in (3, 4, 3)]
     assert models[0] == models[2] != models[1]
+
+
+def test_a_form_changes_nothing_but_how_a_model_is_written() -> None:
+    """Each is drawn, and ONNX Runtime computes the same of what it can load."""
+    seen: Counter[str] = Counter()
+    for index in range(200):
+        graph, plain = draw_graph(SEED, index), draw_graph(SEED, index, ())
+        form = graph.form
+        seen["opset"] += form.opset > 0 or graph.opset < 13
+        seen["ir"] += form.ir_version != Form().ir_version
+        seen["sparse"] += bool(written(graph).graph.sparse_initializer)
+        seen["external"] += form.external
+        seen["branch"] += sum(node.op_type == "If" for node in graph.nodes) > sum(
+            node.op_type == "If" for node in plain.nodes
+        )
+        seen["names"] += not {*graph.feeds, *graph.constants} <= {*plain.feeds, *plain.constants}
+        if form.opset or form.ir_version < 4 or not graph.profile.startswith("common"):
+            continue
+        session = session_of(written(graph))
+        for name, value in run_nodes(graph).items():
+            if name in graph.outputs and np.isfinite(value.astype(float)).all():
+                feeds = {item.name: graph.feeds[item.name] for item in session.get_inputs()
+                         if item.name in graph.feeds}  # fmt: skip
+                (got,) = session.run([name], feeds)
+                np.testing.assert_allclose(got, value, rtol=1e-2, atol=1e-3)
+    assert min(seen[form] for form in FORMS if form != "strays") > 2, seen
 
 
 def _chain(*kinds: str, value: float = 0.7, **attributes: float) -> RandomGraph:

@@ -368,7 +368,8 @@ def evaluate(
     The words are those of `codl eval`: `seconds` is the least time for each model,
     `plan_time_s` how long a strategy runs plans, and `within` is for all together. A model that
     fails has rows that say why; `check` of what is returned raises `CodlError` for those, and for
-    an end that came early. Raises `CodlError` where a model, strategy, peer, SoC or device is not there.
+    an end that came early. Raises `CodlError` where a model, strategy, peer, SoC or device is not
+    there.
 
     >>> rows = codl.evaluate(["yolov2"], soc="host", strategies=["cpu", "codl"]).result.rows
     """

@@ -55,10 +55,13 @@ class Closeness:
 def closeness(
     got: NDArray[Any], expected: NDArray[Any], *, stored: Element = "float32"
 ) -> Closeness:
-    """Compare an output with a reference of as many elements; `stored` is the output's type.
+    """Compare an output with a reference; `stored` is the output's type.
 
-    Elements that the reference masks (`numpy.ma`) are left out.
+    An output of more or fewer elements is as wrong as can be. Elements that the reference masks
+    (`numpy.ma`) are left out.
     """
+    if np.size(got) != np.size(expected):
+        return Closeness(cosine=0.0, max_rel_err=inf)
     x, y = (np.asarray(value, np.float64).ravel() for value in (got, expected))
     if isinstance(expected, np.ma.MaskedArray):
         known = ~np.ma.getmaskarray(expected).ravel()

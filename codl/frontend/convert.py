@@ -87,7 +87,7 @@ class _Builder:
     """Collects layers, and which tensors became others."""
 
     def __init__(self, graph: Graph) -> None:
-        self._graph = graph
+        self._graph, self._names = graph, graph.names
         self._layers: dict[str, Layer] = {}
         self._inputs = {name: as_nchw(graph.shapes[name]) for name in graph.inputs}
         self._constants: dict[str, Array] = {}
@@ -132,7 +132,8 @@ class _Builder:
         for index, step in enumerate(steps):
             if step.output in self._layers:  # several nodes make it of the same tensor
                 continue
-            name = node.name if index == len(steps) - 1 else f"{node.name}.{index}"
+            is_last = index == len(steps) - 1
+            name = node.name if is_last else self._names.node(node.name, str(index))
             self._keep_constants(step)
             inputs = tuple(
                 self._shaped(self._fused.get(tensor, tensor), shape)
@@ -177,15 +178,16 @@ class _Builder:
         """The tensor under the shape that an op takes; a reshape where it has another."""
         if self._shapes[tensor] == shape:
             return tensor
-        name = f"{tensor}.{shape}"
+        name = self._names.tensor(tensor, str(shape))
         if name not in self._layers:
             op = Reshape(shapes=(tuple(self._shapes[tensor]),), to=tuple(shape))
-            self._append(Layer(name, op, (tensor,), name, {}))
+            self._append(Layer(self._names.node(tensor, str(shape)), op, (tensor,), name, {}))
         return name
 
     def _constant_output(self, tensor: str) -> str:
         """A constant that is handed out; a layer may read it under other sizes."""
-        value, name = as_float32(tensor, self._graph.constants[tensor]), f"{tensor}.output"
+        value = as_float32(tensor, self._graph.constants[tensor])
+        name = self._names.tensor(tensor, "output")
         self._constants[name] = value.reshape(as_nchw(self._graph.shapes[tensor]))
         self._shapes[name] = Shape(*self._constants[name].shape)
         return name
@@ -201,8 +203,9 @@ class _Builder:
             outputs[name] = (self._fused.get(held, held), graph.shapes[name])
         if not self._layers:  # a network computes something, if only copies of what it is given
             for name, (held, to) in outputs.items():
-                sizes, copy = tuple(self._shapes[held]), f"{held}.copy"
-                self._append(Layer(copy, Reshape(shapes=(sizes,), to=sizes), (held,), copy, {}))
+                op = Reshape(shapes=(tuple(self._shapes[held]),), to=tuple(self._shapes[held]))
+                layer, copy = self._names.node(held, "copy"), self._names.tensor(held, "copy")
+                self._append(Layer(layer, op, (held,), copy, {}))
                 outputs[name] = (copy, to)
         layers = tuple(self._layers.values())
         return Network(

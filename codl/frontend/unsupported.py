@@ -8,10 +8,13 @@ group grows until they do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
+from itertools import chain
 from math import prod
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -24,7 +27,7 @@ from codl.frontend.graph.constant_nodes import fold_constants, model_of
 from codl.frontend.graph.graph import Graph, in_order
 from codl.frontend.graph.integer_products import with_own_constants
 from codl.frontend.graph.passes import FLOATS, is_alias
-from codl.frontend.graph.weights import Model
+from codl.frontend.graph.weights import CHANCE, Model, graphs_of, refill
 from codl.ir.onnx_node import Node
 from codl.ir.ops.movement import SliceNd
 from codl.ir.ops.onnx_model import INPUT, OUTPUT, OnnxModel
@@ -45,18 +48,27 @@ NUMBERS = (
 )
 
 
-def enclosing_node(graph: Graph, nodes: Sequence[Node]) -> Node:
+#: How tensors of a group's model begin that are none of the user's, and one with the size -1.
+OWN, FLAT = "codl.", f"{OUTPUT}.flat"
+
+
+def enclosing_node(graph: Graph, nodes: Sequence[Node], start: int = 0) -> Node:
     """One node in the place of a convex group, from its model's inputs to its outputs.
 
-    Raises `UnsupportedError` for a tensor between the group and the rest that cannot be one.
+    Its model's first node has the number `start`. Raises `UnsupportedError` for a tensor between
+    the group and the rest that cannot be one.
     """
     inside = {name for node in nodes for name in node.outputs}
     reads = dict.fromkeys(name for node in nodes for name in node.reads)
     inputs = [name for name in reads if name not in inside and name not in graph.constants]
     names = {node.name for node in nodes}
-    read = {name for node in graph.nodes if node.name not in names for name in node.reads}
-    outputs = [name for node in nodes for name in node.outputs
-               if name and (name in graph.outputs or name in read)]  # fmt: skip
+    outputs = [
+        name
+        for node in nodes
+        for name in filter(None, node.outputs)
+        if graph.is_handed_out(name)
+        or any(reader.name not in names for reader in graph.consumers(name))
+    ]
     for node in nodes:
         for name in outputs:
             if name in node.outputs and name in graph.unknown:
@@ -70,7 +82,9 @@ def enclosing_node(graph: Graph, nodes: Sequence[Node]) -> Node:
             raise UnsupportedError(
                 f"The tensor {name!r} is of type {type_name}; codl knows numbers only."
             )
-    model = _model(graph, nodes, inputs, outputs)
+    model = _model(graph, nodes, inputs, outputs, start)
+    if not inputs:  # an op reads something
+        inputs = [graph.names.tensor(outputs[0], "nothing")]
     kinds = "+".join(dict.fromkeys(node.type for node in nodes))
     exact = any(graph.types.get(name) in WIDE_INTEGERS for name in outputs)
     attributes = {"model": model.SerializeToString(), "nodes": kinds, "exact": exact}
@@ -78,41 +92,64 @@ def enclosing_node(graph: Graph, nodes: Sequence[Node]) -> Node:
 
 
 def _model(
-    graph: Graph, nodes: Sequence[Node], inputs: Sequence[str], outputs: Sequence[str]
+    graph: Graph, nodes: Sequence[Node], inputs: Sequence[str], outputs: Sequence[str], start: int
 ) -> onnx.ModelProto:
     """Casts at the borders; several outputs lie one after the other in one."""
     before = [
-        _converted(f"{INPUT}{i}", name, graph.types.get(name, TensorProto.FLOAT))
+        _converted(f"{INPUT}{i}", _inner(name), graph.types.get(name, TensorProto.FLOAT))
         for i, name in enumerate(inputs)
     ]
     after: list[onnx.NodeProto] = []
     if len(outputs) == 1:
-        after.append(_converted(outputs[0], OUTPUT, TensorProto.FLOAT))
+        after.append(_converted(_inner(outputs[0]), OUTPUT, TensorProto.FLOAT))
         to = tuple(graph.shapes[outputs[0]])
     else:
         for i, name in enumerate(outputs):
-            after.append(_converted(name, f"{OUTPUT}.{i}.float", TensorProto.FLOAT))
-            flat = [f"{OUTPUT}.{i}.float", f"{OUTPUT}.flat"]
+            after.append(_converted(_inner(name), f"{OUTPUT}.{i}.float", TensorProto.FLOAT))
+            flat = [f"{OUTPUT}.{i}.float", FLAT]
             after.append(helper.make_node("Reshape", flat, [f"{OUTPUT}.{i}"]))
         pieces = [f"{OUTPUT}.{i}" for i in range(len(outputs))]
         after.append(helper.make_node("Concat", pieces, [OUTPUT], axis=0))
         to = (sum(prod(graph.shapes[name]) for name in outputs),)
     read = {name for node in nodes for name in node.reads}
     constants = [
-        numpy_helper.from_array(np.asarray(graph.constants[name]), name)
-        for name in sorted(read & graph.constants.keys())
+        numpy_helper.from_array(np.asarray(graph.constants[name]), _inner(name))
+        for name in sorted(read)
+        if name in graph.constants
     ]
-    constants.append(numpy_helper.from_array(np.array([-1], np.int64), f"{OUTPUT}.flat"))
-    protos = [node.proto for node in nodes if node.proto is not None]
+    constants.append(numpy_helper.from_array(np.array([-1], np.int64), FLAT))
+    protos = [_inside(node.proto) for node in nodes if node.proto is not None]
+    unread = [helper.make_node("Identity", [FLAT], [f"{OWN}{i}"]) for i in range(start)]
     content = helper.make_graph(
-        [*before, *protos, *after],
+        [*unread, *before, *protos, *after],
         "enclosed",
-        [_info(f"{INPUT}{i}", graph.shapes[name]) for i, name in enumerate(inputs)],
+        [_info(f"{INPUT}{i}", graph.shapes[name]) for i, name in enumerate(inputs)]
+        or [_info(f"{INPUT}0", (1,))],
         [_info(OUTPUT, to)],
         constants,
     )
     made = Model(model_of(graph, content), {})
     return with_own_constants(made).proto
+
+
+def _inner(name: str) -> str:
+    """What a user's tensor is called in a group's model."""
+    return f"{OWN}of.{name}" if name.startswith(OWN) else name
+
+
+def _inside(node: onnx.NodeProto) -> onnx.NodeProto:
+    """A node as it is in a group's model."""
+    if OWN.encode() not in node.SerializeToString():
+        return node
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    copy.input[:], copy.output[:] = map(_inner, node.input), map(_inner, node.output)
+    for graph in graphs_of(copy):
+        items = (graph.input, graph.output, graph.value_info, graph.initializer)
+        for item in (*chain(*items), *(each.values for each in graph.sparse_initializer)):
+            item.name = _inner(item.name)
+        refill(graph.node, [_inside(inner) for inner in graph.node])
+    return copy
 
 
 def _converted(source: str, target: str, to: int) -> onnx.NodeProto:
@@ -138,7 +175,7 @@ def enclosed(graph: Graph, node: Node) -> list[ConvertedOp]:
     )
     if len(sizes) == 1:
         return [ConvertedOp(op, node.inputs, node.outputs[0])]
-    whole = f"{node.outputs[0]}.all"
+    whole = graph.names.tensor(node.outputs[0], "all")
     steps, start = [], 0
     exact = bool(node.attributes["exact"])
     for name, count in zip(node.outputs, counts, strict=True):
@@ -185,10 +222,23 @@ def enclose(graph: Graph) -> Graph:
 
 def _with_groups(graph: Graph, groups: Sequence[Sequence[int]]) -> Graph:
     """The graph with a node for every group, in a topological order."""
-    made = [enclosing_node(graph, [graph.nodes[at] for at in group]) for group in groups]
+    made, start = [], 0
+    for group in groups:
+        nodes = [graph.nodes[at] for at in group]
+        draws = any(node.type in CHANCE for node in nodes)
+        made.append(enclosing_node(graph, nodes, start if draws else 0))
+        # ONNX Runtime seeds by a node's number in its model, so no two groups have the same ones.
+        start += len(nodes) + len(made[-1].inputs) if draws else 0
     taken = {at for group in groups for at in group}
     left = [node for at, node in enumerate(graph.nodes) if at not in taken] + made
     types = {**graph.types}
+    alone = {name: np.zeros(1, np.float32) for node in made for name in node.inputs
+             if name not in graph.shapes}  # fmt: skip
+    graph = replace(
+        graph,
+        constants={**graph.constants, **alone},
+        shapes={**graph.shapes, **dict.fromkeys(alone, (1,))},
+    )
     types |= {name: TensorProto.FLOAT for node in made for name in node.outputs}
     order = {name: at for at, node in enumerate(graph.nodes) for name in node.outputs}
     left.sort(key=lambda node: max(order[name] for name in node.outputs if name))
@@ -229,8 +279,9 @@ def _light(graph: Graph, node: Node) -> Graph:
         for name in node.inputs
         if name in graph.constants and graph.constants[name].size > LARGE
     }
-    constants: Mapping[str, NDArray[np.generic]] = {**graph.constants, **large}
-    return replace(graph, constants=constants) if large else graph
+    if not large:
+        return graph
+    return replace(graph, constants=ChainMap(large, cast(dict[str, NDArray[Any]], graph.constants)))
 
 
 def _may_cross(graph: Graph, tensor: str) -> bool:
@@ -240,59 +291,111 @@ def _may_cross(graph: Graph, tensor: str) -> bool:
 
 
 class _Groups:
-    """Disjoint sets of nodes, by their numbers in a topological order: sets are bits of integers.
+    """Nodes as a graph, by their numbers, in which those of a group become one node, a group's.
 
-    `links` are pairs of a node and one behind it.
+    Every node has a rank above those before it. An edge against the ranks renumbers only what lies
+    between its ends, as Pearce and Kelly do it (doi:10.1145/1187436.1210590), so that groups of
+    neighbours cost as much as they are large. `links` are pairs of a node and one behind it.
     """
 
-    def __init__(self, count: int, links: Sequence[tuple[int, int]], single: Iterable[int]) -> None:
-        self._groups = [1 << at for at in single]
-        #: All nodes behind each, and all before it.
-        self._behind, self._before = [0] * count, [0] * count
-        for first, second in sorted(links, key=lambda link: -link[0]):
-            self._behind[first] |= 1 << second | self._behind[second]
-        for first, second in sorted(links, key=lambda link: link[1]):
-            self._before[second] |= 1 << first | self._before[first]
+    def __init__(self, count: int, links: Iterable[tuple[int, int]], single: Iterable[int]) -> None:
+        self._behind: list[set[int]] = [set() for _ in range(count)]
+        self._before: list[set[int]] = [set() for _ in range(count)]
+        for first, second in links:
+            self._behind[first].add(second)
+            self._before[second].add(first)
+        self._rank = list(range(count))
+        #: The node that now stands for each one, and the nodes of each group by the one for it.
+        self._stands = list(range(count))
+        self._groups = {at: [at] for at in single}
 
     @property
     def members(self) -> list[list[int]]:
         """The nodes of every group, in order; the groups by their first nodes."""
-        return sorted(_numbers(group) for group in self._groups)
+        return sorted(map(sorted, self._groups.values()))
 
     def join(self, nodes: Iterable[int]) -> None:
         """Make some nodes one group, with all between them and the groups of those."""
-        group, before = sum(1 << at for at in nodes), 0
-        while group != before:
-            before = group
-            for other in self._groups:
-                group |= other if other & group else 0
-            group = self._filled(group)
-        self._groups = [other for other in self._groups if not other & group] + [group]
+        group = {self._standing(at) for at in nodes}
+        ranks = [self._rank[at] for at in group]
+        if len(group) > 1:
+            behind = self._reached(group, self._behind, lambda rank: rank <= max(ranks))
+            group |= behind & self._reached(group, self._before, lambda rank: rank >= min(ranks))
+        self._unite(group)
 
     def merge(self, maker: int, reader: int) -> None:
         """Unite the groups of two nodes, where nothing outside lies between."""
-        of_maker, of_reader = (
-            next((group for group in self._groups if group >> at & 1), 0) for at in (maker, reader)
-        )
-        both = of_maker | of_reader
-        if of_maker and of_reader and of_maker != of_reader and self._filled(both) == both:
-            self._groups = [group for group in self._groups if not group & both] + [both]
+        first, last = self._standing(maker), self._standing(reader)
+        if first == last or first not in self._groups or last not in self._groups:
+            return
+        if not self._is_linked_through(first, last):
+            self._unite({first, last})
 
-    def _filled(self, group: int) -> int:
-        """With the nodes on paths from some to some."""
-        return group | (self._reached(group, self._behind) & self._reached(group, self._before))
+    def _weight(self, at: int) -> int:
+        """How much there is to move where another node stands for one."""
+        edges = len(self._behind[at]) + len(self._before[at])
+        return edges + len(self._groups.get(at, ()))
 
-    def _reached(self, group: int, steps: Sequence[int]) -> int:
-        """What paths from a group lead to; a group that a path enters is passed as a whole."""
-        reached, sources = 0, group
-        while sources:
-            for at in _numbers(sources):
-                reached |= steps[at]
-            entered = sum(other for other in self._groups if other & reached and other & ~reached)
-            sources = entered & ~reached
-            reached |= entered
+    def _is_linked_through(self, first: int, last: int) -> bool:
+        """Whether a path leads from one node to another through others."""
+        lowest, left = self._rank[first], list(self._before[last] - {first})
+        seen = set(left)
+        while left:
+            at = left.pop()
+            if first in self._before[at]:
+                return True
+            new = {n for n in self._before[at] - seen if self._rank[n] > lowest}
+            seen |= new
+            left.extend(new)
+        return False
+
+    def _unite(self, nodes: set[int]) -> None:
+        """Let one node stand for some, between which no others lie."""
+        kept = max(nodes, key=self._weight)
+        members = self._groups.pop(kept, [kept])
+        edges: list[tuple[int, int]] = []
+        for at in nodes - {kept}:
+            members += self._groups.pop(at, [at])
+            self._stands[at] = kept
+            edges += [(kept, other) for other in self._behind[at] - nodes]
+            edges += [(other, kept) for other in self._before[at] - nodes]
+            for other in self._behind[at]:
+                self._before[other].discard(at)
+            for other in self._before[at]:
+                self._behind[other].discard(at)
+            self._behind[at], self._before[at] = set(), set()
+        self._groups[kept] = members
+        for first, second in edges:
+            self._behind[first].add(second)
+            self._before[second].add(first)
+            if self._rank[first] > self._rank[second]:
+                self._rerank(first, second)
+
+    def _rerank(self, first: int, second: int) -> None:
+        """Give what leads to `first` lower ranks than what `second` leads to."""
+        low, high = self._rank[second], self._rank[first]
+        before = self._reached({first}, self._before, lambda rank: rank >= low)
+        behind = self._reached({second}, self._behind, lambda rank: rank <= high)
+        ordered = [*sorted(before, key=self._rank.__getitem__)]
+        ordered += sorted(behind, key=self._rank.__getitem__)
+        ranks = sorted(self._rank[at] for at in ordered)
+        for at, rank in zip(ordered, ranks, strict=True):
+            self._rank[at] = rank
+
+    def _reached(
+        self, nodes: set[int], steps: Sequence[set[int]], counts: Callable[[int], bool]
+    ) -> set[int]:
+        """Nodes, and all that steps from them lead to, through ranks that count."""
+        reached, left = set(nodes), list(nodes)
+        while left:
+            new = {n for n in steps[left.pop()] - reached if counts(self._rank[n])}
+            reached |= new
+            left.extend(new)
         return reached
 
-
-def _numbers(bits: int) -> list[int]:
-    return [at for at, bit in enumerate(reversed(f"{bits:b}")) if bit == "1"]
+    def _standing(self, at: int) -> int:
+        """The node that stands for one now."""
+        while (stands := self._stands[at]) != at:
+            self._stands[at] = self._stands[stands]
+            at = stands
+        return at

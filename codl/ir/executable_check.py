@@ -3,7 +3,8 @@
 Whatever it says of memory stays inside that memory, every number refers to something that is
 there, and programs are compiled with nothing but macros. Texts of ops can be read and have the
 sizes that they get. Each flag has memory of its own, and one command that raises it. Tensors that
-last from run to run are the caches that ops write.
+last from run to run are the caches that ops write. Of a tensor one layer is the producer, or the
+caller.
 """
 
 from __future__ import annotations
@@ -148,6 +149,8 @@ def check_layers(
         _check_inputs(op, shapes)
         if layer.region.shape(op.output) != op.output:
             raise UnfitError(f"{layer.region} is written by {layer.op!r}")
+        if layer.output in values:
+            raise UnfitError(f"{layer.name!r} makes {layer.output!r}, which is there already")
         values[layer.output] = layer.region, op.output
     return values
 
@@ -191,6 +194,26 @@ def check_flags(executable: Executable) -> None:
     for place, tensor in enumerate(executable.tensors):
         if tensor.buffer in flags:
             raise UnfitError(f"tensors[{place}] lies in a flag, buffers[{tensor.buffer}]")
+
+
+def check_producers(executable: Executable) -> None:
+    """Raise `UnfitError` with a tensor that two layers make, or a layer and the caller.
+
+    Where kernels are measured alone, the caller says what an output holds before.
+    """
+    tensors, ends = executable.tensors, {port.tensor for port in executable.outputs.values()}
+    makers: dict[str, str | None] = {}
+    for port in executable.inputs.values():
+        if 0 <= port.tensor < len(tensors) and port.tensor not in ends:
+            makers[tensors[port.tensor].name] = None
+    made = [(tensors[step.writes.tensor].name, step.layers[-1])
+            for step in executable.steps if isinstance(step, ex.GpuOp)]  # fmt: skip
+    made += [(layer.output, layer.name) for net in executable.nets for layer in net.layers]
+    for tensor, layer in made:
+        other = makers.setdefault(tensor, layer)
+        if other != layer:
+            others = "the caller gives it" if other is None else f"so does {other!r}"
+            raise UnfitError(f"{layer!r} makes {tensor!r}, and {others}")
 
 
 def state_tensors(executable: Executable) -> dict[tuple[str, Processor], int]:
@@ -270,6 +293,8 @@ class Checker:
             self._step(step, f"steps[{number}]")
         for number, net in enumerate(executable.nets):
             self._net(net, f"nets[{number}]")
+        with self._fitting("tensors", "two producers"):
+            check_producers(executable)
         self._commands(executable.setup, "setup")
         before, signalled = set(self._mapped), set(self._signalled)
         for number, stage in enumerate(executable.stages):

@@ -276,9 +276,10 @@ class Lowering:
             for name, region in (*shard.inputs.items(), *left.items())
         }
         groups = grouped(layers)
+        between = _between(groups)
         for part in shard.parts:
             name = part.layer.output
-            if name not in places and _is_read_elsewhere(name, groups):
+            if name not in places and name in between:
                 places[name] = self._own_memory(part)
         for members in groups:
             net = lower_net(Group.of(members, places), assembly)
@@ -308,10 +309,10 @@ def in_range(value: Array, element: Element) -> Array:
     return np.where(np.isfinite(value), np.clip(value, -most, most), value)
 
 
-def _is_read_elsewhere(tensor: str, groups: Sequence[tuple[CpuLayer, ...]]) -> bool:
-    """Whether a group reads a tensor that another one computes."""
-    return any(
-        any(tensor == name for layer in group for name, _ in layer.inputs)
-        and all(layer.output != tensor for layer in group)
-        for group in groups
-    )
+def _between(groups: Sequence[tuple[CpuLayer, ...]]) -> set[str]:
+    """The tensors that a group reads and does not compute."""
+    between: set[str] = set()
+    for group in groups:
+        read = {name for layer in group for name, _ in layer.inputs}
+        between |= read - {layer.output for layer in group}
+    return between

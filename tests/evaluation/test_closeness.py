@@ -21,6 +21,13 @@ def test_equal_outputs_are_as_close_as_can_be() -> None:
     assert found.largest == found.largest_expected == np.abs(x).max()
 
 
+def test_an_output_of_another_size_is_wrong() -> None:
+    for size in (0, 3, 5):
+        close = closeness(np.ones(size), np.ones(4))
+        assert (close.cosine, close.max_rel_err) == (0, np.inf)
+        assert not is_right(close, 0.0, 1e9)
+
+
 def test_errors_are_of_the_largest_value() -> None:
     found = closeness(np.array([1.0, 2.1, 0.0]), np.array([1.0, 2.0, 0.0]))
     assert found.max_rel_err == pytest.approx(0.05)

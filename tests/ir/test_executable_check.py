@@ -18,7 +18,7 @@ from codl.frontend.convert import load_network, network_of
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Network
-from codl.ir.executable import Buffer, Raise
+from codl.ir.executable import Buffer, Executable, GpuOp, Raise
 from codl.ir.executable_check import check
 from codl.ir.executable_json import decode
 from codl.kernels.tuning import Tuning
@@ -183,3 +183,27 @@ def test_memory_that_is_not_there_is_said_to_be_missing() -> None:
     large = Buffer("cpu", (1 << 48) - (1 << 40))
     with pytest.raises(CodlError, match="which are not there"):
         Interpreter(structs.replace(executable, buffers=(*executable.buffers, large)))
+
+
+def with_tensor(executable: Executable, number: int, name: str) -> Executable:
+    """The executable with another name for a tensor."""
+    tensors = list(executable.tensors)
+    tensors[number] = structs.replace(tensors[number], name=name)
+    return structs.replace(executable, tensors=tuple(tensors))
+
+
+def test_a_tensor_has_one_producer() -> None:
+    network = load_network("op_chain")
+    on_gpu = lower(network, default_plan(network, SOC, "gpu"), SOC, Tuning())
+    first, second = [step.writes.tensor for step in on_gpu.steps if isinstance(step, GpuOp)][:2]
+    with pytest.raises(CodlError, match=r"tensors, two producers: .* makes .* and so does"):
+        check(with_tensor(on_gpu, second, on_gpu.tensors[first].name))
+    given = next(iter(on_gpu.inputs.values())).tensor
+    with pytest.raises(CodlError, match="the caller gives it"):
+        check(with_tensor(on_gpu, first, on_gpu.tensors[given].name))
+    on_cpu = lower(network, default_plan(network, SOC, "cpu"), SOC, Tuning())
+    (net, *others) = on_cpu.nets
+    one, two, *rest = net.layers
+    twice = structs.replace(net, layers=(one, structs.replace(two, output=one.output), *rest))
+    with pytest.raises(CodlError, match="which is there already"):
+        check(structs.replace(on_cpu, nets=(twice, *others)))

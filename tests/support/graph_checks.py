@@ -7,12 +7,14 @@ every tensor: what that changes much, or makes jump, nobody computes alike twice
 
 from __future__ import annotations
 
+import tempfile
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
@@ -22,16 +24,18 @@ from numpy.typing import NDArray
 
 from codl.engine.engine import Engine
 from codl.errors import CodlError
-from codl.frontend.convert import network_of
+from codl.frontend.convert import load_network, network_of
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.ir.network import Network
 from codl.ir.plan import Plan
 from codl.plan.build_plan import preferring
 from codl.records.soc import Soc
 from codl.targets.base import Target
+from support.random_forms import saved, written
 from support.random_graphs import (
     FLOATS,
     Dropped,
+    Form,
     RandomGraph,
     Values,
     noise,
@@ -241,20 +245,19 @@ def outcome_of(
         outcome = Outcome("refused", "ONNX Runtime", str(error)[:200])
     else:
         referred()
-        outcome = _checked(graph, model, reference, plan, soc, target, seed)
+        outcome = _checked(graph, reference, plan, soc, target, seed)
     seconds = round(time.perf_counter() - start, 3)
     return replace(outcome, profile=graph.profile, nodes=len(graph.nodes), seconds=seconds)
 
 
 def _checked(
-    graph: RandomGraph, model: onnx.ModelProto, reference: Reference,
-    plan: str, soc: Soc, target: Target, seed: str,
+    graph: RandomGraph, reference: Reference, plan: str, soc: Soc, target: Target, seed: str,
 ) -> Outcome:  # fmt: skip
     layers = enclosed = 0
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            network = network_of(import_onnx(model, "random", graph.shapes))
+            network = _network(graph)
             kinds = [layer.op.kind for layer in network.layers]
             layers, enclosed = len(kinds), kinds.count("onnx")
             chosen = plan_of(network, soc, plan, Random(seed))
@@ -274,6 +277,14 @@ def _checked(
         reference.blur(MORE_NOISY)
     name, problem = problems[0]
     return Outcome("wrong", problem.partition(":")[0], f"{name!r}: {problem}", layers, enclosed)
+
+
+def _network(graph: RandomGraph) -> Network:
+    """Of the model in the form in which it is written."""
+    if not graph.form.external:
+        return network_of(import_onnx(written(graph), "random", graph.shapes))
+    with tempfile.TemporaryDirectory(prefix="codl-graph-") as folder:
+        return load_network(str(saved(graph, Path(folder))), shapes=graph.shapes)
 
 
 def _problems(reference: Reference, results: Sequence[Values]) -> Iterator[tuple[str, str]]:
@@ -327,6 +338,8 @@ def _smaller(graph: RandomGraph) -> Iterator[RandomGraph]:
             yield without_unread(graph, [name])
     for node in graph.nodes:  # a node in the middle goes
         yield from _bypassed(graph, node, values)
+    if graph.form != Form():
+        yield replace(graph, form=Form())
     if graph.declared or graph.overridable or graph.shaped_outputs:
         yield replace(graph, declared={}, overridable=(), shaped_outputs=False)
     for index, node in enumerate(graph.nodes):

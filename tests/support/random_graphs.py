@@ -64,6 +64,16 @@ class Dropped(Exception):  # noqa: N818
     """ONNX Runtime refuses a node, or its result is of no use."""
 
 
+@dataclass(frozen=True)
+class Form:
+    """How a model is written: see `support.random_forms`. Opset 0 is the one it is drawn in."""
+
+    ir_version: int = 10
+    opset: int = 0
+    sparse: tuple[str, ...] = ()
+    external: bool = False
+
+
 @dataclass
 class RandomGraph:
     """A model in parts, with values for its inputs.
@@ -81,6 +91,7 @@ class RandomGraph:
     declared: dict[str, tuple[int | str, ...]] = field(default_factory=dict)
     overridable: tuple[str, ...] = ()
     shaped_outputs: bool = False
+    form: Form = Form()
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -5,7 +5,7 @@ Others run whole in ONNX Runtime; groups of nodes are as exporters write them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from math import prod
 from random import Random
@@ -14,6 +14,8 @@ from typing import TypeAlias
 import numpy as np
 from onnx import helper
 
+from support.random_forms import FORMS, OLDEST, drawn_forms, in_form
+from support.random_forms import OPSETS as EVERY_OPSET
 from support.random_graphs import MICROSOFT, OPSETS, Drawing, Dropped, RandomGraph
 
 Step: TypeAlias = Callable[[Drawing], object]
@@ -39,25 +41,36 @@ EINSUMS = ("ij,jk->ik", "bij,bjk->bik", "bhid,bhjd->bhij", "ij->ji", "bij->bi", 
 UNFIT = (Dropped, ArithmeticError, LookupError, ValueError)
 
 
-def draw_graph(seed: int, index: int) -> RandomGraph:
-    """Graph `index` of a seed: the same wherever ONNX Runtime takes the same nodes."""
+def draw_graph(seed: int, index: int, forms: Collection[str] = tuple(FORMS)) -> RandomGraph:
+    """Graph `index` of a seed, written in some of the forms.
+
+    It is the same wherever ONNX Runtime takes the same nodes.
+    """
+    drawn = drawn_forms(seed, index, forms)
     for attempt in range(20):
         dice = Random(f"graph {seed} {index} {attempt}")
         try:
-            return _drawn(dice)
+            graph = _drawn(dice, drawn)
+            return in_form(graph, drawn, Random(f"form {seed} {index} {attempt}"))
         except Dropped:
             continue
     raise AssertionError(f"graph {index} of seed {seed} has no nodes")
 
 
-def _drawn(dice: Random) -> RandomGraph:
+def _drawn(dice: Random, forms: Collection[str]) -> RandomGraph:
     profile = dice.choices(("common", "values", "symbolic", "empty", "types"), (70, 10, 10, 3, 7))[
         0
     ]
     dtype = np.float32
     if profile == "types":
         dtype = dice.choice((np.float16, np.float16, np.float64))
-    g = Drawing(dice, dice.choice(OPSETS), dtype, profile)
+    opset = dice.choice(OPSETS)
+    if "opset" in forms:
+        opset = max(dice.choice(EVERY_OPSET), OLDEST)
+    profile = "values" if "strays" in forms else profile
+    g = Drawing(dice, opset, dtype, profile)
+    if "strays" in forms:
+        _stray(g)
     focus = dice.choice([*GROUPS, *GROUPS, "mixed"])
     g.graph.profile = f"{profile} {focus}"
     wanted = dice.choice((1, 2, 2, 3, 3, 4, 5, 6, 8, 12))
@@ -71,6 +84,19 @@ def _drawn(dice: Random) -> RandomGraph:
         except UNFIT:
             continue
     return g.finish()
+
+
+def _stray(g: Drawing) -> None:
+    """Values that are no numbers, made by nodes of an input that has none."""
+    x = g.input(g.numbers(1, 4, 6, 6))
+    g.graph.feeds[x] = g.values[x] = np.abs(g.values[x]) - g.values[x].dtype.type(0.4)
+    kind = g.one_of(("Log", "Sqrt", "Div", "Pow", "Acosh"))
+    if kind == "Div":
+        g.node("Div", x, g.node("Relu", x))
+    elif kind == "Pow":
+        g.node("Pow", x, g.constant(0.5))
+    else:
+        g.node(kind, g.node("Relu", x) if kind == "Log" and g.chance(0.5) else x)
 
 
 def _plain(g: Drawing) -> None:

@@ -71,6 +71,11 @@ def input_shape(graph: Graph, node: Node) -> Shape:
     return as_nchw(graph.shapes[node.inputs[0]])
 
 
+def between(graph: Graph, node: Node, word: str) -> str:
+    """A name for a tensor between the ops that a node becomes."""
+    return graph.names.tensor(node.outputs[0] or node.name, word)
+
+
 def has_input(node: Node, index: int) -> bool:
     """Whether an optional input is given."""
     return len(node.inputs) > index and bool(node.inputs[index])

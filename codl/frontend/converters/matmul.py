@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from codl.frontend.converters.base import (
     ConvertedOp,
     attribute,
+    between,
     constant_input,
     converts,
     has_input,
@@ -37,10 +38,9 @@ def _matmul(graph: Graph, node: Node) -> list[ConvertedOp]:
     a, b = (tuple(graph.shapes[name]) for name in node.inputs[:2])
     b = (*b, 1) if len(b) == 1 else b
     if node.inputs[1] in graph.constants and len(b) == 2:
-        matrix = graph.constant(node.inputs[1]).reshape(b)
         # A bias is no part of ONNX's node: a pass has folded it into this one.
         bias = graph.constant(node.inputs[2]) if has_input(node, 2) else np.zeros(b[1], np.float32)
-        return [_with_constant(graph, node, a, matrix, bias, node.outputs[0])]
+        return [_with_constant(graph, node, a, Matrix(b), bias, node.outputs[0])]
     a = (1, *a) if len(a) == 1 else a
     # Nor is a factor, which a pass has found in front of the node.
     alpha = number(attribute(node, "alpha", 1.0))
@@ -56,15 +56,13 @@ def _gemm(graph: Graph, node: Node) -> list[ConvertedOp]:
     a, b = (tuple(graph.shapes[name]) for name in node.inputs[:2])
     to = (a[1 if trans_a else 0], b[0 if trans_b else 1])
     added = steps.operand(node.inputs[2]) if has_input(node, 2) and beta else None
-    product = Operand(node.outputs[0] if added is None else f"{node.outputs[0]}.product", to)
+    product = Operand(node.outputs[0] if added is None else between(graph, node, "product"), to)
     if node.inputs[1] in graph.constants:
         bias = np.zeros(to[1], np.float32)
         if added is not None and added.value is not None and prod(added.sizes[:-1]) == 1:
             bias = np.array(np.broadcast_to(beta * added.value.reshape(-1), to[1]), np.float32)
             added, product = None, Operand(node.outputs[0], to)
-        matrix = graph.constant(node.inputs[1])
-        matrix = matrix if alpha == 1 else np.float32(alpha) * matrix
-        matrix = matrix.T if trans_b else matrix
+        matrix = Matrix((b[0], b[1]), trans_b, alpha)
         steps.made.append(
             _with_constant(graph, node, a, matrix, bias, product.name, trans_a=trans_a)
         )
@@ -78,11 +76,24 @@ def _gemm(graph: Graph, node: Node) -> list[ConvertedOp]:
     return steps.made
 
 
+class Matrix(NamedTuple):
+    """The second input of a product: its sizes, whether it is read turned, and its factor."""
+
+    sizes: tuple[int, int]
+    turned: bool = False
+    factor: float = 1.0
+
+    def of(self, graph: Graph, node: Node, *, turned: bool) -> Array:
+        """The matrix, or its transpose, once for all nodes that read it."""
+        way = self.turned != turned
+        return graph.matrix(node.inputs[1], self.sizes, turned=way, factor=self.factor)
+
+
 def _with_constant(
     graph: Graph,
     node: Node,
     a: Sizes,
-    matrix: Array,
+    matrix: Matrix,
     bias: Array,
     output: str,
     *,
@@ -93,16 +104,16 @@ def _with_constant(
     That row may still have the axes of an image; see `drop_reshapes`. One token of a decoder is
     multiplied as several are, so that they share what is made of the constant.
     """
-    k, n = matrix.shape
+    k, n = matrix.sizes[::-1] if matrix.turned else matrix.sizes
     images = 0 if graph.states else graph.rows_of_images(a, k)
     if images == 1 or (images and not trans_a):
         shape = as_nchw(a) if a[0] == images else Shape(1, k, 1, 1)
-        weights = {"weight": np.ascontiguousarray(matrix.T), "bias": bias}
+        weights = {"weight": matrix.of(graph, node, turned=True), "bias": bias}
         return ConvertedOp(
             FullyConnected(inputs=(shape,), out_channels=n), node.inputs[:1], output, weights
         )
     op = MatMul(shapes=(a,), matrix=(k, n), trans_a=trans_a)
-    weights = {"weight": np.ascontiguousarray(matrix), "bias": bias}
+    weights = {"weight": matrix.of(graph, node, turned=False), "bias": bias}
     return ConvertedOp(op, node.inputs[:1], output, weights)
 
 
@@ -132,7 +143,7 @@ def _dynamic_product(graph: Graph, node: Node) -> list[ConvertedOp]:
     product = MatMulDynamic(
         shapes=(sizes, ranges.out_sizes), matrix=matrix.shape, signed=bool(signed)
     )
-    name = f"{x}.ranges"
+    name = graph.names.tensor(x, "ranges")
     return [
         ConvertedOp(ranges, (x,), name),
         ConvertedOp(product, (x, name), node.outputs[0], weights),

@@ -10,6 +10,7 @@ import numpy as np
 from codl.frontend.converters.base import (
     ConvertedOp,
     attribute,
+    between,
     converts,
     has_input,
     ints,
@@ -64,7 +65,8 @@ def reduced(
         first, last = index == 0, index == len(runs) - 1
         table = {} if first and last else FIRST if first else LAST if last else LATER
         op = Reduce(shapes=(x.sizes,), mode=table.get(mode, mode), axes=run, keepdims=keepdims)
-        x = steps.append(op, (x,), name if last else f"{name}.{index}")
+        output = name if last else steps.graph.names.tensor(name, str(index))
+        x = steps.append(op, (x,), output)
     return x
 
 
@@ -186,12 +188,13 @@ def _scaled_norm(graph: Graph, node: Node) -> list[ConvertedOp]:
     if center:
         _statistics(steps, x, axis)
     scale = _led(steps.operand(node.inputs[1]), rank)
-    zeros = Operand(f"{node.outputs[0]}.zeros", scale.sizes, np.zeros(scale.sizes, np.float32))
+    none = np.zeros(scale.sizes, np.float32)
+    zeros = Operand(between(graph, node, "zeros"), scale.sizes, none)
     bias = _led(steps.operand(node.inputs[2]), rank) if has_input(node, 2) else zeros
     rule = {"axis": axis, "epsilon": _epsilon(node), "center": center}
     if scale.sizes == bias.sizes and Channels.of(scale.sizes, x.sizes) is not None:
         op = Norm(shapes=(x.sizes, scale.sizes, bias.sizes), **rule)  # type: ignore[arg-type]
-        constants = {zeros.name: np.zeros(scale.sizes, np.float32)} if bias is zeros else {}
+        constants = {zeros.name: none} if bias is zeros else {}
         names = (x.name, scale.name, bias.name)
         return [*steps.made, ConvertedOp(op, names, node.outputs[0], constants=constants)]
     normal = steps.apply(Norm(shapes=(x.sizes,), **rule), (x,), "normal")  # type: ignore[arg-type]
@@ -239,7 +242,7 @@ def _group_norm(graph: Graph, node: Node) -> list[ConvertedOp]:
         if graph.shapes[name] == (channels,):
             continue
         part = steps.operand(name, (groups, 1))
-        names[index] = f"{output}.channels{index}"
+        names[index] = between(graph, node, f"channels{index}")
         if part.value is not None:
             constants[names[index]] = np.repeat(part.value, channels // groups)
         else:

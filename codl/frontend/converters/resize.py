@@ -11,6 +11,7 @@ import numpy as np
 from codl.frontend.converters.base import (
     ConvertedOp,
     attribute,
+    between,
     constant_input,
     converts,
     has_input,
@@ -30,9 +31,11 @@ AMBIGUOUS = "which of two elements is nearest is a matter of rounding."
 @converts("Upsample", parameters=(1,))
 @converts("Resize", parameters=(1, 2, 3))
 def _resize(graph: Graph, node: Node) -> list[ConvertedOp]:
+    sizes, to = tuple(graph.shapes[node.inputs[0]]), tuple(graph.shapes[node.outputs[0]])
+    if sizes == to:  # whatever the scales are, ONNX Runtime copies
+        return [ConvertedOp(Reshape(shapes=(sizes,), to=to), node.inputs[:1], node.outputs[0])]
     if attribute(node, "antialias", 0):
         raise unsupported(node, "antialias must be 0.")
-    sizes, to = tuple(graph.shapes[node.inputs[0]]), tuple(graph.shapes[node.outputs[0]])
     old = len(node.inputs) < 3  # Upsample, and Resize up to opset 10
     coords = attribute(node, "coordinate_transformation_mode", "half_pixel")
     if coords == "half_pixel_symmetric" and attribute(node, "mode", "nearest") == "nearest":
@@ -45,7 +48,7 @@ def _resize(graph: Graph, node: Node) -> list[ConvertedOp]:
         "exclude_outside": bool(attribute(node, "exclude_outside", 0)),
         "outside": float(attribute(node, "extrapolation_value", 0.0)),
     }
-    return _steps(node, _axes(graph, node, sizes, to), rule)
+    return _steps(graph, node, _axes(graph, node, sizes, to), rule)
 
 
 def _axes(graph: Graph, node: Node, sizes: Sizes, to: Sizes) -> list[Axis]:
@@ -82,16 +85,17 @@ def _scales(
     ratios = [np.float32(n) / np.float32(sizes[a]) for n, a in zip(wanted, named, strict=True)]
     if policy == "stretch":
         return ratios
+    if min(attribute(node, "axes", (0,))) < 0:
+        raise unsupported(node, f"ONNX Runtime leaves axes below 0 as they are, under {policy!r}.")
     return [(min if policy == "not_larger" else max)(ratios)] * len(named)
 
 
-def _steps(node: Node, axes: list[Axis], rule: Mapping[str, Any]) -> list[ConvertedOp]:
+def _steps(
+    graph: Graph, node: Node, axes: list[Axis], rule: Mapping[str, Any]
+) -> list[ConvertedOp]:
     """A resize of the last two axes, or one of one axis after the other."""
     sizes, output = [axis.size for axis in axes], node.outputs[0]
     changed = [at for at, axis in enumerate(axes) if _is_changed(axis)]
-    if not changed:
-        op = Reshape(shapes=(tuple(sizes),), to=tuple(axis.to for axis in axes))
-        return [ConvertedOp(op, node.inputs[:1], output)]
     if len(axes) == 4 and min(changed) >= 2:
         resize = _resize_of(node, as_nchw(tuple(sizes)), axes[2], axes[3], rule)
         return [ConvertedOp(resize, node.inputs[:1], output)]
@@ -99,7 +103,7 @@ def _steps(node: Node, axes: list[Axis], rule: Mapping[str, Any]) -> list[Conver
     for at in changed:
         shape = Shape(1, prod(sizes[:at]), sizes[at], prod(sizes[at + 1 :]))
         resize = _resize_of(node, shape, axes[at], Axis(shape.w, shape.w, 1.0), rule)
-        name = output if at == changed[-1] else f"{output}.{at}"
+        name = output if at == changed[-1] else between(graph, node, str(at))
         steps.append(ConvertedOp(resize, (source,), name))
         source, sizes[at] = name, axes[at].to
     return steps

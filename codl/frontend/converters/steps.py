@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.frontend.converters.base import ConvertedOp, unsupported
+from codl.frontend.converters.base import ConvertedOp, between, unsupported
 from codl.frontend.graph.graph import Graph
 from codl.ir.onnx_node import Node
 from codl.ir.ops.base import Activation, Array, Op, Weights
@@ -103,7 +103,7 @@ class Steps:
         for index, (operand, sizes) in enumerate(inputs):
             name = operand.name
             if operand.value is not None:
-                name = f"{output.name}.{index}.{operand.name}"
+                name = self.graph.names.tensor(output.name, f"{index}.{operand.name}")
                 value = np.ascontiguousarray(operand.value, np.float32)
                 constants[name] = value.reshape(sizes)
             names.append(name)
@@ -198,9 +198,9 @@ class Steps:
         """A name for a tensor in between; without a word, that of the first output."""
         if not word:
             return self.node.outputs[0]
-        base = f"{self.node.outputs[0] or self.node.name}.{word}"
-        taken = sum(step.output.startswith(base) for step in self.made)
-        return f"{base}{taken or ''}"
+        first = between(self.graph, self.node, word)
+        taken = sum(step.output.startswith(first) for step in self.made)
+        return between(self.graph, self.node, f"{word}{taken}") if taken else first
 
 
 def seen(x: Operand, sizes: Sizes) -> Operand:

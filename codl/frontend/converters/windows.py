@@ -18,6 +18,7 @@ from codl.errors import CodlError
 from codl.frontend.converters.base import (
     ConvertedOp,
     attribute,
+    between,
     converts,
     has_input,
     input_shape,
@@ -171,7 +172,7 @@ def _conv3d(
     if window.before[0] or window.after[0]:
         pads = [(0, 0, side[0], 0, 0) for side in (window.before, window.after)]
         padded = PadNd(shapes=((n, c, depth, h, w),), before=pads[0], after=pads[1])
-        steps.append(ConvertedOp(padded, (source,), f"{node.outputs[0]}.padded"))
+        steps.append(ConvertedOp(padded, (source,), between(graph, node, "padded")))
         source, depth = steps[-1].output, padded.out_sizes[2]
     taps = Windows(
         shapes=((n, c, depth, h * w),),
@@ -180,7 +181,7 @@ def _conv3d(
         stride=window.stride[0],
         dilation=window.dilation[0],
     )
-    steps.append(ConvertedOp(taps, (source,), f"{node.outputs[0]}.taps"))
+    steps.append(ConvertedOp(taps, (source,), between(graph, node, "taps")))
     images = n * window.to[0]
     conv = Conv2d(
         inputs=(Shape(images, c * window.kernel[0], h, w),),
@@ -190,7 +191,8 @@ def _conv3d(
     )
     weight = weights["weight"].reshape(oc, -1, *window.kernel[1:])
     filters = {"weight": weight, "bias": weights["bias"]}
-    steps.append(ConvertedOp(conv, (steps[-1].output,), f"{node.outputs[0]}.images", filters))
+    images_made = between(graph, node, "images")
+    steps.append(ConvertedOp(conv, (steps[-1].output,), images_made, filters))
     area = prod(window.to[1:])
     back = Transpose(
         shapes=(tuple(conv.output),),
@@ -270,12 +272,13 @@ def _pool(graph: Graph, node: Node) -> list[ConvertedOp]:
         height, width = (*(window.sizes[axis] for axis in axes), left)[:2]
         shape = Shape(n, c * done, height, width)
         op = Pool2d(inputs=(shape,), mode=mode, count_pad=count_pad, **window.over(*axes))
-        output = node.outputs[0] if axes == passes[-1] else f"{node.outputs[0]}.{axes[0]}"
+        is_last = axes == passes[-1]
+        output = node.outputs[0] if is_last else between(graph, node, str(axes[0]))
         factors = _recounted(window, axes, op) if count_pad else None
         if factors is None:
             steps.append(ConvertedOp(op, (source,), output))
         else:
-            names = (f"{output}.whole", f"{output}.factors")
+            names = graph.names.tensor(output, "whole"), graph.names.tensor(output, "factors")
             scale = Eltwise(inputs=(op.output, Shape(*factors.shape)), mode="mul")
             steps.append(ConvertedOp(op, (source,), names[0]))
             steps.append(ConvertedOp(scale, names, output, constants={names[1]: factors}))

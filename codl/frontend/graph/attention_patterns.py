@@ -43,12 +43,12 @@ class AttentionInput(NamedTuple):
 
 def repeated(graph: Graph, name: str) -> Repeated | None:
     """What a tensor repeats: (n, groups, 1, ...) expanded to (n, groups, heads / groups, ...)."""
-    last = graph.makers.get(name)
+    last, turned = graph.makers.get(name), False
+    while last and last.type == "Transpose" and tuple(last.attributes.get("perm", ())) == TURN:
+        name, turned = last.inputs[0], not turned
+        last = graph.makers.get(name)
     if last is None:
         return None
-    if last.type == "Transpose" and tuple(last.attributes.get("perm", ())) == TURN:
-        whole = repeated(graph, last.inputs[0])
-        return whole and whole._replace(turned=not whole.turned)
     bound = next(matches(graph, last, op(RESHAPE, op("Expand", "narrow", name="wide"))), None)
     if bound is None:
         return None
@@ -61,8 +61,8 @@ def repeated(graph: Graph, name: str) -> Repeated | None:
         return None
     apart, sizes = graph.makers.get(bound["narrow"]), (n, groups, rows, columns)
     if apart is not None and apart.type in RESHAPES and _sizes(graph, apart.inputs[0]) == sizes:
-        return Repeated(apart.inputs[0], sizes)
-    return Repeated(bound["narrow"], sizes)
+        return Repeated(apart.inputs[0], sizes, turned)
+    return Repeated(bound["narrow"], sizes, turned)
 
 
 def _sizes(graph: Graph, name: str) -> Sizes:
@@ -81,15 +81,15 @@ def _shared(graph: Graph, node: Node) -> Rewrite | None:
     whole, left = repeated(graph, node.inputs[1]), _sizes(graph, node.inputs[0])
     if whole is None or len(left) != 4:
         return None
-    output, right = node.outputs[0], whole.source
+    output, right, names = node.outputs[0], whole.source, graph.names
     (n, heads, rows, inner), columns = left, graph.shapes[output][3]
     groups = whole.sizes[1]
     nodes: list[Node] = []
     shapes: dict[str, Sizes] = {}
 
     def add(word: str, kind: str, source: str, sizes: Sizes) -> str:
-        name, perm = f"{output}.{word}", {"perm": TURN} if kind == "Transpose" else {}
-        nodes.append(Node(f"{node.name}.{word}", kind, (source,), (name,), perm))
+        name, perm = names.tensor(output, word), {"perm": TURN} if kind == "Transpose" else {}
+        nodes.append(Node(names.node(node.name, word), kind, (source,), (name,), perm))
         shapes[name] = sizes
         return name
 
@@ -99,10 +99,10 @@ def _shared(graph: Graph, node: Node) -> Rewrite | None:
         right = add("once", "Reshape", right, whole.sizes)
     if whole.turned:
         right = add("turned", "Transpose", right, (n, groups, inner, columns))
-    product = f"{output}.together"
+    product = names.tensor(output, "together")
     shapes[product] = (n, groups, together, columns)
     nodes.append(Node(node.name, "MatMul", (x, right), (product,), node.attributes))
-    nodes.append(Node(f"{node.name}.apart", "Reshape", (product,), (output,)))
+    nodes.append(Node(names.node(node.name, "apart"), "Reshape", (product,), (output,)))
     return Rewrite(node, nodes, shapes=shapes)
 
 
@@ -138,7 +138,7 @@ def _attention(graph: Graph, last: Node) -> Rewrite | None:
                               ("queries", "turned keys", "values", "mask"))  # fmt: skip
         if any(len(_sizes(graph, name)) != 4 for name in (q, turned, v, output)):
             continue
-        keys, values = _keys(graph, turned, f"{output}.keys"), _values(graph, v, f"{output}.values")
+        keys, values = _keys(graph, turned, output), _values(graph, v, output)
         if keys is None or q in graph.constants:
             continue
         sizes, k = _sizes(graph, q), keys.sizes  # as many heads of q share each of k
@@ -156,11 +156,11 @@ def _attention(graph: Graph, last: Node) -> Rewrite | None:
     return None
 
 
-def _keys(graph: Graph, turned: str, name: str) -> AttentionInput | None:
+def _keys(graph: Graph, turned: str, output: str) -> AttentionInput | None:
     """(images, heads, keys, features) before they were turned, once for heads that share them."""
     whole = repeated(graph, turned)
     if whole is not None:
-        return _once(graph, whole, name) if whole.turned else None
+        return _once(graph, whole, output, "keys") if whole.turned else None
     transpose = graph.makers.get(turned)
     if transpose is None or transpose.type != "Transpose":
         return None
@@ -171,23 +171,25 @@ def _keys(graph: Graph, turned: str, name: str) -> AttentionInput | None:
         return None if source in graph.constants else AttentionInput(source, sizes)
     if perm != (0, 2, 3, 1):
         return None
-    return AttentionInput(
-        name, sizes, (Node(name, "Transpose", (source,), (name,), {"perm": (0, 2, 1, 3)}),)
-    )
+    names = graph.names.node(output, "keys"), graph.names.tensor(output, "keys")
+    node = Node(names[0], "Transpose", (source,), names[1:], {"perm": (0, 2, 1, 3)})
+    return AttentionInput(names[1], sizes, (node,))
 
 
-def _values(graph: Graph, v: str, name: str) -> AttentionInput:
+def _values(graph: Graph, v: str, output: str) -> AttentionInput:
     whole = repeated(graph, v)
     if whole is None or whole.turned:
         return AttentionInput(v, _sizes(graph, v))
-    return _once(graph, whole, name)
+    return _once(graph, whole, output, "values")
 
 
-def _once(graph: Graph, whole: Repeated, name: str) -> AttentionInput:
+def _once(graph: Graph, whole: Repeated, output: str, word: str) -> AttentionInput:
     """A tensor before it was repeated, with an axis of heads."""
     if _sizes(graph, whole.source) == whole.sizes:
         return AttentionInput(whole.source, whole.sizes)
-    return AttentionInput(name, whole.sizes, (Node(name, "Reshape", (whole.source,), (name,)),))
+    names = graph.names.node(output, word), graph.names.tensor(output, word)
+    node = Node(names[0], "Reshape", (whole.source,), names[1:])
+    return AttentionInput(names[1], whole.sizes, (node,))
 
 
 def _is_along_features(graph: Graph, node: Node) -> bool:
@@ -218,7 +220,7 @@ def fuse_rotaries(graph: Graph) -> Graph:
             # Tables are halved once for all that read them.
             halves = [_half(graph, node, name, axis) for name in tables if name not in halved]
             halved.update(tables)
-            names = (x, *(f"{name}.half" for name in tables))
+            names = (x, *(graph.names.tensor(name, "half") for name in tables))
             made = Node(node.name, "RotaryEmbedding", names, node.outputs, {"axis": axis})
             return Rewrite(
                 node,
@@ -246,25 +248,29 @@ def _axis_of_tokens(graph: Graph, x: str, cos: str, sin: str) -> int:
 
 def _repeats(graph: Graph, name: str, axis: int = -1) -> bool:
     """Whether a tensor has the same twice along an axis, counted from the end."""
-    value, maker = graph.constants.get(name), graph.makers.get(name)
-    if value is not None:
-        first, second = np.split(value, 2, axis=axis)
-        return bool(np.array_equal(first, second))
-    if maker is None or not maker.inputs or name not in graph.shapes:
-        return False
-    rank, source = len(graph.shapes[name]), maker.inputs[0]
-    if maker.type == "Concat" and (int(maker.attributes["axis"]) - axis) % rank == 0:
-        return len(maker.inputs) == 2 and source == maker.inputs[1]
-    if maker.type == "Transpose":
-        order = maker.attributes.get("perm", range(rank)[::-1])
-        return _repeats(graph, source, int(order[axis]) - rank)
-    if maker.type in RESHAPES:
-        same = _sizes(graph, source)[-1:] == graph.shapes[name][-1:]
-        return same and axis == -1 and _repeats(graph, source)
-    if maker.type == "Mul":
-        x, factor = maker.inputs if scalar(graph, source) is None else maker.inputs[::-1]
-        return scalar(graph, factor) is not None and _repeats(graph, x, axis)
-    return maker.type in FUNCTIONS and _repeats(graph, source, axis)
+    while name not in graph.constants:
+        maker = graph.makers.get(name)
+        if maker is None or not maker.inputs or name not in graph.shapes:
+            return False
+        rank, source = len(graph.shapes[name]), maker.inputs[0]
+        if maker.type == "Concat" and (int(maker.attributes["axis"]) - axis) % rank == 0:
+            return len(maker.inputs) == 2 and source == maker.inputs[1]
+        if maker.type == "Transpose":
+            order = maker.attributes.get("perm", range(rank)[::-1])
+            axis = int(order[axis]) - rank
+        elif maker.type in RESHAPES:
+            same = _sizes(graph, source)[-1:] == graph.shapes[name][-1:]
+            if not same or axis != -1:
+                return False
+        elif maker.type == "Mul":
+            source, factor = maker.inputs if scalar(graph, source) is None else maker.inputs[::-1]
+            if scalar(graph, factor) is None:
+                return False
+        elif maker.type not in FUNCTIONS:
+            return False
+        name = source
+    first, second = np.split(graph.constants[name], 2, axis=axis)
+    return bool(np.array_equal(first, second))
 
 
 def _part(graph: Graph, name: str, x: str) -> tuple[int, int] | None:
@@ -289,16 +295,17 @@ def _part(graph: Graph, name: str, x: str) -> tuple[int, int] | None:
 
 def _half(graph: Graph, node: Node, name: str, axis: int) -> Rewrite:
     """What makes the first half of a table, as (images or 1, tokens, pairs), in front of a node."""
-    half, full = f"{name}.half", graph.shapes[name]
+    half, full = graph.names.tensor(name, "half"), graph.shapes[name]
     table = (1,) * (4 - len(full)) + full
     shape, cut = (table[0], table[axis], table[3] // 2), (*full[:-1], table[3] // 2)
     if name in graph.constants:
         value = np.ascontiguousarray(graph.constants[name][..., : shape[2]], np.float32)
         return Rewrite(node, constants={half: value.reshape(shape)})
     bounds = {"starts": 0, "ends": shape[2], "axes": len(full) - 1}
-    constants = {f"{half}.{key}": np.array([value]) for key, value in bounds.items()}
+    constants = {graph.names.tensor(half, key): np.array([n]) for key, n in bounds.items()}
+    narrow = graph.names.tensor(half, "cut")
     nodes = (
-        Node(f"{half}.cut", "Slice", (name, *constants), (f"{half}.cut",)),
-        Node(half, "Reshape", (f"{half}.cut",), (half,)),
+        Node(graph.names.node(half, "cut"), "Slice", (name, *constants), (narrow,)),
+        Node(graph.names.node(name, "half"), "Reshape", (narrow,), (half,)),
     )
-    return Rewrite(node, nodes, constants, {f"{half}.cut": cut, half: shape})
+    return Rewrite(node, nodes, constants, {narrow: cut, half: shape})

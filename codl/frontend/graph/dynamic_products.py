@@ -50,7 +50,7 @@ def fuse_dynamic_products(graph: Graph) -> Graph:
     """
     rewrites = []
     for product in filter(None, (_product(graph, node) for node in graph.nodes)):
-        scales = f"{product.last.outputs[0]}.scales"
+        scales = graph.names.tensor(product.last.outputs[0], "scales")
         fused = _fused(product, scales)
         rewrites.append(Rewrite(product.last, [fused], {scales: _scales(graph, product)}))
     if rewrites:

@@ -48,13 +48,14 @@ def _falling(graph: Graph, node: Node) -> Rewrite | None:
     if slope >= 0:
         return None
     start = np.float32(node.attributes.get("beta", 0.5))
-    names = [f"{node.name}_{index}" for index in range(6)]
+    words = ("scaled", "moved", "slope", "start", "low", "high")
+    scaled, moved, *names = (graph.names.tensor(node.outputs[0], word) for word in words)
     nodes = (
-        Node(names[0], "Mul", (node.inputs[0], names[2]), (names[0],)),
-        Node(names[1], "Add", (names[0], names[3]), (names[1],)),
-        Node(node.name, "Clip", (names[1], names[4], names[5]), node.outputs),
+        Node(graph.names.node(node.name, "mul"), "Mul", (node.inputs[0], names[0]), (scaled,)),
+        Node(graph.names.node(node.name, "add"), "Add", (scaled, names[1]), (moved,)),
+        Node(node.name, "Clip", (moved, *names[2:]), node.outputs),
     )
-    constants = dict(zip(names[2:], (slope, start, np.float32(0), np.float32(1)), strict=True))
+    constants = dict(zip(names, (slope, start, np.float32(0), np.float32(1)), strict=True))
     return Rewrite(node, nodes, {name: np.asarray(value) for name, value in constants.items()})
 
 
@@ -64,11 +65,11 @@ def _gelu(kind: str) -> Write:
     def write(graph: Graph, node: Node) -> Rewrite | None:
         if len(node.inputs) < 2 or not node.inputs[1]:
             return None
-        sum_ = f"{node.outputs[0]}.sum"
+        sum_ = graph.names.tensor(node.outputs[0], "sum")
         return Rewrite(
             node,
             [
-                made_node(f"{node.name}.sum", "Add", node.inputs, [sum_]),
+                made_node(graph.names.node(node.name, "sum"), "Add", node.inputs, [sum_]),
                 made_node(node.name, kind, [sum_], node.outputs, domain=MICROSOFT),
             ],
         )
@@ -86,16 +87,17 @@ def _attention(graph: Graph, node: Node) -> Rewrite | None:
     if any(len(graph.shapes[name]) != 3 for name in inputs[:3]):
         return None
     parts = np.split(bias, np.cumsum([w for (w,) in widths])[:-1])
-    names = [f"{node.outputs[0]}.{letter}" for letter in "qkv"]
+    names = [graph.names.tensor(node.outputs[0], letter) for letter in "qkv"]
+    biases = [graph.names.tensor(name, "bias") for name in names]
     sums = [
-        made_node(f"{node.name}.{name[-1]}", "Add", [x, f"{name}.bias"], [name])
-        for name, x in zip(names, inputs, strict=False)
+        made_node(graph.names.node(node.name, letter), "Add", [x, bias], [name])
+        for letter, x, bias, name in zip("qkv", inputs, biases, names, strict=False)
     ]
     reads = [*names, "", *node.inputs[4:]]
     kept = made_node(
         node.name, "MultiHeadAttention", reads, node.outputs, domain=MICROSOFT, **node.attributes
     )
-    constants = {f"{name}.bias": part for name, part in zip(names, parts, strict=True)}
+    constants = dict(zip(biases, parts, strict=True))
     return Rewrite(node, [*sums, kept], constants)
 
 
@@ -103,7 +105,7 @@ def _skip_layer_norm(graph: Graph, node: Node) -> Rewrite:
     """Inputs: x, skip, scale, shift, bias; outputs: the norm, its mean and spread, the sum."""
     x, skip, scale, shift, bias = (*node.inputs, "", "", "")[:5]
     y, mean, spread, sum_ = (*node.outputs, "", "", "")[:4]
-    nodes, sum_ = _sum(graph, node, (x, skip, bias), sum_ or f"{y}.sum")
+    nodes, sum_ = _sum(graph, node, (x, skip, bias), sum_ or graph.names.tensor(y, "sum"))
     affine = [scale, shift] if shift else [scale]
     outputs = [y, mean, spread] if mean or spread else [y]
     epsilon = node.attributes.get("epsilon", 1e-5)
@@ -119,7 +121,7 @@ def _skip_rms_norm(graph: Graph, node: Node) -> Rewrite | None:
     y, mean, spread, sum_ = (*node.outputs, "", "", "")[:4]
     if mean or spread:
         return None
-    nodes, sum_ = _sum(graph, node, (x, skip, bias), sum_ or f"{y}.sum")
+    nodes, sum_ = _sum(graph, node, (x, skip, bias), sum_ or graph.names.tensor(y, "sum"))
     epsilon = node.attributes.get("epsilon", 1e-5)
     kind = "SimplifiedLayerNormalization"
     norm = made_node(node.name, kind, [sum_, scale], [y], axis=-1, epsilon=epsilon)
@@ -131,14 +133,15 @@ def _sum(
 ) -> tuple[list[Node], str]:
     """Nodes that add x, skip and, if there is one, a bias: to what a product has made."""
     x, skip, bias = terms
+    sum_ = graph.names.node(node.name, "sum")
     if not bias:
-        return [made_node(f"{node.name}.sum", "Add", [x, skip], [output])], output
-    makers = {name: maker.type for maker in graph.nodes for name in maker.outputs}
-    x, skip = (skip, x) if makers.get(skip) in PRODUCTS else (x, skip)
-    biased = f"{output}.biased"
+        return [made_node(sum_, "Add", [x, skip], [output])], output
+    maker = graph.links.makers.get(skip)
+    x, skip = (skip, x) if maker is not None and maker.type in PRODUCTS else (x, skip)
+    biased = graph.names.tensor(output, "biased")
     return [
-        made_node(f"{node.name}.biased", "Add", [x, bias], [biased]),
-        made_node(f"{node.name}.sum", "Add", [biased, skip], [output]),
+        made_node(graph.names.node(node.name, "biased"), "Add", [x, bias], [biased]),
+        made_node(sum_, "Add", [biased, skip], [output]),
     ], output
 
 

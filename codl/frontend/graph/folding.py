@@ -6,15 +6,17 @@ product of tokens, a batch norm behind a linear layer or in front of one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from codl.frontend.graph import dynamic_products
-from codl.frontend.graph.graph import Graph, Rewrite
+from codl.frontend.graph.graph import Draft, Graph, Rewrite
 from codl.frontend.graph.packed_matrices import BIAS, DOMAIN, KIND
-from codl.frontend.graph.passes import RESHAPES, rename
+from codl.frontend.graph.passes import RESHAPES
 from codl.ir.onnx_node import Node
 
 FoldedVector = NDArray[np.float64]
@@ -44,15 +46,19 @@ class Affine:
 
 def fold_affines(graph: Graph) -> Graph:
     """Fold such nodes into the product before them, or into all products behind them."""
-    for into, step in ((_into_before, 1), (_into_after, -1), (_into_factor, -1)):
-        for old in graph.nodes[::step]:
-            node = graph.makers.get(old.outputs[0])  # as folding has left it, if it has
-            affine = _affine(graph, node) if node else None
-            graph = (into(graph, node, affine) if node and affine else None) or graph
-    return graph
+    draft = Draft(graph)
+    ways: tuple[tuple[Callable[[Draft, Node, Affine], None], int], ...]
+    ways = (_into_before, 1), (_into_after, -1), (_into_factor, -1)
+    for fold, step in ways:
+        for old in draft.nodes[::step]:
+            node = draft.makers.get(old.outputs[0])  # as folding has left it, if it has
+            affine = _affine(draft, node) if node else None
+            if node and affine:
+                fold(draft, node, affine)
+    return draft.graph
 
 
-def _affine(graph: Graph, node: Node) -> Affine | None:
+def _affine(graph: Draft, node: Node) -> Affine | None:
     if node.type == "BatchNormalization":
         return _batch_norm(graph, node)
     if node.type not in ("Add", "Sub", "Mul", "Div") or len(node.inputs) != 2:
@@ -78,7 +84,7 @@ def _affine(graph: Graph, node: Node) -> Affine | None:
     return None if first or not value.all() else Affine(x, 1 / value, zero)
 
 
-def _batch_norm(graph: Graph, node: Node) -> Affine | None:
+def _batch_norm(graph: Draft, node: Node) -> Affine | None:
     """Of rows alone: there the channels are the last axis."""
     fixed = all(name in graph.constants for name in node.inputs[1:5])
     rows = len(graph.shapes.get(node.inputs[0], ())) == 2
@@ -89,71 +95,76 @@ def _batch_norm(graph: Graph, node: Node) -> Affine | None:
     return Affine(node.inputs[0], factor, bias - mean * factor)
 
 
-def _into_before(graph: Graph, node: Node, affine: Affine) -> Graph | None:
+def _into_before(graph: Draft, node: Node, affine: Affine) -> None:
     """Reshapes that keep the last axis may lie between."""
     reader, tensor = node, affine.x
     while True:
-        before = next((n for n in graph.nodes if tensor in n.outputs), None)
+        before = graph.links.makers.get(tensor)
         if before is None or not graph.is_read_once(tensor, reader):
-            return None
+            return
         if before.type not in RESHAPES:
             break
         last = [graph.shapes.get(name, ())[-1:] for name in (before.inputs[0], tensor)]
         if not last[0] or last[0] != last[1]:
-            return None
+            return
         reader, tensor = before, before.inputs[0]
     sizes = graph.shapes.get(tensor)
     parts = affine.along_last(sizes[-1]) if sizes else None
     if parts is None:
-        return None
+        return
     scale, shift = parts
     product = _product(graph, before)
-    if product is None:
-        biased = _with_bias(graph, before, shift) if (scale == 1).all() else None
-        return biased and rename(biased, {node.outputs[0]: affine.x})
-    matrix, bias = product
-    folded = _with(graph, before, matrix * scale, bias * scale + shift)
-    return rename(folded, {node.outputs[0]: affine.x})
+    if product is not None:
+        matrix = None if (scale == 1).all() else product.matrix * scale
+        _fold(graph, before, matrix, product.bias * scale + shift)
+    elif not ((scale == 1).all() and _add_bias(graph, before, shift)):
+        return
+    graph.drop(node.outputs[0], affine.x)
 
 
-def _into_after(graph: Graph, node: Node, affine: Affine) -> Graph | None:
+def _into_after(graph: Draft, node: Node, affine: Affine) -> None:
     """Every reader must be a product of the rows."""
     output = node.outputs[0]
     readers = graph.consumers(output)
     if graph.is_handed_out(output) or not readers or any(r.inputs[0] != output for r in readers):
-        return None
+        return
     sizes = graph.shapes.get(output)
     parts = affine.along_last(sizes[-1]) if sizes else None
-    products = [_product(graph, reader) for reader in readers]
-    if parts is None:
-        return None
+    if parts is None or any(_product(graph, reader) is None for reader in readers):
+        return
     scale, shift = parts
-    for reader, product in zip(readers, products, strict=True):
-        if product is None:
-            return None
-        matrix, bias = product
-        graph = _with(graph, reader, scale[:, None] * matrix, bias + shift @ matrix)
-    return rename(graph, {output: affine.x})
+    for reader in readers:
+        if product := _product(graph, reader):
+            matrix = None if (scale == 1).all() else scale[:, None] * product.matrix
+            _fold(graph, reader, matrix, product.bias + shift @ product.matrix)
+    graph.drop(output, affine.x)
 
 
-def _into_factor(graph: Graph, node: Node, affine: Affine) -> Graph | None:
+def _into_factor(graph: Draft, node: Node, affine: Affine) -> None:
     """One number that scales a product of two tensors, or an operand of one, becomes its factor."""
     output = node.outputs[0]
     if affine.scale.size != 1 or affine.shift.any():
-        return None
-    products = [n for n in graph.nodes if affine.x in n.outputs]
-    products = [n for n in products if graph.is_read_once(affine.x, node)]
+        return
+    maker = graph.links.makers.get(affine.x)
+    products = [maker] if maker and graph.is_read_once(affine.x, node) else []
     products += [n for n in graph.consumers(output) if graph.is_read_once(output, n)]
     for product in products:
         if product.type == "MatMul" and not any(n in graph.constants for n in product.inputs):
             alpha = product.attributes.get("alpha", 1.0) * float(affine.scale.item())
             made = replace(product, attributes={"alpha": alpha}, proto=None)
-            return rename(graph.rewritten(Rewrite(product, [made])), {output: affine.x})
-    return None
+            graph.rewrite(Rewrite(product, [made]))
+            graph.drop(output, affine.x)
+            return
 
 
-def _product(graph: Graph, node: Node) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+class Product(NamedTuple):
     """The constant matrix, shaped (k, n), and the bias for each column, of a product of rows."""
+
+    matrix: NDArray[np.float64]
+    bias: NDArray[np.float64]
+
+
+def _product(graph: Draft, node: Node) -> Product | None:
     if node.type not in PRODUCTS or node.inputs[1] not in graph.constants:
         return None
     matrix = graph.constants[node.inputs[1]].astype(np.float64)
@@ -174,30 +185,40 @@ def _product(graph: Graph, node: Node) -> tuple[NDArray[np.float64], NDArray[np.
         if added is None or added.size not in (1, *added.shape[-1:]):
             return None
         bias = beta * added.astype(np.float64).reshape(-1)
-    return matrix, np.broadcast_to(bias, matrix.shape[1:])
+    return Product(matrix, np.broadcast_to(bias, matrix.shape[1:]))
 
 
-def _with_bias(graph: Graph, node: Node, shift: FoldedVector) -> Graph | None:
-    """A product with a matrix of few bits that adds a vector; None where a node is none, or does.
+def _add_bias(graph: Draft, node: Node, shift: FoldedVector) -> bool:
+    """Let a product with a matrix of few bits add a vector; False where a node is none, or does.
 
     Nor may one have rows of the matrix in another order.
     """
     place = BIASES.get(node.type)
     if place is None or any(node.inputs[4:]):
-        return None
-    name = f"{node.outputs[0]}.bias"
+        return False
+    name = graph.names.tensor(node.outputs[0], "bias")
     inputs = (*node.inputs, "", "", "")[:place]
     made = replace(node, inputs=(*inputs, name), proto=None)
-    return graph.rewritten(Rewrite(node, [made], {name: shift.astype(np.float32)}))
+    graph.rewrite(Rewrite(node, [made], {name: shift.astype(np.float32)}))
+    return True
 
 
-def _with(
-    graph: Graph, node: Node, matrix: NDArray[np.float64], bias: NDArray[np.float64]
-) -> Graph:
-    """The same product with another matrix and bias; a MatMul may have a bias here."""
-    values = {
-        f"{node.outputs[0]}.matrix": np.ascontiguousarray(matrix, np.float32),
-        f"{node.outputs[0]}.bias": np.ascontiguousarray(bias, np.float32),
-    }
-    made = replace(node, inputs=(node.inputs[0], *values), attributes={}, proto=None)
-    return graph.rewritten(Rewrite(node, [made], values))
+def _fold(
+    graph: Draft, node: Node, matrix: NDArray[np.float64] | None, bias: NDArray[np.float64]
+) -> None:
+    """Give a product another bias, and another matrix if there is one; a MatMul may have a bias.
+
+    A matrix that stays is not copied: steps of an unrolled loop share one.
+    """
+    names, output = graph.names, node.outputs[0]
+    name = names.tensor(output, "bias")
+    values = {name: np.ascontiguousarray(bias, np.float32)}
+    inputs, attributes = (*node.inputs[:2], name), {**node.attributes}
+    if matrix is not None:
+        inputs = (inputs[0], names.tensor(output, "matrix"), name)
+        values[inputs[1]] = np.ascontiguousarray(matrix, np.float32)
+        attributes = {}
+    elif node.type == "Gemm":
+        attributes["beta"] = 1.0
+    made = replace(node, inputs=inputs, attributes=attributes, proto=None)
+    graph.rewrite(Rewrite(node, [made], values))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
 from codl.frontend.graph.integer_products import session_options
-from codl.frontend.graph.shapes import infer_shapes, text_of
+from codl.frontend.graph.runtime_sizes import is_doubtful
+from codl.frontend.graph.shapes import infer_shapes, known_sizes, text_of
 from codl.frontend.graph.weights import Model, refill, with_fields
 
 #: ONNX's codes of types by what ONNX Runtime calls them.
@@ -29,7 +32,7 @@ def with_shapes(source: Model) -> Model:
     shaped = {info.name for info in infos if not unknown_reason(info)}
     made = [name for node in model.graph.node for name in node.output if name]
     outputs = [onnx.ValueInfoProto(name=name) for name in made if name not in shaped]
-    asked = with_fields(model, output=outputs)
+    asked = _cut(with_fields(model, output=outputs), known_sizes(model.graph))
     options = session_options()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
@@ -45,7 +48,28 @@ def with_shapes(source: Model) -> Model:
         refill(field, [answers.get(info.name, info) for info in field])
     declared = {info.name for info in (*model.graph.output, *model.graph.value_info)}
     model.graph.value_info.extend(answers[name] for name in sorted(answers.keys() - declared))
-    return Model(infer_shapes(model), source.weights)
+    return Model(infer_shapes(model, answers), source.weights)
+
+
+def _cut(proto: onnx.ModelProto, sizes: Mapping[str, tuple[int, ...]]) -> onnx.ModelProto:
+    """The model whose doubtful nodes are gone: what they make are inputs of the sizes known."""
+    cut = [
+        node
+        for node in proto.graph.node
+        if is_doubtful(node) and all(name in sizes for name in node.output if name)
+    ]
+    if not cut:
+        return proto
+    infos = (*proto.graph.value_info, *proto.graph.output)
+    types = {info.name: info.type.tensor_type.elem_type for info in infos}
+    made = [name for node in cut for name in node.output if name]
+    inputs = [
+        helper.make_tensor_value_info(name, types.get(name) or TensorProto.FLOAT, sizes[name])
+        for name in made
+    ]
+    gone = set(made)
+    kept = [node for node in proto.graph.node if gone.isdisjoint(node.output)]
+    return with_fields(proto, node=kept, input=[*proto.graph.input, *inputs])
 
 
 def unknown_reason(info: onnx.ValueInfoProto) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import onnx
@@ -12,11 +12,12 @@ from onnx import helper
 from codl.errors import UnsupportedError
 from codl.frontend.graph.dynamic_products import fuse_dynamic_products
 from codl.frontend.graph.expansions import expand
-from codl.frontend.graph.graph import Graph, in_order
+from codl.frontend.graph.graph import Graph, Names, in_order
 from codl.frontend.graph.inference import unknown_reason, with_shapes
 from codl.frontend.graph.integer_products import session_options
 from codl.frontend.graph.old_opsets import FIRST_OF_TODAY, in_opset_7, opset_of
 from codl.frontend.graph.packed_matrices import check_packed_matrices, keep_packed
+from codl.frontend.graph.plain_form import all_graphs
 from codl.frontend.graph.shapes import fix_shapes, fold_shapes, infer_shapes, sizes_of
 from codl.frontend.graph.weights import Model, constant_of, with_fields
 from codl.ir.onnx_node import Node, type_of
@@ -58,6 +59,7 @@ def import_onnx(
     types = {info.name: info.type.tensor_type.elem_type for info in infos}
     types |= {k: helper.np_dtype_to_tensor_dtype(v.dtype) for k, v in constants.items()}
     kept = [node for node in graph.node if node.op_type != "Constant"]
+    given = [*all_graphs(model_given.proto.graph), *all_graphs(graph)]
     nodes = tuple(_nodes(kept))
     inputs = tuple(info.name for info in graph.input)
     for each in inputs:
@@ -76,6 +78,7 @@ def import_onnx(
         types=types,
         domains=domains,
         unknown=unknown,
+        names=Names(_tensors(given), (node.name for node in nodes)),
     )
     return expand(fuse_dynamic_products(keep_packed(imported)))
 
@@ -161,12 +164,23 @@ def _fold(model: Model) -> Model:
 
 def _nodes(protos: Sequence[onnx.NodeProto]) -> Iterator[Node]:
     """Nodes with names of their own, also where the model gives none, or one twice."""
-    taken: set[str] = set()
-    for index, proto in enumerate(protos):
-        node = _node(proto, index)
-        unique = node if node.name not in taken else replace(node, name=f"{node.name}_{index}")
-        taken.add(unique.name)
-        yield unique
+    nodes = [_node(proto, index) for index, proto in enumerate(protos)]
+    taken, given = set[str](), {node.name for node in nodes}
+    for index, node in enumerate(nodes):
+        name = node.name
+        while name in taken or (name in given and name != node.name):
+            name = f"{name}_{index}"
+        taken.add(name)
+        yield node if name == node.name else replace(node, name=name)
+
+
+def _tensors(graphs: Iterable[onnx.GraphProto]) -> Iterator[str]:
+    """What tensors are called."""
+    for graph in graphs:
+        for node in graph.node:
+            yield from (*node.input, *node.output)
+        for info in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+            yield info.name
 
 
 def _node(node: onnx.NodeProto, index: int) -> Node:

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper
 
 from codl.errors import CodlError
 from codl.frontend.graph.expansions import made_node
-from codl.frontend.graph.graph import Graph, Rewrite
+from codl.frontend.graph.graph import Draft, Graph, GraphView, Rewrite
 from codl.ir.onnx_node import Node
 from codl.ir.ops.matmul_quantized import BITS, BLOCKS, packed
 
@@ -102,7 +102,7 @@ class Quantized:
     block: int
 
     @classmethod
-    def of(cls, graph: Graph, node: Node) -> Quantized | None:
+    def of(cls, graph: GraphView, node: Node) -> Quantized | None:
         """What a node of constants reads; None where any is none, or of another type.
 
         Raises `CodlError` where the scales, or the zero points, are not of the shape that they
@@ -168,29 +168,34 @@ class Quantized:
 
 def keep_packed(graph: Graph) -> Graph:
     """The graph without nodes that dequantise constants."""
+    draft = Draft(graph)
     for node in [node for node in graph.nodes if node.type == "DequantizeLinear"]:
-        quantized = Quantized.of(graph, node)
+        quantized = Quantized.of(draft, node)
         if quantized is not None:
-            graph = _without(graph, node, quantized)
-    return graph
+            _remove(draft, node, quantized)
+    return draft.graph
 
 
-def _without(graph: Graph, node: Node, quantized: Quantized) -> Graph:
-    """Readers that are products get the packed matrix, others the floats."""
-    name = node.outputs[0]
-    if quantized.numbers.ndim == 2 and quantized.numbers.dtype.name in TYPES:
-        for reader in graph.consumers(name):
+def _remove(draft: Draft, node: Node, quantized: Quantized) -> None:
+    """Readers that are products get the packed matrix, others the floats; also of its transpose."""
+    found = [(node, quantized)]
+    for maker, numbers in found:  # grows
+        name = maker.outputs[0]
+        if numbers.numbers.ndim != 2 or numbers.numbers.dtype.name not in TYPES:
+            continue
+        for reader in draft.consumers(name):
             if reader.type == "Transpose":
-                graph = _without(graph, reader, quantized.turned)
-            elif _is_product(graph, reader, name):
-                graph = _with_packed(graph, reader, quantized)
-    constants = dict(graph.constants)
-    if graph.is_read(name):
-        constants[name] = quantized.values
-    return replace(graph.rewritten(Rewrite(node)), constants=constants)
+                found.append((reader, numbers.turned))
+            elif _is_product(draft, reader, name):
+                _multiply_packed(draft, reader, numbers)
+    for maker, numbers in reversed(found):
+        name = maker.outputs[0]
+        draft.rewrite(Rewrite(maker))
+        if draft.is_read(name):
+            draft.constants[name] = numbers.values
 
 
-def _is_product(graph: Graph, node: Node, matrix: str) -> bool:
+def _is_product(graph: GraphView, node: Node, matrix: str) -> bool:
     """Whether a node multiplies rows by a matrix, and adds at most a constant to each column."""
     if node.type not in ("MatMul", "Gemm") or matrix != node.inputs[1] or matrix in node.inputs[2:]:
         return False
@@ -203,12 +208,12 @@ def _is_product(graph: Graph, node: Node, matrix: str) -> bool:
     return not scaled and not node.attributes.get("transA", 0) and is_bias
 
 
-def _with_packed(graph: Graph, node: Node, quantized: Quantized) -> Graph:
-    """The product by a packed matrix; the same graph where the scales do not allow that."""
+def _multiply_packed(draft: Draft, node: Node, quantized: Quantized) -> None:
+    """Let a product read a packed matrix, where the scales allow that."""
     matrix = quantized.turned if node.attributes.get("transB", 0) else quantized
     blocks = matrix.in_blocks
     if blocks is None:
-        return graph
+        return
     block, scales, zeros = blocks
     (k, n), (bits, middle) = matrix.numbers.shape, TYPES[matrix.numbers.dtype.name]
     numbers = (matrix.numbers.T.astype(np.int16) + middle).astype(np.uint8)
@@ -218,13 +223,13 @@ def _with_packed(graph: Graph, node: Node, quantized: Quantized) -> Graph:
         "scales": np.ascontiguousarray(scales),
         "zero_points": _bytes((zeros + middle).astype(np.uint8), bits),
     }
-    names = {key: f"{node.outputs[0]}.{key}" for key in constants}
+    names = {key: draft.names.tensor(node.outputs[0], key) for key in constants}
     inputs = (node.inputs[0], *names.values(), "", *node.inputs[2:])
     attributes = {"K": k, "N": n, "bits": bits, "block_size": block}
     made = made_node(node.name, KIND, inputs, node.outputs, domain=DOMAIN, **attributes)
     added = {names[key]: value for key, value in constants.items()}
-    graph = graph.rewritten(Rewrite(node, [made], added))
-    return replace(graph, domains={DOMAIN: 1, **graph.domains})
+    draft.rewrite(Rewrite(node, [made], added))
+    draft.domains = {DOMAIN: 1, **draft.domains}
 
 
 def _sizes(sizes: tuple[int, ...], axis: int, block: int) -> tuple[int, ...]:

@@ -7,17 +7,17 @@ its window holds the sum of theirs. ONNX Runtime has taken norms behind convolut
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.frontend.graph.graph import Graph, Rewrite, fuse
+from codl.frontend.graph.graph import Graph, Rewrite
 from codl.ir.onnx_node import Node
 
-SUMS = ("Add", "Sum")
+SUMS, TERMS = ("Add", "Sum"), ("Conv", "BatchNormalization")
 
 
 class _Way(NamedTuple):
@@ -42,12 +42,23 @@ class _Branch(NamedTuple):
 
 
 def merge_parallel_convolutions(graph: Graph) -> Graph:
-    """Merge them where one convolution is no more work than they are together."""
-    return fuse(graph, _merged)
+    """Merge them where one convolution is no more work than they are together.
+
+    A sum that is a term of a merged one is part of it, and is not looked at again.
+    """
+    terms, rewrites, inner = _terms(graph), list[Rewrite](), set[str]()
+    for node in reversed(graph.nodes):
+        found = terms.get(node.outputs[0], ())
+        rewrite = None if node.name in inner else _merged(graph, node, found)
+        if rewrite is not None:
+            rewrites.append(rewrite)
+        if rewrite is not None or node.name in inner:
+            makers = (graph.makers.get(name) for name in node.inputs)
+            inner.update(maker.name for maker in makers if maker and maker.type in SUMS)
+    return graph.rewritten(*rewrites).without_unread if rewrites else graph
 
 
-def _merged(graph: Graph, node: Node) -> Rewrite | None:
-    terms = list(_terms(graph, node)) if node.type in SUMS else []
+def _merged(graph: Graph, node: Node, terms: Sequence[Node]) -> Rewrite | None:
     ways = {way for term in terms if (way := _way(graph, term))}
     if len(terms) < 2 or len(ways) != 1:
         return None
@@ -57,8 +68,8 @@ def _merged(graph: Graph, node: Node) -> Rewrite | None:
     if summed is None or None in branches:
         return None
     values = {
-        f"{node.outputs[0]}.weights": summed.weights.astype(np.float32),
-        f"{node.outputs[0]}.bias": summed.bias.astype(np.float32),
+        graph.names.tensor(node.outputs[0], "weights"): summed.weights.astype(np.float32),
+        graph.names.tensor(node.outputs[0], "bias"): summed.bias.astype(np.float32),
     }
     attributes = {
         "kernel_shape": list(summed.weights.shape[2:]),
@@ -71,22 +82,34 @@ def _merged(graph: Graph, node: Node) -> Rewrite | None:
     )
 
 
-def _terms(graph: Graph, node: Node) -> Iterator[Node | None]:
-    """What makes each term of a sum, sums in it taken apart; None of what others read as well."""
-    shape = graph.shapes.get(node.outputs[0])
-    for name in node.inputs:
-        maker = graph.makers.get(name)
-        if maker is None or not graph.is_read_once(name, node) or graph.shapes.get(name) != shape:
-            yield None
-        elif maker.type in SUMS:
-            yield from _terms(graph, maker)
-        else:
-            yield maker
+def _terms(graph: Graph) -> Mapping[str, tuple[Node, ...]]:
+    """By the tensor, the nodes whose results a sum adds, sums in it taken apart.
+
+    Of sums of convolutions and norms that nothing else reads.
+    """
+    found: dict[str, tuple[Node, ...]] = {}
+    for node in graph.nodes:
+        if node.type in SUMS:
+            parts = [_term(graph, node, name, found) for name in node.inputs]
+            if all(parts):
+                found[node.outputs[0]] = tuple(term for part in parts for term in part)
+    return found
 
 
-def _way(graph: Graph, node: Node | None) -> _Way | None:
+def _term(
+    graph: Graph, node: Node, name: str, found: Mapping[str, tuple[Node, ...]]
+) -> tuple[Node, ...]:
+    maker = graph.makers.get(name)
+    if maker is None or graph.shapes.get(name) != graph.shapes.get(node.outputs[0]):
+        return ()
+    if not graph.is_read_once(name, node):
+        return ()
+    return (maker,) if maker.type in TERMS else found.get(name, ())
+
+
+def _way(graph: Graph, node: Node) -> _Way | None:
     """Of a convolution of pictures by constants, whose windows have no gaps."""
-    if node is None or node.type != "Conv" or len(graph.shapes.get(node.inputs[0], ())) != 4:
+    if node.type != "Conv" or len(graph.shapes.get(node.inputs[0], ())) != 4:
         return None
     attributes, window = node.attributes, graph.shapes.get(node.inputs[1], ())[2:]
     gaps = zip(attributes.get("dilations", (1, 1)), window, strict=True)
@@ -103,9 +126,9 @@ def _is_fixed(graph: Graph, node: Node) -> bool:
     return all(value is not None and value.dtype.kind == "f" for value in values)
 
 
-def _branch(graph: Graph, node: Node | None, way: _Way) -> _Branch | None:
+def _branch(graph: Graph, node: Node, way: _Way) -> _Branch | None:
     """A node that goes this way as a convolution; None where it does not."""
-    if node is None or node.inputs[0] != way.x or not _is_fixed(graph, node):
+    if node.inputs[0] != way.x or not _is_fixed(graph, node):
         return None
     values = [graph.constants[name].astype(np.float64) for name in node.inputs[1:]]
     if _way(graph, node) == way:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from onnx import TensorProto
 
-from codl.frontend.graph.graph import Graph, Rewrite
+from codl.frontend.graph.graph import Draft, Graph, GraphView, Rewrite, sources, with_aliases
 from codl.ir.onnx_node import Node
 
 #: Nodes that hand their first input on: Dropout at inference, Cast to a float (all is float32).
@@ -73,40 +73,41 @@ def widen_products(graph: Graph) -> Graph:
     ONNX Runtime writes a product of tokens, and its bias, as a Gemm between two reshapes. Such a
     node becomes a MatMul, which has a bias here.
     """
-    for gemm in [node for node in graph.nodes if node.type == "Gemm"]:
-        before, output = graph.makers.get(gemm.inputs[0]), gemm.outputs[0]
-        readers = graph.consumers(output)
-        if (
-            before is None
-            or not readers
-            or graph.is_handed_out(output)
-            or not _is_plain(graph, gemm)
-        ):
-            continue
-        inner, matrix = graph.shapes.get(before.inputs[0], ()), graph.shapes[gemm.inputs[1]]
-        outer = graph.shapes.get(readers[0].outputs[0], ())
-        if not {before.type, *(reader.type for reader in readers)} <= set(RESHAPES):
-            continue
-        if len(inner) > 2 and inner[-1:] == matrix[:1]:
-            graph = _widened(graph, gemm, before.inputs[0], (*inner[:-1], matrix[1]))
-            continue
-        x = before.outputs[0]
-        if graph.reader_of(x) is not None and len(outer) > 2 and outer[-1:] == matrix[1:]:
-            graph = replace(graph, shapes={**graph.shapes, x: (*outer[:-1], matrix[0])})
-            graph = _widened(graph, gemm, x, outer)
-    return graph
+    draft = Draft(graph)
+    for output in [node.outputs[0] for node in graph.nodes if node.type == "Gemm"]:
+        _widen(draft, draft.makers[output])
+    return draft.graph
 
 
-def _widened(graph: Graph, gemm: Node, x: str, sizes: tuple[int, ...]) -> Graph:
-    """The product of x under its own sizes; reshapes that then change nothing go."""
+def _widen(draft: Draft, gemm: Node) -> None:
+    before, output = draft.makers.get(gemm.inputs[0]), gemm.outputs[0]
+    readers = draft.consumers(output)
+    if before is None or not readers or draft.is_handed_out(output) or not _is_plain(draft, gemm):
+        return
+    inner, matrix = draft.shapes.get(before.inputs[0], ()), draft.shapes[gemm.inputs[1]]
+    outer = draft.shapes.get(readers[0].outputs[0], ())
+    if not {before.type, *(reader.type for reader in readers)} <= set(RESHAPES):
+        return
+    if len(inner) > 2 and inner[-1:] == matrix[:1]:
+        _replace_by_product(draft, gemm, before.inputs[0], (*inner[:-1], matrix[1]))
+        return
+    x = before.outputs[0]
+    if draft.reader_of(x) is not None and len(outer) > 2 and outer[-1:] == matrix[1:]:
+        draft.shapes[x] = (*outer[:-1], matrix[0])
+        _replace_by_product(draft, gemm, x, outer)
+
+
+def _replace_by_product(draft: Draft, gemm: Node, x: str, sizes: tuple[int, ...]) -> None:
+    """Write the product of x under its own sizes; reshapes that then change nothing go."""
     output = gemm.outputs[0]
     made = Node(gemm.name, "MatMul", (x, *gemm.inputs[1:]), gemm.outputs)
-    same = {n.outputs[0] for n in graph.consumers(output) if graph.shapes[n.outputs[0]] == sizes}
-    graph = graph.rewritten(Rewrite(gemm, [made], shapes={output: sizes}))
-    return rename(graph, dict.fromkeys(same, output))
+    draft.rewrite(Rewrite(gemm, [made], shapes={output: sizes}))
+    for reader in draft.consumers(output):
+        if draft.shapes[reader.outputs[0]] == sizes:
+            draft.drop(reader.outputs[0], output)
 
 
-def _is_plain(graph: Graph, gemm: Node) -> bool:
+def _is_plain(graph: GraphView, gemm: Node) -> bool:
     """Whether a Gemm is a product with constants, neither turned nor scaled, and a bias."""
     turned = any(gemm.attributes.get(name, 0) for name in ("transA", "transB"))
     scaled = any(gemm.attributes.get(name, 1.0) != 1 for name in ("alpha", "beta"))
@@ -122,33 +123,27 @@ def merge_reshapes(graph: Graph) -> Graph:
     Such a transpose sees its input under the sizes of its attribute `axes`, and its output may have
     any sizes.
     """
+    draft = Draft(graph)
     for node in [node for node in graph.nodes if node.type == "Transpose"]:
-        after = graph.reader_of(node.outputs[0])
+        after = draft.reader_of(node.outputs[0])
         if after is not None and after.type in RESHAPES:
             merged = replace(node, outputs=after.outputs)
-            graph = graph.rewritten(Rewrite(node), Rewrite(after, [merged]))
+            draft.rewrite(Rewrite(node), Rewrite(after, [merged]))
             node = merged
-        before = graph.makers.get(node.inputs[0])
-        if before is None or before.type not in RESHAPES or before.inputs[0] in graph.constants:
+        before = draft.makers.get(node.inputs[0])
+        if before is None or before.type not in RESHAPES or before.inputs[0] in draft.constants:
             continue
-        has_shape = before.outputs[0] in graph.shapes
-        if has_shape and graph.reader_of(before.outputs[0]) is node:
-            seen = {**node.attributes, "axes": graph.shapes[before.outputs[0]]}
+        has_shape = before.outputs[0] in draft.shapes
+        if has_shape and draft.reader_of(before.outputs[0]) is node:
+            seen = {**node.attributes, "axes": draft.shapes[before.outputs[0]]}
             merged = replace(node, inputs=before.inputs[:1], attributes=seen)
-            graph = graph.rewritten(Rewrite(before), Rewrite(node, [merged]))
-    return graph
+            draft.rewrite(Rewrite(before), Rewrite(node, [merged]))
+    return draft.graph
 
 
 def rename(graph: Graph, gone: Mapping[str, str]) -> Graph:
     """Remove the nodes that make the keys of `gone`; readers get the values instead."""
-
-    def source(tensor: str) -> str:
-        while tensor in gone:
-            tensor = gone[tensor]
-        return tensor
-
+    source = sources(gone)
     kept = [n for n in graph.nodes if n.outputs[0] not in gone]
-    nodes = tuple(replace(n, inputs=tuple(source(i) for i in n.inputs)) for n in kept)
-    # What another pass removed may stand for what is removed now.
-    earlier = {name: source(held) for name, held in graph.aliases.items()}
-    return replace(graph, nodes=nodes, aliases=earlier | {name: source(name) for name in gone})
+    nodes = tuple(replace(n, inputs=tuple(source.get(i, i) for i in n.inputs)) for n in kept)
+    return with_aliases(replace(graph, nodes=nodes), gone)

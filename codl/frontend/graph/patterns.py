@@ -98,9 +98,10 @@ def _norm(graph: Graph, node: Node) -> Rewrite | None:
         x = centered["whole"]
         last, bias = _with_next(graph, last, "Add", size)
     name = last.outputs[0]
-    values = {f"{name}.scale": np.ones(size, np.float32) if scale is None else scale}
+    whole = np.ones(size, np.float32) if scale is None else scale
+    values = {graph.names.tensor(name, "scale"): whole}
     if bias is not None:
-        values[f"{name}.bias"] = bias
+        values[graph.names.tensor(name, "bias")] = bias
     kind = "LayerNormalization" if centered else "SimplifiedLayerNormalization"
     attributes = {"axis": -1, "epsilon": bound["epsilon"]}
     made = Node(last.name, kind, (x, *values), last.outputs, attributes)
@@ -143,7 +144,7 @@ def _group_norm(graph: Graph, node: Node) -> Rewrite | None:
         even = all(value is not None and (value == i).all() for i, value in enumerate(plain))
         groups, x = graph.shapes.get(bound["groups"], ()), bound["x"]
         values = {
-            f"{node.outputs[0]}.{key}": value
+            graph.names.tensor(node.outputs[0], key): value
             for key in ("scale", "bias")
             if (value := _by_channel(graph, bound[key], sizes)) is not None
         }

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from codl.errors import CodlError, UnknownNameError, UnsupportedError
-from codl.frontend.graph.weights import refill, with_fields
+from codl.frontend.graph.plain_form import array_of
+from codl.frontend.graph.runtime_sizes import attributes_of, is_doubtful, runtime_sizes
+from codl.frontend.graph.weights import constant_of, refill, with_fields
 from codl.yaml_file import MOST
 
 Sizes = tuple[int, ...]
-#: Nodes that may round sizes up.
-POOLS = ("AveragePool", "LpPool", "MaxPool")
+#: Nodes that say what sizes a tensor has.
+ASKING = ("Shape", "Size")
+#: A domain of which ONNX knows no node.
+UNKNOWN = "codl.sized"
+#: Scales and sizes are of no more axes.
+MOST_AXES = 64
 
 
 def sizes_of(info: onnx.ValueInfoProto) -> Sizes:
@@ -108,89 +116,108 @@ def _check(info: onnx.ValueInfoProto) -> None:
     )
 
 
-def infer_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with all shapes that follow from its inputs'.
+def infer_shapes(proto: onnx.ModelProto, declared: Collection[str] = ()) -> onnx.ModelProto:
+    """The model with all shapes that follow from its inputs', and from `declared` ones.
 
-    Where a pooling rounds up, ONNX counts a last window that begins behind the image and its
-    padding in front, too. ONNX Runtime and PyTorch do not; of one that is padded to the SAME size
-    there is a window for each stride whatever it rounds.
+    ONNX infers them. Where ONNX Runtime gives an output other sizes, those behind it follow from
+    these: ONNX then sees a node that it does not know, and the output's declared shape.
     """
-    pools = {i: _attributes(n) for i, n in enumerate(proto.graph.node) if n.op_type in POOLS}
-    pools = {i: pool for i, pool in pools.items() if pool.get("ceil_mode")}
-    if not pools:
+    doubtful = {i: node for i, node in enumerate(proto.graph.node) if is_doubtful(node)}
+    if not doubtful:
         return onnx.shape_inference.infer_shapes(proto)
-    plain, given_types = with_fields(proto), {info.name: info.type for info in proto.graph.input}
-    made = {name for node in plain.graph.node for name in node.output}
-    for info in (*plain.graph.output, *plain.graph.value_info):
-        if info.name in made:  # weights may be declared, too
-            info.type.tensor_type.ClearField("shape")
-        if info.name in given_types:  # an input that is handed out
-            info.type.CopyFrom(given_types[info.name])
-    for _ in range(len(pools) + 1):  # each pooling may stand behind all others
-        inferred = onnx.shape_inference.infer_shapes(plain)
-        infos = (*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output)
-        sizes = {info.name: sizes_of(info) for info in infos}
-        before = [plain.graph.node[index].SerializeToString() for index in pools]
-        for index, pool in pools.items():
-            _round_up(plain.graph.node[index], pool, sizes.get(proto.graph.node[index].input[0]))
-        if before == [plain.graph.node[index].SerializeToString() for index in pools]:
+    plain = _undeclared(proto, declared)
+    known = _constants(proto.graph, {name for node in doubtful.values() for name in node.input})
+    opset = max((item.version for item in proto.opset_import if not item.domain), default=1)
+    found: dict[int, Sizes] = {}
+    for _ in range(len(doubtful) + 1):  # each may stand behind all others
+        inferred = onnx.shape_inference.infer_shapes(_sized(plain, found))
+        sizes = known_sizes(inferred.graph)
+        before = dict(found)
+        for index, node in doubtful.items():
+            run = runtime_sizes(node, sizes, known, opset)
+            if run is not None and run != sizes.get(node.output[0]):
+                found[index] = run
+        if found == before:
             break
-    for index in pools:
+    for index in found:
         inferred.graph.node[index].CopyFrom(proto.graph.node[index])
+    refill(inferred.opset_import, proto.opset_import)
     return inferred
 
 
-def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
-    return {item.name: helper.get_attribute_value(item) for item in node.attribute}
+def known_sizes(graph: onnx.GraphProto) -> dict[str, Sizes]:
+    """Of the tensors of which every size is known and above 0."""
+    infos = (*graph.input, *graph.value_info, *graph.output)
+    sizes = {i.name: sizes_of(i) for i in infos if i.type.tensor_type.HasField("shape")}
+    sizes |= {item.name: tuple(item.dims) for item in graph.initializer}
+    return {name: dims for name, dims in sizes.items() if all(size > 0 for size in dims)}
 
 
-def _round_up(node: onnx.NodeProto, attributes: Mapping[str, Any], sizes: Sizes | None) -> None:
-    """Let a pooling have as many windows without rounding, by more padding behind."""
-    if bytes(attributes.get("auto_pad", b"")).startswith(b"SAME"):
-        _replace_attributes(node, {**attributes, "ceil_mode": 0})
-        return
-    kernel = attributes["kernel_shape"]
-    rank = len(kernel)
-    strides, dilations = (attributes.get(name, [1] * rank) for name in ("strides", "dilations"))
-    pads = attributes.get("pads", [0] * (2 * rank))
-    pads = [0] * (2 * rank) if attributes.get("auto_pad") == b"VALID" else list(pads)
-    if sizes is not None and len(sizes) == rank + 2 and min(sizes) > 0:
-        for axis, size in enumerate(sizes[2:]):
-            front, step = pads[axis], strides[axis]
-            extent = (kernel[axis] - 1) * dilations[axis] + 1
-            last = -(-(size + front + pads[axis + rank] - extent) // step)
-            last -= last * step >= size + front
-            pads[axis + rank] = max(pads[axis + rank], last * step + extent - size - front)
-    _replace_attributes(node, {**attributes, "pads": pads, "ceil_mode": 0, "auto_pad": b"NOTSET"})
+def _undeclared(proto: onnx.ModelProto, declared: Collection[str]) -> onnx.ModelProto:
+    """The model without shapes of what its nodes make, but those `declared`."""
+    plain, given = with_fields(proto), {info.name: info.type for info in proto.graph.input}
+    made = {name for node in plain.graph.node for name in node.output}.difference(declared)
+    for info in (*plain.graph.output, *plain.graph.value_info):
+        if info.name in made:  # weights may be declared, too
+            info.type.tensor_type.ClearField("shape")
+        if info.name in given:  # an input that is handed out
+            info.type.CopyFrom(given[info.name])
+    return plain
 
 
-def _replace_attributes(node: onnx.NodeProto, values: Mapping[str, Any]) -> None:
-    refill(node.attribute, [helper.make_attribute(name, v) for name, v in values.items()])
+def _sized(plain: onnx.ModelProto, found: Mapping[int, Sizes]) -> onnx.ModelProto:
+    """The model with nodes that ONNX does not know, whose outputs have these sizes."""
+    if not found:
+        return plain
+    sized = with_fields(plain)
+    sized.opset_import.append(helper.make_opsetid(UNKNOWN, 1))
+    graph, declared = sized.graph, dict[str, onnx.ValueInfoProto]()
+    for info in (*graph.value_info, *graph.output):
+        declared[info.name] = info
+    for index, sizes in found.items():
+        node = graph.node[index]
+        for number, name in enumerate(filter(None, node.output)):
+            kind = onnx.TensorProto.INT64 if number else onnx.TensorProto.FLOAT
+            made = helper.make_tensor_value_info(name, kind, sizes)
+            if name not in declared:
+                graph.value_info.append(made)
+                continue
+            kind = declared[name].type.tensor_type.elem_type or kind
+            declared[name].type.CopyFrom(made.type)
+            declared[name].type.tensor_type.elem_type = kind
+        node.domain = UNKNOWN
+    return sized
+
+
+def _constants(graph: onnx.GraphProto, names: Collection[str]) -> dict[str, NDArray[Any]]:
+    """Some constants, without weights: scales and sizes."""
+    items = (item for item in graph.initializer if item.name in names)
+    found = {item.name: array_of(item) for item in items if prod(item.dims) <= MOST_AXES}
+    constants = [node for node in graph.node if node.op_type == "Constant"]
+    return found | {n.output[0]: constant_of(n) for n in constants if n.output[0] in names}
 
 
 def fold_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Shapes that a model asks for become constants where a pooling rounds up.
+    """Shapes that a model asks for become constants where ONNX may infer others.
 
-    ONNX Runtime folds them as ONNX counts windows, and makes other ones.
+    ONNX Runtime folds them as ONNX infers them.
     """
-    asked = [node for node in proto.graph.node if node.op_type == "Shape"]
-    pools = [node for node in proto.graph.node if node.op_type in POOLS]
-    if not asked or not any(_attributes(n).get("ceil_mode") for n in pools):
+    asked = [node for node in proto.graph.node if node.op_type in ASKING]
+    if not asked or not any(map(is_doubtful, proto.graph.node)):
         return proto
-    graph = infer_shapes(proto).graph
-    infos = (*graph.input, *graph.value_info, *graph.output)
-    sizes = {info.name: sizes_of(info) for info in infos if info.type.tensor_type.HasField("shape")}
+    sizes = known_sizes(infer_shapes(proto).graph)
     folded = with_fields(proto)
     for node in folded.graph.node:
-        shape = sizes.get(node.input[0], (0,)) if node.op_type == "Shape" else (0,)
-        if all(shape):
-            ends = _attributes(node)
-            value = np.array(shape[ends.get("start", 0) : ends.get("end", len(shape))], np.int64)
-            node.CopyFrom(
-                helper.make_node(
-                    "Constant", [], node.output, node.name, value=numpy_helper.from_array(value)
-                )
+        if node.op_type not in ASKING or node.input[0] not in sizes:
+            continue
+        ends, shape = attributes_of(node), sizes[node.input[0]]
+        value = np.array(shape[ends.get("start", 0) : ends.get("end", len(shape))], np.int64)
+        value = np.array(prod(shape), np.int64) if node.op_type == "Size" else value
+        node.CopyFrom(
+            helper.make_node(
+                "Constant", [], node.output, node.name, value=numpy_helper.from_array(value)
             )
+        )
     return folded
 
 

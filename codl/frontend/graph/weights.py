@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from math import prod
@@ -48,6 +48,13 @@ NORMING = "LayerNormFusionL1"
 TRANSPOSING = "TransposeOptimizer"
 #: It rounds weights that a model has as floats, between quantised tensors.
 ROUNDING = "WeightBiasQuantization"
+#: It makes one node of two that draw numbers, of types that it does not know as such.
+MERGING = "CommonSubexpressionElimination"
+#: Types of nodes that draw numbers.
+CHANCE = (
+    *("Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike"),
+    *("RandomUniform", "RandomUniformLike"),
+)
 #: A message of ONNX, whose classes have no stubs.
 M = TypeVar("M", onnx.ModelProto, onnx.GraphProto)
 
@@ -145,6 +152,8 @@ class Model:
         wrong = [ROUNDING]
         if any(reads[node.input[0]] > 1 for node in moved):
             wrong.append(TRANSPOSING)
+        if any(node.op_type in CHANCE for node in nodes):
+            wrong.append(MERGING)
         means = {node.input[0] for node in nodes if node.op_type == "ReduceMean"}
         powers = [n for n in nodes if n.op_type == "Pow" and n.output[0] in means]
         if not powers:
@@ -213,6 +222,14 @@ def with_fields(proto: onnx.ModelProto, **fields: Sequence[Any]) -> onnx.ModelPr
     for name, entries in fields.items():
         refill(getattr(copy.graph, name), entries)
     return copy
+
+
+def graphs_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs in a node's attributes."""
+    for attribute in node.attribute:
+        yield from attribute.graphs
+        if attribute.HasField("g"):
+            yield attribute.g
 
 
 def refill(field: Any, entries: Sequence[Any]) -> None:
