@@ -185,20 +185,20 @@ class DeviceLoop:
 
     def improve(self) -> None:
         """Run what the improver proposes, until rounds gain nothing or the time is over."""
-        gains: list[float] = []
-        for plan in self._proposed():
-            rounds, timed = self.profile.rounds, self.context.plan_time_s is not None
-            if timed and self.budget.is_over():
-                self.budget.ended = "budget"
-                return
-            if not timed and rounds >= LEAST_ROUNDS and max(gains[-2:], default=0.0) < GAIN:
-                return
-            if not timed and rounds >= MOST_ROUNDS:
-                return
+        proposed, gains = self._proposed(), list[float]()
+        while not self._is_done(gains) and (plan := next(proposed, None)):
             before = self._best
             self.run([plan])
-            self.profile = replace(self.profile, rounds=rounds + 1)
+            self.profile = replace(self.profile, rounds=self.profile.rounds + 1)
             gains.append(1 - self._best.latency_ms / before.latency_ms)
+
+    def _is_done(self, gains: Sequence[float]) -> bool:
+        """Whether the time to plan for is over or, without one, rounds have gained what they do."""
+        if self.context.plan_time_s is not None:
+            return self.budget.is_over()
+        rounds = self.profile.rounds
+        gained = max(gains[-2:], default=0.0) >= GAIN
+        return rounds >= MOST_ROUNDS or (rounds >= LEAST_ROUNDS and not gained)
 
     def try_libraries(self) -> None:
         """Run the CPU alone in further libraries that may be faster than all that ran."""
