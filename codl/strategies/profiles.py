@@ -32,7 +32,7 @@ class Profiling:
         """What a profile must be of; nothing has run yet."""
         cpu, place = soc.cpu, at_hand(soc).placement
         sides = {"cpu": cpu.name, "threads": str(place.threads), "limits": str(place.limits)}
-        found = target.examine().libraries
+        found = target.libraries()
         libraries = {name: found.get(name, "") for name in COMPUTING}
         return NetworkProfile(
             model=network.name,

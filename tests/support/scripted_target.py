@@ -61,8 +61,8 @@ class ScriptedTarget:
     def open(self) -> Mapping[str, str]:
         return {"driver": self.driver}
 
-    def examine(self) -> Any:
-        return SimpleNamespace(libraries={"ncnn": "1"})
+    def libraries(self) -> Mapping[str, str]:
+        return {"ncnn": "1"}
 
     def load(self, executable: Executable) -> Any:
         if self.fails is not None:
