@@ -97,7 +97,7 @@ def test_tensors_may_have_the_names_that_passes_make(case: str) -> None:
 def test_random_models_may_have_the_names_that_passes_make(part: int) -> None:
     compared = 0
     for index in range(part, COUNT, PARTS):
-        graph = draw_graph(SEED, index)
+        graph = draw_graph(SEED, index, ())
         if not graph.profile.startswith("common"):
             continue
         proto = graph.model()
