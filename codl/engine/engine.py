@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, overload
 
 import numpy as np
@@ -244,12 +244,7 @@ class Engine:
     def _masks(self) -> frozenset[str]:
         """Tensors that nothing reads but what makes probabilities of scores, or adds to those."""
         network = self.network
-        results = {holder for holder, _ in network.outputs.values()}
-
-        @cache
-        def masks(tensor: str) -> bool:
-            layers = network.readers(tensor)
-            return bool(layers) and tensor not in results and all(covers(x, tensor) for x in layers)
+        masks: set[str] = set()
 
         def covers(layer: Layer, tensor: str) -> bool:
             op = layer.op
@@ -260,9 +255,15 @@ class Engine:
                 return all(np.isfinite(network.constants.get(x, np.inf)).all() for x in others)
             is_maximum = isinstance(op, Reduce) and op.mode == "max"
             passes = (op.kind in PASSING or is_maximum) and op.activation.kind == "none"
-            return passes and masks(layer.output)
+            return passes and layer.output in masks
 
-        return frozenset(filter(masks, (*network.inputs, *network.constants)))
+        results = {holder for holder, _ in network.outputs.values()}
+        given = (*network.constants, *network.inputs)
+        for tensor in (*(layer.output for layer in reversed(network.layers)), *given):
+            layers = network.readers(tensor)
+            if layers and tensor not in results and all(covers(x, tensor) for x in layers):
+                masks.add(tensor)
+        return frozenset(masks.intersection(given))
 
     def _run_in_onnxruntime(self) -> None:
         """Run in ONNX Runtime, loaded once more, what others would change."""

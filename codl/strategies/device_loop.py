@@ -63,8 +63,9 @@ HOPELESS = 1.5
 LEAST_PART = 0.3
 #: A processor whose anchors are so many times slower than in the dataset is busy with others' work.
 BUSY = 1.25
-#: Strategies whose plans are candidates.
-BASELINES = ("codl-paper", "mulayer")
+#: Strategies whose plans are candidates, of networks with at most so many layers: the time to make
+#: such a plan grows with their square.
+BASELINES, MOST_LAYERS = ("codl-paper", "mulayer"), 400
 #: Plans that fail to run before planning ends.
 MOST_FAILURES = 3
 #: Exploring proposals in a row that have run before planning ends.
@@ -220,7 +221,7 @@ class DeviceLoop:
 
     def _baselines(self) -> Iterator[Plan]:
         for name in BASELINES:
-            if name != self.strategy:
+            if name != self.strategy and len(self.network.layers) <= MOST_LAYERS:
                 try:
                     yield STRATEGIES.find(name).plan(self.network, self.context)
                 except (InvalidFileError, UnsupportedError):

@@ -12,9 +12,7 @@ from codl.records.profile import FOLDER, NetworkProfile, load_profile
 from codl.records.soc import Soc
 from codl.runtime.placement import at_hand
 from codl.targets.base import Target
-
-#: Packages of the target that compute a network's ops on the CPU.
-COMPUTING = ("ncnn", "onnxruntime", "openvino")
+from codl.targets.environment import libraries_of
 
 
 @dataclass(frozen=True)
@@ -32,13 +30,11 @@ class Profiling:
         """What a profile must be of; nothing has run yet."""
         cpu, place = soc.cpu, at_hand(soc).placement
         sides = {"cpu": cpu.name, "threads": str(place.threads), "limits": str(place.limits)}
-        found = target.libraries()
-        libraries = {name: found.get(name, "") for name in COMPUTING}
         return NetworkProfile(
             model=network.name,
             network=network.digest,
             soc=soc.name,
-            device={**target.open(), **sides, **libraries},
+            device={**target.open(), **sides, **libraries_of(target)},
             tuning=tuning,
         )
 
