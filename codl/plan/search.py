@@ -69,12 +69,14 @@ def search(
         if not objective.is_latency:
             return _for_objective(network, cost, strategy, objective)
         plan, costs = _fastest_option(network, cost, strategy, method)
+        found = plan
         if method == "dp" and not cost.places.once:
             plan = recut(plan, network, cost)
         if cost.places.cuts:  # those of another plan, and its partial sums, are followed
             return plan
         if method == "dp" and "partial-sums" not in cost.off:
-            plan = _with_partial_sums(plan, network, cost)
+            summed = _with_partial_sums(found, network, cost)
+            plan = min(plan, summed, key=lambda each: each.predicted_ms or inf)
         # What one processor gains in one step, it may lose in those that have weights with it.
         may_be_alone = may_be_alone and not cost.places.once
         return unless_alone(plan, network, cost, costs) if may_be_alone else plan

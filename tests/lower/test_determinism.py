@@ -22,10 +22,10 @@ TESTS = Path(__file__).parent.parent
 #: lowering and with the sources of kernels, and with nothing else: not from machine to machine.
 #: `PYTHONPATH=tests python tests/lower/test_determinism.py` prints those of now.
 GOLDEN = (
-    "ae633f4f9ca99d1f33ca5e47b4b54469909c39aced8f0f3256ce48f2c1c3e0ee",
-    "f59cba2716db01024788d951537e2e3edd809e65c114e43c3aaa51a399af0565",
-    "337f0f42cb99cfcc0ab3fae38102a6a38f51a530f7bbe8043d48062d372652b6",
-    "c978aa611f4bf0b7612d06f6c65ba617c9da04c31a1c0d541af8b137872065c3",
+    "c43c5aeceb4ff799982e10080582c71ff8775e8824968ec1b18f309ec3652c35",
+    "9437cebfd8a3243224dfacbe788e01a0b883b3bbd00a2a67ceaa79a45cceb461",
+    "87499c13bbccfccf51a01c001635225913b74313a940c480168d8a7c7b56c9ff",
+    "301cd53d9c8bae57420f4c7b117f818ae85f85eea693f47dd2eca0ec8ca2f915",
 )
 
 

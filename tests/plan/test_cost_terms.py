@@ -80,7 +80,7 @@ def price(network: Network, predictors: SyntheticPredictors, *off: str) -> float
         ("packing", None, 1.0),
         ("relayout", None, 0.2),
         ("exchange", Line(0.0), 1.0),
-        ("signals", {}, 1.0),
+        ("signals", {"event_wait": 0.006, "flag_wait": 0.005}, 1.0),
     ],
 )
 def test_a_term_makes_a_plan_dearer(term: str, off: Any, gpu: float, network: Network) -> None:
@@ -257,7 +257,7 @@ def test_a_busy_queue_hides_a_first_launch() -> None:
     works = (1.0, 2.0)
     assert after_stage((0.0, 0.0), [], works=works, first_launch_ms=0.5) == (1.0, 2.5)
     assert after_stage((0.0, 3.0), [], works=works, first_launch_ms=0.5) == (1.0, 5.0)
-    # One launch of several on an empty queue is its first.
+    # What the GPU sends was enqueued behind its last shard.
     sent = TransferCost.of("to_cpu", {"transform": 0.25, "sync": 0.125})
     cpu, gpu = after_stage((0.0, 0.0), [sent], works=works, first_launch_ms=0.5)
-    assert (cpu, gpu) == (0.5 + 0.25 + 0.125 + 1.0, 0.5 + 0.25 + 2.0)
+    assert (cpu, gpu) == (0.25 + 0.125 + 1.0, 0.5 + 2.0)

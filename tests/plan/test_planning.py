@@ -126,14 +126,14 @@ def test_a_stage_runs_in_the_order_of_the_co_executor(network: Network) -> None:
     shape = next(iter(network.inputs.values()))
     ways: tuple[Direction, ...] = ("to_gpu", "to_cpu")
     moves = [TransferCost.of(way, cost.sharing_parts(way, shape)) for way in ways]
-    cpu, gpu = after_stage((1.0, 2.0), moves, (0.05, 0.15), (10.0, 4.0), copies_ms=0.5)
-    # The GPU transforms till 2.5, which the CPU sends off till 1.05. That hands over from 1.05 to
-    # 1.55 and enqueues till 1.7; the GPU takes it from 2.5 to 3.3, copies and computes to 7.8. The
-    # CPU waits for the map at 2.6, copies to 2.95 and computes.
+    cpu, gpu = after_stage((1.0, 2.0), moves, 0.2, (10.0, 4.0), copies_ms=0.5)
+    # The GPU transforms till 2.5. The CPU hands over from 1.0 to 1.5 and enqueues till 1.7; the GPU
+    # takes it from 2.5 to 3.3, copies and computes to 7.8. The CPU waits for the map at 2.6, copies
+    # to 2.95 and computes.
     assert gpu == pytest.approx(7.8)
     assert cpu == pytest.approx(2.95 + 10.0)
     # With nothing to wait for, enqueueing is what the CPU begins with.
-    assert after_stage((1.0, 2.0), [], (0.0, 0.2), (10.0, 4.0)) == pytest.approx((11.2, 6.0))
+    assert after_stage((1.0, 2.0), [], 0.2, (10.0, 4.0)) == pytest.approx((11.2, 6.0))
 
 
 def constant(parts: dict[str, float]) -> dict[str, Line]:

@@ -47,7 +47,7 @@ def test_without_a_device_the_error_says_what_to_install() -> None:
 
 
 def test_without_a_driver_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver_search, "find_drivers", list[Driver])
+    monkeypatch.setattr(driver_search, "_named_drivers", dict[str, Driver])
     with pytest.raises(DeviceError, match=r"No OpenCL driver was found. .*intel-opencl-rt"):
         driver_search.find_driver("intel-opencl-rt")
 
@@ -96,10 +96,10 @@ FACTS = CpuFacts("c", (4, 5, 6, 7, 0, 1, 2, 3), 8, 1 << 20, near=4)
     ("kind", "threads", "cpu_cores", "gpu_cores"),
     [
         ("gpu", None, (4, 5, 6, 7), ()),
-        ("gpu", 2, (4, 5), ()),
-        ("gpu", 6, (4, 5, 6, 7, 0, 1), ()),
+        ("gpu", 2, (4, 5, 6, 7, 0, 1, 2, 3), ()),
+        ("gpu", 6, (4, 5, 6, 7, 0, 1, 2, 3), ()),
         ("cpu", None, (4, 5, 6, 7), (0, 1, 2, 3)),
-        ("cpu", 3, (4, 5, 6), (0, 1, 2, 3)),
+        ("cpu", 3, (4, 5, 6, 7), (0, 1, 2, 3)),
     ],
 )
 def test_a_side_has_neighbouring_cores(
@@ -107,7 +107,7 @@ def test_a_side_has_neighbouring_cores(
 ) -> None:
     soc = detect.describe("test", fake("pocl", kind), cpu=FACTS, cpu_threads=threads)
     assert (soc.placement.cpu_cores, soc.placement.gpu_cores) == (cpu_cores, gpu_cores)
-    assert soc.cpu.threads == soc.placement.threads == len(cpu_cores)
+    assert soc.cpu.threads == soc.placement.threads == (threads or len(cpu_cores))
 
 
 @pytest.mark.parametrize(("kind", "most"), [("gpu", 8), ("cpu", 4)])

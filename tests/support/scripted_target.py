@@ -24,6 +24,7 @@ from codl.records.results import Latency, TimeSpan
 from codl.runtime.placement import LocalSoc, Placement
 from codl.strategies.base import Context
 from support.simulated import SOC
+from support.synthetic_predictors import SyntheticPredictors
 
 CORES = range(SOC.gpu.compute_units if SOC.gpu.is_cpu else 0)
 LOCAL = LocalSoc(**vars(SOC), placement=Placement("icd", (len(CORES),), tuple(CORES)))
@@ -183,7 +184,7 @@ class ScriptedModel:
 class ScriptedContext(Context):
     """Plans by synthetic predictors."""
 
-    predictors: Any = None
+    predictors: Any = field(default_factory=SyntheticPredictors)
 
     def cost(self, default: str, *, by_op: bool = False) -> CostModel:
         return CostModel(self.soc, self.predictors, by_op)

@@ -24,8 +24,9 @@ from codl.runtime.placement import LocalSoc, Placement
 from codl.runtime.threads import CoreObserver
 from support.simulated import SOC
 
-#: How long a net is watched, and the part of that in which a thread must have worked to count.
-WATCHED_S, LEAST_SHARE = 0.6, 0.03
+#: How long a net is watched at least; at most, while fewer threads work than the placement says,
+#: since other programs may have their cores; and the seconds that a thread that counts has worked.
+WATCHED_S, MOST_S, LEAST_S = 0.6, 20.0, 0.018
 
 
 def seen_at_work(variant: str, *placements: Placement, facts: int) -> tuple[int, set[int]]:
@@ -60,11 +61,14 @@ def watch(variant: str, soc: LocalSoc) -> tuple[int, list[int]]:
     session.run()
     observer, before, begin = CoreObserver(), dict(used_s()), perf_counter()
     session.nets = [Watched(net, observer) for net in session.nets]
-    while perf_counter() - begin < WATCHED_S:
-        session.run()
-    took_s = {thread: s - before.get(thread, 0.0) for thread, s in used_s()}
     of_python = {thread.native_id for thread in threading.enumerate()} - {os.getpid()}
-    workers = [t for t, s in took_s.items() if s > LEAST_SHARE * WATCHED_S and t not in of_python]
+    workers: list[int] = []
+    while (spent_s := perf_counter() - begin) < WATCHED_S or (
+        len(workers) < soc.placement.threads and spent_s < MOST_S
+    ):
+        session.run()
+        took_s = {thread: s - before.get(thread, 0.0) for thread, s in used_s()}
+        workers = [t for t, s in took_s.items() if s > LEAST_S and t not in of_python]
     return len(workers), sorted(observer.cores)
 
 
