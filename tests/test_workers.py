@@ -354,7 +354,7 @@ def test_jobs_and_dask_exclude_each_other(workplace: Path, monkeypatch: pytest.M
 
 
 def test_workers_end_with_a_command_that_is_terminated(tmp_path: Path) -> None:
-    words = ["train", "--soc", "epyc2", "--jobs", "2", "-o", str(tmp_path)]
+    words = ["train", "--soc", "epyc2", "--jobs", "2", "--predictors", str(tmp_path)]
     process = subprocess.Popen(
         [sys.executable, "-c", "from codl.cli import main; main()", *words],
         cwd=Path(__file__).parents[1],
@@ -365,7 +365,9 @@ def test_workers_end_with_a_command_that_is_terminated(tmp_path: Path) -> None:
     )
     try:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        wait_until(lambda: len(children.read_text().split()) > 2)  # one of them tracks semaphores
+        wait_until(
+            lambda: len(children.read_text().split()) > 3
+        )  # a guard, and what tracks semaphores
         process.terminate()
         _, said = process.communicate(timeout=30)
         assert process.returncode == 128 + signal.SIGTERM

@@ -107,8 +107,8 @@ class RunLog:
             "tuning": self._tuning,
             "environment": None if environment is None else asdict(environment),
         }
-        self._own[run] = Anchors()
         self._dataset.write_manifest(manifest)
+        self._own[run] = Anchors()
         return run
 
     def calibrate(self, run: str, anchors: Anchors) -> None:
@@ -174,7 +174,7 @@ def _check_alike(dataset: Dataset, runs: Mapping[str, Any], environment: Environ
         run, content = told[-1]
         before = yaml_file.convert(content, Environment, dataset.manifest_path)
         differing = differences(before, environment, MIXED)
-        fix = "Write another dataset by -o DIR."
+        fix = "Write another dataset by --datasets DIR."
         check_alike(differing, f"The rows of {run} in {dataset.folder}", "new ones", fix=fix)
 
 
@@ -183,7 +183,7 @@ def check_is_new(dataset: Dataset) -> None:
     if dataset.manifest_path.exists():
         raise CodlError(
             f"{dataset.folder} holds a dataset. Go on with it by --resume, or write another "
-            "by -o DIR."
+            "by --datasets DIR."
         )
 
 
@@ -201,11 +201,11 @@ def open_manifest(dataset: Dataset, soc: Soc, source: str, *, resume: bool) -> d
     if not soc.is_as_in(manifest.get("soc")):
         raise MismatchError(
             f"{dataset.manifest_path} describes another SoC than socs/{soc.name}.yaml does "
-            "now; rows of both cannot be mixed. Write another dataset by -o DIR."
+            "now; rows of both cannot be mixed. Write another dataset by --datasets DIR."
         )
     if manifest.get("source") != source:
         raise MismatchError(
             f"The rows in {dataset.folder} are {manifest.get('source')}, new ones are {source}, "
-            "and they cannot be mixed. Write another dataset by -o DIR."
+            "and they cannot be mixed. Write another dataset by --datasets DIR."
         )
     return manifest

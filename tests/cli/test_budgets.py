@@ -103,7 +103,7 @@ def test_conformance_keeps_the_cases_before(
     cases = [suite.Case("Add", SimpleNamespace(name=f"test_{at}")) for at in range(4)]
     monkeypatch.setattr(suite, "select", lambda **which: cases)
 
-    def run_case(case: suite.Case, target: Any) -> suite.CaseResult:
+    def run_case(case: suite.Case, target: Any, side: Any) -> suite.CaseResult:
         return suite.CaseResult(case.name, case.op, "passed")
 
     monkeypatch.setattr(suite, "run_case", Steps(clock, calls=calls).after(run_case))

@@ -238,7 +238,9 @@ def test_options_change_the_soc_for_a_run() -> None:
     here = LocalSoc.of(SOC, Placement("none", (0, 1)))
     changed = RunOptions(threads=1, gpu_performance="high", gpu_priority="low").applied(here)
     assert changed.facts == SOC
-    assert changed.placement == Placement("none", (0, 1), (), 1, "high", "low")
+    assert changed.placement == Placement(
+        "none", (0, 1), cpu_threads=1, performance="high", priority="low"
+    )
     assert RunOptions().applied(here) == here
     with pytest.raises(UnknownNameError, match="GPU priority hint 'urgent'"):
         RunOptions(gpu_priority="urgent").applied(here)

@@ -161,7 +161,7 @@ def test_the_first_collection_tunes_and_the_next_one_does_not(
 
     monkeypatch.setattr("codl.targets.local.LocalTarget.tune", tuned)
     command = ["collect", "--soc", "test", "--ops", "ops.csv", "--shares", "1", "--samples", "2"]
-    for more in (["--no-tune", "-o", "others"], [], ["--resume"]):
+    for more in (["--no-tune", "--datasets", "others"], [], ["--resume"]):
         answered = CliRunner().invoke(app, [*command, *more, "--json"])
         assert answered.exit_code == 0, answered.output
         assert json.loads(answered.stdout)["rows"] == 2

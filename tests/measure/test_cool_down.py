@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -153,6 +154,9 @@ class Double:
     soc: LocalSoc = PHONE
     replays: None = None
     batches: list[list[OpTask]] = field(default_factory=list)
+
+    def within(self, seconds: float) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def clocks_mhz(self) -> dict[str, float]:
         return {}

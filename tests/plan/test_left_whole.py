@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from support.plans import row
 from support.random_networks import random_networks, random_plans
 from support.simulated import SOC
+from support.some import some
 from support.synthetic_predictors import Line, SyntheticPredictors, synthetic_predictors
 
 from codl.frontend.convert import convert, simplify
@@ -78,7 +79,7 @@ def test_one_op_in_halves_by_hand() -> None:
 
 def test_nothing_is_shared_where_exchanges_are_free() -> None:
     free = replace(PLAIN, exchange=Line(0.0), asked=[])
-    for op in found(row(3), [(3, "H", 1.0)], free):
+    for op in some(found(row(3), [(3, "H", 1.0)], free)):
         assert op.sharing_ms == 0
         assert op.net_ms == pytest.approx(-op.saves_ms)
 
@@ -87,7 +88,7 @@ def test_nothing_is_shared_where_exchanges_are_free() -> None:
 def test_a_split_op_among_whole_ones_moves_one_tensor_more(copy_ms: float, is_faster: bool) -> None:
     """The first needs the CPU's rows on the GPU behind it, the last the GPU's rows on the CPU."""
     predictors = replace(PLAIN, exchange=Line(copy_ms), asked=[])
-    for op in found(row(2), [(2, "H", 1.0)], predictors):
+    for op in some(found(row(2), [(2, "H", 1.0)], predictors)):
         assert op.sharing_ms == pytest.approx(copy_ms)
         assert op.net_ms == pytest.approx(copy_ms - OP_MS / 2)
         assert (op.net_ms < 0) is is_faster

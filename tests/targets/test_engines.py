@@ -37,7 +37,7 @@ from codl.targets.client import COMMAND, AgentClient, AgentLostError
 from codl.targets.local import LocalTarget
 from codl.targets.remote import RemoteTarget
 from codl.targets.served_models import LoadedModel, Models
-from codl.targets.wire import Arrays, Question, SentArray, decode, encode, form_of
+from codl.targets.wire import Arrays, SentArray, decode, encode, form_of
 
 #: An agent whose device refuses the first kernels of every executable that has them.
 REFUSING = """
@@ -203,9 +203,9 @@ def test_a_kill_in_a_load_is_an_error_and_the_next_load_works(
 ) -> None:
     post = AgentClient._post
 
-    def kill(self: AgentClient, running: Any, question: Question, *how: Any) -> None:
-        post(self, running, question, *how)
-        if question.name == "Models.load" and self.generation == 1:
+    def kill(self: AgentClient, running: Any, asked: Any, *how: Any) -> None:
+        post(self, running, asked, *how)
+        if asked.question == "Models.load" and self.generation == 1:
             running.child.kill()
 
     monkeypatch.setattr(AgentClient, "_post", kill)
