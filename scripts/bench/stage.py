@@ -24,6 +24,12 @@ Beside many cores it takes a longer one for plans to gain (docs/results/curve.md
     python scripts/bench/stage.py --left 2 --budget 440s --collect 270s \
         --models yolov2,vgg16,posenet,resnet50 -o docs/results/curve-h200.json
 
+One multiprocessor beside four threads is a pair of similar speed (docs/results/measurements.md has
+the evaluation that follows):
+
+    python scripts/bench/stage.py --left 1 --threads 4 --budget 190s --collect 190s \
+        --models vgg16,yolov2,resnet50,posenet,mobilenet_v2,bert -o part-h100-4threads.json
+
 SoC files, datasets and predictors are left in --folder. Nothing else should run meanwhile.
 """
 
