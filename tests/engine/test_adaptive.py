@@ -146,6 +146,10 @@ def test_one_processor_alone_is_never_profiled() -> None:
     assert served.engine.plan is plan
 
 
+#: Inferences on a real device in which a skewed plan is changed at the latest.
+MOST_RUNS = 100 * FIRST
+
+
 @pytest.mark.parametrize("serial", ["local", "process"])
 def test_outputs_stay_right_across_a_change(
     serial: str, first_soc: LocalSoc, monkeypatch: pytest.MonkeyPatch
@@ -159,8 +163,10 @@ def test_outputs_stay_right_across_a_change(
     context = ScriptedContext(first_soc, target=target, predictors=PREDICTORS)
     with Engine(network, plan, target) as engine:
         engine.adapt(PlanAdapter(context, network))
-        outputs = dict(engine.outputs)
-        for _ in range(5 * FIRST):
+        outputs, runs = dict(engine.outputs), 0
+        # Where other programs have the cores, a look may find both sides alike, and the next later.
+        while runs < 5 * FIRST or (runs < MOST_RUNS and not engine.adaptation.changes):
+            runs += 1
             for array in outputs.values():
                 array.fill(np.nan)
             engine.feed({"image": x})
@@ -168,8 +174,7 @@ def test_outputs_stay_right_across_a_change(
             for name, reference in expected.items():
                 found = outputs[name].reshape(reference.shape)
                 assert max_rel_err(found, reference) <= 1e-4
-        assert engine.adaptation is not None
-        assert engine.adaptation.runs == 5 * FIRST
+        assert engine.adaptation.runs == runs
         assert engine.adaptation.changes
         assert engine.plan != plan
     if serial == "process":
@@ -189,10 +194,13 @@ def test_threads_get_their_own_outputs_across_a_change(
     with Engine(network, plan, target) as engine, ThreadPoolExecutor(4) as pool:
         context = ScriptedContext(first_soc, target=target, predictors=PREDICTORS)
         engine.adapt(PlanAdapter(context, network))
-        for found, right in zip(pool.map(engine, inputs), expected, strict=True):
-            for name, values in right.items():
-                np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-5)
-        assert engine.adaptation is not None
+        for _ in range(MOST_RUNS // len(inputs)):
+            for found, right in zip(pool.map(engine, inputs), expected, strict=True):
+                for name, values in right.items():
+                    np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-5)
+            assert engine.adaptation is not None
+            if engine.adaptation.changes:
+                break
         assert engine.adaptation.changes
 
 

@@ -83,16 +83,13 @@ def test_the_plan_is_split_and_balanced_however_slow_or_mispredicted_the_device_
     assert 1e3 * target.ran_s <= 60 * alone_ms
 
 
-def test_a_slow_device_has_as_many_rounds_as_a_fast_one(network: Network, tmp_path: Path) -> None:
-    loaded = []
+def test_a_slow_device_has_the_least_rounds_too(network: Network, tmp_path: Path) -> None:
     for slower in (1.0, 30.0):
         target = scripted(network, slower=slower, layers=0.3)
         folder = tmp_path / str(slower)
         find("codl").plan(network, context_of(target, LAWS, Profiling(folder)))
         (file,) = folder.rglob("*.json")
         assert load_profile(file).rounds >= device_loop.LEAST_ROUNDS
-        loaded.append(len(target.loaded))
-    assert len(set(loaded)) == 1
 
 
 def test_the_first_split_plan_runs_before_anything_else(network: Network, tmp_path: Path) -> None:
