@@ -257,9 +257,12 @@ class DeviceLoop:
         near = {n: new[n] for n, parts in observed.items() if parts.length_ms <= limit_ms}
         if near:
             self._compare(near, observed, rival)
-        for name in observed:
-            self._note(self._run_of(name), rival)
-        self._keep_engine(self._best.plan.fingerprint)
+        ran = [self._run_of(name) for name in observed if name not in self._failed]
+        self.improver.observe(ran)
+        for run in ran:
+            self._note(run, rival)
+        if self.profile.runs:
+            self._keep_engine(self._best.plan.fingerprint)
 
     def _compare(
         self,
@@ -294,7 +297,6 @@ class DeviceLoop:
     def _add(self, runs: Sequence[PlanRun]) -> None:
         self.has_run = True
         self.profile = self.profile.with_runs(*runs)
-        self.improver.observe(runs)
 
     def _give_up(self, plan: Plan, error: CodlError) -> None:
         """Note that a plan does not run; raise `error` where too many do not."""
@@ -303,7 +305,6 @@ class DeviceLoop:
             self.profile,
             runs=tuple(r for r in self.profile.runs if r.plan.fingerprint not in self._failed),
         )
-        self.improver.runs.pop(plan.fingerprint, None)
         if len(self._failed) == MOST_FAILURES:
             raise error
         self.context.note(f"{self.network.name}: a plan of {plan.strategy} does not run: {error}")
