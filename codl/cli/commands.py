@@ -34,7 +34,6 @@ COMMANDS = {
     "models": "codl.cli.models:list_models",
     "search": "codl.cli.search:search_plan",
     "show": "codl.cli.show:show_file",
-    "quantize": "codl.cli.quantize:quantize_model",
     "package": "codl.cli.package:package_model",
     "run": "codl.cli.run:run_model",
     "eval": "codl.cli.evaluate:evaluate_strategies",
@@ -44,7 +43,6 @@ COMMANDS = {
     "runs": "codl.cli.runs:list_runs",
     "compare": "codl.cli.compare:compare_files",
     "report": "codl.cli.report:write_report",
-    "bench llm": "codl.cli.bench_llm:bench_llm",
 }
 #: Groups, each a `Typer` of its own; a command of one that is elsewhere has both words above.
 GROUPS = {

@@ -29,13 +29,6 @@ def run_plans() -> str:
     return ", ".join(name for name, strategy in STRATEGIES.items() if strategy.runs_plans)
 
 
-def of_decoders() -> str:
-    """The strategies that decoders are measured by where none is named."""
-    from codl.api.decoders import USUAL
-
-    return ",".join(USUAL)
-
-
 def shares() -> str:
     """All shares, and those of a short collection."""
     from codl.measure.tasks import FEW_SHARES, SHARES
@@ -55,10 +48,3 @@ def elements() -> str:
     from codl.records.soc import ELEMENT_NAMES
 
     return " or ".join(ELEMENT_NAMES)
-
-
-def bits() -> str:
-    """Of a packed number."""
-    from codl.ir.ops.matmul_quantized import BITS
-
-    return " or ".join(map(str, BITS))

@@ -190,11 +190,7 @@ def enclosed(graph: Graph, node: Node) -> list[ConvertedOp]:
 #: Constants of more elements are not looked at to see whether a node can be converted.
 LARGE = 1 << 16
 #: Inputs that may be integers which the caller gives, by the node's type: they are held as floats.
-INDICES: Mapping[str, int] = {
-    "Gather": 1,
-    "RotaryEmbedding": 3,
-    "com.microsoft.RotaryEmbedding": 1,
-}
+INDICES: Mapping[str, int] = {"Gather": 1}
 
 
 def enclose(graph: Graph) -> Graph:
@@ -265,8 +261,6 @@ def _is_known(graph: Graph, node: Node) -> bool:
         # Operands that do not fit, of which ONNX checks few, trip a converter anywhere: ONNX
         # Runtime says what is wrong with them.
         if isinstance(error, CodlError) and not isinstance(error, UnsupportedError):
-            raise
-        if graph.states.keys() & set(node.inputs):  # nothing else may write a state
             raise
         return False
     return made.issuperset(name for name in node.outputs if graph.is_read(name))

@@ -37,7 +37,6 @@ KINDS = (
     "reduce",
     "reshape",
     "resize",
-    "row_range",
     "slice",
     "softmax",
     "tile",

@@ -9,7 +9,6 @@ import numpy as np
 
 from codl.errors import UnsupportedError
 from codl.ir.onnx_node import Node
-from codl.ir.ops.attention import Rotary
 from codl.ir.ops.base import Weights
 from codl.ir.ops.concat import Concat, ConcatNd, Gather
 from codl.ir.ops.convolution import ConvTranspose2d
@@ -19,7 +18,7 @@ from codl.ir.ops.movement import PadNd, Reshape, SliceNd, TileNd, Transpose, Win
 from codl.ir.ops.norm import Norm
 from codl.ir.ops.onnx_model import OnnxModel
 from codl.ir.ops.pooling import MaxIndices, Pool2d
-from codl.ir.ops.reductions import Reduce, RowRange, Softmax
+from codl.ir.ops.reductions import Reduce, Softmax
 from codl.ir.ops.resize import AxisTable, Resize
 from codl.kernels.ort import TYPES, CpuOrt, NamedArrays, OrtPlan, ints, nd_plan, node, number
 from codl.kernels.registry import register
@@ -240,37 +239,6 @@ def _reduce(op: Reduce) -> OrtPlan:
     reduce = node(_REDUCTIONS[op.mode], ("x0", "axis"), keepdims=1)
     outer, _, inner = op.rows
     return OrtPlan((reduce,), (tuple(op.rows),), (outer, 1, inner), {"axis": ints(1)})
-
-
-@_ort("row_range")
-def _row_range(op: RowRange) -> OrtPlan:
-    nodes = (
-        node("ReduceMin", ("x0", "axis"), "low", keepdims=1),
-        node("ReduceMax", ("x0", "axis"), "high", keepdims=1),
-        node("Concat", ("low", "high"), axis=1),
-    )
-    return OrtPlan(nodes, ((op.rows, op.size),), (op.rows, 2), {"axis": ints(1)})
-
-
-@_ort("rotary")
-def _rotary(op: Rotary) -> OrtPlan:
-    """Every token takes the row of its own; those of all images are one table."""
-    n, _, _, features = op.shapes[0]
-    images, tokens, pairs = op.shapes[1]
-    heads = op.shapes[0][3 - op.axis]
-    rotary = node(
-        "com.microsoft.RotaryEmbedding",
-        ("x0", "rows", "x1", "x2"),
-        interleaved=int(op.interleaved),
-        num_heads=heads,
-        rotary_embedding_dim=0 if 2 * pairs == features else 2 * pairs,
-    )
-    sizes = op.shapes[0] if op.axis == 2 else (n, tokens, heads * features)
-    rows = ints(0)
-    if images > 1:
-        rows = np.arange(images * tokens, dtype=np.int64).reshape(images, tokens)
-    table = (images * tokens, pairs)
-    return OrtPlan((rotary,), (sizes, table, table), sizes, {"rows": rows})
 
 
 def _inputs(count: int) -> list[str]:

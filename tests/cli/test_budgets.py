@@ -196,7 +196,6 @@ def test_no_time_at_all_is_no_budget(of: tuple[str, ...], tmp_path: Path, soc_fi
         "collect --soc host --tolerance nan",
         "bench sustained op_chain --soc host --time nan",
         "bench ui op_chain --soc host --time -1",
-        "bench llm smollm2_135m --soc host --time nan",
         "eval --soc host --models op_chain --time nan",
         "run op_chain --soc host --batch 99999999999999999999",
         "run op_chain --soc host --rounds 99999999999999999999",

@@ -1,34 +1,27 @@
-"""Products of matrices: fully connected layers, any batches, and constants of few bits."""
+"""Products of matrices: fully connected layers, and any batches."""
 
 from __future__ import annotations
 
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from codl.frontend.converters.base import (
     ConvertedOp,
     attribute,
     between,
-    constant_input,
     converts,
     has_input,
     number,
-    unsupported,
 )
 from codl.frontend.converters.steps import Operand, Steps
-from codl.frontend.graph import dynamic_products as dynamic
-from codl.frontend.graph import packed_matrices as nbits
 from codl.frontend.graph.graph import Graph
 from codl.ir.onnx_node import Node
 from codl.ir.ops.base import Array
 from codl.ir.ops.fully_connected import FullyConnected
 from codl.ir.ops.matmul import MatMul
-from codl.ir.ops.matmul_quantized import MIDDLE, WORD, MatMulDynamic, MatMulNBits, packed
 from codl.ir.ops.nd import Sizes
-from codl.ir.ops.reductions import RowRange
 from codl.ir.region import Shape, as_nchw
 
 
@@ -101,11 +94,10 @@ def _with_constant(
 ) -> ConvertedOp:
     """The product with a constant (k, n): a fully connected layer where each image has one row.
 
-    That row may still have the axes of an image; see `drop_reshapes`. One token of a decoder is
-    multiplied as several are, so that they share what is made of the constant.
+    That row may still have the axes of an image; see `drop_reshapes`.
     """
     k, n = matrix.sizes[::-1] if matrix.turned else matrix.sizes
-    images = 0 if graph.states else graph.rows_of_images(a, k)
+    images = graph.rows_of_images(a, k)
     if images == 1 or (images and not trans_a):
         shape = as_nchw(a) if a[0] == images else Shape(1, k, 1, 1)
         weights = {"weight": matrix.of(graph, node, turned=True), "bias": bias}
@@ -115,81 +107,3 @@ def _with_constant(
     op = MatMul(shapes=(a,), matrix=(k, n), trans_a=trans_a)
     weights = {"weight": matrix.of(graph, node, turned=False), "bias": bias}
     return ConvertedOp(op, node.inputs[:1], output, weights)
-
-
-@converts(
-    dynamic.KIND, parameters=(dynamic.MATRIX, dynamic.SCALES, dynamic.ZERO_POINTS, dynamic.BIAS)
-)
-def _dynamic_product(graph: Graph, node: Node) -> list[ConvertedOp]:
-    """The ranges of rows, which all products of them share, and the product.
-
-    That constants have the sizes which they must have was seen when the model was read.
-    """
-    if not dynamic.is_fusible(graph, node):
-        raise unsupported(node, "it must multiply rows by a constant matrix of 8 bits.")
-    matrix = constant_input(graph, node, dynamic.MATRIX)
-    signed, n = matrix.dtype == np.int8, matrix.shape[1]
-    middle = MIDDLE if signed else 0
-    zeros = constant_input(graph, node, dynamic.ZERO_POINTS, 0).astype(np.int64) + middle
-    numbers = np.ascontiguousarray((matrix.T.astype(np.int16) + middle).astype(np.uint8))
-    weights = {
-        "weight": packed(numbers, 8),
-        "scales": _of_columns(constant_input(graph, node, dynamic.SCALES), n, np.float32),
-        "zero_points": _of_columns(zeros, n, np.uint32),
-        "bias": _of_columns(constant_input(graph, node, dynamic.BIAS, 0.0), n, np.float32),
-    }
-    x, sizes = node.inputs[0], tuple(graph.shapes[node.inputs[0]])
-    ranges = RowRange(shapes=(sizes,))
-    product = MatMulDynamic(
-        shapes=(sizes, ranges.out_sizes), matrix=matrix.shape, signed=bool(signed)
-    )
-    name = graph.names.tensor(x, "ranges")
-    return [
-        ConvertedOp(ranges, (x,), name),
-        ConvertedOp(product, (x, name), node.outputs[0], weights),
-    ]
-
-
-def _of_columns(value: NDArray[Any], n: int, dtype: type) -> NDArray[Any]:
-    """One for each column."""
-    return np.array(np.broadcast_to(value.reshape(-1), (n,)), dtype)
-
-
-@converts(
-    f"{nbits.DOMAIN}.{nbits.KIND}",
-    parameters=(nbits.WEIGHT, nbits.SCALES, nbits.ZERO_POINTS, nbits.BIAS),
-)
-def _matmul_nbits(graph: Graph, node: Node) -> list[ConvertedOp]:
-    """That constants have the sizes which they must have was seen when the model was read."""
-    k, n, bits, block = (attribute(node, name, 4) for name in ("K", "N", "bits", "block_size"))
-    if has_input(node, nbits.ORDER):
-        raise unsupported(node, "rows of the matrix in another order are not taken.")
-    weights = {
-        "weight": _packed(constant_input(graph, node, nbits.WEIGHT).reshape(n, -1)),
-        "scales": constant_input(graph, node, nbits.SCALES).astype(np.float32).reshape(n, -1),
-        "bias": constant_input(graph, node, nbits.BIAS, np.zeros(n)).astype(np.float32),
-    }
-    if has_input(node, nbits.ZERO_POINTS):
-        zeros = constant_input(graph, node, nbits.ZERO_POINTS)
-        if zeros.dtype != np.uint8:
-            raise unsupported(node, f"zero points must be packed in uint8, got {zeros.dtype}.")
-        weights["zero_points"] = _packed(zeros.reshape(n, -1))
-    sizes = tuple(graph.shapes[node.inputs[0]])
-    op = MatMulNBits(
-        shapes=((1, *sizes) if len(sizes) == 1 else sizes,),
-        matrix=(k, n),
-        bits=bits,
-        block=block,
-        zero_points="zero_points" in weights,
-        int8=attribute(node, "accuracy_level", 0) == nbits.INT8,
-    )
-    if op.problem is not None:
-        raise unsupported(node, op.problem)
-    return [ConvertedOp(op, node.inputs[:1], node.outputs[0], weights)]
-
-
-def _packed(rows: NDArray[np.uint8]) -> NDArray[np.uint32]:
-    """Bytes as words, filled up with zeros."""
-    size = WORD // 8
-    padded = np.ascontiguousarray(np.pad(rows, ((0, 0), (0, -rows.shape[1] % size))))
-    return padded.view("<u4").astype(np.uint32, copy=False)

@@ -194,19 +194,18 @@ class GpuDirect(ColumnKernel):
             **t.grid_features,
             "output_bytes": self.stored(ops.output_elements),
             "input_bytes": self.stored(ops.input_elements),
-            **by_level("weight", self.matrix_bytes(ops), gpu_cache_bytes(soc)),
+            **by_level("weight", self.stored(ops.weight_elements), gpu_cache_bytes(soc)),
         }
-
-    def matrix_bytes(self, ops: Any) -> Column:
-        """Of a constant matrix and its bias, as they are read."""
-        size: Column = self.stored(ops.weight_elements)
-        return size
 
     def build(self, op: Any, soc: Soc, choice: Choice) -> KernelPlan:
         t = _Tiling.of(*self.alone(op, soc, choice))
         way = None if op.matrix and choice["packed"] != INSIDE else choice["packed"]
         scratch = self._scratch(t, way)
-        right = (*self.right(op, way), *([ScratchArg("sums")] if "sums" in scratch else []))
+        right: tuple[Arg, ...] = (ScratchArg("panels") if way == BEFORE else B,)
+        if way is None:
+            right = ConstantArg("panels"), ConstantArg("bias")
+        if "sums" in scratch:
+            right = (*right, ScratchArg("sums"))
         multiply = _multiply_launch(op, t, way, right)
         macros = {
             "ROWS": choice["rows"],
@@ -218,7 +217,6 @@ class GpuDirect(ColumnKernel):
             "INSIDE": way == INSIDE,
             "PARTIAL": "sums" in scratch,
             "BLOCK_SIZE": way == INSIDE and block_elements(soc),
-            **self.more_macros(op),
         }
         panel, panels = int(t.panel[0]), int(t.panels[0])
         return self.assemble(
@@ -238,16 +236,6 @@ class GpuDirect(ColumnKernel):
         if self.storage.element != "float32" and tiling.depth[0] < tiling.ops.k[0]:
             scratch["sums"] = 4 * int(tiling.sums[0])
         return scratch
-
-    def more_macros(self, op: Any) -> Mapping[str, int | bool]:
-        """Those of a kind of matrix."""
-        return {}
-
-    def right(self, op: Any, way: int | None) -> tuple[Arg, ...]:
-        """What a kernel reads b from, and a bias; `way` is None for a matrix packed before."""
-        if way is None:
-            return ConstantArg("panels"), ConstantArg("bias")
-        return (ScratchArg("panels") if way == BEFORE else B,)
 
     def pack(self, op: Any, soc: Soc, panel: int, weights: Weights) -> dict[str, ConstantArray]:
         """A constant matrix and its bias, for panels of `panel` columns."""
