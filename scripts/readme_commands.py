@@ -44,7 +44,7 @@ SHORT = {
     "bench": ("--budget", "20s"),
 }
 #: Options with which a command measures nothing, or as a file says.
-UNTIMED = {"--all", "--repro", "--quick", "sustained", "ui", "llm"}
+UNTIMED = {"--all", "--repro", "--quick", "sustained", "ui"}
 
 
 @dataclass(frozen=True)
