@@ -84,10 +84,9 @@ class _Tiling:
     @cached_property
     def depth(self) -> Column:
         """k of a work-item at a time: all of it, but where it must fit in a block."""
-        step, whole = self.ops.depth_step, self.ops.k
-        most = np.maximum(1, np.floor(block_elements(self.soc) / (self.panel * step))) * step
-        parts = np.where(self.packed == INSIDE, ceil_div(whole, most), 1.0)
-        return np.minimum(whole, round_up(ceil_div(whole, parts), step))
+        most = np.maximum(1, np.floor(block_elements(self.soc) / self.panel))
+        parts = np.where(self.packed == INSIDE, ceil_div(self.ops.k, most), 1.0)
+        return ceil_div(self.ops.k, parts)
 
     @cached_property
     def group(self) -> Column:
