@@ -18,6 +18,7 @@ from codl.ir.ops.matmul import BatchAxis, MatMul, MatMulColumns, merged
 from codl.ir.types import ConstantArray
 from codl.kernels.base import (
     ENDS,
+    Arg,
     Choice,
     ConstantArg,
     KernelPlan,
@@ -194,7 +195,8 @@ class GpuTiled(Kernel):
     def build(self, op: Any, soc: Soc, choice: Choice) -> KernelPlan:
         problem, tile = Problem.of(op), choice["tile"]
         m, n, k, side = problem.m, problem.n, problem.k, tile // PER_ITEM
-        right = (ConstantArg("weight"), ConstantArg("bias")) if op.matrix else (B,)
+        constants = ConstantArg("weight"), ConstantArg("bias")
+        right: tuple[Arg, ...] = constants if op.matrix else (B,)
         product = launch(
             "matmul_tiled",
             (
