@@ -40,7 +40,6 @@ SHORT = {
     "tune": ("--budget", "10s"),
     "eval": ("--time", "0.5s"),
     "doctor": ("--budget", "20s"),
-    "conformance": ("--budget", "20s"),
     "bench": ("--budget", "20s"),
 }
 #: Options with which a command measures nothing, or as a file says.

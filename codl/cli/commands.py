@@ -29,7 +29,6 @@ COMMANDS = {
     "doctor": "codl.cli.doctor:check_device",
     "collect": "codl.cli.collect:collect_data",
     "tune": "codl.cli.tune:tune_kernels",
-    "kernels": "codl.cli.kernels:compile_kernels",
     "train": "codl.cli.train:train_predictors",
     "models": "codl.cli.models:list_models",
     "search": "codl.cli.search:search_plan",
