@@ -26,6 +26,7 @@ from support.simulated import SOC, write_dataset
 
 from codl.errors import DeviceError
 from codl.measure.dataset import Dataset
+from codl.plugins import load_installed
 from codl.runtime import cache
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ DRIVERS = {"pyopencl": ("get_platforms", "Context"), "ncnn": ("Net",)}
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Tests keep compiled kernels for their next run, away from the user's.
+    """Tests have the plugins of `contrib/`, and keep compiled kernels for their next run, away from the user's.
 
     Intel's compiler for CPUs makes vectors of four work-items, not of as many as it likes, in two
     thirds of the time; `CL_CONFIG_CPU_VECTORIZER_MODE=0` leaves it to it. Without any vectors, in
@@ -53,6 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ[cache.STATE_VARIABLE] = str(config.cache.mkdir("codl-state"))
     os.environ["CODL_PROGRESS"] = "always"  # as on a terminal, which tests have none of
     os.environ.setdefault("CL_CONFIG_CPU_VECTORIZER_MODE", "4")
+    load_installed()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell's background ignores Ctrl-C, and so would all commands that tests start.
         signal.signal(signal.SIGINT, signal.default_int_handler)

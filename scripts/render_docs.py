@@ -46,6 +46,7 @@ from codl.frontend.models.summary import summary
 from codl.ir import OP_TYPES
 from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry
+from codl.plugins import load_installed
 from codl.records.waterfall import MEASURED_TERMS, PREDICTED_TERMS
 from codl.report.curves import closest_content, curve, curve_content
 from codl.report.drawing import Picture, stand_alone
@@ -297,6 +298,7 @@ def _generated(what: str) -> str:
 
 def cli_reference() -> str:
     """docs/reference/cli.md: every command with its arguments and options, from the typer app."""
+    load_installed()
     top = typer.main.get_command(app)
     parts = [
         "# Commands",

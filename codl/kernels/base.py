@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
 from codl.ir.columns import Columns
-from codl.ir.ops.base import Weights
+from codl.ir.ops.base import Op, Weights
 from codl.ir.types import BLOCKED, ConstantArray, ImageSize, Processor, Storage
 from codl.records.soc import Soc
 from codl.records.tuned import Choice as Choice

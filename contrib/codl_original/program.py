@@ -153,7 +153,9 @@ def read_stat(output: bytes) -> Stat:
     lines = list(STAT.finditer(text))
     if len(lines) != 1:
         problem = "no line that begins with Stat:" if not lines else f"{len(lines)} lines of Stat:"
-        raise DeviceError(f"the program printed {problem}{_last(text)}")
+        last = text.strip().splitlines()[-1:]
+        said = f"; its last line is {last[0].strip()[:200]!r}" if last else ""
+        raise DeviceError(f"the program printed {problem}{said}")
     (line,) = lines
     parts = _numbers(line["stat"])
     if not parts:
@@ -169,17 +171,10 @@ def _numbers(text: str) -> tuple[float, ...]:
     """The numbers of `[1,2.5]`, none of an empty text; raises `DeviceError` for anything else."""
     if not text:
         return ()
-    if not (text.startswith("[") and text.endswith("]")):
-        raise DeviceError(f"the program printed {text!r}, expected numbers such as [1,2.5]")
     try:
+        if not (text.startswith("[") and text.endswith("]")):
+            raise ValueError
         return tuple(float(part) for part in text[1:-1].split(","))
     except ValueError:
-        raise DeviceError(
-            f"the program printed {text!r}, expected numbers such as [1,2.5]"
-        ) from None
-
-
-def _last(text: str) -> str:
-    """The last that was said, where anything was."""
-    lines = text.strip().splitlines()
-    return f"; its last line is {lines[-1].strip()[:200]!r}" if lines else ""
+        problem = f"the program printed {text!r}, expected numbers such as [1,2.5]"
+        raise DeviceError(problem) from None

@@ -17,9 +17,8 @@ from codl.ir import parse
 from codl.report.load import parse_result
 from codl.report.text_table import Table
 from codl_phone_compilers import compiler, gpus
-from codl_phone_compilers.figures import figures, summary, worst
 from codl_phone_compilers.programs import NeededOp, exported, needs, programs_of
-from codl_phone_compilers.report import kernels_content
+from codl_phone_compilers.report import figures, kernels_content, summary, worst
 
 #: Together these have every variant for GPUs.
 USUAL = ("float32", "half")
@@ -44,10 +43,6 @@ OpsOption = Annotated[
     list[str] | None,
     typer.Option("--ops", help="An op as text in the place of models; may be repeated."),
 ]
-VariantsOption = Annotated[
-    str | None,
-    typer.Option("--variants", help="Only these kernel variants, by commas, or of these ops."),
-]
 PrecisionOption = Annotated[
     str | None,
     typer.Option(
@@ -61,9 +56,6 @@ AllOption = Annotated[
 BriefOption = Annotated[
     bool, typer.Option("--brief", help="Of each variant and kernel the worst program alone.")
 ]
-JobsOption = Annotated[
-    int | None, typer.Option("--jobs", min=1, help="Programs compiled at once; a core each.")
-]
 SetupOption = Annotated[
     bool, typer.Option("--setup", help="Set the compilers of Adrenos up, from Debian's packages.")
 ]
@@ -76,11 +68,9 @@ def compile_kernels(
     gpu: ForOption = None,
     models: ModelsOption = None,
     ops: OpsOption = None,
-    variants: VariantsOption = None,
     precision: PrecisionOption = None,
     all_choices: AllOption = False,
     brief: BriefOption = False,
-    jobs: JobsOption = None,
     setup: SetupOption = False,
     mali: MaliOption = False,
     json: JsonOption = False,
@@ -114,11 +104,9 @@ def compile_kernels(
         gpu,
         models=models.split(",") if models else (),
         ops=ops or (),
-        variants=variants.split(",") if variants else (),
         precisions=[precision] if precision else USUAL,
         all_choices=all_choices,
         brief=brief,
-        jobs=jobs,
     )
 
     def render() -> Table:
@@ -133,11 +121,9 @@ def compiled(
     *,
     models: Sequence[str],
     ops: Sequence[str],
-    variants: Sequence[str],
     precisions: Sequence[str],
     all_choices: bool,
     brief: bool,
-    jobs: int | None,
 ) -> dict[str, Any]:
     """What `codl kernels --json` holds.
 
@@ -147,12 +133,8 @@ def compiled(
     compiler.check_installed(played.family)
     socs = [gpus.soc_of(gpu, precision) for precision in precisions]
     listed = programs_of(_networks(models, ops), socs, all_choices=all_choices)
-    if variants:
-        listed = listed.only(variants)
-    if not listed.programs:
-        raise CodlError(f"No kernel variant of {', '.join(variants)} is needed there.")
     with TERMINAL.progress(f"Compiling for {played.label}") as update:
-        done = compiler.compile_all(played, listed.programs.values(), jobs=jobs, progress=update)
+        done = compiler.compile_all(played, listed.programs.values(), progress=update)
     rows = figures(listed, done, played)
     return {
         "gpu": key,

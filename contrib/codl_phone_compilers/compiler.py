@@ -24,20 +24,18 @@ from codl_phone_compilers import disassembly
 from codl_phone_compilers.gpus import Family, PhoneGpu
 from codl_phone_compilers.programs import Program
 
-#: The folder of the compilers, where it is not in the user's cache.
+#: Names the folder of the compilers; by default it is in the user's cache.
 VARIABLE = "CODL_MOBILE"
-#: What sets it up, and the two files that run in there.
+#: The script that makes the folder, and the two files that run in it.
 SCRIPT, INSIDE = "compilers.sh", ("building.py", "disassembly.py")
-#: The command that a user types for it.
+#: The commands that make it.
 COMMANDS: Mapping[Family, str] = {
     "adreno": "codl kernels --setup",
     "mali": "codl kernels --setup --mali",
 }
-#: Packages that have a part in what is compiled, beside Mesa's.
+#: Packages of the compilers beside Mesa's.
 COMPILING = ("libllvm19", "libclc-19", "libllvmspirvlib19.1")
-#: What the folder takes, and the packages meanwhile among temporary files.
-FOLDER_BYTES, ROOM = 600_000_000, {"adreno": 800_000_000, "mali": 3_200_000_000}
-#: A compiler that takes more seconds of a core for one program hangs: what is said of it then.
+#: Seconds of a core after which a compiler counts as hung, and the error then.
 MOST_SECONDS, HUNG = 120, "the compiler hung"
 
 
@@ -76,12 +74,17 @@ def check_installed(family: Family) -> None:
 def set_up(family: Family) -> None:
     """Make the folder, by Debian's `mmdebstrap`; takes seconds, for Malis minutes.
 
-    Raises `UnsupportedError` where a tool, room or the network is missing.
+    Raises `UnsupportedError` where a tool or the network is missing.
     """
     if is_installed(family):
         return
     _check_tools()
-    _check_room(family)
+    try:
+        folder().mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UnsupportedError(
+            f"The folder {folder()} cannot be made: {error.strerror}; {VARIABLE} names another."
+        ) from error
     with _script() as script:
         reached = _call(script, "reach", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         if reached.returncode:
@@ -110,27 +113,6 @@ def _check_tools() -> None:
             )
 
 
-def _check_room(family: Family) -> None:
-    """Make the folder, and see what it and that of temporary files have room for."""
-    try:
-        folder().mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UnsupportedError(
-            f"The folder {folder()} cannot be made: {error.strerror}; {VARIABLE} names another."
-        ) from error
-    needs = {
-        folder(): (FOLDER_BYTES, VARIABLE),
-        Path(tempfile.gettempdir()): (ROOM[family], "TMPDIR"),
-    }
-    for place, (needed, variable) in needs.items():
-        free = shutil.disk_usage(place).free
-        if free < needed:
-            raise UnsupportedError(
-                f"{place} has {free / 1e9:.1f} GB free, and the compilers need {needed / 1e9:.1f} "
-                f"GB there: {variable} names another folder."
-            )
-
-
 @contextmanager
 def _script() -> Iterator[Path]:
     with resources.as_file(resources.files(__package__).joinpath(SCRIPT)) as path:
@@ -149,7 +131,6 @@ def compile_all(
     gpu: PhoneGpu,
     programs: Iterable[Program],
     *,
-    jobs: int | None = None,
     progress: Progress = nobody,
 ) -> Compilation:
     """Compile programs for a GPU; results of earlier runs are read from a file.
@@ -167,7 +148,7 @@ def compile_all(
     progress(len(results), len(every), 0.0)
     if missing:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lines = _run(gpu, missing, jobs or os.cpu_count() or 1)
+        lines = _run(gpu, missing, os.cpu_count() or 1)
         next(lines)
         with path.open("a") as file:
             for line in lines:

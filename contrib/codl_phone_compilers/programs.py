@@ -71,7 +71,6 @@ class KernelUse:
     choice: Mapping[str, Any]
     is_default: bool
     lanes: float
-    networks: tuple[str, ...]
 
 
 @dataclass
@@ -95,12 +94,6 @@ class ProgramList:
             KernelUse(program=key, kernel=kernel, lanes=share, **use)
             for kernel, share in shares.items()
         ]
-
-    def only(self, variants: Sequence[str]) -> ProgramList:
-        """Those of some variants or kinds of op."""
-        uses = [use for use in self.uses if {use.variant, *use.variant.split(" ")} & {*variants}]
-        keys = {use.program for use in uses}
-        return ProgramList({k: v for k, v in self.programs.items() if k in keys}, uses)
 
 
 def lanes(launch: KernelLaunch, wave_size: int) -> float:
@@ -165,21 +158,18 @@ def programs_of(
     met by small ops, and copies between layouts are among them. Tuning choices are those that hold
     untuned, unless `all_choices` are wanted.
     """
-    by_op: dict[NeededOp, list[str]] = {}
-    for name, needed in networks.items():
-        for each in needed:
-            by_op.setdefault(each, []).append(name)
     listed, met = ProgramList(), set()
+    wanted = dict.fromkeys(need for needed in networks.values() for need in needed)
     for soc in socs:
-        for need, names in by_op.items():
+        for need in wanted:
             for variant in _variants(need.op, soc):
                 met.add(f"{need.op.kind} {variant.name}")
-                _add(listed, need, variant, soc, tuple(names), all_choices)
+                _add(listed, need, variant, soc, all_choices)
         for text in OPS:
             op = parse(text)
             for variant in _variants(op, soc):
                 if f"{op.kind} {variant.name}" not in met:
-                    _add(listed, NeededOp(op), variant, soc, (), all_choices)
+                    _add(listed, NeededOp(op), variant, soc, all_choices)
         _add_copies(listed, soc)
     return listed
 
@@ -199,7 +189,6 @@ def _add(
     need: NeededOp,
     variant: Kernel,
     soc: Soc,
-    networks: tuple[str, ...],
     all_choices: bool,
 ) -> None:
     op = need.op
@@ -211,7 +200,6 @@ def _add(
         "op": to_text(op) + (f" + {need.mode}" if need.mode else ""),
         "memory": "image2d" if variant.in_images else "buffer",
         "precision": _precision(variant),
-        "networks": networks,
     }
     for at, choice in enumerate(variant.choices(op, soc) if all_choices else (None,)):
         try:
@@ -240,5 +228,4 @@ def _add_copies(listed: ProgramList, soc: Soc) -> None:
             precision="half_storage" if soc.gpu.element == "float16" else "float32",
             choice={},
             is_default=True,
-            networks=(),
         )

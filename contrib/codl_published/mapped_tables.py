@@ -1,28 +1,6 @@
-"""Any table, by a mapping that says what its columns mean: a small YAML file.
+"""Any table, by a mapping that says what its columns mean (docs/howto/collecting.md).
 
-    unit: us                          # of all latencies: us, ms or s
-    device: {column: phone}           # rows of this device alone; its value is --device
-    run: model                        # the column that tells measurement runs apart
-    where: {status: [ok]}             # rows to take, by column
-    ops:
-      - kind: conv2d                  # conv2d, pooling, fc or eltwise
-        where: {operation: [CONV_2D]} # rows that are this op
-        in: [ic, ih, iw]              # channels, rows, columns: a column's name, or a number
-        out: [oc, oh, ow]             # padding follows from in and out, unless `pad` gives it
-        kernel: [kh, kw]              # one of them stands for both
-        stride: stride
-        groups: 1
-    latencies:
-      - {column: cpu4_us, processor: cpu}
-      - {column: cpu1_us, processor: cpu, threads: 1}   # another number of threads than usual
-      - {column: gpu_us, processor: gpu}
-    transfers: {shape: shape_nchw, to_gpu: cpu_to_gpu_us, to_cpu: gpu_to_cpu_us}
-    origin: {url: ..., licence: ...}  # kept in the manifest
-    socs:                             # by device; what is left out is unknown
-      redmi: {description: ..., cpu: {threads: 4}, gpu: {name: Adreno 506}}
-
-A latency's column may hold `{device}`, for tables with a column a device. Sizes in tables become
-ops whose output has exactly the size that was measured.
+Sizes in tables become ops whose output has exactly the size that was measured.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from codl.ir.ops.convolution import Conv2d
 from codl.ir.ops.fully_connected import FullyConnected
 from codl.ir.ops.pooling import Pool2d
 from codl.ir.ops.window import Size2
-from codl.ir.types import Processor
+from codl.ir.types import PROCESSORS, Processor
 from codl.measure.dataset import SharingRow
 from codl_published.tables import (
     DATA_SHARING,
@@ -128,11 +128,11 @@ _CONV = ("IH", "IW", "IC", "OC", "KH", "KW", "SH", "SW")
 _FC = ("IH", "IW", "IC", "OC")
 _OP_WRITTEN = ("CNN", "T_OP", "SD_T_OP", "PDIM", "PRATIO", *_CONV, "DH", "DW", "FLOPS", "PARAMS")
 TABLES: dict[str, Original] = {
-    "conv2d_op_cpu": Original("cpu", ("T_OP",), _CONV, _conv),
-    "conv2d_op_gpu": Original("gpu", ("T_OP",), _CONV, _conv),
-    "op_cpu_direct": Original("cpu", ("T_OP",), _CONV, _conv, _OP_WRITTEN),
-    "op_cpu_gemm": Original("cpu", ("T_OP",), _CONV, _conv, _OP_WRITTEN),
-    "op_cpu_winograd": Original("cpu", ("T_OP",), _CONV, _conv, _OP_WRITTEN),
+    **{f"conv2d_op_{p}": Original(p, ("T_OP",), _CONV, _conv) for p in PROCESSORS},
+    **{
+        f"op_cpu_{name}": Original("cpu", ("T_OP",), _CONV, _conv, _OP_WRITTEN)
+        for name in ("direct", "gemm", "winograd")
+    },
     "op_gpu_direct": Original("gpu", ("T_OP",), _CONV, _conv, _OP_WRITTEN),
     "conv2d_cpu_direct": Original("cpu", ("COMP",), _CONV, _conv),
     "conv2d_cpu_gemm": Original(
@@ -148,12 +148,12 @@ TABLES: dict[str, Original] = {
     "conv2d_gpu_direct": Original(
         "gpu", ("COMP",), ("OH", "OWB", "ICB", "OCB", "KS", "S"), _conv_of_blocks
     ),
-    "pooling_cpu_direct_avg": Original("cpu", ("COST",), _CONV, _pooling("avg")),
-    "pooling_cpu_direct_max": Original("cpu", ("COST",), _CONV, _pooling("max")),
-    "pooling_gpu_direct_avg": Original("gpu", ("COST",), _CONV, _pooling("avg")),
-    "pooling_gpu_direct_max": Original("gpu", ("COST",), _CONV, _pooling("max")),
-    "fc_op_cpu": Original("cpu", ("T_OP",), _FC, _fc),
-    "fc_op_gpu": Original("gpu", ("T_OP",), _FC, _fc),
+    **{
+        f"pooling_{p}_direct_{mode}": Original(p, ("COST",), _CONV, _pooling(mode))
+        for p in PROCESSORS
+        for mode in ("avg", "max")
+    },
+    **{f"fc_op_{p}": Original(p, ("T_OP",), _FC, _fc) for p in PROCESSORS},
     "fc_cpu_gemv": Original("cpu", ("COMP",), ("M", "K"), _fc_of_gemv),
     "fc_gpu_direct": Original("gpu", ("COMP",), _FC, _fc),
 }

@@ -6,7 +6,7 @@ is written to the dataset's folder.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from functools import cached_property
@@ -23,14 +23,9 @@ from codl.measure.dataset import AnchorRow, CsvTable, Dataset, OpRow, Row
 from codl.measure.tasks import OpTask, SharingTask, Task, failed_row
 from codl.records import soc as socs
 from codl.records.results import Conditions
-from codl.records.soc import MEMORY_TYPES, Soc
-from codl.records.soc_facts import Chip
+from codl.records.soc import Soc
 from codl.records.statistic import level
-from codl.runtime.hardware import CpuFacts
-from codl.runtime.placement import Placement
-from codl.runtime.probe import ProbedDevice, ProbeResult
-from codl.runtime.sensors import SensorInfo
-from codl.targets.base import Elsewhere, TargetInfo
+from codl.targets.base import Elsewhere
 from codl.targets.connect import Transport
 from codl.targets.wire import question_of
 
@@ -53,7 +48,6 @@ class Run(msgspec.Struct, frozen=True):
     ended: datetime | None = None
     clock_mhz: dict[str, float] = {}
     conditions: Conditions = Conditions()
-    placement: Placement | None = None
     calibration: dict[str, Annotated[float, msgspec.Meta(gt=0)]] = {}
 
 
@@ -135,11 +129,6 @@ class Recording:
         factor = mean(factors.get(processor, 1.0) for processor in processors_of(task))
         names = [field.name for field in fields(row) if field.name.endswith("_ms")]
         return replace(row, **{name: getattr(row, name) / factor for name in names})
-
-    @property
-    def placement(self) -> Placement | None:
-        """Where the SoC was in the first run that tells."""
-        return next((run.placement for run in self.runs.values() if run.placement), None)
 
     @property
     def clock_mhz(self) -> dict[str, float]:
@@ -245,30 +234,6 @@ class ReplayTarget(Elsewhere):
     def can_measure(self, task: Task) -> bool:
         return isinstance(self._row(task), Row)
 
-    def describe(self) -> TargetInfo:
-        """The machine that was measured, as the manifest tells."""
-        soc, placement = self._recording.soc, self._recording.placement
-        sensors = (sensor for sensor in soc.sensors if sensor.quantity == "energy")
-        warm = (sensor.name for sensor in soc.sensors if sensor.quantity == "temperature")
-        return TargetInfo(
-            cpu=CpuFacts(
-                name=soc.cpu.name,
-                cores=placement.cores if placement else (),
-                simd_floats=soc.cpu.simd_floats,
-                l2_cache_bytes=soc.cpu.l2_cache_bytes,
-                clusters=soc.cpu.clusters,
-                big_cores=soc.cpu.big_cores,
-                caches=soc.cpu.caches,
-            ),
-            sensors=tuple(SensorInfo(sensor.name, sensor.part) for sensor in sensors),  # type: ignore[arg-type]
-            chip=soc.chip or Chip(),
-            thermometers=tuple(warm),
-        )
-
-    def probe(self) -> Sequence[ProbeResult]:
-        """The OpenCL device that was measured, as the manifest tells; no driver is asked."""
-        return [_probed(self._recording)]
-
     def clocks_mhz(self) -> dict[str, float]:
         return self._recording.clock_mhz
 
@@ -307,21 +272,6 @@ class ReplayTarget(Elsewhere):
 def _measurement(task: Task, row: Row | UnsupportedError, run: str) -> Measurement:
     replayed = row if isinstance(row, Row) else failed_row(task, run, str(row))
     return Measurement(task, replace(replayed, run=run, source=SOURCE))
-
-
-def _probed(recording: Recording) -> ProbeResult:
-    """The device of the SoC file; what that does not know is as of a device that does not tell."""
-    gpu, placement = recording.soc.gpu, recording.placement
-    icd = placement.icd if placement else gpu.platform
-    facts = {field.name: getattr(gpu, field.name, None) for field in fields(ProbedDevice)}
-    facts |= {
-        "icd": icd,
-        "version": gpu.opencl_version,
-        "memory_types": MEMORY_TYPES if gpu.max_image_width else MEMORY_TYPES[:1],
-        "extensions": (),
-    }
-    told: dict[str, Any] = {name: value for name, value in facts.items() if value is not None}
-    return ProbeResult(icd, (ProbedDevice(**told),))
 
 
 TRANSPORT = Transport(

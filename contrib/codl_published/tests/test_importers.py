@@ -60,11 +60,12 @@ def import_convs(text: str = CONVS, *, soc: str = "redmi", device: str | None = 
     )
 
 
-def import_other(text: str, mapping: dict[str, object], name: str = "table.csv") -> Imported:
+def import_other(text: str, mapping: dict[str, object], *, resume: bool = False) -> Imported:
     """With a mapping of its own, as SoC `phone`."""
     path = written("mapping.yaml", yaml.safe_dump(mapping))
+    how = {"write_soc": not resume, "resume": resume}
     return import_tables(
-        [written(name, text)], "phone", mapping_file=path, root=Path("data"), write_soc=True
+        [written("table.csv", text)], "phone", mapping_file=path, root=Path("data"), **how
     )
 
 
@@ -272,13 +273,7 @@ def test_units_filters_and_padding_columns() -> None:
     assert [row.latency_ms for row in rows] == pytest.approx([2.0, 4.0])
     assert rows[0].op == "conv2d in=1x8x7x5 oc=8 kernel=3x3 pad=1"
     with pytest.raises(InvalidFileError, match=r"pad gives an output of 1x8x5x3, .* say 1x8x7x5"):
-        import_tables(
-            [written("b.csv", "c,h,w,p,good,t\n8,7,5,0,yes,0.002\n")],
-            "phone",
-            mapping_file=Path("mapping.yaml"),
-            root=Path("data"),
-            resume=True,
-        )
+        import_other("c,h,w,p,good,t\n8,7,5,0,yes,0.002\n", mapping, resume=True)
 
 
 def test_a_measured_soc_takes_no_rows_of_others() -> None:
@@ -297,8 +292,9 @@ def test_a_measured_soc_takes_no_rows_of_others() -> None:
 PARTS = "CNN,COMP,T_FLOPS,SD_PAD,SD_COMP,SD_UNPAD,PDIM,PRATIO,IH,IW,IC,OC,KH,KW,SH,SW,A,B"
 
 
-def original(name: str, text: str) -> Dataset:
-    import_tables([written(name, text)], "sdm855", root=Path("data"), write_soc=True)
+def original(name: str, text: str, *, resume: bool = False) -> Dataset:
+    how = {"write_soc": not resume, "resume": resume}
+    import_tables([written(name, text)], "sdm855", root=Path("data"), **how)
     return Dataset(Path("data/sdm855"))
 
 
@@ -327,8 +323,7 @@ def test_blocks_and_products_become_ops() -> None:
     assert str(parse(row.op).output) == "1x32x14x15"
     assert row.op == "conv2d in=1x16x29x31 oc=32 kernel=3x3 stride=2x2"
     gemm = "CNN,PACK_LB,PACK_RB,COMP,SD,PDIM,PRATIO,M,K,N\nNET,0,0.5,2,0,1,0.0,64,32,196\n"
-    path = written("t_conv2d_cpu_gemm_1.csv", gemm)
-    import_tables([path], "sdm855", root=Path("data"), resume=True)
+    data = original("t_conv2d_cpu_gemm_1.csv", gemm, resume=True)
     (row,) = data.ops("conv2d_cpu_replayed").read()
     assert (row.op, row.latency_ms) == ("conv2d in=1x32x1x196 oc=64 kernel=1x1", 2.5)
 
@@ -356,13 +351,12 @@ def test_lines_with_more_values_than_names() -> None:
     ]
     head = "CNN,T_OP,IH,IW,IC,OC,KH,KW,SH,SW,DH,DW,FLOPS,PARAMS"
     text = f"{head}\nNET,2.5,3.1,4,0.5,10,10,16,16,3,3,1,1,1,1,9,9\n"
-    path = written("t_op_cpu_winograd_20220301.csv", text)
-    import_tables([path], "sdm855", root=Path("data"), resume=True)
-    (row,) = Dataset(Path("data/sdm855")).ops("conv2d_cpu_replayed").read()
+    data = original("t_op_cpu_winograd_20220301.csv", text, resume=True)
+    (row,) = data.ops("conv2d_cpu_replayed").read()
     assert (row.part, row.dim, row.share) == ("conv2d in=1x16x10x10 oc=16 kernel=3x3", "OC", 0.5)
-    bad = written("t_op_cpu_gemm.csv", f"{head}\nNET,2.5,3.1,1,0,10,10,16,16\n")
+    bad = f"{head}\nNET,2.5,3.1,1,0,10,10,16,16\n"
     with pytest.raises(InvalidFileError, match="line 2: expected 14 values"):
-        import_tables([bad], "sdm855", root=Path("data"), resume=True)
+        original("t_op_cpu_gemm.csv", bad, resume=True)
 
 
 def test_the_terms_of_winograd_are_one_op() -> None:
@@ -382,12 +376,7 @@ def test_the_terms_of_winograd_are_one_op() -> None:
     assert str(parse(row.op).output) == "1x32x24x24"
     assert row.latency_ms == 0.25 + 1 + 64 * 0.125 + 2
     with pytest.raises(InvalidFileError, match="not a table that ops can be made of"):
-        import_tables(
-            [written("t_conv2d_cpu_winograd.csv", "CNN,PAD\nNET,1\n")],
-            "sdm855",
-            root=Path("data"),
-            resume=True,
-        )
+        original("t_conv2d_cpu_winograd.csv", "CNN,PAD\nNET,1\n", resume=True)
 
 
 @pytest.mark.parametrize(
