@@ -43,7 +43,7 @@ DRIVERS = {"pyopencl": ("get_platforms", "Context"), "ncnn": ("Net",)}
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Tests have the plugins of `contrib/`, and keep compiled kernels for their next run, away from the user's.
+    """Tests keep compiled kernels for their next run, away from the user's.
 
     Intel's compiler for CPUs makes vectors of four work-items, not of as many as it likes, in two
     thirds of the time; `CL_CONFIG_CPU_VECTORIZER_MODE=0` leaves it to it. Without any vectors, in

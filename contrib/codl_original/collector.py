@@ -102,7 +102,12 @@ def collect(
     """
     budget = budget or Budget()
     with files.locked(dataset.folder):
-        run = _begin(dataset, soc, options, serial=serial, resume=resume)
+        manifest = open_manifest(dataset, soc, soc.source, resume=resume)
+        run = f"run{len(manifest['runs']) + 1}"
+        how = {"source": SOURCE, "runner": "codl_op_run", "serial": serial}
+        protocol = {**asdict(options), "statistic": STATISTIC}
+        manifest["runs"][run] = {**provenance(), **how, "protocol": protocol}
+        dataset.write_manifest(manifest)
         writer = RowWriter(dataset)
         missing = [task for task in tasks if writer.lacks(task)]
         wanted = missing[:samples]
@@ -111,7 +116,7 @@ def collect(
             writer.write([(task, measured(shell, task, options, run=run))])
         if budget.ended == "budget":
             stopped = "budget"
-        tables, manifest = dataset.tables().values(), dataset.manifest()
+        tables = dataset.tables().values()
         manifest["runs"][run]["ended"] = now()
         manifest["files"] = {table.path.name: len(table.read()) for table in tables}
         dataset.write_manifest(manifest)
@@ -178,14 +183,3 @@ def _check_shell(shell: DeviceShell, problem: str) -> None:
         shell.run(["true"])
     except DeviceError:
         raise DeviceError(f"{problem} Rows so far are kept: --resume goes on from there.") from None
-
-
-def _begin(dataset: Dataset, soc: Soc, options: Options, *, serial: str, resume: bool) -> str:
-    """Write or extend the manifest; returns the name of this run."""
-    manifest = open_manifest(dataset, soc, soc.source, resume=resume)
-    run = f"run{len(manifest['runs']) + 1}"
-    how = {"source": SOURCE, "runner": "codl_op_run", "serial": serial}
-    protocol = {**asdict(options), "statistic": STATISTIC}
-    manifest["runs"][run] = {**provenance(), **how, "protocol": protocol}
-    dataset.write_manifest(manifest)
-    return run

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -100,43 +99,14 @@ def compile_kernels(
         if setup:
             return
         raise CodlError("Name a GPU or a SoC by --for, such as adreno630 or sdm865.")
-    result = compiled(
-        gpu,
-        models=models.split(",") if models else (),
-        ops=ops or (),
-        precisions=[precision] if precision else USUAL,
-        all_choices=all_choices,
-        brief=brief,
-    )
-
-    def render() -> Table:
-        read: Any = parse_result({"command": "kernels", **result})
-        return kernels_content(read).to_rich()
-
-    emit("kernels", result, render, as_json=json, output=output)
-
-
-def compiled(
-    gpu: str,
-    *,
-    models: Sequence[str],
-    ops: Sequence[str],
-    precisions: Sequence[str],
-    all_choices: bool,
-    brief: bool,
-) -> dict[str, Any]:
-    """What `codl kernels --json` holds.
-
-    Raises `CodlError` for unknown names, and where the compilers are not set up.
-    """
     key, played = gpus.find(gpu)
     compiler.check_installed(played.family)
-    socs = [gpus.soc_of(gpu, precision) for precision in precisions]
+    socs = [gpus.soc_of(gpu, each) for each in ([precision] if precision else USUAL)]
     listed = programs_of(_networks(models, ops), socs, all_choices=all_choices)
     with TERMINAL.progress(f"Compiling for {played.label}") as update:
         done = compiler.compile_all(played, listed.programs.values(), progress=update)
     rows = figures(listed, done, played)
-    return {
+    result = {
         "gpu": key,
         "label": played.label,
         "compiler": done.version,
@@ -145,10 +115,16 @@ def compiled(
         "kernels": [asdict(row) for row in (worst(rows) if brief else rows)],
     }
 
+    def render() -> Table:
+        read: Any = parse_result({"command": "kernels", **result})
+        return kernels_content(read).to_rich()
 
-def _networks(models: Sequence[str], ops: Sequence[str]) -> dict[str, list[NeededOp]]:
+    emit("kernels", result, render, as_json=json, output=output)
+
+
+def _networks(models: str | None, ops: list[str] | None) -> dict[str, list[NeededOp]]:
     if ops:
         return {"ops": [NeededOp(parse(text)) for text in ops]}
     if models:
-        return {name: needs(load_structure(name)) for name in models}
+        return {name: needs(load_structure(name)) for name in models.split(",")}
     return {name: needs(load_structure(name)) for name in BUILT_IN} | exported()

@@ -80,8 +80,8 @@ def import_tables(
     device = device or name
     mapping_file = shipped(mapping_file) if mapping_file else None
     mapping = load_mapping(mapping_file, device) if mapping_file else None
-    told = mapping.socs.get(device) if mapping else None
-    soc, is_new = _soc(name, told, mapping_file, device, write_soc)
+    known = mapping.socs.get(device) if mapping else None
+    soc, is_new = _soc(name, known, mapping_file, device, write_soc)
     dataset = Dataset.of(name, root)
     with files.locked(dataset.folder):
         manifest = open_manifest(dataset, soc, soc.source, resume=resume)
@@ -101,7 +101,13 @@ def import_tables(
             raise CodlError(f"The tables hold no row for {name!r}. {skipped or 'They are empty.'}")
         if is_new:
             soc.save(socs.own_path_of(name))
-        _write(dataset, imported, manifest, run, origin)
+        for table_name, added in imported.rows.items():
+            dataset.table(table_name).repair()
+            dataset.table(table_name).append(*added)
+        tables = [dataset.table(table_name) for table_name in dataset.tables()]
+        manifest["files"] = {table.path.name: len(table.read()) for table in tables}
+        manifest["runs"][run] = {**provenance(), **origin, "ended": now()}
+        dataset.write_manifest(manifest)
     rows = [row for table_name in imported.rows.values() for row in table_name]
     return Imported(
         rows=len(rows),
@@ -115,33 +121,14 @@ def import_tables(
     )
 
 
-def _write(
-    dataset: Dataset,
-    imported: ImportedRows,
-    manifest: dict[str, Any],
-    run: str,
-    origin: Mapping[str, Any],
-) -> None:
-    """Append the rows to their tables, and enter the run in the manifest."""
-    for name, rows in imported.rows.items():
-        table = dataset.table(name)
-        table.repair()
-        table.append(*rows)
-    # The manifest does not have the run yet.
-    tables = [dataset.table(name) for name in dataset.tables()]
-    manifest["files"] = {table.path.name: len(table.read()) for table in tables}
-    manifest["runs"][run] = {**provenance(), **origin, "ended": now()}
-    dataset.write_manifest(manifest)
-
-
 def _soc(
     name: str,
-    told: Mapping[str, Any] | None,
+    known: Mapping[str, Any] | None,
     mapping_file: Path | None,
     device: str,
     write_soc: bool,
 ) -> tuple[Soc, bool]:
-    """The SoC, and whether its file is still to be written; `told` is what the mapping says."""
+    """The SoC, and whether its file is still to be written; `known` is what the mapping says."""
     path = socs.path_of(name)
     before = socs.read(path) if path.exists() else None
     if isinstance(before, Soc):
@@ -150,7 +137,7 @@ def _soc(
                 f"{path} describes a SoC whose latencies are {before.source} by codl itself; "
                 "somebody else's cannot be mixed with them. Import under another name by --soc."
             )
-        if write_soc and told is not None and describe(name, told, mapping_file) != before:
+        if write_soc and known is not None and describe(name, known, mapping_file) != before:
             raise CodlError(
                 f"{path} is there and describes {name!r} otherwise than {mapping_file} does. "
                 "Delete it, or import without --write-soc."
@@ -162,32 +149,32 @@ def _soc(
             f"{problem}: --write-soc makes {socs.own_path_of(name)}, from what the mapping says "
             f"under socs.{device} where it does."
         )
-    return describe(name, told or {}, mapping_file, published=before), True
+    return describe(name, known or {}, mapping_file, published=before), True
 
 
 def describe(
     name: str,
-    told: Mapping[str, Any],
+    known: Mapping[str, Any],
     mapping_file: Path | None = None,
     *,
     published: PublishedSoc | None = None,
 ) -> Soc:
-    """A replayed SoC from what is known of it; what is told goes before what was published."""
+    """A replayed SoC from what is known of it; what is known goes before what was published."""
     path = mapping_file or Path(f"{name}.yaml")
     sides = {}
     for side, kind in (("cpu", CpuSide), ("gpu", GpuSide)):
-        if not isinstance(told.get(side, {}), dict):
-            raise CodlError(f"{path}, socs: {side} must be a mapping, got {told[side]!r}.")
+        if not isinstance(known.get(side, {}), dict):
+            raise CodlError(f"{path}, socs: {side} must be a mapping, got {known[side]!r}.")
         keys = {field.name for field in fields(kind)}
         facts = published.known(side) if published else {}
         kept = {key: value for key, value in facts.items() if key in keys}
-        sides[side] = {**UNKNOWN[side], **kept, **told.get(side, {})}
+        sides[side] = {**UNKNOWN[side], **kept, **known.get(side, {})}
     chip = f"{published.description}, " if published else ""
     content = {
         "name": name,
         "description": f"{chip}replayed from somebody's measurements",
         "sources": dict(published.sources) if published else {},
-        **told,
+        **known,
         **sides,
         "source": "replayed",
     }

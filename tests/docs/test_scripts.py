@@ -16,7 +16,7 @@ SCRIPTS = sorted((ROOT / "scripts").rglob("*.py"))
 
 
 def imported(script: Path) -> Iterator[tuple[str, str]]:
-    """Modules of codl and its plugins, or beside a script, and the names that are imported from each."""
+    """Modules of codl, its plugins or beside a script, and the names imported from each."""
     for node in ast.walk(ast.parse(script.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield from ((node.module, alias.name) for alias in node.names)

@@ -401,12 +401,8 @@ def test_the_command(mapping: str) -> None:
     result = CliRunner().invoke(app, [*command, "--write-soc", "--json"])
     assert result.exit_code == 0
     content = json.loads(result.stdout)
-    assert {k: content[k] for k in ("rows", "failed", "soc", "source")} == {
-        "rows": 16,
-        "failed": 2,
-        "soc": "redmi",
-        "source": "replayed",
-    }
+    known = {"rows": 16, "failed": 2, "soc": "redmi", "source": "replayed"}
+    assert {key: content[key] for key in known} == known
     info = CliRunner().invoke(app, ["dataset", "info", "--soc", "redmi", "--json"])
     assert json.loads(info.stdout)["source"] == "replayed"
 

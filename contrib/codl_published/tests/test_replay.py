@@ -29,7 +29,7 @@ from codl.predict.features import STORAGES
 from codl.records.results import Conditions
 from codl.runtime.placement import LocalSoc, Placement
 from codl.targets.base import Target
-from codl.targets.connect import TRANSPORTS, connect, transport_of
+from codl.targets.connect import connect, transport_of
 from codl_published.replay import ReplayTarget
 
 #: Where commands put a dataset that is not the one they replay.
@@ -353,10 +353,6 @@ def test_a_replay_is_collected_from_alone(recorded: Dataset, tmp_path: Path) -> 
         with pytest.raises(MismatchError, match="alone"):
             collect(order, Dataset.of("mixed", tmp_path), conv_tasks()[:2])
     assert not (tmp_path / "mixed").exists()
-
-
-def test_one_transport_is_no_machine() -> None:
-    assert [t.pattern for t in TRANSPORTS.values() if not t.is_machine] == ["replay:DIR"]
 
 
 # The command line.
