@@ -1,4 +1,4 @@
-"""Collects a dataset by the original CoDL's program: a call a row, of the program's own kernels."""
+"""Collects a dataset by the original CoDL's program, with one call for each row."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from codl_original.program import Options, as_run, op_command, read_stat
 from codl_published.importer import describe
 from codl_published.variants import MACE_MEMORY, mace_cpu_kernel
 
-#: Programs of this machine are run as those of a device are.
+#: The shell of this machine.
 HERE = DeviceShell("local", ("sh", "-c"), ".")
 #: What rows say of these latencies, which are of kernels that codl does not have.
 SOURCE = "replayed"
-#: How many parts the program times of a convolution on the CPU; of everything else it is one.
+#: Parts of a convolution on the CPU that the program times; of every other op it is one.
 PARTS = {"cpu_mace_direct": 3, "cpu_mace_gemm": 3, "cpu_mace_winograd": 5}
 STATISTIC = "the mean over the rounds behind the first 10"
 
@@ -67,7 +67,7 @@ def soc_of(name: str) -> Soc:
 def make_tasks(
     ops: Iterable[Op], soc: Soc, options: Options, shares: Sequence[float] = SHARES
 ) -> list[OpTask]:
-    """All measurements of those ops that the program has: whole ops first, else in random order."""
+    """All measurements of the ops that the program has: whole ops first, then in random order."""
     runs = dict.fromkeys(run for run in map(as_run, ops) if run is not None)
     memory = next(name for name, kind in MACE_MEMORY.items() if kind == options.memory_type)
     tasks = [
@@ -94,9 +94,9 @@ def collect(
     samples: int | None = None,
     progress: Progress = nobody,
 ) -> Collected:
-    """Measure `tasks` by the program behind a shell until all are done, or a limit is reached.
+    """Measure `tasks` by the program until all are done, or a limit is reached.
 
-    A row is on disk before the next is begun. What the program cannot measure is a failed row.
+    Each row is written at once; a call of the program that fails gives a failed row.
     Raises `CodlError` where there is a dataset and `resume` is not set, `MismatchError` where it is
     that of another SoC, and `DeviceError` where the device went away.
     """

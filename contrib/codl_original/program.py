@@ -1,7 +1,7 @@
-"""The original CoDL's program `codl_op_run`: its command line, and what it prints.
+"""The original CoDL's program `codl_op_run`: its command line and its output.
 
 Its shapes are n, h, w, c for the input and o, i, h, w for weights. It pads nothing: an op with
-padding is given as the op of the padded input, which is what the original does too.
+padding is given as the op of the padded input, as the original does.
 
 It prints a line of every round, and one of statistics that begins with `Stat:`.
 
@@ -50,7 +50,7 @@ MOST_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Options:
-    """How the program is called; `threads` are the CPU's, `rounds` include those that warm up."""
+    """Options of the program; `threads` are the CPU's, `rounds` include the warm-up."""
 
     program: str = PROGRAM
     memory_type: MemoryType = "image"
@@ -145,7 +145,7 @@ class Stat:
 
 
 def read_stat(output: bytes) -> Stat:
-    """The statistics in what the program wrote.
+    """The statistics in the program's output.
 
     Raises `DeviceError` where there are none, or they are no latencies.
     """
@@ -161,7 +161,7 @@ def read_stat(output: bytes) -> Stat:
     if not parts:
         raise DeviceError(f"the program measured nothing: {line[0]!r}")
     if not all(isfinite(part) and part >= 0 for part in parts) or not sum(parts):
-        raise DeviceError(f"the program printed what is no latency: {line[0]!r}")
+        raise DeviceError(f"the program printed {line[0]!r}, whose parts are no latencies")
     rounds = [_numbers(each["parts"]) for each in ROUND.finditer(text[: line.start()])]
     sums = [sum(each) for each in rounds if len(each) == len(parts)]
     return Stat(parts, tuple(sums[int(line["si"]) :]))

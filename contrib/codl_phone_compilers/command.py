@@ -1,4 +1,4 @@
-"""`codl kernels`: what the compilers of phones' GPUs make of every kernel."""
+"""`codl kernels`: figures of every kernel by the compilers of phones' GPUs."""
 
 from __future__ import annotations
 
@@ -50,16 +50,17 @@ PrecisionOption = Annotated[
     ),
 ]
 AllOption = Annotated[
-    bool, typer.Option("--all-choices", help="Every tuning choice, not the default ones alone.")
+    bool, typer.Option("--all-choices", help="Every tuning choice, not only the defaults.")
 ]
 BriefOption = Annotated[
-    bool, typer.Option("--brief", help="Of each variant and kernel the worst program alone.")
+    bool, typer.Option("--brief", help="Only the worst program of each variant and kernel.")
 ]
 SetupOption = Annotated[
-    bool, typer.Option("--setup", help="Set the compilers of Adrenos up, from Debian's packages.")
+    bool, typer.Option("--setup", help="Install the compilers of Adrenos from Debian's packages.")
 ]
 MaliOption = Annotated[
-    bool, typer.Option("--mali", help="With --setup: those of Malis too; builds Mesa, in minutes.")
+    bool,
+    typer.Option("--mali", help="With --setup: also compilers of Malis; builds Mesa, in minutes."),
 ]
 
 
@@ -78,9 +79,9 @@ def compile_kernels(
     """Compile every kernel that models need on a phone's GPU, by that GPU's compiler, on a PC.
 
     No such GPU is needed: Mesa's compilers, which drive real Adrenos and Malis, run over a kernel
-    driver that runs nothing. The table says of every kernel whether it compiles, instructions,
-    registers, private memory and spills, waves in flight, and lanes with work at the op's size.
-    What was compiled before is not compiled again.
+    driver that runs nothing. The table shows for every kernel whether it compiles, its
+    instructions, registers, private memory and spills, waves in flight, and lanes with work at the
+    op's size. Results of earlier runs are kept.
 
     [dim]Examples:[/dim]
     codl kernels --setup

@@ -115,7 +115,7 @@ def mali(dump: str) -> Iterator[tuple[str, Figures]]:
     for at, line in enumerate(text):
         if match := NAME.search(line):
             name = match[1]
-        elif line.startswith("}") and " from " in line:  # what is printed before is no machine code
+        elif line.startswith("}") and " from " in line:  # machine code follows
             begin = at + 1
         elif match := SHADER.match(line):
             yield name, _mali(match[1], text[begin:at])

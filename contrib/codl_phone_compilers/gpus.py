@@ -1,4 +1,4 @@
-"""The GPUs whose compilers are at hand, and what kernels are chosen by on each."""
+"""The GPUs that have a compiler, and the SoC facts that kernels are chosen by."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ GPUS = {
     "malig76": PhoneGpu("Mali-G76", "7211", 16, 384, 8, 512 << 10),
     "malig57": PhoneGpu("Mali-G57", "9091", 4, 512, 16, 256 << 10),
 }
-#: Which of them stands for one that nobody plays: the same generation of cores, as many registers.
+#: GPUs without a compiler, by the one of the same generation and number of registers.
 STANDS_FOR = {
     "adreno640": "adreno630",
     "adreno650": "adreno660",
@@ -62,7 +62,7 @@ LOCAL_MEM_BYTES, MAX_IMAGE = 32 << 10, 16384
 
 
 def find(name: str) -> tuple[str, PhoneGpu]:
-    """The GPU of that name, or of the SoC of that name or file, and what it is called in `GPUS`.
+    """The key in `GPUS` and the GPU of a name, or of a SoC's name or file.
 
     Raises `UnknownNameError` for one that has no compiler here.
     """
@@ -77,7 +77,7 @@ def find(name: str) -> tuple[str, PhoneGpu]:
 def soc_of(name: str, precision: str = "float32") -> Soc:
     """A SoC with that GPU, whose tensors may lie in buffers and in images, at a precision.
 
-    Of a SoC that was measured its own facts, else what is published, completed by `PhoneGpu`'s.
+    Facts are those of the SoC file, completed by `PhoneGpu`'s where they are only published.
     """
     key, gpu = find(name)
     described = socs.read(name) if name in socs.names() or name.endswith(".yaml") else None
@@ -109,7 +109,7 @@ def soc_of(name: str, precision: str = "float32") -> Soc:
 
 
 def _plain(name: str) -> str:
-    """A GPU's name without what does not tell: "Mali-G77 MC9 r0p1" is malig77."""
+    """The family and number in a GPU's name: "Mali-G77 MC9 r0p1" is malig77."""
     match = re.search(r"(adreno|mali)\W*(?:\(tm\))?\W*([tg]?\d+)", name.lower())
     return "".join(match.groups()) if match else ""
 

@@ -26,7 +26,7 @@ from codl.lower.rules import active, mode_of, residual_adds
 from codl.measure.check_variants import OPS
 from codl.records.soc import Soc
 
-#: Networks that were exported from PyTorch, as lines of a name, an op, and what is fused with it.
+#: Networks that were exported from PyTorch, as lines of a name, an op, and a fused op.
 EXPORTED = "exported_ops.txt"
 #: Of tensors that are copied between layouts.
 COPIED = Shape(1, 64, 56, 56)
@@ -34,7 +34,7 @@ COPIED = Shape(1, 64, 56, 56)
 
 @dataclass(frozen=True)
 class NeededOp:
-    """An op of some networks; `mode` says how it takes in what an element-wise op behind it adds.
+    """An op of some networks; `mode` says how an element-wise op behind it is fused.
 
     "" where it is not fused with one.
     """
@@ -120,7 +120,7 @@ def lanes(launch: KernelLaunch, wave_size: int) -> float:
 
 
 def with_used(launches: Sequence[KernelLaunch], items: float | None) -> Sequence[KernelLaunch]:
-    """Launches that say how many work-items have work: of one alone `items`, those in front."""
+    """Launches with the number of work-items that have work; of a single launch it is `items`."""
     if len(launches) != 1 or launches[0].used or not items:
         return launches
     first, *others = launches[0].global_size
@@ -129,7 +129,7 @@ def with_used(launches: Sequence[KernelLaunch], items: float | None) -> Sequence
 
 
 def needs(network: Network) -> list[NeededOp]:
-    """The ops of a network, with what is fused on a GPU."""
+    """The ops of a network, alone and as they are fused on a GPU."""
     adds = residual_adds(network.layers, {name for name, _ in network.outputs.values()})
     needed = []
     for layer in network.layers:

@@ -1,4 +1,4 @@
-"""What a phone's compiler made of kernels: what `codl kernels` writes, and tables of it."""
+"""Figures of compiled kernels: the result of `codl kernels`, and its tables."""
 
 from __future__ import annotations
 

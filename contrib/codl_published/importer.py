@@ -21,8 +21,7 @@ from codl_published.mapped_tables import TableMapping, load_mapping, read_mapped
 from codl_published.original_tables import read_original
 from codl_published.tables import ImportedRows
 
-#: What a SoC is taken to be where its mapping does not say: 0 and "unknown" where nobody knows,
-#: else what phones usually have.
+#: Facts of a SoC that its mapping does not give: 0 or "unknown", or what phones usually have.
 UNKNOWN: Mapping[str, Mapping[str, Any]] = {
     "cpu": {"name": "unknown", "threads": 1, "simd_floats": 4, "l2_cache_bytes": 0},
     "gpu": {
@@ -128,14 +127,14 @@ def _soc(
     device: str,
     write_soc: bool,
 ) -> tuple[Soc, bool]:
-    """The SoC, and whether its file is still to be written; `known` is what the mapping says."""
+    """The SoC, and whether its file is new; `known` are the mapping's facts."""
     path = socs.path_of(name)
     before = socs.read(path) if path.exists() else None
     if isinstance(before, Soc):
         if not before.is_replayed:
             raise MismatchError(
                 f"{path} describes a SoC whose latencies are {before.source} by codl itself; "
-                "somebody else's cannot be mixed with them. Import under another name by --soc."
+                "other people's cannot be mixed with them. Import under another name by --soc."
             )
         if write_soc and known is not None and describe(name, known, mapping_file) != before:
             raise CodlError(
@@ -144,7 +143,7 @@ def _soc(
             )
         return before, False
     if not write_soc:
-        problem = f"There is no {path}" if before is None else f"{path} has published facts alone"
+        problem = f"There is no {path}" if before is None else f"{path} has only published facts"
         raise CodlError(
             f"{problem}: --write-soc makes {socs.own_path_of(name)}, from what the mapping says "
             f"under socs.{device} where it does."
@@ -159,7 +158,7 @@ def describe(
     *,
     published: PublishedSoc | None = None,
 ) -> Soc:
-    """A replayed SoC from what is known of it; what is known goes before what was published."""
+    """A replayed SoC; facts that are `known` replace published ones."""
     path = mapping_file or Path(f"{name}.yaml")
     sides = {}
     for side, kind in (("cpu", CpuSide), ("gpu", GpuSide)):
@@ -184,7 +183,7 @@ def describe(
 def _origin(
     paths: Sequence[Path], mapping: TableMapping | None, mapping_file: Path | None, device: str
 ) -> dict[str, Any]:
-    """Which files, by what mapping: what the manifest keeps of a run."""
+    """The files and the mapping of a run, for the manifest."""
     tables = [{"file": path.name, "sha256": _digest(path)} for path in paths]
     origin: dict[str, Any] = {"source": "replayed", "tables": tables, "device": device}
     if mapping is None or mapping_file is None:

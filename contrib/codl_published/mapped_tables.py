@@ -48,7 +48,7 @@ Pair: TypeAlias = Cell | Annotated[tuple[Cell, ...], Meta(min_length=1, max_leng
 
 @dataclass(frozen=True)
 class DeviceColumn:
-    """The column that tells devices apart."""
+    """The column with the device's name."""
 
     column: Column = ""
 
@@ -108,7 +108,7 @@ class LatencyColumn:
 
 @dataclass(frozen=True)
 class Transfers:
-    """A column with a tensor's sizes as n, c, h, w, and those of moving it either way."""
+    """A column with a tensor's sizes as n, c, h, w, and the columns of both transfers."""
 
     shape: Column
     to_gpu: Column
@@ -131,7 +131,7 @@ class TableMapping:
 
     def __post_init__(self) -> None:
         if bool(self.ops) != bool(self.latencies):
-            raise ValueError("ops and latencies belong together: give both, or transfers alone")
+            raise ValueError("ops and latencies belong together: give both, or only transfers")
         if not self.ops and self.transfers is None:
             raise ValueError("it maps nothing: give ops and latencies, or transfers")
 
@@ -295,7 +295,7 @@ def fit(size: int, out: int, *, kernel: int, stride: int) -> tuple[int, int, int
     if missing <= 0:
         return min(size, size + missing + stride - 1), 0, 0
     before, behind = missing // 2, missing - missing // 2
-    if behind > max(kernel - 1, 1):  # windows would see padding alone
+    if behind > max(kernel - 1, 1):  # a window would only see padding
         raise CodlError(
             f"an output of {out} cannot be reached from an input of {size} with a window of "
             f"{kernel} and a stride of {stride}."

@@ -81,7 +81,7 @@ def _conv(record: CellRecord) -> Op:
 
 
 def _conv_of_winograd(record: CellRecord) -> Op:
-    """Winograd is for 3x3 windows of stride 1 alone there."""
+    """The original has Winograd for 3x3 windows of stride 1."""
     channels = record.size("OC")
     return checked(Conv2d(inputs=(_input(record),), out_channels=channels, kernel=Size2(3, 3)))
 
@@ -92,7 +92,7 @@ def _winograd_times(record: CellRecord, column: str) -> int:
 
 
 def _conv_of_blocks(record: CellRecord) -> Op:
-    """A convolution that fills its blocks: what those of the table cost the GPU."""
+    """A convolution that fills the blocks of the table."""
     size = record.size
     kernel, stride, rows = size("KS"), size("S"), size("OH")
     width = size("OWB") * WIDTH_BLOCK.get(kernel, 4)
@@ -174,7 +174,7 @@ def read_original(path: Path, rows: ImportedRows, *, run: str, layout: str) -> N
         names = ", ".join(f"t_{n}" for n in (*TABLES, DATA_SHARING))
         raise InvalidFileError(
             path,
-            f"not a table that ops can be made of; those of the original CoDL are {names}.",
+            f"not a table that ops can be made of; the original CoDL has {names}.",
             fix="Any other table needs a mapping: --mapping M.yaml.",
         )
     table, parts = TABLES[name], []
@@ -191,7 +191,7 @@ def read_original(path: Path, rows: ImportedRows, *, run: str, layout: str) -> N
 
 
 def name_of(path: Path) -> str:
-    """`t_conv2d_op_cpu_20220110.csv` is `conv2d_op_cpu`; "" for what has no such name."""
+    """`t_conv2d_op_cpu_20220110.csv` is `conv2d_op_cpu`; "" for other names."""
     return re.sub(r"[\d_-]*$", "", path.stem[2:]) if path.stem.startswith("t_") else ""
 
 

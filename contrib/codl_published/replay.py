@@ -31,7 +31,6 @@ from codl.targets.wire import question_of
 
 SCHEME = "replay:"
 SOURCE = "replayed"
-#: What is said where something is to run.
 INSTEAD = (
     "a replay answers with the rows of a dataset and runs nothing. Name a device by --serial, such "
     "as `local`."
@@ -42,7 +41,7 @@ RowT = TypeVar("RowT", bound=Row)
 
 
 class Run(msgspec.Struct, frozen=True):
-    """What a manifest says of a run, in so far as it is needed here."""
+    """The fields of a run in a manifest that a replay needs."""
 
     created: datetime | None = None
     ended: datetime | None = None
@@ -67,7 +66,7 @@ class Recording:
     dataset: Dataset
     soc: Soc
     source: str
-    #: As the manifest holds them, and what of it is needed.
+    #: As they are in the manifest, and the checked fields.
     manifest_runs: Mapping[str, Any]
     runs: Mapping[str, Run]
     rows: Mapping[str, Mapping[tuple[Any, ...], Row]]
@@ -132,7 +131,7 @@ class Recording:
 
     @property
     def clock_mhz(self) -> dict[str, float]:
-        """The clock of each core, of the first run that tells."""
+        """The clock of each core, of the first run that has it."""
         return next((dict(run.clock_mhz) for run in self.runs.values() if run.clock_mhz), {})
 
     @property
@@ -238,9 +237,9 @@ class ReplayTarget(Elsewhere):
         return self._recording.clock_mhz
 
     def conditions(self) -> Conditions:
-        """Those at the beginning of the recording, but nothing that one would wait for.
+        """The conditions at the beginning, without temperature and throttling.
 
-        How hot the device was, each row tells.
+        A collection would wait for those to end; each row has its temperature.
         """
         return replace(self._recording.conditions, temperature_c=None, throttled=())
 

@@ -1,6 +1,6 @@
 """A table of other people: cells by column, and the rows that are made of them.
 
-Errors name the line, the column, the value and what is wanted.
+Errors name the line, the column, the value and the expected value.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _records(
     for cells in reader:
         if files.is_blank(cells):
             continue
-        more: Any = cells.pop(None, [])  # what csv keeps of a line that is too long
+        more: Any = cells.pop(None, [])  # the values of a line beyond its columns
         values = [*cells.values(), *more]
         if None in values or (more and len(values) != len(written)):
             raise InvalidFileError(

@@ -1,7 +1,7 @@
 """Kernels that were measured elsewhere: known by their latencies, and not there to run.
 
 A SoC of other people's measurements (`source: replayed`) has one variant for each processor and
-kind of op, whatever kernels its library chose from: the choice is part of what is predicted.
+kind of op: predictions include the library's choice among its kernels.
 Latencies of other numbers of CPU threads than the SoC's have variants of their own, which are
 trained on but never planned with. The original CoDL is made of MACE's kernels, which are in its
 program `codl_op_run`: they are known by name, and have a variant each.
@@ -26,7 +26,7 @@ from codl.records.soc import Soc
 
 #: Numbers of CPU threads that a table may have columns for, beside the SoC's own.
 THREADS = (1, 2, 3, 4, 6, 8)
-#: What the GPU's tensors lie in, by the kernel's name; the program is told which it is to be.
+#: Memory of the GPU's tensors by the kernel's name.
 MACE_MEMORY: Mapping[str, str] = {"mace_image": "image", "mace_buffer": "buffer"}
 MACE_KERNELS: Mapping[tuple[str, Processor], tuple[str, ...]] = {
     (Conv2d.kind, "cpu"): ("mace_direct", "mace_gemm", "mace_winograd"),
