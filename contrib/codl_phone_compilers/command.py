@@ -60,7 +60,7 @@ SetupOption = Annotated[
 ]
 MaliOption = Annotated[
     bool,
-    typer.Option("--mali", help="With --setup: also compilers of Malis; builds Mesa, in minutes."),
+    typer.Option("--mali", help="With --setup: Malis too; builds Mesa, in minutes."),
 ]
 
 
