@@ -54,7 +54,8 @@ def parse_result(content: Any, path: str | Path = "result") -> Result:
         raise InvalidFileError(path, problem, where="command")
     if command == "search" and "plans" in content:
         return _parse(SearchesResult, content, path)
-    return _parse(COMMANDS.get(command) or RESULTS[command], content, path)
+    kind: type[Result] = COMMANDS.get(command) or RESULTS[command]
+    return _parse(kind, content, path)
 
 
 def eval_result(content: Mapping[str, Any]) -> EvalResult:

@@ -156,8 +156,8 @@ def measured(shell: DeviceShell, task: OpTask, options: Options, *, run: str) ->
         return _failed(row, error)
     rounds = stat.rounds_ms if len(stat.rounds_ms) == options.counted else (stat.latency_ms,)
     p20, p80 = map(float, np.percentile(rounds, (20, 80)))
-    timed = {"latency_ms": stat.latency_ms, "p20_ms": p20, "p80_ms": p80}
-    return replace(row, runs=options.counted, **timed)
+    counted, latency_ms = options.counted, stat.latency_ms
+    return replace(row, runs=counted, latency_ms=latency_ms, p20_ms=p20, p80_ms=p80)
 
 
 def _failed(row: OpRow, error: Exception) -> OpRow:

@@ -167,8 +167,8 @@ def read_original(path: Path, rows: ImportedRows, *, run: str, layout: str) -> N
         check_columns(path, columns, [*SHARING, "IH", "IW", "IC", "OH", "OW", "OC"], "")
         for record in records:
             with record.located():
-                for row in _sharing(record, run, layout):
-                    rows.add(DATA_SHARING, row)
+                for shared in _sharing(record, run, layout):
+                    rows.add(DATA_SHARING, shared)
         return
     if name not in TABLES:
         names = ", ".join(f"t_{n}" for n in (*TABLES, DATA_SHARING))
