@@ -51,9 +51,12 @@ def known_to(op: Op) -> list[Variant]:
     return [*of_kind(op.kind), *_latencies_of(op.kind)]
 
 
-def _latencies_of(kind: str) -> list[Variant]:
-    """The variants of a kind of op that are known by their latencies alone."""
-    return [variant for variants_of in LATENCIES.values() for variant in variants_of(kind)]
+def _latencies_of(kind: str, source: str | None = None) -> list[Variant]:
+    """The variants of a kind of op that have latencies and no kernels, of one source or of all."""
+    if not LATENCIES:
+        load_installed()  # in a worker process, or a script that calls parts of codl
+    sources = LATENCIES.values() if source is None else [LATENCIES.find(source)]
+    return [variant for variants_of in sources for variant in variants_of(kind)]
 
 
 def variants(
@@ -78,9 +81,7 @@ def candidates(
 ) -> list[list[Any]]:
     """The variants of a kind of op: the first of these lists that has any for an op has all."""
     if soc.is_replayed:
-        if soc.source not in LATENCIES:
-            load_installed()  # in a worker process, or a script that calls parts of codl
-        known = [v for v in LATENCIES.find(soc.source)(kind) if v.processor == processor]
+        known = [v for v in _latencies_of(kind, soc.source) if v.processor == processor]
         return [[v for v in known if include_unfit or v.is_plannable]]
     all_variants: list[Any] = of_kind(kind, processor)
     if include_unfit:
