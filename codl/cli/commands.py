@@ -57,7 +57,7 @@ GROUPS = {
 
 def places_of(group: str) -> dict[str, str]:
     """The commands of a group by their last words, with those of plugins; "" is the top."""
-    every = {**COMMANDS, **plugins.COMMANDS.places, **GROUPS}
+    every = {**COMMANDS, **dict(sorted(plugins.COMMANDS.places.items())), **GROUPS}
     split = {tuple(name.rpartition(" ")[::2]): place for name, place in every.items()}
     return {word: place for (parent, word), place in split.items() if parent == group}
 
