@@ -29,7 +29,6 @@ COMMANDS = {
     "doctor": "codl.cli.doctor:check_device",
     "collect": "codl.cli.collect:collect_data",
     "tune": "codl.cli.tune:tune_kernels",
-    "kernels": "codl.cli.kernels:compile_kernels",
     "train": "codl.cli.train:train_predictors",
     "models": "codl.cli.models:list_models",
     "search": "codl.cli.search:search_plan",
@@ -56,7 +55,7 @@ GROUPS = {
 
 def places_of(group: str) -> dict[str, str]:
     """The commands of a group by their last words, with those of plugins; "" is the top."""
-    every = {**COMMANDS, **plugins.COMMANDS.places, **GROUPS}
+    every = {**COMMANDS, **dict(sorted(plugins.COMMANDS.places.items())), **GROUPS}
     split = {tuple(name.rpartition(" ")[::2]): place for name, place in every.items()}
     return {word: place for (parent, word), place in split.items() if parent == group}
 

@@ -12,7 +12,8 @@ def models() -> str:
 def serials() -> str:
     from codl.targets.connect import TRANSPORTS
 
-    return ", ".join(f"{transport.pattern} ({transport.help})" for transport in TRANSPORTS.values())
+    machines_first = sorted(TRANSPORTS.values(), key=lambda transport: not transport.is_machine)
+    return ", ".join(f"{transport.pattern} ({transport.help})" for transport in machines_first)
 
 
 def compared() -> str:

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from codl.ir.onnx_node import Node
 from codl.ir.ops.base import Activation, Weights
 from codl.ir.ops.nd import Sizes
-from codl.kernels.base import Backend
+from codl.kernels.base import Backend, work
 from codl.kernels.kernel import CpuKernel
-from codl.kernels.replayed import work
 from codl.records.soc import Soc
 
 #: The version of ONNX's operators that plans are written in, but for those that need a later one.
