@@ -163,8 +163,7 @@ def variants_content() -> TextTable:
         Column("variants on the CPU", numeric=False),
         Column("variants on the GPU", numeric=False),
     )
-    # Kinds that set cuts are parts of others.
-    kinds = [kind for kind, op in sorted(OP_TYPES.items()) if not op.sets_cut]
+    kinds = sorted(OP_TYPES)
     rows = tuple(
         TextRow((f"`{kind}`", *(_variant_names(kind, side) for side in PROCESSORS)))
         for kind in kinds

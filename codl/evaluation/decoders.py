@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
 
 from codl.errors import CodlError
 from codl.ir import Network
-from codl.ir.network import with_sums
 from codl.ir.plan import Chain, Plan
 from codl.ir.region import Span
 from codl.lower.partition import partition_plan
@@ -89,8 +88,7 @@ def _with_weights_once(
         try:
             plan = strategy.plan(leader, replace(context, places=WeightPlaces(once=True)))
             following = replace(context, places=WeightPlaces.of(leader, plan, context.soc))
-            written = with_sums(follower, plan.sums)
-            other = strategy.plan(written, following).restored(follower, plan.sums)
+            other = strategy.plan(follower, following)
             pairs.append([plan, other] if leader is networks[0] else [other, plan])
         except CodlError as error:
             problems.append(error)
@@ -121,25 +119,20 @@ def kept_of(network: Network, plan: Plan, soc: Soc) -> Iterator[tuple[str, Kept]
 def _keeping(network: Network, plan: Plan, kept: Mapping[str, Kept], context: Context) -> Plan:
     """The plan with layers that would keep something else cut otherwise.
 
-    Those before partial sums are, with these, by the groups that are to be kept, if both have any;
-    all others are in chains of their own.
+    Each of these layers becomes a chain of its own.
     """
     others = _others(network, plan, kept, context.soc)
     if not others:
         return plan
-    plan = replace(plan, sums=dict(_sums(network, plan, others, kept)))
-    others = _others(network, plan, kept, context.soc)
-    written, _ = plan.applied(network)
-    chains = [part for chain in plan.chains for part in _apart(chain, others, kept, plan.sums)]
-    made = make_plan(
-        written,
-        covered(context.cost(DEFAULT), written),
+    chains = [part for chain in plan.chains for part in _apart(chain, others, kept)]
+    return make_plan(
+        network,
+        covered(context.cost(DEFAULT), network),
         chains,
         strategy=plan.strategy,
         sharing=plan.sharing,
         method=plan.method,
     )
-    return made.restored(network, plan.sums)
 
 
 def _others(network: Network, plan: Plan, kept: Mapping[str, Kept], soc: Soc) -> set[str]:
@@ -148,30 +141,8 @@ def _others(network: Network, plan: Plan, kept: Mapping[str, Kept], soc: Soc) ->
     return {name for name, wanted in kept.items() if planned[name].sizes != wanted.sizes}
 
 
-def _sums(
-    network: Network, plan: Plan, others: set[str], kept: Mapping[str, Kept]
-) -> Iterator[tuple[str, int]]:
-    """A plan's partial sums, cut behind attention as that is to be."""
-    behind = {
-        chain.ops[-1]: name for chain in plan.chains for name in others.intersection(chain.ops)
-    }
-    for layer in network.layers:
-        if layer.name in plan.sums:
-            wanted = kept[behind[layer.name]] if layer.name in behind else None
-            product: Any = layer.op
-            if wanted is not None and 0 < wanted.gpu.size < wanted.groups:
-                yield layer.name, product.k * wanted.gpu.size // wanted.groups
-            else:
-                yield layer.name, plan.sums[layer.name]
-
-
-def _apart(
-    chain: Chain, others: set[str], kept: Mapping[str, Kept], sums: Collection[str]
-) -> Iterator[Chain]:
-    """A chain without some layers, and those, in order.
-
-    What partial sums at its end decided the cut of has that of the layer behind it.
-    """
+def _apart(chain: Chain, others: set[str], kept: Mapping[str, Kept]) -> Iterator[Chain]:
+    """A chain without some layers, and those, in order."""
     run: list[str] = []
     for name in chain.ops:
         if name not in others:
@@ -179,8 +150,7 @@ def _apart(
             continue
         ratio = kept[name].gpu.size / kept[name].groups
         if run:
-            rest = replace(chain, dim="H", gpu_ratio=ratio) if chain.ops[-1] in sums else chain
-            yield replace(rest, ops=tuple(run), variants={})
+            yield replace(chain, ops=tuple(run), variants={})
         run = []
         yield Chain((name,), "H", ratio, {})
     if run:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -15,7 +15,7 @@ from codl import files, yaml_file
 from codl.errors import InvalidFileError, MismatchError
 from codl.ir.constants import digest
 from codl.ir.environment import Environment
-from codl.ir.network import Layer, Network, with_sums
+from codl.ir.network import Layer, Network
 from codl.ir.op_text import parse
 from codl.ir.ops.base import AXES, Dim, Op
 from codl.ir.region import Region, Span
@@ -123,8 +123,7 @@ class Plan:
     that count by the SoC's rates of computing and moving bytes. `method` says how the chains were
     searched for, and whether that was exact. `predicted_mj` is known where energy counted.
     `fallbacks` are layers, by name, that run in another variant than the strategy chose, since that
-    one was wrong. `sums` are the products, by name, that run as partial sums, and how many features
-    of each are the GPU's; chains are of the network in which these are written out (`applied`).
+    one was wrong.
     """
 
     model: str
@@ -141,7 +140,6 @@ class Plan:
     estimated: tuple[str, ...] = ()
     predicted_mj: Predicted | None = None
     fallbacks: tuple[OpFallback, ...] = ()
-    sums: Mapping[str, int] = field(default_factory=dict)
     #: Known of plans in files.
     origin: PlanOrigin | None = None
 
@@ -149,8 +147,7 @@ class Plan:
     def fingerprint(self) -> str:
         """Identifies what runs: plans that differ in nothing else have the same."""
         running = {"chains": [asdict(chain) for chain in self.chains], "sharing": self.sharing}
-        sums = {"sums": dict(self.sums)} if self.sums else {}
-        return digest({"model": self.digest, "soc": self.soc, **running, **sums})[:16]
+        return digest({"model": self.digest, "soc": self.soc, **running})[:16]
 
     def check(self, network: Network, soc: str) -> None:
         """Raise `MismatchError` where this plan was made for another model or SoC."""
@@ -162,21 +159,6 @@ class Plan:
             )
         if self.soc != soc:
             raise MismatchError(f"The plan is for the SoC {self.soc!r}, not for {soc!r}.")
-
-    def applied(self, network: Network) -> tuple[Network, Plan]:
-        """The network that runs, with all partial sums written out, and the plan of that one.
-
-        Raises `MismatchError` where the plan is for another model, or a layer is no such product.
-        """
-        self.check(network, self.soc)
-        if not self.sums:
-            return network, self
-        written = with_sums(network, self.sums)
-        return written, replace(self, digest=written.digest, sums={})
-
-    def restored(self, network: Network, sums: Mapping[str, int]) -> Plan:
-        """The plan of a network of one that is for the same with these sums written out."""
-        return replace(self, digest=network.digest, sums=sums)
 
     def layers(self, network: Network) -> list[tuple[Chain, tuple[Layer, ...]]]:
         """Every chain with its layers; raises `MismatchError` unless each layer is in one chain."""

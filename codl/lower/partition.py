@@ -129,10 +129,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class PartitionedPlan:
-    """A plan's segments, the last transfers, and what each processor ever holds of a tensor.
-
-    `network` is the one that runs, with all partial sums written out.
-    """
+    """A plan's segments, the transfers after the last one, and the regions each processor holds."""
 
     network: Network
     segments: tuple[Segment, ...]
@@ -220,7 +217,6 @@ def chain_outputs(network: Network, layers: Sequence[Layer]) -> list[str]:
 def partition_plan(network: Network, plan: Plan, soc: Soc) -> PartitionedPlan:
     """Cut all chains of a plan; raises `MismatchError` where it is for another model or SoC."""
     plan.check(network, soc.name)
-    network, plan = plan.applied(network)
     residency = Residency(network, plan.sharing)
     segments = []
     for chain, layers in plan.layers(network):

@@ -294,10 +294,9 @@ def with_fallbacks(network: Network, plan: Plan, fallbacks: Sequence[OpFallback]
     by_layer: dict[str, dict[Processor, OpFallback]] = {}
     for fallback in fallbacks:
         by_layer.setdefault(fallback.op, {})[fallback.processor] = fallback
-    written, applied = plan.applied(network)
     chains = [
         changed
-        for chain, layers in applied.layers(written)
+        for chain, layers in plan.layers(network)
         for changed in _changed(chain, layers, by_layer)
     ]
     return replace(
@@ -326,7 +325,7 @@ def _changed(chain: Chain, layers: Sequence[Layer], by_layer: ByLayer) -> Iterat
     def elsewhere(layer: Layer) -> tuple[Processor, str] | None:
         """The processor and the variant that all of a layer goes to; None where it stays."""
         for processor, fallback in by_layer.get(layer.name, {}).items():
-            other = registry.find(layer.op.whole, fallback.instead).processor
+            other = registry.find(layer.op, fallback.instead).processor
             if other != processor:
                 return other, fallback.instead
         return None

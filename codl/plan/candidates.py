@@ -195,9 +195,6 @@ class Candidates:
     def _first_by_step(self, stop: int, dim: Dim) -> dict[int, set[int]]:
         """For every ratio, in steps, where the chains begin that end at `stop` and are worth it."""
         inner = self._steps[stop - 1].get(dim, ())
-        if self._layers[stop - 1].op.sets_cut:
-            starting = range(max(0, stop - LONGEST), stop)
-            return _by_step({s: self._followed(s, stop, dim, inner) for s in starting})
         starts = self._starts(stop, dim, inner)
         if not inner or not starts:
             return {}
@@ -205,14 +202,15 @@ class Candidates:
         slower = sums.max(axis=0)[:, inner]
         least, best = slower.argmin(axis=1), np.cumsum(self._best_ms[starts])
         worth = slower.min(axis=1) <= MOST_LOSS * best
-        looked_at: dict[int, Sequence[int]] = {}
+        by_step: dict[int, set[int]] = {}
         for at, start in enumerate(starts):
             steps: Sequence[int] = inner
             if not self.complete:
                 near = int(least[at])
                 steps = inner[max(0, near - NEAR) : near + NEAR + 1] if worth[at] else ()
-            looked_at[start] = self._followed(start, stop, dim, steps)
-        return _by_step(looked_at)
+            for step in self._followed(start, stop, dim, steps):
+                by_step.setdefault(step, set()).add(start)
+        return by_step
 
     def _followed(self, start: int, stop: int, dim: Dim, steps: Sequence[int]) -> Sequence[int]:
         """The steps, or where another plan is followed that of all of its chains."""
@@ -262,15 +260,6 @@ class Recuts(Candidates):
                 if places not in seen:
                     seen.add(places)
                     yield Walk(stop, chain.dim, near, frozenset([start]))
-
-
-def _by_step(looked_at: Mapping[int, Sequence[int]]) -> dict[int, set[int]]:
-    """By step where chains begin, of the steps that are looked at from each start."""
-    by_step: dict[int, set[int]] = {}
-    for start, steps in looked_at.items():
-        for step in steps:
-            by_step.setdefault(step, set()).add(start)
-    return by_step
 
 
 def _steps(images: int, dim: Dim, steps: int) -> tuple[int, ...]:

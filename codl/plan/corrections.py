@@ -244,8 +244,7 @@ class Evidence:
         executable = lower(network, run.plan, soc, cost.tuning)
         if executable.digest(weights=False) != run.executable:
             return cls()
-        written, _ = run.plan.applied(network)
-        of_plan = covered(cost, written)
+        of_plan = covered(cost, network)
         is_alone = {chain.gpu_ratio for chain in run.plan.chains} in ({0.0}, {1.0})
         ratios = op_ratios(executable, run.totals, of_plan, is_alone=is_alone)
         return cls(tuple(ratios), tuple(_stage_ms(executable, run, of_plan)))

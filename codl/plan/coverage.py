@@ -200,13 +200,6 @@ def covered(cost: CostModel, network: Network) -> CostModel:
     return cost.with_predictors(partly)
 
 
-def uncovered(cost: CostModel) -> CostModel:
-    """The cost model that was covered, for another network."""
-    if isinstance(cost.predictors, PartlyMeasured | Estimated):
-        return cost.with_predictors(cost.predictors.predictors)
-    return cost
-
-
 def _with_estimates(cost: CostModel, network: Network) -> CostModel:
     """The cost model with estimates for ops that have no predictor on a processor.
 
@@ -375,7 +368,6 @@ TERMS: Mapping[str, Ablation] = {
     "relayouts": Ablation("the GPU copies tensors from one storage to another", ways=("relayout",)),
     "joins-onnx": Ablation("light layers are ONNX Runtime's where their neighbours are"),
     "image-splits": Ablation("whole images are tried on either processor"),
-    "partial-sums": Ablation("products run as partial sums"),
     "worth": Ablation("one processor alone, unless two gain more than the error"),
 }
 

@@ -106,11 +106,10 @@ class Improver:
         Layers, chains and dimensions stay. A step moves them a little, so steps go on to where
         nothing is gained.
         """
-        written, moved = plan.applied(self.network)
-        moved, before = replace(moved, predicted_ms=None), ""
+        moved, before = replace(plan, predicted_ms=None), ""
         while moved.fingerprint != before:
-            before, moved = moved.fingerprint, recut(moved, written, self.corrected)
-        return moved.restored(self.network, plan.sums)
+            before, moved = moved.fingerprint, recut(moved, self.network, self.corrected)
+        return moved
 
     def explored(self, seed: int, tried: Collection[str] = ()) -> Plan | None:
         """A plan that is best if predictions are off by some factor for each kernel variant.

@@ -26,8 +26,7 @@ from codl.records.waterfall import WholeOp
 def left_whole(network: Network, plan: Plan, cost: CostModel) -> list[WholeOp]:
     """Every op that the plan leaves whole, the one that saves most first.
 
-    `network` and `plan` have all partial sums written out, and `cost` covers them. Of a plan's
-    variants the ones count that are predicted fastest.
+    `cost` covers the network. Every part counts in the variant that is predicted fastest.
     """
     whole = [
         (layer, PROCESSORS[int(chain.gpu_ratio)])
@@ -37,7 +36,7 @@ def left_whole(network: Network, plan: Plan, cost: CostModel) -> list[WholeOp]:
     ]
     if not whole:
         return []
-    ops = [layer.op.whole for layer, _ in whole]
+    ops = [layer.op for layer, _ in whole]
     cuts = best_cuts(ops, cost, tried_ratios(network, plan)).split
     of_cuts = (cut.gpu_ratio for cut in cuts.values())
     ratios = sorted({0.0, 1.0, *(chain.gpu_ratio for chain in plan.chains), *of_cuts})
@@ -53,7 +52,7 @@ def left_whole(network: Network, plan: Plan, cost: CostModel) -> list[WholeOp]:
     now_ms, shared_ms = now.predicted_ms or 0.0, _shared_ms(network, now, cost)
     rows = []
     for layer, processor in whole:
-        cut = cuts.get(layer.op.whole)
+        cut = cuts.get(layer.op)
         row = _computing(layer, processor, cut, cost)
         if cut is not None:
             split = make([*_with_split(plan.chains, layer, cut)])
@@ -93,7 +92,7 @@ def _shared_ms(network: Network, plan: Plan, cost: CostModel) -> float:
 
 def _computing(layer: Layer, processor: Processor, cut: OpCut | None, cost: CostModel) -> WholeOp:
     """What an op takes whole on a processor, and in two parts."""
-    alone_ms = [cost.fastest_ms([layer.op.whole], side)[0] for side in PROCESSORS]
+    alone_ms = [cost.fastest_ms([layer.op], side)[0] for side in PROCESSORS]
     whole_ms = alone_ms[PROCESSORS.index(processor)]
     if cut is None:
         return WholeOp(op=layer.name, processor=processor, whole_ms=whole_ms, best_ms=whole_ms)
@@ -120,7 +119,7 @@ def _variants_ms(layer: Layer, cut: OpCut, cost: CostModel) -> float:
     """
     side = cut.parts_ms.index(max(cut.parts_ms))
     processor: Processor = PROCESSORS[side]
-    of_whole, of_part = cost.prefetch([layer.op.whole, cut.parts[side]], processor)
+    of_whole, of_part = cost.prefetch([layer.op, cut.parts[side]], processor)
     common = [known.latency_ms for name, known in of_whole.items() if name in of_part]
     if not common:
         return 0.0

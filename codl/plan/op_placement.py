@@ -141,7 +141,7 @@ def _by(part: Part, side: Processor, cost: CostModel | None, strategy: str) -> s
     alone_ms = (
         []
         if cost is None
-        else [_best_ms(part.layer.op.whole, processor, cost) for processor in (side, other)]
+        else [_best_ms(part.layer.op, processor, cost) for processor in (side, other)]
     )
     if not alone_ms or None in alone_ms:
         return reason
@@ -160,9 +160,7 @@ def _reason(part: Part, side: Processor, segment: Segment, soc: Soc, by: str) ->
     if isinstance(op, OnnxModel):
         return f"codl has no operator for {op.nodes}, or for its types: ONNX Runtime runs it whole"
     other: Processor = "gpu" if side == "cpu" else "cpu"
-    if op.sets_cut:
-        reason = f"a term of partial sums, {by}"
-    elif part.region != Region.whole(op.output):
+    if part.region != Region.whole(op.output):
         reason = f"split on {chain.dim}, {chain.gpu_ratio:.0%} on the GPU, {by}"
     elif 0 < chain.gpu_ratio < 1:
         reason = f"a {op.kind} is never split, and both sides read it"

@@ -1,34 +1,23 @@
-"""Search methods by name, and the plan that each finds, with products as partial sums or not.
-
-A product needs all features of its input. Where these come by columns from a chain on both
-processors, each has a part of them, and can add up that part alone: then what is shared is one term
-of the output, and not the features before it and a part of the output behind it.
-"""
+"""Search methods by name, and the plan that each finds."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from math import inf, lcm, prod
+from math import inf, prod
 from threading import Lock
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from codl.errors import CodlError, UnknownNameError
-from codl.ir import Layer, Network, Region
-from codl.ir.network import terms_at, terms_of, views_of, with_sums
-from codl.ir.ops.matmul_terms import TERMS, Terms
-from codl.ir.ops.norm import Norm
+from codl.ir import Network
 from codl.ir.plan import Chain, Plan
-from codl.ir.region import Span
-from codl.ir.types import PROCESSORS
-from codl.lower.partition import partition_plan
 from codl.plan.beam_search import LATENCY, Objective, every_plan, fastest
 from codl.plan.build_plan import chain_of, make_plan, unless_alone
-from codl.plan.candidates import STEPS, Candidates, Recuts
+from codl.plan.candidates import Candidates, Recuts
 from codl.plan.chain_costs import CandidateChain, ChainCosts
 from codl.plan.cost_model import CostModel
-from codl.plan.coverage import covered, uncovered
+from codl.plan.coverage import covered
 from codl.plan.greedy import ChainSearch, greedy_chains, image_ratios, single_ops
 
 #: `serial`: every op a chain of its own. `greedy`: the paper's Algorithm 1. `dp`: a beam search.
@@ -69,14 +58,8 @@ def search(
         if not objective.is_latency:
             return _for_objective(network, cost, strategy, objective)
         plan, costs = _fastest_option(network, cost, strategy, method)
-        found = plan
         if method == "dp" and not cost.places.once:
             plan = recut(plan, network, cost)
-        if cost.places.cuts:  # those of another plan, and its partial sums, are followed
-            return plan
-        if method == "dp" and "partial-sums" not in cost.off:
-            summed = _with_partial_sums(found, network, cost)
-            plan = min(plan, summed, key=lambda each: each.predicted_ms or inf)
         # What one processor gains in one step, it may lose in those that have weights with it.
         may_be_alone = may_be_alone and not cost.places.once
         return unless_alone(plan, network, cost, costs) if may_be_alone else plan
@@ -213,8 +196,7 @@ def _dp(network: Network, cost: CostModel) -> Iterable[_Option]:
 def _merged(network: Network, chains: Iterable[CandidateChain]) -> list[list[CandidateChain]]:
     """Neighbours that may as well be one chain: on the same processor, or of the same images.
 
-    They are predicted to take the same, and plans have up to a third fewer chains. Partial sums end
-    a chain: behind them the terms are shared.
+    They are predicted to take the same, and plans have up to a third fewer chains.
     """
     groups: list[list[CandidateChain]] = []
     cut: tuple[str, float] | None = None
@@ -226,8 +208,7 @@ def _merged(network: Network, chains: Iterable[CandidateChain]) -> list[list[Can
             groups[-1].append(chain)
         else:
             groups.append([chain])
-        is_end = network.layers[chain.stop - 1].op.sets_cut or (is_split and chain.dim != "N")
-        cut = None if is_end else chain_cut
+        cut = None if is_split and chain.dim != "N" else chain_cut
     return groups
 
 
@@ -275,98 +256,3 @@ def _for_objective(network: Network, cost: CostModel, strategy: str, objective: 
     method = f"dp for {objective.goal}, {best.how}"
     option = _Option.of(network, _merged(network, best.chains), method, candidates.costs)
     return replace(option.plan(network, cost, strategy), predicted_mj=best.energy_mj)
-
-
-# Partial sums.
-
-
-def _with_partial_sums(plan: Plan, network: Network, cost: CostModel) -> Plan:
-    """The plan, or one with some of its products as partial sums where that is faster."""
-    sums = _sums_of(network, plan, cost)
-    if not sums:
-        return plan
-    written = with_sums(network, sums)
-    cost = covered(uncovered(cost), written)
-    terms = {layer.output for layer in written.layers if layer.op.sets_cut}
-    adds = {layer.op for layer in written.layers if not terms.isdisjoint(layer.inputs)}
-    if any(min(cost.fastest_ms([op], side)[0] for side in PROCESSORS) == inf for op in adds):
-        return plan
-    other, _ = _fastest_option(written, cost, plan.strategy, "dp")
-    if (other.predicted_ms or 0.0) >= (plan.predicted_ms or 0.0):
-        return plan
-    return replace(other.restored(network, sums), method=f"{other.method}, partial sums")
-
-
-def _sums_of(network: Network, plan: Plan, cost: CostModel) -> dict[str, int]:
-    """The products whose features a plan has by columns on both, and how many are the GPU's.
-
-    That is as the plan has it, to a step of a search, where both terms take the same time. There
-    are none of products that one processor does faster alone, and of those that make such features.
-    """
-    #: What the CPU and the GPU compute of every tensor that both compute a part of.
-    shares = {
-        name: (segment.cpu.outputs[name], region)
-        for segment in partition_plan(network, plan, cost.soc).segments
-        for name, region in segment.gpu.outputs.items()
-        if name in segment.cpu.outputs
-    }
-    makers = {layer.output: layer for layer in network.layers}
-    cuts: dict[Terms, int | None] = {}
-    sums: dict[str, int] = {}
-    by_columns: set[str] = set()
-    for layer in reversed(network.layers):
-        if layer.name in by_columns:
-            continue
-        terms = next(_terms_cut(layer, makers, shares), None)
-        if terms is not None:
-            if terms not in cuts:
-                cuts[terms] = _balanced(terms, cost)
-            cut = cuts[terms]
-            if cut is not None and terms_of(layer, makers, cut) is not None:
-                sums[layer.name] = cut
-                by_columns.update(_makers_of(layer, makers))
-    return sums
-
-
-def _makers_of(layer: Layer, makers: Mapping[str, Layer]) -> set[str]:
-    """The products that make the features of one, with nothing between that mixes them."""
-    products, left, seen = set(), [*layer.inputs], set(layer.inputs)
-    while left:
-        maker = makers.get(left.pop())
-        if maker is not None and maker.op.kind in TERMS:
-            products.add(maker.name)
-        elif maker is not None and maker.op.kind != Norm.kind:
-            left += [name for name in maker.inputs if name not in seen]
-            seen.update(maker.inputs)
-    return products
-
-
-def _terms_cut(
-    layer: Layer, makers: Mapping[str, Layer], shares: Mapping[str, tuple[Region, Region]]
-) -> Iterator[Terms]:
-    """The terms of a product whose features are cut as both processors have them."""
-    for name, shape in views_of(layer, makers):
-        axis = terms_at(layer, shape, 0).depth_axis
-        if name in shares and axis is not None:
-            cpu, gpu = (region[axis] for region in shares[name])
-            if gpu == Span(0, cpu.start) and cpu.stop == shape[axis]:
-                step = terms_at(layer, shape, 0).k // shape[axis]
-                yield terms_at(layer, shape, cpu.start * step)
-
-
-def _balanced(terms: Terms, cost: CostModel) -> int | None:
-    """Where to cut, near where terms are cut, so that the slower one takes least.
-
-    None where one processor alone takes less.
-    """
-    step = lcm(terms.cut_step, cost.soc.gpu.vector_width)
-    reach = terms.k // (2 * STEPS)
-    places = {round(terms.cut / step) * step}
-    places.update(range(-(-(terms.cut - reach) // step) * step, terms.cut + reach + 1, step))
-    inner = sorted(place for place in places if 0 < place < terms.k)
-    ops = [terms.term_of(place) for place in inner], [terms.term_of(terms.k - p) for p in inner]
-    taken = zip(cost.fastest_ms(ops[1], "cpu"), cost.fastest_ms(ops[0], "gpu"), strict=True)
-    slower = zip((max(pair) for pair in taken), inner, strict=True)
-    least_ms, place = min(slower, default=(inf, 0))
-    alone_ms = min(cost.fastest_ms([terms.whole], side)[0] for side in PROCESSORS)
-    return place if least_ms < alone_ms else None

@@ -56,7 +56,7 @@ def side_by_side_ms(network: Network, cost: CostModel) -> float:
     1 / (1 / CPU + 1 / GPU) of what either takes for the ops that both can do; the others add what
     they take on the one that can.
     """
-    alone = [cost.fastest_ms((x.op.whole for x in network.layers), side) for side in PROCESSORS]
+    alone = [cost.fastest_ms((x.op for x in network.layers), side) for side in PROCESSORS]
     pairs = list(zip(*alone, strict=True))
     both = [fsum(ms) for ms in zip(*(pair for pair in pairs if max(pair) < inf), strict=True)]
     return fsum(min(pair) for pair in pairs if max(pair) == inf) + (lossless(*both) if both else 0)
@@ -134,7 +134,7 @@ def _computing_totals(network: Network, plan: Plan, cost: CostModel) -> list[Tot
     The last entry of each is of the results on their way to the CPU, which is no computing: 0.
     """
     ratios = tried_ratios(network, plan)
-    ops = [layer.op.whole for layer in network.layers]
+    ops = [layer.op for layer in network.layers]
     at_steps, at_cuts, _ = best_cuts(ops, cost, ratios)
     alone = zip(*(cost.fastest_ms(ops, side) for side in PROCESSORS), strict=True)
     bounds = dict(zip(ops, (lossless(*pair) for pair in alone), strict=True))
@@ -143,7 +143,7 @@ def _computing_totals(network: Network, plan: Plan, cost: CostModel) -> list[Tot
     for segment, (chain, layers) in zip(segments, plan.layers(network), strict=True):
         costs = _Chain(segment, layers, cost)
         for name, by_op in ((BOUND, bounds), ("cuts", at_cuts), ("steps", at_steps)):
-            totals[name].append(fsum(by_op[layer.op.whole] for layer in layers))
+            totals[name].append(fsum(by_op[layer.op] for layer in layers))
         # A single op is not bound to another, nor are those of one processor alone.
         is_bound = len(layers) > 1 and 0 < chain.gpu_ratio < 1
         totals["chains"].append(costs.best_ms(ratios) if is_bound else totals["steps"][-1])

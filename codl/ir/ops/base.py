@@ -152,8 +152,6 @@ class Op:
     rounds: ClassVar[bool] = False
     #: Of the inputs those that last from run to run, and that it writes in place.
     states: ClassVar[tuple[int, ...]] = ()
-    #: Where it is cut decides how what comes before it in a chain is cut, at any dimension.
-    sets_cut: ClassVar[bool] = False
     #: The sizes of many such ops as columns, from which features are computed.
     size_columns: ClassVar[type[Columns]] = GenericColumns
 
@@ -247,11 +245,6 @@ class Op:
     def problem(self) -> str | None:
         """What of the op's numbers does not fit together; None for an op that can be computed."""
         return None
-
-    @property
-    def whole(self) -> Op:
-        """The op that does the same on one processor alone: this one, if not said otherwise."""
-        return self
 
     @property
     def typical(self) -> Mapping[int, float]:
