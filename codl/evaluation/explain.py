@@ -32,7 +32,7 @@ from codl.measure.inputs import random_inputs
 from codl.measure.timing import Effort
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
-from codl.plan.left_whole import left_whole
+from codl.plan.waterfall import left_whole
 from codl.plan.price import StageTimes, stage_times, walk
 from codl.plan.profile_feedback import ProfiledTimes, paced
 from codl.plan.waterfall import ChainTotals, predicted_totals, side_by_side_ms

@@ -146,7 +146,7 @@ class Network:
         return replace(self, layers=tuple(layer.structure for layer in self.layers))
 
     @cached_property
-    def lone(self) -> frozenset[str]:
+    def private_constants(self) -> frozenset[str]:
         """Constants that one layer alone reads, and that are no result.
 
         Each processor has what it needs of them from the start, as that layer wants it.

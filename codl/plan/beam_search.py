@@ -23,7 +23,7 @@ from codl.plan.candidates import Candidates
 from codl.plan.chain_costs import CandidateChain
 from codl.plan.cost_model import Pair
 from codl.plan.price import START
-from codl.plan.transitions import Holdings, Transitions
+from codl.plan.transitions import ResidentRegions, Transitions
 from codl.records.soc import PowerW, Soc
 
 Goal: TypeAlias = Literal["latency", "energy", "energy-delay"]
@@ -108,7 +108,7 @@ class Label(NamedTuple):
     """One way to come to a point, and the best one that holds what it does."""
 
     clocks: Pair
-    holdings: Holdings
+    resident: ResidentRegions
     spent: Spent = NOTHING
     before: Label | None = None
     candidate: CandidateChain | None = None
@@ -211,7 +211,7 @@ class _Point:
     """The labels that have come to a point, and how late the last is that may go on from there."""
 
     def __init__(self, widest: int, *, is_latency: bool) -> None:
-        self.labels: dict[Holdings, list[Label]] = {}
+        self.labels: dict[ResidentRegions, list[Label]] = {}
         self._ends: list[float] = []
         self._widest, self._is_latency = widest, is_latency
 
@@ -224,7 +224,7 @@ class _Point:
 
     def keep(self, new: Label) -> None:
         """Add a label unless one that is there is as good in everything; drop what it beats."""
-        labels = self.labels.setdefault(new.holdings, [])
+        labels = self.labels.setdefault(new.resident, [])
         if any(label.beats(new) for label in labels):
             return
         for label in [label for label in labels if new.beats(label)]:
@@ -276,7 +276,7 @@ class _LabelSearch:
         return self.objective.value(self._end_ms(label), label.spent)
 
     def _end_ms(self, label: Label) -> float:
-        return self.transitions.end_ms(label.clocks, label.holdings)
+        return self.transitions.end_ms(label.clocks, label.resident)
 
     def best(self, labels: Sequence[Label], *, exact: bool) -> Best:
         """The best of some labels behind the last layer."""
@@ -289,20 +289,20 @@ class _LabelSearch:
 
     def after(self, label: Label, candidate: CandidateChain) -> Label:
         """The label behind one more chain."""
-        clocks, holdings = self.transitions.after(label.clocks, label.holdings, candidate)
+        clocks, resident = self.transitions.after(label.clocks, label.resident, candidate)
         spent = label.spent
         if not self.objective.is_latency:
             spent = spent.plus(self.objective.spent(candidate.work_ms, candidate.weights))
-        return Label(self._waited(clocks, holdings), holdings, spent, label, candidate)
+        return Label(self._waited(clocks, resident), resident, spent, label, candidate)
 
-    def _waited(self, clocks: Pair, holdings: Holdings) -> Pair:
+    def _waited(self, clocks: Pair, resident: ResidentRegions) -> Pair:
         """A processor that holds nothing has nothing to do before the other one is done.
 
         But for the CPU where that takes time to enqueue what the GPU does next.
         """
         cpu, gpu = clocks
-        if self._enqueues_at_once and not any(holdings[0::2]):
+        if self._enqueues_at_once and not any(resident[0::2]):
             return max(cpu, gpu), gpu
-        if not any(holdings[1::2]):
+        if not any(resident[1::2]):
             return cpu, max(cpu, gpu)
         return clocks

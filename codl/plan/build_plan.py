@@ -105,13 +105,13 @@ def _with_variants(network: Network, plan: Plan, costs: ChainCosts) -> Plan:
         transitions.prefetch(costs.evaluate(new))
     if not walks.keys() <= costs.known.keys():
         raise _unsupported(costs, new)
-    clocks, holdings, chains = START, transitions.start, []
+    clocks, resident, chains = START, transitions.start, []
     for chain, key in zip(plan.chains, walks, strict=True):
         candidate = costs.known[key]
-        clocks, holdings = transitions.after(clocks, holdings, candidate)
+        clocks, resident = transitions.after(clocks, resident, candidate)
         variants = {name: by_side for name, by_side in costs.variants(candidate).items() if by_side}
         chains.append(replace(chain, variants=variants))
-    predicted_ms = transitions.end_ms(clocks, holdings)
+    predicted_ms = transitions.end_ms(clocks, resident)
     return replace(plan, chains=tuple(chains), predicted_ms=predicted_ms)
 
 
@@ -242,7 +242,7 @@ def default_plan(
         planar = planar_of(network.layers, chosen, soc)
         for layer, variant, is_planar in zip(network.layers, chosen, planar, strict=True):
             if is_planar and layer.name not in named:
-                names[layer.name] = {processor: variant.among_planar}
+                names[layer.name] = {processor: variant.planar_fallback}
     groups = [tuple(names)] if chained else [(name,) for name in names]
     ratio = ALONE[processor]
     chains = (Chain(ops, "H", ratio, {op: names[op] for op in ops}) for ops in groups if ops)

@@ -108,10 +108,10 @@ class ChainCosts:
         #: Constants that one layer alone reads, and states. Both processors have them from the
         #: start, and they lie as that layer wants them: they cost it something, and are no concern
         #: of chains.
-        self.lone = network.lone | {
+        self.private_tensors = network.private_constants | {
             name for name in network.states if len(network.readers(name)) == 1
         }
-        self.weights = LayerWeights(network, cost.places, frozenset(self.lone))
+        self.weights = LayerWeights(network, cost.places, frozenset(self.private_tensors))
         self.sub_ops = SubOps([layer.op for layer in layers], cost, ratios)
         self.known: dict[ChainKey, CandidateChain] = {}
         #: All tensors, results of layers first; and the regions that chains read or leave.
@@ -137,11 +137,11 @@ class ChainCosts:
     def live(self) -> list[tuple[str, ...]]:
         """At every point between layers, the tensors that are there and still read, oldest first.
 
-        But for constants that are `lone`.
+        But for constants that are `private_tensors`.
         """
         live: list[list[str]] = [[] for _ in range(len(self.network.layers) + 1)]
         made = {name: at + 1 for name, at in self.makers.items()}
-        names = self.last_reader.keys() - self.lone
+        names = self.last_reader.keys() - self.private_tensors
         for name in sorted(names, key=lambda name: (made.get(name, 0), name)):
             for at in range(made.get(name, 0), self.last_reader[name] + 1):
                 live[at].append(name)
@@ -190,7 +190,7 @@ class ChainCosts:
         return self._halo(walks, limited=False).steps()
 
     def _halo(self, walks: Sequence[Walk], *, limited: bool) -> HaloPropagation:
-        network_facts = self.network.layers, self.sub_ops, self.last_reader, self.lone
+        network_facts = self.network.layers, self.sub_ops, self.last_reader, self.private_tensors
         return HaloPropagation(*network_facts, walks, limited=limited)
 
     # Stretches that are alike.
@@ -215,7 +215,7 @@ class ChainCosts:
 
         def seen_from(at: int, name: str) -> tuple[Hashable, int]:
             """A tensor by where it is from, and for how long it is still read."""
-            if name in self.lone:
+            if name in self.private_tensors:
                 return "", 0
             source = at - self.makers[name] if name in self.makers else name
             return source, min(self.last_reader[name] - at, LONGEST_ALIKE + 1)
@@ -271,8 +271,8 @@ class _Evaluation:
         for side, parts in enumerate((cpu, gpu)):
             costs.sub_ops.fastest_ms(parts, side)
         #: By layer and input, whether that is a constant of the layer alone.
-        self._is_lone = np.array(
-            [[at < len(layer.inputs) and layer.inputs[at] in costs.lone
+        self._is_private = np.array(
+            [[at < len(layer.inputs) and layer.inputs[at] in costs.private_tensors
               for at in range(costs.sub_ops.needs.shape[1])] for layer in costs.network.layers]
         )  # fmt: skip
         self._misplaced = costs.weights.misplaced(self._layer, self._parts, costs.sub_ops)
@@ -415,9 +415,9 @@ class _Evaluation:
             ways = {loading(library): cpu.loaded[:, number], storing(library): cpu.stored * mine}
             for way, times in ways.items():
                 self._add_moves(way, times, None, packing_ms, packed_bytes)
-            for at, is_lone in enumerate(self._is_lone.T):
+            for at, is_private in enumerate(self._is_private.T):
                 needs = is_something(self._sub_ops.needs[parts, at])
-                times = is_lone[self._layer] & needs & cpu.packs & mine
+                times = is_private[self._layer] & needs & cpu.packs & mine
                 self._add_moves(loading(library), times, at, packing_ms, packed_bytes)
         return packing_ms, packed_bytes
 

@@ -28,7 +28,7 @@ from codl.ir.executable import Executable, GpuOp, Net
 from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry
 from codl.lower import lower
-from codl.lower.packing import library_of, packed
+from codl.lower.nets import library_of, packed
 from codl.lower.rules import storing
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered

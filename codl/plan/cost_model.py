@@ -54,7 +54,7 @@ from codl.records.soc import Soc
 
 #: Of what a residual add takes on the GPU, the part that is left where a convolution does it: it
 #: reads one tensor, instead of two, and writes none. 0.2 was measured (docs/decisions.md).
-ADDED_INSIDE = 1 / 3
+FUSED_ADD_FRACTION = 1 / 3
 
 
 #: What the CPU and the GPU compute of a layer.
@@ -182,14 +182,14 @@ class VariantCost(NamedTuple):
     """A kernel variant of an op and its latency in milliseconds.
 
     `storage` is how its tensors lie on the GPU; None on the CPU. What lies planar the variant
-    `among_planar`, if there is one, computes in its place, as fast. `library` is the number of the
+    `planar_fallback`, if there is one, computes in its place, as fast. `library` is the number of the
     CPU's library.
     """
 
     variant: str
     latency_ms: float
     storage: Storage | None = None
-    among_planar: str | None = None
+    planar_fallback: str | None = None
     library: int = 0
 
 
@@ -291,7 +291,7 @@ class CostModel:
             for at, variant, (latency_ms, calls_ms) in zip(*asked[target], latencies, strict=True):
                 cost = VariantCost(variant.name, latency_ms)
                 if processor == "gpu":
-                    cost = cost._replace(storage=variant.storage, among_planar=variant.among_planar)
+                    cost = cost._replace(storage=variant.storage, planar_fallback=variant.planar_fallback)
                 elif variant.backend in LIBRARIES:
                     cost = cost._replace(library=LIBRARIES.index(variant.backend))
                 rows[at].append(_Predicted(target, cost, calls_ms))

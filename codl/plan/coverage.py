@@ -60,7 +60,7 @@ OPTIONAL = f"_{CPU_OPENVINO}"
 
 
 @dataclass(frozen=True)
-class Overlay:
+class AdjustedPredictors:
     """Predictors that answer as others do, but for what is changed.
 
     They know nothing of the targets `without`; those in `zero` and tensors on the ways in `free`
@@ -104,7 +104,7 @@ class Overlay:
         return self.predictors.sharing_ms(direction, shapes)
 
 
-class PartlyMeasured(Overlay):
+class ReplayPredictors(AdjustedPredictors):
     """Of a replayed SoC: what was not measured takes 0."""
 
     @property
@@ -112,17 +112,17 @@ class PartlyMeasured(Overlay):
         return {}
 
 
-def without_winograd(predictors: LatencyPredictors) -> Overlay:
+def without_winograd(predictors: LatencyPredictors) -> AdjustedPredictors:
     """Predictors that know nothing of Winograd variants.
 
     Nor of muLayer's targets, which do not tell variants apart.
     """
     unknown = (x for x in predictors.targets if "_winograd" in x or x.startswith("mulayer_"))
-    return Overlay(predictors, without=frozenset(unknown))
+    return AdjustedPredictors(predictors, without=frozenset(unknown))
 
 
 @dataclass(frozen=True)
-class Estimated(Overlay):
+class EstimatingPredictors(AdjustedPredictors):
     """Predictors that estimate targets that they lack, or know too little of, by rates."""
 
     #: The rates for every target that is estimated.
@@ -184,7 +184,7 @@ def covered(cost: CostModel, network: Network) -> CostModel:
     """The cost model with an answer for every op: an estimate, or on a replayed SoC nothing."""
     if not cost.soc.is_replayed:
         return _with_estimates(cost, network)
-    if isinstance(cost.predictors, PartlyMeasured):
+    if isinstance(cost.predictors, ReplayPredictors):
         return cost
     measured = cost.predictors.targets
     missing: set[str] = set()
@@ -194,7 +194,7 @@ def covered(cost: CostModel, network: Network) -> CostModel:
             missing |= targets
     usual = registry.storages(cost.soc)[0]
     free = {way for way in MOVES if sharing_target(way, usual) not in measured}
-    partly = PartlyMeasured(
+    partly = ReplayPredictors(
         cost.predictors, zero=frozenset(missing), free=frozenset((*free, *INCLUDED))
     )
     return cost.with_predictors(partly)
@@ -206,7 +206,7 @@ def _with_estimates(cost: CostModel, network: Network) -> CostModel:
     One that has seen too few counts for those, and for others where it is slower than estimated;
     the estimate is no more than what so much more work takes of those that it has seen.
     """
-    if isinstance(cost.predictors, Estimated):
+    if isinstance(cost.predictors, EstimatingPredictors):
         return cost
     rates: dict[str, Rates] = {}
     for processor in PROCESSORS:
@@ -216,13 +216,13 @@ def _with_estimates(cost: CostModel, network: Network) -> CostModel:
             rates |= dict.fromkeys(missing, side_rates)
     if not rates:
         return cost
-    return cost.with_predictors(Estimated(cost.predictors, rates=rates, soc=cost.soc))
+    return cost.with_predictors(EstimatingPredictors(cost.predictors, rates=rates, soc=cost.soc))
 
 
 def estimated(cost: CostModel, network: Network) -> tuple[str, ...]:
     """The layers, by name, whose latency on some processor is an estimate."""
     predictors = cost.predictors
-    if not isinstance(predictors, Estimated):
+    if not isinstance(predictors, EstimatingPredictors):
         return ()
     ops = {
         op
@@ -271,7 +271,7 @@ def _poorly_covered(cost: CostModel, network: Network, processor: Processor) -> 
 def not_counted(cost: CostModel, network: Network) -> tuple[str, ...]:
     """The layers, by name, and the ways of data sharing that a plan's latency leaves out."""
     predictors = cost.predictors
-    if not isinstance(predictors, PartlyMeasured):
+    if not isinstance(predictors, ReplayPredictors):
         return ()
     layers = [
         layer.name for layer in network.layers if _targets(layer.op, cost.soc) <= predictors.zero
@@ -385,7 +385,7 @@ def without(cost: CostModel, *names: str) -> CostModel:
     ways = frozenset(way for term in terms for way in term.ways)
     costs = {name: value for term in terms for name, value in term.inside.items()}
     if targets or ways or costs:
-        overlay = Overlay(cost.predictors, without=targets, free=ways, costs=costs)
+        overlay = AdjustedPredictors(cost.predictors, without=targets, free=ways, costs=costs)
         cost = cost.with_predictors(overlay)
     rules = {name for name in names if not any(TERMS[name][1:])}
     return replace(cost, off=cost.off | rules)

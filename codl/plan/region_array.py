@@ -54,7 +54,7 @@ def sizes(boxes: Boxes) -> NDArray[np.int64]:
 def missing_sizes(held: Boxes, needs: Boxes) -> NDArray[np.int64]:
     """The sizes of what moves to a processor that holds one of `held` and needs one of `needs`.
 
-    For all pairs, as `codl.lower.partition.lacking` has it where only what is missing moves:
+    For all pairs, as `codl.lower.partition.missing_regions` has it where only what is missing moves:
     (sizes, 3), with duplicates. These are the pieces of the smallest box around both.
     """
     is_held = is_something(held)

@@ -25,7 +25,7 @@ from codl.ir.types import STORAGES, Storage
 from codl.kernels import registry
 from codl.kernels.base import LIBRARIES
 from codl.lower.rules import net_level, packs
-from codl.plan.cost_model import ADDED_INSIDE, CostModel, Milliseconds, Move, WeightPlaces
+from codl.plan.cost_model import FUSED_ADD_FRACTION, CostModel, Milliseconds, Move, WeightPlaces
 from codl.plan.cpu_libraries import ANY
 from codl.plan.region_array import NONE, Flags, Numbers, box, is_something
 from codl.plan.sub_ops import PLACES, LayerPass, StorageOrders, SubOps, finite
@@ -46,7 +46,7 @@ class _Stored(Protocol):
     @property
     def storage(self) -> Storage | None: ...
     @property
-    def among_planar(self) -> str | None: ...
+    def planar_fallback(self) -> str | None: ...
 
 
 def planar_of(layers: Sequence[Layer], variants: Sequence[_Stored | None], soc: Soc) -> Flags:
@@ -62,7 +62,7 @@ def planar_of(layers: Sequence[Layer], variants: Sequence[_Stored | None], soc: 
         if variant is not None:
             wrong = {fallback.variant for fallback in those_of(soc.fallbacks, layer.op, "gpu")}
             is_planar = variant.storage is not None and variant.storage.layout == "planar"
-            goes_planar = variant.among_planar not in (None, *wrong)
+            goes_planar = variant.planar_fallback not in (None, *wrong)
             planned.append((at, layer, is_planar, goes_planar))
     wanted: dict[str, bool] = {}
     for _, layer, is_planar, goes_planar in reversed(planned):
@@ -91,11 +91,11 @@ NEVER = 1 << 30
 class LayerWeights:
     """What the layers of a network hold: weights, states, and constants that one alone reads."""
 
-    def __init__(self, network: Network, places: WeightPlaces, lone: frozenset[str]) -> None:
+    def __init__(self, network: Network, places: WeightPlaces, private_tensors: frozenset[str]) -> None:
         self._layers, self._places = network.layers, places
         #: The inputs of each layer that last from run to run.
         self._inputs = [
-            tuple(at for at, name in enumerate(x.inputs) if name in lone or at in x.op.states)
+            tuple(at for at, name in enumerate(x.inputs) if name in private_tensors or at in x.op.states)
             for x in network.layers
         ]
         self._known: dict[tuple[Op, tuple[int, ...]], tuple[Dim, ...]] = {}
@@ -430,7 +430,7 @@ class GpuShards:
         at = np.flatnonzero(fused)
         adds = pairs[at, 2]
         added_ms = self._sub_ops.added_ms(adds, pairs[at, 3])
-        self.ms[rows][at] -= (1 - ADDED_INSIDE) * added_ms
+        self.ms[rows][at] -= (1 - FUSED_ADD_FRACTION) * added_ms
         self.launches[rows][at] -= self._part_launches[adds]
 
     @property

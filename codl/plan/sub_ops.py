@@ -225,7 +225,7 @@ class SubOps:
         fastest = self._cost.fastest_by_storage(self.op(number), "gpu")
         if STORAGES[storage] in fastest:
             return fastest[STORAGES[storage]].variant
-        planar = next(iter(fastest.values())).among_planar
+        planar = next(iter(fastest.values())).planar_fallback
         assert planar is not None
         return planar
 
@@ -383,7 +383,7 @@ class HaloPropagation:
     """Walks of a network, last layer to first.
 
     `begins` (layers, walks) says where chains begin; with `limited`, a chain whose halo is too
-    large is left out. Constants that are `lone` are no part of what walks need.
+    large is left out. Constants that are `private_tensors` are no part of what walks need.
     """
 
     def __init__(
@@ -391,13 +391,13 @@ class HaloPropagation:
         layers: Sequence[Layer],
         sub_ops: SubOps,
         last_reader: Mapping[str, int],
-        lone: Collection[str],
+        private_tensors: Collection[str],
         walks: Sequence[Walk],
         *,
         limited: bool,
     ) -> None:
         self._layers, self._sub_ops, self._limited = layers, sub_ops, limited
-        self._last_reader, self._lone, self._count = last_reader, lone, len(walks)
+        self._last_reader, self._private, self._count = last_reader, private_tensors, len(walks)
         self._stop = np.array([walk.stop for walk in walks], np.int64)
         self._first = np.array([min(walk.starts) for walk in walks], np.int64)
         dims = np.array([DIMS.index(walk.dim) for walk in walks], np.int64)
@@ -437,7 +437,7 @@ class HaloPropagation:
             passing, parts, leaves = passing[stays], parts[stays], leaves[stays]
         needs = self._sub_ops.needs[parts]
         inputs = [
-            (at, name) for at, name in enumerate(self._layers[k].inputs) if name not in self._lone
+            (at, name) for at, name in enumerate(self._layers[k].inputs) if name not in self._private
         ]
         for at, name in inputs:
             if name not in self._needed:

@@ -15,17 +15,17 @@ import numpy as np
 from codl.ir import Region, Shape
 from codl.ir.plan import Sharing
 from codl.ir.types import PROCESSORS
-from codl.lower.partition import WAYS, Residency, lacking
+from codl.lower.partition import WAYS, Residency, missing_regions
 from codl.plan.chain_costs import CandidateChain, ChainCosts, Chosen
 from codl.plan.cost_model import Move, Pair
 from codl.plan.price import START, TransferCost, after_stage
 from codl.plan.region_array import NONE, Numbers, box, missing_sizes, weights_of
 
 #: What the CPU and the GPU hold of each tensor that is still read, by the numbers of regions.
-Holdings: TypeAlias = tuple[int, ...]
+ResidentRegions: TypeAlias = tuple[int, ...]
 
 
-class Supply(NamedTuple):
+class RegionTransfer(NamedTuple):
     """What a processor holds of a tensor once it has a region that it needed, and what that took.
 
     `to_cpu` of the transfers go to the CPU; `copies` to other storages on the GPU take `copies_ms`
@@ -39,7 +39,7 @@ class Supply(NamedTuple):
     copies_ms: float = 0.0
 
 
-class _Exchange(NamedTuple):
+class PreChainTransfers(NamedTuple):
     """Transfers needed before a chain, given the regions already resident.
 
     `launches_ms` is what enqueueing them and the chain takes, `copies_ms` what copies on the GPU
@@ -49,23 +49,23 @@ class _Exchange(NamedTuple):
     transfers: tuple[TransferCost, ...]
     launches_ms: float
     copies_ms: float
-    held: Holdings
+    held: ResidentRegions
 
 
-class _Change(NamedTuple):
+class ChainEffect(NamedTuple):
     """What chains that are alike do to what is held.
 
     `needs` are the processors and the regions' numbers of what they need, and `held` takes what is
-    held of that from the holdings; `made` are the numbers of what they leave. `exchanges` are those
-    that are known, by what was held; `next` takes the next holdings from the last ones and an
+    held of that from the resident; `made` are the numbers of what they leave. `exchanges` are those
+    that are known, by what was held; `next` takes the next resident from the last ones and an
     exchange's.
     """
 
     needs: tuple[tuple[int, int], ...]
-    held: Callable[[Holdings], Holdings]
+    held: Callable[[ResidentRegions], ResidentRegions]
     made: tuple[int, ...]
-    next: Callable[[Holdings], Holdings]
-    exchanges: dict[Holdings, _Exchange]
+    next: Callable[[ResidentRegions], ResidentRegions]
+    exchanges: dict[ResidentRegions, PreChainTransfers]
 
 
 class Transitions:
@@ -76,12 +76,12 @@ class Transitions:
         self._cost, self._sharing, self._regions = costs.cost, sharing, costs.regions
         self._signals = costs.cost.signals
         self._live = costs.live
-        #: The places in the holdings of what the CPU and the GPU have of each tensor, by point.
+        #: The places in the resident of what the CPU and the GPU have of each tensor, by point.
         self._places = [
             {name: (2 * at, 2 * at + 1) for at, name in enumerate(names)} for names in self._live
         ]
         fresh = Residency(self.network, sharing)
-        self.start: Holdings = tuple(
+        self.start: ResidentRegions = tuple(
             self._regions.one(self.network.shapes[name], box(fresh.held[side].get(name)))
             for name in self._live[0]
             for side in PROCESSORS
@@ -91,36 +91,36 @@ class Transitions:
             name: self._regions.one(shape, box(Region.whole(shape))) for name, shape in shapes
         }
         #: By the rows of chains that are alike.
-        self._changes: dict[tuple[Chosen, int, int], _Change] = {}
-        self._supplies: dict[tuple[int, int, int], Supply] = {}
+        self._changes: dict[tuple[Chosen, int, int], ChainEffect] = {}
+        self._supplies: dict[tuple[int, int, int], RegionTransfer] = {}
         self._launches_ms: dict[int, float] = {}
         self._transfer_costs: dict[Move, TransferCost] = {}
 
     def after(
-        self, clocks: Pair, holdings: Holdings, candidate: CandidateChain
-    ) -> tuple[Pair, Holdings]:
+        self, clocks: Pair, resident: ResidentRegions, candidate: CandidateChain
+    ) -> tuple[Pair, ResidentRegions]:
         """The clocks after a chain, and what is then held of all that is still read."""
         change = self._changes.get(candidate.rows) or self._change(candidate)
-        held = change.held(holdings)
+        held = change.held(resident)
         exchange = change.exchanges.get(held) or self._exchange(change, held, candidate)
         transfers, launches_ms, copies_ms, now = exchange
         begin_ms, works = self._signals.first_launch_ms, candidate.work_ms
         clocks = after_stage(clocks, transfers, launches_ms, works, copies_ms, begin_ms)
-        return clocks, change.next(holdings + now)
+        return clocks, change.next(resident + now)
 
-    def _exchange(self, change: _Change, held: Holdings, candidate: CandidateChain) -> _Exchange:
+    def _exchange(self, change: ChainEffect, held: ResidentRegions, candidate: CandidateChain) -> PreChainTransfers:
         """What happens before chains that are alike where that is held of what they need."""
         supplies = [
             self.supply(side, held_region, need)
             for held_region, (side, need) in zip(held, change.needs, strict=True)
         ]
         now = (*(supply.held for supply in supplies), *change.made)
-        exchange = _Exchange(*self._enqueued(supplies, candidate.launches), now)
+        exchange = PreChainTransfers(*self._enqueued(supplies, candidate.launches), now)
         change.exchanges[held] = exchange
         return exchange
 
     def stage_ms(
-        self, clocks: Pair, supplies: Sequence[Supply], candidate: CandidateChain | None = None
+        self, clocks: Pair, supplies: Sequence[RegionTransfer], candidate: CandidateChain | None = None
     ) -> Pair:
         """The clocks after an exchange and, where there is one, a chain."""
         works, launches = (candidate.work_ms, candidate.launches) if candidate else (START, 0)
@@ -129,7 +129,7 @@ class Transitions:
         return after_stage(clocks, transfers, launches_ms, works, copies_ms, begin_ms)
 
     def _enqueued(
-        self, supplies: Sequence[Supply], launches: int
+        self, supplies: Sequence[RegionTransfer], launches: int
     ) -> tuple[tuple[TransferCost, ...], float, float]:
         """The transfers of an exchange, what enqueueing them and a chain takes, and copies."""
         transfers: list[TransferCost] = []
@@ -140,12 +140,12 @@ class Transitions:
             copies_ms += supply.copies_ms
         return tuple(transfers), self.launches_ms(count + len(transfers)), copies_ms
 
-    def end_ms(self, clocks: Pair, holdings: Holdings) -> float:
+    def end_ms(self, clocks: Pair, resident: ResidentRegions) -> float:
         """When the results lie whole with the CPU."""
         supplies = []
         for name, whole in self._results.items():
             place, _ = self._places[-1][name]
-            supplies.append(self.supply(0, holdings[place], whole))
+            supplies.append(self.supply(0, resident[place], whole))
         return max(self.stage_ms(clocks, supplies))
 
     def launches_ms(self, count: int) -> float:
@@ -153,28 +153,28 @@ class Transitions:
             self._launches_ms[count] = self._cost.launches_ms(count)
         return self._launches_ms[count]
 
-    def supply(self, side: int, held: int, need: int) -> Supply:
+    def supply(self, side: int, held: int, need: int) -> RegionTransfer:
         """What a processor that holds a region of a tensor does to have another, by number."""
         asked = (side, held, need)
         if asked not in self._supplies:
             self._supplies[asked] = self._supply(side, held, need)
         return self._supplies[asked]
 
-    def _supply(self, side: int, held: int, need: int) -> Supply:
+    def _supply(self, side: int, held: int, need: int) -> RegionTransfer:
         regions, shape = self._regions, self._regions.wholes[need]
         needed = regions.region(need)
         mine = regions.region(held) if held != NONE else None
-        joined, missing = lacking(shape, mine, needed, self._sharing)
+        joined, missing = missing_regions(shape, mine, needed, self._sharing)
         way = WAYS[PROCESSORS[side]]
         transfers = tuple(self._transfer((way, region.shape(shape))) for region in missing)
         now = regions.one(shape, box(joined)) if missing else held
         if side == 0:
-            return Supply(now, transfers, len(transfers))
+            return RegionTransfer(now, transfers, len(transfers))
         kept, copies, measured = self.costs.orders.copies(regions.notes[held], regions.notes[need])
         copies_ms = 0.0
         if measured:
             copies_ms = measured * self._cost.sharing_ms("relayout", needed.shape(shape))
-        return Supply(regions.noted(now, kept), transfers, 0, copies, copies_ms)
+        return RegionTransfer(regions.noted(now, kept), transfers, 0, copies, copies_ms)
 
     def _transfer(self, move: Move) -> TransferCost:
         if move not in self._transfer_costs:
@@ -182,7 +182,7 @@ class Transitions:
             self._transfer_costs[move] = TransferCost.of(move[0], parts)
         return self._transfer_costs[move]
 
-    def _change(self, candidate: CandidateChain) -> _Change:
+    def _change(self, candidate: CandidateChain) -> ChainEffect:
         """What a chain does to what is held; noted for all that are alike."""
         start, stop = candidate.start, candidate.stop
         before, live = self._places[start], self._live[stop]
@@ -201,7 +201,7 @@ class Transitions:
         first += len(needs)
         places = {name: (now[cpu], now[gpu]) for name, (cpu, gpu) in before.items()}
         places |= {name: (first + at, first + at + 1) for name, at in new.items()}
-        change = _Change(
+        change = ChainEffect(
             tuple((side, need) for _, side, need in needs),
             _taking(at_needs),
             tuple(made),
@@ -256,9 +256,9 @@ class Transitions:
         )
 
 
-def _taking(places: Sequence[int]) -> Callable[[Holdings], Holdings]:
-    """What takes these places out of holdings."""
+def _taking(places: Sequence[int]) -> Callable[[ResidentRegions], ResidentRegions]:
+    """What takes these places out of resident."""
     if len(places) > 1:
-        getter: Callable[[Holdings], Holdings] = itemgetter(*places)
+        getter: Callable[[ResidentRegions], ResidentRegions] = itemgetter(*places)
         return getter
-    return lambda holdings: tuple(holdings[place] for place in places)
+    return lambda resident: tuple(resident[place] for place in places)

@@ -109,3 +109,26 @@ def codl_paper(network: Network, context: Context) -> Plan:
     """
     search = ChainSearch(network, context.cost(PAPER_PREDICTOR), dims=("H", "OC"))
     return search.plan("codl-paper", greedy_chains(search))
+
+
+# codl.
+
+
+NAME = "codl"
+
+
+@strategy(NAME, runs_plans=True)
+def codl(network: Network, context: Context) -> Plan:
+    """The default: chains, dimensions and ratios together, by a search over the whole network.
+
+    Where a device is at hand, plans run on it before the fastest is taken.
+    """
+    if context.profiling is not None and context.objective.is_latency:
+        try:
+            return planned_on_device(network, context, strategy=NAME)
+        except (DeviceError, UnsupportedError) as error:
+            context.note(f"{network.name}: no plan ran, so predictions decide. {error}")
+    cost = context.cost(DEFAULT)
+    return search(
+        network, cost, NAME, method=context.method, objective=context.objective, may_be_alone=True
+    )

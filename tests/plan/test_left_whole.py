@@ -26,7 +26,7 @@ from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.plan.build_plan import chain_of, make_plan
 from codl.plan.cost_model import CostModel
-from codl.plan.left_whole import left_whole
+from codl.plan.waterfall import left_whole
 from codl.plan.price import price
 from codl.records.waterfall import WholeOp
 
