@@ -149,6 +149,11 @@ class Plan:
         running = {"chains": [asdict(chain) for chain in self.chains], "sharing": self.sharing}
         return digest({"model": self.digest, "soc": self.soc, **running})[:16]
 
+    @property
+    def is_split(self) -> bool:
+        """True where both processors compute."""
+        return {chain.gpu_ratio for chain in self.chains} not in ({0.0}, {1.0}, set())
+
     def check(self, network: Network, soc: str) -> None:
         """Raise `MismatchError` where this plan was made for another model or SoC."""
         if self.digest != network.digest:

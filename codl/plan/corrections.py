@@ -32,7 +32,7 @@ from codl.lower.nets import library_of, packed
 from codl.lower.rules import storing
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
-from codl.plan.price import StagePrice, price, stage_times, walk
+from codl.plan.price import StageTimes, stage_times, walk
 from codl.plan.profile_feedback import ProfiledTimes, Totals
 from codl.records.profile import PlanRun
 from codl.records.soc import Soc
@@ -245,8 +245,7 @@ class Evidence:
         if executable.digest(weights=False) != run.executable:
             return cls()
         of_plan = covered(cost, network)
-        is_alone = {chain.gpu_ratio for chain in run.plan.chains} in ({0.0}, {1.0})
-        ratios = op_ratios(executable, run.totals, of_plan, is_alone=is_alone)
+        ratios = op_ratios(executable, run.totals, of_plan, is_alone=not run.plan.is_split)
         return cls(tuple(ratios), tuple(_stage_ms(executable, run, of_plan)))
 
 
@@ -278,7 +277,7 @@ def op_ratios(
     Ops that are computed together have the ratio of all of them. `cost` is without corrections.
     """
     ratios: list[OpRatio] = []
-    for stage in price(executable, cost).stages:
+    for stage in stage_times(executable, cost):
         for processor, measured_ms, expected_ms, ops in _timed(executable, stage, totals, cost):
             if expected_ms > 0 and measured_ms > LEAST * expected_ms:
                 ratio = measured_ms / expected_ms
@@ -293,14 +292,14 @@ Timed = tuple[Processor, float, float, list[tuple[str, str]]]
 
 
 def _timed(
-    executable: Executable, stage: StagePrice, totals: Totals, cost: CostModel
+    executable: Executable, stage: StageTimes, totals: Totals, cost: CostModel
 ) -> Iterator[Timed]:
     """What was timed by itself in a stage."""
-    for number, net_ms in stage.times.nets_ms.items():
+    for number, net_ms in stage.nets_ms.items():
         net = executable.nets[number]
         taken_ms = totals.get(("net", net.label), 0.0)
         yield from _layers(executable, net, taken_ms, net_ms, totals, cost)
-    for number, step_ms in stage.times.kernels_ms.items():
+    for number, step_ms in stage.kernels_ms.items():
         step = executable.steps[number]
         if isinstance(step, GpuOp):
             storage = executable.tensors[step.writes.tensor].storage

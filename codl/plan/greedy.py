@@ -98,13 +98,13 @@ class ChainSearch:
 
     def _isolated(self, candidate: CandidateChain) -> IsolatedChain:
         """A chain between tensors that are whole on the CPU."""
-        supply, name_of = self._transitions.supply, self.costs.tensor
+        transfer, name_of = self._transitions.region_transfer, self.costs.tensor
         layers = self.network.layers[candidate.start : candidate.stop]
         before = []
         for seen, side, need in candidate.reads:
             tensor = name_of(candidate.start, seen)
             is_held = side == 0 or tensor in self._constants
-            before.append(supply(side, self._whole(tensor) if is_held else NONE, need))
+            before.append(transfer(side, self._whole(tensor) if is_held else NONE, need))
         clocks = self._transitions.stage_ms(START, before, candidate)
         left: dict[str, int] = {}
         for seen, side, number in candidate.leaves:
@@ -112,7 +112,7 @@ class ChainSearch:
             left.setdefault(tensor, NONE)
             if side == 0:
                 left[tensor] = number
-        after = [supply(0, number, self._whole(tensor)) for tensor, number in left.items()]
+        after = [transfer(0, number, self._whole(tensor)) for tensor, number in left.items()]
         clocks = self._transitions.stage_ms(clocks, after)
         chain = chain_of(layers, candidate.dim, candidate.gpu_ratio)
         return IsolatedChain(chain, candidate.alone_ms, max(clocks))

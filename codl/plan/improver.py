@@ -73,7 +73,7 @@ class Improver:
     @property
     def best(self) -> PlanRun | None:
         """The fastest run on both processors; None before there is one."""
-        split = (run for run in self.runs.values() if is_split(run.plan))
+        split = (run for run in self.runs.values() if run.plan.is_split)
         return min(split, key=lambda run: run.latency_ms, default=None)
 
     def proposals(self, tried: Collection[str] = ()) -> Iterator[Plan]:
@@ -151,11 +151,6 @@ class Improver:
         executable = lower(self.network, run.plan, self.soc, self.cost.tuning)
         profiled = ProfiledTimes.of_totals(executable, run.totals)
         return waiting(profiled.with_all(stage_times(executable, self.corrected)))
-
-
-def is_split(plan: Plan) -> bool:
-    """Whether a plan computes on both processors."""
-    return {chain.gpu_ratio for chain in plan.chains} not in ({0.0}, {1.0}, set())
 
 
 def waiting(stages: Sequence[StageTimes]) -> float:

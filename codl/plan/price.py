@@ -1,9 +1,8 @@
-"""Predicted latency of an executable, stage by stage: its price.
+"""Predicted latency of an executable: its price, stage by stage, and its timeline.
 
-Whatever an executable does is counted because it is there, among its commands: launches, transfers,
-copies between storages, what ncnn's nets pack and unpack, calls of nets, residual adds that run in
-a convolution's kernels. In which order things happen is said once, for a search as for a price
-(`after_stage`).
+All commands of the executable count: launches, transfers, copies between storages, calls of nets,
+tensors that nets pack and unpack, and residual adds inside convolutions. `after_stage` is the one
+rule for the order of events; the search uses it too.
 """
 
 from __future__ import annotations
@@ -27,15 +26,17 @@ from codl.ir.executable import (
     Transfer,
     Wait,
 )
-from codl.ir.types import Direction
+from codl.ir.types import Direction, Processor
 from codl.lower.nets import library_of, packed
 from codl.plan.cost_model import FUSED_ADD_FRACTION, CostModel, Pair
+from codl.records.results import SpanKind, TimeSpan
+from codl.records.span_names import transform_label
 
 START: Pair = (0.0, 0.0)
 
 
 class TransferCost(NamedTuple):
-    """Milliseconds of a transfer: of the GPU, from its end to the CPU's turn, and of the CPU."""
+    """Milliseconds of a transfer: the GPU's work, the delay until the CPU's turn, the CPU's work."""
 
     way: Direction
     gpu_ms: float
@@ -44,7 +45,7 @@ class TransferCost(NamedTuple):
 
     @classmethod
     def of(cls, way: Direction, parts: Mapping[str, float]) -> TransferCost:
-        """With the parts of data sharing by name; the GPU itself maps what it is to read."""
+        """From the parts of data sharing by name; the GPU maps the memory that it reads."""
         kernel, mapped = parts.get("transform", 0.0), parts.get("map", 0.0)
         copied = parts.get("copy", 0.0) + parts.get("unmap", 0.0)
         if way == "to_cpu":
@@ -60,17 +61,15 @@ def after_stage(
     copies_ms: float = 0.0,
     first_launch_ms: float = 0.0,
 ) -> Pair:
-    """When each processor is done with an exchange and with its shard of a chain.
+    """The clocks of both processors after a stage: an exchange and the shards of a chain.
 
-    Events have the order that lowering gives them (`codl.lower.lowering`). What the GPU sends to
-    the CPU is enqueued behind its shard of the chain before, so it is sent as soon as that is done.
-    The CPU sends to the GPU, enqueues the GPU's kernels, and only then waits for what it receives
-    and computes. No chain waits for the end of the one before, but for the data that it needs.
+    The order of events is that of `codl.lower.lowering`. The GPU's transfers to the CPU run right
+    after its previous shard. The CPU sends its transfers to the GPU, enqueues the GPU's kernels,
+    waits for the GPU's transfers, and computes. A chain waits only for the data that it needs.
 
-    `clocks` are the milliseconds since the start at which each is done with what it was given;
-    `launches_ms` is what enqueueing takes the CPU; `works` what each shard takes, and `copies_ms`
-    the GPU's before it. The GPU begins with what the CPU sends, and with its shard, no sooner than
-    `first_launch_ms` behind their being enqueued.
+    `clocks` are milliseconds since the start of the inference. Enqueueing takes the CPU
+    `launches_ms`; the shards take `works`, and copies between storages take the GPU `copies_ms`. An
+    idle GPU begins a kernel `first_launch_ms` after the CPU enqueued it.
     """
     cpu, gpu = clocks
     arrivals = []
@@ -92,11 +91,11 @@ def after_stage(
 
 @dataclass(frozen=True)
 class StageTimes:
-    """Milliseconds of what a stage does, as if nobody waited for anybody.
+    """Milliseconds of the commands of a stage, without any waiting.
 
-    `nets_ms` are by a net's number, `kernels_ms` by the number of a step that the GPU computes or
-    copies, both with what the processors slow each other down; `transfers_ms` by a transfer's
-    number its parts, in order. `launches_ms` and `first_launch_ms` are as `after_stage` has them.
+    `nets_ms` is by net number, and `kernels_ms` by the number of a step that the GPU computes or
+    copies; both include the slowdown by the other processor. `transfers_ms` has the parts of each
+    transfer by its step number. `launches_ms` and `first_launch_ms` are those of `after_stage`.
     """
 
     label: str
@@ -108,40 +107,29 @@ class StageTimes:
 
     @property
     def works_ms(self) -> Pair:
-        """What nets take the CPU in all, and kernels the GPU."""
+        """The sum over nets, and the sum over kernels."""
         return sum(self.nets_ms.values()), sum(self.kernels_ms.values())
 
 
 @dataclass(frozen=True)
-class StagePrice:
-    """One stage: what it takes, and when each processor is done with it, in milliseconds.
-
-    `ends_ms` are since the start of the inference.
-    """
-
-    times: StageTimes
-    ends_ms: Pair
-
-
-@dataclass(frozen=True)
 class Price:
-    """Milliseconds of one inference, end to end and by stage."""
+    """Milliseconds from the start of an inference to the end of each stage, by processor."""
 
-    stages: tuple[StagePrice, ...]
+    ends_ms: tuple[Pair, ...]
 
     @property
     def latency_ms(self) -> float:
-        return max(self.stages[-1].ends_ms) if self.stages else 0.0
+        return max(self.ends_ms[-1]) if self.ends_ms else 0.0
 
 
 def price(executable: Executable, cost: CostModel) -> Price:
-    """What an inference is predicted to take."""
+    """The predicted end of each stage of an inference."""
     return walk(executable, stage_times(executable, cost))
 
 
 def walk(executable: Executable, times: Sequence[StageTimes]) -> Price:
-    """One inference, stage by stage, if these take such times."""
-    clocks, stages = START, []
+    """The end of each stage of an inference whose stages take these times."""
+    clocks, ends = START, []
     for stage in times:
         transfers = []
         for number, parts in stage.transfers_ms.items():
@@ -155,29 +143,29 @@ def walk(executable: Executable, times: Sequence[StageTimes]) -> Price:
             stage.works_ms,
             first_launch_ms=stage.first_launch_ms,
         )
-        stages.append(StagePrice(stage, clocks))
-    return Price(tuple(stages))
+        ends.append(clocks)
+    return Price(tuple(ends))
 
 
 def stage_times(executable: Executable, cost: CostModel) -> tuple[StageTimes, ...]:
-    """What every stage is predicted to do; all ops are predicted at once."""
+    """The predicted times of each stage; all ops are predicted in one batch."""
     steps = (step for step in executable.steps if isinstance(step, GpuOp))
     cost.prefetch([parse(layer.op) for net in executable.nets for layer in net.layers], "cpu")
     cost.prefetch([parse(text) for step in steps for text in step.ops], "gpu")
-    return tuple(_Works(executable, stage, cost).times() for stage in executable.stages)
+    return tuple(_StageWork(executable, stage, cost).times() for stage in executable.stages)
 
 
-class _Works:
-    """What both processors do in a stage, in the making."""
+class _StageWork:
+    """Collects the predicted times of the commands of one stage."""
 
     def __init__(self, executable: Executable, stage: Stage, cost: CostModel) -> None:
         self._executable, self._stage, self._cost = executable, stage, cost
-        #: By step how many kernels, or small groups of them, are enqueued for it.
+        #: The number of enqueued kernels, or small groups of kernels, by step.
         self._launches: dict[int, int] = {}
         self._kernels_ms: dict[int, float] = {}
         self._transfers_ms: dict[int, Mapping[str, float]] = {}
         self._nets_ms: dict[int, float] = {}
-        # What the CPU receives is enqueued a stage before, and counts where the CPU waits for it.
+        # A transfer to the CPU is enqueued a stage earlier, and counts where the CPU waits for it.
         arriving = [
             command.step
             for command in stage.commands
@@ -192,7 +180,7 @@ class _Works:
             for step in (executable.steps[number] for number in numbers)
             if isinstance(step, GpuOp)
         }
-        loads = np.zeros((2, 2))  # bytes and milliseconds of each side
+        loads = np.zeros((2, 2))  # bytes and milliseconds of each processor
         inner = [number for number in numbers if self._step(number, loads[1])]
         nets = [command.net for command in stage.commands if isinstance(command, RunNet)]
         self._nets(nets, loads[0])
@@ -205,7 +193,7 @@ class _Works:
             self._nets_ms[number] *= float(stretch[0])
 
     def times(self) -> StageTimes:
-        # Flags that are raised are launches, too; their time on the GPU is part of the wait.
+        # Raised flags are launches too; their time on the GPU is part of the wait.
         launches = self._raised + sum(self._launches.values())
         return StageTimes(
             label=self._stage.label,
@@ -221,7 +209,7 @@ class _Works:
         return isinstance(step, Transfer) and step.direction == "to_cpu"
 
     def _step(self, number: int, load: NDArray[np.float64]) -> bool:
-        """A step's milliseconds, and whether the other processor's work slows it down."""
+        """Note the times of a step; True where the other processor's work slows it down."""
         step, cost = self._executable.steps[number], self._cost
         self._launches[number] = 1
         if isinstance(step, Transfer):
@@ -233,7 +221,7 @@ class _Works:
                 self._executable.tensors[x.tensor] for x in (step.source, step.target)
             )
             if source.storage == target.storage:
-                # A part copied to one piece: what else is held is not known before all is planned.
+                # Whether a part has to be copied is known only once the whole plan is lowered.
                 self._launches[number], self._kernels_ms[number] = 0, 0.0
                 return False
             shape = self._shape(step.target)
@@ -249,7 +237,7 @@ class _Works:
         for add in ops[1:]:
             by_storage = cost.fastest_by_storage(add, "gpu")
             storage = self._executable.tensors[step.writes.tensor].storage
-            # What is computed planar in another's place counts as fast.
+            # An op that runs in its planar fallback counts like its fastest variant.
             added = by_storage.get(storage) or next(iter(by_storage.values()))
             own_ms += FUSED_ADD_FRACTION * added.latency_ms
         self._kernels_ms[number] = own_ms
@@ -257,7 +245,7 @@ class _Works:
         return True
 
     def _nets(self, numbers: Sequence[int], load: NDArray[np.float64]) -> None:
-        """The nets' milliseconds: their ops, less the calls of nets that are saved, and packing."""
+        """Note the nets' times: their ops, less the calls that ops of a net share, and packing."""
         cost = self._cost
         nets = [self._executable.nets[number] for number in numbers]
         ops = [[parse(layer.op) for layer in net.layers] for net in nets]
@@ -269,7 +257,7 @@ class _Works:
             ops_ms = sum(cost.variant_ms(op, "cpu", layer.variant) for op, layer in named)
             moves = packed(self._executable, net)
             packing_ms = sum(map(cost.packing_ms, moves))
-            # Every op counts with a call of its own.
+            # The prediction of each op includes one call.
             call_ms = turns * cost.inside("cpu", library_of(net)).call_ms
             self._nets_ms[number] = ops_ms - (len(net_ops) - 1) * call_ms + packing_ms
             load += [sum(2 * shape.bytes for _, shape in moves), self._nets_ms[number]]
@@ -282,16 +270,16 @@ class _Works:
 # Timeline.
 
 
-#: The parts of a transfer that its processor does, in the order in which it does them.
+#: The parts of a transfer that each processor does, in order.
 OF_GPU: tuple[SpanKind, ...] = ("transform", "map")
 OF_CPU: tuple[SpanKind, ...] = ("copy", "unmap")
 
 
 @dataclass(frozen=True)
 class PlacedSpan:
-    """A span with what it is of: a stage, and a net or a step, by their numbers in the executable.
+    """A time span with the number of its stage, and of its net or step in the executable.
 
-    A layer is of a net, and of no step.
+    The span of a layer has the number of its net, and no step.
     """
 
     span: TimeSpan
@@ -301,9 +289,9 @@ class PlacedSpan:
 
 
 def predicted_spans(executable: Executable, times: Sequence[StageTimes]) -> tuple[TimeSpan, ...]:
-    """What each processor is predicted to do when, in milliseconds since the start.
+    """The predicted spans of both processors, in milliseconds since the start of the inference.
 
-    The order is that of `codl.plan.price.after_stage`. Every stage ends where `walk` ends it.
+    The order of events is that of `after_stage`; each stage ends where `walk` ends it.
     """
     return tuple(placed.span for placed in predicted_timeline(executable, times))
 
@@ -311,15 +299,15 @@ def predicted_spans(executable: Executable, times: Sequence[StageTimes]) -> tupl
 def predicted_timeline(
     executable: Executable, times: Sequence[StageTimes]
 ) -> tuple[PlacedSpan, ...]:
-    """The same with what each span is of."""
-    course = _Course(executable)
+    """The predicted spans with the numbers of their stages, nets and steps."""
+    timeline = _Timeline(executable)
     for number, stage in enumerate(times):
-        course.add(number, stage)
-    return tuple(placed for placed in course.spans if placed.span.end_ms > placed.span.start_ms)
+        timeline.add(number, stage)
+    return tuple(placed for placed in timeline.spans if placed.span.end_ms > placed.span.start_ms)
 
 
-class _Course:
-    """An inference so far: spans, and when each processor is done with what it was given."""
+class _Timeline:
+    """The spans so far, and the clock of each processor."""
 
     def __init__(self, executable: Executable) -> None:
         self._executable = executable
@@ -335,10 +323,10 @@ class _Course:
         for step, parts in transfers:
             if self._way(step) == "to_gpu":
                 self._share("cpu", step, parts, OF_CPU)
-                self._enqueued()
+                self._enqueue()
                 self._share("gpu", step, parts, OF_GPU)
         if any(stage.kernels_ms.values()):
-            self._enqueued()
+            self._enqueue()
         for step, ms in stage.kernels_ms.items():
             self._step("gpu", "kernel", step, ms)
         self._clocks["cpu"] += stage.launches_ms
@@ -357,12 +345,12 @@ class _Course:
     def _sent(
         self, step: int, parts: Mapping[str, float]
     ) -> tuple[int, Mapping[str, float], float]:
-        """What the GPU sends behind its last shard; and when the CPU can have it."""
+        """Add the GPU's part of a transfer to the CPU; also returns when the CPU can read it."""
         self._share("gpu", step, parts, OF_GPU[:1])
         return step, parts, self._clocks["gpu"] + parts.get("sync", 0.0) + parts.get("map", 0.0)
 
-    def _enqueued(self) -> None:
-        """The GPU goes on no sooner than what it is given has reached it."""
+    def _enqueue(self) -> None:
+        """Move the GPU's clock to where newly enqueued commands have reached the GPU."""
         cpu, gpu = self._clocks["cpu"], self._clocks["gpu"]
         self._clocks["gpu"] = max(gpu, cpu + self._first_launch_ms)
 

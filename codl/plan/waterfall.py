@@ -114,7 +114,7 @@ class ChainTotals:
 
     def walked(self, name: str, price: Price) -> Total:
         """From the end of one stage to the end of the next, whichever processor is later."""
-        ends_ms = [0.0, *(max(stage.ends_ms) for stage in price.stages)]
+        ends_ms = [0.0, *map(max, price.ends_ms)]
         return self.total(name, [end - before for before, end in pairwise(ends_ms)])
 
     def total(self, name: str, stages_ms: Sequence[float]) -> Total:

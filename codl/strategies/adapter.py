@@ -76,8 +76,7 @@ class PlanAdapter:
         would change these.
         """
         self.runs += 1
-        is_split = any(0 < chain.gpu_ratio < 1 for chain in engine.plan.chains)
-        if self.runs < self._next or self.network.states or not is_split:
+        if self.runs < self._next or self.network.states or not engine.plan.is_split:
             return
         stages = self._measured(engine)
         cpu_ms, gpu_ms = (sum(ms) for ms in zip(*(s.works_ms for s in stages), strict=True))

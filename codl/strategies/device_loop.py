@@ -27,7 +27,7 @@ from codl.measure.inputs import random_inputs
 from codl.measure.timing import Effort, TimedTogether
 from codl.plan.build_plan import cpu_plans, one_processor
 from codl.plan.coverage import covered
-from codl.plan.improver import Improver, is_split
+from codl.plan.improver import Improver
 from codl.plan.profile_feedback import Totals
 from codl.predict import DEFAULT
 from codl.records.profile import NetworkProfile, PlanRun
@@ -332,7 +332,7 @@ class DeviceLoop:
         """The fastest; a plan on both processors only where that is worth it, and not `alone`."""
         runs = sorted(self.profile.runs, key=lambda run: run.latency_ms)
         cpu = {plan.fingerprint for plan in self.cpu}
-        single = [run for run in runs if not is_split(run.plan)]
+        single = [run for run in runs if not run.plan.is_split]
         if alone:
             single = [run for run in single if run.plan.fingerprint in cpu]
         best = single[0] if single else runs[0]

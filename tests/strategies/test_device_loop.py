@@ -26,7 +26,7 @@ from codl.measure.timing import AnchorTime
 from codl.plan.build_plan import default_plan
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
-from codl.plan.improver import is_split, waiting
+from codl.plan.improver import waiting
 from codl.plan.price import walk
 from codl.records.profile import load_profile
 from codl.records.soc import Soc
@@ -71,7 +71,7 @@ def test_the_plan_is_split_and_balanced_however_slow_or_mispredicted_the_device_
     target = scripted(network, **how)
     context = context_of(target, LAWS, Profiling(tmp_path))
     plan = find("codl").plan(network, context)
-    assert is_split(plan)
+    assert plan.is_split
     executable = executable_of(network, plan, context)
     assert waiting(target.times(executable)) <= 0.05
     ran_ms = [walk(each, target.times(each)).latency_ms for each in target.loaded]
@@ -118,7 +118,7 @@ def test_two_processors_must_be_worth_it(network: Network, tmp_path: Path) -> No
     """Where shards take twice as long, one processor alone is taken."""
     target = scripted(network, shards={"cpu": 2.5, "gpu": 2.5})
     plan = find("codl").plan(network, context_of(target, LAWS, Profiling(tmp_path)))
-    assert not is_split(plan)
+    assert not plan.is_split
 
 
 def test_a_plan_time_goes_on_where_rounds_gain_nothing(network: Network, tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_where_nothing_runs_predictions_decide_and_the_note_says_so(
     notes: list[str] = []
     context = context_of(target, LAWS, Profiling(tmp_path), note=notes.append)
     plan = find("codl").plan(network, context)
-    assert is_split(plan)
+    assert plan.is_split
     assert "that ran" not in plan.method
     assert any("no plan ran, so predictions decide" in note for note in notes)
 
