@@ -1,4 +1,4 @@
-"""Search methods by name, and the plan that each finds."""
+"""Searches the plan of a network by one of several methods."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
 from codl.plan.greedy import ChainSearch, greedy_chains, image_ratios, single_ops
 
-#: `serial`: every op a chain of its own. `greedy`: the paper's Algorithm 1. `dp`: a beam search.
-#: `exhaustive`: every chain at every ratio; for a few ops.
+#: `serial`: each op is a chain. `greedy`: the paper's Algorithm 1. `dp`: beam search. `exhaustive`:
+#: all chains at all ratios, for a few ops.
 Method: TypeAlias = Literal["serial", "greedy", "dp", "exhaustive"]
-#: More layers than this have too many plans to look at each.
+#: The most layers for the exhaustive search.
 FEW = 5
-#: Labels that go on from a point where only the ratios of a plan are searched.
+#: The labels that are extended at a point in a search over the ratios of a plan's chains.
 RECUT_LABELS = 32
-#: Of the ways to split the images of a whole network, those that are planned in full.
+#: The splits of a whole batch that are planned in full, the fastest ones.
 IMAGE_SPLITS = 3
 
 
@@ -40,18 +40,18 @@ def search(
     objective: Objective = LATENCY,
     may_be_alone: bool = False,
 ) -> Plan:
-    """The plan that a method finds best, predicted; transfers are of what is missing only.
+    """The plan that a method predicts to be best; only missing regions are transferred.
 
-    `method` is one of `METHODS`. Of plans of least latency it is one processor's, if it
-    `may_be_alone`, where two are predicted to gain next to nothing. Raises `UnknownNameError` for
-    another method, and `CodlError` where the network has too many layers for `exhaustive`, where a
-    method knows no objective but latency, or where no plan keeps within the memory limit.
+    `method` is one of `METHODS`. With `may_be_alone`, the plan uses one processor where two are
+    predicted to gain little. Raises `UnknownNameError` for another method, and `CodlError` where the
+    network has too many layers for `exhaustive`, where the method supports only latency, or where no
+    plan keeps the memory limit.
     """
     if method not in METHODS:
         raise UnknownNameError("search method", method, METHODS)
     if not objective.is_latency and method != "dp":
         raise CodlError(
-            f"The search {method!r} looks at latency alone; energy and memory limits want `dp`."
+            f"The method {method!r} minimises latency only; energy and memory limits need `dp`."
         )
     with NO_COLLECTION:
         cost = covered(cost, network)
@@ -60,15 +60,15 @@ def search(
         plan, costs = _fastest_option(network, cost, strategy, method)
         if method == "dp" and not cost.places.once:
             plan = recut(plan, network, cost)
-        # What one processor gains in one step, it may lose in those that have weights with it.
+        # With weights once, a plan of one processor would constrain the plans of other steps.
         may_be_alone = may_be_alone and not cost.places.once
         return unless_alone(plan, network, cost, costs) if may_be_alone else plan
 
 
 def recut(plan: Plan, network: Network, cost: CostModel) -> Plan:
-    """The plan with its ratios moved to where both processors end together, predicted.
+    """The plan with the ratios of its chains searched again in finer steps.
 
-    Layers, chains and dimensions stay. The plan itself where nothing is gained.
+    Chains and dimensions stay. Returns the plan itself where that gains nothing.
     """
     if all(chain.gpu_ratio in (0, 1) for chain in plan.chains):
         return plan
@@ -92,11 +92,10 @@ def recut(plan: Plan, network: Network, cost: CostModel) -> Plan:
 
 
 class _NoCollection:
-    """A search makes a hundred thousand small objects and no cycles of them.
+    """Context manager that pauses Python's garbage collector during searches.
 
-    Python would look for such again and again, each time through all objects of the libraries too:
-    that took up to half of a search. Searches of several threads end it together: the last one has
-    the collector as the first one found it.
+    A search makes a hundred thousand objects without cycles, and collections took up to half of its
+    time. With searches in several threads, the last one to end restores the collector.
     """
 
     def __init__(self) -> None:
@@ -120,7 +119,7 @@ NO_COLLECTION = _NoCollection()
 
 
 class _Option(NamedTuple):
-    """Chains to make a plan of, how they were found, and what such chains cost."""
+    """The chains of a plan, the method that found them, and the costs of such chains."""
 
     chains: list[Chain]
     method: str
@@ -134,7 +133,7 @@ class _Option(NamedTuple):
         method: str,
         costs: ChainCosts,
     ) -> _Option:
-        """With a chain of every group of candidates, which are cut alike."""
+        """From groups of candidates; a group becomes one chain with the cut of its first candidate."""
         chains = [
             chain_of(
                 network.layers[group[0].start : group[-1].stop], group[0].dim, group[0].gpu_ratio
@@ -158,12 +157,12 @@ class _Option(NamedTuple):
 def _fastest_option(
     network: Network, cost: CostModel, strategy: str, method: str
 ) -> tuple[Plan, ChainCosts]:
-    """The fastest plan of a method's options, and the costs of its chains."""
+    """The fastest plan that a method proposes, and the costs of its chains."""
     plans = [
         (option.plan(network, cost, strategy), option.costs)
         for option in METHODS[method](network, cost)
     ]
-    # The first of those that differ by no more than rounding.
+    # The first one of plans that differ by rounding only.
     return min(plans, key=lambda pair: float(f"{pair[0].predicted_ms:.6g}"))
 
 
@@ -183,8 +182,8 @@ def _dp(network: Network, cost: CostModel) -> Iterable[_Option]:
     best = fastest(candidates)
     if not best.chains:
         raise CodlError(
-            f"No plan of {network.name!r} has its weights on one processor each, where another "
-            "plan has them: let it have them anywhere."
+            f"No plan of {network.name!r} can hold each weight once, on the processor that the "
+            "other step's plan gives it to. Plan without weights once."
         )
     how, merged = f"dp, {best.how}", _merged(network, best.chains)
     yield _Option.of(network, merged, how, candidates.costs)
@@ -194,15 +193,12 @@ def _dp(network: Network, cost: CostModel) -> Iterable[_Option]:
 
 
 def _merged(network: Network, chains: Iterable[CandidateChain]) -> list[list[CandidateChain]]:
-    """Neighbours that may as well be one chain: on the same processor, or of the same images.
-
-    They are predicted to take the same, and plans have up to a third fewer chains.
-    """
+    """Groups of successive chains that can be one: on the same processor, or of the same images."""
     groups: list[list[CandidateChain]] = []
     cut: tuple[str, float] | None = None
     for chain in chains:
         is_split = 0 < chain.gpu_ratio < 1
-        # On one processor a dimension means nothing.
+        # The dimension of a chain on one processor has no meaning.
         chain_cut = chain.dim if is_split else "", chain.gpu_ratio
         if chain_cut == cut:
             groups[-1].append(chain)
@@ -213,11 +209,11 @@ def _merged(network: Network, chains: Iterable[CandidateChain]) -> list[list[Can
 
 
 def _whole_images(network: Network, cost: CostModel) -> Iterable[_Option]:
-    """The whole network as one chain, with some images on either processor, in the best ways.
+    """The whole network as one chain, with some images of the batch on each processor.
 
-    Whole images share nothing on their way through a network, which no search that looks at one
-    chain after another, or at the best cuts of single ops, need find: MobileNetV2 takes 1.16 times
-    as long without, four images at a time (predicted, docs/decisions.md).
+    No data is shared between images. The beam search need not find such plans, because it extends
+    chain by chain: without them MobileNetV2 with four images takes 1.16 times as long (predicted,
+    docs/decisions.md).
     """
     ratios = image_ratios(network.layers)
     if not ratios or "image-splits" in cost.off:
@@ -232,8 +228,8 @@ def _whole_images(network: Network, cost: CostModel) -> Iterable[_Option]:
 def _exhaustive(network: Network, cost: CostModel) -> Iterable[_Option]:
     if len(network.layers) > FEW:
         raise CodlError(
-            f"An exhaustive search is for networks of at most {FEW} ops; {network.name!r} has "
-            f"{len(network.layers)}. `--method dp` finds the same where it says `exact`."
+            f"The exhaustive search takes networks of at most {FEW} ops; {network.name!r} has "
+            f"{len(network.layers)}. `--method dp` finds the same plan where it reports `exact`."
         )
     candidates = Candidates(network, cost, complete=True)
     yield _Option.of(network, zip(every_plan(candidates).chains), "exhaustive", candidates.costs)
