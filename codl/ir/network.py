@@ -18,21 +18,21 @@ from codl.ir.ops.base import Array, Op, Weights
 from codl.ir.ops.onnx_model import OnnxModel
 from codl.ir.region import Shape
 
-#: Integers that float32 tells apart.
+#: Integers below this are exact in float32.
 EXACT = 1 << 24
 
 
 def as_float32(name: str, value: NDArray[Any]) -> Array:
-    """Numbers as tensors hold them; raises `UnsupportedError` for integers that they cannot."""
+    """An array as float32; raises `UnsupportedError` for integers that are not exact in it."""
     if value.dtype.kind in "iu":
         check_exact(name, value)
     return np.asarray(value, np.float32)
 
 
 def input_as_float32(name: str, value: NDArray[Any], type_: str) -> Array:
-    """An input of a model, which declares a type for it, as tensors hold it.
+    """An input of a model with the declared type `type_`, as float32.
 
-    Raises `UnsupportedError` for float64 that float32 has no number for, or none nearer than 1.
+    Raises `UnsupportedError` for float64 values beyond float32's range, or rounded by 1 or more.
     """
     with np.errstate(over="ignore", under="ignore"):
         held = as_float32(name, value)
@@ -50,9 +50,9 @@ def input_as_float32(name: str, value: NDArray[Any], type_: str) -> Array:
 
 
 def output_as(name: str, value: Array, type_: str) -> NDArray[Any]:
-    """An output in the type that a model declares.
+    """An output in the type that the model declares.
 
-    Raises `UnsupportedError` for integers so large that float32 may have rounded them.
+    Raises `UnsupportedError` for integers that float32 may have rounded.
     """
     dtype = np.dtype(type_)
     if dtype.kind in "iu" and dtype.itemsize > 2:
@@ -66,7 +66,7 @@ def output_as(name: str, value: Array, type_: str) -> NDArray[Any]:
 
 
 def check_exact(name: str, value: NDArray[Any]) -> None:
-    """Raise `UnsupportedError` for a tensor of integers beyond what float32 tells apart."""
+    """Raise `UnsupportedError` for integers that are not exact in float32."""
     if not value.size:
         return
     largest = max(float(value.max()), -float(value.min()))
@@ -78,7 +78,7 @@ def check_exact(name: str, value: NDArray[Any]) -> None:
 
 @dataclass(frozen=True)
 class Layer:
-    """One operator in its place: the tensors it reads and writes, and its weights."""
+    """An operator with the tensors that it reads and writes, and its weights."""
 
     name: str
     op: Op
@@ -88,7 +88,7 @@ class Layer:
 
     @property
     def structure(self) -> Layer:
-        """The same without weights, those inside an ONNX model included."""
+        """The layer without weights, also without those inside an ONNX subgraph."""
         op = replace(self.op, model=b"") if isinstance(self.op, OnnxModel) else self.op
         return replace(self, op=op, weights={})
 
@@ -97,12 +97,12 @@ class Layer:
 class Network:
     """Layers in topological order.
 
-    `shapes` knows every tensor as nchw; `outputs` gives every output its holding tensor and the
-    shape that the model declares for it. `constants` are tensors that layers read like any other
-    and that never change, shaped nchw. `states` are tensors that layers read and write in place:
-    they begin as zeros and last from run to run (see `Op.states`). All tensors are float32; `types`
-    are those (NumPy's names) as which callers see the inputs and outputs that the model has
-    otherwise. `content` is the digest of one whose weights are elsewhere, as a bundle's are.
+    `shapes` has the nchw shape of each tensor, and `outputs` the tensor of each output with the shape
+    that the model declares. `constants` are tensors that never change, shaped nchw. `states` are
+    tensors that layers read and write in place: they begin as zeros and last from run to run (see
+    `Op.states`). All tensors are float32; `types` has the NumPy type names of inputs and outputs that
+    the model declares otherwise. `content` is the content digest of a network whose weights are
+    elsewhere, as in a bundle.
     """
 
     name: str
@@ -122,7 +122,7 @@ class Network:
 
     @cached_property
     def digest(self) -> str:
-        """Identifies the structure (not the weights), as plans and datasets refer to it."""
+        """Identifies the structure without weights, in plans and datasets."""
         lines = [
             f"{layer.name} {to_text(layer.op)} {','.join(layer.inputs)} {layer.output}"
             for layer in self.layers
@@ -132,7 +132,7 @@ class Network:
 
     @cached_property
     def content_digest(self) -> str:
-        """Identifies structure and weights; reads every weight once."""
+        """Identifies structure and weights; reads all weights once."""
         if self.content:
             return self.content
         named = [(f"{x.name} {name}", w) for x in self.layers for name, w in x.weights.items()]
@@ -142,14 +142,14 @@ class Network:
 
     @property
     def structure(self) -> Network:
-        """The same without weights: all that planning looks at, and some kilobytes."""
+        """The network without weights, which is enough for planning."""
         return replace(self, layers=tuple(layer.structure for layer in self.layers))
 
     @cached_property
     def private_constants(self) -> frozenset[str]:
-        """Constants that one layer alone reads, and that are no result.
+        """Constants with a single reader that are not outputs.
 
-        Each processor has what it needs of them from the start, as that layer wants it.
+        Each processor has the regions that it needs from the start, in that layer's storage.
         """
         results = {holder for holder, _ in self.outputs.values()}
         return frozenset(

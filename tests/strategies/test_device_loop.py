@@ -32,7 +32,7 @@ from codl.records.profile import load_profile
 from codl.records.soc import Soc
 from codl.strategies import device_loop, find
 from codl.strategies.device_loop import keep_run
-from codl.strategies.profiles import Profiling
+from codl.strategies.base import Profiling
 
 #: Two processors that share no memory bandwidth: the GPU is 1.3 times as fast.
 LAWS = SyntheticPredictors.with_all_terms(
