@@ -36,6 +36,7 @@ import typer
 from api_pages import api_reference, keys_content
 from gains import gains_content
 from paper_figures import paper_content, paper_picture
+from planner_tables import TABLES
 from split_picture import split
 from summaries import accuracy_content, devices_content
 
@@ -219,6 +220,7 @@ LISTS: Mapping[str, Callable[[], TextTable]] = {
     "strategies": strategies_content,
     "variants": variants_content,
     "terms": terms_content,
+    **TABLES,
 }
 
 

@@ -200,23 +200,23 @@ class ChainCosts:
         if len(walks) <= MOST_WALKS:
             order = list(range(len(walks)))
         batches = [order[at : at + MOST_WALKS] for at in range(0, len(order), MOST_WALKS)]
-        halos = [self._halo([walks[at] for at in batch], limited=limited) for batch in batches]
+        halos = [self.halo([walks[at] for at in batch], limited=limited) for batch in batches]
         passes = [halo.steps() for halo in halos]
         parts = [step.parts for steps in passes for step in steps]
         for side in (0, 1):  # predict all parts in one batch
             self.sub_ops.fastest_ms(np.concatenate([np.empty((0, 2), np.int64), *parts])[:, side], side)
         found: list[list[CandidateChain]] = [[] for _ in walks]
         for batch, halo, steps in zip(batches, halos, passes, strict=True):
-            evaluation = _Evaluation(self, [walks[at] for at in batch], halo, steps)
+            evaluation = ChainEvaluation(self, [walks[at] for at in batch], halo, steps)
             for at, candidates in zip(batch, evaluation.candidates(), strict=True):
                 found[at] = candidates
         return found
 
     def steps(self, walks: Sequence[Walk]) -> list[LayerPass]:
         """The passes of all layers on some walks, last layer first."""
-        return self._halo(walks, limited=False).steps()
+        return self.halo(walks, limited=False).steps()
 
-    def _halo(self, walks: Sequence[Walk], *, limited: bool) -> HaloPropagation:
+    def halo(self, walks: Sequence[Walk], *, limited: bool) -> HaloPropagation:
         network_facts = self.network.layers, self.sub_ops, self.last_reader, self.private_tensors
         return HaloPropagation(*network_facts, walks, limited=limited)
 
@@ -268,7 +268,7 @@ class ChainCosts:
         return numbers(layers), numbers(points)
 
 
-class _Evaluation:
+class ChainEvaluation:
     """Evaluates all chains of some walks at once.
 
     Arrays have one row for each layer in each walk, last layer first.
@@ -321,7 +321,7 @@ class _Evaluation:
         first = np.searchsorted(self._walk[order], np.arange(len(self._walks)))[walk]
         last = first + stop - start
         running = np.concatenate(
-            [np.zeros((1, len(COLUMNS))), np.cumsum(self._sums()[order], axis=0)]
+            [np.zeros((1, len(COLUMNS))), np.cumsum(self.columns()[order], axis=0)]
         )
         totals = dict(zip(COLUMNS, (running[last] - running[first]).T, strict=True))
         self._add_loads(totals, reads)
@@ -403,7 +403,7 @@ class _Evaluation:
         seen = self._seen(chain, layer)
         return np.column_stack([chain, side, seen, regions])[order]
 
-    def _sums(self) -> Milliseconds:
+    def columns(self) -> Milliseconds:
         """The columns to sum over the layers of a chain, shaped (rows, columns)."""
         cpu, gpu, amounts = self._cpu, self._gpu, self._sub_ops.amounts()
         packing_ms, packed_bytes = self._packing()

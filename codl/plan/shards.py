@@ -208,7 +208,7 @@ class LayerTraits:
 
 
 class CpuShards:
-    """The CPU's costs, as columns over the rows of `_Evaluation` (a layer in a walk).
+    """The CPU's costs, as columns over the rows of `ChainEvaluation` (a layer in a walk).
 
     `preferred` has the number of the library for each row, or `ANY`. `saved_ms` is the time of the
     calls that a layer shares with later layers of its net. `loaded` (rows, libraries) and `stored`
@@ -340,7 +340,7 @@ def _by_library(levels: Flags) -> Numbers:
 
 
 class GpuShards:
-    """The GPU's costs, as columns over the rows of `_Evaluation` (a layer in a walk).
+    """The GPU's costs, as columns over the rows of `ChainEvaluation` (a layer in a walk).
 
     `launches` counts kernels, or small groups of kernels. `planar` rows run in planar fallbacks.
     `adds` has, by layer number, the number of the residual add that its kernels may compute as well.

@@ -87,7 +87,8 @@ class Transitions:
             for side in PROCESSORS
         )
         shapes = ((name, self.network.shapes[name]) for name, _ in self.network.outputs.values())
-        self._results = {
+        #: The region number of each whole output.
+        self.results = {
             name: self._regions.one(shape, box(Region.whole(shape))) for name, shape in shapes
         }
         #: By `CandidateChain.rows`, which equal chains share.
@@ -145,7 +146,7 @@ class Transitions:
     def end_ms(self, clocks: Pair, resident: ResidentRegions) -> float:
         """The time at which the CPU holds all results."""
         moves = []
-        for name, whole in self._results.items():
+        for name, whole in self.results.items():
             place, _ = self._places[-1][name]
             moves.append(self.region_transfer(0, resident[place], whole))
         return max(self.stage_ms(clocks, moves))
@@ -227,7 +228,7 @@ class Transitions:
         #: By (processor, tensor), the numbers of the regions that chains leave, and that they read.
         left: dict[tuple[int, int], set[int]] = {}
         read: dict[tuple[int, int], set[int]] = {
-            (0, names.index(name)): {number} for name, number in self._results.items()
+            (0, names.index(name)): {number} for name, number in self.results.items()
         }
         for candidate in candidates:
             start = candidate.start
