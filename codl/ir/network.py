@@ -97,12 +97,12 @@ class Layer:
 class Network:
     """Layers in topological order.
 
-    `shapes` has the nchw shape of each tensor, and `outputs` the tensor of each output with the shape
-    that the model declares. `constants` are tensors that never change, shaped nchw. `states` are
-    tensors that layers read and write in place: they begin as zeros and last from run to run (see
-    `Op.states`). All tensors are float32; `types` has the NumPy type names of inputs and outputs that
-    the model declares otherwise. `content` is the content digest of a network whose weights are
-    elsewhere, as in a bundle.
+    `shapes` has the nchw shape of each tensor, and `outputs` the tensor of each output with the
+    shape that the model declares. `constants` are tensors that never change, shaped nchw. `states`
+    are tensors that layers read and write in place: they begin as zeros and last from run to run
+    (see `Op.states`). All tensors are float32; `types` has the NumPy type names of inputs and
+    outputs that the model declares otherwise. `content` is the content digest of a network whose
+    weights are elsewhere, as in a bundle.
     """
 
     name: str

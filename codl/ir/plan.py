@@ -26,8 +26,8 @@ from codl.ir.types import Processor
 class OpFallback:
     """A replacement of a kernel variant: an op that is wrong in `variant` runs in `instead`.
 
-    Where `instead` is a variant of the other processor, the whole op runs there. `op` is the name of
-    a layer in a plan, and the text of an op in a SoC file, where it covers the op's parts too.
+    Where `instead` is a variant of the other processor, the whole op runs there. `op` is the name
+    of a layer in a plan, and the text of an op in a SoC file, where it covers the op's parts too.
     """
 
     op: str
@@ -117,12 +117,12 @@ class Plan:
 
     `sharing` is "gather" where each processor gets the whole of a tensor that it reads from (the
     paper's way), and "missing" where only missing regions move. `predicted_ms` is None without a
-    prediction. `digest` identifies the model's structure. `source` names the origin of the latencies
-    behind the prediction. `not_counted` lists layers and directions of data sharing that count as 0,
-    and `estimated` layers without a predictor on a processor, which are estimated from rates of
-    computing and moving bytes. `method` is the search method, with `exact` where no better plan of
-    these chains exists. `predicted_mj` is set where energy counted. `fallbacks` are layers that run
-    in another variant than the strategy chose, because that one was wrong.
+    prediction. `digest` identifies the model's structure. `source` names the origin of the
+    latencies behind the prediction. `not_counted` lists layers and directions of data sharing that
+    count as 0, and `estimated` layers without a predictor on a processor, which are estimated from
+    rates of computing and moving bytes. `method` is the search method, with `exact` where no better
+    plan of these chains exists. `predicted_mj` is set where energy counted. `fallbacks` are layers
+    that run in another variant than the strategy chose, because that one was wrong.
     """
 
     model: str

@@ -134,7 +134,7 @@ class Selector:
         return [selection for work in fused for selection in self._selected(work, planned)]
 
     def _selected(self, work: Work, planned: Mapping[str, str]) -> list[Selection]:
-        """The kernels of a work; where a fused add was refused, its two ops get separate kernels."""
+        """The kernels of a work; where its fused add was refused, two separate selections."""
         for variant, choice in self._options(work, planned[work.part.layer.name]):
             if not any(refusal.is_of(work.label, variant.name, choice) for refusal in self.without):
                 return [Selection(work, variant, choice, self._plan(work, variant, choice))]
@@ -205,7 +205,7 @@ class Arguments:
 
     @property
     def image_count(self) -> int:
-        """The largest number of images of a region; a region of one image is read for all of them."""
+        """The largest number of images of a region; regions of one image serve all images."""
         return max((region.images.size for _, region in self.tensors.values()), default=1)
 
     def value(self, arg: Arg, image: int, assembly: Assembly) -> Argument:
@@ -398,8 +398,8 @@ class GpuLowering:
     def _views(self, selection: Selection, kept: Collection[str]) -> bool:
         """Make the output a view of the input, where the op keeps the order of elements.
 
-        Both must be planar and live only in this chain (`kept` tensors live on). Returns False where
-        kernels have to compute the work.
+        Both must be planar and live only in this chain (`kept` tensors live on). Returns False
+        where kernels have to compute the work.
         """
         work, ends = selection.work, [selection.plan.storage(end) for end in ENDS]
         if not work.part.op.keeps_order or ends[0].layout != "planar" or ends[0] != ends[1]:
@@ -483,7 +483,7 @@ class GpuLowering:
         return self._copies[key]
 
     def _target(self, part: Part, storage: Storage) -> tuple[Tensor, Tensor]:
-        """The tensor that the kernels of a part write, and the tensor that then keeps the output."""
+        """The tensor that the kernels of a part write, and the tensor that keeps the output."""
         name, shape = part.layer.output, part.layer.op.output
         kept = self._tensors.get(name)
         fits = kept is not None and kept.serves(part.region)

@@ -340,7 +340,7 @@ class TransferLowering:
         self.mapped: list[Map] = []
 
     def begin_to_cpu(self, move: TensorMove) -> tuple[Command, ...]:
-        """Emit the GPU's commands of a transfer; return the CPU's commands that receive the region."""
+        """Emit the GPU's commands of a transfer; return the CPU's, which receive the region."""
         host, device, step = self._sides(move)
         event = self._assembly.event()
         if self._is_shared(host):

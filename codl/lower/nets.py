@@ -263,7 +263,7 @@ class NetText:
 
 
 def _parameter(key: int, value: object) -> str:
-    """`key=value` as ncnn writes it; an array has the key -23300 - key and starts with its length."""
+    """`key=value` for ncnn; an array has the key -23300 - key and starts with its length."""
     if isinstance(value, tuple):
         return f"{-23300 - key}={','.join([str(len(value)), *(repr(v) for v in value)])}"
     return f"{key}={value!r}"
@@ -328,7 +328,8 @@ def _moves_images(part: Part) -> bool:
 def _variant(part: Part, planned: str, soc: Soc) -> Any:
     """The planned variant, or the default one where it accepts the whole op but not this part.
 
-    Raises `CodlError` where the planned variant refuses the whole op, or no variant accepts the part.
+    Raises `CodlError` where the planned variant refuses the whole op, or no variant accepts the
+    part.
     """
     variant: Any = registry.find(part.op, planned, "cpu")
     refusal = _refusal(variant, part, soc)
@@ -358,7 +359,7 @@ class Group:
 
     @classmethod
     def of(cls, layers: tuple[CpuLayer, ...], places: Mapping[str, Access]) -> Group:
-        """Group layers of a shard; `places` has the memory of tensors that are seen outside groups."""
+        """Group layers of a shard; `places` has the memory of tensors outside of groups."""
         made = {layer.output for layer in layers}
         read = dict.fromkeys(name for layer in layers for name, _ in layer.inputs)
         return cls(

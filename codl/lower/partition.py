@@ -172,7 +172,7 @@ class Residency:
         self.held: dict[Processor, dict[str, Region]] = {"cpu": inputs | fixed, "gpu": dict(fixed)}
 
     def require(self, processor: Processor, needs: Mapping[str, Region]) -> list[TensorMove]:
-        """The transfers after which `processor` holds the regions `needs`, or whole tensors (gather)."""
+        """The transfers after which `processor` holds `needs`, or the whole tensors if gathered."""
         mine, moved = self.held[processor], []
         for name, need in needs.items():
             if name in self._kept:

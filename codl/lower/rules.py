@@ -65,11 +65,11 @@ def fuses(convolution: Any, add: Any, soc: Soc) -> bool:
 def net_level(least: Any, is_read: Any, *, is_model: bool, library: Any) -> Any:
     """The level of the net of a layer; nets run from the highest level to the lowest.
 
-    Levels belong to the libraries in turn (level modulo the number of `LIBRARIES`). A layer gets the
-    lowest level of its own `library` that is at least `least`, the highest level of its readers. An
-    ONNX subgraph (`is_model`) has a net of its own, above the level of its readers if it `is_read`.
-    So libraries change rarely, and the readers of a layer alone decide its net. Arguments are
-    integers, or arrays with one element for each of several chains.
+    Levels belong to the libraries in turn (level modulo the number of `LIBRARIES`). A layer gets
+    the lowest level of its own `library` that is at least `least`, the highest level of its
+    readers. An ONNX subgraph (`is_model`) has a net of its own, above the level of its readers if
+    it `is_read`. So libraries change rarely, and the readers of a layer alone decide its net.
+    Arguments are integers, or arrays with one element for each of several chains.
     """
     level = least + (is_read if is_model else 0)
     return level + (library - level) % len(LIBRARIES)

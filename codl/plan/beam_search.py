@@ -60,13 +60,13 @@ class Objective:
 
     @classmethod
     def of(cls, goal: str, soc: Soc, memory_limit: int | None = None) -> Objective:
-        """An objective by name; raises `CodlError` where it needs power that the SoC file has not."""
+        """An objective by name; raises `CodlError` where it needs `power_w` of the SoC file."""
         if goal not in GOALS:
             raise UnknownNameError("objective", goal, GOALS)
         if goal != "latency" and soc.power_w is None:
             raise CodlError(
                 f"The objective {goal!r} needs `power_w` in the SoC file of {soc.name!r}. `codl "
-                f"devices` lists energy sensors, and `codl soc power {soc.name}` measures with them."
+                f"devices` lists energy sensors; `codl soc power {soc.name}` measures by them."
             )
         return cls(goal, soc.power_w, memory_limit)  # type: ignore[arg-type]
 
@@ -105,7 +105,7 @@ LATENCY = Objective()
 
 
 class Label(NamedTuple):
-    """One way to execute the network up to a point; `before` is the label of the last chain's start."""
+    """One way to execute the network up to a point: `candidate` after the label `before`."""
 
     clocks: Pair
     resident: ResidentRegions
@@ -176,7 +176,8 @@ def fastest(
     for at, nexts in enumerate(starting):
         labels = [label for kept in points[at].labels.values() for label in kept]
         exact = exact and len(labels) <= widest
-        extensions = _Extensions(search, [candidate for candidate in nexts if leads_on[candidate.stop]])
+        reaching = [candidate for candidate in nexts if leads_on[candidate.stop]]
+        extensions = _Extensions(search, reaching)
         for label in sorted(labels, key=search.rank)[:widest]:
             for end_ms, candidate in extensions.after(label):
                 point = points[candidate.stop]

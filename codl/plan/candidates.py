@@ -78,7 +78,7 @@ class Candidates:
 
     @cached_property
     def _whole_ms(self) -> Milliseconds:
-        """Milliseconds of whole layers on each processor, shaped (2, layers); infinite if impossible."""
+        """Milliseconds of whole layers by processor, (2, layers); infinite without a variant."""
         sub_ops = self._sub_ops
         whole = self._cut_parts({(op, "H"): [0] for op in range(len(sub_ops.ops))})[:, 0]
         latencies = np.array([sub_ops.fastest_ms(whole, side) for side in (0, 1)])

@@ -1,13 +1,13 @@
 """Predicted costs of candidate chains: parts, variants, storages and nets, in batches.
 
 A chain is a run of layers in topological order, cut at a dimension and a ratio. The cost of a layer
-in a chain depends on that layer and on later layers of the chain, and not on where the chain begins.
-So one walk from a chain's end gives the costs of all chains that end there, and the cost of a chain
-is a difference of two running sums.
+in a chain depends on that layer and on later layers of the chain, and not on where the chain
+begins. So one walk from a chain's end gives the costs of all chains that end there, and the cost of
+a chain is a difference of two running sums.
 
 Equal stretches of layers are evaluated once: a transformer repeats one block many times. Stretches
 are equal if their ops are, if they read each other's outputs alike, and if later layers read their
-outputs at the same distances. docs/concepts/coexecution.md has the tables of a chain of three layers.
+outputs at the same distances. docs/concepts/planner.md has the tables of a chain of three layers.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class ChainCosts:
         self.libraries = cpu_libraries(network, cost)
         #: By layer, True where the GPU computes it in a planar fallback variant.
         self.planar = planar_layers(network, cost)
-        #: By layer that only reshapes its input, the layer whose output memory it may share; else -1.
+        #: By layer, the layer whose output it only reshapes and may be a view of; or -1.
         viewed = (self.makers.get(x.inputs[0], -1) if x.op.keeps_order else -1 for x in layers)
         self.viewed = np.fromiter(viewed, np.int64, len(layers))
         self.traits = LayerTraits(network)
@@ -202,9 +202,10 @@ class ChainCosts:
         batches = [order[at : at + MOST_WALKS] for at in range(0, len(order), MOST_WALKS)]
         halos = [self.halo([walks[at] for at in batch], limited=limited) for batch in batches]
         passes = [halo.steps() for halo in halos]
-        parts = [step.parts for steps in passes for step in steps]
+        each = [step.parts for steps in passes for step in steps]
+        parts = np.concatenate([np.empty((0, 2), np.int64), *each])
         for side in (0, 1):  # predict all parts in one batch
-            self.sub_ops.fastest_ms(np.concatenate([np.empty((0, 2), np.int64), *parts])[:, side], side)
+            self.sub_ops.fastest_ms(parts[:, side], side)
         found: list[list[CandidateChain]] = [[] for _ in walks]
         for batch, halo, steps in zip(batches, halos, passes, strict=True):
             evaluation = ChainEvaluation(self, [walks[at] for at in batch], halo, steps)
@@ -429,7 +430,7 @@ class ChainEvaluation:
         return sums
 
     def _packing(self) -> tuple[Milliseconds, Milliseconds]:
-        """Milliseconds and bytes of packing and unpacking the outputs of layers in CPU nets; (rows)."""
+        """Milliseconds and bytes of packing and unpacking layers' outputs in CPU nets; (rows)."""
         cpu, parts = self._cpu, self._cpu.parts
         packing_ms, packed_bytes = np.zeros((2, len(parts)))
         for number, library in enumerate(LIBRARIES):
@@ -451,7 +452,7 @@ class ChainEvaluation:
         packing_ms: Milliseconds,
         packed_bytes: Milliseconds,
     ) -> None:
-        """Add the cost of packing input `at`, or the output (None), of CPU parts `times` each; (rows)."""
+        """Add the cost of packing input `at` of CPU parts, or their output (None), `times` each."""
         rows = np.flatnonzero(times)
         if not rows.size:
             return
@@ -462,7 +463,7 @@ class ChainEvaluation:
         packed_bytes[rows] += times[rows] * np.array([2.0 * x.bytes for x in shapes])[which]
 
     def _works(self, totals: Mapping[str, Milliseconds]) -> tuple[Milliseconds, Milliseconds]:
-        """Milliseconds of both shards of chains, each alone, and both together; (chains, 2) each."""
+        """Milliseconds of the shards of chains, each alone, and together; (chains, 2) each."""
         images = totals["cpu_images"] / np.maximum(totals["cpu_parts"], 1)
         saved_ms = self._cost.turns(images) * totals["cpu_saved_ms"]
         alone = np.column_stack([totals["cpu_ms"] - saved_ms, totals["gpu_ms"]])

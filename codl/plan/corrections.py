@@ -4,8 +4,8 @@ The logarithm of measured over predicted latency is modelled as a sum of offsets
 of plans on that processor alone, of the target (a kernel variant), of the layer in any variant, of
 the layer in this variant, and noise. Each offset is a Gaussian process, and the variances maximise
 the likelihood of the profile. So another cut of a measured layer gets nearly its whole correction,
-and a variant that did not run gets the offsets of its processor and layer. Predictions are for plans
-on both processors, so the offset of a processor alone is estimated and left out.
+and a variant that did not run gets the offsets of its processor and layer. Predictions are for
+plans on both processors, so the offset of a processor alone is estimated and left out.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class ProfileCorrections:
         self._sides = {side: _Side(own) for side, own in by_side.items() if own}
 
     def factors(self, processor: Processor, target: str, ops: Sequence[Op]) -> Matrix:
-        """The factors of a target's predictions, shaped (ops); 1 for a processor without samples."""
+        """The factors of a target's predictions, (ops); 1 for a processor without samples."""
         if processor not in self._sides or not ops:
             return np.ones(len(ops))
         return self._sides[processor].factors(target, ops)
@@ -226,8 +226,8 @@ def _near(some: Matrix, others: Matrix) -> Matrix:
 class Evidence:
     """What a plan that ran shows about predictions: ratios of its ops, and overhead of stages.
 
-    `stages_ms` has the milliseconds that a stage with work on both processors took beyond its parts;
-    it is empty for a plan without such stages.
+    `stages_ms` has the milliseconds that a stage with work on both processors took beyond its
+    parts; it is empty for a plan without such stages.
     """
 
     ratios: tuple[OpRatio, ...] = ()

@@ -85,8 +85,8 @@ class WeightPlaces:
 ANYWHERE = WeightPlaces()
 
 
-#: Typical milliseconds for which a queue is empty, or the CPU waits, in networks with stages of a few
-#: milliseconds.
+#: Typical milliseconds for which a queue is empty, or the CPU waits, in networks with stages of a
+#: few milliseconds.
 GAP_MS = 1.0
 #: The parts of data sharing that are queue commands.
 QUEUED = ("map", "unmap")
@@ -98,8 +98,8 @@ class SignalCosts:
 
     `first_launch_ms` is from enqueueing on an empty queue to the start of the kernel, 0 if not
     measured. `wait_ms` is from the end of a kernel until the CPU notices it, None if not measured;
-    waits for flags default to those for events. `launches` is the number of kernels of a transfer to
-    the CPU: one, and one more that raises a flag.
+    waits for flags default to those for events. `launches` is the number of kernels of a transfer
+    to the CPU: one, and one more that raises a flag.
     """
 
     first_launch_ms: float = 0.0
@@ -268,7 +268,7 @@ class CostModel:
     # Ops.
 
     def prefetch(self, ops: Iterable[Op], processor: Processor) -> list[dict[str, VariantCost]]:
-        """The cost of each variant of some ops, by name; one batch of predictions for each variant."""
+        """The cost of each variant of some ops, by name; each variant is predicted in one batch."""
         costs_by_op, asked = self._known[processor], list(ops)
         new = [op for op in dict.fromkeys(asked) if op not in costs_by_op]
         if new:
@@ -288,7 +288,9 @@ class CostModel:
             for at, variant, (latency_ms, calls_ms) in zip(*asked[target], latencies, strict=True):
                 cost = VariantCost(variant.name, latency_ms)
                 if processor == "gpu":
-                    cost = cost._replace(storage=variant.storage, planar_fallback=variant.planar_fallback)
+                    cost = cost._replace(
+                        storage=variant.storage, planar_fallback=variant.planar_fallback
+                    )
                 elif variant.backend in LIBRARIES:
                     cost = cost._replace(library=LIBRARIES.index(variant.backend))
                 rows[at].append(_Predicted(target, cost, calls_ms))

@@ -1,11 +1,11 @@
 """Estimates for ops without a predictor, and cost models without some terms.
 
 Predictors are trained on the kinds of op in some models. Another model may have a softmax, a gather
-or an ONNX subgraph without a predictor, or with one that has seen few shapes. On a measured SoC, such
-an op gets a roofline estimate from the SoC's rates of computing and of moving bytes, and the plan
-lists it (`estimated`). Estimates are pessimistic, so that unmeasured ops do not move work between
-processors: the rates are those of the slowest probe, and the GPU's estimates are doubled. An op that
-stands for others (attention: two products and a softmax) takes the sum of theirs.
+or an ONNX subgraph without a predictor, or with one that has seen few shapes. On a measured SoC,
+such an op gets a roofline estimate from the SoC's rates of computing and of moving bytes, and the
+plan lists it (`estimated`). Estimates are pessimistic, so that unmeasured ops do not move work
+between processors: the rates are those of the slowest probe, and the GPU's estimates are doubled.
+An op that stands for others (attention: two products and a softmax) takes the sum of theirs.
 
 A replayed SoC has published measurements, for example of convolutions and of no pooling. An op that
 was measured on neither processor costs 0 on both, and the plan lists it (`not_counted`). An op that

@@ -40,8 +40,8 @@ EXPLORED = 0.15
 class Improver:
     """Proposes plans of one network on one SoC.
 
-    `cost` has no corrections, `soc` is the one that plans are lowered for, `strategy` is the name in
-    plans, and `method` is the search method.
+    `cost` has no corrections, `soc` is the one that plans are lowered for, `strategy` is the name
+    in plans, and `method` is the search method.
     """
 
     network: Network
@@ -112,7 +112,7 @@ class Improver:
         return moved
 
     def explored(self, seed: int, tried: Collection[str] = ()) -> Plan | None:
-        """The best plan under random errors of each kernel variant's predictions; None if it ran."""
+        """The best plan under a random error of each variant's predictions; None if it ran."""
         cost = self.corrected
         factors = _Perturbed(cost.corrections, seed)
         plans = self._searched(cost.corrected(factors, cost.stage_ms))

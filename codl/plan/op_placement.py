@@ -25,9 +25,9 @@ Groups: TypeAlias = Mapping[str, Sequence[str]]
 class OpPlacement:
     """The part of an op on one processor.
 
-    `latency_ms` is None where it was neither predicted nor measured. Ops that share a net or kernels
-    are measured `together`, a number of ops, and divide the time as predicted. `layout` is that of
-    the output; `stored`, `computed` and `accumulated` are its precisions.
+    `latency_ms` is None where it was neither predicted nor measured. Ops that share a net or
+    kernels are measured `together`, a number of ops, and divide the time as predicted. `layout` is
+    that of the output; `stored`, `computed` and `accumulated` are its precisions.
     """
 
     op: str

@@ -36,7 +36,7 @@ START: Pair = (0.0, 0.0)
 
 
 class TransferCost(NamedTuple):
-    """Milliseconds of a transfer: the GPU's work, the delay until the CPU's turn, the CPU's work."""
+    """Milliseconds of a transfer: the GPU's work, the delay until the CPU's work, that work."""
 
     way: Direction
     gpu_ms: float

@@ -1,8 +1,8 @@
 """Arrays of tensor regions ("boxes"), to join and compare thousands of regions at once.
 
-A box is (-n0, n1, -c0, c1, -y0, y1) for images n0 ... n1 - 1, channels c0 ... c1 - 1 and rows y0 ...
-y1 - 1. With the negated starts, the smallest box around two boxes is their element-wise maximum. The
-empty box has very small entries.
+A box is (-n0, n1, -c0, c1, -y0, y1) for images n0 ... n1 - 1, channels c0 ... c1 - 1 and rows y0
+... y1 - 1. With the negated starts, the smallest box around two boxes is their element-wise
+maximum. The empty box has very small entries.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def count_of(shape: Shape) -> int:
 class RegionTable:
     """Numbers regions of tensors with notes, from 1 on; tensors of one shape share numbers.
 
-    By number, `wholes` has the tensor's shape, `boxes` the box, and `notes` an integer of the caller,
-    here a storage order.
+    By number, `wholes` has the tensor's shape, `boxes` the box, and `notes` an integer of the
+    caller, here a storage order.
     """
 
     def __init__(self, shapes: Iterable[Shape]) -> None:

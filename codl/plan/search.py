@@ -43,9 +43,9 @@ def search(
     """The plan that a method predicts to be best; only missing regions are transferred.
 
     `method` is one of `METHODS`. With `may_be_alone`, the plan uses one processor where two are
-    predicted to gain little. Raises `UnknownNameError` for another method, and `CodlError` where the
-    network has too many layers for `exhaustive`, where the method supports only latency, or where no
-    plan keeps the memory limit.
+    predicted to gain little. Raises `UnknownNameError` for another method, and `CodlError` where
+    the network has too many layers for `exhaustive`, where the method supports only latency, or
+    where no plan keeps the memory limit.
     """
     if method not in METHODS:
         raise UnknownNameError("search method", method, METHODS)
@@ -133,7 +133,7 @@ class _Option(NamedTuple):
         method: str,
         costs: ChainCosts,
     ) -> _Option:
-        """From groups of candidates; a group becomes one chain with the cut of its first candidate."""
+        """From groups of candidates; each group becomes one chain with the cut of its first one."""
         chains = [
             chain_of(
                 network.layers[group[0].start : group[-1].stop], group[0].dim, group[0].gpu_ratio

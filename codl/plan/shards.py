@@ -94,11 +94,11 @@ class LayerWeights:
     All restrictions apply only where a plan must hold each weight once (`WeightPlaces.once`).
     """
 
-    def __init__(self, network: Network, places: WeightPlaces, private_tensors: frozenset[str]) -> None:
+    def __init__(self, network: Network, places: WeightPlaces, private: frozenset[str]) -> None:
         self._layers, self._places = network.layers, places
         #: By layer, the indices of the inputs that are private tensors or states.
         self._inputs = [
-            tuple(at for at, name in enumerate(x.inputs) if name in private_tensors or at in x.op.states)
+            tuple(at for at, name in enumerate(x.inputs) if name in private or at in x.op.states)
             for x in network.layers
         ]
         self._known: dict[tuple[Op, tuple[int, ...]], tuple[Dim, ...]] = {}
@@ -113,7 +113,7 @@ class LayerWeights:
         return {dim: way for dim, way in ways.items() if dim in self._known[op, inputs]}
 
     def cut(self, at: int) -> tuple[Dim, float] | None:
-        """The dimension and ratio of a layer's chain in the followed plan; None where it is free."""
+        """The dimension and ratio of a layer's chain in the followed plan; None where free."""
         if not self._wholes[at]:
             return None
         return self._places.cuts.get(self._layers[at].name)
@@ -252,8 +252,8 @@ class CpuShards:
     ) -> tuple[Numbers, Milliseconds]:
         """The library of each row, and the milliseconds in it.
 
-        A part goes to its fastest library if the preferred one cannot compute it. A light op without
-        a prediction in the preferred library stays there, and counts as in the fastest one.
+        A part goes to its fastest library if the preferred one cannot compute it. A light op
+        without a prediction in the preferred library stays there, and counts as in the fastest one.
         """
         fastest_ms = self._sub_ops.fastest_ms(self.parts, 0)
         by_library = self._sub_ops.library_ms(self.parts)
@@ -343,7 +343,8 @@ class GpuShards:
     """The GPU's costs, as columns over the rows of `ChainEvaluation` (a layer in a walk).
 
     `launches` counts kernels, or small groups of kernels. `planar` rows run in planar fallbacks.
-    `adds` has, by layer number, the number of the residual add that its kernels may compute as well.
+    `adds` has, by layer number, the number of the residual add that its kernels may compute as
+    well.
     """
 
     def __init__(
@@ -456,11 +457,11 @@ class GpuShards:
     def views(
         self, layers: Numbers, walks: Numbers, leaves: Flags, viewed: Numbers
     ) -> tuple[Numbers, Numbers]:
-        """The rows whose output is a view of an earlier layer's output, and the rows of those layers.
+        """The rows whose output is a view of another row's output, and those other rows.
 
-        A view costs nothing in a chain with both layers; its cost is subtracted from the earlier row.
-        `layers` and `walks` are the numbers of each row, `leaves` is True where a later chain reads
-        the output, and `viewed` is the layer whose memory the row may share, or -1.
+        A view costs nothing in a chain with both layers; its cost is subtracted from the earlier
+        row. `layers` and `walks` are the numbers of each row, `leaves` is True where a later chain
+        reads the output, and `viewed` is the layer whose memory the row may share, or -1.
         """
         views = np.flatnonzero((viewed >= 0) & ~leaves & (self.parts != NONE))
         if not len(views):

@@ -112,8 +112,8 @@ class SubOps:
     def of(self, op: int | Numbers, wanted: Boxes) -> Numbers:
         """The numbers of the parts with boxes `wanted` (items, 2, 6); shaped (items, 2).
 
-        `op` is one op or an array of one op per item. Boxes are extended as `Op.around` does: to all
-        of an axis that no dimension cuts, and to whole groups of channels.
+        `op` is one op or an array of one op per item. Boxes are extended as `Op.around` does: to
+        all of an axis that no dimension cuts, and to whole groups of channels.
         """
         is_there = boxes.is_something(wanted)
         if (fixed := self._is_fixed[op][..., None, :]).any():
@@ -168,7 +168,7 @@ class SubOps:
         return self._made[number - 1]
 
     def fastest_ms(self, numbers: Numbers, side: int) -> NDArray[np.float64]:
-        """Milliseconds of parts in their fastest variant on a processor; infinite without a variant.
+        """Milliseconds of parts in their fastest variants on a processor; infinite without one.
 
         Parts that were not predicted yet are predicted in one batch.
         """
@@ -206,7 +206,7 @@ class SubOps:
         return np.where(np.isfinite(in_storage), in_storage, stored_ms.min(axis=1, initial=np.inf))
 
     def planar_ms(self, numbers: Numbers) -> NDArray[np.float64]:
-        """Milliseconds by storage of parts that run in planar fallbacks of their fastest variants."""
+        """Milliseconds by storage of parts that run in their planar fallbacks."""
         latencies = np.full((len(numbers), len(STORAGES)), np.inf)
         fastest_ms = self._stored_ms[numbers].min(axis=1)
         latencies[:, _STORAGE_NUMBER[self._planar]] = fastest_ms
@@ -227,7 +227,7 @@ class SubOps:
         return planar
 
     def cpu_variant(self, number: int, library: int) -> str:
-        """The name of a library's fastest variant of a part; the first one where none has a prediction."""
+        """The name of a library's fastest variant of a part, or of its first one if unpredicted."""
         op = self.op(number)
         (op_costs,) = self._cost.prefetch([op], "cpu")
         able = [cost for cost in op_costs.values() if cost.library == library]
@@ -441,7 +441,9 @@ class HaloPropagation:
             passing, parts, leaves = passing[stays], parts[stays], leaves[stays]
         needs = self._sub_ops.needs[parts]
         inputs = [
-            (at, name) for at, name in enumerate(self._layers[k].inputs) if name not in self._private
+            (at, name)
+            for at, name in enumerate(self._layers[k].inputs)
+            if name not in self._private
         ]
         for at, name in inputs:
             if name not in self._needed:

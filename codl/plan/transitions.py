@@ -21,7 +21,8 @@ from codl.plan.cost_model import Move, Pair
 from codl.plan.price import START, TransferCost, after_stage
 from codl.plan.region_array import NONE, Numbers, box, missing_sizes, weights_of
 
-#: The regions, by number, of each live tensor that the CPU and the GPU hold: cpu, gpu, cpu, gpu, ...
+#: The regions, by number, of each live tensor that the CPU and the GPU hold: cpu, gpu, cpu, gpu,
+#: ...
 ResidentRegions: TypeAlias = tuple[int, ...]
 
 
@@ -42,8 +43,9 @@ class RegionTransfer(NamedTuple):
 class PreChainTransfers(NamedTuple):
     """The transfers before a chain, given the regions that are already resident.
 
-    `launches_ms` is the CPU's time to enqueue them and the chain, and `copies_ms` the GPU's time for
-    copies between storages. `resident` are the regions of the chain's inputs and outputs afterwards.
+    `launches_ms` is the CPU's time to enqueue them and the chain, and `copies_ms` the GPU's time
+    for copies between storages. `resident` are the regions of the chain's inputs and outputs
+    afterwards.
     """
 
     transfers: tuple[TransferCost, ...]
@@ -219,8 +221,9 @@ class Transitions:
     def prefetch(self, candidates: Sequence[CandidateChain]) -> None:
         """Predict the transfers that may be needed between any two chains, in one batch.
 
-        A search meets a few hundred shapes of regions many times. Small batches are slow: each costs
-        as much as a hundred shapes. Regions that only a third reader needs are predicted later.
+        A search meets a few hundred shapes of regions many times. Small batches are slow: each
+        costs as much as a hundred shapes. Regions that only a third reader needs are predicted
+        later.
         """
         if self._sharing == "gather":
             return

@@ -110,7 +110,7 @@ class ChainTotals:
             first = min(self._chains[-1] + 1, len(labels))
 
     def in_turn(self, name: str, times: Sequence[StageTimes]) -> Total:
-        """The total if each stage began only after both processors had finished the previous one."""
+        """The total if each stage began only after both processors had finished the last one."""
         return self.total(name, [max(stage.works_ms) for stage in times])
 
     def walked(self, name: str, price: Price) -> Total:

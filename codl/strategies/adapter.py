@@ -1,9 +1,9 @@
 """Adapts the plan of a serving engine where one processor waits for the other.
 
 One inference is profiled now and then. If the processors end split stages apart in two successive
-profiles, the improver rebalances the ratios of the running plan, by the latest runs only: older runs
-are no evidence for a processor that became slower. Both plans are timed in turns, and the faster one
-is kept. Kernel variants stay, because their outputs were checked.
+profiles, the improver rebalances the ratios of the running plan, by the latest runs only: older
+runs are no evidence for a processor that became slower. Both plans are timed in turns, and the
+faster one is kept. Kernel variants stay, because their outputs were checked.
 """
 
 from __future__ import annotations

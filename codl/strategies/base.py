@@ -107,8 +107,8 @@ class Context:
 
     `predictor` overrides the strategy's default predictor. `method` is the search method of `codl`,
     one of `codl.plan.search.METHODS`, and `objective` its objective. Without `winograd`, Winograd
-    variants count as unmeasured. Plans run on `target`, for `plan_time_s` seconds of `clock` for each
-    model, or by default for as many rounds as gain something.
+    variants count as unmeasured. Plans run on `target`, for `plan_time_s` seconds of `clock` for
+    each model, or by default for as many rounds as gain something.
     """
 
     soc: Soc
@@ -146,7 +146,7 @@ class Context:
         """The target that runs plans; raises `CodlError` without one."""
         if self.target is None:
             raise CodlError(
-                f"Running a plan of {self.soc.name!r} needs a target, and the context has none. Give "
+                f"Running a plan of {self.soc.name!r} needs a target; the context has none. Give "
                 'it one: Context.of(soc, target=connect("local", soc)).'
             )
         return self.target
@@ -175,8 +175,8 @@ class Context:
     def default_cost(self, network: Network, *, profiled: bool = True) -> CostModel | None:
         """The default predictor's cost model of a network, with estimates for missing predictors.
 
-        It is corrected by the network's profile if there is one (`profiled`). None where the default
-        predictor is not trained.
+        It is corrected by the network's profile if there is one (`profiled`). None where the
+        default predictor is not trained.
         """
         try:
             cost = covered(self.cost(DEFAULT), network)

@@ -59,7 +59,8 @@ PROMISING, PROMISING_ALONE = 1.2, 2.0
 HOPELESS = 1.5
 #: The least part of a layer's noted time that remains after the cost of noting is subtracted.
 LEAST_PART = 0.3
-#: A processor is busy with other work if its anchors are this many times slower than in the dataset.
+#: A processor is busy with other work if its anchors are this many times slower than in the
+#: dataset.
 BUSY = 1.25
 #: The baselines whose plans are candidates, and the most layers of a network for them.
 BASELINES, MOST_LAYERS = ("codl-paper", "mulayer"), 400

@@ -28,8 +28,8 @@ from codl.workers import Workers
 class ModelSearch:
     """A model (its name or file) and its strategy; `ideal` computes only a bound.
 
-    `on_device` is True where plans run on a device before one is taken. `network` is the model for a
-    worker without the file, or the error of reading it.
+    `on_device` is True where plans run on a device before one is taken. `network` is the model for
+    a worker without the file, or the error of reading it.
     """
 
     model: str
@@ -99,8 +99,8 @@ def search_models(
     """The outcomes of all searches, in their order; workers do not change them.
 
     One worker searches each model, and `progress` is called after each. Remote workers have no
-    target to run plans on, and those of a cluster have no dataset for bounds. The outcome of a model
-    after the end of the budget, or after Ctrl-C, is a `CodlError`.
+    target to run plans on, and those of a cluster have no dataset for bounds. The outcome of a
+    model after the end of the budget, or after Ctrl-C, is a `CodlError`.
     """
     budget = budget or Budget()
     planners = [search.planner for search in searches]
