@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TypeAlias
 
 from codl.ir import Network, Op, Region
@@ -138,21 +139,12 @@ def _by(part: Part, side: Processor, cost: CostModel | None, strategy: str) -> s
     """The strategy that chose the processor, and the predicted latency on each of them."""
     other: Processor = "gpu" if side == "cpu" else "cpu"
     reason = f"as {strategy} plans it"
-    alone_ms = (
-        []
-        if cost is None
-        else [_best_ms(part.layer.op, processor, cost) for processor in (side, other)]
-    )
-    if not alone_ms or None in alone_ms:
+    if cost is None:
         return reason
-    here_ms, other_ms = alone_ms
+    here_ms, other_ms = (cost.fastest_ms([part.layer.op], at)[0] for at in (side, other))
+    if inf in (here_ms, other_ms):
+        return reason
     return f"{reason} (alone {here_ms:.3f} ms here, {other_ms:.3f} ms on the {other})"
-
-
-def _best_ms(op: Op, processor: Processor, cost: CostModel) -> float | None:
-    """The predicted milliseconds of an op on a processor, if any."""
-    (costs,) = cost.prefetch([op], processor)
-    return min((cost_of.latency_ms for cost_of in costs.values()), default=None)
 
 
 def _reason(part: Part, side: Processor, segment: Segment, soc: Soc, by: str) -> str:

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from codl.errors import CodlError, UnknownNameError
 from codl.ir import Network
-from codl.ir.plan import Chain, Plan
+from codl.ir.plan import Chain, Plan, Sharing
 from codl.plan.beam_search import LATENCY, Objective, every_plan, fastest
 from codl.plan.build_plan import chain_of, make_plan, unless_alone
 from codl.plan.candidates import Candidates, Recuts
@@ -79,15 +79,7 @@ def recut(plan: Plan, network: Network, cost: CostModel) -> Plan:
         if not best.chains:
             return plan
         option = _Option.of(network, zip(best.chains), plan.method, candidates.costs)
-        moved = make_plan(
-            network,
-            cost,
-            option.chains,
-            strategy=plan.strategy,
-            sharing=plan.sharing,
-            method=plan.method,
-            costs=candidates.costs,
-        )
+        moved = option.plan(network, cost, plan.strategy, plan.sharing)
     return min(plan, moved, key=lambda each: each.predicted_ms or inf)
 
 
@@ -142,13 +134,15 @@ class _Option(NamedTuple):
         ]
         return cls(chains, method, costs)
 
-    def plan(self, network: Network, cost: CostModel, strategy: str) -> Plan:
+    def plan(
+        self, network: Network, cost: CostModel, strategy: str, sharing: Sharing = "missing"
+    ) -> Plan:
         return make_plan(
             network,
             cost,
             self.chains,
             strategy=strategy,
-            sharing="missing",
+            sharing=sharing,
             method=self.method,
             costs=self.costs,
         )
