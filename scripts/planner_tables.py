@@ -35,7 +35,7 @@ SHOWN = ("cpu_ms", "cpu_saved_ms", "packing_ms", "cpu_bytes", "gpu_ms", "gpu_byt
 
 @dataclass(frozen=True)
 class Example:
-    """The first layers of a model, and the costs of their chains; `walk` ends after the last one."""
+    """The first layers of a model, the costs of their chains, and a walk over all layers."""
 
     network: Network
     costs: ChainCosts
@@ -104,7 +104,9 @@ def columns() -> TextTable:
     rows = []
     for at, layer in enumerate(reversed(found.network.layers)):
         values = dict(zip(COLUMNS, sums[at].tolist(), strict=True))
-        shown = (f"{values[name]:.3f}" if "_ms" in name else f"{values[name]:.0f}" for name in SHOWN)
+        shown = (
+            f"{values[name]:.3f}" if "_ms" in name else f"{values[name]:.0f}" for name in SHOWN
+        )
         rows.append((layer.name, *shown))
     return _table(("layer", *(f"`{name}`" for name in SHOWN)), rows)
 
@@ -141,7 +143,9 @@ def transfers() -> TextTable:
     (name,) = found.costs.live[-1]
     rows += _moves(found, transitions, name, 0, resident[0], transitions.results[name])
     return _table(
-        ("tensor", "processor", "holds", "needs", "transfers", "GPU ms", "wait ms", "CPU ms"), rows, 5
+        ("tensor", "processor", "holds", "needs", "transfers", "GPU ms", "wait ms", "CPU ms"),
+        rows,
+        5,
     )
 
 

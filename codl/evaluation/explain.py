@@ -32,10 +32,9 @@ from codl.measure.inputs import random_inputs
 from codl.measure.timing import Effort
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
-from codl.plan.waterfall import left_whole
 from codl.plan.price import StageTimes, stage_times, walk
 from codl.plan.profile_feedback import ProfiledTimes, paced
-from codl.plan.waterfall import ChainTotals, predicted_totals, side_by_side_ms
+from codl.plan.waterfall import ChainTotals, left_whole, predicted_totals, side_by_side_ms
 from codl.predict import DEFAULT
 from codl.records.results import Latency
 from codl.records.waterfall import (

@@ -18,10 +18,9 @@ from codl.kernels.base import Choice, KernelPlan, TensorArg
 from codl.kernels.registry import storages
 from codl.lower.assembly import Arena, Assembly
 from codl.lower.gpu import KernelLowering
-from codl.lower.lowering import lower_net
+from codl.lower.lowering import TransferLowering, lower_net
 from codl.lower.nets import CpuLayer, Group
 from codl.lower.partition import TensorMove
-from codl.lower.lowering import TransferLowering
 from codl.records.soc import Soc
 
 #: Stages: inputs to the GPU, the measured work, and outputs to the CPU.

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from math import prod
-
 import numpy as np
 import pytest
 from support.common_checks import CPU_DEVICE, SyntheticContext
 from support.decoders import SMALL, OrtDecoder, split_plan
-from support.plans import make_plan
 from support.synthetic_predictors import Line, SyntheticPredictors
 
-from codl.evaluation.decoders import Kept, kept_of, plan_steps
+from codl.evaluation.decoders import kept_of, plan_steps
 from codl.frontend.decoders import Step, step_of
 from codl.frontend.decoders.build import TOKENS, DecoderSource, built
 from codl.frontend.graph.graph import PAST_LENGTH
 from codl.ir import Network
 from codl.ir.plan import Plan
-from codl.ir.region import Span
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
-from codl.lower.partition import partition_plan
 from codl.plan.build_plan import default_plan
 from codl.runtime.numpy_interpreter import Interpreter
 from codl.strategies import Context, Strategy, find

@@ -148,7 +148,9 @@ def test_a_frugal_gpu_gets_all_when_energy_counts() -> None:
 
 
 def test_without_a_sensor_there_is_no_energy_to_plan_for() -> None:
-    with pytest.raises(CodlError, match=r"objective 'energy' needs `power_w` in the SoC file of 'simulated'"):
+    with pytest.raises(
+        CodlError, match=r"objective 'energy' needs `power_w` in the SoC file of 'simulated'"
+    ):
         Objective.of("energy", SOC)
     with pytest.raises(CodlError, match=r"Unknown objective 'speed'"):
         Objective.of("speed", SOC)

@@ -26,8 +26,8 @@ from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.plan.build_plan import chain_of, make_plan
 from codl.plan.cost_model import CostModel
-from codl.plan.waterfall import left_whole
 from codl.plan.price import price
+from codl.plan.waterfall import left_whole
 from codl.records.waterfall import WholeOp
 
 #: Both processors alike, nothing but computing and exchanges, and a copy takes 0.01 ms.

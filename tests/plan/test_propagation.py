@@ -84,7 +84,9 @@ def test_walks_cut_chains_as_lowering_does(network: Network, data: st.DataObject
                 }
                 # Constants that one layer alone reads are there from the start.
                 assert {name: boxes.region(box) for name, box in table.items()} == {
-                    n: r for n, r in regions_of.items() if not r.is_empty and n not in costs.private_tensors
+                    n: r
+                    for n, r in regions_of.items()
+                    if not r.is_empty and n not in costs.private_tensors
                 }
 
 

@@ -31,8 +31,8 @@ from codl.plan.price import walk
 from codl.records.profile import load_profile
 from codl.records.soc import Soc
 from codl.strategies import device_loop, find
-from codl.strategies.device_loop import keep_run
 from codl.strategies.base import Profiling
+from codl.strategies.device_loop import keep_run
 
 #: Two processors that share no memory bandwidth: the GPU is 1.3 times as fast.
 LAWS = SyntheticPredictors.with_all_terms(
@@ -209,7 +209,7 @@ def test_ctrl_c_takes_the_best_so_far_and_ends_it_where_there_is_none(
             with pytest.raises(KeyboardInterrupt):
                 find("codl").plan(network, context)
             continue
-        assert is_split(find("codl").plan(network, context))
+        assert find("codl").plan(network, context).is_split
         assert any("interrupted. The best plan so far" in note for note in notes)
         (file,) = folder.rglob("*.json")
         assert len(load_profile(file).runs) == most
@@ -228,7 +228,7 @@ def test_a_device_that_fails_in_a_round_leaves_the_best_plan_so_far(
     target.fails = fail
     notes: list[str] = []
     context = context_of(target, LAWS, Profiling(tmp_path), note=notes.append)
-    assert is_split(find("codl").plan(network, context))
+    assert find("codl").plan(network, context).is_split
     assert any("The device was lost." in note for note in notes)
 
 
