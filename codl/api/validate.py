@@ -109,9 +109,7 @@ def check_plan(
         chosen = _plan(job, network, context)
         if how.precision is not None:
             chosen = to_precision(network, chosen, job.described, how.precision)
-        bench = ModelUnderTest(
-            loaded, context.device, context.tuning, samples
-        )
+        bench = ModelUnderTest(loaded, context.device, context.tuning, samples)
         with reporter.progress(f"Ops of {network.name}") as update:
             found = validate(bench, chosen, cosine=how.cosine, progress=update, budget=time)
         if found.doubt:

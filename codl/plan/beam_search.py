@@ -266,7 +266,7 @@ class _LabelSearch:
         self.transitions.prefetch([candidate for at in candidates.starting for candidate in at])
         self.start = Label(START, self.transitions.start)
         cost = candidates.costs.cost
-        self._enqueues_at_once = cost.launches_ms(1) == 0 and cost.signals.first_launch_ms == 0
+        self._enqueues_at_once = cost.launches_ms(1) == 0
 
     def rank(self, label: Label) -> tuple[float, float]:
         """The key that orders the labels of a point, the best one first."""

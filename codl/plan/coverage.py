@@ -354,7 +354,6 @@ TERMS: Mapping[str, Ablation] = {
     "contention": Ablation("each processor slows the other down", inside={"beside_ms": 0.0}),
     "net-calls": Ablation("nets and kernels are called", inside={"call_ms": 0.0}),
     "launches": Ablation("the CPU enqueues kernels", ("dispatch_gpu",)),
-    "first-launch": Ablation("a launch is on its way to a GPU without work", ("first_launch_gpu",)),
     "waits": Ablation("the CPU learns of a kernel's end later, as measured by itself", SIGNALS),
     "sharing": Ablation("regions move between the processors", ways=("to_gpu", "to_cpu")),
     "packing": Ablation(

@@ -59,7 +59,6 @@ def after_stage(
     launches_ms: float = 0.0,
     works: Pair = START,
     copies_ms: float = 0.0,
-    first_launch_ms: float = 0.0,
 ) -> Pair:
     """The clocks of both processors after a stage: an exchange and the shards of a chain.
 
@@ -68,8 +67,7 @@ def after_stage(
     waits for the GPU's transfers, and computes. A chain waits only for the data that it needs.
 
     `clocks` are milliseconds since the start of the inference. Enqueueing takes the CPU
-    `launches_ms`; the shards take `works`, and copies between storages take the GPU `copies_ms`. An
-    idle GPU begins a kernel `first_launch_ms` after the CPU enqueued it.
+    `launches_ms`; the shards take `works`, and copies between storages take the GPU `copies_ms`.
     """
     cpu, gpu = clocks
     arrivals = []
@@ -80,9 +78,9 @@ def after_stage(
     for way, gpu_ms, _, cpu_ms in transfers:
         if way == "to_gpu":
             cpu += cpu_ms
-            gpu = max(gpu, cpu + first_launch_ms) + gpu_ms
+            gpu = max(gpu, cpu) + gpu_ms
     if works[1] or copies_ms:
-        gpu = max(gpu, cpu + first_launch_ms) + copies_ms + works[1]
+        gpu = max(gpu, cpu) + copies_ms + works[1]
     cpu += launches_ms
     for arrival, cpu_ms in arrivals:
         cpu = max(cpu, arrival) + cpu_ms
@@ -95,7 +93,7 @@ class StageTimes:
 
     `nets_ms` is by net number, and `kernels_ms` by the number of a step that the GPU computes or
     copies; both include the slowdown by the other processor. `transfers_ms` has the parts of each
-    transfer by its step number. `launches_ms` and `first_launch_ms` are those of `after_stage`.
+    transfer by its step number. `launches_ms` is that of `after_stage`.
     """
 
     label: str
@@ -103,7 +101,6 @@ class StageTimes:
     kernels_ms: Mapping[int, float]
     transfers_ms: Mapping[int, Mapping[str, float]]
     launches_ms: float
-    first_launch_ms: float
 
     @property
     def works_ms(self) -> Pair:
@@ -136,13 +133,7 @@ def walk(executable: Executable, times: Sequence[StageTimes]) -> Price:
             step = executable.steps[number]
             assert isinstance(step, Transfer)
             transfers.append(TransferCost.of(step.direction, parts))
-        clocks = after_stage(
-            clocks,
-            transfers,
-            stage.launches_ms,
-            stage.works_ms,
-            first_launch_ms=stage.first_launch_ms,
-        )
+        clocks = after_stage(clocks, transfers, stage.launches_ms, stage.works_ms)
         ends.append(clocks)
     return Price(tuple(ends))
 
@@ -201,7 +192,6 @@ class _StageWork:
             kernels_ms=self._kernels_ms,
             transfers_ms=self._transfers_ms,
             launches_ms=self._cost.launches_ms(launches),
-            first_launch_ms=self._cost.signals.first_launch_ms,
         )
 
     def _is_to_cpu(self, number: int | None) -> bool:
@@ -314,10 +304,9 @@ class _Timeline:
         self.spans: list[PlacedSpan] = []
         self._stage = 0
         self._clocks: dict[Processor, float] = {"cpu": 0.0, "gpu": 0.0}
-        self._first_launch_ms = 0.0
 
     def add(self, number: int, stage: StageTimes) -> None:
-        self._stage, self._first_launch_ms = number, stage.first_launch_ms
+        self._stage = number
         transfers = stage.transfers_ms.items()
         arrivals = [self._sent(*each) for each in transfers if self._way(each[0]) == "to_cpu"]
         for step, parts in transfers:
@@ -350,9 +339,8 @@ class _Timeline:
         return step, parts, self._clocks["gpu"] + parts.get("sync", 0.0) + parts.get("map", 0.0)
 
     def _enqueue(self) -> None:
-        """Move the GPU's clock to where newly enqueued commands have reached the GPU."""
-        cpu, gpu = self._clocks["cpu"], self._clocks["gpu"]
-        self._clocks["gpu"] = max(gpu, cpu + self._first_launch_ms)
+        """Move the GPU's clock to the CPU's, which has just enqueued commands."""
+        self._clocks["gpu"] = max(self._clocks.values())
 
     def _share(
         self, side: Processor, step: int, parts: Mapping[str, float], kinds: Sequence[SpanKind]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from math import inf, prod
 from threading import Lock
@@ -78,7 +78,7 @@ def recut(plan: Plan, network: Network, cost: CostModel) -> Plan:
         best = fastest(candidates, plan.sharing, widest=RECUT_LABELS)
         if not best.chains:
             return plan
-        option = _Option.of(network, zip(best.chains), plan.method, candidates.costs)
+        option = _Option.of(network, best.chains, plan.method, candidates.costs)
         moved = option.plan(network, cost, plan.strategy, plan.sharing)
     return min(plan, moved, key=lambda each: each.predicted_ms or inf)
 
@@ -121,16 +121,13 @@ class _Option(NamedTuple):
     def of(
         cls,
         network: Network,
-        groups: Iterable[Sequence[CandidateChain]],
+        candidates: Iterable[CandidateChain],
         method: str,
         costs: ChainCosts,
     ) -> _Option:
-        """From groups of candidates; each group becomes one chain with the cut of its first one."""
         chains = [
-            chain_of(
-                network.layers[group[0].start : group[-1].stop], group[0].dim, group[0].gpu_ratio
-            )
-            for group in groups
+            chain_of(network.layers[each.start : each.stop], each.dim, each.gpu_ratio)
+            for each in candidates
         ]
         return cls(chains, method, costs)
 
@@ -179,27 +176,8 @@ def _dp(network: Network, cost: CostModel) -> Iterable[_Option]:
             f"No plan of {network.name!r} can hold each weight once, on the processor that the "
             "other step's plan gives it to. Plan without weights once."
         )
-    how, merged = f"dp, {best.how}", _merged(network, best.chains)
-    yield _Option.of(network, merged, how, candidates.costs)
-    if len(merged) < len(best.chains):
-        yield _Option.of(network, zip(best.chains), how, candidates.costs)
+    yield _Option.of(network, best.chains, f"dp, {best.how}", candidates.costs)
     yield from _whole_images(network, cost)
-
-
-def _merged(network: Network, chains: Iterable[CandidateChain]) -> list[list[CandidateChain]]:
-    """Groups of successive chains that can be one: on the same processor, or of the same images."""
-    groups: list[list[CandidateChain]] = []
-    cut: tuple[str, float] | None = None
-    for chain in chains:
-        is_split = 0 < chain.gpu_ratio < 1
-        # The dimension of a chain on one processor has no meaning.
-        chain_cut = chain.dim if is_split else "", chain.gpu_ratio
-        if chain_cut == cut:
-            groups[-1].append(chain)
-        else:
-            groups.append([chain])
-        cut = None if is_split and chain.dim != "N" else chain_cut
-    return groups
 
 
 def _whole_images(network: Network, cost: CostModel) -> Iterable[_Option]:
@@ -226,7 +204,8 @@ def _exhaustive(network: Network, cost: CostModel) -> Iterable[_Option]:
             f"{len(network.layers)}. `--method dp` finds the same plan where it reports `exact`."
         )
     candidates = Candidates(network, cost, complete=True)
-    yield _Option.of(network, zip(every_plan(candidates).chains), "exhaustive", candidates.costs)
+    chains = every_plan(candidates).chains
+    yield _Option.of(network, chains, "exhaustive", candidates.costs)
 
 
 METHODS: Mapping[str, Callable[[Network, CostModel], Iterable[_Option]]] = dict(
@@ -244,5 +223,5 @@ def _for_objective(network: Network, cost: CostModel, strategy: str, objective: 
             f"(the model's own are {sum(4 * prod(shape) for shape in shapes)})."
         )
     method = f"dp for {objective.goal}, {best.how}"
-    option = _Option.of(network, _merged(network, best.chains), method, candidates.costs)
+    option = _Option.of(network, best.chains, method, candidates.costs)
     return replace(option.plan(network, cost, strategy), predicted_mj=best.energy_mj)

@@ -107,8 +107,7 @@ class Transitions:
         selected = effect.select(resident)
         before = effect.before.get(selected) or self._before(effect, selected, candidate)
         transfers, launches_ms, copies_ms, now = before
-        begin_ms, works = self._signals.first_launch_ms, candidate.work_ms
-        clocks = after_stage(clocks, transfers, launches_ms, works, copies_ms, begin_ms)
+        clocks = after_stage(clocks, transfers, launches_ms, candidate.work_ms, copies_ms)
         return clocks, effect.merge(resident + now)
 
     def _before(
@@ -130,8 +129,7 @@ class Transitions:
         """The clocks after some transfers and the chain, if any."""
         works, launches = (candidate.work_ms, candidate.launches) if candidate else (START, 0)
         transfers, launches_ms, copies_ms = self._enqueued(moves, launches)
-        begin_ms = self._signals.first_launch_ms
-        return after_stage(clocks, transfers, launches_ms, works, copies_ms, begin_ms)
+        return after_stage(clocks, transfers, launches_ms, works, copies_ms)
 
     def _enqueued(
         self, moves: Sequence[RegionTransfer], launches: int

@@ -83,7 +83,7 @@ def predicted_totals(
     chains = ChainTotals(plan, executable)
     fused = stage_times(executable, without(cost, "packing", "relayouts", "contention"))
     launched = stage_times(executable, without(cost, "contention"))
-    shared = [replace(stage, launches_ms=0.0, first_launch_ms=0.0) for stage in launched]
+    shared = [replace(stage, launches_ms=0.0) for stage in launched]
     laid = [replace(stage, transfers_ms={at: {} for at in stage.transfers_ms}) for stage in shared]
     return [
         *_computing_totals(network, plan, cost),
