@@ -95,7 +95,7 @@ def test_the_plan_takes_what_the_search_says(name: str, law: SyntheticPredictors
 def test_dear_sharing_leaves_everything_on_one_processor() -> None:
     predictors = SyntheticPredictors(gpu=0.5, exchange=Line(100.0))
     plan = search(NETWORKS["residual"], CostModel(SOC, predictors), "test")
-    assert [chain.gpu_ratio for chain in plan.chains] == [0.0]
+    assert {chain.gpu_ratio for chain in plan.chains} == {0.0}
     assert plan.method == "dp, exact"
 
 

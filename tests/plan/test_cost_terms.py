@@ -80,7 +80,6 @@ def price(network: Network, predictors: SyntheticPredictors, *off: str) -> float
         ("packing", None, 1.0),
         ("relayout", None, 0.2),
         ("exchange", Line(0.0), 1.0),
-        ("signals", {"event_wait": 0.006, "flag_wait": 0.005}, 1.0),
     ],
 )
 def test_a_term_makes_a_plan_dearer(term: str, off: Any, gpu: float, network: Network) -> None:
