@@ -19,6 +19,7 @@ from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Network
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
+from codl.plan import chain_costs
 from codl.plan.beam_search import GOALS, Objective, every_plan, fastest
 from codl.plan.candidates import Candidates
 from codl.plan.cost_model import CostModel
@@ -90,6 +91,19 @@ def test_the_plan_takes_what_the_search_says(name: str, law: SyntheticPredictors
     for method in ("serial", "greedy"):
         other = search(net, cost, "test", method=method)
         assert plan.predicted_ms <= (other.predicted_ms or inf) * 1.01
+
+
+@pytest.mark.parametrize("most", [1, 7])
+def test_walks_that_are_evaluated_in_batches_give_the_same_plan(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cost = CostModel(SOC, SyntheticPredictors.with_all_terms())
+    plans = [search(net, cost, "test") for net in NETWORKS.values()]
+    monkeypatch.setattr(chain_costs, "MOST_WALKS", most)
+    for net, plan in zip(NETWORKS.values(), plans, strict=True):
+        found = search(net, cost, "test")
+        assert found.chains == plan.chains
+        assert found.predicted_ms == pytest.approx(plan.predicted_ms, rel=1e-12)
 
 
 def test_dear_sharing_leaves_everything_on_one_processor() -> None:
