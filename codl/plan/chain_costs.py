@@ -36,7 +36,7 @@ ChainKey: TypeAlias = tuple[int, int, Dim, float]
 LONGEST_ALIKE = 32
 #: Walks are evaluated in batches of at most this many. Arrays have an entry for each layer and walk
 #: of a batch, so one batch for a network of thousands of layers would need quadratic time.
-MOST_WALKS = 4096
+MOST_WALKS = 1 << 14
 #: The columns that are summed over the layers of a chain.
 COLUMNS = (
     "missing",
