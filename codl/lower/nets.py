@@ -326,8 +326,9 @@ def _moves_images(part: Part) -> bool:
 
 
 def _variant(part: Part, planned: str, soc: Soc) -> Any:
-    """The planned variant, or the default one where it accepts the whole op but not this part.
+    """The planned variant, or another one where it accepts the whole op but not this part.
 
+    A part that reads other images than it writes may belong to an op that the variant refuses.
     Raises `CodlError` where the planned variant refuses the whole op, or no variant accepts the
     part.
     """
@@ -335,7 +336,7 @@ def _variant(part: Part, planned: str, soc: Soc) -> Any:
     refusal = _refusal(variant, part, soc)
     if refusal is None:
         return variant
-    if variant.refusal(part.layer.op, soc) is None:
+    if _moves_images(part) or variant.refusal(part.layer.op, soc) is None:
         for other in registry.variants(part.op, "cpu", soc, include_unfit=True):
             if _refusal(other, part, soc) is None:
                 return other
