@@ -94,7 +94,7 @@ def test_the_plan_takes_what_the_search_says(name: str, law: SyntheticPredictors
 
 
 @pytest.mark.parametrize("most", [1, 7])
-def test_walks_that_are_evaluated_in_batches_give_the_same_plan(
+def test_walks_that_are_evaluated_in_batches_cost_the_same(
     most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cost = CostModel(SOC, SyntheticPredictors.with_all_terms())
@@ -102,7 +102,8 @@ def test_walks_that_are_evaluated_in_batches_give_the_same_plan(
     monkeypatch.setattr(chain_costs, "MOST_WALKS", most)
     for net, plan in zip(NETWORKS.values(), plans, strict=True):
         found = search(net, cost, "test")
-        assert found.chains == plan.chains
+        # Ratios that cut at the same places tie.
+        assert [chain.ops for chain in found.chains] == [chain.ops for chain in plan.chains]
         assert found.predicted_ms == pytest.approx(plan.predicted_ms, rel=1e-12)
 
 
