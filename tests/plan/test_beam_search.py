@@ -102,8 +102,6 @@ def test_walks_that_are_evaluated_in_batches_cost_the_same(
     monkeypatch.setattr(chain_costs, "MOST_WALKS", most)
     for net, plan in zip(NETWORKS.values(), plans, strict=True):
         found = search(net, cost, "test")
-        # Ratios that cut at the same places tie.
-        assert [chain.ops for chain in found.chains] == [chain.ops for chain in plan.chains]
         assert found.predicted_ms == pytest.approx(plan.predicted_ms, rel=1e-12)
 
 
