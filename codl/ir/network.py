@@ -98,11 +98,10 @@ class Network:
     """Layers in topological order.
 
     `shapes` has the nchw shape of each tensor, and `outputs` the tensor of each output with the
-    shape that the model declares. `constants` are tensors that never change, shaped nchw. `states`
-    are tensors that layers read and write in place: they begin as zeros and last from run to run
-    (see `Op.states`). All tensors are float32; `types` has the NumPy type names of inputs and
-    outputs that the model declares otherwise. `content` is the content digest of a network whose
-    weights are elsewhere, as in a bundle.
+    shape that the model declares. `constants` are tensors that never change, shaped nchw. All
+    tensors are float32; `types` has the NumPy type names of inputs and outputs that the model
+    declares otherwise. `content` is the content digest of a network whose weights are elsewhere, as
+    in a bundle.
     """
 
     name: str
@@ -111,14 +110,13 @@ class Network:
     outputs: Mapping[str, tuple[str, tuple[int, ...]]]
     constants: Mapping[str, Array] = field(default_factory=dict)
     types: Mapping[str, str] = field(default_factory=dict)
-    states: Mapping[str, Shape] = field(default_factory=dict)
     content: str = ""
 
     @cached_property
     def shapes(self) -> Mapping[str, Shape]:
         fixed = {name: Shape(*value.shape) for name, value in self.constants.items()}
         made = {x.output: x.op.output for x in self.layers}
-        return {**self.inputs, **fixed, **self.states, **made}
+        return {**self.inputs, **fixed, **made}
 
     @cached_property
     def digest(self) -> str:

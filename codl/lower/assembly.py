@@ -151,8 +151,8 @@ class Arena:
 class NetworkMemory:
     """The memory of a network's tensors by name: `host` arrays and `device` tensors.
 
-    `storages` has the storage of each tensor on the device. Inputs, outputs, constants and states
-    have memory of their own; other tensors give theirs back after their last stage.
+    `storages` has the storage of each tensor on the device. Inputs, outputs and constants have
+    memory of their own; other tensors give theirs back after their last stage.
     """
 
     def __init__(
@@ -172,11 +172,10 @@ class NetworkMemory:
         fixed = network.constants.keys() & partitioned.held["cpu"].keys()
         ports: Collection[str] = {*network.inputs, *fixed, *results}
         #: The tensors whose memory the CPU and the GPU never give back.
-        self._lasting: Collection[str] = {*ports, *network.states}
-        self._kept: Collection[str] = {*network.constants, *network.states}
+        self._lasting: Collection[str] = ports
+        self._kept: Collection[str] = network.constants.keys()
         for name in sorted(ports):
             self._take_host(name)
-        self._take_states()
 
     def begin(self, stage: int) -> None:
         """Take memory for the tensors whose lifetime begins at a stage."""
@@ -210,15 +209,6 @@ class NetworkMemory:
         is_shared = self._soc.gpu.sees_host_memory and name in self._partitioned.moved
         shape = self._network.shapes[name]
         self.host[name] = self._arena.host(name, shape, held, is_shared=is_shared)
-
-    def _take_states(self) -> None:
-        """Take memory for the region of each state that a processor keeps."""
-        held = self._partitioned.held
-        for name in self._network.states:
-            if name in held["cpu"]:
-                self._take_host(name)
-            if name in held["gpu"]:
-                self.take_device(name)
 
     def _life(self, processor: Processor, name: str) -> Lifetime:
         return self._lives[processor].get(name, UNUSED)

@@ -160,12 +160,12 @@ class Residency:
     """The region of each tensor that each processor holds, and the transfers that a chain needs.
 
     The planner and the lowering both use it, so they count the same transfers. Each processor holds
-    exactly the regions of states and private constants that it needs.
+    exactly the regions of private constants that it needs.
     """
 
     def __init__(self, network: Network, sharing: Sharing) -> None:
         self._shapes = network.shapes
-        self._sharing, self._kept = sharing, network.states.keys() | network.private_constants
+        self._sharing, self._kept = sharing, network.private_constants
         inputs = {name: Region.whole(shape) for name, shape in network.inputs.items()}
         others = network.constants.keys() - network.private_constants
         fixed = {name: Region.whole(self._shapes[name]) for name in sorted(others)}

@@ -106,17 +106,15 @@ class ChainCosts:
         layers = network.layers
         self.network, self.cost = network, cost
         #: The index of the last layer that reads each tensor; of results, the number of layers.
-        self.last_reader = dict.fromkeys((*network.inputs, *network.constants, *network.states), -1)
+        self.last_reader = dict.fromkeys((*network.inputs, *network.constants), -1)
         for at, layer in enumerate(layers):
             self.last_reader |= {layer.output: -1, **dict.fromkeys(layer.inputs, at)}
         results = [name for name, _ in network.outputs.values()]
         self.last_reader |= dict.fromkeys(results, len(layers))
-        #: Constants and states with a single reader. Each processor has them from the start, in
-        #: the storage of that layer, so chains neither read nor transfer them.
-        self.private_tensors = network.private_constants | {
-            name for name in network.states if len(network.readers(name)) == 1
-        }
-        self.weights = LayerWeights(network, cost.places, frozenset(self.private_tensors))
+        #: Constants with a single reader. Each processor has them from the start, in the storage of
+        #: that layer, so chains neither read nor transfer them.
+        self.private_tensors = network.private_constants
+        self.weights = LayerWeights(network, cost.places, self.private_tensors)
         self.sub_ops = SubOps([layer.op for layer in layers], cost, ratios)
         self.known: dict[ChainKey, CandidateChain] = {}
         #: All tensors, outputs of layers first.

@@ -89,17 +89,16 @@ NEVER = 1 << 30
 
 
 class LayerWeights:
-    """Where the weights of layers may be: weight arrays, states and private constants.
+    """Where the weights of layers may be: weight arrays and private constants.
 
     All restrictions apply only where a plan must hold each weight once (`WeightPlaces.once`).
     """
 
     def __init__(self, network: Network, places: WeightPlaces, private: frozenset[str]) -> None:
         self._layers, self._places = network.layers, places
-        #: By layer, the indices of the inputs that are private tensors or states.
+        #: By layer, the indices of the inputs that are private tensors.
         self._inputs = [
-            tuple(at for at, name in enumerate(x.inputs) if name in private or at in x.op.states)
-            for x in network.layers
+            tuple(at for at, name in enumerate(x.inputs) if name in private) for x in network.layers
         ]
         self._known: dict[tuple[Op, tuple[int, ...]], tuple[Dim, ...]] = {}
 
@@ -179,7 +178,7 @@ def _held(op: Op, inputs: Sequence[int]) -> int:
 def _that_matters(op: Op, inputs: Sequence[int]) -> int:
     """`_held` of an op, or 0 where that is below `LEAST_ELEMENTS` and the op is no product."""
     held = _held(op, inputs)
-    return held if held >= LEAST_ELEMENTS or op.is_product or op.states else 0
+    return held if held >= LEAST_ELEMENTS or op.is_product else 0
 
 
 def _cutting(op: Op, inputs: Sequence[int]) -> tuple[Dim, ...]:

@@ -72,11 +72,10 @@ class PlanAdapter:
     def after_run(self, engine: Engine) -> None:
         """Count an inference, and profile another one if it is due.
 
-        Plans of one processor stay. So do plans of networks with states, which a further run would
-        change.
+        Plans of one processor stay.
         """
         self.runs += 1
-        if self.runs < self._next or self.network.states or not engine.plan.is_split:
+        if self.runs < self._next or not engine.plan.is_split:
             return
         stages = self._measured(engine)
         cpu_ms, gpu_ms = (sum(ms) for ms in zip(*(s.works_ms for s in stages), strict=True))
