@@ -36,6 +36,7 @@ import typer
 from api_pages import api_reference, keys_content
 from gains import gains_content
 from paper_figures import paper_content, paper_picture
+from planner_tables import TABLES
 from split_picture import split
 from summaries import accuracy_content, conformance_content, devices_content, refusals_content
 
@@ -162,8 +163,7 @@ def variants_content() -> TextTable:
         Column("variants on the CPU", numeric=False),
         Column("variants on the GPU", numeric=False),
     )
-    # Kinds that set cuts are parts of others.
-    kinds = [kind for kind, op in sorted(OP_TYPES.items()) if not op.sets_cut]
+    kinds = sorted(OP_TYPES)
     rows = tuple(
         TextRow((f"`{kind}`", *(_variant_names(kind, side) for side in PROCESSORS)))
         for kind in kinds
@@ -219,6 +219,7 @@ LISTS: Mapping[str, Callable[[], TextTable]] = {
     "strategies": strategies_content,
     "variants": variants_content,
     "terms": terms_content,
+    **TABLES,
 }
 
 

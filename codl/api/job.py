@@ -30,7 +30,7 @@ from codl.records.results import Checked, Digests
 from codl.records.soc import Soc
 from codl.runtime.placement import HINTS, LocalSoc, limits_of, with_cores
 from codl.strategies import DEFAULT, Context, find
-from codl.strategies.profiles import Profiling
+from codl.strategies.base import Profiling
 from codl.targets.base import Target
 from codl.targets.connect import connect
 from codl.targets.detect import load_local

@@ -109,12 +109,9 @@ def check_plan(
         chosen = _plan(job, network, context)
         if how.precision is not None:
             chosen = to_precision(network, chosen, job.described, how.precision)
-        written, applied = chosen.applied(network)
-        bench = ModelUnderTest(
-            replace(loaded, network=written), context.device, context.tuning, samples
-        )
+        bench = ModelUnderTest(loaded, context.device, context.tuning, samples)
         with reporter.progress(f"Ops of {network.name}") as update:
-            found = validate(bench, applied, cosine=how.cosine, progress=update, budget=time)
+            found = validate(bench, chosen, cosine=how.cosine, progress=update, budget=time)
         if found.doubt:
             reporter.warn(f"{found.doubt}. The reference is {found.reference}.")
         remedy = None
@@ -122,13 +119,12 @@ def check_plan(
             reporter.note(found.diagnosis)
             reporter.stage("Looking for the smallest change with which it is right")
             remedy = find_remedy(bench, found, budget=how.budget)
-            changed = remedy.plan.restored(network, chosen.sums)
-            remedy = replace(remedy, plan=_priced(changed, chosen, network, context))
+            remedy = replace(remedy, plan=_priced(remedy.plan, chosen, network, context))
         of = digests_of(context, network, plans={network.name: chosen})
         protocol = {"cosine": found.cosine, "precision": how.precision, "seed": how.seed}
         origin = recorded(context.device, of, **protocol)
     kept = replace(remedy.plan if remedy else chosen, origin=context.origin())
-    return CheckedPlan(bench, found, remedy, written, kept, origin)
+    return CheckedPlan(bench, found, remedy, network, kept, origin)
 
 
 def result_of(validation: Validation, remedy: Remedy | None) -> dict[str, Any]:

@@ -84,7 +84,6 @@ def on_cpu(network: Network, plan: Plan, soc: Soc, *, but: Collection[str] = ())
         predicted_ms=None,
         predicted_mj=None,
         chains=(whole,) if variants else (),
-        sums={},
         method="the GPU failed",
     )
 

@@ -31,11 +31,10 @@ from codl.measure.drift import slowdown
 from codl.measure.inputs import random_inputs
 from codl.measure.timing import Effort
 from codl.plan.cost_model import CostModel
-from codl.plan.coverage import covered, uncovered
-from codl.plan.left_whole import left_whole
+from codl.plan.coverage import covered
 from codl.plan.price import StageTimes, stage_times, walk
 from codl.plan.profile_feedback import ProfiledTimes, paced
-from codl.plan.waterfall import ChainTotals, predicted_totals, side_by_side_ms
+from codl.plan.waterfall import ChainTotals, left_whole, predicted_totals, side_by_side_ms
 from codl.predict import DEFAULT
 from codl.records.results import Latency
 from codl.records.waterfall import (
@@ -85,7 +84,8 @@ def cost_of(network: Network, plan: Plan, context: Context) -> CostModel:
 
     Raises `InvalidFileError` where it is not trained.
     """
-    return covered(context.cost(DEFAULT), plan.applied(network)[0])
+    plan.check(network, context.soc.name)
+    return covered(context.cost(DEFAULT), network)
 
 
 def explain_predicted(network: Network, plan: Plan, context: Context) -> Explanation:
@@ -96,7 +96,7 @@ def explain_predicted(network: Network, plan: Plan, context: Context) -> Explana
     executable = lower(network, plan, context.soc, context.tuning)
     cost = cost_of(network, plan, context)
     found = _Accounts.of(network, plan, executable, cost).explanation()
-    return replace(found, whole=tuple(left_whole(*plan.applied(network), cost)))
+    return replace(found, whole=tuple(left_whole(network, plan, cost)))
 
 
 def explain_measured(engine: Engine, context: Context, *, rounds: int) -> Explanation:
@@ -115,15 +115,13 @@ def explain_measured(engine: Engine, context: Context, *, rounds: int) -> Explan
     done = parts.with_runs(ProfiledTimes.typical(profiles), latency_ms, slower)
     if context.profiling is not None:
         keep_run(engine, context, latency_ms.level)
-    whole = left_whole(*engine.plan.applied(engine.network), _profiled_cost(engine, context, cost))
+    whole = left_whole(engine.network, engine.plan, _profiled_cost(engine, context, cost))
     return replace(done.explanation(), whole=tuple(whole))
 
 
 def _profiled_cost(engine: Engine, context: Context, cost: CostModel) -> CostModel:
     """The cost model, corrected by the network's profile where it has one."""
-    profiled = context.default_cost(engine.network)
-    written, _ = engine.plan.applied(engine.network)
-    return covered(uncovered(profiled), written) if profiled else cost
+    return context.default_cost(engine.network) or cost
 
 
 def _profiles(engine: Engine) -> list[ProfiledTimes]:
@@ -160,13 +158,12 @@ class _Accounts:
     @classmethod
     def of(cls, network: Network, plan: Plan, executable: Executable, cost: CostModel) -> _Accounts:
         """Without runs."""
-        written, applied = plan.applied(network)
         return cls(
             plan=plan,
             executable=executable,
             cost=cost,
             side_by_side_ms=side_by_side_ms(network, cost),
-            totals=tuple(predicted_totals(written, applied, executable, cost)),
+            totals=tuple(predicted_totals(network, plan, executable, cost)),
             times=stage_times(executable, cost),
         )
 

@@ -23,8 +23,7 @@ from codl.measure.drift import slowdown
 from codl.measure.inputs import random_inputs
 from codl.measure.timing import Effort, TimedTogether
 from codl.plan.cost_model import CostModel
-from codl.plan.predicted_spans import predicted_spans
-from codl.plan.price import stage_times, walk
+from codl.plan.price import predicted_spans, stage_times, walk
 from codl.plan.profile_feedback import paced
 from codl.records import statistic
 from codl.records.results import SINGLES, EvalRow, Latency, PeerRun, TimeSpan, doubts, times_faster

@@ -10,8 +10,7 @@ from codl.engine.engine import Engine
 from codl.ir.executable import Command, Executable, Fill, Flush, Raise, RunNet
 from codl.ir.plan import Plan
 from codl.plan.cost_model import CostModel
-from codl.plan.predicted_spans import PlacedSpan, predicted_timeline
-from codl.plan.price import stage_times
+from codl.plan.price import PlacedSpan, predicted_timeline, stage_times
 from codl.plan.profile_feedback import spans_by_command
 from codl.records.results import Conditions, TimeSpan
 from codl.targets.base import Target

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -15,7 +15,7 @@ from codl import files, yaml_file
 from codl.errors import InvalidFileError, MismatchError
 from codl.ir.constants import digest
 from codl.ir.environment import Environment
-from codl.ir.network import Layer, Network, with_sums
+from codl.ir.network import Layer, Network
 from codl.ir.op_text import parse
 from codl.ir.ops.base import AXES, Dim, Op
 from codl.ir.region import Region, Span
@@ -24,10 +24,10 @@ from codl.ir.types import Processor
 
 @dataclass(frozen=True)
 class OpFallback:
-    """On `processor` an op is wrong in `variant`: there it runs in `instead` alone.
+    """A replacement of a kernel variant: an op that is wrong in `variant` runs in `instead`.
 
-    Where that is a variant of the other processor, all of the op runs on that one. `op` is a
-    layer's name in a plan. In a SoC file it is the op's text, and the op's parts are meant too.
+    Where `instead` is a variant of the other processor, the whole op runs there. `op` is the name
+    of a layer in a plan, and the text of an op in a SoC file, where it covers the op's parts too.
     """
 
     op: str
@@ -42,9 +42,9 @@ class OpFallback:
 
 
 def those_of(fallbacks: Iterable[OpFallback], op: Op, processor: Processor) -> list[OpFallback]:
-    """Of a SoC's, those that hold for an op, or a part of one, on a processor.
+    """The fallbacks of a SoC that apply to an op, or to a part of an op, on a processor.
 
-    Raises `CodlError` for the text of an op that cannot be read.
+    Raises `CodlError` for an op text that cannot be parsed.
     """
     return [
         fallback
@@ -57,7 +57,7 @@ def those_of(fallbacks: Iterable[OpFallback], op: Op, processor: Processor) -> l
 
 @lru_cache(maxsize=4096)
 def _is_part(part: Op, text: str) -> bool:
-    """Whether an op is the one of a text, or what a cut of that along one dimension makes."""
+    """True where an op equals the op of a text, or a part of it cut along one dimension."""
     whole = parse(text)
     if part == whole:
         return True
@@ -74,7 +74,7 @@ def _is_part(part: Op, text: str) -> bool:
 VERSION = 1
 FIX = "`codl search MODEL --soc SOC -o plan.json` makes one."
 Sharing = Literal["gather", "missing"]
-#: Nothing takes longer than thirty years.
+#: At most 1e12 milliseconds (thirty years), to reject corrupt files.
 Predicted: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 
@@ -93,7 +93,7 @@ class Chain:
 
     @property
     def label(self) -> str:
-        """The first and the last layer, for people."""
+        """The names of the first and the last layer."""
         return self.ops[0] if len(self.ops) == 1 else f"{self.ops[0]} ... {self.ops[-1]}"
 
 
@@ -101,7 +101,7 @@ class Chain:
 class PlanOrigin:
     """What a plan was made with: codl's version and commit, and digests of dataset and tuning.
 
-    `environment` is that of the machine that it was found on, None where nothing ran.
+    `environment` is that of the machine on which plans ran, None where none ran.
     """
 
     codl: str
@@ -115,16 +115,14 @@ class PlanOrigin:
 class Plan:
     """How a model runs.
 
-    `sharing` is "gather" where every processor gets the whole of a tensor that it reads from (the
-    paper's way), "missing" where only what it lacks moves. `predicted_ms` is None where nobody
-    predicted. `digest` identifies the model's structure. `source` says where the latencies come
-    from that the prediction rests on; `not_counted` names the layers, and the ways of data sharing,
-    that have none and count as nothing; `estimated` the layers without a predictor on a processor,
-    that count by the SoC's rates of computing and moving bytes. `method` says how the chains were
-    searched for, and whether that was exact. `predicted_mj` is known where energy counted.
-    `fallbacks` are layers, by name, that run in another variant than the strategy chose, since that
-    one was wrong. `sums` are the products, by name, that run as partial sums, and how many features
-    of each are the GPU's; chains are of the network in which these are written out (`applied`).
+    `sharing` is "gather" where each processor gets the whole of a tensor that it reads from (the
+    paper's way), and "missing" where only missing regions move. `predicted_ms` is None without a
+    prediction. `digest` identifies the model's structure. `source` names the origin of the
+    latencies behind the prediction. `not_counted` lists layers and directions of data sharing that
+    count as 0, and `estimated` layers without a predictor on a processor, which are estimated from
+    rates of computing and moving bytes. `method` is the search method, with `exact` where no better
+    plan of these chains exists. `predicted_mj` is set where energy counted. `fallbacks` are layers
+    that run in another variant than the strategy chose, because that one was wrong.
     """
 
     model: str
@@ -141,16 +139,19 @@ class Plan:
     estimated: tuple[str, ...] = ()
     predicted_mj: Predicted | None = None
     fallbacks: tuple[OpFallback, ...] = ()
-    sums: Mapping[str, int] = field(default_factory=dict)
     #: Known of plans in files.
     origin: PlanOrigin | None = None
 
     @property
     def fingerprint(self) -> str:
-        """Identifies what runs: plans that differ in nothing else have the same."""
+        """Identifies the chains, variants, sharing, model and SoC of a plan."""
         running = {"chains": [asdict(chain) for chain in self.chains], "sharing": self.sharing}
-        sums = {"sums": dict(self.sums)} if self.sums else {}
-        return digest({"model": self.digest, "soc": self.soc, **running, **sums})[:16]
+        return digest({"model": self.digest, "soc": self.soc, **running})[:16]
+
+    @property
+    def is_split(self) -> bool:
+        """True where both processors compute."""
+        return {chain.gpu_ratio for chain in self.chains} not in ({0.0}, {1.0}, set())
 
     def check(self, network: Network, soc: str) -> None:
         """Raise `MismatchError` where this plan was made for another model or SoC."""
@@ -162,21 +163,6 @@ class Plan:
             )
         if self.soc != soc:
             raise MismatchError(f"The plan is for the SoC {self.soc!r}, not for {soc!r}.")
-
-    def applied(self, network: Network) -> tuple[Network, Plan]:
-        """The network that runs, with all partial sums written out, and the plan of that one.
-
-        Raises `MismatchError` where the plan is for another model, or a layer is no such product.
-        """
-        self.check(network, self.soc)
-        if not self.sums:
-            return network, self
-        written = with_sums(network, self.sums)
-        return written, replace(self, digest=written.digest, sums={})
-
-    def restored(self, network: Network, sums: Mapping[str, int]) -> Plan:
-        """The plan of a network of one that is for the same with these sums written out."""
-        return replace(self, digest=network.digest, sums=sums)
 
     def layers(self, network: Network) -> list[tuple[Chain, tuple[Layer, ...]]]:
         """Every chain with its layers; raises `MismatchError` unless each layer is in one chain."""

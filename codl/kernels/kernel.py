@@ -256,7 +256,7 @@ class Kernel:
         return self.storage.layout == "image"
 
     @property
-    def among_planar(self) -> str | None:
+    def planar_fallback(self) -> str | None:
         """The variant, by name, that is planned in its place among planar tensors, if any is.
 
         It takes what this one takes, and is not measured by itself.

@@ -1,11 +1,10 @@
-"""Builder of an executable: its deduplicated parts, and the memory plan of tensors and scratch.
+"""Builder of an executable: deduplicated parts, and the memory plan of tensors and scratch.
 
-Stages are counted from 0; the last exchange is one more. Kernels run in the order in which they
-are enqueued, so the GPU's memory is free for others once the last command that uses it is
-enqueued. The CPU's is not: a kernel may still have to read it, until the CPU has next waited for
-the GPU. Memory that is taken again holds what was there, which is finite too. A new buffer is
-allocated where no free one is large enough; of the free ones the smallest that fits is taken (best
-fit), and none is ever freed.
+Stages are counted from 0; the last exchange counts as one more. Kernels run in the order in which
+they are enqueued, so GPU memory is free once its last command is enqueued. CPU memory is free only
+after the CPU has next waited for the GPU, because a kernel may still have to read it. The memory
+plan takes the smallest free buffer that fits (best fit), or else allocates one. Buffers are never
+freed, and a buffer that is taken again still holds its old, finite values.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ from codl.kernels.source import (
 from codl.lower.partition import PartitionedPlan
 from codl.records.soc import Soc
 
-#: A stage that never comes.
+#: A stage number beyond every stage.
 NEVER = 1 << 30
 #: Buffers of one kind: their place, and the size where they are images.
 Kind: TypeAlias = tuple[Place, ImageSize | None]
@@ -57,7 +56,7 @@ Kind: TypeAlias = tuple[Place, ImageSize | None]
 
 @dataclass(frozen=True)
 class Lifetime:
-    """The first and the last stage that memory is needed in."""
+    """The first and the last stage in which a tensor needs memory."""
 
     first: int
     last: int
@@ -66,16 +65,16 @@ class Lifetime:
         return Lifetime(min(self.first, stage), max(self.last, stage))
 
 
-#: What a processor is given and does not use.
+#: The lifetime of a tensor that a processor holds and does not use.
 UNUSED = Lifetime(NEVER, NEVER)
 
 
 def lifetimes(
     partitioned: PartitionedPlan, *, shared_in_place: bool
 ) -> Mapping[Processor, Mapping[str, Lifetime]]:
-    """By processor and tensor, of all that a processor ever holds.
+    """The lifetime of each tensor on each processor.
 
-    `shared_in_place`: kernels read the CPU's arrays, and not copies of them.
+    With `shared_in_place`, kernels read the CPU's arrays, and not copies of them.
     """
     lives: dict[Processor, dict[str, Lifetime]] = {"cpu": {}, "gpu": {}}
 
@@ -89,7 +88,7 @@ def lifetimes(
         for move in moves:
             use("cpu", move.tensor, stage)
             use("gpu", move.tensor, stage)
-            if move.direction == "to_cpu" and stage:  # sent behind the GPU's shard before
+            if move.direction == "to_cpu" and stage:  # sent right after the GPU's previous shard
                 use("cpu", move.tensor, stage - 1)
             if move.direction == "to_gpu" and shared_in_place:
                 later = (s for s in range(stage + 1, len(waits)) if waits[s])
@@ -102,9 +101,9 @@ def lifetimes(
 
 
 class Arena:
-    """Memory for tensors of either side and for scratch of kernels, as buffers of an assembly.
+    """Memory for tensors of both processors and for scratch, as buffers of an assembly.
 
-    Whatever is given back may be taken at once: commands run in order.
+    A buffer that is given back may be taken at once, because commands run in order.
     """
 
     def __init__(self, assembly: Assembly, soc: Soc) -> None:
@@ -112,16 +111,16 @@ class Arena:
         self._free: dict[Kind, list[int]] = {}
 
     def host(self, name: str, shape: Shape, held: Region, *, is_shared: bool) -> Tensor:
-        """The CPU's array for a region of the tensor `name`: planar float32.
+        """The CPU's planar float32 array for a region of the tensor `name`.
 
-        In host memory, or in memory that the GPU sees as it is.
+        With `is_shared`, it lies in memory that GPU kernels can access in place.
         """
         place: Place = "shared" if is_shared else "cpu"
         buffer = self._take(place, held.shape(shape).bytes)
         return Tensor(name, buffer, shape, held, PLANAR, 1)
 
     def device(self, name: str, shape: Shape, held: Region, storage: Storage) -> Tensor:
-        """The GPU's memory for a region of the tensor `name`, in whole blocks of channels."""
+        """GPU memory for a region of the tensor `name`, in whole blocks of channels."""
         block = {"blocked": self._soc.gpu.vector_width, "planar": 1, "image": 4}[storage.layout]
         empty = Tensor(name, -1, shape, held, storage, block)
         buffer = self._take("gpu", empty.bytes, empty.image_size)
@@ -134,7 +133,7 @@ class Arena:
         return self._take("gpu", size)
 
     def give(self, buffer: int) -> None:
-        """No command from here on reads or writes this buffer."""
+        """Give back a buffer; no later command may read or write it for its old tensor."""
         freed = self._assembly.buffers[buffer]
         self._free.setdefault((freed.place, freed.image), []).append(buffer)
 
@@ -150,10 +149,10 @@ class Arena:
 
 
 class NetworkMemory:
-    """Where the tensors of a network lie, by name: `host` arrays and `device` tensors.
+    """The memory of a network's tensors by name: `host` arrays and `device` tensors.
 
-    `storages` are those that the device keeps tensors in. What enters and leaves the network and
-    what is constant has memory of its own; that of the others is given back stage by stage.
+    `storages` has the storage of each tensor on the device. Inputs, outputs and constants have
+    memory of their own; other tensors give theirs back after their last stage.
     """
 
     def __init__(
@@ -172,14 +171,14 @@ class NetworkMemory:
         results = {holder for holder, _ in network.outputs.values()}
         fixed = network.constants.keys() & partitioned.held["cpu"].keys()
         ports: Collection[str] = {*network.inputs, *fixed, *results}
-        #: What the CPU and the GPU never give back.
+        #: The tensors whose memory the CPU and the GPU never give back.
         self._lasting: Collection[str] = ports
         self._kept: Collection[str] = network.constants.keys()
         for name in sorted(ports):
             self._take_host(name)
 
     def begin(self, stage: int) -> None:
-        """Take memory for what is first held at a stage."""
+        """Take memory for the tensors whose lifetime begins at a stage."""
         for name in self._partitioned.held["cpu"]:
             if self._life("cpu", name).first == stage and name not in self.host:
                 self._take_host(name)
@@ -188,7 +187,7 @@ class NetworkMemory:
                 self.take_device(name)
 
     def end(self, stage: int) -> None:
-        """Give back the memory of what nothing needs after a stage."""
+        """Give back the memory of the tensors whose lifetime ends at a stage."""
         for name, tensor in self.host.items():
             if self._life("cpu", name).last == stage and name not in self._lasting:
                 self._arena.give(tensor.buffer)
@@ -197,7 +196,7 @@ class NetworkMemory:
                 self._arena.give(tensor.buffer)
 
     def take_device(self, name: str) -> Tensor:
-        """What is held may be more than any one part, and then too large for an image."""
+        """Take device memory for a tensor; a region too large for an image becomes a buffer."""
         shape, held = self._network.shapes[name], self._partitioned.held["gpu"][name]
         storage = self._storages.get(name, BLOCKED)
         if storage.layout == "image" and image_refusal(self._soc, [held.shape(shape)]):
@@ -219,7 +218,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 class Numbered(Generic[T]):
-    """Values in the order in which they were first seen."""
+    """Numbers distinct values in the order in which they come."""
 
     def __init__(self) -> None:
         self._numbers: dict[T, int] = {}
@@ -236,7 +235,7 @@ class Numbered(Generic[T]):
 
 
 class Assembly:
-    """An executable in the making; commands go to the list that is open."""
+    """Collects the parts of an executable; commands gather until `take_commands`."""
 
     def __init__(self) -> None:
         self.buffers: list[Buffer] = []
@@ -267,7 +266,7 @@ class Assembly:
     def add_constants(
         self, how: str, weights: Arrays, pack: Callable[[], Arrays] | None = None
     ) -> int:
-        """Constants that `pack` makes of weights, or the weights as they are."""
+        """Add constants that `pack` makes from weights, or the weights themselves."""
         self.constants.append(Constants(how, weights, pack or (lambda: weights)))
         return len(self.constants) - 1
 
@@ -287,13 +286,13 @@ class Assembly:
         self.commands += commands
 
     def signal(self, event: int) -> None:
-        """Let the launch that was emitted last signal an event."""
+        """Make the last launch signal an event."""
         last = self.commands.pop()
         assert isinstance(last, Launch)
         self.emit(replace(last, signals=event))
 
     def raise_flag(self, event: int, *, step: int, soc: Soc) -> None:
-        """Let a flag of its own signal an event when all that was emitted so far is done."""
+        """Emit a flag that signals an event once all commands before it are done."""
         options = flag_options(soc.gpu.opencl_version)
         program = self._program(FLAG_SOURCE, flag_text(), options)
         buffer = self.buffer("flag", FLAG_BYTES)
@@ -301,11 +300,11 @@ class Assembly:
 
     @property
     def version(self) -> int:
-        """Of the executable: what has no flags is as it was before there were any."""
+        """The executable's format version: the older one where it has no flags."""
         has_flags = any(buffer.place == "flag" for buffer in self.buffers)
         return WITH_FLAGS if has_flags else VERSION
 
     def take_commands(self) -> tuple[Command, ...]:
-        """What was emitted since the last call."""
+        """The commands that were emitted since the last call."""
         taken, self.commands = tuple(self.commands), []
         return taken

@@ -1,9 +1,9 @@
-"""The GPU's shard of a chain: kernels in order, with copies where storages differ.
+"""Lowers the GPU's shard of a chain: kernels in order, with copies between storages.
 
-What is fused, and in which variant and choice, is selected first: a convolution, or a product of a
-few rows, computes the residual add behind it where both have one storage. What a device has refused
-is not selected again; other variants stand in for it. Arguments of kernel plans become regions,
-constants, memory or numbers.
+First the kernels are selected: fused adds, variants and tuned choices. A convolution, or a product
+with few rows, computes the residual add behind it if both have the same storage. Kernels that a
+device has refused are replaced by other variants. Then kernel arguments become regions, constants,
+scratch memory or numbers.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ from codl.lower.partition import Part, Shard
 from codl.lower.rules import active, fuses, mode_of, residual_adds
 from codl.records.soc import Soc
 
-#: Bytes of a buffer that kernels count in 32 bits.
+#: The size in bytes from which kernels need 64-bit offsets.
 MOST_BYTES = 1 << 32
 
 
 @dataclass(frozen=True)
 class Work:
-    """A part of a layer, and the residual add that its kernels compute too, where there is one."""
+    """A part of a layer, with the residual add that the same kernels compute, if any."""
 
     part: Part
     add: Part | None = None
@@ -78,12 +78,12 @@ class Work:
 
     @property
     def result(self) -> Part:
-        """The part whose output is stored."""
+        """The part whose output the kernels store."""
         return self.parts[-1]
 
     @property
     def reads(self) -> tuple[tuple[str, Region], ...]:
-        """The tensors read, with the region of each; the residual is the last."""
+        """The tensors that the kernels read, each with its region; a residual comes last."""
         pairs = [
             pair for part in self.parts for pair in zip(part.layer.inputs, part.needs, strict=True)
         ]
@@ -93,7 +93,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Selection:
-    """A variant for a work, in a choice, with its kernels."""
+    """The variant and tuned choice that compute a work, and their kernels."""
 
     work: Work
     variant: Kernel
@@ -103,9 +103,9 @@ class Selection:
 
 @dataclass(frozen=True)
 class Selector:
-    """Selects kernels, `without` those that a device has refused.
+    """Selects kernels; those in `without` were refused by the device.
 
-    With `fuse` off every layer has kernels of its own.
+    With `fuse` off, no kernel computes a residual add.
     """
 
     soc: Soc
@@ -115,7 +115,7 @@ class Selector:
     _plans: dict[tuple[Any, ...], KernelPlan] = field(default_factory=dict, repr=False)
 
     def plan(self, variant: Any, op: Op, choice: Choice | None = None) -> KernelPlan:
-        """A variant's kernels for an op, made once for all layers that have it."""
+        """The kernels of a variant for an op, cached for equal ops."""
         key = variant.name, op, None if choice is None else tuple(choice.items())
         if key not in self._plans:
             self._plans[key] = variant.plan(op, self.soc, choice)
@@ -124,17 +124,17 @@ class Selector:
     def select(
         self, shard: Shard, planned: Mapping[str, str], outputs: Collection[str]
     ) -> list[Selection]:
-        """The kernels of a shard in order, with the `planned` variants, by layer, where they work.
+        """The kernels of a shard in order, in the `planned` variants by layer where they work.
 
-        `outputs` are the tensors that are read outside the shard. Raises `NoKernelError` where no
-        kernel is left for a layer.
+        `outputs` are the tensors that other chains read. Raises `NoKernelError` for a layer without
+        a kernel that works.
         """
         single = [Work(part) for part in shard.parts]
         fused = works(shard, outputs, planned, self.soc) if self.fuse else single
         return [selection for work in fused for selection in self._selected(work, planned)]
 
     def _selected(self, work: Work, planned: Mapping[str, str]) -> list[Selection]:
-        """Kernels for a work; an add that fails in its convolution has kernels of its own."""
+        """The kernels of a work; where its fused add was refused, two separate selections."""
         for variant, choice in self._options(work, planned[work.part.layer.name]):
             if not any(refusal.is_of(work.label, variant.name, choice) for refusal in self.without):
                 return [Selection(work, variant, choice, self._plan(work, variant, choice))]
@@ -146,10 +146,11 @@ class Selector:
         return [x for part in work.parts for x in self._selected(Work(part), planned)]
 
     def _options(self, work: Work, planned: str) -> Iterator[tuple[Any, Choice | None]]:
-        """The planned variant, then, of what is not fused, every other one that accepts the op.
+        """Variants and choices for a work, the planned variant first.
 
-        Each in its tuned choice first, where it has one, and then in its default; and where there
-        is no other variant, the planned one in its other choices.
+        Without a fused add, all other variants that accept the op follow. Each comes in its tuned
+        choice, if any, and then in its default choice. If the op has only the planned variant, all
+        other choices of that variant follow.
         """
         op = work.part.op
         first: Any = registry.find(op, planned, "gpu")
@@ -158,7 +159,7 @@ class Selector:
             raise CodlError(f"{planned} cannot run {work.part.layer.name!r}: {refusal}.")
         others: list[Any] = [v for v in registry.variants(op, "gpu", self.soc) if v.name != planned]
         for variant in (first, *(others if work.add is None else ())):
-            # Choices are known of the op without what is fused with it.
+            # The tuning has choices of ops without fused adds.
             choice = self.tuning.choice(variant, op, self.soc)
             for option in (None,) if choice is None else (choice, None):
                 yield variant, option
@@ -167,7 +168,7 @@ class Selector:
                 yield first, option
 
     def _plan(self, work: Work, variant: Any, choice: Choice | None) -> KernelPlan:
-        """An add that is computed too comes before the activation, which is the add's."""
+        """The kernels of a work; a fused add comes before the activation."""
         op = work.part.op
         if work.add is None:
             return self.plan(variant, op, choice)
@@ -177,11 +178,10 @@ class Selector:
 def works(
     shard: Shard, outputs: Collection[str], variants: Mapping[str, str], soc: Soc
 ) -> list[Work]:
-    """The shard in order, each residual add with its convolution where that is to compute it.
+    """The works of a shard in order; an add is fused with its convolution where variants allow.
 
-    So an add may come before its turn: what it reads is there by then, and what it makes is read
-    later. `outputs` are the tensors that are read outside the shard; `variants` those planned, by
-    layer.
+    A fused add runs earlier than in the shard: its inputs exist by then. `outputs` are the tensors
+    that other chains read, and `variants` are the planned ones by layer.
     """
     parts = {part.layer.name: part for part in shard.parts}
     adds: dict[str, Part] = {}
@@ -196,7 +196,7 @@ def works(
 
 @dataclass(frozen=True)
 class Arguments:
-    """What the arguments of a plan's launches stand for."""
+    """The tensors, constants and scratch buffers behind the arguments of a kernel plan."""
 
     tensors: Mapping[TensorArg, tuple[Tensor, Region]]
     constants: int | None
@@ -205,11 +205,11 @@ class Arguments:
 
     @property
     def image_count(self) -> int:
-        """Images of the regions; a region of one image is read again for every other image."""
+        """The largest number of images of a region; regions of one image serve all images."""
         return max((region.images.size for _, region in self.tensors.values()), default=1)
 
     def value(self, arg: Arg, image: int, assembly: Assembly) -> Argument:
-        """What a kernel gets that computes from this image on."""
+        """The value of an argument of a launch that computes from `image` on."""
         if isinstance(arg, TensorArg):
             tensor, region = self.tensors[arg]
             first = image if region.images.size > 1 else 0
@@ -226,7 +226,7 @@ class Arguments:
 
 
 class KernelLowering:
-    """Emits launches into an assembly; memory that only kernels need is the arena's."""
+    """Emits launches into an assembly; scratch memory comes from the arena."""
 
     def __init__(self, assembly: Assembly, arena: Arena, soc: Soc) -> None:
         self._assembly, self._arena, self._soc = assembly, arena, soc
@@ -239,10 +239,10 @@ class KernelLowering:
         step: int,
         constants: int | None = None,
     ) -> None:
-        """Emit a plan's launches, for every image of the regions.
+        """Emit the launches of a kernel plan for all images of the regions.
 
-        `tensors` gives every tensor argument its tensor and the region meant. Raises `ValueError`
-        for a tensor in another storage than the plan's.
+        `tensors` maps each tensor argument to a tensor and a region of it. Raises `ValueError` for
+        a tensor in another storage than the plan's.
         """
         for argument, (tensor, _) in tensors.items():
             if tensor.storage != plan.storage(argument):
@@ -262,9 +262,9 @@ class KernelLowering:
     def constants(
         self, plan: KernelPlan, ops: Sequence[str], variant: str, weights: Weights
     ) -> int | None:
-        """What a plan's kernels read of weights, packed; None where they read none.
+        """Add the packed weights of a kernel plan; None for kernels that read no weights.
 
-        `ops`, as text, and `variant` say with the plan all that the packing depends on but weights.
+        The packing depends on the weights, the `ops` as text, the `variant` and the plan.
         """
         if not any(isinstance(arg, ConstantArg) for launch in plan.launches for arg in launch.args):
             return None
@@ -296,7 +296,7 @@ class KernelLowering:
     def copy(self, source: Tensor, target: Tensor, region: Region, *, step: int) -> None:
         """Emit kernels that copy `region` between two tensors of one shape, in any storages.
 
-        Between two layouts other than the planar one they go through it where they must.
+        Some pairs of layouts need a planar tensor between two copies.
         """
         layouts = (source.storage.layout, target.storage.layout)
         if layouts[1] == "image" and not target.is_whole_blocks(region):
@@ -306,7 +306,7 @@ class KernelLowering:
         if "planar" not in layouts and (layouts[0] == layouts[1] or not whole):
             self._copy_through(source, target, region, step)
             return
-        # Of two sides the one with the larger blocks says where the region lies in them.
+        # The tensor with the larger blocks decides where the region begins in a block.
         blocked = max((source, target), key=lambda tensor: tensor.block)
         lead = blocked.lead(region)
         plan = transform(
@@ -333,9 +333,9 @@ class KernelLowering:
     def _copy_within_texels(
         self, source: Tensor, target: Tensor, region: Region, step: int
     ) -> None:
-        """A copy to channels of an image that share texels with others.
+        """Copy to channels of an image that share texels with other channels.
 
-        A kernel cannot both read and write an image, so these others go out and in with them.
+        A kernel cannot both read and write an image, so the other channels are copied out and back.
         """
         around = target.blocks_around(region)
         storage = Storage("planar", target.storage.element)
@@ -347,7 +347,7 @@ class KernelLowering:
 
 
 class GpuLowering:
-    """Lowers shards of one network over `tensors`, which live on between chains."""
+    """Lowers the GPU's shards of one network."""
 
     def __init__(
         self,
@@ -359,13 +359,16 @@ class GpuLowering:
         self._assembly, self._arena, self._kernels = assembly, arena, kernels
         self._selector = selector
         self._tensors: dict[str, Tensor] = {}
-        #: Copies of tensors in other storages, or of parts of them, valid inside one chain.
+        #: Copies of tensors or regions in other storages, valid inside one chain.
         self._copies: dict[tuple[str, Storage, Region], Tensor] = {}
-        #: Of tensors that the chain reads or makes, what it has to do with.
+        #: The region of each tensor that the chain reads or makes.
         self._regions: dict[str, Region] = {}
 
     def lower(self, shard: Shard, chain: Chain, tensors: Mapping[str, Tensor]) -> None:
-        """Emit a shard's kernels; raises `NoKernelError` where no kernel is left for a layer."""
+        """Emit the kernels of a shard; `tensors` live on between chains.
+
+        Raises `NoKernelError` for a layer without a kernel that works.
+        """
         self._tensors, self._copies, self._regions = dict(tensors), {}, dict(shard.inputs)
         planned = {part.layer.name: chain.variants[part.layer.name]["gpu"] for part in shard.parts}
         selected = self._selector.select(shard, planned, tensors)
@@ -380,22 +383,23 @@ class GpuLowering:
                     self._release(name, is_kept=name in tensors)
 
     def _release(self, name: str, *, is_kept: bool) -> None:
-        """Give back what no further part reads."""
+        """Give back the memory of a tensor that no later work reads, and of its copies."""
         if not is_kept:
             self._give(self._tensors.pop(name))
         for key in [key for key in self._copies if key[0] == name]:
             self._give(self._copies.pop(key))
 
     def _give(self, tensor: Tensor) -> None:
-        """Give back the memory of a tensor, unless it is another's too."""
+        """Give back the memory of a tensor, unless another tensor is a view of it."""
         others = (*self._tensors.values(), *self._copies.values())
         if all(other.buffer != tensor.buffer for other in others):
             self._arena.give(tensor.buffer)
 
     def _views(self, selection: Selection, kept: Collection[str]) -> bool:
-        """Let a work's output be its input's memory, where both are planar and this chain's alone.
+        """Make the output a view of the input, where the op keeps the order of elements.
 
-        `kept` live on between chains. False where something is left to do for the work.
+        Both must be planar and live only in this chain (`kept` tensors live on). Returns False
+        where kernels have to compute the work.
         """
         work, ends = selection.work, [selection.plan.storage(end) for end in ENDS]
         if not work.part.op.keeps_order or ends[0].layout != "planar" or ends[0] != ends[1]:
@@ -450,13 +454,13 @@ class GpuLowering:
         )
 
     def _copy(self, source: Tensor, target: Tensor, region: Region, around: Region) -> None:
-        """Copy `region`, and `around` it as far as blocks of channels go."""
+        """Emit a copy of `region`; `around` is the region extended to whole blocks of channels."""
         accesses = (self._assembly.access(tensor, region) for tensor in (source, target))
         step = self._assembly.step(Relayout(f"transform {source.name}", *accesses))
         self._kernels.copy(source, target, around, step=step)
 
     def _read(self, name: str, storage: Storage, need: Region) -> Tensor:
-        """The tensor in a storage, or a copy, from which a kernel reads what it needs in place."""
+        """The tensor, or a copy of it, from which a kernel can read the region `need`."""
         tensor = self._tensors[name]
         if tensor.storage == storage and tensor.serves(need):
             return tensor
@@ -467,7 +471,7 @@ class GpuLowering:
         return self._copied(tensor, storage, need)
 
     def _copied(self, tensor: Tensor, storage: Storage, region: Region) -> Tensor:
-        """A region of a tensor in a storage, copied there once."""
+        """A copy of a region of a tensor in a storage; each copy is made once."""
         around = region
         if tensor.storage != storage:
             around = tensor.blocks_around(region, self._selector.soc.gpu.vector_width)
@@ -479,7 +483,7 @@ class GpuLowering:
         return self._copies[key]
 
     def _target(self, part: Part, storage: Storage) -> tuple[Tensor, Tensor]:
-        """Where a part's kernels write, and where its output is then kept."""
+        """The tensor that the kernels of a part write, and the tensor that keeps the output."""
         name, shape = part.layer.output, part.layer.op.output
         kept = self._tensors.get(name)
         fits = kept is not None and kept.serves(part.region)
@@ -490,13 +494,13 @@ class GpuLowering:
 
 
 def kept_storages(parts: Sequence[tuple[Part, str]], selector: Selector) -> dict[str, Storage]:
-    """How to keep every tensor that parts read or write: as its writer, or first reader, wants it.
+    """The storage of each tensor: that of its writer, or else of its first reader.
 
     `parts` come in order, each with the name of its variant.
     """
     storages: dict[str, Storage] = {}
     for part, name in parts:
-        # No choice changes a storage.
+        # Choices do not change the storage.
         plan = selector.plan(registry.find(part.op, name, "gpu"), part.op)
         for index, tensor in enumerate(part.layer.inputs):
             storages.setdefault(tensor, plan.storage(TensorArg("input", index)))
@@ -505,7 +509,7 @@ def kept_storages(parts: Sequence[tuple[Part, str]], selector: Selector) -> dict
 
 
 def _is_wide(plan: KernelPlan, tensors: Mapping[TensorArg, tuple[Tensor, Region]]) -> bool:
-    """Whether a plan's kernels count more bytes of a buffer than 32 bits do."""
+    """True where some buffer of a kernel plan has at least `MOST_BYTES` bytes."""
     held = [tensor.bytes for tensor, _ in tensors.values()]
     scratch = [size for size in plan.scratch.values() if isinstance(size, int)]
     return max([*held, *scratch], default=0) >= MOST_BYTES

@@ -1,8 +1,14 @@
-"""From a plan to an executable: everything is decided here, and nothing is touched."""
+"""Lowers a plan to an executable: plain data with buffers, programs, nets and commands.
+
+Data sharing depends on the device. Where kernels can read and write host memory in place
+(fine-grained shared virtual memory), a transfer is one kernel between layouts, and an event or a
+flag signals its end. Elsewhere the region goes through mapped staging memory and is copied once
+more. Staging memory of transfers to the GPU is mapped again at once for the next inference.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from msgspec.structs import replace
@@ -12,6 +18,7 @@ from codl.ir.executable import (
     Access,
     Command,
     Constant,
+    Copy,
     Executable,
     Fill,
     Flush,
@@ -39,10 +46,9 @@ from codl.lower.gpu import GpuLowering, KernelLowering, Selector, kept_storages
 from codl.lower.nets import CpuLayer, Group, grouped, lower_ncnn
 from codl.lower.onnx import lower_onnx
 from codl.lower.partition import Part, PartitionedPlan, Segment, TensorMove, partition_plan
-from codl.lower.transfers import TransferLowering
 from codl.records.soc import Soc
 
-#: What constants of the network are called.
+#: The name of the array of a network constant.
 VALUE = "value"
 
 
@@ -55,23 +61,23 @@ def lower(
     without: Sequence[Refusal] = (),
     fuse: bool = True,
 ) -> Executable:
-    """Lower a plan for a network on a SoC; equal arguments give equal executables everywhere.
+    """Lower a plan of a network for a SoC; equal arguments give equal executables everywhere.
 
-    `tuning` has the tuned choices of kernels, `without` what a device has refused to run. With
-    `fuse` off, for comparisons, every layer has kernels of its own. Raises `MismatchError` where
-    the plan is for another model or SoC, lacks a variant, or has one that is wrong on the SoC, and
-    `NoKernelError` where no kernel is left for a layer.
+    `tuning` has the tuned choices of kernels, and `without` the kernels that a device has refused.
+    With `fuse` off, every layer has kernels of its own, for comparisons. Raises `MismatchError`
+    where the plan is for another model or SoC, has no variant for a layer, or has a variant that is
+    wrong on the SoC, and `NoKernelError` where a layer has no kernel left.
     """
     selector = Selector(soc, tuning, tuple(without), fuse)
     partitioned = partition_plan(network, plan, soc)
     _check_variants(partitioned, soc)
-    return Lowering(partitioned, selector).run(network.digest)
+    return Lowering(partitioned, selector).run()
 
 
 def _check_variants(partitioned: PartitionedPlan, soc: Soc) -> None:
-    """Raise `MismatchError` where a plan has no variant for what a processor is to compute.
+    """Check that each part has a variant, and none that the SoC file lists as wrong (fallbacks).
 
-    Or one in which the SoC file says that the op is wrong.
+    Raises `MismatchError` with the layer.
     """
     wrong = {(fallback.op, fallback.processor, fallback.variant) for fallback in soc.fallbacks}
     for segment in partitioned.segments:
@@ -80,19 +86,19 @@ def _check_variants(partitioned: PartitionedPlan, soc: Soc) -> None:
                 variant = segment.chain.variants.get(layer.name, {}).get(processor)
                 if variant is None:
                     raise MismatchError(
-                        f"The plan names no kernel variant of the {processor} for {layer.name!r}, "
-                        "of which that computes a part: `codl search` makes one that does."
+                        f"The plan has no {processor} kernel variant for {layer.name!r}, and the "
+                        f"{processor} computes a part of it. `codl search` makes a plan that has."
                     )
                 if wrong and (to_text(layer.op), processor, variant) in wrong:
                     raise MismatchError(
-                        f"The plan runs {layer.name!r} in {variant}, and the file of the SoC "
-                        f"{soc.name!r} says that this op is wrong in it (fallbacks). `codl search` "
-                        "makes a plan that keeps to it."
+                        f"The plan runs {layer.name!r} in {variant}, and the SoC file of "
+                        f"{soc.name!r} lists this op as wrong in it (fallbacks). `codl search` "
+                        "makes a plan without it."
                     )
 
 
 class Lowering:
-    """One executable in the making; memory is taken and given back as stages go by."""
+    """Builds one executable, stage by stage; tensors take and give back memory as stages go by."""
 
     def __init__(self, partitioned: PartitionedPlan, selector: Selector) -> None:
         self._partitioned, self._soc = partitioned, selector.soc
@@ -111,11 +117,10 @@ class Lowering:
         self._transfers = TransferLowering(
             self._assembly, self._kernels, self._memory.host, self._memory.device, self._soc
         )
-        #: What the CPU does in the next stage with each region that is then on its way to it.
+        #: The CPU's commands in the next stage for each region that the GPU is sending.
         self._arrivals: list[tuple[Command, ...]] = []
 
-    def run(self, digest: str) -> Executable:
-        """The executable of a network of this digest."""
+    def run(self) -> Executable:
         self._fill_constants()
         setup = self._assembly.take_commands()
         stages, (_, *following) = [], self._partitioned.exchanges
@@ -136,7 +141,7 @@ class Lowering:
         assembly, network = self._assembly, self._network
         return Executable(
             model=network.name,
-            network=digest,
+            network=network.digest,
             soc=self._soc.name,
             buffers=tuple(assembly.buffers),
             constants=tuple(assembly.constants),
@@ -156,7 +161,7 @@ class Lowering:
         )
 
     def _wait_at_the_end(self, stages: Sequence[Stage]) -> list[Stage]:
-        """The stages with a wait for the last kernel, and whatever is enqueued before it."""
+        """The stages, with a wait for the last launch at the end."""
         stage, place, last = next(
             (stage, place, command)
             for stage, candidate in reversed([*enumerate(stages)])
@@ -175,10 +180,10 @@ class Lowering:
         tensor = self._assembly.tensors.number(self._memory.host[holder])
         return Port(tensor, tuple(shape), self._network.types.get(name, "float32"))
 
-    # Constants of the network.
+    # Network constants.
 
     def _fill_constants(self) -> None:
-        """Put them where each side reads them; those for the GPU go through one staging buffer."""
+        """Write the constants to both processors; the GPU's go through one staging buffer."""
         shapes, constants = self._network.shapes, self._network.constants
         held = self._partitioned.held
         on_gpu = {n: held["gpu"][n] for n in constants if n in self._storages and n in held["gpu"]}
@@ -199,7 +204,7 @@ class Lowering:
                 self._upload(name, same or self._constant(name, part, stored), part, buffer)
 
     def _constant(self, name: str, part: Region, value: Array) -> Constant:
-        """A part of a constant of the network, whose values are these."""
+        """Add a region of a network constant with this value."""
         number = self._assembly.add_constants(
             f"constant {name} ({part})",
             {VALUE: value},
@@ -220,7 +225,7 @@ class Lowering:
             Unmap(step, buffer),
         )
         self._kernels.copy(staging, target, part, step=step)
-        # The next constant overwrites the buffer.
+        # The next constant overwrites the staging buffer.
         assembly.signal(copied)
         assembly.emit(Wait(step, copied))
 
@@ -235,9 +240,9 @@ class Lowering:
     ) -> Stage:
         """The commands of a stage, in the order that keeps both processors busy.
 
-        The CPU sends to the GPU and enqueues the GPU's whole shard, and behind that what the GPU
-        sends before the `following` stage. Only then does it wait for what it receives in this
-        stage, and compute.
+        The CPU sends its transfers to the GPU, enqueues the GPU's shard, and enqueues the GPU's
+        transfers for the `following` stage. Then it waits for the transfers of this stage and
+        computes its own shard.
         """
         emit, arrivals = self._assembly.emit, self._arrivals
         to_gpu = [move for move in transfers if move.direction == "to_gpu"]
@@ -255,7 +260,7 @@ class Lowering:
         return Stage(label, self._assembly.take_commands())
 
     def _send_to_cpu(self, transfers: tuple[TensorMove, ...]) -> None:
-        """Enqueue what the GPU sends before the next stage, where the CPU waits for it."""
+        """Enqueue the GPU's transfers to the CPU; the CPU waits for them in the next stage."""
         self._arrivals = [
             self._transfers.begin_to_cpu(move) for move in transfers if move.direction == "to_cpu"
         ]
@@ -263,10 +268,7 @@ class Lowering:
             self._assembly.emit(Flush())
 
     def _lower_cpu(self, segment: Segment) -> None:
-        """Emit the CPU's nets, in as few as libraries and order allow.
-
-        What one net leaves to another has memory of its own.
-        """
+        """Emit the CPU's nets; tensors between two nets get memory of their own."""
         assembly, tensors, shard = self._assembly, self._memory.host, segment.cpu
         planned = segment.chain.variants
         layers = [CpuLayer.of(p, planned[p.layer.name]["cpu"], self._soc) for p in shard.parts]
@@ -292,16 +294,16 @@ class Lowering:
 
 
 def lower_net(group: Group, assembly: Assembly) -> Net:
-    """A group of layers as a net of the library that runs them."""
+    """Lower a group of layers to a net of the library that runs them."""
     is_ncnn = group.layers[0].variant.backend == "ncnn"
     return (lower_ncnn if is_ncnn else lower_onnx)(group, assembly)
 
 
 def in_range(value: Array, element: Element) -> Array:
-    """A constant whose finite values stay finite as such elements; itself where all do anyhow.
+    """A constant with its finite values clipped to the range of `element`.
 
-    Masks have the lowest number of float32, of which halves would make an infinity: that times 0,
-    where nothing is hidden, is no number.
+    Masks contain the lowest float32. As float16 it would become infinite, and 0 times that is NaN.
+    The array itself is returned where nothing has to be clipped.
     """
     most = np.finfo(element).max
     if element == "float32" or not (np.abs(value[np.isfinite(value)]) > most).any():
@@ -310,9 +312,82 @@ def in_range(value: Array, element: Element) -> Array:
 
 
 def _between(groups: Sequence[tuple[CpuLayer, ...]]) -> set[str]:
-    """The tensors that a group reads and does not compute."""
+    """The tensors that some group reads and does not compute."""
     between: set[str] = set()
     for group in groups:
         read = {name for layer in group for name, _ in layer.inputs}
         between |= read - {layer.output for layer in group}
     return between
+
+
+# Data sharing.
+
+
+class TransferLowering:
+    """Emits transfers between `host` arrays and `device` tensors, both by tensor name."""
+
+    def __init__(
+        self,
+        assembly: Assembly,
+        kernels: KernelLowering,
+        host: Mapping[str, Tensor],
+        device: Mapping[str, Tensor],
+        soc: Soc,
+    ) -> None:
+        self._assembly, self._kernels, self._soc = assembly, kernels, soc
+        self._host, self._device = host, device
+        #: Mappings of staging memory before the first inference.
+        self.mapped: list[Map] = []
+
+    def begin_to_cpu(self, move: TensorMove) -> tuple[Command, ...]:
+        """Emit the GPU's commands of a transfer; return the CPU's, which receive the region."""
+        host, device, step = self._sides(move)
+        event = self._assembly.event()
+        if self._is_shared(host):
+            self._kernels.copy(device, host, move.region, step=step)
+            if self._soc.gpu.raises_flags:
+                self._assembly.raise_flag(event, step=step, soc=self._soc)
+            else:
+                self._assembly.signal(event)
+            return (Wait(step, event),)
+        staging = self._staging(move, host)
+        self._kernels.copy(device, staging, move.region, step=step)
+        self._assembly.emit(Map(step, staging.buffer, "read", event))
+        copy = Copy(step, self._access(staging, move), self._access(host, move))
+        return Wait(step, event), copy, Unmap(step, staging.buffer)
+
+    def to_gpu(self, move: TensorMove) -> None:
+        """Emit a whole transfer; kernels that are enqueued later see the region."""
+        host, device, step = self._sides(move)
+        if self._is_shared(host):
+            self._kernels.copy(host, device, move.region, step=step)
+            return
+        staging, event = self._staging(move, host), self._assembly.event()
+        mapping = Map(step, staging.buffer, "write", event)
+        self.mapped.append(mapping)
+        self._assembly.emit(
+            Wait(step, event),
+            Copy(step, self._access(host, move), self._access(staging, move)),
+            Unmap(step, staging.buffer),
+        )
+        self._kernels.copy(staging, device, move.region, step=step)
+        self._assembly.emit(mapping)
+
+    def _sides(self, move: TensorMove) -> tuple[Tensor, Tensor, int]:
+        """The host tensor, the device tensor, and the number of the transfer's step."""
+        host, device = self._host[move.tensor], self._device[move.tensor]
+        source, target = (host, device) if move.direction == "to_gpu" else (device, host)
+        accesses = self._access(source, move), self._access(target, move)
+        label = f"{move.tensor} ({move.region})"
+        return host, device, self._assembly.step(Transfer(label, move.direction, *accesses))
+
+    def _is_shared(self, host: Tensor) -> bool:
+        return self._assembly.buffers[host.buffer].place == "shared"
+
+    def _access(self, tensor: Tensor, move: TensorMove) -> Access:
+        return self._assembly.access(tensor, move.region)
+
+    def _staging(self, move: TensorMove, host: Tensor) -> Tensor:
+        """A new staging tensor of the moved region."""
+        buffer = self._assembly.buffer("staging", move.region.shape(host.shape).bytes)
+        return Tensor(host.name, buffer, host.shape, move.region, PLANAR, 1)

@@ -1,6 +1,6 @@
-"""The CPU's shard of a chain, lowered to nets: runs of ops that ncnn or ONNX Runtime has.
+"""Lowers the CPU's shard of a chain to nets of ncnn, ONNX Runtime and OpenVINO.
 
-ncnn reads its own text, and the arrays of its weights file. ONNX Runtime has `codl.lower.onnx`.
+This file writes ncnn's text format and weights; `codl.lower.onnx` writes ONNX models.
 """
 
 from __future__ import annotations
@@ -16,29 +16,40 @@ import numpy as np
 
 from codl.errors import CodlError
 from codl.ir.constants import Arrays
-from codl.ir.executable import Access, Constant, NcnnNet, NcnnPart, NetLayer, NetValue
-from codl.ir.op_text import to_text
+from codl.ir.executable import (
+    Access,
+    Constant,
+    Executable,
+    NcnnNet,
+    NcnnPart,
+    Net,
+    NetLayer,
+    NetValue,
+    OpenVinoNet,
+)
+from codl.ir.op_text import parse, to_text
 from codl.ir.ops.base import Op, Weights
 from codl.ir.ops.onnx_model import OnnxModel
 from codl.ir.region import Region, Shape
+from codl.ir.types import Direction
 from codl.kernels import registry
-from codl.kernels.base import LIBRARIES
+from codl.kernels.base import LIBRARIES, Backend
 from codl.kernels.ncnn import SHAPE_HINT, NcnnLayer, Shifts, activation_layer
 from codl.lower.assembly import Assembly, Numbered
 from codl.lower.partition import Part
-from codl.lower.rules import net_level
+from codl.lower.rules import loading, net_level, packs, storing
 from codl.records.soc import Soc
 
 MAGIC = "7767517"
-#: In front of an op's first array ncnn wants a tag; this one says that plain float32 follows.
+#: ncnn reads a tag before an op's first array; zero means plain float32.
 TAG = "tag"
 PLAIN = np.zeros(1, np.float32)
-#: What a net's text tells of shapes in advance.
+#: The output shapes that the text of a net states in advance.
 HINTS = re.compile(rf" {-23300 - SHAPE_HINT}=\S+")
 
 
 def without_hints(param: str) -> str:
-    """The text of a net without shapes: nets that are alike in it compute the same of any input."""
+    """The text of a net without shape hints: nets with equal text compute the same function."""
     return HINTS.sub("", param)
 
 
@@ -50,9 +61,9 @@ class TensorRegion(NamedTuple):
 
 
 def lower_ncnn(group: Group, assembly: Assembly) -> NcnnNet:
-    """Layers as ncnn nets: one for every run of layers that want the same options.
+    """Write layers as an ncnn net, with one part for each run of layers with the same options.
 
-    ncnn knows one image only: of a batch each runs through the same net.
+    ncnn computes one image at a time: each image of a batch runs through the same net.
     """
     tensors = assembly.tensors
     inputs = {TensorRegion(name, access.region): access for name, access in group.inputs.items()}
@@ -95,9 +106,9 @@ def _numbered(
 
 
 def _by_options(layers: Sequence[CpuLayer]) -> list[tuple[list[CpuLayer], dict[str, bool]]]:
-    """Runs of layers that can share a net, each with the options that its layers insist on.
+    """Split layers into runs that can share a net, with the ncnn options that each run sets.
 
-    Those of a net run for the same images.
+    All layers of a run compute the same images.
     """
     runs: list[tuple[list[CpuLayer], dict[str, bool]]] = []
     for layer in layers:
@@ -112,7 +123,7 @@ def _by_options(layers: Sequence[CpuLayer]) -> list[tuple[list[CpuLayer], dict[s
 
 
 def _constants(layer: CpuLayer, assembly: Assembly) -> int | None:
-    """The arrays that a layer adds to the weights file; None where it has no weights."""
+    """Add the arrays of a layer to the constants; None for a layer without weights."""
     plan: NcnnLayer = layer.plan
     if not plan.weights:
         return None
@@ -127,11 +138,10 @@ def _constants(layer: CpuLayer, assembly: Assembly) -> int | None:
 
 
 class NetText:
-    """ncnn's text of one net, line by line.
+    """Writes the text of one ncnn net, line by line.
 
-    `inputs` are what enters, with the tensor's width, and `outputs` what leaves. ncnn wants an
-    explicit Split where a blob has several readers, and a Crop where a reader needs less of a
-    tensor than another one does.
+    `inputs` maps each input region to the width of its tensor; `outputs` are the output regions.
+    ncnn needs an explicit Split for a blob with several readers, and a Crop for a reader of a part.
     """
 
     def __init__(
@@ -154,7 +164,7 @@ class NetText:
         self._blobs: Numbered[str] = Numbered()
         self._lines: list[str] = []
         self._weights: list[Constant] = []
-        #: Inputs that a layer reads which cannot read them in place.
+        #: Inputs that must be copied, because a layer cannot read them in place.
         self.copied: set[TensorRegion] = set()
         for name, _ in self._inputs:
             self._write("Input", [], name, {})
@@ -174,7 +184,7 @@ class NetText:
         )
 
     def _blob(self, tensor: str) -> str:
-        """A name without spaces for a tensor."""
+        """The blob name of a tensor; it has no spaces."""
         return f"t{self._blobs.number(tensor)}"
 
     def _add(self, layer: CpuLayer) -> None:
@@ -200,9 +210,9 @@ class NetText:
             self._weights += [Constant(constants, name) for name in (TAG, *plan.weights)]
 
     def _by_channels(self, source: str, shape: Shape) -> str:
-        """The blob with a channel for each element of a vector, as its tensor has them.
+        """A blob with one channel for each element of a vector, as the tensor has.
 
-        Products and means make one row of them, along which ncnn would stretch other inputs.
+        Products and means write one row, along which ncnn would broadcast other inputs.
         """
         if (shape.h, shape.w) != (1, 1):
             return source
@@ -210,7 +220,7 @@ class NetText:
         return f"{source}_channels"
 
     def _shifted(self, source: str, shifts: Shifts) -> str:
-        """The blob that has the copies, one above the other."""
+        """A blob with shifted copies of a blob, concatenated along its rows."""
         name = f"{source}_shifted"
         copies = [f"{name}_{index}" for index in range(len(shifts.crops))]
         self._line("Padding", [source], [f"{name}_padded"], shifts.padding)
@@ -223,14 +233,14 @@ class NetText:
     def _write(
         self, kind: str, sources: list[str], tensor: str, parameters: Mapping[int, object]
     ) -> None:
-        """A layer that makes `tensor`, and a Split behind it for several readers."""
+        """Write the line that makes `tensor`, and a Split if the tensor has several readers."""
         name, reads = self._blob(tensor), self._reads[tensor]
         self._line(kind, sources, [name], parameters)
         if reads > 1:
             self._line("Split", [name], [f"{name}_{i}" for i in range(reads)], {})
 
     def _read(self, tensor: str, region: Region) -> str:
-        """The blob from which one more reader reads `region` of a tensor."""
+        """The blob from which the next reader reads `region` of a tensor."""
         name = self._blob(tensor)
         if self._reads[tensor] > 1:
             name = f"{name}_{self._taken[tensor]}"
@@ -253,7 +263,7 @@ class NetText:
 
 
 def _parameter(key: int, value: object) -> str:
-    """ncnn's `key=value`; arrays have a key of -23300 - key, and their length in front."""
+    """`key=value` for ncnn; an array has the key -23300 - key and starts with its length."""
     if isinstance(value, tuple):
         return f"{-23300 - key}={','.join([str(len(value)), *(repr(v) for v in value)])}"
     return f"{key}={value!r}"
@@ -261,9 +271,9 @@ def _parameter(key: int, value: object) -> str:
 
 @dataclass(frozen=True)
 class CpuLayer:
-    """One op of a net: what it reads (tensor and the region it needs of it) and writes.
+    """One op of a net, with the tensor regions that it reads and writes.
 
-    `plan` is the variant's for the op.
+    `plan` is what the kernel variant makes of the op.
     """
 
     name: str
@@ -291,7 +301,7 @@ class CpuLayer:
 
     @property
     def library(self) -> int:
-        """The number of the library that computes it."""
+        """The number of the library that computes the op, an index of `LIBRARIES`."""
         return LIBRARIES.index(self.variant.backend)
 
     def net_layer(self, constants: int | None) -> NetLayer:
@@ -307,19 +317,20 @@ class CpuLayer:
 
 
 def _moves_images(part: Part) -> bool:
-    """Whether an image of the output is not made of the same image of every input.
+    """True where an output image depends on other images of an input than the one at its place.
 
-    ncnn's nets take one image at a time. An input with a single image is read for each.
+    ncnn computes one image at a time; an input with a single image serves all of them.
     """
     shapes = zip(part.needs, part.layer.op.inputs, strict=True)
     return any(need.images != part.region.images and shape.n > 1 for need, shape in shapes)
 
 
 def _variant(part: Part, planned: str, soc: Soc) -> Any:
-    """The planned variant, or another one where it takes the op and not this part of it.
+    """The planned variant, or another one where it accepts the whole op but not this part.
 
-    A part that reads other images than it writes may be of an op that the variant does not take.
-    Raises `CodlError` where it refuses the op, or no variant takes the part.
+    A part that reads other images than it writes may belong to an op that the variant refuses.
+    Raises `CodlError` where the planned variant refuses the whole op, or no variant accepts the
+    part.
     """
     variant: Any = registry.find(part.op, planned, "cpu")
     refusal = _refusal(variant, part, soc)
@@ -341,7 +352,7 @@ def _refusal(variant: Any, part: Part, soc: Soc) -> str | None:
 
 @dataclass(frozen=True)
 class Group:
-    """Layers that one library runs together, and where what enters and leaves lies."""
+    """Layers that one library runs together, with the memory of the group's inputs and outputs."""
 
     layers: tuple[CpuLayer, ...]
     inputs: Mapping[str, Access]
@@ -349,7 +360,7 @@ class Group:
 
     @classmethod
     def of(cls, layers: tuple[CpuLayer, ...], places: Mapping[str, Access]) -> Group:
-        """Layers of a shard whose tensors lie in these `places`, as far as others see them."""
+        """Group layers of a shard; `places` has the memory of tensors outside of groups."""
         made = {layer.output for layer in layers}
         read = dict.fromkeys(name for layer in layers for name, _ in layer.inputs)
         return cls(
@@ -360,13 +371,13 @@ class Group:
 
     @property
     def label(self) -> str:
-        """The first and the last layer, for people."""
+        """The names of the first and the last layer."""
         first, last = self.layers[0].name, self.layers[-1].name
         return first if len(self.layers) == 1 else f"{first} ... {last}"
 
 
 def grouped(layers: Sequence[CpuLayer]) -> list[tuple[CpuLayer, ...]]:
-    """Layers by net, first to last; a model of its own is alone in one."""
+    """The layers of each net, in running order; an ONNX subgraph has a net of its own."""
     nets: dict[tuple[int, str], list[CpuLayer]] = {}
     least: dict[str, int] = {}
     for layer in reversed(layers):
@@ -378,3 +389,43 @@ def grouped(layers: Sequence[CpuLayer]) -> list[tuple[CpuLayer, ...]]:
         for name, _ in layer.inputs:
             least[name] = max(least.get(name, 0), level + is_model)
     return [tuple(reversed(nets[key])) for key in sorted(nets)]
+
+
+# Packing.
+
+
+def library_of(net: Net) -> Backend:
+    """The library that runs a net."""
+    if isinstance(net, NcnnNet):
+        return "ncnn"
+    return "openvino" if isinstance(net, OpenVinoNet) else "ort"
+
+
+def packed(executable: Executable, net: Net) -> list[tuple[Direction, Shape]]:
+    """Each packing and unpacking of a tensor in one run of a net, with its direction and shape.
+
+    ncnn packs all inputs of a net and unpacks all outputs. In nets of the other libraries, ops in
+    blocks of channels (`packs`) pack tensors that no other such op of the net has made, and the
+    outputs of such ops are unpacked.
+    """
+
+    def shape(access: Access) -> Shape:
+        return access.region.shape(executable.tensors[access.tensor].shape)
+
+    def name(access: Access) -> str:
+        return executable.tensors[access.tensor].name
+
+    if isinstance(net, NcnnNet):
+        loads = [shape(access) for _, access in net.inputs]
+        stores = [shape(access) for _, access in net.outputs]
+    else:
+        ops = {layer.output: parse(layer.op) for layer in net.layers}
+        in_blocks = [layer for layer in net.layers if packs(ops[layer.output], -1)]
+        made = {layer.output for layer in in_blocks}
+        read = dict.fromkeys(n for x in in_blocks for n, _ in x.inputs if n not in made)
+        outer = {name(end.access): shape(end.access) for end in net.inputs}
+        loads = [outer[n] if n in outer else ops[n].output for n in read]
+        stores = [shape(end.access) for end in net.outputs if name(end.access) in made]
+    library = library_of(net)
+    moves = [(loading(library), each) for each in loads]
+    return [*moves, *((storing(library), each) for each in stores)]

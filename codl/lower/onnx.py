@@ -1,4 +1,4 @@
-"""The CPU's layers that ONNX Runtime runs, as one ONNX model."""
+"""Lowers layers of the CPU to one ONNX model, for ONNX Runtime and OpenVINO."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from codl.kernels.ort import OPSET, OrtPlan, activation_nodes
 from codl.lower.assembly import Assembly
 from codl.lower.nets import CpuLayer, Group, TensorRegion
 
-#: By tensor, what it is called in a model, and its sizes there.
+#: By tensor, its name and its sizes in an ONNX model.
 Named: TypeAlias = dict[str, tuple[str, Sizes]]
-#: What the bytes of a model are called among its constants.
+#: The name of the model's bytes among its constants.
 MODEL = "model"
-#: Constants of more elements than this stand beside a model, under their names in it.
+#: Constants with more elements than this are stored beside the model, by their names in it.
 LARGE = 1 << 12
 
 
 def lower_onnx(group: Group, assembly: Assembly) -> OnnxNet:
-    """Layers as one ONNX model; a layer that is a model itself is alone."""
+    """Lower a group to one ONNX model; an ONNX subgraph is a group of its own."""
     plan: OrtPlan = group.layers[0].plan
     return _own_model(group, plan, assembly) if plan.model else _written(group, assembly)
 
@@ -83,12 +83,12 @@ def _net(
 
 
 def _how(layers: Sequence[CpuLayer]) -> str:
-    """All that a model depends on but weights, as text."""
+    """What a model depends on besides weights, as text."""
     return json.dumps([[x.name, to_text(x.op), x.inputs, x.output, x.region] for x in layers])
 
 
 def _weights(layer: CpuLayer, assembly: Assembly) -> int | None:
-    """A layer's own weights, which the model has packed; None where it has none."""
+    """Add the weights of a layer, which the model contains packed; None for a layer without."""
     if not layer.weights:
         return None
     return assembly.add_constants(to_text(layer.op), layer.weights, dict)
@@ -102,15 +102,15 @@ def _as_array(content: bytes) -> NDArray[np.uint8]:
 class OnnxGraph:
     """Collects the nodes of a model.
 
-    Every piece of a tensor may be seen under several sizes; a value is made when it is first asked
-    for, by a slice or a reshape of one that is there.
+    Nodes may read a tensor region under several sizes. The first reader of a region or of a size
+    adds the Slice or Reshape node that makes it.
     """
 
     regions: dict[str, Region]
     shapes: dict[str, Sizes]
     nodes: list[Node] = field(default_factory=list)
     constants: dict[str, NDArray[Any]] = field(default_factory=dict)
-    #: The sizes under which inputs are declared, by tensor.
+    #: The declared sizes of each input, by tensor.
     declared: dict[str, Sizes] = field(default_factory=dict)
     values: dict[TensorRegion, dict[Sizes, str]] = field(default_factory=dict)
     opset: int = OPSET
@@ -125,7 +125,7 @@ class OnnxGraph:
             )
         }
         prefix = f"l{len(self.nodes)}"
-        # A network that is only described has none; its nets are priced, and never run.
+        # A network without weights is priced and never run; zeros stand for its weights.
         weights = layer.weights or layer.op.weights_of(partial(np.broadcast_to, np.float32(0)))
         for name, value in {**plan.constants, **plan.pack(weights)}.items():
             names[name] = self._constant(f"{prefix}.{name}", value)
@@ -156,7 +156,7 @@ class OnnxGraph:
 
     @property
     def large(self) -> dict[str, NDArray[Any]]:
-        """The constants that stand beside the model."""
+        """The constants that are stored beside the model."""
         return {
             name: np.ascontiguousarray(value)
             for name, value in self.constants.items()
@@ -184,7 +184,7 @@ class OnnxGraph:
     def _write(
         self, nodes: Sequence[Node], names: Mapping[str, str], prefix: str
     ) -> Mapping[str, str]:
-        """Write nodes with names of their own; returns those by the nodes' own words."""
+        """Add nodes under unique names; returns the unique names by the nodes' own."""
         values = {"": "", **names}  # an input left out is called ""
         for node in nodes:
             values |= {name: f"{prefix}.{name}" for name in node.outputs}
@@ -205,9 +205,9 @@ class OnnxGraph:
         return name
 
     def _value(self, piece: TensorRegion, sizes: Sizes) -> str:
-        """The name of a piece of a tensor under some sizes."""
+        """The name of a value that has a tensor region under some sizes."""
         whole = TensorRegion(piece.tensor, self.regions[piece.tensor])
-        if whole not in self.values:  # an input that is read for the first time
+        if whole not in self.values:  # the first read of an input
             whole_sizes = sizes if piece == whole else self.shapes[piece.tensor]
             self.declared[piece.tensor] = whole_sizes
             self.values[whole] = {whole_sizes: f"in.{len(self.declared)}"}
@@ -235,7 +235,7 @@ class OnnxGraph:
 
 
 def _proto(node: Node) -> Any:
-    """A node of a domain has that in front of its type."""
+    """The ONNX node; a type may begin with a domain and a dot."""
     from onnx import helper
 
     domain, _, kind = node.type.rpartition(".")

@@ -1,7 +1,7 @@
-"""The partitioning of a plan: the part of every op on each processor, and the transfers between.
+"""Partitions a plan: the part of each op on each processor, and the transfers between chains.
 
-Inside a chain nothing is shared. So a side computes its share of the chain's outputs, and of every
-tensor before them whatever that share needs: the halo rows are computed twice.
+A chain shares no data inside. Each processor computes its share of the chain's outputs, and all
+regions of earlier tensors that this share needs. So both processors compute the halo rows.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from codl.ir.region import Region, Shape
 from codl.ir.types import Direction, Processor
 from codl.records.soc import Soc
 
-#: The way to each processor.
+#: The direction of transfers to each processor.
 WAYS: Mapping[Processor, Direction] = {"cpu": "to_cpu", "gpu": "to_gpu"}
 
 
 @dataclass(frozen=True)
 class Part:
-    """A region of a layer's output, as an ordinary op, and the input regions that it needs."""
+    """A region of a layer's output as an ordinary op, with the input regions that it needs."""
 
     layer: Layer
     region: Region
@@ -32,7 +32,7 @@ class Part:
 
     @classmethod
     def of(cls, layer: Layer, region: Region) -> Part | None:
-        """What is computed where others need a region of a layer; None of nothing."""
+        """The part that computes a needed region of a layer; None for an empty region."""
         if region.is_empty:
             return None
         region = layer.op.around(region)
@@ -40,7 +40,7 @@ class Part:
         return cls(layer, region, layer.op.restrict(region), needs)
 
     def add_needs(self, needed: dict[str, Region]) -> None:
-        """Join what this part reads to what others need of the same tensors."""
+        """Join the input regions of this part to the regions in `needed`."""
         for name, need in zip(self.layer.inputs, self.needs, strict=True):
             if not need.is_empty:
                 needed[name] = need.join(needed[name]) if name in needed else need
@@ -48,22 +48,22 @@ class Part:
 
 @dataclass(frozen=True)
 class Shard:
-    """What one processor computes of a chain, in order; without parts it has nothing to do."""
+    """The parts of a chain that one processor computes, in order; there may be none."""
 
     parts: tuple[Part, ...]
 
     @cached_property
     def outputs(self) -> dict[str, Region]:
-        """The region of every tensor that this side computes."""
+        """The computed region of each tensor."""
         return {part.layer.output: part.region for part in self.parts}
 
     def left(self, outputs: Collection[str]) -> dict[str, Region]:
-        """Those of `outputs` that this side computes."""
+        """The computed regions of the chain's `outputs`."""
         return {name: self.outputs[name] for name in outputs if name in self.outputs}
 
     @cached_property
     def inputs(self) -> dict[str, Region]:
-        """The region of every tensor from outside that this side needs."""
+        """The needed region of each tensor from outside the chain."""
         needed: dict[str, Region] = {}
         for part in self.parts:
             part.add_needs(needed)
@@ -80,10 +80,10 @@ def cut(
     *,
     block: int,
 ) -> tuple[Shard, Shard]:
-    """The CPU's and the GPU's shard of a chain.
+    """Cut a chain into the CPU's and the GPU's shard.
 
-    `layers` in topological order; `outputs` names the tensors that are read outside the chain;
-    `block` is the number of channels that the GPU's layout keeps together.
+    `layers` are in topological order, `outputs` are the tensors that other chains read, and `block`
+    is the number of channels in a block of the GPU's layout.
     """
     wanted: tuple[dict[str, Region], dict[str, Region]] = ({}, {})
     for layer in layers:
@@ -96,7 +96,7 @@ def cut(
 
 
 def _shard(layers: Sequence[Layer], wanted: dict[str, Region]) -> Shard:
-    """Walk backwards: what is wanted of a tensor decides what is needed of those before it."""
+    """The shard that computes the `wanted` regions: walks backwards from outputs to inputs."""
     parts: list[Part] = []
     for layer in reversed(layers):
         region = wanted.get(layer.output)
@@ -109,7 +109,7 @@ def _shard(layers: Sequence[Layer], wanted: dict[str, Region]) -> Shard:
 
 @dataclass(frozen=True)
 class TensorMove:
-    """A region of a tensor that one processor has and the other needs."""
+    """A transfer of a region of a tensor from one processor to the other."""
 
     tensor: str
     region: Region
@@ -118,7 +118,7 @@ class TensorMove:
 
 @dataclass(frozen=True)
 class Segment:
-    """One chain: what is shared before it, and what each processor then computes on its own."""
+    """One chain: the transfers before it, and the shard of each processor."""
 
     chain: Chain
     outputs: tuple[str, ...]
@@ -129,10 +129,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class PartitionedPlan:
-    """A plan's segments, the last transfers, and what each processor ever holds of a tensor.
-
-    `network` is the one that runs, with all partial sums written out.
-    """
+    """A plan's segments, the transfers after the last one, and the regions each processor holds."""
 
     network: Network
     segments: tuple[Segment, ...]
@@ -141,72 +138,75 @@ class PartitionedPlan:
 
     @property
     def exchanges(self) -> list[tuple[TensorMove, ...]]:
-        """What moves before each segment, and after the last."""
+        """The transfers before each segment, and after the last one."""
         return [*(segment.transfers for segment in self.segments), self.final]
 
     @cached_property
     def moved(self) -> frozenset[str]:
-        """The tensors that go from one processor to the other."""
+        """The tensors that move from one processor to the other."""
         return frozenset(move.tensor for moves in self.exchanges for move in moves)
 
     @cached_property
     def is_read_at_the_end(self) -> bool:
-        """Whether the CPU hands over a tensor, and never again waits for anything behind it.
+        """True where the CPU sends a tensor and never waits for the GPU afterwards.
 
-        Only where the GPU then computes what nothing reads.
+        That happens only if nothing reads the GPU's last outputs.
         """
         last = {t.direction: stage for stage, moves in enumerate(self.exchanges) for t in moves}
         return last.get("to_gpu", -1) >= last.get("to_cpu", -1) and "to_gpu" in last
 
 
 class Residency:
-    """Which region of every tensor each processor has, and what must move for it to have another.
+    """The region of each tensor that each processor holds, and the transfers that a chain needs.
 
-    The planner walks a network with one of these as the executor does, so that both count the same
-    transfers. Of constants of one layer a processor has what it needs and no more.
+    The planner and the lowering both use it, so they count the same transfers. Each processor holds
+    exactly the regions of private constants that it needs.
     """
 
     def __init__(self, network: Network, sharing: Sharing) -> None:
         self._shapes = network.shapes
-        self._sharing, self._kept = sharing, network.lone
+        self._sharing, self._kept = sharing, network.private_constants
         inputs = {name: Region.whole(shape) for name, shape in network.inputs.items()}
-        others = network.constants.keys() - network.lone
+        others = network.constants.keys() - network.private_constants
         fixed = {name: Region.whole(self._shapes[name]) for name in sorted(others)}
         self.held: dict[Processor, dict[str, Region]] = {"cpu": inputs | fixed, "gpu": dict(fixed)}
 
     def require(self, processor: Processor, needs: Mapping[str, Region]) -> list[TensorMove]:
-        """Transfers after which `processor` has `needs`; where all is to be gathered, the whole."""
+        """The transfers after which `processor` holds `needs`, or the whole tensors if gathered."""
         mine, moved = self.held[processor], []
         for name, need in needs.items():
             if name in self._kept:
                 mine[name] = need.join(mine.get(name, need))
                 continue
-            held, regions = lacking(self._shapes[name], mine.get(name), need, self._sharing)
+            held, regions = missing_regions(self._shapes[name], mine.get(name), need, self._sharing)
             moved += [TensorMove(name, region, WAYS[processor]) for region in regions]
             mine[name] = held
         return moved
 
     def produce(self, processor: Processor, shard: Shard, outputs: Sequence[str]) -> None:
-        """Note that `processor` has computed its shard of a chain with these outputs."""
+        """Add the outputs of a shard to the regions that `processor` holds."""
         self.held[processor] |= shard.left(outputs)
 
 
-def lacking(
+def missing_regions(
     shape: Shape, mine: Region | None, need: Region, sharing: Sharing
 ) -> tuple[Region, tuple[Region, ...]]:
-    """What a processor that holds `mine` of a tensor holds when it has `need`, and what moves."""
+    """The region that a processor holds afterwards, and the regions that must move to it.
+
+    `mine` is the region that it holds before, and `need` the region that it needs.
+    """
     wanted = Region.whole(shape) if sharing == "gather" else need
     if mine is None:
         return wanted, (wanted,)
     if mine.covers(need):
         return mine, ()
-    # What is held stays one rectangle: the corners of the joined one move too.
+    # The held region stays one rectangle, so the corners of the joined region move too.
     joined = mine.join(wanted)
     return joined, joined.minus(mine)
 
 
 def chain_outputs(network: Network, layers: Sequence[Layer]) -> list[str]:
-    """The tensors of a chain that are read outside it."""
+    """The tensors that a chain makes and that are read outside it."""
     inside = {layer.name for layer in layers}
     results = {holder for holder, _ in network.outputs.values()}
     return [
@@ -218,9 +218,8 @@ def chain_outputs(network: Network, layers: Sequence[Layer]) -> list[str]:
 
 
 def partition_plan(network: Network, plan: Plan, soc: Soc) -> PartitionedPlan:
-    """Cut all chains of a plan; raises `MismatchError` where it is for another model or SoC."""
+    """Partition a plan; raises `MismatchError` where it is for another model or SoC."""
     plan.check(network, soc.name)
-    network, plan = plan.applied(network)
     residency = Residency(network, plan.sharing)
     segments = []
     for chain, layers in plan.layers(network):

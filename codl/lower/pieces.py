@@ -1,7 +1,7 @@
-"""Micro-executables that are measured or tested: one op's kernels, one net, one transfer.
+"""Small executables for measuring and testing: the kernels of one op, one net, or one transfer.
 
-They are lowered by the same code as whole plans. Their stages have the names below, so that one of
-them can be repeated alone.
+The code that lowers plans lowers them too. Their stages have the names below, so that one stage can
+be repeated by itself.
 """
 
 from __future__ import annotations
@@ -18,20 +18,19 @@ from codl.kernels.base import Choice, KernelPlan, TensorArg
 from codl.kernels.registry import storages
 from codl.lower.assembly import Arena, Assembly
 from codl.lower.gpu import KernelLowering
-from codl.lower.lowering import lower_net
+from codl.lower.lowering import TransferLowering, lower_net
 from codl.lower.nets import CpuLayer, Group
 from codl.lower.partition import TensorMove
-from codl.lower.transfers import TransferLowering
 from codl.records.soc import Soc
 
-#: Stages: what the CPU hands over, what is measured, and what it gets back.
+#: Stages: inputs to the GPU, the measured work, and outputs to the CPU.
 FEED, WORK, FETCH = "feed", "work", "fetch"
-#: Inputs are `x0`, `x1`, ...; this is the output.
+#: The name of the output; inputs are `x0`, `x1`, ...
 OUTPUT = "y"
 
 
 class Piece:
-    """A small executable in the making: tensors by name, on either side."""
+    """Builds a small executable, with tensors by name on both processors."""
 
     def __init__(self, name: str, soc: Soc) -> None:
         self._name, self._soc = name, soc
@@ -44,7 +43,7 @@ class Piece:
         self._stages: list[Stage] = []
 
     def on_host(self, name: str, shape: Shape, *, is_shared: bool) -> Tensor:
-        """All of a tensor in host memory, or in memory that the GPU sees as it is."""
+        """Add a whole tensor in host memory; with `is_shared`, kernels access it in place."""
         whole = Region.whole(shape)
         self.host[name] = self._arena.host(name, shape, whole, is_shared=is_shared)
         return self.host[name]
@@ -52,13 +51,13 @@ class Piece:
     def on_device(
         self, name: str, shape: Shape, storage: Storage, held: Region | None = None
     ) -> Tensor:
-        """All of a tensor in the GPU's memory, or a region."""
+        """Add a tensor in GPU memory, whole or the region `held`."""
         held = held or Region.whole(shape)
         self.device[name] = self._arena.device(name, shape, held, storage)
         return self.device[name]
 
     def move(self, name: str, direction: Direction) -> None:
-        """Emit a transfer of what the GPU has of a tensor between its two sides, to its end."""
+        """Emit a complete transfer of the GPU's region of a tensor."""
         move = TensorMove(name, self.device[name].held, direction)
         if direction == "to_gpu":
             self.transfers.to_gpu(move)
@@ -66,7 +65,7 @@ class Piece:
             self.assembly.emit(*self.transfers.begin_to_cpu(move))
 
     def copy(self, source: str, target: str, region: Region) -> None:
-        """Emit a copy of a region between two tensors of the GPU's."""
+        """Emit a copy of a region between two tensors on the GPU."""
         sides = self.device[source], self.device[target]
         accesses = (self.assembly.access(tensor, region) for tensor in sides)
         step = self.assembly.step(Relayout(f"transform {source}", *accesses))
@@ -115,11 +114,10 @@ def kernels_alone(
     choice: Choice | None = None,
     add: Op | None = None,
 ) -> Executable:
-    """A plan's kernels over tensors of their own: they compute `part` of the op's output, or all.
+    """The kernels of a plan over tensors of their own; they compute the region `part` of an op.
 
-    `plan` is for the op that computes the part, `weights` are that op's; a plan that is `adding`
-    computes the residual `add` too, whose other input is behind the op's. What the output holds
-    before is an input too.
+    `plan` and `weights` are of the op restricted to the part. A plan that is `adding` also computes
+    the residual `add`, whose other input comes last. The old content of the output is an input too.
     """
     part = part or Region.whole(op.output)
     shapes = [*op.inputs, *([op.output] if add else [])]
@@ -170,10 +168,10 @@ def net_alone(
     part: Region | None = None,
     is_shared: bool = False,
 ) -> Executable:
-    """A net of ops in a row, each of one input but for the first, on the CPU.
+    """A net of successive ops on the CPU; each op after the first has one input.
 
-    It computes `part` of the last op's output, or all; only of a single op a part. `weights` are
-    those of the whole ops. With `is_shared` the input lies in memory that the GPU sees.
+    A single op may compute only the region `part`. `weights` are those of the whole ops. With
+    `is_shared`, the input lies in memory that the GPU has written in place.
     """
     first, last = ops[0], ops[-1]
     names, piece = input_names(len(first.inputs)), Piece(to_text(first), soc)
@@ -208,7 +206,7 @@ def net_alone(
 
 
 def _written_by_gpu(piece: Piece, shape: Shape, soc: Soc) -> None:
-    """A stage in which the GPU writes the first input."""
+    """Emit a stage in which the GPU writes the first input."""
     (name, *_) = piece.host
     piece.on_device(name, shape, storages(soc)[0])
     piece.move(name, "to_cpu")
@@ -216,7 +214,7 @@ def _written_by_gpu(piece: Piece, shape: Shape, soc: Soc) -> None:
 
 
 def relayout(shape: Shape, source: Storage, target: Storage, soc: Soc) -> Executable:
-    """Copying a tensor on the GPU from one storage to another."""
+    """A copy of a tensor on the GPU from one storage to another."""
     piece = Piece(f"relayout {shape}", soc)
     piece.on_device("source", shape, source)
     piece.on_device("target", shape, target)
@@ -226,10 +224,7 @@ def relayout(shape: Shape, source: Storage, target: Storage, soc: Soc) -> Execut
 
 
 def exchange(direction: Direction, shape: Shape, storage: Storage, soc: Soc) -> Executable:
-    """A tensor on its way from one processor to the other, all of it.
-
-    What the GPU hands over is written by a kernel in the stage before.
-    """
+    """A transfer of a whole tensor; a kernel writes the tensor before a transfer to the CPU."""
     piece = Piece(f"{direction} {shape}", soc)
     piece.on_host(OUTPUT, shape, is_shared=soc.gpu.sees_host_memory)
     piece.on_device(OUTPUT, shape, storage)

@@ -21,7 +21,7 @@ from codl.kernels import registry
 from codl.kernels.base import LIBRARIES
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
-from codl.lower.packing import packed
+from codl.lower.nets import packed
 from codl.lower.partition import chain_outputs, cut
 from codl.measure.dataset import SEPARATOR, StageRow
 from codl.measure.op_runner import filler

@@ -1,10 +1,9 @@
-"""Beam search of the chains of a plan by predicted latency or energy, and its objectives.
+"""Beam search for the chains of a plan with the least predicted latency or energy.
 
-A label says how the network can have come to a point between two layers: which region of every
-tensor that is still read each processor then holds, and when each is free. Of two labels that hold
-the same, one that is later on both processors is of no use. Of the others those that promise most
-go on: eight where there are many chains, and elsewhere as many as make most searches exact over
-their chains.
+A label is one way to execute the network up to a point between two layers. It has the clock of each
+processor, and the region of each live tensor that each processor holds. Of two labels with equal
+regions, one that is later on both clocks is dropped. At each point the best labels are extended:
+eight in large searches, and 64 in small ones, where the search is mostly exact.
 """
 
 from __future__ import annotations
@@ -23,17 +22,18 @@ from codl.plan.candidates import Candidates
 from codl.plan.chain_costs import CandidateChain
 from codl.plan.cost_model import Pair
 from codl.plan.price import START
-from codl.plan.transitions import Holdings, Transitions
+from codl.plan.transitions import ResidentRegions, Transitions
 from codl.records.soc import PowerW, Soc
 
 Goal: TypeAlias = Literal["latency", "energy", "energy-delay"]
 GOALS: tuple[str, ...] = get_args(Goal)
-#: Labels that go on from a point: where networks have at most `FEW` candidate chains, and else.
+#: The labels that are extended at a point, in networks with at most `FEW` candidate chains and in
+#: larger ones.
 WIDEST, NARROW, FEW = 64, 8, 200
 
 
 class Spent(NamedTuple):
-    """What chains have used besides time: millijoules above idling, and bytes of weights."""
+    """What chains consume besides time: millijoules above idle power, and bytes of weights."""
 
     mj: float = 0.0
     bytes: float = 0.0
@@ -47,10 +47,11 @@ NOTHING = Spent()
 
 @dataclass(frozen=True)
 class Objective:
-    """`power_w` is what the SoC's sensors said; only latency can do without.
+    """The quantity to minimise, and a limit of memory.
 
-    `memory_limit` bounds the bytes of weights on both processors together: rows split a chain's
-    work but not its weights, which both then hold.
+    `power_w` is the measured power of the SoC; only the goal `latency` works without it.
+    `memory_limit` bounds the bytes of weights on both processors together. A chain that is split by
+    rows has its weights on both.
     """
 
     goal: Goal = "latency"
@@ -59,24 +60,23 @@ class Objective:
 
     @classmethod
     def of(cls, goal: str, soc: Soc, memory_limit: int | None = None) -> Objective:
-        """Raises `CodlError` where the goal needs a sensor and the SoC's power is not known."""
+        """An objective by name; raises `CodlError` where it needs `power_w` of the SoC file."""
         if goal not in GOALS:
             raise UnknownNameError("objective", goal, GOALS)
         if goal != "latency" and soc.power_w is None:
             raise CodlError(
-                f"The objective {goal!r} needs the power of {soc.name!r}, and its file has no "
-                "`power_w`: it was not measured, or the machine has no energy sensor. `codl "
-                f"devices` lists the sensors; `codl soc power {soc.name}` measures by them."
+                f"The objective {goal!r} needs `power_w` in the SoC file of {soc.name!r}. `codl "
+                f"devices` lists energy sensors; `codl soc power {soc.name}` measures by them."
             )
         return cls(goal, soc.power_w, memory_limit)  # type: ignore[arg-type]
 
     @property
     def is_latency(self) -> bool:
-        """Whether time alone decides."""
+        """True where latency is minimised without a memory limit."""
         return self.goal == "latency" and self.memory_limit is None
 
     def spent(self, works: Pair, weights: float) -> Spent:
-        """Of a chain whose shards take `works` milliseconds and hold `weights` bytes."""
+        """The consumption of a chain whose shards take `works` ms and hold `weights` bytes."""
         size = weights if self.memory_limit is not None else 0.0
         if self.goal == "latency" or self.power_w is None:
             return Spent(0.0, size)
@@ -89,11 +89,11 @@ class Objective:
         return self.memory_limit is None or spent.bytes <= self.memory_limit
 
     def energy_mj(self, latency_ms: float, spent: Spent) -> float | None:
-        """Millijoules of a plan; None where the power is not known."""
+        """Millijoules of a plan; None without measured power."""
         return None if self.power_w is None else self.power_w.idle * latency_ms + spent.mj
 
     def value(self, latency_ms: float, spent: Spent) -> float:
-        """What is to be least: milliseconds, millijoules or their product."""
+        """The value to minimise: milliseconds, millijoules or their product."""
         if self.goal == "latency":
             return latency_ms
         energy_mj = self.energy_mj(latency_ms, spent)
@@ -105,10 +105,10 @@ LATENCY = Objective()
 
 
 class Label(NamedTuple):
-    """One way to come to a point, and the best one that holds what it does."""
+    """One way to execute the network up to a point: `candidate` after the label `before`."""
 
     clocks: Pair
-    holdings: Holdings
+    resident: ResidentRegions
     spent: Spent = NOTHING
     before: Label | None = None
     candidate: CandidateChain | None = None
@@ -118,7 +118,7 @@ class Label(NamedTuple):
         return max(self.clocks)
 
     def beats(self, other: Label) -> bool:
-        """Whether this one is at least as good in everything."""
+        """True where this label is at least as good as another in time, energy and memory."""
         return (
             self.clocks[0] <= other.clocks[0]
             and self.clocks[1] <= other.clocks[1]
@@ -127,7 +127,7 @@ class Label(NamedTuple):
         )
 
     def chains(self) -> tuple[CandidateChain, ...]:
-        """The chains so far, first to last."""
+        """The chains up to this point, first one first."""
         chains: list[CandidateChain] = []
         label: Label | None = self
         while label is not None and label.candidate is not None:
@@ -138,10 +138,10 @@ class Label(NamedTuple):
 
 @dataclass(frozen=True)
 class Best:
-    """The chains of the best plan; `exact` where no label was ever dropped unseen.
+    """The chains of the best plan.
 
-    `value` is what the objective makes least, infinite where there is no plan; `energy_mj` is None
-    where the SoC's power is not known.
+    `exact` is True where labels were dropped only because another one was at least as good. `value`
+    is the minimised value, infinite without a plan, and `energy_mj` is None without measured power.
     """
 
     chains: tuple[CandidateChain, ...]
@@ -152,7 +152,7 @@ class Best:
 
     @property
     def how(self) -> str:
-        """In a plan's words."""
+        """How complete the search was, for `Plan.method`."""
         return "exact" if self.exact else "widest labels only"
 
 
@@ -163,10 +163,10 @@ def fastest(
     objective: Objective = LATENCY,
     widest: int | None = None,
 ) -> Best:
-    """Search the ways to put candidate chains one after another, `widest` labels at a point."""
+    """The best sequence of candidate chains; `widest` labels are extended at each point."""
     search, starting = _LabelSearch(candidates, sharing, objective), candidates.starting
     widest = widest or (WIDEST if sum(map(len, starting)) <= FEW else NARROW)
-    #: Whether the network's end can be reached from each point.
+    #: By point, True where candidate chains lead from it to the network's end.
     leads_on = [False] * len(starting) + [True]
     for at in reversed(range(len(starting))):
         leads_on[at] = any(leads_on[candidate.stop] for candidate in starting[at])
@@ -176,9 +176,10 @@ def fastest(
     for at, nexts in enumerate(starting):
         labels = [label for kept in points[at].labels.values() for label in kept]
         exact = exact and len(labels) <= widest
-        ahead = _Ahead(search, [candidate for candidate in nexts if leads_on[candidate.stop]])
-        for label in sorted(labels, key=search.promise)[:widest]:
-            for end_ms, candidate in ahead.within(label):
+        reaching = [candidate for candidate in nexts if leads_on[candidate.stop]]
+        extensions = _Extensions(search, reaching)
+        for label in sorted(labels, key=search.rank)[:widest]:
+            for end_ms, candidate in extensions.after(label):
                 point = points[candidate.stop]
                 new = search.after(label, candidate) if end_ms <= point.latest_ms else None
                 if new is None or new.end_ms > point.latest_ms:
@@ -192,7 +193,7 @@ def fastest(
 def every_plan(
     candidates: Candidates, sharing: Sharing = "missing", *, objective: Objective = LATENCY
 ) -> Best:
-    """The same without a shortcut: every plan is followed to its end. For a handful of layers."""
+    """The best sequence of candidate chains, by enumeration; for networks of a few layers."""
     search = _LabelSearch(candidates, sharing, objective)
     best, least = None, inf
     open_ends = [(0, search.start)]
@@ -208,23 +209,23 @@ def every_plan(
 
 
 class _Point:
-    """The labels that have come to a point, and how late the last is that may go on from there."""
+    """The labels at a point, and the latest time at which a label can still be extended."""
 
     def __init__(self, widest: int, *, is_latency: bool) -> None:
-        self.labels: dict[Holdings, list[Label]] = {}
+        self.labels: dict[ResidentRegions, list[Label]] = {}
         self._ends: list[float] = []
         self._widest, self._is_latency = widest, is_latency
 
     @property
     def latest_ms(self) -> float:
-        """What ends later than this has as many labels before it as may go on."""
+        """Labels that end later than this are not among the `widest` best ones."""
         if not self._is_latency or len(self._ends) < self._widest:
             return inf
         return self._ends[self._widest - 1]
 
     def keep(self, new: Label) -> None:
-        """Add a label unless one that is there is as good in everything; drop what it beats."""
-        labels = self.labels.setdefault(new.holdings, [])
+        """Add a label unless an equal or better one is there; drop the labels that it beats."""
+        labels = self.labels.setdefault(new.resident, [])
         if any(label.beats(new) for label in labels):
             return
         for label in [label for label in labels if new.beats(label)]:
@@ -234,8 +235,8 @@ class _Point:
         insort(self._ends, new.end_ms)
 
 
-class _Ahead:
-    """The chains that begin at a point, as columns: what each adds to a label at the least."""
+class _Extensions:
+    """The candidate chains that begin at a point, with lower bounds of their times as columns."""
 
     def __init__(self, search: _LabelSearch, candidates: Sequence[CandidateChain]) -> None:
         self._candidates = candidates
@@ -244,10 +245,10 @@ class _Ahead:
         launches = np.array([launches_ms(candidate.launches) for candidate in candidates])
         self._cpu, self._gpu = works[:, 0] + launches, works[:, 1]
 
-    def within(self, label: Label) -> Iterable[tuple[float, CandidateChain]]:
-        """Each chain with the earliest that it ends, in that order.
+    def after(self, label: Label) -> Iterable[tuple[float, CandidateChain]]:
+        """Each chain with a lower bound of its end after a label, the earliest first.
 
-        What comes behind the first ones need often not be looked at.
+        The search mostly looks at the first few only.
         """
         cpu, gpu = label.clocks
         works_on = (max(gpu, cpu) + self._gpu) * (self._gpu > 0)
@@ -257,7 +258,7 @@ class _Ahead:
 
 
 class _LabelSearch:
-    """Labels, and what they are compared by."""
+    """Extends labels, and compares them."""
 
     def __init__(self, candidates: Candidates, sharing: Sharing, objective: Objective) -> None:
         self.candidates, self.objective = candidates, objective
@@ -265,21 +266,21 @@ class _LabelSearch:
         self.transitions.prefetch([candidate for at in candidates.starting for candidate in at])
         self.start = Label(START, self.transitions.start)
         cost = candidates.costs.cost
-        self._enqueues_at_once = cost.launches_ms(1) == 0 and cost.signals.first_launch_ms == 0
+        self._enqueues_at_once = cost.launches_ms(1) == 0
 
-    def promise(self, label: Label) -> tuple[float, float]:
-        """What labels at one point are compared by."""
+    def rank(self, label: Label) -> tuple[float, float]:
+        """The key that orders the labels of a point, the best one first."""
         return self.objective.value(label.end_ms, label.spent), min(label.clocks)
 
     def value(self, label: Label) -> float:
-        """What the objective says of a label behind the last layer."""
+        """The value to minimise of a label after the last layer."""
         return self.objective.value(self._end_ms(label), label.spent)
 
     def _end_ms(self, label: Label) -> float:
-        return self.transitions.end_ms(label.clocks, label.holdings)
+        return self.transitions.end_ms(label.clocks, label.resident)
 
     def best(self, labels: Sequence[Label], *, exact: bool) -> Best:
-        """The best of some labels behind the last layer."""
+        """The best of some labels after the last layer."""
         if not labels:
             return Best((), inf, inf, exact)
         label = min(labels, key=self.value)
@@ -288,21 +289,21 @@ class _LabelSearch:
         return Best(label.chains(), latency_ms, self.value(label), exact, energy_mj)
 
     def after(self, label: Label, candidate: CandidateChain) -> Label:
-        """The label behind one more chain."""
-        clocks, holdings = self.transitions.after(label.clocks, label.holdings, candidate)
+        """The label after one more chain."""
+        clocks, resident = self.transitions.after(label.clocks, label.resident, candidate)
         spent = label.spent
         if not self.objective.is_latency:
             spent = spent.plus(self.objective.spent(candidate.work_ms, candidate.weights))
-        return Label(self._waited(clocks, holdings), holdings, spent, label, candidate)
+        return Label(self._waited(clocks, resident), resident, spent, label, candidate)
 
-    def _waited(self, clocks: Pair, holdings: Holdings) -> Pair:
-        """A processor that holds nothing has nothing to do before the other one is done.
+    def _waited(self, clocks: Pair, resident: ResidentRegions) -> Pair:
+        """Advance the clock of a processor without resident regions to the other one's clock.
 
-        But for the CPU where that takes time to enqueue what the GPU does next.
+        It has no work before then, except that the CPU may have to enqueue the GPU's next kernels.
         """
         cpu, gpu = clocks
-        if self._enqueues_at_once and not any(holdings[0::2]):
+        if self._enqueues_at_once and not any(resident[0::2]):
             return max(cpu, gpu), gpu
-        if not any(holdings[1::2]):
+        if not any(resident[1::2]):
             return cpu, max(cpu, gpu)
         return clocks

@@ -1,4 +1,4 @@
-"""Plans of chosen chains, of one processor alone, and with layers in other variants."""
+"""Makes plans: of given chains, of one processor, and with fallbacks for wrong variants."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from codl.plan.sub_ops import Walk
 from codl.plan.transitions import Transitions
 from codl.records.soc import Soc
 
-#: A plan that moves work between processors must be predicted to take less than this part of what
-#: one of them takes alone. What one takes is predicted within 10 % for most networks, and plans of
-#: many chains come out slower than predicted more often than faster (docs/decisions.md).
+#: A split plan must be predicted to take less than this part of the faster processor's latency.
+#: Predictions of one processor are within 10 % for most networks, and plans of many chains are
+#: slower than predicted more often than faster (docs/decisions.md).
 WORTH = 0.9
-#: The partition ratio of all on one processor.
+#: The partition ratio of a plan of one processor.
 ALONE: Mapping[Processor, float] = {"cpu": 0.0, "gpu": 1.0}
-#: What runs each layer elsewhere or otherwise, by the processor that it is wrong on.
+#: Fallbacks by layer, and by the processor on which the planned variant is wrong.
 ByLayer: TypeAlias = Mapping[str, Mapping[Processor, OpFallback]]
 
 
 def chain_of(layers: Sequence[Layer], dim: Dim, gpu_ratio: float) -> Chain:
-    """Layers as one chain, whose variants are still to be chosen."""
+    """A chain of layers without variants."""
     return Chain(tuple(layer.name for layer in layers), dim, gpu_ratio, {})
 
 
@@ -52,8 +52,8 @@ def make_plan(
 ) -> Plan:
     """A plan of these chains, in the variants that are predicted fastest.
 
-    `costs` are those of chains cut at these ratios, by the same cost model, if there are any yet.
-    Raises `UnsupportedError` with a layer for which a processor has no variant with a predictor.
+    `costs` may be chain costs of the same cost model at these ratios. Raises `UnsupportedError` for
+    a layer for which its processor has no variant with a predictor.
     """
     plan = _unpredicted(
         network,
@@ -92,7 +92,7 @@ def _unpredicted(
 
 
 def _with_variants(network: Network, plan: Plan, costs: ChainCosts) -> Plan:
-    """The plan in the variants that are predicted fastest, with what it takes in all."""
+    """The plan with the variants that are predicted fastest, and its predicted latency."""
     ratios, stop = costs.sub_ops.ratios, 0
     walks: dict[ChainKey, Walk] = {}
     for chain, layers in plan.layers(network):
@@ -105,18 +105,18 @@ def _with_variants(network: Network, plan: Plan, costs: ChainCosts) -> Plan:
         transitions.prefetch(costs.evaluate(new))
     if not walks.keys() <= costs.known.keys():
         raise _unsupported(costs, new)
-    clocks, holdings, chains = START, transitions.start, []
+    clocks, resident, chains = START, transitions.start, []
     for chain, key in zip(plan.chains, walks, strict=True):
         candidate = costs.known[key]
-        clocks, holdings = transitions.after(clocks, holdings, candidate)
+        clocks, resident = transitions.after(clocks, resident, candidate)
         variants = {name: by_side for name, by_side in costs.variants(candidate).items() if by_side}
         chains.append(replace(chain, variants=variants))
-    predicted_ms = transitions.end_ms(clocks, holdings)
+    predicted_ms = transitions.end_ms(clocks, resident)
     return replace(plan, chains=tuple(chains), predicted_ms=predicted_ms)
 
 
 def _unsupported(costs: ChainCosts, walks: Sequence[Walk]) -> UnsupportedError:
-    """Which part has no variant."""
+    """The error that names a part without a variant."""
     for step in costs.steps(walks):
         for numbers in step.parts:
             for side, number in enumerate(numbers.tolist()):
@@ -142,9 +142,9 @@ def one_processor(
     method: str = "",
     costs: ChainCosts | None = None,
 ) -> Plan:
-    """Every op on one processor, in its fastest variant; what that cannot do goes to the other.
+    """All ops on one processor in their fastest variants; unsupported ops go to the other one.
 
-    `costs` are those of chains by the same cost model, if there are any yet.
+    `costs` may be chain costs of the same cost model.
     """
     cost, alone = covered(cost, network), ALONE[processor]
     latencies_ms = cost.fastest_ms((layer.op for layer in network.layers), processor)
@@ -159,13 +159,14 @@ def one_processor(
 
 
 def cpu_plans(network: Network, cost: CostModel, *, strategy: str) -> list[Plan]:
-    """Plans of the CPU alone, the best first: that, and those of each library as far as it can.
+    """Plans of the CPU alone: the one predicted fastest, then one for each library.
 
-    Which of them is the fastest a device tells better than predictions do.
+    A library's plan uses other libraries only for ops that it does not support. A device decides
+    which plan is fastest better than predictions do.
     """
     costs = in_each_library(network, cost)
     plans = [one_processor(network, each, "cpu", strategy=strategy) for each in costs]
-    # ncnn has several variants of an op, among which nothing but predictions chooses.
+    # Library 0 (ncnn) has several variants of an op; only predictions can choose one.
     others = (_in_library(network, cost.soc, at, strategy) for at in range(1, len(LIBRARIES)))
     plans += filter(None, others)
     different: dict[str, Plan] = {}
@@ -175,9 +176,10 @@ def cpu_plans(network: Network, cost: CostModel, *, strategy: str) -> list[Plan]
 
 
 def _in_library(network: Network, soc: Soc, library: int, strategy: str) -> Plan | None:
-    """All on the CPU in a library as far as it can, by no predictions; None where it is not there.
+    """All ops on the CPU in one library where possible, without predictions; None without it.
 
-    A short collection knows a library by some ops alone, and then plans change between libraries.
+    After a short collection only some ops of a library have predictions, and predicted plans mix
+    libraries.
     """
     accepted = {layer.name: registry.of_library(layer.op, library, soc) for layer in network.layers}
     variants = {name: variant.name for name, variant in accepted.items() if variant is not None}
@@ -189,9 +191,9 @@ def _in_library(network: Network, soc: Soc, library: int, strategy: str) -> Plan
 def unless_alone(
     plan: Plan, network: Network, cost: CostModel, costs: ChainCosts | None = None
 ) -> Plan:
-    """The plan, or the faster processor alone where the predicted gain is within the error.
+    """The plan, or the faster processor's where the predicted gain is below the prediction error.
 
-    `costs` are those of chains by the same cost model, if there are any yet.
+    `costs` may be chain costs of the same cost model.
     """
     if "worth" in cost.off:
         return plan
@@ -222,10 +224,10 @@ def default_plan(
     chained: bool = True,
     variants: Mapping[str, str] | None = None,
 ) -> Plan:
-    """Every op on one processor, by no predictions: all in one chain, or each in its own.
+    """All ops on one processor, without predictions: in one chain, or each in its own chain.
 
-    `variants` names the kernel variants of some layers; the others take their default. Raises
-    `UnsupportedError` with the layer for which the processor has no variant.
+    `variants` has the kernel variants of some layers; others take their default. Raises
+    `UnsupportedError` for a layer without a variant on the processor.
     """
     named = variants or {}
     chosen: list[Any] = [
@@ -242,7 +244,7 @@ def default_plan(
         planar = planar_of(network.layers, chosen, soc)
         for layer, variant, is_planar in zip(network.layers, chosen, planar, strict=True):
             if is_planar and layer.name not in named:
-                names[layer.name] = {processor: variant.among_planar}
+                names[layer.name] = {processor: variant.planar_fallback}
     groups = [tuple(names)] if chained else [(name,) for name in names]
     ratio = ALONE[processor]
     chains = (Chain(ops, "H", ratio, {op: names[op] for op in ops}) for ops in groups if ops)
@@ -250,9 +252,9 @@ def default_plan(
 
 
 def preferring(network: Network, soc: Soc, processor: Processor) -> Plan:
-    """Every op on one processor by no predictions, and on the other what that cannot do.
+    """All ops on one processor without predictions; unsupported ops go to the other one.
 
-    Raises `UnsupportedError` with the layer for which neither has a variant.
+    Raises `UnsupportedError` for a layer without a variant on either processor.
     """
     other: Processor = "gpu" if processor == "cpu" else "cpu"
     sides = [
@@ -267,7 +269,7 @@ def preferring(network: Network, soc: Soc, processor: Processor) -> Plan:
 
 
 def _default(layer: Layer, processor: Processor, soc: Soc) -> Any:
-    """The first variant that is meant for this SoC or, where there is none, that works at all."""
+    """The first variant that is meant for the SoC, or else the first one that works on it."""
     variants = registry.variants(layer.op, processor, soc) or registry.variants(
         layer.op, processor, soc, include_unfit=True
     )
@@ -287,17 +289,16 @@ def _default(layer: Layer, processor: Processor, soc: Soc) -> Any:
 
 
 def with_fallbacks(network: Network, plan: Plan, fallbacks: Sequence[OpFallback]) -> Plan:
-    """The plan with layers in what stands in for their variants; nothing is predicted of it.
+    """The plan with fallbacks applied and without a predicted latency.
 
-    A layer that goes to the other processor is cut out of its chain. All others stay as they are.
+    A layer that goes to the other processor becomes a chain of its own; other layers stay.
     """
     by_layer: dict[str, dict[Processor, OpFallback]] = {}
     for fallback in fallbacks:
         by_layer.setdefault(fallback.op, {})[fallback.processor] = fallback
-    written, applied = plan.applied(network)
     chains = [
         changed
-        for chain, layers in applied.layers(written)
+        for chain, layers in plan.layers(network)
         for changed in _changed(chain, layers, by_layer)
     ]
     return replace(
@@ -310,7 +311,7 @@ def with_fallbacks(network: Network, plan: Plan, fallbacks: Sequence[OpFallback]
 
 
 def for_soc(network: Network, fallbacks: Iterable[OpFallback]) -> tuple[OpFallback, ...]:
-    """The fallbacks of a plan as a SoC file has them: by the text of the op, each once."""
+    """The fallbacks of a plan in the form of a SoC file: by op text, without duplicates."""
     texts = {layer.name: to_text(layer.op) for layer in network.layers}
     named = (replace(fallback, op=texts[fallback.op]) for fallback in fallbacks)
     return tuple(
@@ -321,12 +322,12 @@ def for_soc(network: Network, fallbacks: Iterable[OpFallback]) -> tuple[OpFallba
 
 
 def _changed(chain: Chain, layers: Sequence[Layer], by_layer: ByLayer) -> Iterator[Chain]:
-    """A chain, or the pieces of it between layers that go elsewhere."""
+    """The chain with fallbacks, split at layers that go to the other processor."""
 
     def elsewhere(layer: Layer) -> tuple[Processor, str] | None:
-        """The processor and the variant that all of a layer goes to; None where it stays."""
+        """The other processor and variant that computes the whole layer; None where it stays."""
         for processor, fallback in by_layer.get(layer.name, {}).items():
-            other = registry.find(layer.op.whole, fallback.instead).processor
+            other = registry.find(layer.op, fallback.instead).processor
             if other != processor:
                 return other, fallback.instead
         return None

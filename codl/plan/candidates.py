@@ -1,6 +1,6 @@
-"""Candidate chains of a network for a search: where they begin and end, and how they are cut.
+"""Candidate chains of a network for a search: their first and last layers, and their cuts.
 
-A chain here is a run of layers in topological order, which is always a convex set of the graph.
+A chain is a run of layers in topological order, which is always a convex set of the graph.
 """
 
 from __future__ import annotations
@@ -18,28 +18,27 @@ from codl.plan.chain_costs import CandidateChain, ChainCosts
 from codl.plan.cost_model import CostModel, Milliseconds
 from codl.plan.sub_ops import Walk
 
-#: Ratios are tried in steps of one twentieth, or one image where a batch has more images; the ends
-#: are one processor alone.
+#: Ratios are tried in steps of 1/20, or of one image in larger batches; 0 and 1 are one processor.
 STEPS = 20
-#: A plan's ratios are then moved in finer steps, up to this many on either side.
+#: `Recuts` tries ratios in steps of 1/160, up to 12 steps on either side.
 FINE_STEPS, REACH = 160, 12
-#: Ratios this many steps on either side of the balanced one are tried.
+#: Steps on either side of the balanced ratio that are tried for a chain.
 NEAR = 1
-#: Where single ops are cut, from where both shards would take equally long if time were linear.
+#: Steps at which single ops are predicted, from the ratio that balances linear latencies.
 AROUND = (-6, -3, -1, 0, 1, 3, 6)
-#: A chain on both processors has this many layers at most.
+#: The most layers of a chain on both processors.
 LONGEST = 24
-#: Lengths of chains on one processor that end before the network does.
+#: Lengths of chains on one processor that do not end with the network.
 LENGTHS = (1, 4)
-#: Chains that compute this many times longer than their ops at their best are left out.
+#: Chains that take more than this many times the sum of their ops' best latencies are left out.
 MOST_LOSS = 1.3
 
 
 class Candidates:
-    """The candidate chains of one network, by where they begin.
+    """The candidate chains of one network; `starting` lists them by their first layer.
 
-    `complete`: all ratios and lengths, which is for small networks; otherwise ratios around the
-    one at which both shards would take equally long, and chains that lose little by their length.
+    With `complete`, all ratios and lengths are candidates, for small networks. Otherwise ratios are
+    near the balanced one, and chains lose little compared with single ops.
     """
 
     def __init__(
@@ -56,11 +55,11 @@ class Candidates:
         for candidate in self.costs.evaluate(walks, limited=not complete):
             self.starting[candidate.start].append(candidate)
 
-    # Cuts of single ops, from which it is seen what is worth a longer look.
+    # Cuts of single ops, which bound what chains can gain.
 
     @cached_property
     def _steps(self) -> list[dict[Dim, tuple[int, ...]]]:
-        """The steps between 0 and the last at which each layer may be cut."""
+        """By layer and dimension, the inner steps at which it may be cut."""
         of_op: list[dict[Dim, tuple[int, ...]]] = []
         for op in self._sub_ops.ops:
             dims = [dim for dim in op.dims if dim != "H" or op.output.h > 1]
@@ -70,7 +69,7 @@ class Candidates:
 
     @cached_property
     def _fixed(self) -> list[tuple[Dim, int] | None]:
-        """By layer the dimension and the step of its chain where another plan is followed."""
+        """By layer, the dimension and step of its chain in the followed plan, if any."""
         fixed: list[tuple[Dim, int] | None] = []
         for at in range(len(self._layers)):
             cut = self.costs.weights.cut(at)
@@ -79,14 +78,14 @@ class Candidates:
 
     @cached_property
     def _whole_ms(self) -> Milliseconds:
-        """Milliseconds of whole layers on either processor, shaped (2, layers); or infinite."""
+        """Milliseconds of whole layers by processor, (2, layers); infinite without a variant."""
         sub_ops = self._sub_ops
         whole = self._cut_parts({(op, "H"): [0] for op in range(len(sub_ops.ops))})[:, 0]
         latencies = np.array([sub_ops.fastest_ms(whole, side) for side in (0, 1)])
         return latencies[:, sub_ops.op_of]
 
     def _cut_parts(self, cuts: Mapping[tuple[int, Dim], Sequence[int]]) -> NDArray[np.int64]:
-        """The parts of ops that are cut after some steps, one behind the other, (cuts, 2)."""
+        """The parts of ops at some steps of a dimension, concatenated; (cuts, 2)."""
         sub_ops, counts = self._sub_ops, [len(steps) for steps in cuts.values()]
         shares = [sub_ops.shares(op)[sub_ops.cut(dim, np.array(steps, np.int64))]
                   for (op, dim), steps in cuts.items()]  # fmt: skip
@@ -96,17 +95,17 @@ class Candidates:
 
     @cached_property
     def _alone(self) -> Mapping[Dim, Milliseconds]:
-        """Milliseconds of both shards of every layer, shaped (2, layers, steps + 1); or infinite.
+        """By dimension, milliseconds of both shards of each layer; (2, layers, steps + 1).
 
-        Predicted around the balanced cut and on a line in between: this only says which chains are
-        looked at. The ends of a dimension that a layer has not are there all the same.
+        Latencies are predicted near the balanced step and interpolated between; they only decide
+        which chains become candidates. Steps without a value are infinite, except the two ends.
         """
         sub_ops = self._sub_ops
         cuts: dict[tuple[int, Dim], list[int]] = {}
         for k, op in enumerate(sub_ops.op_of):
             for dim, steps in self._steps[k].items():
                 if (op, dim) not in cuts:
-                    cuts[op, dim] = self._looked_at(k, dim, steps)
+                    cuts[op, dim] = self._predicted_steps(k, dim, steps)
         asked = self._cut_parts(cuts)
         latencies = np.array([sub_ops.fastest_ms(asked[:, side], side) for side in (0, 1)])
         last = self._steps_count
@@ -127,18 +126,18 @@ class Candidates:
 
     @cached_property
     def _fixed_of_ops(self) -> Mapping[int, set[int]]:
-        """By op the steps at which layers are cut where another plan is followed."""
+        """By op, the steps at which the followed plan cuts layers with this op."""
         steps: dict[int, set[int]] = {}
         for op, fixed in zip(self._sub_ops.op_of, self._fixed, strict=True):
             if fixed is not None:
                 steps.setdefault(op, set()).add(fixed[1])
         return steps
 
-    def _looked_at(self, k: int, dim: Dim, steps: tuple[int, ...]) -> list[int]:
-        """The steps at which a layer is predicted: near balance, or all where it is unknown."""
+    def _predicted_steps(self, k: int, dim: Dim, steps: tuple[int, ...]) -> list[int]:
+        """The steps at which a layer is predicted: near balance, or all where that is unknown."""
         cpu_ms, gpu_ms = self._whole_ms[:, k]
         if self.complete or dim == "N" or not 0 < cpu_ms + gpu_ms < np.inf:
-            return list(steps)  # of a replayed SoC's ops that nobody measured both are 0
+            return list(steps)  # unmeasured ops of a replayed SoC take 0 on both processors
         middle = round(self._steps_count * cpu_ms / (cpu_ms + gpu_ms))
         wanted = {middle + d for d in AROUND}.union(
             self._fixed_of_ops.get(self._sub_ops.op_of[k], ())
@@ -147,11 +146,11 @@ class Candidates:
 
     @cached_property
     def _best_ms(self) -> Milliseconds:
-        """The least that each layer computes, on its own and with nothing shared."""
+        """By layer, its least latency as a single op without data sharing; (layers)."""
         slower = [np.max(alone, axis=0).min(axis=1) for alone in self._alone.values()]
         return np.asarray(np.min(slower, axis=0))
 
-    # Walks that cut chains: on one processor, and on both.
+    # Walks of chains on one processor, and on both.
 
     def _single(self) -> Iterator[Walk]:
         able = np.isfinite(self._whole_ms)
@@ -169,7 +168,7 @@ class Candidates:
                     yield Walk(stop, "H", step, frozenset(starts))
 
     def _split(self) -> Iterator[Walk]:
-        """Of layers behind each other with the same ops once, wherever they stand."""
+        """Walks of split chains; equal runs of ops have equal walks, which are made once."""
         walks_by_ops: dict[Hashable, list[Walk]] = {}
         for stop in range(1, len(self._layers) + 1):
             window = slice(max(0, stop - LONGEST), stop)
@@ -185,7 +184,7 @@ class Candidates:
         for dim in AXES:
             seen: set[tuple[int, ...]] = set()
             for step, starts in self._first_by_step(stop, dim).items():
-                # Ratios that cut at the same places are one.
+                # Skip ratios that cut all ops at the same places as an earlier ratio.
                 ops = self._sub_ops.op_of[min(starts) : stop]
                 places = tuple(self._sub_ops.cuts(op, dim)[step] for op in ops)
                 if places not in seen:
@@ -193,11 +192,8 @@ class Candidates:
                     yield Walk(stop, dim, step, frozenset(starts))
 
     def _first_by_step(self, stop: int, dim: Dim) -> dict[int, set[int]]:
-        """For every ratio, in steps, where the chains begin that end at `stop` and are worth it."""
+        """By step, the first layers of promising chains that end at `stop`."""
         inner = self._steps[stop - 1].get(dim, ())
-        if self._layers[stop - 1].op.sets_cut:
-            starting = range(max(0, stop - LONGEST), stop)
-            return _by_step({s: self._followed(s, stop, dim, inner) for s in starting})
         starts = self._starts(stop, dim, inner)
         if not inner or not starts:
             return {}
@@ -205,17 +201,18 @@ class Candidates:
         slower = sums.max(axis=0)[:, inner]
         least, best = slower.argmin(axis=1), np.cumsum(self._best_ms[starts])
         worth = slower.min(axis=1) <= MOST_LOSS * best
-        looked_at: dict[int, Sequence[int]] = {}
+        by_step: dict[int, set[int]] = {}
         for at, start in enumerate(starts):
             steps: Sequence[int] = inner
             if not self.complete:
                 near = int(least[at])
                 steps = inner[max(0, near - NEAR) : near + NEAR + 1] if worth[at] else ()
-            looked_at[start] = self._followed(start, stop, dim, steps)
-        return _by_step(looked_at)
+            for step in self._followed(start, stop, dim, steps):
+                by_step.setdefault(step, set()).add(start)
+        return by_step
 
     def _followed(self, start: int, stop: int, dim: Dim, steps: Sequence[int]) -> Sequence[int]:
-        """The steps, or where another plan is followed that of all of its chains."""
+        """The steps, or the one step of the followed plan for these layers, if it has one."""
         fixed = {cut for cut in self._fixed[start:stop] if cut is not None}
         if not fixed:
             return steps
@@ -223,7 +220,7 @@ class Candidates:
         return () if others or own_dim != dim or not 0 < step < self._steps_count else (step,)
 
     def _starts(self, stop: int, dim: Dim, inner: tuple[int, ...]) -> list[int]:
-        """Where chains may begin that end at `stop` and are cut at such steps."""
+        """The first layers of chains that end at `stop` and can be cut at the steps `inner`."""
         starts: list[int] = []
         for start in range(stop - 1, max(-1, stop - 1 - LONGEST), -1):
             if self._steps[start].get(dim) != inner:
@@ -235,9 +232,9 @@ class Candidates:
 
 
 class Recuts(Candidates):
-    """The chains of a plan at the ratios around their own, in steps of 1 / `FINE_STEPS`.
+    """The chains of a plan at ratios around their own, in steps of 1 / `FINE_STEPS`.
 
-    Chains keep their layers and dimension. A chain on one processor stays there.
+    Chains keep their layers and dimension; chains on one processor stay there.
     """
 
     def __init__(self, network: Network, cost: CostModel, chains: Sequence[Chain]) -> None:
@@ -262,15 +259,6 @@ class Recuts(Candidates):
                 if places not in seen:
                     seen.add(places)
                     yield Walk(stop, chain.dim, near, frozenset([start]))
-
-
-def _by_step(looked_at: Mapping[int, Sequence[int]]) -> dict[int, set[int]]:
-    """By step where chains begin, of the steps that are looked at from each start."""
-    by_step: dict[int, set[int]] = {}
-    for start, steps in looked_at.items():
-        for step in steps:
-            by_step.setdefault(step, set()).add(start)
-    return by_step
 
 
 def _steps(images: int, dim: Dim, steps: int) -> tuple[int, ...]:

@@ -1,14 +1,13 @@
 """Predicted costs of candidate chains: parts, variants, storages and nets, in batches.
 
-A chain is a run of layers in topological order, cut at a dimension and a ratio. Everything about
-one of its layers is decided by that layer and by those behind it in the chain, never by where the
-chain begins: so one walk from a chain's end gives all chains that end there, and what a chain
-takes is a difference of two running sums.
+A chain is a run of layers in topological order, cut at a dimension and a ratio. The cost of a layer
+in a chain depends on that layer and on later layers of the chain, and not on where the chain
+begins. So one walk from a chain's end gives the costs of all chains that end there, and the cost of
+a chain is a difference of two running sums.
 
-Stretches of a network that are alike are computed once: a transformer has one block many times.
-What chains take, and what moves between them, follows from the ops of their layers, from how these
-read each other's outputs, and from how long those are read. Layers and points have numbers for all
-that, the same wherever it is the same.
+Equal stretches of layers are evaluated once: a transformer repeats one block many times. Stretches
+are equal if their ops are, if they read each other's outputs alike, and if later layers read their
+outputs at the same distances. docs/concepts/planner.md has the tables of a chain of three layers.
 """
 
 from __future__ import annotations
@@ -28,14 +27,17 @@ from codl.lower.rules import loading, residual_adds, storing
 from codl.plan.cost_model import CostModel, Milliseconds, Pair
 from codl.plan.cpu_libraries import cpu_libraries
 from codl.plan.region_array import NONE, Flags, Numbers, RegionTable, is_something
-from codl.plan.shards import CpuShards, GpuShards, LayerWeights, planar_layers
+from codl.plan.shards import CpuShards, GpuShards, LayerTraits, LayerWeights, planar_layers
 from codl.plan.sub_ops import HaloPropagation, LayerPass, StorageOrders, SubOps, Walk
 
-#: Where a chain begins and ends, its dimension and its ratio.
+#: A chain's first layer, the layer after its last one, its dimension and its ratio.
 ChainKey: TypeAlias = tuple[int, int, Dim, float]
-#: Stretches of more layers than this are not compared.
+#: Stretches of more layers than this are not compared with others.
 LONGEST_ALIKE = 32
-#: What is summed over the layers of a chain.
+#: Walks are evaluated in batches of at most this many. Arrays have an entry for each layer and walk
+#: of a batch, so one batch for a network of thousands of layers would need quadratic time.
+MOST_WALKS = 1 << 14
+#: The columns that are summed over the layers of a chain.
 COLUMNS = (
     "missing",
     "cpu_ms",
@@ -53,7 +55,10 @@ COLUMNS = (
 
 @dataclass(frozen=True, eq=False)
 class Chosen:
-    """What was chosen for layers in walks: the parts of both processors, and how they are made."""
+    """Columns over the layers of some walks: parts, CPU libraries and GPU storages.
+
+    `parts` is shaped (rows, 2), the others (rows).
+    """
 
     layers: Numbers
     parts: Numbers
@@ -62,16 +67,17 @@ class Chosen:
 
 
 class CandidateChain(NamedTuple):
-    """Layers `start` ... `stop` - 1 as one chain, cut, with what each shard takes.
+    """Layers `start` ... `stop` - 1 as one chain at a cut, with the costs of both shards.
 
-    `reads` and `leaves` are rows of a tensor, a processor's number, 0 for the CPU and 1 for the
-    GPU, and a region's: what the shards read from outside, in the order in which lowering asks for
-    it, and leave for others; the regions' notes are storage orders. Tensors are numbered as seen
-    from the chain's start: what a layer makes has the layer's distance from there as its number,
-    and the others stand behind all layers. `work_ms` is how long each shard takes while the other
-    one works, `alone_ms` how long its ops take alone; `launches` how many kernels, or small groups
-    of them, are launched; `weights` the bytes of weights of both. `rows` are those of its layers,
-    last to first; chains with the same rows are alike in all but where they begin.
+    `reads` and `leaves` are rows of (tensor, processor, region): the inputs of the shards in the
+    order of lowering, and the outputs that later chains read. Processor 0 is the CPU and 1 the GPU;
+    regions are numbers of `RegionTable`, whose notes are storage orders. A tensor of a layer is
+    numbered by the layer's distance from `start`, and other tensors by numbers beyond all layers.
+
+    `work_ms` is the time of each shard while the other one works, and `alone_ms` that of its ops
+    without the other. `launches` counts kernels, or small groups of kernels, and `weights` is the
+    bytes of weights on both processors. `rows` are the chain's rows of `Chosen`, last layer first;
+    chains with the same rows differ only in where they begin.
     """
 
     start: int
@@ -87,14 +93,14 @@ class CandidateChain(NamedTuple):
     rows: tuple[Chosen, int, int]
 
     def moved(self, layers: int) -> CandidateChain:
-        """The same chain, `layers` layers behind this one."""
+        """The equal chain that begins `layers` layers later."""
         return (
             CandidateChain(self.start + layers, self.stop + layers, *self[2:]) if layers else self
         )
 
 
 class ChainCosts:
-    """Costs of a network's chains, cut at some ratios, by one cost model."""
+    """The costs of a network's chains at some ratios, by one cost model."""
 
     def __init__(self, network: Network, cost: CostModel, ratios: Sequence[float]) -> None:
         layers = network.layers
@@ -105,52 +111,58 @@ class ChainCosts:
             self.last_reader |= {layer.output: -1, **dict.fromkeys(layer.inputs, at)}
         results = [name for name, _ in network.outputs.values()]
         self.last_reader |= dict.fromkeys(results, len(layers))
-        #: Constants that one layer alone reads. Both processors have them from the start, and they
-        #: lie as that layer wants them: they cost it something, and are no concern of chains.
-        self.lone = network.lone
-        self.weights = LayerWeights(network, cost.places, frozenset(self.lone))
+        #: Constants with a single reader. Each processor has them from the start, in the storage of
+        #: that layer, so chains neither read nor transfer them.
+        self.private_tensors = network.private_constants
+        self.weights = LayerWeights(network, cost.places, self.private_tensors)
         self.sub_ops = SubOps([layer.op for layer in layers], cost, ratios)
         self.known: dict[ChainKey, CandidateChain] = {}
-        #: All tensors, results of layers first; and the regions that chains read or leave.
+        #: All tensors, outputs of layers first.
         self.makers = {layer.output: at for at, layer in enumerate(layers)}
         self.tensors = list({**self.makers, **network.shapes})
         self.regions = RegionTable(network.shapes.values())
         self.orders = StorageOrders(cost.storages)
         numbers = {layer.name: number for number, layer in enumerate(layers)}
-        #: The number of the layer that each convolution's kernels may compute too, by its own.
+        #: By layer number, the number of the residual add that its kernels may compute as well.
         self.adds = {
             numbers[name]: numbers[add.name] for name, add in residual_adds(layers, results).items()
         }
-        #: The library that is to compute each layer on the CPU.
+        #: By layer, the number of the library that computes it on the CPU.
         self.libraries = cpu_libraries(network, cost)
-        #: The layers that the GPU computes on planar tensors, in variants for such.
+        #: By layer, True where the GPU computes it in a planar fallback variant.
         self.planar = planar_layers(network, cost)
-        #: By layer whose output has its input's elements in their order, the layer that makes that,
-        #: in whose memory it may be; -1 of all others.
+        #: By layer, the layer whose output it only reshapes and may be a view of; or -1.
         viewed = (self.makers.get(x.inputs[0], -1) if x.op.keeps_order else -1 for x in layers)
         self.viewed = np.fromiter(viewed, np.int64, len(layers))
+        self.traits = LayerTraits(network)
+        #: By tensor, its number, and the number of its shape.
+        self.tensor_numbers = {name: number for number, name in enumerate(self.tensors)}
+        shape_numbers = (self.regions.shapes[network.shapes[name]] for name in self.tensors)
+        self.tensor_shapes = np.fromiter(shape_numbers, np.int64, len(self.tensors))
+        #: By layer and input, True where that is a private tensor.
+        self.is_private = np.zeros((len(layers), self.sub_ops.needs.shape[1]), np.bool_)
+        for number, layer in enumerate(layers):
+            for at, name in enumerate(layer.inputs):
+                self.is_private[number, at] = name in self.private_tensors
 
     @cached_property
     def live(self) -> list[tuple[str, ...]]:
-        """At every point between layers, the tensors that are there and still read, oldest first.
-
-        But for constants that are `lone`.
-        """
+        """By point between layers, the live tensors, oldest first, without private tensors."""
         live: list[list[str]] = [[] for _ in range(len(self.network.layers) + 1)]
         made = {name: at + 1 for name, at in self.makers.items()}
-        names = self.last_reader.keys() - self.lone
+        names = self.last_reader.keys() - self.private_tensors
         for name in sorted(names, key=lambda name: (made.get(name, 0), name)):
             for at in range(made.get(name, 0), self.last_reader[name] + 1):
                 live[at].append(name)
         return [tuple(names) for names in live]
 
     def tensor(self, start: int, seen: int) -> str:
-        """The name of a tensor by its number as it is seen from a layer."""
+        """The name of the tensor with number `seen` in a chain that begins at layer `start`."""
         made = len(self.makers)
         return self.tensors[start + seen if seen < made else seen - made]
 
     def variants(self, candidate: CandidateChain) -> dict[str, dict[str, str]]:
-        """The kernel variants of every part of a candidate, by layer, first to last."""
+        """The kernel variants of a chain by layer and processor, first layer first."""
         chosen, first, last = candidate.rows
         variants: dict[str, dict[str, str]] = {}
         for layer, row in enumerate(reversed(range(first, last)), candidate.start):
@@ -163,17 +175,15 @@ class ChainCosts:
         return variants
 
     def evaluate(self, walks: Sequence[Walk], *, limited: bool = False) -> list[CandidateChain]:
-        """The chains of some walks that both processors have variants for.
+        """The chains of some walks for which each processor has variants.
 
-        With `limited`, those are left out that compute much twice. Walks that are alike are looked
-        at once.
+        With `limited`, chains with a large halo are left out. Equal walks are evaluated once.
         """
         numbers: dict[Hashable, int] = {}
         which = [numbers.setdefault(self._content(walk), len(numbers)) for walk in walks]
         places = dict(zip(reversed(which), reversed(range(len(walks))), strict=True))
         distinct = [walks[places[number]] for number in range(len(numbers))]
-        halo = self._halo(distinct, limited=limited)
-        by_walk = _Evaluation(self, distinct, halo.steps(), halo.begins).candidates()
+        by_walk = self._evaluated(distinct, limited=limited)
         candidates = [
             candidate.moved(walk.stop - distinct[number].stop)
             for walk, number in zip(walks, which, strict=True)
@@ -182,37 +192,56 @@ class ChainCosts:
         self.known.update((candidate[:4], candidate) for candidate in candidates)
         return candidates
 
-    def steps(self, walks: Sequence[Walk]) -> list[LayerPass]:
-        """The parts of every layer that walks pass, last layer to first."""
-        return self._halo(walks, limited=False).steps()
+    def _evaluated(self, walks: Sequence[Walk], *, limited: bool) -> list[list[CandidateChain]]:
+        """The chains of each walk; walks with near ends are evaluated together."""
+        order = sorted(range(len(walks)), key=lambda number: walks[number].stop)
+        if len(walks) <= MOST_WALKS:
+            order = list(range(len(walks)))
+        batches = [order[at : at + MOST_WALKS] for at in range(0, len(order), MOST_WALKS)]
+        halos = [self.halo([walks[at] for at in batch], limited=limited) for batch in batches]
+        passes = [halo.steps() for halo in halos]
+        each = [step.parts for steps in passes for step in steps]
+        parts = np.concatenate([np.empty((0, 2), np.int64), *each])
+        for side in (0, 1):  # predict all parts in one batch
+            self.sub_ops.fastest_ms(parts[:, side], side)
+        found: list[list[CandidateChain]] = [[] for _ in walks]
+        for batch, halo, steps in zip(batches, halos, passes, strict=True):
+            evaluation = ChainEvaluation(self, [walks[at] for at in batch], halo, steps)
+            for at, candidates in zip(batch, evaluation.candidates(), strict=True):
+                found[at] = candidates
+        return found
 
-    def _halo(self, walks: Sequence[Walk], *, limited: bool) -> HaloPropagation:
-        network_facts = self.network.layers, self.sub_ops, self.last_reader, self.lone
+    def steps(self, walks: Sequence[Walk]) -> list[LayerPass]:
+        """The passes of all layers on some walks, last layer first."""
+        return self.halo(walks, limited=False).steps()
+
+    def halo(self, walks: Sequence[Walk], *, limited: bool) -> HaloPropagation:
+        network_facts = self.network.layers, self.sub_ops, self.last_reader, self.private_tensors
         return HaloPropagation(*network_facts, walks, limited=limited)
 
-    # Stretches that are alike.
+    # Equal stretches of layers.
 
     def _content(self, walk: Walk) -> Hashable:
-        """What walks have in common that are alike; of a long one itself.
+        """A key that equal walks share; a long walk is its own key.
 
-        Their first points have the same number, and so have all of their layers.
+        Walks are equal if their first points have the same number, and all of their layers too.
         """
-        first, (layers, points) = min(walk.starts), self._alike
+        first, (layers, points) = min(walk.starts), self._numbers
         if walk.stop - first > LONGEST_ALIKE:
             return walk
         starts = tuple(sorted(walk.stop - start for start in walk.starts))
         return walk.dim, walk.step, starts, points[first], tuple(layers[first : walk.stop])
 
     @cached_property
-    def _alike(self) -> tuple[list[int], list[int]]:
-        """Numbers of the layers, and of the points before each and behind the last.
+    def _numbers(self) -> tuple[list[int], list[int]]:
+        """Numbers of the layers, and of the points before each layer and after the last one.
 
-        They are the same for the same content: ops, what else makes layers differ, and tensors.
+        Equal layers have the same number, and so have points with equal live tensors.
         """
 
         def seen_from(at: int, name: str) -> tuple[Hashable, int]:
-            """A tensor by where it is from, and for how long it is still read."""
-            if name in self.lone:
+            """A tensor by the distance to its maker, and to its last reader."""
+            if name in self.private_tensors:
                 return "", 0
             source = at - self.makers[name] if name in self.makers else name
             return source, min(self.last_reader[name] - at, LONGEST_ALIKE + 1)
@@ -238,21 +267,24 @@ class ChainCosts:
         return numbers(layers), numbers(points)
 
 
-class _Evaluation:
-    """One pass over the steps of some walks, last layer to first.
+class ChainEvaluation:
+    """Evaluates all chains of some walks at once.
 
-    A row is a layer in a walk, and the part of it that either processor computes.
+    Arrays have one row for each layer in each walk, last layer first.
     """
 
     def __init__(
-        self, costs: ChainCosts, walks: Sequence[Walk], steps: list[LayerPass], begins: Flags
+        self,
+        costs: ChainCosts,
+        walks: Sequence[Walk],
+        halo: HaloPropagation,
+        steps: Sequence[LayerPass],
     ) -> None:
-        self._walks, self._steps, self._begins = walks, steps, begins
+        self._walks, self._steps, self._begins = walks, steps, halo.begins
+        self._first_layer = halo.first
         self._cost, self._sub_ops, self._regions = costs.cost, costs.sub_ops, costs.regions
-        self._network, self._tensors = costs.network, costs.tensors
-        shapes, numbers = costs.network.shapes, costs.regions.shapes
-        #: The number of the shape of every tensor.
-        self._shapes = np.array([numbers[shapes[name]] for name in costs.tensors])
+        self._network, self._shapes = costs.network, costs.tensor_shapes
+        self._tensor_numbers, self._is_private = costs.tensor_numbers, costs.is_private
         counts = [len(step.walks) for step in steps]
         self._layer = np.repeat([step.layer for step in steps], counts).astype(np.int64)
         self._walk, self._leaves, self._parts = (
@@ -263,32 +295,24 @@ class _Evaluation:
                 (np.empty((0, 2), np.int64), [step.parts for step in steps]),
             )
         )
-        # All at once, before any part is asked for by itself.
         cpu, gpu = self._parts.T
-        for side, parts in enumerate((cpu, gpu)):
-            costs.sub_ops.fastest_ms(parts, side)
-        #: By layer and input, whether that is a constant of the layer alone.
-        self._is_lone = np.array(
-            [[at < len(layer.inputs) and layer.inputs[at] in costs.lone
-              for at in range(costs.sub_ops.needs.shape[1])] for layer in costs.network.layers]
-        )  # fmt: skip
         self._misplaced = costs.weights.misplaced(self._layer, self._parts, costs.sub_ops)
         common = costs.network, costs.cost, costs.sub_ops
         preferred = costs.libraries[self._layer]
-        self._cpu = CpuShards(*common, cpu, self._layer, preferred, len(walks))
+        self._cpu = CpuShards(*common, cpu, self._layer, preferred, len(walks), costs.traits)
         self._gpu = GpuShards(
             *common, gpu, costs.orders, len(walks), costs.adds, costs.planar[self._layer]
         )
         self._viewed = costs.viewed[self._layer]
-        #: By layer and walk, the number of the walk's last chain that begins there or behind it.
-        #: Chains of one walk stand together, the shortest first.
-        backwards = begins[::-1].T
+        #: By layer and walk, the number of the walk's longest chain that begins there or later.
+        #: The chains of a walk have successive numbers, the shortest first.
+        backwards = self._begins[::-1].T
         self._chain = (np.cumsum(backwards).reshape(backwards.shape)[:, ::-1] - 1).T
 
     def candidates(self) -> list[list[CandidateChain]]:
-        """By walk, every chain that both processors have variants for, the shortest first."""
+        """By walk, the chains for which each processor has variants, the shortest first."""
         reads, leaves = self._read_rows(), self._left_rows()
-        order = np.argsort(self._walk, kind="stable")  # of each walk, last layer to first
+        order = np.argsort(self._walk, kind="stable")  # rows by walk, last layer first
         libraries, storages = self._cpu.libraries[order], self._gpu.storages[order]
         chosen = Chosen(self._layer[order], self._parts[order], libraries, storages)
         walk, start = self._ends
@@ -296,7 +320,7 @@ class _Evaluation:
         first = np.searchsorted(self._walk[order], np.arange(len(self._walks)))[walk]
         last = first + stop - start
         running = np.concatenate(
-            [np.zeros((1, len(COLUMNS))), np.cumsum(self._sums()[order], axis=0)]
+            [np.zeros((1, len(COLUMNS))), np.cumsum(self.columns()[order], axis=0)]
         )
         totals = dict(zip(COLUMNS, (running[last] - running[first]).T, strict=True))
         self._add_loads(totals, reads)
@@ -322,21 +346,20 @@ class _Evaluation:
 
     @cached_property
     def _ends(self) -> tuple[Numbers, Numbers]:
-        """The walk, and the first layer, of every chain."""
+        """The walk and the first layer of each chain."""
         walk, start = np.nonzero(self._begins.T[:, ::-1])
-        return walk, len(self._begins) - 1 - start
+        return walk, self._first_layer + len(self._begins) - 1 - start
 
     def _seen(self, chain: Numbers, tensor: Numbers) -> Numbers:
-        """Tensors as seen from the first layers of chains."""
+        """The numbers of tensors in chains, relative to the chains' first layers."""
         made = len(self._network.layers)
         return np.where(tensor < made, tensor - self._ends[1][chain], tensor + made)
 
     def _read_rows(self) -> Numbers:
-        """What is read from outside: rows of chain, processor, tensor, region, loads by library.
+        """Inputs of chains: rows of (chain, processor, tensor, region, *loads by library).
 
-        Tensors are as seen from the chain's first layer.
+        Tensor numbers are relative to the chain's first layer.
         """
-        tensor_numbers = {name: number for number, name in enumerate(self._tensors)}
         first = 0
         columns = [np.empty((4 + len(LIBRARIES), 0), np.int64)]
         read = [np.empty((0, 6), np.int64)]
@@ -351,8 +374,8 @@ class _Evaluation:
             tensor, walk, side = at = np.nonzero(is_something(needed))
             notes = np.where(side == 1, self._gpu.wanted(tensors, walks)[tensor, walk], 0)
             loads = self._cpu.loads(tensors, walks)[tensor, walk].T * (side == 0)
-            numbers = np.array([tensor_numbers[name] for name in tensors])[tensor]
-            chain = self._chain[step.layer, walks[walk]]
+            numbers = np.array([self._tensor_numbers[name] for name in tensors])[tensor]
+            chain = self._chain[step.layer - self._first_layer, walks[walk]]
             columns.append(np.stack([chain, side, numbers, notes, *loads]))
             read.append(needed[at])
         chain, side, tensor, notes, *loads = np.concatenate(columns, axis=1)
@@ -362,14 +385,15 @@ class _Evaluation:
         return np.column_stack([chain, side, seen, regions, *loads])[order]
 
     def _left_rows(self) -> Numbers:
-        """Rows of a chain, a processor, a tensor and a region: what is left for others."""
-        row, side = at = np.nonzero(self._leaves[:, None] & (self._parts != NONE))
+        """Outputs of chains that later chains read: rows of (chain, processor, tensor, region)."""
+        row, side = np.nonzero(self._leaves[:, None] & (self._parts != NONE))
         layer, walk = self._layer[row], self._walk[row]
         notes = np.where(side == 1, self._gpu.orders(row), 0)
-        boxes = self._sub_ops.boxes[self._parts[at]]
+        boxes = self._sub_ops.boxes[self._parts[row, side]]
         regions = self._regions.of(self._shapes[layer], boxes, notes)
-        # A layer's output is left by all chains of the walk that begin at the layer or before it.
-        first = self._chain[layer, walk] + ~self._begins[layer, walk]
+        # All chains of the walk that begin at the layer or before it leave its output.
+        at = layer - self._first_layer
+        first = self._chain[at, walk] + ~self._begins[at, walk]
         counts = np.cumsum(self._begins.sum(axis=0))[walk] - first
         within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         chain = np.repeat(first, counts) + within
@@ -378,8 +402,8 @@ class _Evaluation:
         seen = self._seen(chain, layer)
         return np.column_stack([chain, side, seen, regions])[order]
 
-    def _sums(self) -> Milliseconds:
-        """What is summed over the layers of a chain, by row: (rows, columns)."""
+    def columns(self) -> Milliseconds:
+        """The columns to sum over the layers of a chain, shaped (rows, columns)."""
         cpu, gpu, amounts = self._cpu, self._gpu, self._sub_ops.amounts()
         packing_ms, packed_bytes = self._packing()
         columns = {
@@ -404,7 +428,7 @@ class _Evaluation:
         return sums
 
     def _packing(self) -> tuple[Milliseconds, Milliseconds]:
-        """Milliseconds and bytes that the CPU's nets pack and unpack of what they make; (rows)."""
+        """Milliseconds and bytes of packing and unpacking layers' outputs in CPU nets; (rows)."""
         cpu, parts = self._cpu, self._cpu.parts
         packing_ms, packed_bytes = np.zeros((2, len(parts)))
         for number, library in enumerate(LIBRARIES):
@@ -412,9 +436,9 @@ class _Evaluation:
             ways = {loading(library): cpu.loaded[:, number], storing(library): cpu.stored * mine}
             for way, times in ways.items():
                 self._add_moves(way, times, None, packing_ms, packed_bytes)
-            for at, is_lone in enumerate(self._is_lone.T):
+            for at, is_private in enumerate(self._is_private.T):
                 needs = is_something(self._sub_ops.needs[parts, at])
-                times = is_lone[self._layer] & needs & cpu.packs & mine
+                times = is_private[self._layer] & needs & cpu.packs & mine
                 self._add_moves(loading(library), times, at, packing_ms, packed_bytes)
         return packing_ms, packed_bytes
 
@@ -426,7 +450,7 @@ class _Evaluation:
         packing_ms: Milliseconds,
         packed_bytes: Milliseconds,
     ) -> None:
-        """Add what packing parts' inputs `at`, or their outputs, takes so many times; (rows)."""
+        """Add the cost of packing input `at` of CPU parts, or their output (None), `times` each."""
         rows = np.flatnonzero(times)
         if not rows.size:
             return
@@ -437,7 +461,7 @@ class _Evaluation:
         packed_bytes[rows] += times[rows] * np.array([2.0 * x.bytes for x in shapes])[which]
 
     def _works(self, totals: Mapping[str, Milliseconds]) -> tuple[Milliseconds, Milliseconds]:
-        """Milliseconds of both shards of chains, each alone, and both at once; (chains, 2)."""
+        """Milliseconds of the shards of chains, each alone, and together; (chains, 2) each."""
         images = totals["cpu_images"] / np.maximum(totals["cpu_parts"], 1)
         saved_ms = self._cost.turns(images) * totals["cpu_saved_ms"]
         alone = np.column_stack([totals["cpu_ms"] - saved_ms, totals["gpu_ms"]])
@@ -446,7 +470,7 @@ class _Evaluation:
         return alone, self._cost.together_ms(moved, alone + packing_ms)
 
     def _add_loads(self, totals: dict[str, Milliseconds], reads: Numbers) -> None:
-        """What the CPU's nets pack of what chains read from outside."""
+        """Add the cost of packing the inputs of chains in CPU nets."""
         count = len(totals["packing_ms"])
         for column, library in enumerate(LIBRARIES, 4):
             chain, _, _, numbers, *_ = some = reads[reads[:, column] > 0].T
@@ -460,8 +484,8 @@ class _Evaluation:
             totals["cpu_bytes"] += np.bincount(chain, 2 * some[column] * size, count)
 
 
-def _by_chain(held: Numbers, count: int) -> list[list[list[int]]]:
-    """Tensor, processor and region of rows that are ordered by chain, for each chain."""
-    bounds = np.searchsorted(held[:, 0], np.arange(count + 1)).tolist()
-    rows = held[:, [2, 1, 3]].tolist()
-    return [rows[first:last] for first, last in pairwise(bounds)]
+def _by_chain(rows: Numbers, count: int) -> list[list[list[int]]]:
+    """(tensor, processor, region) of rows ordered by chain, as one list for each chain."""
+    bounds = np.searchsorted(rows[:, 0], np.arange(count + 1)).tolist()
+    kept = rows[:, [2, 1, 3]].tolist()
+    return [kept[first:last] for first, last in pairwise(bounds)]

@@ -1,13 +1,11 @@
-"""Corrections of predictions by plans that ran: a profile gives the height, predictors the shape.
+"""Corrects predictions of ops with the measured times of plans that ran.
 
-A predictor learns from ops that run by themselves; a plan that has run shows what they take inside
-its network. The logarithm of measured over predicted is modelled as a sum: an offset of the
-processor, one of plans on that processor alone, one of the target (a kernel variant), one of the
-layer in any variant, one of the layer in this variant, and noise. Each is a Gaussian process, and
-their variances are those under which the profile is likeliest. So another cut of the very layer
-gets nearly all of what was measured of it, and a variant that did not run gets the offsets of its
-processor and layer. Predictions are of plans on both processors: the offset of a processor alone is
-estimated, to be left out.
+The logarithm of measured over predicted latency is modelled as a sum of offsets: of the processor,
+of plans on that processor alone, of the target (a kernel variant), of the layer in any variant, of
+the layer in this variant, and noise. Each offset is a Gaussian process, and the variances maximise
+the likelihood of the profile. So another cut of a measured layer gets nearly its whole correction,
+and a variant that did not run gets the offsets of its processor and layer. Predictions are for
+plans on both processors, so the offset of a processor alone is estimated and left out.
 """
 
 from __future__ import annotations
@@ -28,36 +26,36 @@ from codl.ir.executable import Executable, GpuOp, Net
 from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry
 from codl.lower import lower
-from codl.lower.packing import library_of, packed
+from codl.lower.nets import library_of, packed
 from codl.lower.rules import storing
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
-from codl.plan.price import StagePrice, price, stage_times, walk
+from codl.plan.price import StageTimes, stage_times, walk
 from codl.plan.profile_feedback import ProfiledTimes, Totals
 from codl.records.profile import PlanRun
 from codl.records.soc import Soc
 
-#: A ratio below this is of nothing that was computed.
+#: Ratios below this are not used: the op was not computed.
 LEAST = 0.02
-#: How far a ratio reaches, in doublings. Of what a cut leaves as it is: FLOPs of an output element,
-#: inputs of one, columns. And of what it changes: rows and channels.
+#: Length scales of the layer offsets, in doublings: of features that a cut keeps (FLOPs and inputs
+#: of an output element, columns), and of those that it changes (rows, channels).
 KEPT, CUT = 0.7, 2.0
-#: Standard deviations of log ratios that are tried for every part of the sum.
+#: The standard deviations to try for each offset.
 TRIED = (0.01, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0)
-#: How far a part may lie off what is usual, in doublings, before that counts against it.
+#: The prior's width, in doublings, of a standard deviation around the usual one.
 SPREAD = 2.0
-#: Sweeps over the parts of the sum, each of which is set to its best while the others stay.
+#: Sweeps of coordinate descent over the standard deviations.
 SWEEPS = 2
-#: The variances are fitted to at most this many means, spread evenly: the time grows with the cube.
+#: The most means that the variances are fitted to, evenly spread; time grows with the cube.
 FITTED = 120
 Matrix = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class OpRatio:
-    """An op of a target, and how many times longer it took in a network than predicted.
+    """Measured over predicted latency of an op in a target.
 
-    `is_alone`: measured in a plan that left the other processor idle.
+    `is_alone` is True for a plan that left the other processor idle.
     """
 
     processor: Processor
@@ -69,10 +67,9 @@ class OpRatio:
 
 @dataclass(frozen=True)
 class Deviations:
-    """Standard deviations of the parts of a log ratio, as they are before anything was measured.
+    """Standard deviations of the offsets of a log ratio; the defaults are the prior.
 
-    What several may share is rather of all than of some: where one variant ran, nobody knows of the
-    others that they are any better.
+    The offset of the processor is the largest: if one variant is slow, others probably are too.
     """
 
     processor: float = 0.25
@@ -84,7 +81,7 @@ class Deviations:
 
     @property
     def unlikely(self) -> float:
-        """What speaks against them."""
+        """The negative logarithm of the prior, up to a constant."""
         off = (np.log2(value / vars(USUAL)[name]) for name, value in vars(self).items())
         return 0.5 * sum((float(each) / SPREAD) ** 2 for each in off)
 
@@ -93,7 +90,7 @@ USUAL = Deviations()
 
 
 class ProfileCorrections:
-    """Factors for predicted latencies, by processor, from samples of either."""
+    """Correction factors of predicted latencies, fitted to samples of each processor."""
 
     def __init__(self, samples: Iterable[OpRatio] = ()) -> None:
         by_side: dict[Processor, list[OpRatio]] = {side: [] for side in PROCESSORS}
@@ -102,7 +99,7 @@ class ProfileCorrections:
         self._sides = {side: _Side(own) for side, own in by_side.items() if own}
 
     def factors(self, processor: Processor, target: str, ops: Sequence[Op]) -> Matrix:
-        """What to multiply predictions of a target with, shaped (ops); 1 where nothing ran."""
+        """The factors of a target's predictions, (ops); 1 for a processor without samples."""
         if processor not in self._sides or not ops:
             return np.ones(len(ops))
         return self._sides[processor].factors(target, ops)
@@ -110,17 +107,17 @@ class ProfileCorrections:
 
 @dataclass(frozen=True)
 class _Side:
-    """What ran on one processor.
+    """The samples of one processor.
 
-    Ratios of an op in one target, as where blocks are alike, count as their mean: with less noise,
-    and what they lie off it tells of the noise. That is the same as each by itself.
+    Repeated ratios of an op in one target, as in equal blocks, count as their mean with less noise,
+    and their scatter informs the noise. This is equivalent to using each ratio by itself.
     """
 
     samples: Sequence[OpRatio]
 
     @cached_property
     def _logs(self) -> Mapping[tuple[str, Op, bool], NDArray[np.float64]]:
-        """The logarithms of ratios by their target, their op, and whether it ran alone."""
+        """The logarithms of ratios by (target, op, is_alone)."""
         logs: dict[tuple[str, Op, bool], list[float]] = {}
         for sample in self.samples:
             key = sample.target, sample.op, sample.is_alone
@@ -137,7 +134,7 @@ class _Side:
 
     @cached_property
     def _fit(self) -> tuple[Deviations, NDArray[np.float64]]:
-        """The deviations, and what the means weigh."""
+        """The fitted deviations, and the weights of the means."""
         count = len(self._logs)
         some = self._likelihood(np.unique(np.linspace(0, count - 1, FITTED).round().astype(int)))
         best = USUAL
@@ -151,7 +148,7 @@ class _Side:
         return best, self._likelihood(np.arange(count)).against(best)[1]
 
     def _likelihood(self, places: NDArray[np.intp]) -> _Likelihood:
-        """Of the means at some places."""
+        """The likelihood of the means at some places."""
         features, targets = self._features[places], self._targets[places]
         logs, keys = [*self._logs.values()], [*self._logs]
         chosen = [logs[at] for at in places]
@@ -173,9 +170,9 @@ class _Side:
 
 @dataclass(frozen=True)
 class _Likelihood:
-    """Means of `counts` log ratios each, how near their ops are, and which ran alone.
+    """Means of `counts` log ratios each, with the similarity of their ops and targets.
 
-    `squares` is the sum of the squared differences from the means.
+    `squares` is the sum of squared differences of log ratios from their means.
     """
 
     near: Matrix
@@ -186,7 +183,7 @@ class _Likelihood:
     squares: float
 
     def against(self, deviations: Deviations) -> tuple[float, Matrix]:
-        """How unlikely it is, as a negative logarithm, and what each mean weighs."""
+        """The negative log likelihood under some deviations, and the weight of each mean."""
         noise = deviations.noise
         covariance = _covariance(deviations, self.near, self.same)
         covariance += deviations.alone**2 * np.outer(self.alone, self.alone)
@@ -200,14 +197,14 @@ class _Likelihood:
 
 
 def _covariance(deviations: Deviations, near: Matrix, same: Matrix) -> Matrix:
-    """Of ops with samples, whose features are `near`, and targets the `same`."""
+    """The covariance of offsets, from the similarity of ops (`near`) and of targets (`same`)."""
     d = deviations
     parts = d.target**2 * same + near * (d.layer**2 + d.op**2 * same)
     return np.asarray(d.processor**2 + parts)
 
 
 def _features(ops: Sequence[Op]) -> Matrix:
-    """Features of ops in reaches, shaped (ops, 5)."""
+    """Features of ops in units of length scales, shaped (ops, 5)."""
     inputs, _, outputs, flops = amounts(ops)
     shapes = np.array([op.output[-3:] for op in ops], np.float64)
     channels, rows, columns = shapes.T
@@ -217,7 +214,7 @@ def _features(ops: Sequence[Op]) -> Matrix:
 
 
 def _near(some: Matrix, others: Matrix) -> Matrix:
-    """How alike ops are, 1 where they are the same."""
+    """The similarity of ops, 1 for equal features."""
     apart = (some**2).sum(1)[:, None] + (others**2).sum(1)[None] - 2 * some @ others.T
     return np.asarray(np.exp(-0.5 * np.maximum(apart, 0.0)))
 
@@ -227,9 +224,10 @@ def _near(some: Matrix, others: Matrix) -> Matrix:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a plan that ran says of predictions: ratios of its ops, and the rest of each stage.
+    """What a plan that ran shows about predictions: ratios of its ops, and overhead of stages.
 
-    `stages_ms` is what a stage of both processors took beyond its parts, empty without such stages.
+    `stages_ms` has the milliseconds that a stage with work on both processors took beyond its
+    parts; it is empty for a plan without such stages.
     """
 
     ratios: tuple[OpRatio, ...] = ()
@@ -237,22 +235,20 @@ class Evidence:
 
     @classmethod
     def of(cls, network: Network, run: PlanRun, cost: CostModel, soc: Soc) -> Evidence:
-        """Empty where the plan is now lowered to another executable than the one that ran.
+        """The evidence of a run; empty where the plan now lowers to another executable.
 
-        `soc` is what plans are lowered for, and `cost` is without corrections.
+        `soc` is the one that plans are lowered for, and `cost` has no corrections.
         """
         executable = lower(network, run.plan, soc, cost.tuning)
         if executable.digest(weights=False) != run.executable:
             return cls()
-        written, _ = run.plan.applied(network)
-        of_plan = covered(cost, written)
-        is_alone = {chain.gpu_ratio for chain in run.plan.chains} in ({0.0}, {1.0})
-        ratios = op_ratios(executable, run.totals, of_plan, is_alone=is_alone)
+        of_plan = covered(cost, network)
+        ratios = op_ratios(executable, run.totals, of_plan, is_alone=not run.plan.is_split)
         return cls(tuple(ratios), tuple(_stage_ms(executable, run, of_plan)))
 
 
 def corrected(cost: CostModel, evidence: Iterable[Evidence]) -> CostModel:
-    """A cost model without corrections, with those that plans of a network show."""
+    """A cost model with the corrections from the evidence of a network's plans."""
     samples: list[OpRatio] = []
     stages: list[float] = []
     for each in evidence:
@@ -263,7 +259,7 @@ def corrected(cost: CostModel, evidence: Iterable[Evidence]) -> CostModel:
 
 
 def _stage_ms(executable: Executable, run: PlanRun, cost: CostModel) -> list[float]:
-    """What a stage of both processors took beyond its parts; nothing of a plan without any."""
+    """The mean overhead of stages with work on both processors; empty without such stages."""
     profiled = ProfiledTimes.of_totals(executable, run.totals)
     times = profiled.with_all(stage_times(executable, cost))
     both = sum(all(stage.works_ms) for stage in times)
@@ -274,12 +270,12 @@ def _stage_ms(executable: Executable, run: PlanRun, cost: CostModel) -> list[flo
 def op_ratios(
     executable: Executable, totals: Totals, cost: CostModel, *, is_alone: bool = False
 ) -> list[OpRatio]:
-    """What nets, their layers and kernels took in a profile, over what was predicted of them.
+    """Measured over predicted latencies of layers and kernels in a profile.
 
-    Ops that are computed together have the ratio of all of them. `cost` is without corrections.
+    Ops that are computed together share one ratio. `cost` has no corrections.
     """
     ratios: list[OpRatio] = []
-    for stage in price(executable, cost).stages:
+    for stage in stage_times(executable, cost):
         for processor, measured_ms, expected_ms, ops in _timed(executable, stage, totals, cost):
             if expected_ms > 0 and measured_ms > LEAST * expected_ms:
                 ratio = measured_ms / expected_ms
@@ -289,19 +285,19 @@ def op_ratios(
     return ratios
 
 
-#: Milliseconds measured and predicted, and the ops, with their variants, that they are of.
+#: (processor, measured ms, predicted ms, [(op text, variant), ...]).
 Timed = tuple[Processor, float, float, list[tuple[str, str]]]
 
 
 def _timed(
-    executable: Executable, stage: StagePrice, totals: Totals, cost: CostModel
+    executable: Executable, stage: StageTimes, totals: Totals, cost: CostModel
 ) -> Iterator[Timed]:
-    """What was timed by itself in a stage."""
-    for number, net_ms in stage.times.nets_ms.items():
+    """The separately timed layers and kernels of a stage."""
+    for number, net_ms in stage.nets_ms.items():
         net = executable.nets[number]
         taken_ms = totals.get(("net", net.label), 0.0)
         yield from _layers(executable, net, taken_ms, net_ms, totals, cost)
-    for number, step_ms in stage.times.kernels_ms.items():
+    for number, step_ms in stage.kernels_ms.items():
         step = executable.steps[number]
         if isinstance(step, GpuOp):
             storage = executable.tensors[step.writes.tensor].storage
@@ -319,10 +315,10 @@ def _layers(
     totals: Totals,
     cost: CostModel,
 ) -> Iterator[Timed]:
-    """A net's layers, each by itself where it was timed.
+    """The layers of a net, separately if each was timed, else together.
 
-    Calls and packing are predicted apart from ops: they are taken off what was measured, and from
-    the sum of the layers. What the other processor's work adds is spread over all of these.
+    Calls and packing have their own predictions, which are subtracted from the measured times. The
+    slowdown by the other processor applies to layers, calls and packing alike.
     """
     ops = [parse(layer.op) for layer in net.layers]
     call_ms = cost.inside("cpu", library_of(net)).call_ms
@@ -348,7 +344,7 @@ def _layers(
 
 
 def _packing_ms(executable: Executable, net: Net, cost: CostModel) -> tuple[float, float]:
-    """What a net is predicted to take to pack what it reads, and to unpack what leaves it."""
+    """Predicted milliseconds of packing the inputs of a net, and of unpacking its outputs."""
     loads_ms = stores_ms = 0.0
     for move in packed(executable, net):
         move_ms = cost.packing_ms(move)

@@ -1,20 +1,15 @@
-"""Predicted latencies on one SoC: of ops inside a network, of data sharing, of both sides at once.
+"""Predicted latencies on one SoC: ops inside a network, data sharing, launches.
 
-Predictors know an op that runs again and again. Inside a network it takes more (see
-`codl.predict.in_network_cost`), its batch may be computed at once, and plans that ran may have
-shown something else.
+Predictors are trained on ops that run repeatedly by themselves. Inside a network an op takes longer
+(`codl.predict.in_network_cost`), a batch may be computed at once, and the runs of earlier plans may
+correct predictions.
 
-Weights may be anywhere, or each of them on one processor alone. Cut by rows, a product has all of
-its weights on both processors; cut by columns each has its own. Two plans of the same layers have
-weights in common only where both have them in the same places: so one of them follows the other.
-
-What it costs one processor to know of the other's work is counted once. Three measurements know of
-it. `dispatch` rows have a first launch and a wait in each count alike: of them the differences
-count, what one more launch takes. Rows of data sharing have parts that were each timed by itself:
-`sync` is the least that a wait can take, of a queue that has nothing left to do, and a map or an
-unmap has a first launch and a wait of its own in it. `first_launch` and `event_wait` rows have
-these two alone, and where they are known they take the place of all that. Where kernels raise
-flags, `flag_wait` rows have the wait, with the kernel that raises one.
+A processor's wait for the other one is measured in three ways, and counted once. `dispatch` rows
+contain a first launch and a wait at each count of launches, so only differences between counts are
+used. The parts of data-sharing rows were timed separately: `sync` is the shortest wait, on an empty
+queue, and `map` and `unmap` contain a first launch and a wait each. `first_launch` and `event_wait`
+rows have only these two, and replace the others where they exist. With flags, `flag_wait` rows have
+the wait including the kernel that raises the flag.
 """
 
 from __future__ import annotations
@@ -52,20 +47,22 @@ from codl.predict.in_network_cost import (
 from codl.records.gpu_limits import UNLIMITED, GpuLimits
 from codl.records.soc import Soc
 
-#: Of what a residual add takes on the GPU, the part that is left where a convolution does it: it
-#: reads one tensor, instead of two, and writes none. 0.2 was measured (docs/decisions.md).
-ADDED_INSIDE = 1 / 3
+#: The part of an add's GPU latency that is left where a convolution's kernel computes it: one of
+#: three tensors still moves. 0.2 was measured (docs/decisions.md).
+FUSED_ADD_FRACTION = 1 / 3
 
 
-#: What the CPU and the GPU compute of a layer.
+#: The regions of a layer that the CPU and the GPU compute; None for none.
 Shares: TypeAlias = tuple[Region | None, Region | None]
 
 
 @dataclass(frozen=True)
 class WeightPlaces:
-    """`once`: no weights on both processors. `shares` are by layer those of a plan to follow.
+    """Restricts where weights may be, so that two plans of a model can share them.
 
-    `cuts` are the dimension and the ratio of the chain that each layer has there.
+    With `once`, no weight is on both processors. `shares` and `cuts` come from a plan to follow: by
+    layer, the regions of both processors, and the dimension and ratio of its chain. A product that
+    is cut by rows has all weights on both processors; cut by columns, each processor has its own.
     """
 
     once: bool = False
@@ -74,7 +71,7 @@ class WeightPlaces:
 
     @classmethod
     def of(cls, network: Network, plan: Plan, soc: Soc) -> WeightPlaces:
-        """Those of a plan that has weights once."""
+        """The places of a plan that holds each weight once."""
         shares: dict[str, Shares] = {}
         cuts: dict[str, tuple[Dim, float]] = {}
         for segment in partition_plan(network, plan, soc).segments:
@@ -88,20 +85,21 @@ class WeightPlaces:
 ANYWHERE = WeightPlaces()
 
 
-#: A queue is empty for about so long, and the CPU waits for as long, in networks whose stages take
-#: some milliseconds.
+#: Typical milliseconds for which a queue is empty, or the CPU waits, in networks with stages of a
+#: few milliseconds.
 GAP_MS = 1.0
-#: Parts of data sharing that the queue does.
+#: The parts of data sharing that are queue commands.
 QUEUED = ("map", "unmap")
 
 
 @dataclass(frozen=True)
 class SignalCosts:
-    """Milliseconds from enqueueing on an empty queue to a kernel's beginning, 0 where that was not
-    measured; and from a kernel's end to the CPU's knowing it, None where that was not.
+    """Milliseconds of signals between the processors.
 
-    `launches` are how many kernels a transfer to the CPU takes: its own, and one that raises a
-    flag. Where waits for flags were not measured, they count as those for events.
+    `first_launch_ms` is from enqueueing on an empty queue to the start of the kernel, 0 if not
+    measured. `wait_ms` is from the end of a kernel until the CPU notices it, None if not measured;
+    waits for flags default to those for events. `launches` is the number of kernels of a transfer
+    to the CPU: one, and one more that raises a flag.
     """
 
     first_launch_ms: float = 0.0
@@ -128,9 +126,9 @@ class SignalCosts:
     def inside(self, parts: Mapping[str, float]) -> Mapping[str, float]:
         """Milliseconds of a transfer's parts by name, inside an executable.
 
-        The CPU waits as was measured; maps and unmaps stand behind other commands, so what an empty
-        queue added to them is taken off. Parts are left as they were timed where waits are not
-        known, and a transfer that is not known by its parts.
+        `sync` becomes the measured wait. Maps and unmaps follow other commands, so the time that an
+        empty queue added to them is subtracted. Parts stay as timed where waits were not measured,
+        or the transfer was measured as a whole.
         """
         if self.wait_ms is None or "transform" not in parts:
             return parts
@@ -139,19 +137,19 @@ class SignalCosts:
         return {**parts, **queued_ms, "sync": self.wait_ms}
 
 
-#: A region of a tensor on its way from one place to another.
+#: A transfer, copy or packing of a tensor region: its direction and shape.
 Move: TypeAlias = tuple[Direction, Shape]
 Milliseconds: TypeAlias = NDArray[np.float64]
-#: What to multiply predictions of a processor's target for some ops with, (ops).
+#: Factors (ops) to multiply the predictions of a processor's target for some ops with.
 Factors: TypeAlias = Callable[[Processor, str, Sequence[Op]], Milliseconds]
-#: One of the CPU, one of the GPU.
+#: A value of the CPU and one of the GPU.
 Pair: TypeAlias = tuple[float, float]
-#: Numbers of launches up to about this are predicted in one batch.
+#: Counts of launches are predicted in batches of at least this many.
 MANY_LAUNCHES = 128
 
 
 class LatencyPredictors(Protocol):
-    """What the planner asks of predictors; milliseconds."""
+    """The predictions that the planner needs, in milliseconds."""
 
     @property
     def name(self) -> str: ...
@@ -161,12 +159,12 @@ class LatencyPredictors(Protocol):
 
     @property
     def few(self) -> Mapping[str, frozenset[str]]:
-        """The items, as text, of `targets` of which too few were measured to tell of others."""
+        """By target with too few measurements to generalise, the measured items as text."""
         ...
 
     @property
     def inside(self) -> InNetworkCosts:
-        """What ops take more inside a network; of a processor that is not there, nothing."""
+        """The additional costs of ops inside a network, by processor or library."""
         ...
 
     def latency_ms(self, target: str, items: Sequence[Item]) -> Milliseconds: ...
@@ -174,27 +172,26 @@ class LatencyPredictors(Protocol):
     def sharing_ms(
         self, direction: Direction, shapes: Sequence[Shape]
     ) -> Mapping[str, Milliseconds]:
-        """By the part of sharing; all of it a `copy` where parts are not known apart."""
+        """By part of data sharing; all of it is `copy` where parts were not measured separately."""
         ...
 
 
 class VariantCost(NamedTuple):
     """A kernel variant of an op and its latency in milliseconds.
 
-    `storage` is how its tensors lie on the GPU; None on the CPU. What lies planar the variant
-    `among_planar`, if there is one, computes in its place, as fast. `library` is the number of the
-    CPU's library.
+    `storage` is the storage of its tensors on the GPU, None on the CPU. `planar_fallback` is the
+    equally fast variant for planar tensors, if any. `library` is the number of the CPU's library.
     """
 
     variant: str
     latency_ms: float
     storage: Storage | None = None
-    among_planar: str | None = None
+    planar_fallback: str | None = None
     library: int = 0
 
 
 class _Predicted(NamedTuple):
-    """What a target predicts of an op; `calls_ms` of it corrections leave as they are."""
+    """A target's prediction of an op; corrections do not scale its `calls_ms`."""
 
     target: str
     cost: VariantCost
@@ -202,7 +199,7 @@ class _Predicted(NamedTuple):
 
 
 class _Asked(NamedTuple):
-    """Ops of one target, by their places among all, and the variant that each would run in."""
+    """The ops to predict with one target: their indices, and the variant of each."""
 
     places: list[int]
     variants: list[Any]
@@ -210,31 +207,31 @@ class _Asked(NamedTuple):
 
 @dataclass
 class CostModel:
-    """Predicted latencies on one SoC; everything is predicted once."""
+    """Predicted latencies on one SoC; each prediction is cached."""
 
     soc: Soc
     predictors: LatencyPredictors
-    #: Predict an op's latency by muLayer's targets, which do not tell variants apart.
+    #: Predict ops with muLayer's targets, one for each kind of op and processor.
     by_op: bool = False
-    #: What plans that ran say about these predictions.
+    #: Correction factors from plans that ran.
     corrections: Factors | None = None
-    #: Milliseconds of a stage that plans which ran took beyond all of its parts.
+    #: Milliseconds that a stage took beyond its parts, in plans that ran.
     stage_ms: float = 0.0
-    #: How the kernels were tuned that the predictions are of.
+    #: The tuning of the kernels that were measured.
     tuning: Tuning = Tuning()
-    #: Rules of planning that are switched off, by the names that `codl.plan.coverage.TERMS` has.
+    #: Planning rules that are switched off, by their names in `codl.plan.coverage.TERMS`.
     off: frozenset[str] = frozenset()
-    #: What the GPU is limited to: what it computes takes so much longer.
+    #: Limits of the GPU, which make its work take longer.
     limits: GpuLimits = UNLIMITED
     #: Where plans may have weights.
     places: WeightPlaces = ANYWHERE
-    #: The number of the library that computes all that it can on the CPU; None where the best do.
+    #: The number of the library that computes all ops that it supports; None for the fastest ones.
     library: int | None = None
-    #: Every variant with a predictor, by name.
+    #: By processor and op, the cost of each variant by name.
     _known: dict[Processor, dict[Op, dict[str, VariantCost]]] = field(
         default_factory=lambda: {processor: {} for processor in PROCESSORS}, init=False
     )
-    #: The same by predictors alone.
+    #: By processor and op, the predictions without corrections.
     _predicted: dict[Processor, dict[Op, list[_Predicted]]] = field(
         default_factory=lambda: {processor: {} for processor in PROCESSORS}, init=False
     )
@@ -245,19 +242,19 @@ class CostModel:
     _dispatched: Milliseconds = field(default_factory=lambda: np.empty(0), init=False)
 
     def corrected(self, corrections: Factors, stage_ms: float = 0.0) -> CostModel:
-        """The same predictions, with what measured plans say about them, and about stages."""
+        """The same predictions with correction factors, and with a cost of each stage."""
         other = replace(self, corrections=corrections, stage_ms=stage_ms)
         other._predicted, other._parts = self._predicted, self._parts
         return other
 
     def in_library(self, library: int) -> CostModel:
-        """The same predictions for plans whose CPU computes all that it can in one library."""
+        """The same predictions for plans whose CPU prefers one library for all ops."""
         other = copy(self)
         other.library = library
         return other
 
     def with_predictors(self, predictors: LatencyPredictors) -> CostModel:
-        """Other predictors, of which nothing is known yet."""
+        """The cost model with other predictors, and nothing cached."""
         return replace(self, predictors=predictors)
 
     @cached_property
@@ -265,13 +262,13 @@ class CostModel:
         return frozenset(self.predictors.targets)
 
     def inside(self, processor: Processor, library: str = "") -> InNetworkCost:
-        """What ops of a processor, or of a library of the CPU, take more inside a network."""
+        """The additional costs inside a network, of a processor or of a library of the CPU."""
         return costs_of(self.predictors.inside, processor, library)
 
     # Ops.
 
     def prefetch(self, ops: Iterable[Op], processor: Processor) -> list[dict[str, VariantCost]]:
-        """Predict many ops in one batch for each kernel variant: their variants by name."""
+        """The cost of each variant of some ops, by name; each variant is predicted in one batch."""
         costs_by_op, asked = self._known[processor], list(ops)
         new = [op for op in dict.fromkeys(asked) if op not in costs_by_op]
         if new:
@@ -291,14 +288,16 @@ class CostModel:
             for at, variant, (latency_ms, calls_ms) in zip(*asked[target], latencies, strict=True):
                 cost = VariantCost(variant.name, latency_ms)
                 if processor == "gpu":
-                    cost = cost._replace(storage=variant.storage, among_planar=variant.among_planar)
+                    cost = cost._replace(
+                        storage=variant.storage, planar_fallback=variant.planar_fallback
+                    )
                 elif variant.backend in LIBRARIES:
                     cost = cost._replace(library=LIBRARIES.index(variant.backend))
                 rows[at].append(_Predicted(target, cost, calls_ms))
         self._predicted[processor].update(zip(ops, rows, strict=True))
 
     def _correct(self, ops: Sequence[Op], processor: Processor) -> None:
-        """Note what is known of ops that were predicted, with corrections where there are some."""
+        """Cache the costs of predicted ops, multiplied with correction factors if there are any."""
         predicted, known = self._predicted[processor], self._known[processor]
         for op in ops:
             known[op] = {row.cost.variant: row.cost for row in predicted[op]}
@@ -311,12 +310,12 @@ class CostModel:
         for target, rows in by_target.items():
             factors = self.corrections(processor, target, [op for op, _ in rows])
             for (op, row), factor in zip(rows, factors.tolist(), strict=True):
-                # Calls are a net's, and those that it saves are not its ops'.
+                # Call overhead belongs to the net: a net with several ops saves calls.
                 latency_ms = row.calls_ms + (row.cost.latency_ms - row.calls_ms) * factor
                 known[op][row.cost.variant] = row.cost._replace(latency_ms=latency_ms)
 
     def _targets(self, op: Op, processor: Processor) -> Iterator[tuple[str, Variant]]:
-        """The variants that accept an op, with the targets that predict them."""
+        """The variants that accept an op and have a target, with that target."""
         kind = (op.kind, processor)
         if kind not in self._candidates:
             self._candidates[kind] = registry.candidates(op.kind, processor, self.soc)
@@ -330,14 +329,14 @@ class CostModel:
                 return
 
     def fastest_ms(self, ops: Iterable[Op], processor: Processor) -> list[float]:
-        """Milliseconds of ops in their fastest variants; infinite where there is none."""
+        """Milliseconds of ops in their fastest variants; infinite for an op without a variant."""
         return [
             min((cost.latency_ms for cost in op_costs.values()), default=inf)
             for op_costs in self.prefetch(ops, processor)
         ]
 
     def fastest_by_storage(self, op: Op, processor: Processor) -> dict[Storage | None, VariantCost]:
-        """The fastest variant for every storage, the fastest of all first."""
+        """The fastest variant for each storage, the fastest of all first."""
         (op_costs,) = self.prefetch([op], processor)
         fastest: dict[Storage | None, VariantCost] = {}
         for cost in sorted(op_costs.values(), key=lambda cost: cost.latency_ms):
@@ -345,7 +344,7 @@ class CostModel:
         return fastest
 
     def variant_ms(self, op: Op, processor: Processor, variant: str) -> float:
-        """Milliseconds of an op in a variant; of one without a predictor as in the fastest."""
+        """Milliseconds of an op in a variant, or in the fastest one if that has no prediction."""
         (op_costs,) = self.prefetch([op], processor)
         if variant in op_costs:
             return op_costs[variant].latency_ms
@@ -354,10 +353,9 @@ class CostModel:
     def _inside_ms(
         self, processor: Processor, ops: Sequence[Op], asked: Mapping[str, _Asked]
     ) -> dict[str, list[tuple[float, float]]]:
-        """Milliseconds inside a network of the ops that are asked for, by target, and how many of
-        them are a net's calls.
+        """By target, (milliseconds inside a network, milliseconds of net calls) of each asked op.
 
-        Everything but the targets themselves is predicted in one go for all of them.
+        All costs besides the targets' own predictions are computed for all ops at once.
         """
         if not asked:
             return {}
@@ -372,7 +370,7 @@ class CostModel:
         at_once = np.where(together, images, 1.0)
         single = [op for columns in rows.values() for op in columns]
         taken_ms = self._batch_ms(single, alone_ms, at_once, processor) * (images / at_once)
-        # Of a batch only the first image finds the weights far away.
+        # In a batch, only the first image reads the weights from memory.
         costs = self._costs(processor, asked.values())
         growth = [
             self._growth(request.variants, columns)
@@ -394,9 +392,9 @@ class CostModel:
         return {target: pairs[a:b] for target, (a, b) in zip(asked, pairwise(ends), strict=True)}
 
     def _costs(self, processor: Processor, asked: Iterable[_Asked]) -> InNetworkCost:
-        """The costs inside a network of what is asked for, as columns; of a target all are alike.
+        """The additional costs inside a network as columns over the asked ops.
 
-        What one library computes is of one law.
+        All ops of a target, and all targets of a library, share one set of costs.
         """
         counts = [len(request.places) for request in asked]
         each = [self.inside(processor, request.variants[0].backend) for request in asked]
@@ -404,9 +402,9 @@ class CostModel:
         return InNetworkCost(*columns)
 
     def _growth(self, variants: Sequence[Variant], ops: Sequence[Op]) -> NDArray[np.float64]:
-        """How many times as many numbers the weights of ops are in memory, shaped (ops).
+        """By op, the size of its weights in memory relative to the op's own, e.g. for Winograd.
 
-        Of one target, whose ops all run in one variant, but for muLayer's.
+        All ops of a target run in one variant (muLayer's targets are an exception).
         """
         return self.tuning.weight_growth(variants[0], ops, self.soc)
 
@@ -417,9 +415,10 @@ class CostModel:
         images: NDArray[np.float64],
         processor: Processor,
     ) -> Milliseconds:
-        """Milliseconds of several images of ops at once; one image takes `single_ms`; (ops).
+        """Milliseconds of `images` of each op at once, where one image takes `single_ms`; (ops).
 
-        As many times as long where no batches were measured; never more, and not less than one.
+        The result is between one image's time and `images` times that, which is also the estimate
+        where no batches were measured.
         """
         taken_ms = np.asarray(images * single_ms, np.float64)
         target, many = f"batch_{processor}", np.flatnonzero(images > 1)
@@ -434,7 +433,7 @@ class CostModel:
     # Data sharing.
 
     def prefetch_sharing(self, moves: Iterable[Move]) -> None:
-        """Predict data sharing in one batch for each direction and part."""
+        """Predict some moves, in one batch for each direction and part."""
         new: dict[Direction, list[Shape]] = {}
         for direction, shape in dict.fromkeys(moves):
             if (direction, shape) not in self._parts:
@@ -448,8 +447,8 @@ class CostModel:
     def _sharing(self, direction: Direction, shapes: Sequence[Shape]) -> Mapping[str, Milliseconds]:
         """Milliseconds by part, shaped (shapes).
 
-        Only tensors of one image were measured. Nets take others image by image; what is moved
-        from one processor to the other may as well be one image with the channels of all.
+        Only tensors of one image were measured. A transfer of N images counts as one image with N
+        times the channels; nets pack image by image.
         """
         joined = [shape._replace(n=1, c=shape.n * shape.c) for shape in shapes]
         by_part = self.predictors.sharing_ms(direction, joined)
@@ -462,9 +461,9 @@ class CostModel:
     def _with_rests(
         self, direction: Direction, by_part: Mapping[str, Milliseconds]
     ) -> Mapping[str, Milliseconds]:
-        """The same where kernels that transform or copy on the GPU keep its limits, too.
+        """Apply the GPU's limits to the parts that are kernels: `transform`, and relayout copies.
 
-        Of a transfer that was measured as a whole nobody knows what its kernel took.
+        The kernel of a transfer that was measured as a whole is unknown.
         """
         kernels = set(by_part) if direction == "relayout" else {"transform"} & set(by_part)
         if not self.limits or not kernels:
@@ -474,13 +473,13 @@ class CostModel:
         return {**by_part, **kept}
 
     def sharing_parts(self, direction: Direction, shape: Shape) -> Mapping[str, float]:
-        """Milliseconds of a transfer's parts by name."""
+        """Milliseconds of the parts of a move by name, as measured."""
         if (direction, shape) not in self._parts:
             self.prefetch_sharing([(direction, shape)])
         return self._parts[direction, shape]
 
     def transfer_parts(self, direction: Direction, shape: Shape) -> Mapping[str, float]:
-        """The same inside an executable."""
+        """Milliseconds of a transfer's parts by name, inside an executable."""
         return self.signals.inside(self.sharing_parts(direction, shape))
 
     @cached_property
@@ -491,39 +490,39 @@ class CostModel:
         return sum(self.sharing_parts(direction, shape).values())
 
     def relayout_ms(self, source: Storage, target: Storage, shape: Shape) -> float:
-        """A copy on the GPU between two storages: 0 where it was not measured."""
+        """Milliseconds of a copy between two storages on the GPU; 0 if not measured."""
         if source not in self.storages or target not in self.storages:
             return 0.0
         return self.sharing_ms("relayout", shape)
 
     @cached_property
     def storages(self) -> tuple[Storage, ...]:
-        """The SoC's storages, where it is known what a copy from one to another costs."""
+        """The SoC's storages if copies between them were measured, else none."""
         storages = registry.storages(self.soc)
         is_known = sharing_target("relayout", storages[-1]) in self._known_targets
         return storages if is_known else ()
 
-    # Both processors, and launches.
+    # Both processors together, launches, packing.
 
     def together_ms(self, moved: NDArray[np.float64], alone_ms: Milliseconds) -> Milliseconds:
-        """What two shards take that are under way at the same time, beside each other.
+        """Milliseconds of shards that run on both processors at the same time; (pairs, 2).
 
-        `moved` are bytes that they read and write, `alone_ms` what each takes otherwise; both
-        shaped (pairs, 2), and so is what they take.
+        `moved` (pairs, 2) are the bytes that each shard reads and writes, and `alone_ms` (pairs, 2)
+        its time without the other one.
         """
         costs = np.array([self.inside(side).beside_ms for side in PROCESSORS])
         both = ((alone_ms > 0) & np.isfinite(alone_ms)).all(axis=1, keepdims=True)
         return np.asarray(alone_ms + both * costs * moved)
 
     def launches_ms(self, count: int) -> float:
-        """What enqueueing some kernels takes the CPU, before it gets to its own shard."""
+        """Milliseconds that the CPU needs to enqueue `count` kernels."""
         if not count or "dispatch_gpu" not in self._known_targets:
             return self.stage_ms if count else 0.0
         dispatches = self._dispatches_ms(count + 1)
         return max(0.0, float(dispatches[count] - dispatches[0])) + self.stage_ms
 
     def packing_ms(self, move: Move) -> float:
-        """What a library takes inside a network to pack or unpack a tensor."""
+        """Milliseconds that a library needs inside a network to pack or unpack a tensor."""
         way, shape = move
         costs = self.inside("cpu", library_of(way))
         measured = measured_way(way, self._known_targets, self.predictors.inside)
@@ -531,7 +530,7 @@ class CostModel:
         return costs.alone * alone_ms + costs.packed_ms * shape.bytes
 
     def packings_ms(self, way: Direction, shapes: Iterable[Shape]) -> Milliseconds:
-        """The same of several tensors, shaped (shapes)."""
+        """Milliseconds to pack or unpack several tensors, shaped (shapes)."""
         shapes = list(shapes)
         measured = measured_way(way, self._known_targets, self.predictors.inside)
         if measured:
@@ -539,16 +538,16 @@ class CostModel:
         return np.array([self.packing_ms((way, shape)) for shape in shapes], np.float64)
 
     def turns(self, images: NDArray[np.float64]) -> NDArray[np.float64]:
-        """How often a net runs for a number of images, on all threads of the CPU at once.
+        """The number of successive calls of a net for `images`: each thread computes one image.
 
-        What batches were measured to take is of one call.
+        Measured batches are of one call.
         """
         if "batch_cpu" in self._known_targets:
             return np.ones_like(images)
         return np.maximum(1.0, images / self.soc.cpu.threads)
 
     def _dispatches_ms(self, most: int) -> Milliseconds:
-        """Of 1, 2, ... launches, `most` at least: all at once, as a search asks for them all."""
+        """Milliseconds of 1, 2, ... launches, at least `most`, predicted in one batch."""
         if len(self._dispatched) < most:
             items = [Launches(count) for count in range(1, 2 * most + MANY_LAUNCHES)]
             self._dispatched = self.predictors.latency_ms("dispatch_gpu", items)

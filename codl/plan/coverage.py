@@ -1,16 +1,15 @@
-"""Coverage of a model's ops by a SoC's predictors, estimates of the others, and ablated terms.
+"""Estimates for ops without a predictor, and cost models without some terms.
 
-Predictors are trained on the kinds of op in some models. Another model may have a softmax or a
-gather, or an ONNX subgraph, for which there is none, or one that has seen a handful of shapes. On a
-SoC at hand such an op gets an estimate by a roofline: how fast the SoC's predictors say that it
-computes and moves bytes. The plan names those ops. Work moves between processors by measurements
-and not by hope, so estimates are by the slowest of some ops, and on the GPU, whose kernels differ
-most, twice that. One that stands for a row of others (an attention for two products and a softmax)
-takes what they take together.
+Predictors are trained on the kinds of op in some models. Another model may have a softmax, a gather
+or an ONNX subgraph without a predictor, or with one that has seen few shapes. On a measured SoC,
+such an op gets a roofline estimate from the SoC's rates of computing and of moving bytes, and the
+plan lists it (`estimated`). Estimates are pessimistic, so that unmeasured ops do not move work
+between processors: the rates are those of the slowest probe, and the GPU's estimates are doubled.
+An op that stands for others (attention: two products and a softmax) takes the sum of theirs.
 
-A replayed SoC has other people's measurements, of convolutions, say, and no pooling. What has no
-latency there on either processor costs 0 on both, so it hinders no chain, and the plan names it as
-not counted. An op that was measured on one processor runs there.
+A replayed SoC has published measurements, for example of convolutions and of no pooling. An op that
+was measured on neither processor costs 0 on both, and the plan lists it (`not_counted`). An op that
+was measured on one processor runs there.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ from codl.predict.features import Item, sharing_target
 from codl.predict.in_network_cost import NOTHING, PACKING, InNetworkCosts
 from codl.records.soc import Soc
 
-#: Ops of kinds that are always measured, by which a processor is judged: two that compute and two
-#: that move bytes, and one that does hardly anything.
+#: Ops that every dataset covers, from which a processor's rates are derived: two that compute, two
+#: that move bytes, and `TINY`, which measures the overhead of an op.
 PROBES = (
     "conv2d in=1x64x56x56 oc=64 kernel=3x3 pad=1",
     "conv2d in=1x256x14x14 oc=256 kernel=1x1",
@@ -43,28 +42,27 @@ PROBES = (
     "eltwise in=1x64x56x56,1x64x56x56",
 )
 TINY = "conv2d in=1x8x2x2 oc=8 kernel=1x1"
-#: Of what a probe takes, at least so much is its own and not what any op takes.
+#: At least this part of a probe's latency is its own work, and not overhead.
 OWN_PART = 0.5
-#: By how much more estimates are than what the rates say: see docs/decisions.md for how far they
-#: are off on a host's CPU and on its OpenCL device.
+#: Factors on estimates; docs/decisions.md has their errors on a host's CPU and OpenCL device.
 SAFETY: Mapping[Processor, float] = {"cpu": 1.0, "gpu": 2.0}
-#: Ops that multiply matrices reach about half of a convolution's rate.
+#: Matrix products reach about half of a convolution's rate.
 PRODUCTS_SHARE = 0.5
-#: Functions, sums and comparisons have no multiply-adds to keep a core's units busy.
+#: Functions, sums and comparisons have no multiply-adds.
 OTHERS_SHARE = 1 / 16
-#: Other libraries' latencies on the CPU go from tensor to tensor, so these are part of them.
+#: Published CPU latencies include packing and unpacking of tensors.
 INCLUDED: tuple[Direction, ...] = ("load", "store")
 MOVES: tuple[Direction, ...] = ("to_gpu", "to_cpu")
-#: In the targets of variants of a library that a device may lack.
+#: Part of the target names of a library that may be missing on a device.
 OPTIONAL = f"_{CPU_OPENVINO}"
 
 
 @dataclass(frozen=True)
-class Overlay:
-    """Predictors that answer as others do, but for what is changed.
+class AdjustedPredictors:
+    """Predictors with some answers replaced.
 
-    They know nothing of the targets `without`; those in `zero` and tensors on the ways in `free`
-    take 0, and `costs` inside a network are other ones.
+    Targets in `without` are missing. Targets in `zero` and transfers in the directions `free` take
+    0. `costs` replaces coefficients of the costs inside a network.
     """
 
     predictors: LatencyPredictors
@@ -104,28 +102,28 @@ class Overlay:
         return self.predictors.sharing_ms(direction, shapes)
 
 
-class PartlyMeasured(Overlay):
-    """Of a replayed SoC: what was not measured takes 0."""
+class ReplayPredictors(AdjustedPredictors):
+    """Predictors of a replayed SoC: unmeasured ops and transfers take 0."""
 
     @property
     def few(self) -> Mapping[str, frozenset[str]]:
         return {}
 
 
-def without_winograd(predictors: LatencyPredictors) -> Overlay:
-    """Predictors that know nothing of Winograd variants.
+def without_winograd(predictors: LatencyPredictors) -> AdjustedPredictors:
+    """Predictors without targets of Winograd variants, and without muLayer's targets.
 
-    Nor of muLayer's targets, which do not tell variants apart.
+    A target of muLayer covers all variants of a kind of op.
     """
     unknown = (x for x in predictors.targets if "_winograd" in x or x.startswith("mulayer_"))
-    return Overlay(predictors, without=frozenset(unknown))
+    return AdjustedPredictors(predictors, without=frozenset(unknown))
 
 
 @dataclass(frozen=True)
-class Estimated(Overlay):
-    """Predictors that estimate targets that they lack, or know too little of, by rates."""
+class EstimatingPredictors(AdjustedPredictors):
+    """Estimates from rates where a predictor is missing or has too few measurements."""
 
-    #: The rates for every target that is estimated.
+    #: The rates by estimated target.
     rates: Mapping[str, Rates] = field(kw_only=True)
     soc: Soc = field(kw_only=True)
 
@@ -135,7 +133,7 @@ class Estimated(Overlay):
 
     @cached_property
     def _examples(self) -> dict[str, Examples]:
-        """What was measured of a target, where that was too little."""
+        """The measured ops of targets with too few measurements."""
         few = self.predictors.few
         return {name: Examples.of(name, self.predictors) for name in self.rates if name in few}
 
@@ -157,7 +155,7 @@ class Estimated(Overlay):
         return np.where(is_known, own_ms, np.maximum(np.minimum(estimates, most_ms), own_ms))
 
     def _estimates(self, rates: Rates, ops: Sequence[Op]) -> NDArray[np.float64]:
-        """By rates, or by what those ops take together that one stands for."""
+        """Estimates from rates, or the sum over the ops that an op stands for."""
         estimates: NDArray[np.float64] = np.array([rates.latency_ms(op) for op in ops])
         parts = [(at, part) for at, op in enumerate(ops) for part in op.stands_for]
         if parts:
@@ -167,7 +165,7 @@ class Estimated(Overlay):
         return estimates
 
     def _fastest_ms(self, rates: Rates, ops: Sequence[Op]) -> NDArray[np.float64]:
-        """Of ops in the fastest of the variants that are known on the rates' processor."""
+        """Milliseconds of ops in the fastest variant with a target, or else from rates."""
         asked: dict[str, list[int]] = {}
         for at, op in enumerate(ops):
             for target in _targets(op, self.soc, rates.processor):
@@ -181,10 +179,10 @@ class Estimated(Overlay):
 
 
 def covered(cost: CostModel, network: Network) -> CostModel:
-    """The cost model with an answer for every op: an estimate, or on a replayed SoC nothing."""
+    """The cost model with a prediction of each op: missing ones are estimated, or 0 if replayed."""
     if not cost.soc.is_replayed:
         return _with_estimates(cost, network)
-    if isinstance(cost.predictors, PartlyMeasured):
+    if isinstance(cost.predictors, ReplayPredictors):
         return cost
     measured = cost.predictors.targets
     missing: set[str] = set()
@@ -194,26 +192,19 @@ def covered(cost: CostModel, network: Network) -> CostModel:
             missing |= targets
     usual = registry.storages(cost.soc)[0]
     free = {way for way in MOVES if sharing_target(way, usual) not in measured}
-    partly = PartlyMeasured(
+    partly = ReplayPredictors(
         cost.predictors, zero=frozenset(missing), free=frozenset((*free, *INCLUDED))
     )
     return cost.with_predictors(partly)
 
 
-def uncovered(cost: CostModel) -> CostModel:
-    """The cost model that was covered, for another network."""
-    if isinstance(cost.predictors, PartlyMeasured | Estimated):
-        return cost.with_predictors(cost.predictors.predictors)
-    return cost
-
-
 def _with_estimates(cost: CostModel, network: Network) -> CostModel:
-    """The cost model with estimates for ops that have no predictor on a processor.
+    """The cost model with estimates for ops without a predictor on a processor.
 
-    One that has seen too few counts for those, and for others where it is slower than estimated;
-    the estimate is no more than what so much more work takes of those that it has seen.
+    A target with too few measurements predicts those ops. For other ops, the estimate is at most
+    that of a measured op scaled by work, and at least the target's own prediction.
     """
-    if isinstance(cost.predictors, Estimated):
+    if isinstance(cost.predictors, EstimatingPredictors):
         return cost
     rates: dict[str, Rates] = {}
     for processor in PROCESSORS:
@@ -223,13 +214,13 @@ def _with_estimates(cost: CostModel, network: Network) -> CostModel:
             rates |= dict.fromkeys(missing, side_rates)
     if not rates:
         return cost
-    return cost.with_predictors(Estimated(cost.predictors, rates=rates, soc=cost.soc))
+    return cost.with_predictors(EstimatingPredictors(cost.predictors, rates=rates, soc=cost.soc))
 
 
 def estimated(cost: CostModel, network: Network) -> tuple[str, ...]:
-    """The layers, by name, whose latency on some processor is an estimate."""
+    """The names of layers whose latency on some processor is an estimate."""
     predictors = cost.predictors
-    if not isinstance(predictors, Estimated):
+    if not isinstance(predictors, EstimatingPredictors):
         return ()
     ops = {
         op
@@ -240,7 +231,7 @@ def estimated(cost: CostModel, network: Network) -> tuple[str, ...]:
 
 
 def rates_of(processor: Processor, predictors: LatencyPredictors, soc: Soc) -> Rates | None:
-    """How fast a processor is by its predictors; None where there are none for the probes."""
+    """The rates of a processor from its predictors; None if no probe has a predictor."""
 
     def fastest_ms(op: Op) -> float:
         measured = set(_targets(op, soc, processor)).intersection(predictors.targets)
@@ -264,21 +255,21 @@ def rates_of(processor: Processor, predictors: LatencyPredictors, soc: Soc) -> R
 
 
 def _poorly_covered(cost: CostModel, network: Network, processor: Processor) -> Iterator[str]:
-    """Targets of which too little was measured, and those of ops that have no other."""
+    """Targets with too few measurements, and targets of ops without any measured target."""
     few = set(cost.predictors.few)
     measured = set(cost.predictors.targets) - few
     ops = dict.fromkeys(layer.op for layer in network.layers)
     for op in dict.fromkeys(each for layer_op in ops for each in (layer_op, *layer_op.stands_for)):
         targets = _targets(op, cost.soc, processor)
-        # Only what was measured says that a library which need not be there is there.
+        # An optional library is available only if it was measured.
         is_there = {x for x in targets if x in cost.predictors.targets or OPTIONAL not in x}
         yield from is_there if measured.isdisjoint(targets) else few.intersection(targets)
 
 
 def not_counted(cost: CostModel, network: Network) -> tuple[str, ...]:
-    """The layers, by name, and the ways of data sharing that a plan's latency leaves out."""
+    """The names of layers, and the directions of data sharing, that count as 0."""
     predictors = cost.predictors
-    if not isinstance(predictors, PartlyMeasured):
+    if not isinstance(predictors, ReplayPredictors):
         return ()
     layers = [
         layer.name for layer in network.layers if _targets(layer.op, cost.soc) <= predictors.zero
@@ -289,10 +280,7 @@ def not_counted(cost: CostModel, network: Network) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Rates:
-    """A processor's operations and bytes in a millisecond, and what any op takes at least.
-
-    Estimates are `safety` times as long.
-    """
+    """The rates of a processor, and the least latency of an op; estimates are `safety` times it."""
 
     flops_per_ms: float
     bytes_per_ms: float
@@ -308,7 +296,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Examples:
-    """The few ops that were measured of a target, and their latencies in milliseconds."""
+    """The measured ops of a target with few measurements, and their milliseconds."""
 
     measured: tuple[tuple[Op, float], ...]
 
@@ -319,10 +307,10 @@ class Examples:
         return cls(tuple(zip(ops, latencies, strict=True)))
 
     def most_ms(self, op: Op) -> float:
-        """What an op takes at most, by the nearest that does less; infinite where none does.
+        """An upper bound for an op: the nearest smaller measured op, scaled by work, or infinity.
 
-        Within one kernel latency grows at most linearly with work. Rates do not tell
-        that of a large GPU: its probes end before all of it is at work.
+        Within one kernel, latency grows at most linearly with work. On a large GPU the rates of the
+        probes are too low, because the probes do not fill it.
         """
         times = [
             (max(op.flops / max(example.flops, 1), op.bytes / example.bytes), latency_ms)
@@ -335,7 +323,7 @@ class Examples:
 
 
 def _targets(op: Op, soc: Soc, *processors: Processor) -> set[str]:
-    """The targets of an op's variants on some processors, or on all."""
+    """The targets of an op's variants on some processors; all processors by default."""
     return {
         registry.target(variant, op)
         for processor in processors or PROCESSORS
@@ -344,10 +332,10 @@ def _targets(op: Op, soc: Soc, *processors: Processor) -> set[str]:
 
 
 class Ablation(NamedTuple):
-    """What is counted, or done, and what makes that nothing.
+    """A term of the cost model, or a planning rule, and how to switch it off.
 
-    Predictors without some `targets`; `ways` on which tensors then take 0; other costs `inside` a
-    network. A term without any of these is a rule of planning (`CostModel.off`).
+    `targets` are removed, transfers in the directions `ways` take 0, and coefficients `inside` a
+    network are replaced. A term without any of these is a planning rule (`CostModel.off`).
     """
 
     what: str
@@ -358,7 +346,7 @@ class Ablation(NamedTuple):
 
 CACHES = dict.fromkeys(("weight_ms", "transformed_ms", "tensor_ms"), 0.0)
 SIGNALS = ("event_wait_cpu", "flag_wait_cpu")
-#: Every term of predictions, and rule of planning, that can be switched off, by its name.
+#: The terms and planning rules that can be switched off, by name.
 TERMS: Mapping[str, Ablation] = {
     "inside": Ablation("ops take more inside a network than alone", inside=asdict(NOTHING)),
     "caches": Ablation("ops inside a network find weights and inputs farther away", inside=CACHES),
@@ -366,7 +354,6 @@ TERMS: Mapping[str, Ablation] = {
     "contention": Ablation("each processor slows the other down", inside={"beside_ms": 0.0}),
     "net-calls": Ablation("nets and kernels are called", inside={"call_ms": 0.0}),
     "launches": Ablation("the CPU enqueues kernels", ("dispatch_gpu",)),
-    "first-launch": Ablation("a launch is on its way to a GPU without work", ("first_launch_gpu",)),
     "waits": Ablation("the CPU learns of a kernel's end later, as measured by itself", SIGNALS),
     "sharing": Ablation("regions move between the processors", ways=("to_gpu", "to_cpu")),
     "packing": Ablation(
@@ -375,16 +362,12 @@ TERMS: Mapping[str, Ablation] = {
     "relayouts": Ablation("the GPU copies tensors from one storage to another", ways=("relayout",)),
     "joins-onnx": Ablation("light layers are ONNX Runtime's where their neighbours are"),
     "image-splits": Ablation("whole images are tried on either processor"),
-    "partial-sums": Ablation("products run as partial sums"),
     "worth": Ablation("one processor alone, unless two gain more than the error"),
 }
 
 
 def without(cost: CostModel, *names: str) -> CostModel:
-    """A cost model that plans and prices as if some terms counted as nothing.
-
-    Without a rule as if nobody had thought of it. Raises `UnknownNameError` for what is no term.
-    """
+    """A cost model without some terms and planning rules; raises `UnknownNameError` for others."""
     for name in names:
         if name not in TERMS:
             raise UnknownNameError("term", name, TERMS)
@@ -393,7 +376,7 @@ def without(cost: CostModel, *names: str) -> CostModel:
     ways = frozenset(way for term in terms for way in term.ways)
     costs = {name: value for term in terms for name, value in term.inside.items()}
     if targets or ways or costs:
-        overlay = Overlay(cost.predictors, without=targets, free=ways, costs=costs)
+        overlay = AdjustedPredictors(cost.predictors, without=targets, free=ways, costs=costs)
         cost = cost.with_predictors(overlay)
     rules = {name for name in names if not any(TERMS[name][1:])}
     return replace(cost, off=cost.off | rules)

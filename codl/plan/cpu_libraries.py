@@ -1,9 +1,8 @@
-"""Which library computes each layer on the CPU: ncnn, ONNX Runtime or another one.
+"""Chooses the library that computes each layer on the CPU: ncnn, ONNX Runtime or OpenVINO.
 
-Between nets of two libraries tensors are unpacked and packed again, which may cost more than the
-faster library saves. So the layers of a network are given libraries all together, for the least
-sum of what ops and changes take; each layer of a shard is computed by that library then, whatever
-the shard's part of it is.
+A change of library unpacks and packs tensors again, which may cost more than the faster library
+saves. So the libraries of all layers are chosen together, for the least sum of ops and changes. All
+shards of a layer use its library.
 """
 
 from __future__ import annotations
@@ -20,25 +19,22 @@ from codl.lower.rules import loading, packs, storing
 from codl.plan.cost_model import CostModel, Milliseconds
 from codl.plan.region_array import Numbers
 
-#: Of a layer: the library that is fastest for its part.
+#: Stands for the library that is fastest for a part.
 ANY = -1
-#: Several libraries must be predicted to take less than this part of what one of them takes, as far
-#: as it can: predictions of two libraries are further off each other than those of one.
+#: A mix of libraries must be predicted to take less than this part of the best single library's
+#: latency: predictions of two libraries differ more in their errors than those of one.
 WORTH = 0.95
 
 
 class _Labelled(NamedTuple):
-    """Libraries of the first layers, and what those take in milliseconds."""
+    """The libraries of the first layers of a network, and their milliseconds."""
 
     taken_ms: float
     libraries: tuple[int, ...]
 
 
 def cpu_libraries(network: Network, cost: CostModel) -> Numbers:
-    """The number of the library that computes each layer; shaped (layers).
-
-    `ANY` for all where latencies are other people's, or the rule is switched off.
-    """
+    """By layer, the number of the library that computes it; `ANY` for all on replayed SoCs."""
     layers = network.layers
     if cost.soc.is_replayed or "joins-onnx" in cost.off:
         return np.full(len(layers), ANY)
@@ -58,7 +54,7 @@ def cpu_libraries(network: Network, cost: CostModel) -> Numbers:
 
 
 def in_each_library(network: Network, cost: CostModel) -> list[CostModel]:
-    """The cost model, and the same with each library taken as far as it can; each way once."""
+    """The cost model, and one for each library that plans prefer, without duplicates."""
     costs = [cost, *map(cost.in_library, range(len(LIBRARIES)))]
     different: dict[bytes, CostModel] = {}
     for each in costs:
@@ -67,9 +63,9 @@ def in_each_library(network: Network, cost: CostModel) -> list[CostModel]:
 
 
 def _ops_ms(network: Network, cost: CostModel) -> Milliseconds:
-    """Milliseconds of layers by library, infinite where it has no variant; (layers, libraries).
+    """Milliseconds of layers by library, infinite without a variant; (layers, libraries).
 
-    A light op that a library was not measured with counts as in the fastest.
+    A light op without a prediction in a library counts as in the fastest one.
     """
     ops_ms = np.full((len(network.layers), len(LIBRARIES)), np.inf)
     by_op = cost.prefetch((layer.op for layer in network.layers), "cpu")
@@ -85,7 +81,7 @@ def _ops_ms(network: Network, cost: CostModel) -> Milliseconds:
 
 
 class _Labels:
-    """Sums up what layers take in libraries, with the changes between these."""
+    """Sums the milliseconds of layers in libraries, and of changes between libraries."""
 
     def __init__(self, network: Network, cost: CostModel, ops_ms: Milliseconds) -> None:
         self._network, self._ops_ms = network, ops_ms
@@ -95,7 +91,7 @@ class _Labels:
         read = (name for layer in network.layers for name in layer.inputs)
         names = [name for name in (*read, *self._results) if name not in network.constants]
         shapes = {name: network.shapes[name] for name in names}
-        #: By library, what packing a tensor takes, and unpacking it.
+        #: By library and tensor, milliseconds of packing and of unpacking.
         self._load_ms, self._store_ms = (
             [dict(zip(shapes, cost.packings_ms(way(x), shapes.values()), strict=True))
              for x in LIBRARIES]
@@ -109,7 +105,7 @@ class _Labels:
         return labelled
 
     def searched(self) -> _Labelled:
-        """The best that ends in each library, layer by layer; of those the best at the end."""
+        """The best libraries of all layers, by dynamic programming over the last library."""
         best = [_Labelled(0.0, ())]
         for row in self._ops_ms:
             able = np.flatnonzero(np.isfinite(row)).tolist()
@@ -117,13 +113,13 @@ class _Labels:
         return min(best)
 
     def _with(self, before: _Labelled, library: int) -> _Labelled:
-        """One layer more, in a library."""
+        """The sums with one more layer, in a library."""
         taken_ms, libraries = before
         at = len(libraries)
         layer = self._network.layers[at]
         reads_packed = packs(layer.op, library)
         taken_ms += float(self._ops_ms[at, library])
-        # Every op counts with a call of its own.
+        # The prediction of each op includes one call.
         if libraries and libraries[-1] == library:
             taken_ms -= self._call_ms[library]
         load_ms = self._load_ms[library]

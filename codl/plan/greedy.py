@@ -1,4 +1,4 @@
-"""Single ops at their best splits, and the paper's Algorithm 1, which makes chains of them."""
+"""Single ops at their best cuts, and the paper's Algorithm 1, which joins them to chains."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from codl.plan.region_array import NONE
 from codl.plan.sub_ops import Walk
 from codl.plan.transitions import Transitions
 
-#: Ratios that a search tries; the ends are one processor alone.
+#: The ratios to try; 0 and 1 are one processor.
 RATIOS = tuple(i / 20 for i in range(21))
 _NEVER: Pair = (inf, inf)
 
 
 @dataclass(frozen=True)
 class IsolatedChain:
-    """A chain, what its shards' ops take alone, and its latency with the sharing at its ends."""
+    """A chain with the times of its shards' ops, and its latency including sharing at its ends."""
 
     chain: Chain
     alone_ms: Pair
@@ -33,10 +33,9 @@ class IsolatedChain:
 
 
 class ChainSearch:
-    """Evaluates chains of one network, each as if everything before and after it lay on the CPU.
+    """Evaluates single chains of a network, with all tensors before and after on the CPU.
 
-    That is how the paper counts: a chain pays for sharing its inputs and its outputs, whatever its
-    neighbours do.
+    So does the paper: a chain pays for sharing its inputs and outputs, whatever its neighbours are.
     """
 
     def __init__(
@@ -64,9 +63,9 @@ class ChainSearch:
             self._keep(chain)
 
     def best(self, layers: Sequence[Layer]) -> IsolatedChain:
-        """The fastest dimension and ratio of a chain, one processor alone included.
+        """The chain of some layers at its fastest dimension and ratio, or on one processor.
 
-        On the CPU, and never done, where no processor has variants for all of it.
+        The latency is infinite where no cut has variants for all parts.
         """
         key = tuple(layer.name for layer in layers)
         if key not in self._best:
@@ -75,18 +74,18 @@ class ChainSearch:
         return self._best.get(key) or IsolatedChain(chain_of(layers, "H", 0.0), _NEVER, inf)
 
     def _keep(self, new: IsolatedChain) -> None:
-        """Note a chain where it is the fastest of its layers."""
+        """Keep a chain if it is the fastest one of its layers."""
         fastest = self._best.get(new.chain.ops)
         if fastest is None or new.latency_ms < fastest.latency_ms:
             self._best[new.chain.ops] = new
 
     def at(self, layers: Sequence[Layer], dim: Dim, gpu_ratio: float) -> IsolatedChain:
-        """A chain at one of the ratios; never done where a processor has no variant for it."""
+        """A chain at one cut; its latency is infinite where a part has no variant."""
         never = IsolatedChain(chain_of(layers, dim, gpu_ratio), _NEVER, inf)
         return next(iter(self._evaluate([(layers, dim, gpu_ratio)])), never)
 
     def _evaluate(self, cuts: Sequence[tuple[Sequence[Layer], Dim, float]]) -> list[IsolatedChain]:
-        """Those that both processors have variants for, in order."""
+        """The chains at some cuts, without those that have a part without variants."""
         walks = []
         for layers, dim, ratio in cuts:
             start = self._numbers[layers[0].name]
@@ -97,14 +96,14 @@ class ChainSearch:
         return [self._isolated(candidate) for candidate in candidates]
 
     def _isolated(self, candidate: CandidateChain) -> IsolatedChain:
-        """A chain between tensors that are whole on the CPU."""
-        supply, name_of = self._transitions.supply, self.costs.tensor
+        """The latency of a chain whose inputs and outputs lie whole on the CPU."""
+        transfer, name_of = self._transitions.region_transfer, self.costs.tensor
         layers = self.network.layers[candidate.start : candidate.stop]
         before = []
         for seen, side, need in candidate.reads:
             tensor = name_of(candidate.start, seen)
             is_held = side == 0 or tensor in self._constants
-            before.append(supply(side, self._whole(tensor) if is_held else NONE, need))
+            before.append(transfer(side, self._whole(tensor) if is_held else NONE, need))
         clocks = self._transitions.stage_ms(START, before, candidate)
         left: dict[str, int] = {}
         for seen, side, number in candidate.leaves:
@@ -112,7 +111,7 @@ class ChainSearch:
             left.setdefault(tensor, NONE)
             if side == 0:
                 left[tensor] = number
-        after = [supply(0, number, self._whole(tensor)) for tensor, number in left.items()]
+        after = [transfer(0, number, self._whole(tensor)) for tensor, number in left.items()]
         clocks = self._transitions.stage_ms(clocks, after)
         chain = chain_of(layers, candidate.dim, candidate.gpu_ratio)
         return IsolatedChain(chain, candidate.alone_ms, max(clocks))
@@ -122,7 +121,7 @@ class ChainSearch:
         return self.costs.regions.one(shape, boxes.box(Region.whole(shape)))
 
     def plan(self, strategy: str, chains: Sequence[IsolatedChain]) -> Plan:
-        """A plan of chosen chains, with the variants and the predicted latency of the whole."""
+        """The plan of some chains, with variants and the predicted latency."""
         return make_plan(
             self.network,
             self.cost,
@@ -133,9 +132,8 @@ class ChainSearch:
         )
 
     def _cuts(self, layers: Sequence[Layer]) -> list[tuple[Dim, float]]:
-        """Cuts to try: H where every op has rows to cut, OC where no later op mixes channels.
-
-        Whole images where none mixes them.
+        """The cuts to try: H if all ops have rows, OC if later ops keep channels apart, N if all
+        ops keep images apart.
         """
         first, *later = layers
         inner = RATIOS[1:-1]
@@ -150,7 +148,7 @@ class ChainSearch:
 
 
 def image_ratios(layers: Sequence[Layer]) -> list[float]:
-    """The ratios at which a chain of these can be cut between images; none where it cannot."""
+    """The ratios that cut a chain of these layers between images; empty where none does."""
     images = {layer.op.output.n for layer in layers}
     if len(images) > 1 or not all("N" in layer.op.dims for layer in layers):
         return []
@@ -159,14 +157,14 @@ def image_ratios(layers: Sequence[Layer]) -> list[float]:
 
 
 def single_ops(search: ChainSearch) -> list[IsolatedChain]:
-    """Every op as a chain of its own, at its best dimension and ratio."""
+    """Each op as a chain of its own, at its best cut."""
     return [search.best([layer]) for layer in search.network.layers]
 
 
 def greedy_chains(search: ChainSearch) -> list[IsolatedChain]:
-    """The paper's Algorithm 1: lengthen a chain as long as that is faster than to begin another.
+    """The paper's Algorithm 1: extend a chain while that is faster than a new chain.
 
-    Layers are walked in topological order, so that every chain is a convex set of the graph.
+    Layers come in topological order, so each chain is a convex set of the graph.
     """
     chains: list[IsolatedChain] = []
     current: list[Layer] = []

@@ -1,8 +1,8 @@
-"""Improver: the next plan of a network to run, from plans that ran with every part measured.
+"""Proposes the next plan of a network to run, from the measured parts of plans that ran.
 
-It touches no device. Whoever runs plans tells it what each took (`observe`); it corrects the cost
-model by that, and proposes the plan that is then predicted fastest: the best one with its ratios
-moved to where both processors end together, or another one found by a search.
+The improver touches no device. Its caller runs plans and passes the measurements (`observe`). The
+improver corrects the cost model and proposes the plan that is then predicted fastest: the best one
+with balanced ratios, or a new one from a search.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from codl.plan.search import recut, search
 from codl.records.profile import PlanRun
 from codl.records.soc import Soc
 
-#: A plan of new chains must be predicted to take less than this part of what the balanced best plan
-#: takes: of chains that have run the prediction is closer.
+#: A new plan must be predicted to take less than this part of the balanced best plan's latency:
+#: predictions of chains that ran are better.
 NEW_CHAINS = 0.99
-#: Of what the best library takes, the part up to which others are searched again.
+#: Libraries within this factor of the best one are searched again.
 PROMISING = 1.1
-#: Standard deviation of the log factors that an exploring proposal multiplies predictions with.
+#: The standard deviation of the random log factors of an exploring proposal.
 EXPLORED = 0.15
 
 
@@ -40,8 +40,8 @@ EXPLORED = 0.15
 class Improver:
     """Proposes plans of one network on one SoC.
 
-    `cost` is without corrections, `soc` the one that plans are lowered for to run, `strategy` the
-    name that plans bear, and `method` how chains are searched.
+    `cost` has no corrections, `soc` is the one that plans are lowered for, `strategy` is the name
+    in plans, and `method` is the search method.
     """
 
     network: Network
@@ -52,11 +52,11 @@ class Improver:
     runs: dict[str, PlanRun] = field(default_factory=dict)
     _evidence: dict[str, Evidence] = field(default_factory=dict)
     _corrected: CostModel | None = None
-    #: Milliseconds of the best plan in each library, as the last searches found it.
+    #: The predicted latency of the best plan in each library, from the last searches.
     _found_ms: list[float] = field(default_factory=list)
 
     def observe(self, runs: Iterable[PlanRun]) -> None:
-        """Learn from plans that ran; a plan that ran before counts as it ran last."""
+        """Learn from plans that ran; the last run of a plan counts."""
         for run in runs:
             name = run.plan.fingerprint
             if self.runs.get(name) != run:
@@ -65,21 +65,21 @@ class Improver:
 
     @property
     def corrected(self) -> CostModel:
-        """The cost model with what the runs show."""
+        """The cost model with corrections from the runs."""
         if self._corrected is None:
             self._corrected = corrected(self.cost, self._evidence.values())
         return self._corrected
 
     @property
     def best(self) -> PlanRun | None:
-        """The fastest run on both processors; None before there is one."""
-        split = (run for run in self.runs.values() if is_split(run.plan))
+        """The fastest run on both processors, if any."""
+        split = (run for run in self.runs.values() if run.plan.is_split)
         return min(split, key=lambda run: run.latency_ms, default=None)
 
     def proposals(self, tried: Collection[str] = ()) -> Iterator[Plan]:
         """Plans that have not run, the one predicted fastest first.
 
-        `tried` are the fingerprints of further plans to leave out.
+        `tried` are fingerprints of further plans to skip.
         """
         done = {*self.runs, *tried}
         balanced_ms = inf
@@ -103,20 +103,16 @@ class Improver:
     def balanced(self, plan: Plan) -> Plan:
         """The plan with its ratios moved to where both processors end together.
 
-        Layers, chains and dimensions stay. A step moves them a little, so steps go on to where
-        nothing is gained.
+        Chains and dimensions stay. One step moves ratios a little, so steps repeat until they gain
+        nothing.
         """
-        written, moved = plan.applied(self.network)
-        moved, before = replace(moved, predicted_ms=None), ""
+        moved, before = replace(plan, predicted_ms=None), ""
         while moved.fingerprint != before:
-            before, moved = moved.fingerprint, recut(moved, written, self.corrected)
-        return moved.restored(self.network, plan.sums)
+            before, moved = moved.fingerprint, recut(moved, self.network, self.corrected)
+        return moved
 
     def explored(self, seed: int, tried: Collection[str] = ()) -> Plan | None:
-        """A plan that is best if predictions are off by some factor for each kernel variant.
-
-        None where it has run.
-        """
+        """The best plan under a random error of each variant's predictions; None if it ran."""
         cost = self.corrected
         factors = _Perturbed(cost.corrections, seed)
         plans = self._searched(cost.corrected(factors, cost.stage_ms))
@@ -124,9 +120,9 @@ class Improver:
         return None if plan.fingerprint in {*self.runs, *tried} else plan
 
     def _searched(self, cost: CostModel | None = None) -> list[Plan]:
-        """The best plan with the CPU's shards in each library, and in several.
+        """The best plan with the CPU in each library, and in several.
 
-        A library whose best plan took more than `PROMISING` of the least the last time is left out.
+        Libraries that were not within `PROMISING` of the best one last time are skipped.
         """
         costs = in_each_library(self.network, cost or self.corrected)
         known = self._found_ms if len(self._found_ms) == len(costs) else [0.0] * len(costs)
@@ -140,27 +136,19 @@ class Improver:
         return plans
 
     def predicted_ms(self, plan: Plan) -> float:
-        """Milliseconds of a plan by the corrected cost model."""
+        """The latency of a plan by the corrected cost model, in milliseconds."""
         executable = lower(self.network, plan, self.soc, self.cost.tuning)
         return price(executable, self.corrected).latency_ms
 
     def imbalance(self, run: PlanRun) -> float:
-        """The part of the split stages' time for which one processor waits for the other, 0 to 1.
-
-        0 where the plan has no split stage.
-        """
+        """The part of the split stages' time in which one processor waits for the other, 0 to 1."""
         executable = lower(self.network, run.plan, self.soc, self.cost.tuning)
         profiled = ProfiledTimes.of_totals(executable, run.totals)
         return waiting(profiled.with_all(stage_times(executable, self.corrected)))
 
 
-def is_split(plan: Plan) -> bool:
-    """Whether a plan computes on both processors."""
-    return {chain.gpu_ratio for chain in plan.chains} not in ({0.0}, {1.0}, set())
-
-
 def waiting(stages: Sequence[StageTimes]) -> float:
-    """The part of the stages' time that the faster processor waits, of stages with work on both."""
+    """The part of the time of stages with work on both processors in which one of them waits."""
     both = [stage.works_ms for stage in stages if all(stage.works_ms)]
     longest_ms = sum(max(works) for works in both)
     return sum(max(works) - min(works) for works in both) / longest_ms if longest_ms else 0.0
@@ -168,7 +156,7 @@ def waiting(stages: Sequence[StageTimes]) -> float:
 
 @dataclass(frozen=True)
 class _Perturbed:
-    """Factors of predictions, times a random one for each processor's target."""
+    """Correction factors, multiplied with a random factor for each target."""
 
     factors: Factors | None
     seed: int

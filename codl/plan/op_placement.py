@@ -1,9 +1,10 @@
-"""Where every op of a plan runs, why there, and what it costs."""
+"""Where each op of a plan runs, why, and its latency there."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TypeAlias
 
 from codl.ir import Network, Op, Region
@@ -23,12 +24,11 @@ Groups: TypeAlias = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True)
 class OpPlacement:
-    """One op's part on one processor.
+    """The part of an op on one processor.
 
-    `latency_ms` is None where it was neither predicted nor measured. Ops of the CPU that share a
-    net, and those of the GPU that share kernels, are measured together, in `together`, and each has
-    the share of that which it was predicted to have. `layout` is how its output lies, and the next
-    three say in what precision that is stored, computed and accumulated.
+    `latency_ms` is None where it was neither predicted nor measured. Ops that share a net or
+    kernels are measured `together`, a number of ops, and divide the time as predicted. `layout` is
+    that of the output; `stored`, `computed` and `accumulated` are its precisions.
     """
 
     op: str
@@ -47,7 +47,7 @@ class OpPlacement:
 
 
 def predicted(network: Network, plan: Plan, soc: Soc, cost: CostModel | None) -> list[OpPlacement]:
-    """Every op of a plan, with latencies by a cost model where there is one."""
+    """The placement of each op of a plan, with latencies by a cost model if there is one."""
     placed = [
         _placed(part, side, segment, soc, cost, plan.strategy)
         for segment in partition_plan(network, plan, soc).segments
@@ -66,8 +66,9 @@ def predicted(network: Network, plan: Plan, soc: Soc, cost: CostModel | None) ->
 def measured(
     placed: Sequence[OpPlacement], totals: Totals, groups: Mapping[Processor, Groups]
 ) -> list[OpPlacement]:
-    """The same with latencies from a profile; `groups` are the ops that each processor computes
-    together, by the label that they have there.
+    """Placements with latencies from a profile.
+
+    `groups` has the ops that each processor computes together, by their label in the profile.
     """
     shares: dict[tuple[Processor, str], tuple[float, int]] = {
         ("gpu", row.op): (totals.get(("kernel", row.op), 0.0), 1)
@@ -89,7 +90,7 @@ def measured(
 
 
 def standing_in(placed: Sequence[OpPlacement], fallbacks: Sequence[Fallback]) -> list[OpPlacement]:
-    """The same where a device has refused kernels, with what stands in for them and why."""
+    """Placements with the variants that replace kernels which a device has refused."""
     by_label = {name: fallback for fallback in fallbacks for name in fallback.layer.split(" + ")}
     rows = []
     for row in placed:
@@ -117,7 +118,7 @@ def _placed(
     chain, layer = segment.chain, part.layer
     variant = chain.variants[layer.name][side]
     latency_ms = cost.variant_ms(part.op, side, variant) if cost else None
-    # The CPU's tensors are planar where others see them; a replayed variant's are not known.
+    # CPU tensors are planar outside nets; a replayed variant has no storage.
     storage: Storage = getattr(registry.find(part.op, variant), "storage", PLANAR)
     return OpPlacement(
         op=layer.name,
@@ -135,24 +136,15 @@ def _placed(
 
 
 def _by(part: Part, side: Processor, cost: CostModel | None, strategy: str) -> str:
-    """Who put it there, and what it was predicted to take on either side."""
+    """The strategy that chose the processor, and the predicted latency on each of them."""
     other: Processor = "gpu" if side == "cpu" else "cpu"
     reason = f"as {strategy} plans it"
-    alone_ms = (
-        []
-        if cost is None
-        else [_best_ms(part.layer.op.whole, processor, cost) for processor in (side, other)]
-    )
-    if not alone_ms or None in alone_ms:
+    if cost is None:
         return reason
-    here_ms, other_ms = alone_ms
+    here_ms, other_ms = (cost.fastest_ms([part.layer.op], at)[0] for at in (side, other))
+    if inf in (here_ms, other_ms):
+        return reason
     return f"{reason} (alone {here_ms:.3f} ms here, {other_ms:.3f} ms on the {other})"
-
-
-def _best_ms(op: Op, processor: Processor, cost: CostModel) -> float | None:
-    """What an op is predicted to take on a processor; None where nothing is."""
-    (costs,) = cost.prefetch([op], processor)
-    return min((cost_of.latency_ms for cost_of in costs.values()), default=None)
 
 
 def _reason(part: Part, side: Processor, segment: Segment, soc: Soc, by: str) -> str:
@@ -160,9 +152,7 @@ def _reason(part: Part, side: Processor, segment: Segment, soc: Soc, by: str) ->
     if isinstance(op, OnnxModel):
         return f"codl has no operator for {op.nodes}, or for its types: ONNX Runtime runs it whole"
     other: Processor = "gpu" if side == "cpu" else "cpu"
-    if op.sets_cut:
-        reason = f"a term of partial sums, {by}"
-    elif part.region != Region.whole(op.output):
+    if part.region != Region.whole(op.output):
         reason = f"split on {chain.dim}, {chain.gpu_ratio:.0%} on the GPU, {by}"
     elif 0 < chain.gpu_ratio < 1:
         reason = f"a {op.kind} is never split, and both sides read it"
@@ -176,7 +166,7 @@ def _reason(part: Part, side: Processor, segment: Segment, soc: Soc, by: str) ->
 
 
 def _ncnn_refusal(op: Op, soc: Soc) -> str:
-    """Why another library stands in for ncnn; empty where ncnn could compute the op."""
+    """Why ncnn does not compute an op; empty where it could."""
     of_ncnn = [v for v in registry.of_kind(op.kind, "cpu") if v.backend == "ncnn"]
     refusals = [variant.refusal(op, soc) for variant in of_ncnn]
     if not refusals:

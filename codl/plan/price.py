@@ -1,9 +1,8 @@
-"""Predicted latency of an executable, stage by stage: its price.
+"""Predicted latency of an executable: its price, stage by stage, and its timeline.
 
-Whatever an executable does is counted because it is there, among its commands: launches, transfers,
-copies between storages, what ncnn's nets pack and unpack, calls of nets, residual adds that run in
-a convolution's kernels. In which order things happen is said once, for a search as for a price
-(`after_stage`).
+All commands of the executable count: launches, transfers, copies between storages, calls of nets,
+tensors that nets pack and unpack, and residual adds inside convolutions. `after_stage` is the one
+rule for the order of events; the search uses it too.
 """
 
 from __future__ import annotations
@@ -27,15 +26,17 @@ from codl.ir.executable import (
     Transfer,
     Wait,
 )
-from codl.ir.types import Direction
-from codl.lower.packing import library_of, packed
-from codl.plan.cost_model import ADDED_INSIDE, CostModel, Pair
+from codl.ir.types import Direction, Processor
+from codl.lower.nets import library_of, packed
+from codl.plan.cost_model import FUSED_ADD_FRACTION, CostModel, Pair
+from codl.records.results import SpanKind, TimeSpan
+from codl.records.span_names import transform_label
 
 START: Pair = (0.0, 0.0)
 
 
 class TransferCost(NamedTuple):
-    """Milliseconds of a transfer: of the GPU, from its end to the CPU's turn, and of the CPU."""
+    """Milliseconds of a transfer: the GPU's work, the delay until the CPU's work, that work."""
 
     way: Direction
     gpu_ms: float
@@ -44,7 +45,7 @@ class TransferCost(NamedTuple):
 
     @classmethod
     def of(cls, way: Direction, parts: Mapping[str, float]) -> TransferCost:
-        """With the parts of data sharing by name; the GPU itself maps what it is to read."""
+        """From the parts of data sharing by name; the GPU maps the memory that it reads."""
         kernel, mapped = parts.get("transform", 0.0), parts.get("map", 0.0)
         copied = parts.get("copy", 0.0) + parts.get("unmap", 0.0)
         if way == "to_cpu":
@@ -58,19 +59,15 @@ def after_stage(
     launches_ms: float = 0.0,
     works: Pair = START,
     copies_ms: float = 0.0,
-    first_launch_ms: float = 0.0,
 ) -> Pair:
-    """When each processor is done with an exchange and with its shard of a chain.
+    """The clocks of both processors after a stage: an exchange and the shards of a chain.
 
-    Events have the order that lowering gives them (`codl.lower.lowering`). What the GPU sends to
-    the CPU is enqueued behind its shard of the chain before, so it is sent as soon as that is done.
-    The CPU sends to the GPU, enqueues the GPU's kernels, and only then waits for what it receives
-    and computes. No chain waits for the end of the one before, but for the data that it needs.
+    The order of events is that of `codl.lower.lowering`. The GPU's transfers to the CPU run right
+    after its previous shard. The CPU sends its transfers to the GPU, enqueues the GPU's kernels,
+    waits for the GPU's transfers, and computes. A chain waits only for the data that it needs.
 
-    `clocks` are the milliseconds since the start at which each is done with what it was given;
-    `launches_ms` is what enqueueing takes the CPU; `works` what each shard takes, and `copies_ms`
-    the GPU's before it. The GPU begins with what the CPU sends, and with its shard, no sooner than
-    `first_launch_ms` behind their being enqueued.
+    `clocks` are milliseconds since the start of the inference. Enqueueing takes the CPU
+    `launches_ms`; the shards take `works`, and copies between storages take the GPU `copies_ms`.
     """
     cpu, gpu = clocks
     arrivals = []
@@ -81,9 +78,9 @@ def after_stage(
     for way, gpu_ms, _, cpu_ms in transfers:
         if way == "to_gpu":
             cpu += cpu_ms
-            gpu = max(gpu, cpu + first_launch_ms) + gpu_ms
+            gpu = max(gpu, cpu) + gpu_ms
     if works[1] or copies_ms:
-        gpu = max(gpu, cpu + first_launch_ms) + copies_ms + works[1]
+        gpu = max(gpu, cpu) + copies_ms + works[1]
     cpu += launches_ms
     for arrival, cpu_ms in arrivals:
         cpu = max(cpu, arrival) + cpu_ms
@@ -92,11 +89,11 @@ def after_stage(
 
 @dataclass(frozen=True)
 class StageTimes:
-    """Milliseconds of what a stage does, as if nobody waited for anybody.
+    """Milliseconds of the commands of a stage, without any waiting.
 
-    `nets_ms` are by a net's number, `kernels_ms` by the number of a step that the GPU computes or
-    copies, both with what the processors slow each other down; `transfers_ms` by a transfer's
-    number its parts, in order. `launches_ms` and `first_launch_ms` are as `after_stage` has them.
+    `nets_ms` is by net number, and `kernels_ms` by the number of a step that the GPU computes or
+    copies; both include the slowdown by the other processor. `transfers_ms` has the parts of each
+    transfer by its step number. `launches_ms` is that of `after_stage`.
     """
 
     label: str
@@ -104,80 +101,62 @@ class StageTimes:
     kernels_ms: Mapping[int, float]
     transfers_ms: Mapping[int, Mapping[str, float]]
     launches_ms: float
-    first_launch_ms: float
 
     @property
     def works_ms(self) -> Pair:
-        """What nets take the CPU in all, and kernels the GPU."""
+        """The sum over nets, and the sum over kernels."""
         return sum(self.nets_ms.values()), sum(self.kernels_ms.values())
 
 
 @dataclass(frozen=True)
-class StagePrice:
-    """One stage: what it takes, and when each processor is done with it, in milliseconds.
-
-    `ends_ms` are since the start of the inference.
-    """
-
-    times: StageTimes
-    ends_ms: Pair
-
-
-@dataclass(frozen=True)
 class Price:
-    """Milliseconds of one inference, end to end and by stage."""
+    """Milliseconds from the start of an inference to the end of each stage, by processor."""
 
-    stages: tuple[StagePrice, ...]
+    ends_ms: tuple[Pair, ...]
 
     @property
     def latency_ms(self) -> float:
-        return max(self.stages[-1].ends_ms) if self.stages else 0.0
+        return max(self.ends_ms[-1]) if self.ends_ms else 0.0
 
 
 def price(executable: Executable, cost: CostModel) -> Price:
-    """What an inference is predicted to take."""
+    """The predicted end of each stage of an inference."""
     return walk(executable, stage_times(executable, cost))
 
 
 def walk(executable: Executable, times: Sequence[StageTimes]) -> Price:
-    """One inference, stage by stage, if these take such times."""
-    clocks, stages = START, []
+    """The end of each stage of an inference whose stages take these times."""
+    clocks, ends = START, []
     for stage in times:
         transfers = []
         for number, parts in stage.transfers_ms.items():
             step = executable.steps[number]
             assert isinstance(step, Transfer)
             transfers.append(TransferCost.of(step.direction, parts))
-        clocks = after_stage(
-            clocks,
-            transfers,
-            stage.launches_ms,
-            stage.works_ms,
-            first_launch_ms=stage.first_launch_ms,
-        )
-        stages.append(StagePrice(stage, clocks))
-    return Price(tuple(stages))
+        clocks = after_stage(clocks, transfers, stage.launches_ms, stage.works_ms)
+        ends.append(clocks)
+    return Price(tuple(ends))
 
 
 def stage_times(executable: Executable, cost: CostModel) -> tuple[StageTimes, ...]:
-    """What every stage is predicted to do; all ops are predicted at once."""
+    """The predicted times of each stage; all ops are predicted in one batch."""
     steps = (step for step in executable.steps if isinstance(step, GpuOp))
     cost.prefetch([parse(layer.op) for net in executable.nets for layer in net.layers], "cpu")
     cost.prefetch([parse(text) for step in steps for text in step.ops], "gpu")
-    return tuple(_Works(executable, stage, cost).times() for stage in executable.stages)
+    return tuple(_StageWork(executable, stage, cost).times() for stage in executable.stages)
 
 
-class _Works:
-    """What both processors do in a stage, in the making."""
+class _StageWork:
+    """Collects the predicted times of the commands of one stage."""
 
     def __init__(self, executable: Executable, stage: Stage, cost: CostModel) -> None:
         self._executable, self._stage, self._cost = executable, stage, cost
-        #: By step how many kernels, or small groups of them, are enqueued for it.
+        #: The number of enqueued kernels, or small groups of kernels, by step.
         self._launches: dict[int, int] = {}
         self._kernels_ms: dict[int, float] = {}
         self._transfers_ms: dict[int, Mapping[str, float]] = {}
         self._nets_ms: dict[int, float] = {}
-        # What the CPU receives is enqueued a stage before, and counts where the CPU waits for it.
+        # A transfer to the CPU is enqueued a stage earlier, and counts where the CPU waits for it.
         arriving = [
             command.step
             for command in stage.commands
@@ -192,7 +171,7 @@ class _Works:
             for step in (executable.steps[number] for number in numbers)
             if isinstance(step, GpuOp)
         }
-        loads = np.zeros((2, 2))  # bytes and milliseconds of each side
+        loads = np.zeros((2, 2))  # bytes and milliseconds of each processor
         inner = [number for number in numbers if self._step(number, loads[1])]
         nets = [command.net for command in stage.commands if isinstance(command, RunNet)]
         self._nets(nets, loads[0])
@@ -205,7 +184,7 @@ class _Works:
             self._nets_ms[number] *= float(stretch[0])
 
     def times(self) -> StageTimes:
-        # Flags that are raised are launches, too; their time on the GPU is part of the wait.
+        # Raised flags are launches too; their time on the GPU is part of the wait.
         launches = self._raised + sum(self._launches.values())
         return StageTimes(
             label=self._stage.label,
@@ -213,7 +192,6 @@ class _Works:
             kernels_ms=self._kernels_ms,
             transfers_ms=self._transfers_ms,
             launches_ms=self._cost.launches_ms(launches),
-            first_launch_ms=self._cost.signals.first_launch_ms,
         )
 
     def _is_to_cpu(self, number: int | None) -> bool:
@@ -221,7 +199,7 @@ class _Works:
         return isinstance(step, Transfer) and step.direction == "to_cpu"
 
     def _step(self, number: int, load: NDArray[np.float64]) -> bool:
-        """A step's milliseconds, and whether the other processor's work slows it down."""
+        """Note the times of a step; True where the other processor's work slows it down."""
         step, cost = self._executable.steps[number], self._cost
         self._launches[number] = 1
         if isinstance(step, Transfer):
@@ -233,7 +211,7 @@ class _Works:
                 self._executable.tensors[x.tensor] for x in (step.source, step.target)
             )
             if source.storage == target.storage:
-                # A part copied to one piece: what else is held is not known before all is planned.
+                # Whether a part has to be copied is known only once the whole plan is lowered.
                 self._launches[number], self._kernels_ms[number] = 0, 0.0
                 return False
             shape = self._shape(step.target)
@@ -249,15 +227,15 @@ class _Works:
         for add in ops[1:]:
             by_storage = cost.fastest_by_storage(add, "gpu")
             storage = self._executable.tensors[step.writes.tensor].storage
-            # What is computed planar in another's place counts as fast.
+            # An op that runs in its planar fallback counts like its fastest variant.
             added = by_storage.get(storage) or next(iter(by_storage.values()))
-            own_ms += ADDED_INSIDE * added.latency_ms
+            own_ms += FUSED_ADD_FRACTION * added.latency_ms
         self._kernels_ms[number] = own_ms
         load += [sum(op.bytes for op in ops), own_ms]
         return True
 
     def _nets(self, numbers: Sequence[int], load: NDArray[np.float64]) -> None:
-        """The nets' milliseconds: their ops, less the calls of nets that are saved, and packing."""
+        """Note the nets' times: their ops, less the calls that ops of a net share, and packing."""
         cost = self._cost
         nets = [self._executable.nets[number] for number in numbers]
         ops = [[parse(layer.op) for layer in net.layers] for net in nets]
@@ -269,7 +247,7 @@ class _Works:
             ops_ms = sum(cost.variant_ms(op, "cpu", layer.variant) for op, layer in named)
             moves = packed(self._executable, net)
             packing_ms = sum(map(cost.packing_ms, moves))
-            # Every op counts with a call of its own.
+            # The prediction of each op includes one call.
             call_ms = turns * cost.inside("cpu", library_of(net)).call_ms
             self._nets_ms[number] = ops_ms - (len(net_ops) - 1) * call_ms + packing_ms
             load += [sum(2 * shape.bytes for _, shape in moves), self._nets_ms[number]]
@@ -277,3 +255,108 @@ class _Works:
 
     def _shape(self, access: Access) -> Shape:
         return access.region.shape(self._executable.tensors[access.tensor].shape)
+
+
+# Timeline.
+
+
+#: The parts of a transfer that each processor does, in order.
+OF_GPU: tuple[SpanKind, ...] = ("transform", "map")
+OF_CPU: tuple[SpanKind, ...] = ("copy", "unmap")
+
+
+@dataclass(frozen=True)
+class PlacedSpan:
+    """A time span with the number of its stage, and of its net or step in the executable.
+
+    The span of a layer has the number of its net, and no step.
+    """
+
+    span: TimeSpan
+    stage: int
+    net: int | None = None
+    step: int | None = None
+
+
+def predicted_spans(executable: Executable, times: Sequence[StageTimes]) -> tuple[TimeSpan, ...]:
+    """The predicted spans of both processors, in milliseconds since the start of the inference.
+
+    The order of events is that of `after_stage`; each stage ends where `walk` ends it.
+    """
+    return tuple(placed.span for placed in predicted_timeline(executable, times))
+
+
+def predicted_timeline(
+    executable: Executable, times: Sequence[StageTimes]
+) -> tuple[PlacedSpan, ...]:
+    """The predicted spans with the numbers of their stages, nets and steps."""
+    timeline = _Timeline(executable)
+    for number, stage in enumerate(times):
+        timeline.add(number, stage)
+    return tuple(placed for placed in timeline.spans if placed.span.end_ms > placed.span.start_ms)
+
+
+class _Timeline:
+    """The spans so far, and the clock of each processor."""
+
+    def __init__(self, executable: Executable) -> None:
+        self._executable = executable
+        self.spans: list[PlacedSpan] = []
+        self._stage = 0
+        self._clocks: dict[Processor, float] = {"cpu": 0.0, "gpu": 0.0}
+
+    def add(self, number: int, stage: StageTimes) -> None:
+        self._stage = number
+        transfers = stage.transfers_ms.items()
+        arrivals = [self._sent(*each) for each in transfers if self._way(each[0]) == "to_cpu"]
+        for step, parts in transfers:
+            if self._way(step) == "to_gpu":
+                self._share("cpu", step, parts, OF_CPU)
+                self._enqueue()
+                self._share("gpu", step, parts, OF_GPU)
+        if any(stage.kernels_ms.values()):
+            self._enqueue()
+        for step, ms in stage.kernels_ms.items():
+            self._step("gpu", "kernel", step, ms)
+        self._clocks["cpu"] += stage.launches_ms
+        for step, parts, arrival in arrivals:
+            self._step("cpu", "sync", step, arrival - self._clocks["cpu"])
+            self._share("cpu", step, parts, OF_CPU)
+        for net, ms in stage.nets_ms.items():
+            span = self._work("cpu", "net", self._executable.nets[net].label, ms)
+            self.spans.append(PlacedSpan(span, self._stage, net=net))
+
+    def _way(self, step: int) -> Direction:
+        transfer = self._executable.steps[step]
+        assert isinstance(transfer, Transfer)
+        return transfer.direction
+
+    def _sent(
+        self, step: int, parts: Mapping[str, float]
+    ) -> tuple[int, Mapping[str, float], float]:
+        """Add the GPU's part of a transfer to the CPU; also returns when the CPU can read it."""
+        self._share("gpu", step, parts, OF_GPU[:1])
+        return step, parts, self._clocks["gpu"] + parts.get("sync", 0.0) + parts.get("map", 0.0)
+
+    def _enqueue(self) -> None:
+        """Move the GPU's clock to the CPU's, which has just enqueued commands."""
+        self._clocks["gpu"] = max(self._clocks.values())
+
+    def _share(
+        self, side: Processor, step: int, parts: Mapping[str, float], kinds: Sequence[SpanKind]
+    ) -> None:
+        for kind in kinds:
+            self._step(side, kind, step, parts.get(kind, 0.0))
+
+    def _step(self, side: Processor, kind: SpanKind, number: int, ms: float) -> None:
+        step = self._executable.steps[number]
+        label = step.label
+        if isinstance(step, Relayout) or (isinstance(step, Transfer) and kind == "transform"):
+            label = transform_label(self._executable, step)
+        span = self._work(side, kind, label, ms)
+        self.spans.append(PlacedSpan(span, self._stage, step=number))
+
+    def _work(self, side: Processor, kind: SpanKind, label: str, ms: float) -> TimeSpan:
+        start = self._clocks[side]
+        self._clocks[side] = start + max(ms, 0.0)
+        return TimeSpan(side, kind, label, start, self._clocks[side])

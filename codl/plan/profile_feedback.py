@@ -1,4 +1,4 @@
-"""Profiled times of a plan: milliseconds of nets, steps and stages of an executable that ran."""
+"""Profiled times of an executable: milliseconds of its nets, steps and stages."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from codl.records.results import SpanKind, TimeSpan
 from codl.records.span_names import SpanName, span_of
 from codl.records.statistic import nearest
 
-#: The parts of data sharing that a profile tells. What a wait would have taken if the data had been
-#: there, it does not.
+#: The parts of data sharing that a profile shows. It does not show the duration of a wait without
+#: the time until the data was ready.
 SEEN: tuple[SpanKind, ...] = ("transform", "copy", "unmap")
 #: Milliseconds by a number.
 ByNumber: TypeAlias = dict[int, float]
-#: Milliseconds in a profile by kind and label: of a net, or of all kernels of an op.
+#: Milliseconds in a profile by (kind, label), of a net or of all kernels of an op.
 Totals: TypeAlias = Mapping[tuple[str, str], float]
 
 
 @dataclass(frozen=True)
 class ProfiledTimes:
-    """Milliseconds of nets and kernels as `StageTimes` has them, and of stages, one after another.
+    """Measured milliseconds by number, as in `StageTimes`, and of each stage.
 
-    A transfer has all parts of `SEEN`; those without a command took no time.
+    A transfer has all parts of `SEEN`; parts without a command took 0.
     """
 
     nets_ms: ByNumber = field(default_factory=dict)
@@ -48,10 +48,7 @@ class ProfiledTimes:
 
     @classmethod
     def of(cls, executable: Executable, spans: Iterable[TimeSpan]) -> ProfiledTimes:
-        """Each command with its span: those of one name come in the order of the commands.
-
-        Raises `DeviceError` where a command has none.
-        """
+        """From the spans of one profiled inference; raises `DeviceError` if a span is missing."""
         times, done_ms = cls(), 0.0
         for stage in spans_by_command(executable, spans):
             end_ms = done_ms
@@ -64,9 +61,9 @@ class ProfiledTimes:
 
     @classmethod
     def of_totals(cls, executable: Executable, totals: Totals) -> ProfiledTimes:
-        """Of totals by kind and label, without stages; commands of one name share alike.
+        """From totals by (kind, label), without stages; commands of one name share equally.
 
-        What the totals do not have is left out.
+        Commands without a total are left out.
         """
         names = [span_of(executable, command) for command in executable.commands]
         times, counts = cls(), Counter(names)
@@ -77,10 +74,9 @@ class ProfiledTimes:
 
     @classmethod
     def typical(cls, profiles: Sequence[ProfiledTimes]) -> ProfiledTimes:
-        """The mean of some runs of one executable: those nearest in length to the statistic's.
+        """The mean of the runs whose length is nearest to the statistic of all runs.
 
-        Parts of the same runs add up to what these took; percentiles of parts would not, where
-        other programs disturb each run in another part.
+        Parts of the same runs add up to those runs' lengths; percentiles of each part would not.
         """
         near = nearest(profiles, lambda run: fsum(run.stages_ms))
         first = near[0]
@@ -105,7 +101,7 @@ class ProfiledTimes:
             else:
                 self.kernels_ms[number] = self.kernels_ms.get(number, 0.0) + ms
 
-    # Predicted times with some of these instead; what was not measured stays as predicted.
+    # Predicted times with measured ones in their place; unmeasured times stay as predicted.
 
     def with_all(self, times: Sequence[StageTimes]) -> list[StageTimes]:
         return self.with_transfers(self.with_kernels(self.with_nets(times)))
@@ -123,7 +119,7 @@ class ProfiledTimes:
         return [replace(stage, kernels_ms=measured(stage.kernels_ms)) for stage in times]
 
     def with_transfers(self, times: Sequence[StageTimes]) -> list[StageTimes]:
-        """What a profile does not tell of transfers stays as predicted."""
+        """Parts of transfers outside `SEEN` stay as predicted."""
         return [
             replace(
                 stage,
@@ -137,7 +133,7 @@ class ProfiledTimes:
 
 
 def paced(times: Sequence[StageTimes], slowdown: Mapping[str, float]) -> list[StageTimes]:
-    """Times on a machine whose processors are slower at nets and kernels by these factors."""
+    """Times on a machine whose processors compute nets and kernels slower by these factors."""
     cpu, gpu = (slowdown.get(side, 1.0) for side in PROCESSORS)
     return [
         replace(
@@ -152,9 +148,9 @@ def paced(times: Sequence[StageTimes], slowdown: Mapping[str, float]) -> list[St
 def spans_by_command(
     executable: Executable, spans: Iterable[TimeSpan]
 ) -> Iterator[list[tuple[Command, TimeSpan]]]:
-    """Of each stage the commands that a profile shows, with their spans.
+    """For each stage, its profiled commands with their spans.
 
-    Those of one name come in the order of the commands. Raises `DeviceError` where one has none.
+    Spans of one name are in the order of the commands. Raises `DeviceError` if a span is missing.
     """
     by_name: dict[SpanName, deque[TimeSpan]] = {}
     for span in sorted(spans, key=lambda span: span.start_ms):
@@ -175,5 +171,5 @@ def spans_by_command(
         yield pairs
 
 
-#: What computes on either processor, as profiles call it.
+#: The processor of each kind of computing span.
 KINDS: Mapping[str, Processor] = {"net": "cpu", "kernel": "gpu"}

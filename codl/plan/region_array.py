@@ -1,8 +1,8 @@
-"""Arrays of tensor regions, for searches that join and compare thousands at once.
+"""Arrays of tensor regions ("boxes"), to join and compare thousands of regions at once.
 
-A box is a region's first and last images, channels and rows, the first ones with their sign turned:
-the smallest box around two is then the larger number in every place, and nothing is a box of very
-small ones.
+A box is (-n0, n1, -c0, c1, -y0, y1) for images n0 ... n1 - 1, channels c0 ... c1 - 1 and rows y0
+... y1 - 1. With the negated starts, the smallest box around two boxes is their element-wise
+maximum. The empty box has very small entries.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from numpy.typing import NDArray
 from codl.ir import Region, Shape
 from codl.ir.region import Span
 
-#: Shaped (..., 6).
+#: Boxes, shaped (..., 6).
 Boxes = NDArray[np.int64]
-#: Shaped like boxes without their last axis.
+#: Numbers of boxes, parts or layers.
 Numbers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-#: What stands in every place of a box of nothing.
+#: Every entry of the empty box.
 NOTHING = -(1 << 31)
-#: The number of nothing.
+#: The number of the empty region, and of the empty part.
 NONE = 0
 
 
 def box(region: Region | None) -> tuple[int, int, int, int, int, int]:
-    """A region's box; of None and of an empty one that of nothing."""
+    """The box of a region; None and empty regions have the empty box."""
     if region is None or region.is_empty:
         return (NOTHING,) * 6
     (n0, n1), (c0, c1), (y0, y1) = region
@@ -37,7 +37,7 @@ def box(region: Region | None) -> tuple[int, int, int, int, int, int]:
 
 
 def region(row: Sequence[int]) -> Region:
-    """The region of a box that is not of nothing."""
+    """The region of a box that is not empty."""
     n0, n1, c0, c1, y0, y1 = row
     return Region(Span(-n0, n1), Span(-c0, c1), Span(-y0, y1))
 
@@ -47,15 +47,15 @@ def is_something(boxes: Boxes) -> NDArray[np.bool_]:
 
 
 def sizes(boxes: Boxes) -> NDArray[np.int64]:
-    """Images, channels and rows of boxes that are not of nothing, shaped (..., 3)."""
+    """Images, channels and rows of boxes that are not empty, shaped (..., 3)."""
     return boxes[..., 0::2] + boxes[..., 1::2]
 
 
 def missing_sizes(held: Boxes, needs: Boxes) -> NDArray[np.int64]:
-    """The sizes of what moves to a processor that holds one of `held` and needs one of `needs`.
+    """The sizes of the regions that move to a processor, for all pairs of `held` and `needs`.
 
-    For all pairs, as `codl.lower.partition.lacking` has it where only what is missing moves:
-    (sizes, 3), with duplicates. These are the pieces of the smallest box around both.
+    Shaped (sizes, 3), with duplicates. `codl.lower.partition.missing_regions` has the rule: the
+    pieces of the smallest box around both boxes, without the held one.
     """
     is_held = is_something(held)
     pieces = [] if is_held.all() else [sizes(needs)]
@@ -74,28 +74,28 @@ def missing_sizes(held: Boxes, needs: Boxes) -> NDArray[np.int64]:
 
 
 def weights_of(shape: Shape) -> NDArray[np.int64]:
-    """What a box of a tensor is multiplied by for a number that no other box of it has."""
+    """The vector whose product with a box of a tensor of this shape is a unique key."""
     radices = [size + 1 for size in shape[:3] for _ in (0, 1)]
     signs = (-1, 1) * 3
     return np.array([sign * prod(radices[at + 1 :]) for at, sign in enumerate(signs)], np.int64)
 
 
 def count_of(shape: Shape) -> int:
-    """More than the number of any box of a tensor, by `weights_of`."""
+    """An upper bound of the keys by `weights_of`."""
     return prod((size + 1) ** 2 for size in shape[:3])
 
 
 class RegionTable:
-    """Numbers for regions of tensors, from 1 on, each with a note of how it is stored.
+    """Numbers regions of tensors with notes, from 1 on; tensors of one shape share numbers.
 
-    Tensors of one shape share them. `wholes`, which are the tensors' shapes, `boxes` and `notes`
-    are those of every number; a note is a number of the caller's.
+    By number, `wholes` has the tensor's shape, `boxes` the box, and `notes` an integer of the
+    caller, here a storage order.
     """
 
     def __init__(self, shapes: Iterable[Shape]) -> None:
         self._shapes = list(dict.fromkeys(shapes))
         self.shapes = {shape: at for at, shape in enumerate(self._shapes)}
-        #: What a shape's box is multiplied by, and what is added, for a key that no other has.
+        #: A box of shape i has the unique key `weights[i] @ box + first_key[i]`.
         self._weights = np.array([weights_of(shape) for shape in self._shapes])
         self._first_key = np.cumsum([0, *map(count_of, self._shapes)])
         self._known: dict[tuple[int, int], int] = {}
@@ -104,9 +104,9 @@ class RegionTable:
         self.notes: list[int] = [0]
 
     def of(self, shapes: Numbers, boxes: Boxes, notes: Numbers) -> Numbers:
-        """The numbers of boxes (items, 6), none of nothing, with their notes; (items).
+        """The numbers (items) of non-empty boxes (items, 6) with notes (items).
 
-        They are of tensors of numbered `shapes` (items).
+        `shapes` (items) are the numbers of the tensors' shapes.
         """
         box_keys = (boxes * self._weights[shapes]).sum(axis=1) + self._first_key[shapes]
         keys = list(zip(box_keys.tolist(), notes.tolist(), strict=True))
@@ -117,7 +117,7 @@ class RegionTable:
         return np.array([numbers[key] for key in keys], np.int64)
 
     def one(self, shape: Shape, row: tuple[int, ...], note: int = 0) -> int:
-        """The number of a box of a tensor of a shape; of nothing `NONE`."""
+        """The number of one box of a tensor of a shape; `NONE` for the empty box."""
         if row[1] == NOTHING:
             return NONE
         at = self.shapes[shape]
@@ -125,7 +125,7 @@ class RegionTable:
         return self._known.get(key) or self._add(shape, key, row)
 
     def noted(self, number: int, note: int) -> int:
-        """The number of the same region with another note."""
+        """The number of a numbered region with another note."""
         if self.notes[number] == note:
             return number
         return self.one(self.wholes[number], self.boxes[number], note)
@@ -138,9 +138,9 @@ class RegionTable:
         return number
 
     def region(self, number: int) -> Region:
-        """A numbered region, which must not be of nothing."""
+        """The region of a number other than `NONE`."""
         return region(self.boxes[number])
 
     def shape(self, number: int) -> Shape:
-        """The shape of such a region."""
+        """The shape of the region of a number other than `NONE`."""
         return self.region(number).shape(self.wholes[number])

@@ -1,44 +1,33 @@
-"""Search methods by name, and the plan that each finds, with products as partial sums or not.
-
-A product needs all features of its input. Where these come by columns from a chain on both
-processors, each has a part of them, and can add up that part alone: then what is shared is one term
-of the output, and not the features before it and a part of the output behind it.
-"""
+"""Searches the plan of a network by one of several methods."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from math import inf, lcm, prod
+from math import inf, prod
 from threading import Lock
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from codl.errors import CodlError, UnknownNameError
-from codl.ir import Layer, Network, Region
-from codl.ir.network import terms_at, terms_of, views_of, with_sums
-from codl.ir.ops.matmul_terms import TERMS, Terms
-from codl.ir.ops.norm import Norm
-from codl.ir.plan import Chain, Plan
-from codl.ir.region import Span
-from codl.ir.types import PROCESSORS
-from codl.lower.partition import partition_plan
+from codl.ir import Network
+from codl.ir.plan import Chain, Plan, Sharing
 from codl.plan.beam_search import LATENCY, Objective, every_plan, fastest
 from codl.plan.build_plan import chain_of, make_plan, unless_alone
-from codl.plan.candidates import STEPS, Candidates, Recuts
+from codl.plan.candidates import Candidates, Recuts
 from codl.plan.chain_costs import CandidateChain, ChainCosts
 from codl.plan.cost_model import CostModel
-from codl.plan.coverage import covered, uncovered
+from codl.plan.coverage import covered
 from codl.plan.greedy import ChainSearch, greedy_chains, image_ratios, single_ops
 
-#: `serial`: every op a chain of its own. `greedy`: the paper's Algorithm 1. `dp`: a beam search.
-#: `exhaustive`: every chain at every ratio; for a few ops.
+#: `serial`: each op is a chain. `greedy`: the paper's Algorithm 1. `dp`: beam search. `exhaustive`:
+#: all chains at all ratios, for a few ops.
 Method: TypeAlias = Literal["serial", "greedy", "dp", "exhaustive"]
-#: More layers than this have too many plans to look at each.
+#: The most layers for the exhaustive search.
 FEW = 5
-#: Labels that go on from a point where only the ratios of a plan are searched.
+#: The labels that are extended at a point in a search over the ratios of a plan's chains.
 RECUT_LABELS = 32
-#: Of the ways to split the images of a whole network, those that are planned in full.
+#: The splits of a whole batch that are planned in full, the fastest ones.
 IMAGE_SPLITS = 3
 
 
@@ -51,41 +40,35 @@ def search(
     objective: Objective = LATENCY,
     may_be_alone: bool = False,
 ) -> Plan:
-    """The plan that a method finds best, predicted; transfers are of what is missing only.
+    """The plan that a method predicts to be best; only missing regions are transferred.
 
-    `method` is one of `METHODS`. Of plans of least latency it is one processor's, if it
-    `may_be_alone`, where two are predicted to gain next to nothing. Raises `UnknownNameError` for
-    another method, and `CodlError` where the network has too many layers for `exhaustive`, where a
-    method knows no objective but latency, or where no plan keeps within the memory limit.
+    `method` is one of `METHODS`. With `may_be_alone`, the plan uses one processor where two are
+    predicted to gain little. Raises `UnknownNameError` for another method, and `CodlError` where
+    the network has too many layers for `exhaustive`, where the method supports only latency, or
+    where no plan keeps the memory limit.
     """
     if method not in METHODS:
         raise UnknownNameError("search method", method, METHODS)
     if not objective.is_latency and method != "dp":
         raise CodlError(
-            f"The search {method!r} looks at latency alone; energy and memory limits want `dp`."
+            f"The method {method!r} minimises latency only; energy and memory limits need `dp`."
         )
     with NO_COLLECTION:
         cost = covered(cost, network)
         if not objective.is_latency:
             return _for_objective(network, cost, strategy, objective)
         plan, costs = _fastest_option(network, cost, strategy, method)
-        found = plan
         if method == "dp" and not cost.places.once:
             plan = recut(plan, network, cost)
-        if cost.places.cuts:  # those of another plan, and its partial sums, are followed
-            return plan
-        if method == "dp" and "partial-sums" not in cost.off:
-            summed = _with_partial_sums(found, network, cost)
-            plan = min(plan, summed, key=lambda each: each.predicted_ms or inf)
-        # What one processor gains in one step, it may lose in those that have weights with it.
+        # With weights once, a plan of one processor would constrain the plans of other steps.
         may_be_alone = may_be_alone and not cost.places.once
         return unless_alone(plan, network, cost, costs) if may_be_alone else plan
 
 
 def recut(plan: Plan, network: Network, cost: CostModel) -> Plan:
-    """The plan with its ratios moved to where both processors end together, predicted.
+    """The plan with the ratios of its chains searched again in finer steps.
 
-    Layers, chains and dimensions stay. The plan itself where nothing is gained.
+    Chains and dimensions stay. Returns the plan itself where that gains nothing.
     """
     if all(chain.gpu_ratio in (0, 1) for chain in plan.chains):
         return plan
@@ -95,25 +78,16 @@ def recut(plan: Plan, network: Network, cost: CostModel) -> Plan:
         best = fastest(candidates, plan.sharing, widest=RECUT_LABELS)
         if not best.chains:
             return plan
-        option = _Option.of(network, zip(best.chains), plan.method, candidates.costs)
-        moved = make_plan(
-            network,
-            cost,
-            option.chains,
-            strategy=plan.strategy,
-            sharing=plan.sharing,
-            method=plan.method,
-            costs=candidates.costs,
-        )
+        option = _Option.of(network, best.chains, plan.method, candidates.costs)
+        moved = option.plan(network, cost, plan.strategy, plan.sharing)
     return min(plan, moved, key=lambda each: each.predicted_ms or inf)
 
 
 class _NoCollection:
-    """A search makes a hundred thousand small objects and no cycles of them.
+    """Context manager that pauses Python's garbage collector during searches.
 
-    Python would look for such again and again, each time through all objects of the libraries too:
-    that took up to half of a search. Searches of several threads end it together: the last one has
-    the collector as the first one found it.
+    A search makes a hundred thousand objects without cycles, and collections took up to half of its
+    time. With searches in several threads, the last one to end restores the collector.
     """
 
     def __init__(self) -> None:
@@ -137,7 +111,7 @@ NO_COLLECTION = _NoCollection()
 
 
 class _Option(NamedTuple):
-    """Chains to make a plan of, how they were found, and what such chains cost."""
+    """The chains of a plan, the method that found them, and the costs of such chains."""
 
     chains: list[Chain]
     method: str
@@ -147,26 +121,25 @@ class _Option(NamedTuple):
     def of(
         cls,
         network: Network,
-        groups: Iterable[Sequence[CandidateChain]],
+        candidates: Iterable[CandidateChain],
         method: str,
         costs: ChainCosts,
     ) -> _Option:
-        """With a chain of every group of candidates, which are cut alike."""
         chains = [
-            chain_of(
-                network.layers[group[0].start : group[-1].stop], group[0].dim, group[0].gpu_ratio
-            )
-            for group in groups
+            chain_of(network.layers[each.start : each.stop], each.dim, each.gpu_ratio)
+            for each in candidates
         ]
         return cls(chains, method, costs)
 
-    def plan(self, network: Network, cost: CostModel, strategy: str) -> Plan:
+    def plan(
+        self, network: Network, cost: CostModel, strategy: str, sharing: Sharing = "missing"
+    ) -> Plan:
         return make_plan(
             network,
             cost,
             self.chains,
             strategy=strategy,
-            sharing="missing",
+            sharing=sharing,
             method=self.method,
             costs=self.costs,
         )
@@ -175,12 +148,12 @@ class _Option(NamedTuple):
 def _fastest_option(
     network: Network, cost: CostModel, strategy: str, method: str
 ) -> tuple[Plan, ChainCosts]:
-    """The fastest plan of a method's options, and the costs of its chains."""
+    """The fastest plan that a method proposes, and the costs of its chains."""
     plans = [
         (option.plan(network, cost, strategy), option.costs)
         for option in METHODS[method](network, cost)
     ]
-    # The first of those that differ by no more than rounding.
+    # The first one of plans that differ by rounding only.
     return min(plans, key=lambda pair: float(f"{pair[0].predicted_ms:.6g}"))
 
 
@@ -200,43 +173,19 @@ def _dp(network: Network, cost: CostModel) -> Iterable[_Option]:
     best = fastest(candidates)
     if not best.chains:
         raise CodlError(
-            f"No plan of {network.name!r} has its weights on one processor each, where another "
-            "plan has them: let it have them anywhere."
+            f"No plan of {network.name!r} can hold each weight once, on the processor that the "
+            "other step's plan gives it to. Plan without weights once."
         )
-    how, merged = f"dp, {best.how}", _merged(network, best.chains)
-    yield _Option.of(network, merged, how, candidates.costs)
-    if len(merged) < len(best.chains):
-        yield _Option.of(network, zip(best.chains), how, candidates.costs)
+    yield _Option.of(network, best.chains, f"dp, {best.how}", candidates.costs)
     yield from _whole_images(network, cost)
 
 
-def _merged(network: Network, chains: Iterable[CandidateChain]) -> list[list[CandidateChain]]:
-    """Neighbours that may as well be one chain: on the same processor, or of the same images.
-
-    They are predicted to take the same, and plans have up to a third fewer chains. Partial sums end
-    a chain: behind them the terms are shared.
-    """
-    groups: list[list[CandidateChain]] = []
-    cut: tuple[str, float] | None = None
-    for chain in chains:
-        is_split = 0 < chain.gpu_ratio < 1
-        # On one processor a dimension means nothing.
-        chain_cut = chain.dim if is_split else "", chain.gpu_ratio
-        if chain_cut == cut:
-            groups[-1].append(chain)
-        else:
-            groups.append([chain])
-        is_end = network.layers[chain.stop - 1].op.sets_cut or (is_split and chain.dim != "N")
-        cut = None if is_end else chain_cut
-    return groups
-
-
 def _whole_images(network: Network, cost: CostModel) -> Iterable[_Option]:
-    """The whole network as one chain, with some images on either processor, in the best ways.
+    """The whole network as one chain, with some images of the batch on each processor.
 
-    Whole images share nothing on their way through a network, which no search that looks at one
-    chain after another, or at the best cuts of single ops, need find: MobileNetV2 takes 1.16 times
-    as long without, four images at a time (predicted, docs/decisions.md).
+    No data is shared between images. The beam search need not find such plans, because it extends
+    chain by chain: without them MobileNetV2 with four images takes 1.16 times as long (predicted,
+    docs/decisions.md).
     """
     ratios = image_ratios(network.layers)
     if not ratios or "image-splits" in cost.off:
@@ -251,11 +200,12 @@ def _whole_images(network: Network, cost: CostModel) -> Iterable[_Option]:
 def _exhaustive(network: Network, cost: CostModel) -> Iterable[_Option]:
     if len(network.layers) > FEW:
         raise CodlError(
-            f"An exhaustive search is for networks of at most {FEW} ops; {network.name!r} has "
-            f"{len(network.layers)}. `--method dp` finds the same where it says `exact`."
+            f"The exhaustive search takes networks of at most {FEW} ops; {network.name!r} has "
+            f"{len(network.layers)}. `--method dp` finds the same plan where it reports `exact`."
         )
     candidates = Candidates(network, cost, complete=True)
-    yield _Option.of(network, zip(every_plan(candidates).chains), "exhaustive", candidates.costs)
+    chains = every_plan(candidates).chains
+    yield _Option.of(network, chains, "exhaustive", candidates.costs)
 
 
 METHODS: Mapping[str, Callable[[Network, CostModel], Iterable[_Option]]] = dict(
@@ -273,100 +223,5 @@ def _for_objective(network: Network, cost: CostModel, strategy: str, objective: 
             f"(the model's own are {sum(4 * prod(shape) for shape in shapes)})."
         )
     method = f"dp for {objective.goal}, {best.how}"
-    option = _Option.of(network, _merged(network, best.chains), method, candidates.costs)
+    option = _Option.of(network, best.chains, method, candidates.costs)
     return replace(option.plan(network, cost, strategy), predicted_mj=best.energy_mj)
-
-
-# Partial sums.
-
-
-def _with_partial_sums(plan: Plan, network: Network, cost: CostModel) -> Plan:
-    """The plan, or one with some of its products as partial sums where that is faster."""
-    sums = _sums_of(network, plan, cost)
-    if not sums:
-        return plan
-    written = with_sums(network, sums)
-    cost = covered(uncovered(cost), written)
-    terms = {layer.output for layer in written.layers if layer.op.sets_cut}
-    adds = {layer.op for layer in written.layers if not terms.isdisjoint(layer.inputs)}
-    if any(min(cost.fastest_ms([op], side)[0] for side in PROCESSORS) == inf for op in adds):
-        return plan
-    other, _ = _fastest_option(written, cost, plan.strategy, "dp")
-    if (other.predicted_ms or 0.0) >= (plan.predicted_ms or 0.0):
-        return plan
-    return replace(other.restored(network, sums), method=f"{other.method}, partial sums")
-
-
-def _sums_of(network: Network, plan: Plan, cost: CostModel) -> dict[str, int]:
-    """The products whose features a plan has by columns on both, and how many are the GPU's.
-
-    That is as the plan has it, to a step of a search, where both terms take the same time. There
-    are none of products that one processor does faster alone, and of those that make such features.
-    """
-    #: What the CPU and the GPU compute of every tensor that both compute a part of.
-    shares = {
-        name: (segment.cpu.outputs[name], region)
-        for segment in partition_plan(network, plan, cost.soc).segments
-        for name, region in segment.gpu.outputs.items()
-        if name in segment.cpu.outputs
-    }
-    makers = {layer.output: layer for layer in network.layers}
-    cuts: dict[Terms, int | None] = {}
-    sums: dict[str, int] = {}
-    by_columns: set[str] = set()
-    for layer in reversed(network.layers):
-        if layer.name in by_columns:
-            continue
-        terms = next(_terms_cut(layer, makers, shares), None)
-        if terms is not None:
-            if terms not in cuts:
-                cuts[terms] = _balanced(terms, cost)
-            cut = cuts[terms]
-            if cut is not None and terms_of(layer, makers, cut) is not None:
-                sums[layer.name] = cut
-                by_columns.update(_makers_of(layer, makers))
-    return sums
-
-
-def _makers_of(layer: Layer, makers: Mapping[str, Layer]) -> set[str]:
-    """The products that make the features of one, with nothing between that mixes them."""
-    products, left, seen = set(), [*layer.inputs], set(layer.inputs)
-    while left:
-        maker = makers.get(left.pop())
-        if maker is not None and maker.op.kind in TERMS:
-            products.add(maker.name)
-        elif maker is not None and maker.op.kind != Norm.kind:
-            left += [name for name in maker.inputs if name not in seen]
-            seen.update(maker.inputs)
-    return products
-
-
-def _terms_cut(
-    layer: Layer, makers: Mapping[str, Layer], shares: Mapping[str, tuple[Region, Region]]
-) -> Iterator[Terms]:
-    """The terms of a product whose features are cut as both processors have them."""
-    for name, shape in views_of(layer, makers):
-        axis = terms_at(layer, shape, 0).depth_axis
-        if name in shares and axis is not None:
-            cpu, gpu = (region[axis] for region in shares[name])
-            if gpu == Span(0, cpu.start) and cpu.stop == shape[axis]:
-                step = terms_at(layer, shape, 0).k // shape[axis]
-                yield terms_at(layer, shape, cpu.start * step)
-
-
-def _balanced(terms: Terms, cost: CostModel) -> int | None:
-    """Where to cut, near where terms are cut, so that the slower one takes least.
-
-    None where one processor alone takes less.
-    """
-    step = lcm(terms.cut_step, cost.soc.gpu.vector_width)
-    reach = terms.k // (2 * STEPS)
-    places = {round(terms.cut / step) * step}
-    places.update(range(-(-(terms.cut - reach) // step) * step, terms.cut + reach + 1, step))
-    inner = sorted(place for place in places if 0 < place < terms.k)
-    ops = [terms.term_of(place) for place in inner], [terms.term_of(terms.k - p) for p in inner]
-    taken = zip(cost.fastest_ms(ops[1], "cpu"), cost.fastest_ms(ops[0], "gpu"), strict=True)
-    slower = zip((max(pair) for pair in taken), inner, strict=True)
-    least_ms, place = min(slower, default=(inf, 0))
-    alone_ms = min(cost.fastest_ms([terms.whole], side)[0] for side in PROCESSORS)
-    return place if least_ms < alone_ms else None

@@ -1,11 +1,11 @@
-"""Predicted cost of the shards of many chains: ops, layouts, copies, packing, weights.
+"""Predicted costs of the shards of many chains: ops, storages, copies, packing, weights.
 
-On the CPU nets of several libraries run in turn. Which net a layer is in is known from the
-layers behind it in its chain, by the rule of `codl.lower.rules.net_level`; here for all chains at
-once. On the GPU a layer's storage is known from the layers behind it, too: the variant is taken
-that is fastest with the copies which those need. Element-wise ops are planar where their
-neighbours are, so those of transformers need no copies and those among convolutions stay in
-blocks; a layer that only gives its input other sizes is the same memory inside of a chain.
+On the CPU, nets of several libraries run in turn. The later layers of a chain decide the net of a
+layer, by the rule of `codl.lower.rules.net_level`, which is applied to all chains at once. On the
+GPU, the later layers decide the storage of a layer: the variant is chosen that is fastest including
+the copies to other storages. Element-wise ops are planar where their neighbours are, so those of
+transformers need no copies and those between convolutions stay in blocks. A reshape inside a chain
+is a view of its input and costs nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from codl.ir.types import STORAGES, Storage
 from codl.kernels import registry
 from codl.kernels.base import LIBRARIES
 from codl.lower.rules import net_level, packs
-from codl.plan.cost_model import ADDED_INSIDE, CostModel, Milliseconds, Move, WeightPlaces
+from codl.plan.cost_model import FUSED_ADD_FRACTION, CostModel, Milliseconds, Move, WeightPlaces
 from codl.plan.cpu_libraries import ANY
 from codl.plan.region_array import NONE, Flags, Numbers, box, is_something
 from codl.plan.sub_ops import PLACES, LayerPass, StorageOrders, SubOps, finite
@@ -33,7 +33,7 @@ from codl.records.soc import Soc
 
 
 def planar_layers(network: Network, cost: CostModel) -> Flags:
-    """By layer whether the GPU computes it on planar tensors, where its fastest variants run."""
+    """By layer, True where the GPU computes it in a planar fallback of its fastest variant."""
     layers = network.layers
     cost.prefetch([layer.op for layer in layers], "gpu")
     fastest = (cost.fastest_by_storage(layer.op, "gpu").values() for layer in layers)
@@ -41,28 +41,28 @@ def planar_layers(network: Network, cost: CostModel) -> Flags:
 
 
 class _Stored(Protocol):
-    """A variant, or what one costs: where its tensors lie, and what computes in its place."""
+    """A kernel variant, or the cost of one: its storage, and the name of its planar fallback."""
 
     @property
     def storage(self) -> Storage | None: ...
     @property
-    def among_planar(self) -> str | None: ...
+    def planar_fallback(self) -> str | None: ...
 
 
 def planar_of(layers: Sequence[Layer], variants: Sequence[_Stored | None], soc: Soc) -> Flags:
-    """By layer whether the GPU computes it on planar tensors, in a variant for such.
+    """By layer, True where the GPU computes it in the planar fallback of its variant.
 
-    That is a layer which may go planar, and of whose tensors more are planar than not: as the
-    layers make them that have no choice, or want them. `variants` are those planned otherwise;
-    None of layers without one.
+    A layer with a planar fallback uses it if more than half of its tensors are planar: the storages
+    of tensors follow from the layers without a choice. `variants` are the planned variants, None
+    for layers without one.
     """
-    #: The layers that have a variant, with whether its tensors are planar, or may as well be.
+    #: (number, layer, its variant is planar, it has a planar fallback) of layers with a variant.
     planned: list[tuple[int, Layer, bool, bool]] = []
     for at, (layer, variant) in enumerate(zip(layers, variants, strict=True)):
         if variant is not None:
             wrong = {fallback.variant for fallback in those_of(soc.fallbacks, layer.op, "gpu")}
             is_planar = variant.storage is not None and variant.storage.layout == "planar"
-            goes_planar = variant.among_planar not in (None, *wrong)
+            goes_planar = variant.planar_fallback not in (None, *wrong)
             planned.append((at, layer, is_planar, goes_planar))
     wanted: dict[str, bool] = {}
     for _, layer, is_planar, goes_planar in reversed(planned):
@@ -78,29 +78,32 @@ def planar_of(layers: Sequence[Layer], variants: Sequence[_Stored | None], soc: 
 
 
 T = TypeVar("T")
-#: Fewer elements may as well be on both, but for those of products.
+#: Weights with fewer elements may be on both processors, except weights of products.
 LEAST_ELEMENTS = 1 << 14
-#: A processor has at most this many times its part: some are cut at whole words.
+#: Both processors together hold at most this many times the weights: packed words are not split.
 TOLERANCE = 1.01
-#: Larger than what stands in any box.
+#: Larger than any entry of a box.
 ANYTHING = 1 << 40
-#: A level of nets that no net has.
+#: Larger than the level of any net.
 NEVER = 1 << 30
 
 
 class LayerWeights:
-    """What the layers of a network hold: weights, and constants that one alone reads."""
+    """Where the weights of layers may be: weight arrays and private constants.
 
-    def __init__(self, network: Network, places: WeightPlaces, lone: frozenset[str]) -> None:
+    All restrictions apply only where a plan must hold each weight once (`WeightPlaces.once`).
+    """
+
+    def __init__(self, network: Network, places: WeightPlaces, private: frozenset[str]) -> None:
         self._layers, self._places = network.layers, places
-        #: The inputs of each layer that it alone reads and that never change.
+        #: By layer, the indices of the inputs that are private tensors.
         self._inputs = [
-            tuple(at for at, name in enumerate(x.inputs) if name in lone) for x in network.layers
+            tuple(at for at, name in enumerate(x.inputs) if name in private) for x in network.layers
         ]
         self._known: dict[tuple[Op, tuple[int, ...]], tuple[Dim, ...]] = {}
 
     def allowed(self, at: int, ways: dict[Dim, T]) -> dict[Dim, T]:
-        """Of the dimensions in which a layer could be cut those that cut what it holds, if any."""
+        """The split dimensions that also split the layer's weights."""
         op, inputs = self._layers[at].op, self._inputs[at]
         if not self._places.once:
             return ways
@@ -109,19 +112,19 @@ class LayerWeights:
         return {dim: way for dim, way in ways.items() if dim in self._known[op, inputs]}
 
     def cut(self, at: int) -> tuple[Dim, float] | None:
-        """How a layer's chain is cut in the plan that is followed; None where that is open."""
+        """The dimension and ratio of a layer's chain in the followed plan; None where free."""
         if not self._wholes[at]:
             return None
         return self._places.cuts.get(self._layers[at].name)
 
     def note(self, at: int) -> object:
-        """What makes a layer differ from others with the same op."""
+        """A key that differs between layers with the same op and different weight places."""
         name = self._layers[at].name
         return self._places.shares.get(name) if self._wholes[at] else None
 
     @cached_property
     def _wholes(self) -> NDArray[np.float64]:
-        """Elements that each layer holds, 0 where they do not matter; (layers)."""
+        """By layer, the number of elements of its weights; 0 where they may be anywhere."""
         if not self._places.once:
             return np.zeros(len(self._layers))
         pairs = zip(self._layers, self._inputs, strict=True)
@@ -129,7 +132,7 @@ class LayerWeights:
 
     @cached_property
     def _boxes(self) -> NDArray[np.int64]:
-        """What each processor may compute of each layer, as far as weights go: (layers, 2, 6)."""
+        """The box of each layer that a processor has the weights for; (layers, 2, 6)."""
         boxes = np.full((len(self._layers), 2, 6), ANYTHING, np.int64)
         for at, layer in enumerate(self._layers):
             shares = self._places.shares.get(layer.name)
@@ -143,7 +146,10 @@ class LayerWeights:
         return boxes
 
     def misplaced(self, layers: Numbers, parts: Numbers, sub_ops: SubOps) -> Flags:
-        """Whether what both processors compute of layers, (rows, 2), needs weights elsewhere."""
+        """By row, True where a shard needs weights that its processor does not have.
+
+        `layers` (rows) are layer numbers, and `parts` (rows, 2) the parts of both processors.
+        """
         misplaced = np.zeros(len(layers), np.bool_)
         rows = np.flatnonzero(self._wholes[layers])
         if not rows.size:
@@ -164,19 +170,19 @@ class LayerWeights:
 
 
 def _held(op: Op, inputs: Sequence[int]) -> int:
-    """Elements of weights, and of inputs that last; a bias counts for nothing."""
+    """The number of elements of weights and of the given inputs, without biases."""
     weights = sum(prod(shape) for shape in op.weight_shapes.values() if len(shape) > 1)
     return weights + sum(op.inputs[at].elements for at in inputs)
 
 
 def _that_matters(op: Op, inputs: Sequence[int]) -> int:
-    """The same, 0 where it is too little to matter."""
+    """`_held` of an op, or 0 where that is below `LEAST_ELEMENTS` and the op is no product."""
     held = _held(op, inputs)
     return held if held >= LEAST_ELEMENTS or op.is_product else 0
 
 
 def _cutting(op: Op, inputs: Sequence[int]) -> tuple[Dim, ...]:
-    """The dimensions in which halves hold less than the whole; all of an op that holds little."""
+    """The dimensions whose halves hold half of the weights; all dimensions for small weights."""
     whole = _that_matters(op, inputs)
 
     def halves(dim: Dim) -> list[int]:
@@ -190,13 +196,23 @@ def _cutting(op: Op, inputs: Sequence[int]) -> tuple[Dim, ...]:
     )
 
 
-class CpuShards:
-    """Columns over the rows of some steps; a row is a layer in a walk.
+class LayerTraits:
+    """Columns over the layers of a network: flags that the CPU's costs depend on."""
 
-    `layers` are the rows' layers, and `preferred` the libraries that are to compute them, by
-    number, or `ANY`. `saved_ms` is what calls of nets take less because ops share them; `loaded`
-    and `stored` how often nets that pack load and store what the layer makes. Layers join nets last
-    to first, by the level of each net.
+    def __init__(self, network: Network) -> None:
+        ops = [layer.op for layer in network.layers]
+        #: True where every library computes the op in blocks of channels.
+        self.in_blocks = np.array([packs(op, -1) for op in ops], np.bool_)
+        self.is_light = np.array([op.is_light for op in ops], np.bool_)
+
+
+class CpuShards:
+    """The CPU's costs, as columns over the rows of `ChainEvaluation` (a layer in a walk).
+
+    `preferred` has the number of the library for each row, or `ANY`. `saved_ms` is the time of the
+    calls that a layer shares with later layers of its net. `loaded` (rows, libraries) and `stored`
+    (rows) count how often nets pack and unpack the layer's output. Layers join nets last to first,
+    by net level.
     """
 
     def __init__(
@@ -208,23 +224,24 @@ class CpuShards:
         layers: Numbers,
         preferred: Numbers,
         walks: int,
+        traits: LayerTraits,
     ) -> None:
         self._network, self._sub_ops, self._walks = network, sub_ops, walks
+        self._traits = traits
         self.parts = parts
         self.libraries, ms = self._chosen(cost, layers, preferred)
         self.ms, self.missing = finite(ms)
         self.saved_ms = np.zeros(len(parts))
         self.loaded = np.zeros((len(parts), len(LIBRARIES)), np.int64)
         self.stored = np.zeros(len(parts), np.int64)
-        in_blocks = np.array([packs(layer.op, -1) for layer in network.layers])
-        #: Whether rows read and write packed tensors.
-        self.packs = (self.libraries == 0) | in_blocks[layers]
+        #: By row, True where the layer reads and writes packed tensors.
+        self.packs = (self.libraries == 0) | traits.in_blocks[layers]
         self._are_all_ncnn = not self.libraries.any()
         self._call_ms = np.array([cost.inside("cpu", library).call_ms for library in LIBRARIES])
-        #: By walk and level, how many layers a net has.
+        #: By walk and level, the number of layers in the net.
         self._counts = np.zeros((walks, 2 * len(LIBRARIES)), np.int64)
-        #: By tensor: the least level that its maker may have, the lowest reader's, and by level
-        #: whether a net reads it packed.
+        #: By tensor, each by walk: the least level that its maker may have, the lowest level of a
+        #: reader, and by level whether a net reads it packed.
         self._least: dict[str, Numbers] = {}
         self._lowest: dict[str, Numbers] = {}
         self._readers: dict[str, Flags] = {}
@@ -232,10 +249,10 @@ class CpuShards:
     def _chosen(
         self, cost: CostModel, layers: Numbers, preferred: Numbers
     ) -> tuple[Numbers, Milliseconds]:
-        """The library of each row, and its milliseconds there.
+        """The library of each row, and the milliseconds in it.
 
-        A part that the preferred one cannot compute goes to the fastest. A light op is computed
-        where it is preferred even if only others were measured, and counts as in those.
+        A part goes to its fastest library if the preferred one cannot compute it. A light op
+        without a prediction in the preferred library stays there, and counts as in the fastest one.
         """
         fastest_ms = self._sub_ops.fastest_ms(self.parts, 0)
         by_library = self._sub_ops.library_ms(self.parts)
@@ -244,7 +261,7 @@ class CpuShards:
         libraries[is_able] = preferred[is_able]
         ms = np.where(is_able, by_library[rows, preferred], fastest_ms)
         left = (preferred != ANY) & ~is_able & np.isfinite(fastest_ms)
-        left &= np.array([layer.op.is_light for layer in self._network.layers])[layers]
+        left &= self._traits.is_light[layers]
         pairs = np.column_stack([self.parts, preferred])[left]
         able = [
             (number, library)
@@ -256,7 +273,7 @@ class CpuShards:
         return libraries, ms
 
     def step(self, step: LayerPass, rows: slice) -> None:
-        """Put a layer's parts into nets; a model of its own is alone in one."""
+        """Put the parts of a layer into nets; an ONNX subgraph has a net of its own."""
         items = np.flatnonzero(self.parts[rows])
         walks, stores = step.walks[items], step.leaves[items]
         if self._are_all_ncnn:
@@ -290,7 +307,7 @@ class CpuShards:
     def _read(
         self, tensor: str, walks: Numbers, level: Numbers, is_packed: Flags, *, is_model: bool
     ) -> None:
-        """Note that nets of walks read a tensor."""
+        """Note the levels of nets that read a tensor, by walk."""
         if tensor not in self._least:
             self._least[tensor] = np.zeros(self._walks, np.int64)
             self._lowest[tensor] = np.full(self._walks, NEVER)
@@ -301,16 +318,13 @@ class CpuShards:
         self._readers[tensor][walks[is_packed], level[is_packed]] = True
 
     def _widen(self) -> None:
-        """Room for twice as many levels."""
+        """Double the number of levels."""
         self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)], axis=1)
         for tensor, readers in self._readers.items():
             self._readers[tensor] = np.concatenate([readers, np.zeros_like(readers)], axis=1)
 
     def loads(self, tensors: Sequence[str], walks: Numbers) -> Numbers:
-        """How many nets of walks load tensors from outside their chains, by library.
-
-        Shaped (tensors, walks, libraries).
-        """
+        """How many nets pack each chain input, shaped (tensors, walks, libraries)."""
         if self._are_all_ncnn:
             loads = np.zeros((len(tensors), len(walks), len(LIBRARIES)), np.int64)
             loads[:, :, 0] = 1
@@ -319,17 +333,17 @@ class CpuShards:
 
 
 def _by_library(levels: Flags) -> Numbers:
-    """How many nets there are of each library, from those of each level; (rows, libraries)."""
+    """Counts of nets by library from flags by level, (rows, levels) to (rows, libraries)."""
     rounds = levels.shape[1] // len(LIBRARIES)
     return np.asarray(levels.reshape(len(levels), rounds, len(LIBRARIES)).sum(axis=1))
 
 
 class GpuShards:
-    """Columns over the rows of some steps; a row is a layer in a walk.
+    """The GPU's costs, as columns over the rows of `ChainEvaluation` (a layer in a walk).
 
-    `launches` are kernels, or small groups of them. `planar` are rows that are computed planar in
-    place of what is planned. `adds` has the number of the layer of the
-    residual add that each convolution may compute too, by its own.
+    `launches` counts kernels, or small groups of kernels. `planar` rows run in planar fallbacks.
+    `adds` has, by layer number, the number of the residual add that its kernels may compute as
+    well.
     """
 
     def __init__(
@@ -345,29 +359,30 @@ class GpuShards:
     ) -> None:
         self._layers, self._cost, self._sub_ops = network.layers, cost, sub_ops
         self._orders, self._walks, self._adds = orders, walks, adds
+        self._fusable = frozenset(adds.values())
         self.parts = parts
         self.ms, self.missing = finite(sub_ops.fastest_ms(self.parts, 1))
         self._part_launches = sub_ops.amounts()["launches"]
         self.launches = self._part_launches[self.parts]
         self._planar = planar
-        #: What the parts take themselves, and their kernels, without copies between storages.
+        #: Milliseconds and launches of the parts without copies between storages.
         self.alone_ms, self.part_launches = self.ms.copy(), self.launches.copy()
         stored_ms = self._stored_ms(slice(None))
         self.storages = stored_ms.argmin(axis=1)
         computed = self.parts != NONE
         one_each = np.isfinite(stored_ms[computed]).sum(axis=1).max(initial=0) <= 1
-        #: The order of all tensors where every part can be stored in one way only, and all alike.
+        #: The storage order of all tensors if every part has the same single storage; else None.
         self._only: int | None = None
         if one_each and len(set(self.storages[computed].tolist())) <= 1:
             self._only = int(orders.single[self.storages[computed][0]]) if computed.any() else 0
         self._copied_ms = self._copies_ms()
-        #: By tensor, the order of storages that readers in each walk's chain want.
+        #: By tensor and walk, the order of storages that the readers in the chain want.
         self._wanted: dict[str, Numbers] = {}
-        #: By layer of a residual add, each walk's part of it, and its storage.
+        #: By residual add and walk, its part and storage.
         self._added: dict[int, Numbers] = {}
 
     def _copies_ms(self) -> Milliseconds:
-        """What a copy of each part between two of the SoC's storages takes; (parts)."""
+        """By part, milliseconds of a copy of its output between two storages of the SoC."""
         copies_ms = np.zeros(len(self._sub_ops.boxes))
         if len(self._cost.storages) > 1:
             numbers = [number for number in np.unique(self.parts).tolist() if number != NONE]
@@ -377,7 +392,7 @@ class GpuShards:
         return copies_ms
 
     def _stored_ms(self, rows: slice) -> Milliseconds:
-        """What the parts in some rows take by storage."""
+        """Milliseconds of the parts of some rows by storage."""
         parts, planar = self.parts[rows], self._planar[rows]
         stored_ms = self._sub_ops.stored_ms(parts)
         if planar.any():
@@ -385,7 +400,7 @@ class GpuShards:
         return stored_ms
 
     def step(self, step: LayerPass, rows: slice) -> None:
-        """Choose how a layer is stored, and which kernels compute it with a residual add."""
+        """Choose the storage of a layer, and fuse residual adds."""
         if self._only is None:
             self._store(step, rows)
         self._fuse(step, rows)
@@ -411,9 +426,9 @@ class GpuShards:
             orders[walks] = self._orders.prepend(orders[walks], storages[reads])
 
     def _fuse(self, step: LayerPass, rows: slice) -> None:
-        """Residual adds that a convolution's kernels compute too."""
+        """Subtract the cost of residual adds that the kernels of this layer compute as well."""
         k, parts, storages = step.layer, self.parts[rows], self.storages[rows]
-        if k in self._adds.values():
+        if k in self._fusable:
             added = self._added[k] = np.zeros((self._walks, 2), np.int64)
             added[step.walks, 0], added[step.walks, 1] = parts, storages
         add = self._added.get(self._adds.get(k, -1))
@@ -429,23 +444,23 @@ class GpuShards:
         at = np.flatnonzero(fused)
         adds = pairs[at, 2]
         added_ms = self._sub_ops.added_ms(adds, pairs[at, 3])
-        self.ms[rows][at] -= (1 - ADDED_INSIDE) * added_ms
+        self.ms[rows][at] -= (1 - FUSED_ADD_FRACTION) * added_ms
         self.launches[rows][at] -= self._part_launches[adds]
 
     @property
     def is_planar(self) -> Flags:
-        """Whether the output of each row lies planar."""
+        """By row, True where the output is planar."""
         planar = np.array([storage.layout == "planar" for storage in STORAGES])
         return np.asarray(planar[self.storages])
 
     def views(
         self, layers: Numbers, walks: Numbers, leaves: Flags, viewed: Numbers
     ) -> tuple[Numbers, Numbers]:
-        """The rows of what is memory of the layer before it, as lowering has it, and of those.
+        """The rows whose output is a view of another row's output, and those other rows.
 
-        It costs nothing in a chain that has both, and is taken off what the first one takes.
-        `layers` and `walks` are those of each row, which `leaves` its chain or not; `viewed` is the
-        layer whose memory it may be, or -1.
+        A view costs nothing in a chain with both layers; its cost is subtracted from the earlier
+        row. `layers` and `walks` are the numbers of each row, `leaves` is True where a later chain
+        reads the output, and `viewed` is the layer whose memory the row may share, or -1.
         """
         views = np.flatnonzero((viewed >= 0) & ~leaves & (self.parts != NONE))
         if not len(views):
@@ -462,11 +477,11 @@ class GpuShards:
         return views[is_view], sources[is_view]
 
     def orders(self, rows: Numbers) -> Numbers:
-        """The orders of what the parts in some rows leave: each that of its own storage."""
+        """The storage orders of the outputs of some rows."""
         return np.asarray(self._orders.single[self.storages[rows]])
 
     def wanted(self, tensors: Sequence[str], walks: Numbers) -> Numbers:
-        """The orders in which chains of walks that begin here want tensors, (tensors, walks)."""
+        """The storage orders in which chains want their input tensors; (tensors, walks)."""
         if self._only is not None:
             return np.full((len(tensors), len(walks)), self._only)
         return np.stack([self._wanted[tensor][walks] for tensor in tensors])

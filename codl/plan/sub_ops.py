@@ -1,7 +1,7 @@
-"""Sub-ops of a network by number: the parts that chains cut from layers, each predicted once.
+"""Numbered sub-ops: the parts that chains cut from the layers of a network.
 
-Layers with equal ops share their parts, and a chain is rows of numbers. What chains take is then
-sums over columns, instead of a walk over ops for each of thousands of chains.
+Each part is predicted once, and layers with equal ops share their parts. A chain is a list of part
+numbers, so the costs of thousands of chains are sums over the columns of tables.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from codl.plan.cost_model import CostModel
 from codl.plan.region_array import NONE, Boxes, Numbers
 
 DIMS: tuple[Dim, ...] = tuple(AXES)
-#: Tables give storages by their place in `STORAGES`.
+#: The number of each storage, its index in `STORAGES`.
 _STORAGE_NUMBER = {storage: number for number, storage in enumerate(STORAGES)}
-#: There is room for this many parts from the start; then twice as many, and so on.
+#: The initial capacity of the tables, in parts; it doubles when they are full.
 ROOM = 1024
-#: Where the entries of each dimension stand in a box.
+#: The index of the first of a dimension's two entries in a box (see `region_array`).
 PLACES: Mapping[Dim, int] = {"N": 0, "OC": 2, "H": 4}
 
 
 class SubOps:
-    """Parts of layers by number; `NONE` is the part of nothing.
+    """Tables of the parts of layers; `NONE` is the number of the empty part.
 
-    `ops` are the network's ops, each once, and `op_of` says which is whose layer's. `boxes` (parts,
-    6) are the parts' own regions, of `elements` (parts) each, and `needs` (parts, inputs, 6) the
-    regions of inputs that each part needs; behind the last part is room for more. Ops are cut at
-    `ratios`, which begin with 0 and end with 1.
+    `ops` are the distinct ops of the network, and `op_of` has the op number of each layer. `boxes`
+    (parts, 6) are the output regions of parts, `elements` (parts) their sizes, and `needs` (parts,
+    inputs, 6) the input regions. The tables have spare rows at their end. Ops are cut at `ratios`,
+    the first of which is 0 and the last 1.
     """
 
     def __init__(self, ops: Sequence[Op], cost: CostModel, ratios: Sequence[float]) -> None:
@@ -54,9 +54,9 @@ class SubOps:
         self._whole = np.array([boxes.box(Region.whole(shape)) for shape in outputs])
         self._width = np.array([shape.w for shape in outputs])
         self._channel_step = np.array([op.channel_step for op in self.ops])
-        #: By op, which places of a box are those of all of it, since no dimension cuts there.
+        #: By op and entry of a box, True where no dimension cuts that axis of the op.
         self._is_fixed = np.array([_fixed_places(op) for op in self.ops])
-        #: What an op's box is multiplied by, and what is added, for a number that no other has.
+        #: A box of op i has the unique key `weights[i] @ box + first_key[i]`.
         self._weights = np.array([boxes.weights_of(shape) for shape in outputs])
         counts = [boxes.count_of(shape) for shape in outputs]
         self._first_key = np.array([0, *accumulate(counts[:-1])], np.int64)
@@ -69,13 +69,13 @@ class SubOps:
         self.boxes: Boxes = np.full((ROOM, 6), boxes.NOTHING, np.int64)
         self.needs: Boxes = np.full((ROOM, inputs, 6), boxes.NOTHING, np.int64)
         self.elements = np.zeros(ROOM, np.int64)
-        #: Milliseconds on each processor in the fastest variants; NaN where not asked for yet.
+        #: Milliseconds in the fastest variant of each processor; NaN where not predicted yet.
         self._fastest_ms = np.full((2, ROOM), np.nan)
         self._fastest_ms[:, NONE] = 0.0
-        #: Of the GPU's fastest variant for every storage.
+        #: Milliseconds of the GPU's fastest variant for each storage.
         self._stored_ms = np.full((ROOM, len(STORAGES)), np.inf)
         self._stored_ms[NONE] = 0.0
-        #: Of the CPU's fastest variant in every library.
+        #: Milliseconds of the CPU's fastest variant in each library.
         self._library_ms = np.full((ROOM, len(LIBRARIES)), np.inf)
         self._library_ms[NONE] = 0.0
         self._variants: dict[tuple[str, str], Variant] = {}
@@ -84,13 +84,13 @@ class SubOps:
     # Cutting.
 
     def cuts(self, op: int, dim: Dim) -> list[int]:
-        """How much of an op the GPU gets when it is cut at each of the ratios."""
+        """For each ratio, how many rows, channels or images of an op the GPU gets."""
         if (op, dim) not in self._cuts:
             self._cuts[op, dim] = cuts(self.ops[op], dim, self.ratios, align=self._block)
         return self._cuts[op, dim]
 
     def shares(self, op: int) -> Boxes:
-        """What the CPU and the GPU get of an op, shaped (dims x ratios, 2, 6)."""
+        """The boxes of an op for the CPU and the GPU at each cut, shaped (dims x ratios, 2, 6)."""
         shares = self._shares[op]
         if shares is None:
             halves = [self.halves(op, dim, self.cuts(op, dim)) for dim in DIMS]
@@ -98,7 +98,7 @@ class SubOps:
         return shares
 
     def halves(self, op: int, dim: Dim, places: Sequence[int]) -> Boxes:
-        """The same where the GPU gets so much of a dimension, shaped (places, 2, 6)."""
+        """The boxes of an op where the GPU gets the first `places` of `dim`, (places, 2, 6)."""
         halves, place, ends = np.empty((len(places), 2, 6), np.int64), PLACES[dim], np.array(places)
         halves[:] = self._whole[op]
         halves[:, 0, place], halves[:, 1, place + 1] = -ends, ends
@@ -106,20 +106,20 @@ class SubOps:
         return halves
 
     def cut(self, dim: Dim, step: int | NDArray[np.int64]) -> int | NDArray[np.int64]:
-        """Where the shares of a dimension and a ratio's number stand among an op's."""
+        """The index in `shares` of the cut at a dimension and a ratio number."""
         return DIMS.index(dim) * len(self.ratios) + step
 
     def of(self, op: int | Numbers, wanted: Boxes) -> Numbers:
-        """The parts of an op, or one for each item, shaped (items, 2), of boxes (items, 2, 6).
+        """The numbers of the parts with boxes `wanted` (items, 2, 6); shaped (items, 2).
 
-        As `codl.ir.ops.base.Op.around` has it: all of what no dimension cuts is computed, and of
-        channels that belong together all.
+        `op` is one op or an array of one op per item. Boxes are extended as `Op.around` does: to
+        all of an axis that no dimension cuts, and to whole groups of channels.
         """
         is_there = boxes.is_something(wanted)
         if (fixed := self._is_fixed[op][..., None, :]).any():
             wanted = np.where(is_there[..., None] & fixed, self._whole[op][..., None, :], wanted)
         if (step := self._channel_step[op][..., None, None]).max() > 1:
-            channels = -(-wanted[..., 2:4] // step) * step  # outwards: first ones have a minus sign
+            channels = -(-wanted[..., 2:4] // step) * step  # outwards: first channels are negated
             wanted[..., 2:4] = np.where(is_there[..., None], channels, wanted[..., 2:4])
         keys = (wanted @ self._weights[op][..., None])[..., 0]
         keys = np.where(is_there, keys + self._first_key[op][..., None], -1)
@@ -136,7 +136,7 @@ class SubOps:
         return numbers.reshape(keys.shape)
 
     def _make(self, ops: Numbers, new: Boxes) -> int:
-        """The number of the first of new parts, each of an op."""
+        """Add parts, each of its op; returns the number of the first one."""
         first, self._count = self._count, self._count + len(new)
         while self._count > len(self.boxes):
             self._make_room()
@@ -151,7 +151,7 @@ class SubOps:
         return first
 
     def _make_room(self) -> None:
-        """Twice as much."""
+        """Double the capacity of the tables."""
         self.boxes = np.concatenate([self.boxes, self.boxes])
         self.elements = np.concatenate([self.elements, self.elements])
         self.needs = np.concatenate([self.needs, np.full_like(self.needs, boxes.NOTHING)])
@@ -170,7 +170,7 @@ class SubOps:
     def fastest_ms(self, numbers: Numbers, side: int) -> NDArray[np.float64]:
         """Milliseconds of parts in their fastest variants on a processor; infinite without one.
 
-        What is new is predicted in one batch.
+        Parts that were not predicted yet are predicted in one batch.
         """
         asked = np.zeros(len(self.boxes), bool)
         asked[numbers] = True
@@ -195,42 +195,39 @@ class SubOps:
                 self._stored_ms[number, at] = min(self._stored_ms[number, at], cost.latency_ms)
 
     def stored_ms(self, numbers: Numbers) -> NDArray[np.float64]:
-        """Milliseconds of the GPU's parts by storage, (..., storages), of what was predicted."""
+        """Milliseconds of predicted GPU parts by storage, shaped (..., storages)."""
         latencies: NDArray[np.float64] = self._stored_ms[numbers]
         return latencies
 
     def added_ms(self, numbers: Numbers, storages: Numbers) -> NDArray[np.float64]:
-        """Milliseconds of parts in a storage each, or computed planar in place of their fastest."""
+        """Milliseconds of each part in its storage, or in its fastest variant (planar fallback)."""
         stored_ms = self._stored_ms[numbers]
         in_storage = stored_ms[np.arange(len(numbers)), storages]
         return np.where(np.isfinite(in_storage), in_storage, stored_ms.min(axis=1, initial=np.inf))
 
     def planar_ms(self, numbers: Numbers) -> NDArray[np.float64]:
-        """The same of parts that are all computed planar, in place of their fastest variants."""
+        """Milliseconds by storage of parts that run in their planar fallbacks."""
         latencies = np.full((len(numbers), len(STORAGES)), np.inf)
         fastest_ms = self._stored_ms[numbers].min(axis=1)
         latencies[:, _STORAGE_NUMBER[self._planar]] = fastest_ms
         return latencies
 
     def library_ms(self, numbers: Numbers) -> NDArray[np.float64]:
-        """Milliseconds of the CPU's parts by library, (..., libraries), of what was predicted."""
+        """Milliseconds of predicted CPU parts by library, shaped (..., libraries)."""
         latencies: NDArray[np.float64] = self._library_ms[numbers]
         return latencies
 
     def gpu_variant(self, number: int, storage: int) -> str:
-        """The name of the fastest variant of a part in a storage.
-
-        Of a part that is computed planar in place of what it is in otherwise, that variant.
-        """
+        """The name of the fastest variant of a part in a storage, or of its planar fallback."""
         fastest = self._cost.fastest_by_storage(self.op(number), "gpu")
         if STORAGES[storage] in fastest:
             return fastest[STORAGES[storage]].variant
-        planar = next(iter(fastest.values())).among_planar
+        planar = next(iter(fastest.values())).planar_fallback
         assert planar is not None
         return planar
 
     def cpu_variant(self, number: int, library: int) -> str:
-        """The name of a library's fastest variant of a part; its first where none was predicted."""
+        """The name of a library's fastest variant of a part, or of its first one if unpredicted."""
         op = self.op(number)
         (op_costs,) = self._cost.prefetch([op], "cpu")
         able = [cost for cost in op_costs.values() if cost.library == library]
@@ -241,7 +238,7 @@ class SubOps:
         return first.name
 
     def are_fused(self, convolution: int, add: int, storages: tuple[int, int]) -> bool:
-        """Whether the GPU computes a part of an add together with that of a convolution."""
+        """True where one GPU kernel computes the part of a convolution and that of an add."""
         if (self.boxes[convolution] != self.boxes[add]).any() or not min(convolution, add) > NONE:
             return False
         variants = []
@@ -259,11 +256,13 @@ class SubOps:
         return fuses(variants[0], variants[1], self._cost.soc)
 
     def amounts(self) -> Mapping[str, NDArray[np.float64]]:
-        """Of every part the bytes in all, FLOPs, and bytes of weights; its images and launches."""
-        if self._amounts and len(self._amounts["bytes"]) == self._count:
+        """Columns over all parts: bytes in all, FLOPs, bytes of weights, images and launches."""
+        known = len(self._amounts["bytes"]) if self._amounts else 1
+        if self._amounts and known == self._count:
             return self._amounts
-        inputs, weights, outputs, flops = amounts(self._made)
-        images = np.array([op.images for op in self._made], np.float64)
+        made = self._made[known - 1 :]
+        inputs, weights, outputs, flops = amounts(made)
+        images = np.array([op.images for op in made], np.float64)
         columns = {
             "bytes": 4 * (inputs + weights + outputs),
             "flops": flops,
@@ -271,29 +270,32 @@ class SubOps:
             "images": images,
             "launches": images if self._cost.soc.gpu.is_cpu else np.ones_like(images),
         }
-        self._amounts = {name: np.concatenate([[0.0], column]) for name, column in columns.items()}
+        before = self._amounts or dict.fromkeys(columns, np.zeros(1))
+        self._amounts = {
+            name: np.concatenate([before[name], column]) for name, column in columns.items()
+        }
         return self._amounts
 
 
 def _fixed_places(op: Op) -> list[bool]:
-    """Of the places of a box, those of axes that no dimension of an op cuts."""
+    """For each entry of a box, True where no dimension of an op cuts its axis."""
     fixed = {PLACES[dim] for dim in AXES if dim not in op.dims}
     return [place - place % 2 in fixed for place in range(6)]
 
 
 def finite(latencies_ms: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Latencies with 0 where there is none, and where that is: sums past those would be no use."""
+    """Latencies with 0 in place of infinity (running sums stay finite), and where those were."""
     missing = ~np.isfinite(latencies_ms)
     return np.where(missing, 0.0, latencies_ms), missing
 
 
 class StorageOrders:
-    """Orders of storages by number: what readers of a tensor want, the first reader's first.
+    """Numbered lists ("orders") of the storages that the readers of a tensor want, first one first.
 
-    A tensor that the GPU does not compute lies as its first reader wants it, one that it computes
-    as its maker writes it; every other storage is a copy. By order and storage, `others` (orders,
-    storages) are the storages that an order has besides one, and `measured_others` those of them
-    between which a copy was measured. Order 0 is of no storage, `single` (storages) those of one.
+    The GPU keeps a tensor that it receives in the storage of the first reader, and a tensor that it
+    computes in the storage of its kernel; each further storage is a copy. `others` (orders,
+    storages) counts the storages of an order besides a given one, and `measured_others` those of
+    them to which a copy was measured. Order 0 is empty; `single` has the orders of one storage.
     """
 
     def __init__(self, measured: Collection[Storage]) -> None:
@@ -317,7 +319,7 @@ class StorageOrders:
         return self._numbers[order]
 
     def prepend(self, orders: Numbers, storages: Numbers) -> Numbers:
-        """The orders with a reader before the others that wants one of `storages`; (items)."""
+        """Each order with one more reader in front, which wants one of `storages`; (items)."""
         keys = orders * len(STORAGES) + storages
         prepended = np.empty_like(orders)
         for key in set(keys.tolist()):
@@ -327,24 +329,24 @@ class StorageOrders:
         return prepended
 
     def copies(self, kept: int, wanted: int) -> tuple[int, int, int]:
-        """Where the GPU keeps what chains read in the storages of an order, and copies of it.
+        """The order in which the GPU keeps a tensor with readers `wanted`, and its copies.
 
-        `kept` is an order too: that of one storage, or of none where the GPU has nothing yet. Then
-        the order of what it keeps, and how many copies there are, and of those how many measured.
+        `kept` is the order of the resident tensor: of one storage, or empty where the GPU has no
+        part yet. Returns the kept order, the number of copies, and that of measured copies.
         """
         storage = (self.orders[kept] or self.orders[wanted])[0]
         counts = self.others[wanted, storage], self.measured_others[wanted, storage]
         return int(self.single[storage]), int(counts[0]), int(counts[1])
 
 
-#: A chain on both processors computes at most this much more than its rows.
+#: Both processors together compute at most this many times the elements of each layer.
 MOST_OVERLAP = 1.15
 
 
 class Walk(NamedTuple):
-    """Where chains end, how they are cut, and where they may begin.
+    """Chains with a common end and cut: they end before layer `stop`, and begin at `starts`.
 
-    They end before the layer `stop`, and are cut at the ratio numbered `step`.
+    `step` is the number of the partition ratio.
     """
 
     stop: int
@@ -354,9 +356,9 @@ class Walk(NamedTuple):
 
 
 class ChainReads(NamedTuple):
-    """What chains of some walks that begin at a layer read, boxes (tensors, walks, 2, 6).
+    """The input boxes `needed` (tensors, walks, 2, 6) of chains that begin at a layer.
 
-    Tensors are in the order in which layers read them.
+    `tensors` come in the order in which the layers read them.
     """
 
     tensors: list[str]
@@ -365,10 +367,11 @@ class ChainReads(NamedTuple):
 
 
 class LayerPass(NamedTuple):
-    """The walks that pass a layer, their parts of it (walks, 2), and whether its output is read
-    behind their chains; and what those of them read whose chains begin here.
+    """One layer in all walks that pass it.
 
-    `inputs` are the places and names of the layer's inputs, but for constants of its own.
+    `parts` (walks, 2) are the part numbers of both processors. `leaves` (walks) is True where a
+    later chain reads the output. `reads` are the inputs of chains that begin here, if any. `inputs`
+    are the indices and names of the layer's inputs without private tensors.
     """
 
     layer: int
@@ -380,10 +383,10 @@ class LayerPass(NamedTuple):
 
 
 class HaloPropagation:
-    """Walks of a network, last layer to first.
+    """Propagates the needed regions of walks through a network, from the last layer to the first.
 
-    `begins` (layers, walks) says where chains begin; with `limited`, a chain whose halo is too
-    large is left out. Constants that are `lone` are no part of what walks need.
+    `begins` (layers, walks) is True where a chain begins; its rows are the layers from `first` on.
+    With `limited`, chains with too large a halo are left out. Walks do not need private tensors.
     """
 
     def __init__(
@@ -391,37 +394,38 @@ class HaloPropagation:
         layers: Sequence[Layer],
         sub_ops: SubOps,
         last_reader: Mapping[str, int],
-        lone: Collection[str],
+        private_tensors: Collection[str],
         walks: Sequence[Walk],
         *,
         limited: bool,
     ) -> None:
         self._layers, self._sub_ops, self._limited = layers, sub_ops, limited
-        self._last_reader, self._lone, self._count = last_reader, lone, len(walks)
+        self._last_reader, self._private, self._count = last_reader, private_tensors, len(walks)
         self._stop = np.array([walk.stop for walk in walks], np.int64)
         self._first = np.array([min(walk.starts) for walk in walks], np.int64)
         dims = np.array([DIMS.index(walk.dim) for walk in walks], np.int64)
         ratios = np.array([walk.step for walk in walks], np.int64)
         self._cut = dims * len(sub_ops.ratios) + ratios
         self._goes_on = np.ones(self._count, bool)
-        self.begins = np.zeros((len(layers), self._count), bool)
+        self.first = int(self._first.min(initial=len(layers)))
+        self._last = int(self._stop.max(initial=self.first))
+        self.begins = np.zeros((self._last - self.first, self._count), bool)
         for at, walk in enumerate(walks):
-            self.begins[list(walk.starts), at] = True
-        #: What every walk needs of tensors from before the layers that it has passed, in the order
-        #: in which those read them.
+            self.begins[[start - self.first for start in walk.starts], at] = True
+        #: The boxes (walks, 2, 6) that walks need of each tensor made earlier, in reading order.
         self._needed: dict[str, Boxes] = {}
 
     def steps(self) -> list[LayerPass]:
-        """Every layer that a walk passes, last to first."""
+        """The passes of all layers on the walks, last layer first."""
         steps = []
-        for layer in reversed(range(int(self._stop.max(initial=0)))):
+        for layer in reversed(range(self.first, self._last)):
             step = self._pass(layer)
             if step is not None:
                 steps.append(step)
         return steps
 
     def _pass(self, k: int) -> LayerPass | None:
-        """All walks that pass a layer: what they compute of it, and what they need for that."""
+        """The walks that pass layer `k`: their parts of it, and the inputs of these parts."""
         passing = np.flatnonzero(self._goes_on & (self._first <= k) & (k < self._stop))
         needed = self._needed.pop(self._layers[k].output, None)
         if not len(passing):
@@ -433,11 +437,13 @@ class HaloPropagation:
         if self._limited and (computed > most).any():
             lost, stays = passing[computed > most], computed <= most
             self._goes_on[lost] = False
-            self.begins[: k + 1, lost] = False
+            self.begins[: k + 1 - self.first, lost] = False
             passing, parts, leaves = passing[stays], parts[stays], leaves[stays]
         needs = self._sub_ops.needs[parts]
         inputs = [
-            (at, name) for at, name in enumerate(self._layers[k].inputs) if name not in self._lone
+            (at, name)
+            for at, name in enumerate(self._layers[k].inputs)
+            if name not in self._private
         ]
         for at, name in inputs:
             if name not in self._needed:
@@ -445,11 +451,11 @@ class HaloPropagation:
             needed_boxes = self._needed[name]
             needed_boxes[passing] = np.maximum(needed_boxes[passing], needs[:, :, at])
         self._needed = {name: self._needed[name] for _, name in inputs} | self._needed
-        reads = self._reads(passing[self.begins[k, passing]])
+        reads = self._reads(passing[self.begins[k - self.first, passing]])
         return LayerPass(k, inputs, passing, parts, leaves, reads)
 
     def _reads(self, begin: Numbers) -> ChainReads | None:
-        """What the chains of some walks read that begin here."""
+        """The inputs of the chains of some walks that begin here."""
         if not len(begin) or not self._needed:
             return None
         needed = np.stack([needed_boxes[begin] for needed_boxes in self._needed.values()])
@@ -458,7 +464,7 @@ class HaloPropagation:
     def _parts_of(
         self, k: int, passing: Numbers, needed: Boxes | None, leaves: NDArray[np.bool_]
     ) -> Numbers:
-        """The parts that walks compute of a layer: what they need, and what is the chain's."""
+        """The parts of a layer: the regions that later layers need, and the chain's outputs."""
         op = self._sub_ops.op_of[k]
         shares = self._sub_ops.shares(op)[self._cut[passing]]
         if needed is None:

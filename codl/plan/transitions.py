@@ -1,7 +1,7 @@
-"""Transitions between chains of a search: tensors held, transfers, and when processors are free.
+"""State transitions of the search: from before a chain to after it.
 
-A state is when each processor is done with what it was given, and what it holds of every tensor
-that is still read.
+A state has the clock of each processor, and the region of each live tensor that each processor
+holds. A tensor is live while a later layer reads it.
 """
 
 from __future__ import annotations
@@ -15,166 +15,171 @@ import numpy as np
 from codl.ir import Region, Shape
 from codl.ir.plan import Sharing
 from codl.ir.types import PROCESSORS
-from codl.lower.partition import WAYS, Residency, lacking
+from codl.lower.partition import WAYS, Residency, missing_regions
 from codl.plan.chain_costs import CandidateChain, ChainCosts, Chosen
 from codl.plan.cost_model import Move, Pair
 from codl.plan.price import START, TransferCost, after_stage
 from codl.plan.region_array import NONE, Numbers, box, missing_sizes, weights_of
 
-#: What the CPU and the GPU hold of each tensor that is still read, by the numbers of regions.
-Holdings: TypeAlias = tuple[int, ...]
+#: The regions, by number, of each live tensor that the CPU and the GPU hold: cpu, gpu, cpu, gpu,
+#: ...
+ResidentRegions: TypeAlias = tuple[int, ...]
 
 
-class Supply(NamedTuple):
-    """What a processor holds of a tensor once it has a region that it needed, and what that took.
+class RegionTransfer(NamedTuple):
+    """The transfers that bring a needed region of a tensor to a processor.
 
-    `to_cpu` of the transfers go to the CPU; `copies` to other storages on the GPU take `copies_ms`
-    in all.
+    `resident` is the region that the processor then holds, `to_cpu` the number of transfers to the
+    CPU, and `copies` the number of copies to other storages on the GPU, which take `copies_ms`.
     """
 
-    held: int
+    resident: int
     transfers: tuple[TransferCost, ...] = ()
     to_cpu: int = 0
     copies: int = 0
     copies_ms: float = 0.0
 
 
-class _Exchange(NamedTuple):
-    """Transfers needed before a chain, given the regions already resident.
+class PreChainTransfers(NamedTuple):
+    """The transfers before a chain, given the regions that are already resident.
 
-    `launches_ms` is what enqueueing them and the chain takes, `copies_ms` what copies on the GPU
-    take. `held` are the regions resident afterwards of what the chain needs and makes.
+    `launches_ms` is the CPU's time to enqueue them and the chain, and `copies_ms` the GPU's time
+    for copies between storages. `resident` are the regions of the chain's inputs and outputs
+    afterwards.
     """
 
     transfers: tuple[TransferCost, ...]
     launches_ms: float
     copies_ms: float
-    held: Holdings
+    resident: ResidentRegions
 
 
-class _Change(NamedTuple):
-    """What chains that are alike do to what is held.
+class ChainEffect(NamedTuple):
+    """Effect of a chain on the resident regions, shared by equal chains at any place.
 
-    `needs` are the processors and the regions' numbers of what they need, and `held` takes what is
-    held of that from the holdings; `made` are the numbers of what they leave. `exchanges` are those
-    that are known, by what was held; `next` takes the next holdings from the last ones and an
-    exchange's.
+    `needs` are the (processor, region) pairs that the chain reads, and `made` the regions that it
+    leaves. `select` takes the resident regions of the tensors that it reads. `merge` takes the next
+    resident regions from the old ones followed by those of `PreChainTransfers`. `before` caches the
+    transfers by the selected regions.
     """
 
     needs: tuple[tuple[int, int], ...]
-    held: Callable[[Holdings], Holdings]
+    select: Callable[[ResidentRegions], ResidentRegions]
     made: tuple[int, ...]
-    next: Callable[[Holdings], Holdings]
-    exchanges: dict[Holdings, _Exchange]
+    merge: Callable[[ResidentRegions], ResidentRegions]
+    before: dict[ResidentRegions, PreChainTransfers]
 
 
 class Transitions:
-    """From one state over a chain to the next, for the chains of one network."""
+    """Computes the state after a chain, for the chains of one network."""
 
     def __init__(self, costs: ChainCosts, sharing: Sharing) -> None:
         self.costs, self.network = costs, costs.network
         self._cost, self._sharing, self._regions = costs.cost, sharing, costs.regions
         self._signals = costs.cost.signals
         self._live = costs.live
-        #: The places in the holdings of what the CPU and the GPU have of each tensor, by point.
+        #: By point, the places of each tensor's two regions in `ResidentRegions`.
         self._places = [
             {name: (2 * at, 2 * at + 1) for at, name in enumerate(names)} for names in self._live
         ]
         fresh = Residency(self.network, sharing)
-        self.start: Holdings = tuple(
+        self.start: ResidentRegions = tuple(
             self._regions.one(self.network.shapes[name], box(fresh.held[side].get(name)))
             for name in self._live[0]
             for side in PROCESSORS
         )
         shapes = ((name, self.network.shapes[name]) for name, _ in self.network.outputs.values())
-        self._results = {
+        #: The region number of each whole output.
+        self.results = {
             name: self._regions.one(shape, box(Region.whole(shape))) for name, shape in shapes
         }
-        #: By the rows of chains that are alike.
-        self._changes: dict[tuple[Chosen, int, int], _Change] = {}
-        self._supplies: dict[tuple[int, int, int], Supply] = {}
+        #: By `CandidateChain.rows`, which equal chains share.
+        self._effects: dict[tuple[Chosen, int, int], ChainEffect] = {}
+        self._region_transfers: dict[tuple[int, int, int], RegionTransfer] = {}
         self._launches_ms: dict[int, float] = {}
         self._transfer_costs: dict[Move, TransferCost] = {}
 
     def after(
-        self, clocks: Pair, holdings: Holdings, candidate: CandidateChain
-    ) -> tuple[Pair, Holdings]:
-        """The clocks after a chain, and what is then held of all that is still read."""
-        change = self._changes.get(candidate.rows) or self._change(candidate)
-        held = change.held(holdings)
-        exchange = change.exchanges.get(held) or self._exchange(change, held, candidate)
-        transfers, launches_ms, copies_ms, now = exchange
-        begin_ms, works = self._signals.first_launch_ms, candidate.work_ms
-        clocks = after_stage(clocks, transfers, launches_ms, works, copies_ms, begin_ms)
-        return clocks, change.next(holdings + now)
+        self, clocks: Pair, resident: ResidentRegions, candidate: CandidateChain
+    ) -> tuple[Pair, ResidentRegions]:
+        """The clocks and the resident regions after a chain."""
+        effect = self._effects.get(candidate.rows) or self._effect(candidate)
+        selected = effect.select(resident)
+        before = effect.before.get(selected) or self._before(effect, selected, candidate)
+        transfers, launches_ms, copies_ms, now = before
+        clocks = after_stage(clocks, transfers, launches_ms, candidate.work_ms, copies_ms)
+        return clocks, effect.merge(resident + now)
 
-    def _exchange(self, change: _Change, held: Holdings, candidate: CandidateChain) -> _Exchange:
-        """What happens before chains that are alike where that is held of what they need."""
-        supplies = [
-            self.supply(side, held_region, need)
-            for held_region, (side, need) in zip(held, change.needs, strict=True)
+    def _before(
+        self, effect: ChainEffect, selected: ResidentRegions, candidate: CandidateChain
+    ) -> PreChainTransfers:
+        """The transfers before a chain whose inputs are resident as `selected`."""
+        moves = [
+            self.region_transfer(side, region, need)
+            for region, (side, need) in zip(selected, effect.needs, strict=True)
         ]
-        now = (*(supply.held for supply in supplies), *change.made)
-        exchange = _Exchange(*self._enqueued(supplies, candidate.launches), now)
-        change.exchanges[held] = exchange
-        return exchange
+        now = (*(move.resident for move in moves), *effect.made)
+        before = PreChainTransfers(*self._enqueued(moves, candidate.launches), now)
+        effect.before[selected] = before
+        return before
 
     def stage_ms(
-        self, clocks: Pair, supplies: Sequence[Supply], candidate: CandidateChain | None = None
+        self, clocks: Pair, moves: Sequence[RegionTransfer], candidate: CandidateChain | None = None
     ) -> Pair:
-        """The clocks after an exchange and, where there is one, a chain."""
+        """The clocks after some transfers and the chain, if any."""
         works, launches = (candidate.work_ms, candidate.launches) if candidate else (START, 0)
-        transfers, launches_ms, copies_ms = self._enqueued(supplies, launches)
-        begin_ms = self._signals.first_launch_ms
-        return after_stage(clocks, transfers, launches_ms, works, copies_ms, begin_ms)
+        transfers, launches_ms, copies_ms = self._enqueued(moves, launches)
+        return after_stage(clocks, transfers, launches_ms, works, copies_ms)
 
     def _enqueued(
-        self, supplies: Sequence[Supply], launches: int
+        self, moves: Sequence[RegionTransfer], launches: int
     ) -> tuple[tuple[TransferCost, ...], float, float]:
-        """The transfers of an exchange, what enqueueing them and a chain takes, and copies."""
+        """The transfers, the milliseconds to enqueue them and a chain, and those of copies."""
         transfers: list[TransferCost] = []
         count, copies_ms = launches, 0.0
-        for supply in supplies:
-            transfers += supply.transfers
-            count += supply.copies + (self._signals.launches - 1) * supply.to_cpu
-            copies_ms += supply.copies_ms
+        for move in moves:
+            transfers += move.transfers
+            count += move.copies + (self._signals.launches - 1) * move.to_cpu
+            copies_ms += move.copies_ms
         return tuple(transfers), self.launches_ms(count + len(transfers)), copies_ms
 
-    def end_ms(self, clocks: Pair, holdings: Holdings) -> float:
-        """When the results lie whole with the CPU."""
-        supplies = []
-        for name, whole in self._results.items():
+    def end_ms(self, clocks: Pair, resident: ResidentRegions) -> float:
+        """The time at which the CPU holds all results."""
+        moves = []
+        for name, whole in self.results.items():
             place, _ = self._places[-1][name]
-            supplies.append(self.supply(0, holdings[place], whole))
-        return max(self.stage_ms(clocks, supplies))
+            moves.append(self.region_transfer(0, resident[place], whole))
+        return max(self.stage_ms(clocks, moves))
 
     def launches_ms(self, count: int) -> float:
         if count not in self._launches_ms:
             self._launches_ms[count] = self._cost.launches_ms(count)
         return self._launches_ms[count]
 
-    def supply(self, side: int, held: int, need: int) -> Supply:
-        """What a processor that holds a region of a tensor does to have another, by number."""
-        asked = (side, held, need)
-        if asked not in self._supplies:
-            self._supplies[asked] = self._supply(side, held, need)
-        return self._supplies[asked]
+    def region_transfer(self, side: int, resident: int, need: int) -> RegionTransfer:
+        """How a processor that holds one region of a tensor gets another; regions are numbers."""
+        key = (side, resident, need)
+        if key not in self._region_transfers:
+            self._region_transfers[key] = self._region_transfer(side, resident, need)
+        return self._region_transfers[key]
 
-    def _supply(self, side: int, held: int, need: int) -> Supply:
+    def _region_transfer(self, side: int, resident: int, need: int) -> RegionTransfer:
         regions, shape = self._regions, self._regions.wholes[need]
         needed = regions.region(need)
-        mine = regions.region(held) if held != NONE else None
-        joined, missing = lacking(shape, mine, needed, self._sharing)
+        mine = regions.region(resident) if resident != NONE else None
+        joined, missing = missing_regions(shape, mine, needed, self._sharing)
         way = WAYS[PROCESSORS[side]]
         transfers = tuple(self._transfer((way, region.shape(shape))) for region in missing)
-        now = regions.one(shape, box(joined)) if missing else held
+        now = regions.one(shape, box(joined)) if missing else resident
         if side == 0:
-            return Supply(now, transfers, len(transfers))
-        kept, copies, measured = self.costs.orders.copies(regions.notes[held], regions.notes[need])
+            return RegionTransfer(now, transfers, len(transfers))
+        kept, copies, measured = self.costs.orders.copies(
+            regions.notes[resident], regions.notes[need]
+        )
         copies_ms = 0.0
         if measured:
             copies_ms = measured * self._cost.sharing_ms("relayout", needed.shape(shape))
-        return Supply(regions.noted(now, kept), transfers, 0, copies, copies_ms)
+        return RegionTransfer(regions.noted(now, kept), transfers, 0, copies, copies_ms)
 
     def _transfer(self, move: Move) -> TransferCost:
         if move not in self._transfer_costs:
@@ -182,17 +187,17 @@ class Transitions:
             self._transfer_costs[move] = TransferCost.of(move[0], parts)
         return self._transfer_costs[move]
 
-    def _change(self, candidate: CandidateChain) -> _Change:
-        """What a chain does to what is held; noted for all that are alike."""
+    def _effect(self, candidate: CandidateChain) -> ChainEffect:
+        """The effect of a chain on the resident regions, cached for equal chains."""
         start, stop = candidate.start, candidate.stop
         before, live = self._places[start], self._live[stop]
         name_of = self.costs.tensor
         needs = [(name_of(start, seen), side, need) for seen, side, need in candidate.reads]
         new = {name: 2 * at for at, name in enumerate(n for n in live if n not in before)}
-        made = [NONE] * (2 * len(new))  # also of one of no size, of which neither has anything
+        made = [NONE] * (2 * len(new))  # a tensor of size 0 stays `NONE` on both processors
         for seen, side, number in candidate.leaves:
             made[new[name_of(start, seen)] + side] = number
-        # Behind what was held stands what is held of what was needed, and then what is made.
+        # `merge` indexes: the old resident regions, the regions of the needs, the made regions.
         first = 2 * len(before)
         at_needs = [before[name][side] for name, side, _ in needs]
         now = list(range(first))
@@ -201,30 +206,30 @@ class Transitions:
         first += len(needs)
         places = {name: (now[cpu], now[gpu]) for name, (cpu, gpu) in before.items()}
         places |= {name: (first + at, first + at + 1) for name, at in new.items()}
-        change = _Change(
+        effect = ChainEffect(
             tuple((side, need) for _, side, need in needs),
-            _taking(at_needs),
+            _selector(at_needs),
             tuple(made),
-            _taking([place for name in live for place in places[name]]),
+            _selector([place for name in live for place in places[name]]),
             {},
         )
-        self._changes[candidate.rows] = change
-        return change
+        self._effects[candidate.rows] = effect
+        return effect
 
     def prefetch(self, candidates: Sequence[CandidateChain]) -> None:
-        """Predict all that may have to move between any two chains, in one batch.
+        """Predict the transfers that may be needed between any two chains, in one batch.
 
-        A search meets a few hundred shapes of regions, over and over. To predict them where they
-        are met would be as many small batches, each of which costs as much as a hundred shapes do.
-        What a third reader still lacks is predicted when the search meets it.
+        A search meets a few hundred shapes of regions many times. Small batches are slow: each
+        costs as much as a hundred shapes. Regions that only a third reader needs are predicted
+        later.
         """
         if self._sharing == "gather":
             return
         made, names, all_boxes = len(self.costs.makers), self.costs.tensors, self._regions.boxes
-        #: By processor and tensor, the numbers of the regions that chains leave, and read.
+        #: By (processor, tensor), the numbers of the regions that chains leave, and that they read.
         left: dict[tuple[int, int], set[int]] = {}
         read: dict[tuple[int, int], set[int]] = {
-            (0, names.index(name)): {number} for name, number in self._results.items()
+            (0, names.index(name)): {number} for name, number in self.results.items()
         }
         for candidate in candidates:
             start = candidate.start
@@ -232,7 +237,7 @@ class Transitions:
                 for seen, side, number in rows:
                     tensor = start + seen if seen < made else seen - made
                     regions.setdefault((side, tensor), set()).add(number)
-        # For tensors of one width alike: a network has few widths and many tensors.
+        # Tensors of one width share predictions: a network has few widths and many tensors.
         sizes: dict[tuple[int, int], list[Numbers]] = {}
         seen_pairs: set[tuple[int, int, bytes, bytes]] = set()
         for (side, tensor), needed in read.items():
@@ -256,9 +261,9 @@ class Transitions:
         )
 
 
-def _taking(places: Sequence[int]) -> Callable[[Holdings], Holdings]:
-    """What takes these places out of holdings."""
+def _selector(places: Sequence[int]) -> Callable[[ResidentRegions], ResidentRegions]:
+    """A function that selects these places of a tuple."""
     if len(places) > 1:
-        getter: Callable[[Holdings], Holdings] = itemgetter(*places)
+        getter: Callable[[ResidentRegions], ResidentRegions] = itemgetter(*places)
         return getter
-    return lambda holdings: tuple(holdings[place] for place in places)
+    return lambda regions: tuple(regions[place] for place in places)

@@ -17,7 +17,7 @@ from codl import files
 from codl.evaluation.tracing import Recording
 from codl.ir.executable import Access, Executable, GpuOp, Net, OnnxNet, Relayout, Step, Transfer
 from codl.ir.plan import Plan
-from codl.plan.predicted_spans import PlacedSpan
+from codl.plan.price import PlacedSpan
 from codl.records.results import SpanKind, TimeSpan
 
 #: What a slice shows beside its name.

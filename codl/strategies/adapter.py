@@ -1,9 +1,9 @@
-"""Adapter: an engine that serves gets a balanced plan where one processor waits for the other.
+"""Adapts the plan of a serving engine where one processor waits for the other.
 
-Now and then one inference is profiled. Where the sides of split stages end apart in two profiles in
-a row, the improver of plans moves the ratios of the running plan, by the latest runs alone: what a
-processor took before it became slower is no evidence any more. Both plans are timed in turns, and
-the faster one goes on. Kernel variants stay, since the outputs of these were checked.
+One inference is profiled now and then. If the processors end split stages apart in two successive
+profiles, the improver rebalances the ratios of the running plan, by the latest runs only: older
+runs are no evidence for a processor that became slower. Both plans are timed in turns, and the
+faster one is kept. Kernel variants stay, because their outputs were checked.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from codl.runtime.loaded import totals_ms
 from codl.strategies.base import Context
 from codl.strategies.device_loop import ObservedParts, comparing
 
-#: Inferences before the first profile, and the most between two: they double each time.
+#: Inferences before the first profile, and the most between two profiles; pauses double.
 FIRST, MOST = 10, 800
-#: The part of the split stages' time that one processor waits for which plans change.
+#: Plans change if one processor waits for more than this part of the split stages' time.
 APART = 0.1
-#: A plan that did not pay is tried again where a processor takes this part more or less than then.
+#: After a plan did not pay, another is tried once a processor's time changed by this part.
 CHANGED = 0.1
-#: A new plan must take less than this part of what the running one takes.
+#: A new plan must take less than this part of the running plan's latency.
 WORTH = 0.98
-#: Profiles of the running plan of which the improver learns, with the layers of nets and without.
+#: Profiles of the running plan for the improver, each with and without the layers of nets.
 PROFILED = 3
-#: How far outputs of two plans may lie apart, as a part of their length.
+#: The largest distance of two plans' outputs, relative to their norm.
 CLOSE = 0.02
-#: Changes that are remembered.
+#: The most recorded changes.
 REMEMBERED = 256
 
 
@@ -55,11 +55,11 @@ class PlanAdapter:
     changes: deque[PlanChange] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     _next: int = FIRST
     _pause: int = FIRST
-    #: Whether one processor waited in the last profile.
+    #: True where one processor waited in the last profile.
     _waited: bool = False
-    #: Milliseconds of each processor when a plan did not pay.
+    #: Milliseconds of each processor when the last plan did not pay.
     _unpaid_ms: tuple[float, float] | None = None
-    #: What stages are predicted to take in the executable that was profiled last.
+    #: The last profiled executable, and the predicted times of its stages.
     _predicted: tuple[Executable, Sequence[StageTimes]] | None = None
 
     def __post_init__(self) -> None:
@@ -70,13 +70,12 @@ class PlanAdapter:
         return Adaptation(self.runs, tuple(self.changes))
 
     def after_run(self, engine: Engine) -> None:
-        """Count an inference, and profile another one where that is due.
+        """Count an inference, and profile another one if it is due.
 
-        Plans without split chains stay.
+        Plans of one processor stay.
         """
         self.runs += 1
-        is_split = any(0 < chain.gpu_ratio < 1 for chain in engine.plan.chains)
-        if self.runs < self._next or not is_split:
+        if self.runs < self._next or not engine.plan.is_split:
             return
         stages = self._measured(engine)
         cpu_ms, gpu_ms = (sum(ms) for ms in zip(*(s.works_ms for s in stages), strict=True))
@@ -93,7 +92,7 @@ class PlanAdapter:
         self._pause = min(2 * self._pause, MOST)
 
     def _measured(self, engine: Engine) -> list[StageTimes]:
-        """What stages take in one inference."""
+        """The measured times of stages in one inference."""
         totals = totals_ms(engine.profile(1))
         if self._predicted is None or self._predicted[0] is not engine.executable:
             self._predicted = engine.executable, stage_times(engine.executable, self._cost)
@@ -101,12 +100,12 @@ class PlanAdapter:
         return profiled.with_kernels(profiled.with_nets(self._predicted[1]))
 
     def _is_unpaid(self, *now_ms: float) -> bool:
-        """Whether a plan did not pay when processors took what they take now."""
+        """True where a plan did not pay at about the present times of the processors."""
         then = self._unpaid_ms
         return then is not None and np.allclose(now_ms, then, rtol=CHANGED, atol=0)
 
     def _improves(self, engine: Engine) -> bool:
-        """Change to a balanced plan if it is faster."""
+        """Change to a balanced plan if it is faster; True if changed."""
         parts = ObservedParts.of(engine, PROFILED)
         if engine.gpu_failure:
             return False
@@ -137,7 +136,7 @@ class PlanAdapter:
 
 
 def _with_ratios_of(plan: Plan, other: Plan) -> Plan:
-    """A plan with the ratios of another one, of the same chains."""
+    """The plan with the ratios of another plan with the same chains."""
     chains = tuple(
         replace(chain, gpu_ratio=moved.gpu_ratio)
         for chain, moved in zip(plan.chains, other.chains, strict=True)
@@ -146,6 +145,6 @@ def _with_ratios_of(plan: Plan, other: Plan) -> Plan:
 
 
 def _are_close(engine: Engine, other: Engine) -> bool:
-    """Whether the last runs of two engines had the same outputs, but for rounding."""
+    """True where the last outputs of two engines are equal up to rounding."""
     pairs = [(array, other.loaded.outputs[name]) for name, array in engine.loaded.outputs.items()]
     return all(np.linalg.norm(a - b) <= CLOSE * np.linalg.norm(a) for a, b in pairs)

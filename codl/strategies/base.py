@@ -9,7 +9,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeAlias
 
-from codl.errors import CodlError, InvalidFileError
+from codl.errors import CodlError, InvalidFileError, MismatchError
 from codl.ir import Network, Op
 from codl.ir.environment import Environment
 from codl.ir.plan import Plan, PlanOrigin
@@ -29,28 +29,86 @@ from codl.plan.cost_model import (
 from codl.plan.coverage import covered, without_winograd
 from codl.predict import DEFAULT, FOLDER
 from codl.provenance import VERSION, commit
+from codl.records import profile as profiles
 from codl.records.gpu_limits import UNLIMITED, GpuLimits
+from codl.records.profile import NetworkProfile, load_profile
 from codl.records.soc import Soc
 from codl.registry import Registry
 from codl.runtime.placement import at_hand, limits_of, splittable
 from codl.runtime.threads import one_blas_thread
-from codl.strategies.profiles import Profiling
 from codl.targets.base import Target
+from codl.targets.environment import libraries_of
 
 
-def _tell_nobody(text: str) -> None: ...
+def _discard(text: str) -> None:
+    """The default of `Context.note`."""
+
+
+@dataclass(frozen=True)
+class Profiling:
+    """Reads and keeps the profiles of networks, in a `folder` or in one `file`.
+
+    Profiles that were made or read are cached by the digest of their network.
+    """
+
+    folder: Path = profiles.FOLDER
+    file: Path | None = None
+    _profiles: dict[str, NetworkProfile] = field(default_factory=dict, repr=False, compare=False)
+
+    def wanted(self, network: Network, soc: Soc, tuning: str, target: Target) -> NetworkProfile:
+        """An empty profile that identifies the network, device, tuning and libraries."""
+        cpu, place = soc.cpu, at_hand(soc).placement
+        sides = {"cpu": cpu.name, "threads": str(place.threads), "limits": str(place.limits)}
+        return NetworkProfile(
+            model=network.name,
+            network=network.digest,
+            soc=soc.name,
+            device={**target.open(), **sides, **libraries_of(target)},
+            tuning=tuning,
+        )
+
+    def read(self, wanted: NetworkProfile, note: Callable[[str], None]) -> NetworkProfile | None:
+        """The stored profile with the identity of `wanted`, if any.
+
+        A named file that does not match raises `MismatchError`, and one that cannot be read
+        `InvalidFileError`. A file in the folder is then ignored with a note.
+        """
+        if wanted.network in self._profiles:
+            return self._profiles[wanted.network]
+        path = self.path(wanted)
+        if self.file is None and not path.exists():
+            return None
+        try:
+            profile = load_profile(path)
+            profile.check(wanted, path)
+        except (InvalidFileError, MismatchError) as error:
+            if self.file is not None:
+                raise
+            note(f"{error} A new one is made.")
+            return None
+        self.remember(profile)
+        return profile
+
+    def path(self, profile: NetworkProfile) -> Path:
+        return self.file or self.folder / profile.path
+
+    def remember(self, profile: NetworkProfile) -> None:
+        """Cache a profile under the digest of its network."""
+        self._profiles[profile.network] = profile
+
+    def of(self, network: Network) -> NetworkProfile | None:
+        """The cached profile of a network, if any."""
+        return self._profiles.get(network.digest)
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a strategy may use: the SoC, its tuned kernels, its predictors, and what was measured.
+    """What a strategy may use: the SoC, its tuning, predictors and dataset, and a target.
 
-    Plans run on `target`; without one nothing runs.
-
-    `predictor` overrides the predictor that the strategy would take; `method` is how `codl`
-    searches, one of `codl.plan.search.METHODS`, and `objective` what for. Without `winograd`,
-    kernel variants that use it count as unmeasured. Strategies that run plans go on for
-    `plan_time_s` seconds for each model, by `clock`; None for as many rounds as gain something.
+    `predictor` overrides the strategy's default predictor. `method` is the search method of `codl`,
+    one of `codl.plan.search.METHODS`, and `objective` its objective. Without `winograd`, Winograd
+    variants count as unmeasured. Plans run on `target`, for `plan_time_s` seconds of `clock` for
+    each model, or by default for as many rounds as gain something.
     """
 
     soc: Soc
@@ -63,38 +121,38 @@ class Context:
     winograd: bool = True
     plan_time_s: float | None = None
     clock: Callable[[], float] = field(default=perf_counter, repr=False, compare=False)
-    #: What the GPU is limited to, where that is not as the SoC's placement says.
+    #: Limits of the GPU that replace those of the SoC's placement.
     limits: GpuLimits = UNLIMITED
     #: Where plans may have weights.
     places: WeightPlaces = ANYWHERE
     target: Target | None = field(default=None, repr=False, compare=False)
-    #: Where profiles of networks are; None where plans are made by predictions alone.
+    #: The profiles of networks; None to plan by predictions alone.
     profiling: Profiling | None = field(default=None, repr=False, compare=False)
-    #: Told what goes on where planning takes long.
-    note: Callable[[str], None] = field(default=_tell_nobody, repr=False, compare=False)
-    #: Predictors that were loaded, which takes longer than a search.
+    #: Called with progress notes of long planning.
+    note: Callable[[str], None] = field(default=_discard, repr=False, compare=False)
+    #: Cached predictors: loading takes longer than a search.
     _loaded: dict[tuple[Soc, str, Path, str], LatencyPredictors] = field(
         default_factory=dict, repr=False, compare=False
     )
 
     @classmethod
     def of(cls, soc: Soc, dataset_root: Path = dataset.FOLDER, **options: Any) -> Context:
-        """With the kernels' tuning that lies beside the SoC's dataset."""
+        """A context with the tuning that is stored beside the SoC's dataset."""
         tuning = tuning_file.read(Dataset.found(soc.name, dataset_root), soc)
         return cls(soc, tuning, dataset_root=dataset_root, **options)
 
     @property
     def device(self) -> Target:
-        """Where plans run and are timed; raises `CodlError` where there is no target."""
+        """The target that runs plans; raises `CodlError` without one."""
         if self.target is None:
             raise CodlError(
-                f"A plan of {self.soc.name!r} is to run, and the context names no target: give it "
-                'one, as in Context.of(soc, target=connect("local", soc)).'
+                f"Running a plan of {self.soc.name!r} needs a target; the context has none. Give "
+                'it one: Context.of(soc, target=connect("local", soc)).'
             )
         return self.target
 
     def cost(self, default: str, *, by_op: bool = False) -> CostModel:
-        """The cost model; raises where the predictors are not trained."""
+        """The cost model; raises `InvalidFileError` where the predictors are not trained."""
         from codl.predict.model_set import load
 
         name = self.predictor or default
@@ -108,17 +166,17 @@ class Context:
         return replace(cost, places=self.places)
 
     def with_predictors(self, predictors: LatencyPredictors) -> Context:
-        """The same with predictors in the place of the stored ones of their name."""
+        """The context with predictors that replace the stored ones of the same name."""
         return replace(self, _loaded={**self._loaded, self._key(predictors.name): predictors})
 
     def _key(self, name: str) -> tuple[Soc, str, Path, str]:
         return self.soc, self.tuning.fingerprint, self.predictors_folder, name
 
     def default_cost(self, network: Network, *, profiled: bool = True) -> CostModel | None:
-        """That by which any plan of a network is timed, with estimates of what has no predictor.
+        """The default predictor's cost model of a network, with estimates for missing predictors.
 
-        Where it was profiled here, it is corrected by that. None where the default predictor is not
-        trained.
+        It is corrected by the network's profile if there is one (`profiled`). None where the
+        default predictor is not trained.
         """
         try:
             cost = covered(self.cost(DEFAULT), network)
@@ -139,36 +197,33 @@ class Context:
 
     @property
     def local(self) -> Soc:
-        """The SoC as plans are lowered for it to run; `UnsupportedError` where nothing can."""
+        """The SoC that plans are lowered for; raises `UnsupportedError` where none can run."""
         return splittable(at_hand(self.soc))
 
     def with_memory(self, memory: str) -> Context:
-        """The same with a GPU whose tensors lie in one of `MEMORY_TYPES` only."""
+        """The context with a GPU that has only one of `MEMORY_TYPES`."""
         gpu = replace(self.soc.gpu, memory_types=(memory,))
         return replace(self, soc=replace(self.soc, gpu=gpu))
 
     def preload(self, *predictors: str) -> None:
-        """Load predictors, as far as they are trained: whoever needs them says which are not."""
+        """Load predictors that are trained; a strategy that needs another one raises later."""
         for name in predictors:
             with suppress(InvalidFileError):
                 self.cost(name)
 
     def portable(self, *predictors: str) -> Context:
-        """The same as a value that can be pickled, with predictors for where their files are not.
-
-        It has no target, and nobody is told anything.
-        """
-        of_one = map(self.with_memory, self.soc.gpu.memory_types)  # as some strategies keep to
+        """The context as a picklable value: with loaded predictors, without target and notes."""
+        of_one = map(self.with_memory, self.soc.gpu.memory_types)  # for gpu-buffer, codl-buffer
         for context in (self, *of_one):
             context.preload(*predictors)
-        return replace(self, target=None, profiling=None, note=_tell_nobody)
+        return replace(self, target=None, profiling=None, note=_discard)
 
     @property
     def dataset(self) -> Dataset:
         return Dataset.found(self.soc.name, self.dataset_root)
 
     def origin(self, environment: Environment | None = None) -> PlanOrigin:
-        """What plans are made with here, and on which machine they ran."""
+        """The origin of plans made with this context; `environment` is where they ran."""
         return PlanOrigin(
             codl=VERSION,
             commit=commit(),
@@ -185,8 +240,7 @@ PlanMaker: TypeAlias = Callable[[Network, Context], Plan]
 class Strategy:
     """A way to make a plan.
 
-    `default_predictor` is what it is usually used with; `runs_plans` where it runs plans on a
-    device that is at hand, and predicts without one.
+    `runs_plans` is True for a strategy that runs plans on a device if there is one.
     """
 
     name: str
@@ -205,7 +259,7 @@ def strategy(
     default_predictor: str = DEFAULT,
     runs_plans: bool = False,
 ) -> Callable[[PlanMaker], PlanMaker]:
-    """Decorator: the function makes the plans of the strategy of this name."""
+    """Decorator that registers a function as the strategy of this name."""
 
     def register(plan: PlanMaker) -> PlanMaker:
         made = Strategy(name, plan, default_predictor, runs_plans)

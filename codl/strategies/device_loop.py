@@ -1,10 +1,9 @@
 """Planning loop on a device: propose a plan, run it, measure its parts, improve it, run again.
 
-The first plan is the one that predictions find. It runs beside each processor alone and the plans
-of the baselines; then rounds follow, each of which runs what `codl.plan.improver` proposes next to
-the fastest plan so far, in turns. Effort is counted in rounds and runs, so a slow device is planned
-for as a fast one is. What was measured is a file (`codl.records.profile`), where the next search
-begins.
+The first plan comes from predictions. It runs beside each processor alone and the plans of the
+baselines. Then each round runs the next proposal of `codl.plan.improver` in turns with the fastest
+plan so far. Effort is counted in rounds and runs, so a slow device has as many as a fast one. The
+measurements are kept in a file (`codl.records.profile`), from which the next search starts.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from codl.measure.inputs import random_inputs
 from codl.measure.timing import Effort, TimedTogether
 from codl.plan.build_plan import cpu_plans, one_processor
 from codl.plan.coverage import covered
-from codl.plan.improver import Improver, is_split
+from codl.plan.improver import Improver
 from codl.plan.profile_feedback import Totals
 from codl.predict import DEFAULT
 from codl.records.profile import NetworkProfile, PlanRun
@@ -37,45 +36,44 @@ from codl.runtime.loaded import totals_ms
 from codl.runtime.threads import one_blas_thread
 from codl.strategies.base import STRATEGIES, Context
 
-#: Rounds that propose a plan: at least and, without a time to plan for, at most.
+#: The least number of rounds, and the most without a planning time.
 LEAST_ROUNDS, MOST_ROUNDS = 3, 6
-#: Planning goes on while one of the last two rounds gained this part of the best latency.
+#: Planning continues while one of the last two rounds gained this part of the best latency.
 GAIN = 0.01
-#: Profiled runs of a plan, with and without the layers of nets: at least, and at most.
+#: The least and the most profiled runs of a plan, each with and without the layers of nets.
 LEAST_PROFILED, PROFILED = 1, 7
-#: Seconds in which a plan is profiled, and in which plans are compared, where runs are short: a
-#: long run is measured by the least number of runs.
+#: Seconds to profile a plan, and to compare plans; long runs are measured by the least number.
 PROFILE_S, COMPARE_S = 0.3, 0.5
-#: Turns of plans that are compared, at least.
+#: The least number of turns of compared plans.
 LEAST_TURNS = 2
-#: Runs before a plan is profiled, the first of which allocates and faults pages in.
+#: Runs before a plan is profiled: the first one allocates memory and faults pages in.
 WARM_UP = 2
-#: Two processors must take less than this part of what one takes alone: other programs hit a plan
-#: on both more often, and a gain smaller than that is not worth a second processor.
+#: A plan on both processors must take less than this part of the better processor's latency: other
+#: programs disturb it more often, and a smaller gain is not worth a second processor.
 WORTH = 0.97
-#: A baseline's plan runs where it is predicted to take less than this part of the best so far, and
-#: the CPU alone in a further library less than that part: whole networks of ONNX Runtime and
-#: OpenVINO are predicted to take up to 1.8 times as long as they do (docs/decisions.md).
+#: A baseline's plan runs if its prediction is within the first factor of the best latency, and a
+#: plan of the CPU in a further library if it is within the second: predictions of whole networks in
+#: ONNX Runtime and OpenVINO are up to 1.8 times too high (docs/decisions.md).
 PROMISING, PROMISING_ALONE = 1.2, 2.0
-#: A plan whose profiled runs take this many times as long as the fastest is not timed in turns.
+#: A plan whose profiled runs take this many times the fastest plan's is not timed in turns.
 HOPELESS = 1.5
-#: A layer is not shorter than this part of what was noted, whatever noting takes.
+#: The least part of a layer's noted time that remains after the cost of noting is subtracted.
 LEAST_PART = 0.3
-#: A processor whose anchors are so many times slower than in the dataset is busy with others' work.
+#: A processor is busy with other work if its anchors are this many times slower than in the
+#: dataset.
 BUSY = 1.25
-#: Strategies whose plans are candidates, of networks with at most so many layers: the time to make
-#: such a plan grows with their square.
+#: The baselines whose plans are candidates, and the most layers of a network for them.
 BASELINES, MOST_LAYERS = ("codl-paper", "mulayer"), 400
-#: Plans that fail to run before planning ends.
+#: Planning ends after this many plans failed to run.
 MOST_FAILURES = 3
-#: Exploring proposals in a row that have run before planning ends.
+#: Planning ends after this many exploring proposals in a row that already ran.
 MOST_REPEATS = 20
 
 
 def planned_on_device(network: Network, context: Context, *, strategy: str) -> Plan:
-    """The fastest plan of those that ran on the context's target.
+    """The fastest plan of those that ran on the context's target, or ran before Ctrl-C.
 
-    Ctrl-C takes the best so far. Raises `DeviceError` or `UnsupportedError` where no plan runs.
+    Raises `DeviceError` or `UnsupportedError` where no plan runs.
     """
     with one_blas_thread(), DeviceLoop.of(network, context, strategy) as loop:
         with loop.kept():
@@ -86,9 +84,9 @@ def planned_on_device(network: Network, context: Context, *, strategy: str) -> P
 
 
 def fastest_on_cpu(network: Network, context: Context, *, strategy: str) -> Plan:
-    """The plan of the CPU alone in the library that is fastest on the context's target.
+    """The plan of the CPU alone in the library that runs fastest on the context's target.
 
-    Raises as `planned_on_device`.
+    Raises `DeviceError` or `UnsupportedError` where no plan runs.
     """
     with DeviceLoop.of(network, context, strategy) as loop:
         with loop.kept():
@@ -98,9 +96,9 @@ def fastest_on_cpu(network: Network, context: Context, *, strategy: str) -> Plan
 
 @dataclass
 class DeviceLoop:
-    """Plans of a network that run on a device, and the profile that they add to.
+    """Runs plans of a network on a device, and adds them to its profile.
 
-    `cpu` are the plans of the CPU alone, the one predicted fastest first, and `gpu` the GPU's.
+    `cpu` are the plans of the CPU alone, the one predicted fastest first; `gpu` is the GPU's plan.
     """
 
     network: Network
@@ -111,17 +109,17 @@ class DeviceLoop:
     cpu: Sequence[Plan]
     gpu: Plan
     budget: Budget
-    #: Why the device seems to be busy with something else.
+    #: Why the device seems busy with other work; empty if it does not.
     busy: str = ""
     has_run: bool = False
     _failed: dict[str, str] = field(default_factory=dict)
     _engines: dict[str, Engine] = field(default_factory=dict)
-    #: About how many seconds a run of each takes.
+    #: By plan, approximate seconds of a run.
     _run_s: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, network: Network, context: Context, strategy: str) -> DeviceLoop:
-        """A loop that begins with the profile that is kept of the network, if one holds."""
+        """A loop that begins with the stored profile of the network, if it matches."""
         profiles = context.profiling
         assert profiles is not None
         cost = covered(context.cost(DEFAULT), network)
@@ -148,12 +146,12 @@ class DeviceLoop:
             self._engines.pop(name).close()
 
     def __len__(self) -> int:
-        """The plans that ran."""
+        """The number of plans that ran."""
         return len(self.profile.runs)
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Keep the profile of what runs inside, also where Ctrl-C ends it."""
+        """Context manager that stores the profile at its end, and at Ctrl-C."""
         profiles = self.context.profiling
         assert profiles is not None
         with self.budget.keeping(self):
@@ -173,19 +171,19 @@ class DeviceLoop:
         elif self.has_run:
             self.context.note(f"Wrote {self.profile.save(profiles.path(self.profile))}")
 
-    # What runs.
+    # Running plans.
 
     def begin(self) -> None:
-        """Run the plan that is predicted fastest, each processor alone, and the baselines' plans.
+        """Run the plan predicted fastest, each processor alone, and the baselines' plans.
 
-        Plans that the profile has do not run again.
+        Plans in the profile do not run again.
         """
         first = [] if self.improver.best else [*self.improver.proposals()][:1]
         self.run([*first, self.gpu, *self.cpu[:1]])
         self.run(plan for plan in self._baselines() if self._is_promising(plan))
 
     def improve(self) -> None:
-        """Run what the improver proposes, until rounds gain nothing or the time is over."""
+        """Run proposals of the improver until rounds gain nothing, or the planning time is over."""
         proposed, gains = self._proposed(), list[float]()
         while not self._is_done(gains) and (plan := next(proposed, None)):
             before = self._best
@@ -194,7 +192,7 @@ class DeviceLoop:
             gains.append(1 - self._best.latency_ms / before.latency_ms)
 
     def _is_done(self, gains: Sequence[float]) -> bool:
-        """Whether the time to plan for is over or, without one, rounds have gained what they do."""
+        """True once the planning time is over or, without one, once rounds stop gaining."""
         if self.context.plan_time_s is not None:
             return self.budget.is_over()
         rounds = self.profile.rounds
@@ -202,11 +200,11 @@ class DeviceLoop:
         return rounds >= MOST_ROUNDS or (rounds >= LEAST_ROUNDS and not gained)
 
     def try_libraries(self) -> None:
-        """Run the CPU alone in further libraries that may be faster than all that ran."""
+        """Run the CPU alone in further libraries that may be faster than the best plan."""
         self.run(plan for plan in self.cpu[1:] if self._is_promising(plan, PROMISING_ALONE))
 
     def _proposed(self) -> Iterator[Plan]:
-        """What the improver proposes; where there is time to plan for, plans that explore, too."""
+        """Proposals of the improver; with a planning time, exploring proposals too."""
         while plan := next(self.improver.proposals(self._failed), None):
             yield plan
         repeats = 0
@@ -225,16 +223,16 @@ class DeviceLoop:
                 try:
                     yield STRATEGIES.find(name).plan(self.network, self.context)
                 except (InvalidFileError, UnsupportedError):
-                    continue  # its predictor is not trained, or it cannot plan this network
+                    continue  # no trained predictor, or an unsupported op
 
     def _is_promising(self, plan: Plan, factor: float = PROMISING) -> bool:
         return self.improver.predicted_ms(plan) < factor * self._best.latency_ms
 
     def run(self, plans: Iterable[Plan]) -> None:
-        """Profile plans that have not run, and time them in turns with the fastest before.
+        """Profile plans that have not run, and time them in turns with the fastest plan so far.
 
-        A plan that fails is left out. Raises its `DeviceError` or `UnsupportedError` where it is
-        the last of `MOST_FAILURES`.
+        Plans that fail are left out. The last of `MOST_FAILURES` raises its `DeviceError` or
+        `UnsupportedError`.
         """
         known = {run.plan.fingerprint for run in self.profile.runs} | {*self._failed}
         new = {plan.fingerprint: plan for plan in plans if plan.fingerprint not in known}
@@ -248,7 +246,7 @@ class DeviceLoop:
             except (DeviceError, UnsupportedError) as error:
                 self._give_up(plan, error)
                 continue
-            # So that Ctrl-C in what follows loses nothing.
+            # Ctrl-C during the comparison then keeps this run.
             self._add([parts.run(plan, parts.length_ms)])
         if not observed:
             return
@@ -270,7 +268,7 @@ class DeviceLoop:
         observed: Mapping[str, ObservedParts],
         rival: PlanRun | None,
     ) -> None:
-        """Time plans in turns with the fastest before, and note what each takes."""
+        """Time plans in turns with the fastest plan so far, and add their latencies."""
         usual_ms = {} if rival else drift.first_ms(self.context.dataset)
         beside = {} if rival is None else {rival.plan.fingerprint: rival.plan}
         times = self._timed({**plans, **beside}, anchors=bool(usual_ms))
@@ -279,7 +277,7 @@ class DeviceLoop:
                 raise DeviceError(reason)
             self._give_up(plans[name], DeviceError(reason))
         levels = {name: latency.level for name, latency in times.latency_ms.items()}
-        # As of the pace at which the fastest ran.
+        # Scale latencies to the pace at which the fastest plan ran before.
         pace = 1.0 if rival is None else rival.latency_ms / levels[rival.plan.fingerprint]
         if rival is None:
             slower = slowdown(times.anchors, usual_ms) or {}
@@ -299,7 +297,7 @@ class DeviceLoop:
         self.profile = self.profile.with_runs(*runs)
 
     def _give_up(self, plan: Plan, error: CodlError) -> None:
-        """Note that a plan does not run; raise `error` where too many do not."""
+        """Record that a plan does not run; raise `error` after too many failures."""
         self._failed[plan.fingerprint] = str(error)
         self.profile = replace(
             self.profile,
@@ -310,7 +308,7 @@ class DeviceLoop:
         self.context.note(f"{self.network.name}: a plan of {plan.strategy} does not run: {error}")
 
     def _note(self, run: PlanRun, rival: PlanRun | None) -> None:
-        """Say what a plan takes, beside the best so far."""
+        """Report the latency of a plan and the best latency so far."""
         split = sum(0 < chain.gpu_ratio < 1 for chain in run.plan.chains)
         sides = sorted({"cpu" if c.gpu_ratio == 0 else "gpu" for c in run.plan.chains})
         what = f"{split} split chains of {len(run.plan.chains)}" if split else " and ".join(sides)
@@ -318,21 +316,24 @@ class DeviceLoop:
         best = f"; best {self._best.latency_ms:.2f} ms" if rival else ""
         self.context.note(f"{self.network.name}: {what}: {run.latency_ms:.2f} ms{waits}{best}")
 
-    # What was found.
+    # Results.
 
     @property
     def _best(self) -> PlanRun:
-        """The fastest that ran."""
+        """The fastest run."""
         return min(self.profile.runs, key=lambda run: run.latency_ms)
 
     def _run_of(self, fingerprint: str) -> PlanRun:
         return next(run for run in self.profile.runs if run.plan.fingerprint == fingerprint)
 
     def chosen(self, *, alone: bool = False) -> Plan:
-        """The fastest; a plan on both processors only where that is worth it, and not `alone`."""
+        """The fastest plan; a plan on both processors must be worth it (`WORTH`).
+
+        With `alone`, the fastest plan of the CPU.
+        """
         runs = sorted(self.profile.runs, key=lambda run: run.latency_ms)
         cpu = {plan.fingerprint for plan in self.cpu}
-        single = [run for run in runs if not is_split(run.plan)]
+        single = [run for run in runs if not run.plan.is_split]
         if alone:
             single = [run for run in single if run.plan.fingerprint in cpu]
         best = single[0] if single else runs[0]
@@ -356,7 +357,7 @@ class DeviceLoop:
         return self._engines[plan.fingerprint]
 
     def _keep_engine(self, fingerprint: str) -> None:
-        """Release all engines but one: memory of phones does not hold many."""
+        """Release all engines but one, to save memory."""
         for name in [name for name in self._engines if name != fingerprint]:
             self._engines.pop(name).close()
 
@@ -381,7 +382,7 @@ class DeviceLoop:
 
 
 def comparing(turn_s: float) -> Effort:
-    """The effort to compare plans that take so many seconds together."""
+    """The effort to compare plans whose runs take `turn_s` seconds together."""
     warm = max(1, min(3, int(COMPARE_S / max(turn_s, 1e-9))))
     return Effort(
         min_rounds=LEAST_TURNS, min_seconds=COMPARE_S, warm=warm, max_seconds=2 * COMPARE_S
@@ -389,9 +390,9 @@ def comparing(turn_s: float) -> Effort:
 
 
 def keep_run(engine: Engine, context: Context, latency_ms: float) -> None:
-    """Add what an engine takes that has run to the profile of its network, for the next plan.
+    """Add the measured parts of an engine's plan to the profile of its network.
 
-    Of a plan that ran in turns with others the latency stays the one of then.
+    A plan that was timed in turns with others before keeps that latency.
     """
     profiles, network = context.profiling, engine.network
     if profiles is None:
@@ -401,7 +402,7 @@ def keep_run(engine: Engine, context: Context, latency_ms: float) -> None:
     before = profile.run_of(engine.plan)
     level_ms = latency_ms if before is None else before.latency_ms
     profile = profile.with_runs(ObservedParts.of(engine, PROFILED).run(engine.plan, level_ms))
-    # One more plan may come of it.
+    # The new run may lead to one more proposal.
     profile = replace(profile, rounds=max(0, profile.rounds - 1))
     profiles.remember(profile)
     context.note(f"Wrote {profile.save(profiles.path(profile))}")
@@ -409,7 +410,7 @@ def keep_run(engine: Engine, context: Context, latency_ms: float) -> None:
 
 @dataclass(frozen=True)
 class ObservedParts:
-    """Milliseconds of the parts of an executable, in profiled runs that take `length_ms`."""
+    """Milliseconds of the parts of an executable; its profiled runs take `length_ms`."""
 
     executable: str
     totals: Totals
@@ -417,7 +418,7 @@ class ObservedParts:
 
     @classmethod
     def of(cls, engine: Engine, runs: int) -> ObservedParts:
-        """Of an engine that is fed and warm; layers of nets are noted in runs of their own."""
+        """Profile an engine that is fed and warm; separate runs note the layers of nets."""
         plain, noted = [], []
         for _ in range(runs):
             plain.append(engine.profile(1))
@@ -432,7 +433,7 @@ class ObservedParts:
         return cls(engine.executable.digest(weights=False), totals, _length_ms(plain))
 
     def run(self, plan: Plan, latency_ms: float) -> PlanRun:
-        """With what a plain run takes: where profiled runs are longer, all of their parts are."""
+        """The run of a plan with its parts scaled to the latency of plain runs."""
         pace = latency_ms / self.length_ms
         parts: dict[str, dict[str, float]] = {}
         for (kind, label), ms in self.totals.items():
@@ -449,7 +450,7 @@ def _length_ms(profiles: Sequence[Sequence[TimeSpan]]) -> float:
 
 
 def _typical(profiles: Sequence[Sequence[TimeSpan]]) -> dict[tuple[str, str], float]:
-    """Milliseconds by kind and label, in the mean of the profiles that count."""
+    """Milliseconds by (kind, label): the mean of the profiles nearest to the statistic."""
     near = [totals_ms(spans) for spans in nearest(profiles, _length)]
     return {key: fmean(totals.get(key, 0.0) for totals in near) for key in near[0]}
 
@@ -457,7 +458,7 @@ def _typical(profiles: Sequence[Sequence[TimeSpan]]) -> dict[tuple[str, str], fl
 def _fitted(
     layers: Mapping[tuple[str, str], float], whole_ms: float
 ) -> dict[tuple[str, str], float]:
-    """Layers of a net that takes so long where they are not noted: each takes as long to note."""
+    """Noted layer times, less an equal cost of noting each, scaled to the net's plain time."""
     noting_ms = (sum(layers.values()) - whole_ms) / len(layers)
     less = {key: max(LEAST_PART * ms, ms - max(0.0, noting_ms)) for key, ms in layers.items()}
     scale = whole_ms / sum(less.values())

@@ -1,6 +1,6 @@
-"""`ideal`: the paper's bound (oracle): every op at its best measured split, no data sharing.
+"""`ideal`, the paper's oracle: each op at its best measured split, without data sharing.
 
-Not a plan that can run, but a number computed from measured rows, to compare strategies with.
+It is a number from measured rows to compare strategies with, and no plan.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from codl.measure.dataset import Dataset
 from codl.measure.tasks import SHARES
 from codl.records.soc import Soc
 
-#: Latency by (op, dimension, share), fastest variant of one processor.
+#: Milliseconds by (op, dimension, share), in the fastest variant of one processor.
 Measured = Mapping[tuple[str, str, float], float]
 NAME = "ideal"
-#: What rows of an op that is never split say.
+#: The dimension in rows of an op that is never split.
 WHOLE: Dim = "H"
 
 
 @dataclass(frozen=True)
 class IdealLatency:
-    """Milliseconds of a network, and of every layer with the split that gives it."""
+    """Milliseconds of a network; `layers` has (name, dimension, GPU ratio, milliseconds) rows."""
 
     latency_ms: float
     layers: tuple[tuple[str, str, float, float], ...]
 
 
 def bound(network: Network, soc: Soc, dataset: Dataset) -> IdealLatency:
-    """The sum of every op's best measured latency over all dimensions and ratios.
+    """The sum over ops of the best measured latency of all dimensions and ratios.
 
-    Raises `CodlError` where an op of the network was not measured on either processor.
+    Raises `CodlError` for an op without measurements.
     """
     cpu, gpu = (_measured(network, side, soc, dataset) for side in PROCESSORS)
     layers = []
@@ -52,9 +52,9 @@ def bound(network: Network, soc: Soc, dataset: Dataset) -> IdealLatency:
 
 
 def _splits(op: Op, cpu: Measured, gpu: Measured) -> list[tuple[float, str, float]]:
-    """Latency, dimension and GPU ratio of every split of an op that was measured on both sides.
+    """(milliseconds, dimension, GPU ratio) of each split of an op measured on both processors.
 
-    Of a batch one image was measured, and both processors take the others like it.
+    A batch counts as N times the measured latency of one image.
     """
     image, images = op.one_image, op.images
     if images > 1:
@@ -79,7 +79,7 @@ def _splits(op: Op, cpu: Measured, gpu: Measured) -> list[tuple[float, str, floa
 
 
 def _measured(network: Network, processor: Processor, soc: Soc, dataset: Dataset) -> Measured:
-    """The fastest ok row of every part of the network's ops on a processor, runs calibrated."""
+    """The fastest successful row of each part of the network's ops, with calibrated runs."""
     best: dict[tuple[str, str, float], float] = {}
     tables = {
         registry.target(variant, layer.op)

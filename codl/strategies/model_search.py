@@ -1,4 +1,4 @@
-"""Plans of several models, one for each; a model is what workers share out."""
+"""Plans of several models; each model is a task of a worker."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from codl.workers import Workers
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSearch:
-    """A model (its name or file) and how it is planned; by `ideal` only its bound is computed.
+    """A model (its name or file) and its strategy; `ideal` computes only a bound.
 
-    `on_device` where plans run on a device before one is taken. `network` is what was read of a
-    model's file for a worker that does not have the file, or the error of reading it.
+    `on_device` is True where plans run on a device before one is taken. `network` is the model for
+    a worker without the file, or the error of reading it.
     """
 
     model: str
@@ -43,11 +43,11 @@ class ModelSearch:
 
     @property
     def planner(self) -> Strategy | None:
-        """The strategy, None for the bound; raises `UnknownNameError` for another name."""
+        """The strategy, None for `ideal`; raises `UnknownNameError` for an unknown one."""
         return None if self.strategy == ideal.NAME else STRATEGIES.find(self.strategy)
 
     def load(self) -> Network:
-        """The model, with weights if it is run; raises `CodlError` where it cannot be read."""
+        """The network, with weights if plans run; raises `CodlError` where it cannot be read."""
         if isinstance(self.network, CodlError):
             raise self.network
         from codl.frontend.convert import load_network, load_structure
@@ -56,11 +56,11 @@ class ModelSearch:
         return self.network or load(self.model, self.batch, self.shapes)
 
     def without_files(self) -> ModelSearch:
-        """The same for where the model's file is not: built-in models are described anywhere."""
+        """The search with its network, for a worker without the model's file."""
         return self if self.model in BUILT_IN else self.read()
 
     def read(self) -> ModelSearch:
-        """The same with its network, or why there is none."""
+        """The search with its network, or with the error of reading it."""
         try:
             return replace(self, network=self.load().structure)
         except CodlError as error:
@@ -69,7 +69,7 @@ class ModelSearch:
 
 @dataclass(frozen=True)
 class FoundPlan:
-    """A plan, the milliseconds that it took to find, and where every op of it runs."""
+    """A plan, the milliseconds to find it, and the placement of its ops."""
 
     plan: Plan
     search_ms: float
@@ -84,7 +84,7 @@ class FoundBound:
     limit: IdealLatency
 
 
-#: What a search comes to: a `CodlError` says why a model has no plan.
+#: The result of a search; a `CodlError` says why a model has no plan.
 SearchOutcome: TypeAlias = FoundPlan | FoundBound | CodlError
 
 
@@ -96,11 +96,11 @@ def search_models(
     budget: Budget | None = None,
     progress: Progress = nobody,
 ) -> list[SearchOutcome]:
-    """What each search comes to, in their order: the same whoever the workers are.
+    """The outcomes of all searches, in their order; workers do not change them.
 
-    Each model is searched by one worker; `progress` hears of each. Workers elsewhere have no target
-    to run plans on, and those of a cluster no dataset to compute a bound from. For a model that
-    there was no time left for, or that Ctrl-C came before, it is a `CodlError` that says so.
+    One worker searches each model, and `progress` is called after each. Remote workers have no
+    target to run plans on, and those of a cluster have no dataset for bounds. The outcome of a
+    model after the end of the budget, or after Ctrl-C, is a `CodlError`.
     """
     budget = budget or Budget()
     planners = [search.planner for search in searches]
@@ -111,7 +111,7 @@ def search_models(
     context.preload(*predictors)
     ready = context if workers.are_here else context.portable(*predictors)
     done: dict[int, SearchOutcome] = {}
-    # Files are read while others are at work.
+    # A generator: files are read while workers search earlier models.
     sent = (
         search if workers.have_files else search.without_files() for search in _read_once(searches)
     )
@@ -127,7 +127,7 @@ def search_models(
 
 
 def _read_once(searches: Sequence[ModelSearch]) -> Iterator[ModelSearch]:
-    """The same, where a model that strategies in a row are to plan is read once."""
+    """The searches; a model that successive searches share is read once."""
     for _, group in groupby(
         searches, key=lambda search: (search.model, search.batch, search.shapes)
     ):

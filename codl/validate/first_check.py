@@ -89,12 +89,11 @@ def checked_engine(
         while True:
             chosen = plan
             if changes := (*fallbacks, *moved):
-                written, applied = plan.applied(network)
-                chosen = with_fallbacks(written, applied, changes).restored(network, plan.sums)
+                chosen = with_fallbacks(network, plan, changes)
             try:
                 return Engine(network, chosen, target, tuning, recovers=recovers)
             except NoKernelError as error:
-                move = _to_cpu(plan.applied(network)[0], error, target.soc)
+                move = _to_cpu(network, error, target.soc)
                 if strict or move is None or move in moved:
                     raise
                 moved.append(move)
@@ -291,16 +290,14 @@ class _Comparison:
         network = self._model.network
         self._least = OF_HALVES if limit > OF_WINOGRAD else OF_WINOGRAD
         self._leave_out_chaos()
-        written, applied = plan.applied(network)
         order = sorted(range(len(self._samples)), key=lambda place: place != number)
         samples = [self._samples[place] for place in order]
-        model = replace(self._model, network=written)
-        tested = ModelUnderTest(model, self._target, self._tuning, samples, self._ignored)
+        tested = ModelUnderTest(self._model, self._target, self._tuning, samples, self._ignored)
         tested.expect([self._right[place] for place in order])
         time = Budget(BUDGET_S)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CodlWarning)
-            checked = validate(tested, applied, limit=self._least, budget=time)
+            checked = validate(tested, plan, limit=self._least, budget=time)
             if not checked.is_wrong:
                 # Where ops are right and what one reads is not, that is lost on its way there.
                 so_far = checked.ops.accumulated.values()

@@ -460,8 +460,7 @@ def to_precision(network: Network, plan: Plan, soc: Soc, precision: str) -> Plan
 
     A scan of ranges begins with it. Nothing is predicted of it. Raises as `Soc.at` does.
     """
-    written, _ = plan.applied(network)
-    ops = {layer.name: layer.op.whole for layer in written.layers}
+    ops = {layer.name: layer.op for layer in network.layers}
     at = soc.at(precision)
 
     def changed(chain: Chain) -> Chain:

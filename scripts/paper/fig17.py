@@ -31,7 +31,6 @@ STRATEGIES = ("codl-paper", "codl")
 def rows(options: argparse.Namespace) -> Iterator[Row]:
     for plan in _plans(options):
         network = load_structure(plan.model)
-        network, plan = plan.applied(network)
         for number, (chain, layers) in enumerate(plan.layers(network)):
             for layer in layers:
                 yield {

@@ -32,14 +32,14 @@ from codl.measure.inputs import random_inputs
 from codl.plan.build_plan import make_plan
 from codl.plan.coverage import covered, without
 from codl.plan.greedy import ChainSearch, greedy_chains, single_ops
-from codl.plan.price import price
+from codl.plan.price import stage_times, walk
 from codl.predict import DEFAULT
 from codl.records import soc as socs
 from codl.records.statistic import level
 from codl.report.text_table import TextTable
 from codl.runtime.loaded import sharing_ms
 from codl.strategies import Context
-from codl.strategies.baselines import PAPER_PREDICTOR
+from codl.strategies.planners import PAPER_PREDICTOR
 
 CHAINS, SINGLE, ROWS, CHANNELS = "chains", "no chains", "rows alone", "channels alone"
 ROUNDS = 20
@@ -83,9 +83,10 @@ def _plans(network: Network, context: Context) -> Mapping[str, Plan]:
 def _priced_ms(network: Network, plan: Plan, context: Context) -> tuple[float, float]:
     """What a plan takes, and all of its transfers, whoever waits for them."""
     executable = lower(network, plan, context.soc, context.tuning)
-    priced = price(executable, context.cost(DEFAULT))
-    transfers = [each for stage in priced.stages for each in stage.times.transfers_ms.values()]
-    return priced.latency_ms, fsum(ms for parts in transfers for ms in parts.values())
+    times = stage_times(executable, context.cost(DEFAULT))
+    transfers = [parts for stage in times for parts in stage.transfers_ms.values()]
+    sharing_ms = fsum(ms for parts in transfers for ms in parts.values())
+    return walk(executable, times).latency_ms, sharing_ms
 
 
 def _replayed_ms(network: Network, plan: Plan, context: Context) -> tuple[float, float]:

@@ -81,9 +81,8 @@ def _predicted(soc: str, models: Sequence[str]) -> Iterator[Row]:
             found = codl.search(model, soc=soc, strategy=strategy)
             assert isinstance(found, FoundPlan)
             plan, sharing = found.plan, found.plan.sharing
-            if not plan.sums:  # those with sums are priced by the default predictor already
-                known = covered(cost, network)
-                plan = make_plan(network, known, plan.chains, strategy=strategy, sharing=sharing)
+            known = covered(cost, network)
+            plan = make_plan(network, known, plan.chains, strategy=strategy, sharing=sharing)
             yield {
                 "model": model,
                 "strategy": strategy,

@@ -23,8 +23,8 @@ from codl.lower import lower
 @pytest.mark.parametrize(
     ("own", "problem"),
     [
-        ({}, "names no kernel variant of the cpu"),
-        ({"cpu": "cpu_gemm"}, "names no kernel variant of the gpu"),
+        ({}, "has no cpu kernel variant"),
+        ({"cpu": "cpu_gemm"}, "has no gpu kernel variant"),
         ({"cpu": "gpu_direct", "gpu": "gpu_direct"}, "Unknown CPU kernel variant of conv2d"),
         ({"cpu": "cpu_gemm", "gpu": "cpu_gemm"}, "Unknown GPU kernel variant of conv2d"),
         ({"cpu": "cpu_gemm", "gpu": "nope"}, "Unknown GPU kernel variant of conv2d 'nope'"),

@@ -19,6 +19,7 @@ from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Network
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
+from codl.plan import chain_costs
 from codl.plan.beam_search import GOALS, Objective, every_plan, fastest
 from codl.plan.candidates import Candidates
 from codl.plan.cost_model import CostModel
@@ -92,10 +93,22 @@ def test_the_plan_takes_what_the_search_says(name: str, law: SyntheticPredictors
         assert plan.predicted_ms <= (other.predicted_ms or inf) * 1.01
 
 
+@pytest.mark.parametrize("most", [1, 7])
+def test_walks_that_are_evaluated_in_batches_cost_the_same(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cost = CostModel(SOC, SyntheticPredictors.with_all_terms())
+    plans = [search(net, cost, "test") for net in NETWORKS.values()]
+    monkeypatch.setattr(chain_costs, "MOST_WALKS", most)
+    for net, plan in zip(NETWORKS.values(), plans, strict=True):
+        found = search(net, cost, "test")
+        assert found.predicted_ms == pytest.approx(plan.predicted_ms, rel=1e-12)
+
+
 def test_dear_sharing_leaves_everything_on_one_processor() -> None:
     predictors = SyntheticPredictors(gpu=0.5, exchange=Line(100.0))
     plan = search(NETWORKS["residual"], CostModel(SOC, predictors), "test")
-    assert [chain.gpu_ratio for chain in plan.chains] == [0.0]
+    assert {chain.gpu_ratio for chain in plan.chains} == {0.0}
     assert plan.method == "dp, exact"
 
 
@@ -148,7 +161,9 @@ def test_a_frugal_gpu_gets_all_when_energy_counts() -> None:
 
 
 def test_without_a_sensor_there_is_no_energy_to_plan_for() -> None:
-    with pytest.raises(CodlError, match=r"objective 'energy' needs the power of 'simulated'"):
+    with pytest.raises(
+        CodlError, match=r"objective 'energy' needs `power_w` in the SoC file of 'simulated'"
+    ):
         Objective.of("energy", SOC)
     with pytest.raises(CodlError, match=r"Unknown objective 'speed'"):
         Objective.of("speed", SOC)

@@ -26,7 +26,7 @@ from codl.plan.corrections import (
     op_ratios,
 )
 from codl.plan.cost_model import CostModel
-from codl.plan.price import price
+from codl.plan.price import price, stage_times
 from codl.plan.profile_feedback import ProfiledTimes
 from codl.records.profile import PlanRun
 from codl.records.results import TimeSpan
@@ -159,7 +159,7 @@ def test_a_plan_that_ran_is_predicted_as_it_ran_unless_it_is_lowered_to_somethin
     executable, run = executable_of(cost)
     parts = law(executable, {"cpu": 3.0, "gpu": 3.0}, layers=True).parts_ms
     ran = PlanRun(plan=run.plan, executable=run.executable, latency_ms=1.0, parts_ms=parts)
-    works = [price(executable, c).stages[0].times.works_ms for c in
+    works = [stage_times(executable, c)[0].works_ms for c in
              (cost, corrected(cost, [Evidence.of(row(3), ran, cost, SOC)]))]  # fmt: skip
     np.testing.assert_allclose(works[1], 3 * np.array(works[0]), rtol=0.05)
     other = PlanRun(plan=run.plan, executable="other", latency_ms=1.0, parts_ms=parts)

@@ -80,7 +80,6 @@ def price(network: Network, predictors: SyntheticPredictors, *off: str) -> float
         ("packing", None, 1.0),
         ("relayout", None, 0.2),
         ("exchange", Line(0.0), 1.0),
-        ("signals", {"event_wait": 0.006, "flag_wait": 0.005}, 1.0),
     ],
 )
 def test_a_term_makes_a_plan_dearer(term: str, off: Any, gpu: float, network: Network) -> None:
@@ -102,7 +101,6 @@ def test_a_term_makes_a_plan_dearer(term: str, off: Any, gpu: float, network: Ne
         ("contention", {"inside": costs_without("beside_ms")}),
         ("batch", {"batch": {}}),
         ("launches", {"dispatch": {}}),
-        ("first-launch", {"signals": {"event_wait": 0.006, "flag_wait": 0.005}}),
         ("waits", {"signals": {"first_launch": 0.004}}),
         ("sharing", {"exchange": Line(0.0), "parts": {}}),
         ("packing", {"packing": None, "inside": costs_without("packed_ms")}),
@@ -253,11 +251,11 @@ def test_a_dataset_without_signals_is_priced_by_its_parts() -> None:
     assert cost.signals == SignalCosts()
 
 
-def test_a_busy_queue_hides_a_first_launch() -> None:
+def test_a_busy_gpu_begins_later() -> None:
     works = (1.0, 2.0)
-    assert after_stage((0.0, 0.0), [], works=works, first_launch_ms=0.5) == (1.0, 2.5)
-    assert after_stage((0.0, 3.0), [], works=works, first_launch_ms=0.5) == (1.0, 5.0)
-    # What the GPU sends was enqueued behind its last shard.
+    assert after_stage((0.5, 0.0), [], works=works) == (1.5, 2.5)
+    assert after_stage((0.5, 3.0), [], works=works) == (1.5, 5.0)
+    # The GPU's transfer to the CPU was enqueued right after its last shard.
     sent = TransferCost.of("to_cpu", {"transform": 0.25, "sync": 0.125})
-    cpu, gpu = after_stage((0.0, 0.0), [sent], works=works, first_launch_ms=0.5)
-    assert (cpu, gpu) == (0.25 + 0.125 + 1.0, 0.5 + 2.0)
+    cpu, gpu = after_stage((0.0, 0.0), [sent], works=works)
+    assert (cpu, gpu) == (0.25 + 0.125 + 1.0, 0.25 + 2.0)

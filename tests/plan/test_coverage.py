@@ -23,7 +23,7 @@ from codl.plan.coverage import (
     OTHERS_SHARE,
     PRODUCTS_SHARE,
     SAFETY,
-    Estimated,
+    EstimatingPredictors,
     covered,
     rates_of,
 )
@@ -104,7 +104,7 @@ def test_what_nobody_measured_may_be_cut_anywhere() -> None:
 
 def test_what_has_a_predictor_keeps_it(network: Network) -> None:
     cost = covered(CostModel(SOC, of_few_kinds()), network)
-    assert isinstance(cost.predictors, Estimated)
+    assert isinstance(cost.predictors, EstimatingPredictors)
     assert set(cost.predictors.rates) == {"softmax_cpu_ort", "softmax_gpu_direct"}
     conv = network.layers[0].op
     target = registry.target(registry.variants(conv, "gpu", SOC)[0], conv)

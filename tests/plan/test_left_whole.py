@@ -26,8 +26,8 @@ from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.plan.build_plan import chain_of, make_plan
 from codl.plan.cost_model import CostModel
-from codl.plan.left_whole import left_whole
 from codl.plan.price import price
+from codl.plan.waterfall import left_whole
 from codl.records.waterfall import WholeOp
 
 #: Both processors alike, nothing but computing and exchanges, and a copy takes 0.01 ms.
@@ -140,7 +140,7 @@ def test_every_whole_op_once_with_what_its_plan_changes_by(
     how: Any = {"strategy": "test", "sharing": drawn.sharing}
     now_ms = priced(network, make_plan(network, cost, drawn.chains, **how), predictors)
     for row_ in rows:
-        op = layers[row_.op].op.whole
+        op = layers[row_.op].op
         assert row_.saves_ms == pytest.approx(row_.whole_ms - row_.best_ms)
         if row_.dim is None or row_.gpu_ratio is None:
             assert not any(slower_ms(op, dim, 0.5, cost) < inf for dim in op.dims)

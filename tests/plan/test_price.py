@@ -26,8 +26,7 @@ from codl.plan.beam_search import fastest
 from codl.plan.build_plan import chain_of, make_plan
 from codl.plan.candidates import Candidates
 from codl.plan.cost_model import CostModel
-from codl.plan.predicted_spans import predicted_spans
-from codl.plan.price import price, stage_times, walk
+from codl.plan.price import predicted_spans, price, stage_times, walk
 from codl.plan.profile_feedback import paced
 from codl.plan.search import search
 from codl.records.soc import Soc

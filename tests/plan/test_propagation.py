@@ -13,7 +13,7 @@ from support.synthetic_predictors import SyntheticPredictors
 
 from codl.ir import Network, Region, Shape
 from codl.ir.region import Span
-from codl.lower.partition import chain_outputs, cut, lacking
+from codl.lower.partition import chain_outputs, cut, missing_regions
 from codl.plan import region_array as boxes
 from codl.plan.chain_costs import ChainCosts
 from codl.plan.cost_model import CostModel
@@ -35,7 +35,7 @@ def regions(draw: st.DrawFn) -> Region:
 @given(held=st.one_of(st.none(), regions()), need=regions())
 @settings(max_examples=300, deadline=None, derandomize=True)
 def test_what_is_missing_has_the_sizes_of_what_moves(held: Region | None, need: Region) -> None:
-    _, moved = lacking(SHAPE, held, need, "missing")
+    _, moved = missing_regions(SHAPE, held, need, "missing")
     expected = [tuple(piece.shape(SHAPE))[:3] for piece in moved]
     rows = (np.array([boxes.box(one)], np.int64) for one in (held, need))
     assert sorted(map(tuple, boxes.missing_sizes(*rows).tolist())) == sorted(expected)
@@ -84,7 +84,9 @@ def test_walks_cut_chains_as_lowering_does(network: Network, data: st.DataObject
                 }
                 # Constants that one layer alone reads are there from the start.
                 assert {name: boxes.region(box) for name, box in table.items()} == {
-                    n: r for n, r in regions_of.items() if not r.is_empty and n not in costs.lone
+                    n: r
+                    for n, r in regions_of.items()
+                    if not r.is_empty and n not in costs.private_tensors
                 }
 
 

@@ -171,7 +171,7 @@ def test_the_gpu_alone_contends_with_nobody() -> None:
     terms = terms_of(totals_of(network, planned(network, [(3, "H", 1.0)], ALL), ALL))
     assert near_zero(terms, "chains", "halo", "overlap", "contention", "layouts")
     assert terms["sharing"] > 0
-    assert terms["launches"] > 0
+    assert near_zero(terms, "launches")  # the CPU enqueues while the GPU computes
 
 
 def test_single_ops_are_bound_to_none_and_repeat_nothing() -> None:

@@ -26,13 +26,13 @@ from codl.measure.timing import AnchorTime
 from codl.plan.build_plan import default_plan
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
-from codl.plan.improver import is_split, waiting
+from codl.plan.improver import waiting
 from codl.plan.price import walk
 from codl.records.profile import load_profile
 from codl.records.soc import Soc
 from codl.strategies import device_loop, find
+from codl.strategies.base import Profiling
 from codl.strategies.device_loop import keep_run
-from codl.strategies.profiles import Profiling
 
 #: Two processors that share no memory bandwidth: the GPU is 1.3 times as fast.
 LAWS = SyntheticPredictors.with_all_terms(
@@ -71,7 +71,7 @@ def test_the_plan_is_split_and_balanced_however_slow_or_mispredicted_the_device_
     target = scripted(network, **how)
     context = context_of(target, LAWS, Profiling(tmp_path))
     plan = find("codl").plan(network, context)
-    assert is_split(plan)
+    assert plan.is_split
     executable = executable_of(network, plan, context)
     assert waiting(target.times(executable)) <= 0.05
     ran_ms = [walk(each, target.times(each)).latency_ms for each in target.loaded]
@@ -118,7 +118,7 @@ def test_two_processors_must_be_worth_it(network: Network, tmp_path: Path) -> No
     """Where shards take twice as long, one processor alone is taken."""
     target = scripted(network, shards={"cpu": 2.5, "gpu": 2.5})
     plan = find("codl").plan(network, context_of(target, LAWS, Profiling(tmp_path)))
-    assert not is_split(plan)
+    assert not plan.is_split
 
 
 def test_a_plan_time_goes_on_where_rounds_gain_nothing(network: Network, tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_ctrl_c_takes_the_best_so_far_and_ends_it_where_there_is_none(
             with pytest.raises(KeyboardInterrupt):
                 find("codl").plan(network, context)
             continue
-        assert is_split(find("codl").plan(network, context))
+        assert find("codl").plan(network, context).is_split
         assert any("interrupted. The best plan so far" in note for note in notes)
         (file,) = folder.rglob("*.json")
         assert len(load_profile(file).runs) == most
@@ -228,7 +228,7 @@ def test_a_device_that_fails_in_a_round_leaves_the_best_plan_so_far(
     target.fails = fail
     notes: list[str] = []
     context = context_of(target, LAWS, Profiling(tmp_path), note=notes.append)
-    assert is_split(find("codl").plan(network, context))
+    assert find("codl").plan(network, context).is_split
     assert any("The device was lost." in note for note in notes)
 
 
@@ -244,7 +244,7 @@ def test_where_nothing_runs_predictions_decide_and_the_note_says_so(
     notes: list[str] = []
     context = context_of(target, LAWS, Profiling(tmp_path), note=notes.append)
     plan = find("codl").plan(network, context)
-    assert is_split(plan)
+    assert plan.is_split
     assert "that ran" not in plan.method
     assert any("no plan ran, so predictions decide" in note for note in notes)
 

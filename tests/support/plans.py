@@ -72,7 +72,7 @@ def make_plan(network: Network, soc: Soc, cuts: Sequence[tuple[int, str, float]]
 def defaults(layer: Layer, soc: Soc) -> dict[str, str]:
     """Variants that do any part of the layer: those without conditions on its shape."""
     plain = {"conv2d": "direct", "pooling": "direct", "fc": "gemv", "concat": "copy"}
-    names, op = {}, layer.op.whole
+    names, op = {}, layer.op
     for processor in ("cpu", "gpu"):
         found = [v.name for v in registry.variants(op, processor, soc)]  # type: ignore[arg-type]
         names[processor] = next((n for n in found if plain.get(layer.op.kind, "") in n), found[0])

@@ -18,8 +18,7 @@ from codl.ir.executable import Executable
 from codl.kernels.tuning import Tuning
 from codl.measure.timing import AnchorTime, Effort, TimedTogether
 from codl.plan.cost_model import CostModel
-from codl.plan.predicted_spans import predicted_spans
-from codl.plan.price import StageTimes, stage_times, walk
+from codl.plan.price import StageTimes, predicted_spans, stage_times, walk
 from codl.records.results import Latency, TimeSpan
 from codl.runtime.placement import LocalSoc, Placement
 from codl.strategies.base import Context

@@ -151,8 +151,6 @@ class Op:
     is_dense: ClassVar[bool] = False
     #: Measured for several images at once, too: networks are made of it.
     is_batched: ClassVar[bool] = False
-    #: Where it is cut decides how what comes before it in a chain is cut, at any dimension.
-    sets_cut: ClassVar[bool] = False
     #: The sizes of many such ops as columns, from which features are computed.
     size_columns: ClassVar[type[Columns]] = GenericColumns
 
@@ -246,11 +244,6 @@ class Op:
     def problem(self) -> str | None:
         """What of the op's numbers does not fit together; None for an op that can be computed."""
         return None
-
-    @property
-    def whole(self) -> Op:
-        """The op that does the same on one processor alone: this one, if not said otherwise."""
-        return self
 
     @property
     def stands_for(self) -> tuple[Op, ...]:

@@ -47,7 +47,7 @@ class GpuDirect(ColumnKernel):
     op_columns = EltwiseColumns
 
     @property
-    def among_planar(self) -> str:
+    def planar_fallback(self) -> str:
         """The variant whose tensors lie planar and have the same elements."""
         return GpuPlanar.base_name + Storage(PLANAR.layout, self.storage.element).suffix
 

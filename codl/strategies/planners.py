@@ -1,4 +1,4 @@
-"""Baselines to compare `codl` with: one processor, muLayer, and CoDL as published."""
+"""The strategies: `codl`, and the baselines one processor, muLayer and CoDL as published."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from codl.ir import Layer, Network
 from codl.ir.plan import Plan
 from codl.plan.build_plan import default_plan, one_processor
 from codl.plan.greedy import ChainSearch, IsolatedChain, greedy_chains
+from codl.plan.search import search as search_plan
 from codl.predict import DEFAULT
 from codl.strategies.base import Context, strategy
-from codl.strategies.device_loop import fastest_on_cpu
+from codl.strategies.device_loop import fastest_on_cpu, planned_on_device
 
-#: The GPU's shares that muLayer chooses from.
+#: The partition ratios that muLayer chooses from.
 RATIOS = tuple(i / 10 for i in range(11))
-#: Linear models of FLOPs for each kind of op (muLayer), and of analytically extracted blocks
-#: (section 5.2 of the paper).
+#: muLayer predicts each kind of op by a linear model of FLOPs, and CoDL by linear models of
+#: analytic features (section 5.2 of the paper).
 MULAYER_PREDICTOR, PAPER_PREDICTOR = "flops_linear", "codl_linear"
 
 
@@ -24,7 +25,7 @@ MULAYER_PREDICTOR, PAPER_PREDICTOR = "flops_linear", "codl_linear"
 def cpu(network: Network, context: Context) -> Plan:
     """Everything on the CPU, in the fastest of its libraries, or in several.
 
-    Where a device is at hand, the network runs on it in each, and the fastest plan is taken.
+    With a device, the network runs in each library, and the fastest plan is taken.
     """
     if context.profiling is not None:
         try:
@@ -42,7 +43,7 @@ def gpu(network: Network, context: Context) -> Plan:
 
 @strategy("gpu-buffer")
 def gpu_buffer(network: Network, context: Context) -> Plan:
-    """Everything on the GPU with all tensors in buffers, whatever else it could keep them in."""
+    """Everything on the GPU with all tensors in buffers."""
     return _one_memory(network, context, "gpu-buffer", "buffer")
 
 
@@ -50,9 +51,9 @@ def gpu_buffer(network: Network, context: Context) -> Plan:
 def gpu_image(network: Network, context: Context) -> Plan:
     """Everything on the GPU with tensors in images, as the paper's GPU-only baseline (MACE).
 
-    Ops that have no kernel over images, and tensors that are too large for one, stay in buffers. A
-    GPU reads images through its texture units; a CPU emulates them, and takes some 20 times as
-    long. Raises `UnsupportedError` where the device has no images.
+    Ops without an image kernel, and tensors too large for an image, stay in buffers. A GPU reads
+    images through its texture units; a CPU emulates them and takes about 20 times as long. Raises
+    `UnsupportedError` where the device has no images.
     """
     gpu = context.soc.gpu
     if not gpu.max_image_width:
@@ -66,7 +67,7 @@ def gpu_image(network: Network, context: Context) -> Plan:
 def _one_memory(network: Network, context: Context, name: str, memory: str) -> Plan:
     """Everything on the GPU with its tensors in one of `MEMORY_TYPES`.
 
-    In the fastest variants where the SoC's dataset has that memory, otherwise in the default ones.
+    Variants are the fastest ones if the SoC's dataset has that memory type, else the default ones.
     """
     restricted = context.with_memory(memory)
     if memory in context.soc.gpu.memory_types:
@@ -78,15 +79,15 @@ def _one_memory(network: Network, context: Context, name: str, memory: str) -> P
 def mulayer(network: Network, context: Context) -> Plan:
     """muLayer (EuroSys '19): every op on both processors, split on output channels, shared at once.
 
-    The ratio comes from a linear model of FLOPs for each kind of op, and data sharing is not part
-    of the decision: each op's output is made whole on both sides before the next begins.
+    The ratio comes from a linear model of FLOPs for each kind of op, without the cost of data
+    sharing. Each op's output is gathered on both processors before the next op begins.
     """
     search = ChainSearch(network, context.cost(MULAYER_PREDICTOR, by_op=True))
     return search.plan("mulayer", [_balanced(search, layer) for layer in network.layers])
 
 
 def _balanced(search: ChainSearch, layer: Layer) -> IsolatedChain:
-    """The share at which both shards are predicted to end together."""
+    """The chain of a layer at the ratio that is predicted to balance both shards."""
     ratios = RATIOS if "OC" in layer.op.dims else (0.0, 1.0)
     candidates = [search.at([layer], "OC", ratio) for ratio in ratios]
     return min(candidates, key=lambda chain: max(chain.alone_ms))
@@ -94,9 +95,9 @@ def _balanced(search: ChainSearch, layer: Layer) -> IsolatedChain:
 
 @strategy("codl-buffer", default_predictor=PAPER_PREDICTOR)
 def codl_buffer(network: Network, context: Context) -> Plan:
-    """`codl-paper` with all of the GPU's tensors in buffers: what images are worth to it.
+    """`codl-paper` with all of the GPU's tensors in buffers, to show the value of images.
 
-    Where a SoC has only buffers, as hosts do, it plans what `codl-paper` plans.
+    On a SoC without images it plans what `codl-paper` plans.
     """
     return replace(codl_paper(network, context.with_memory("buffer")), strategy="codl-buffer")
 
@@ -105,7 +106,30 @@ def codl_buffer(network: Network, context: Context) -> Plan:
 def codl_paper(network: Network, context: Context) -> Plan:
     """CoDL as published (MobiSys '22): hybrid dimensions, and chains by its Algorithm 1.
 
-    Every chain's outputs are gathered whole on each processor that reads them.
+    The outputs of each chain are gathered whole on each processor that reads them.
     """
     search = ChainSearch(network, context.cost(PAPER_PREDICTOR), dims=("H", "OC"))
     return search.plan("codl-paper", greedy_chains(search))
+
+
+@strategy("codl", runs_plans=True)
+def codl(network: Network, context: Context) -> Plan:
+    """The default: chains, dimensions and ratios together, by a search over the whole network.
+
+    Only missing regions move between processors. With a device, plans run on it, improve by their
+    measurements (`codl.strategies.device_loop`), and the fastest one is taken. Without one,
+    predictions decide, and a plan of one processor is taken where two gain little.
+    """
+    if context.profiling is not None and context.objective.is_latency:
+        try:
+            return planned_on_device(network, context, strategy="codl")
+        except (DeviceError, UnsupportedError) as error:
+            context.note(f"{network.name}: no plan ran, so predictions decide. {error}")
+    return search_plan(
+        network,
+        context.cost(DEFAULT),
+        "codl",
+        method=context.method,
+        objective=context.objective,
+        may_be_alone=True,
+    )
