@@ -5,11 +5,11 @@ For trying what is behind a collection (its order, budgets, active learning) wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from codl.errors import CodlError, MismatchError, UnsupportedError
 from codl.measure.batch import BatchResult, MeasureBatch, Measurement, Watcher
@@ -22,8 +22,8 @@ from codl.records.soc_facts import Chip
 from codl.runtime.hardware import CpuFacts
 from codl.runtime.probe import ProbedDevice, ProbeResult
 from codl.runtime.sensors import SensorInfo
-from codl.targets.base import Elsewhere, TargetInfo
-from codl.targets.wire import question_of
+from codl.targets.base import Target
+from codl.targets.requests import TargetInfo
 
 SCHEME = "replay:"
 PATTERN = "replay:DIR"
@@ -54,7 +54,7 @@ def folder_of(serial: str) -> Path | None:
     return Path(folder)
 
 
-class ReplayTarget(Elsewhere):
+class ReplayTarget(Target):
     """Answers `measure` with the rows of a dataset, marked `source: replayed`.
 
     A task that it has no row of is a failed row that says so; `codl collect` asks for no such one.
@@ -63,11 +63,11 @@ class ReplayTarget(Elsewhere):
     """
 
     def __init__(self, serial: str, soc: Soc | None = None) -> None:
-        self.serial, self._soc, self._folder = serial, soc, folder_of(serial)
+        super().__init__(soc)
+        self.serial, self._folder = serial, folder_of(serial)
 
-    def _ask(self, method: Callable[..., Any], *arguments: Any, **named: Any) -> NoReturn:
-        what = question_of(method).method.__name__.replace("_", " ")
-        raise UnsupportedError(f"{self.serial!r} cannot {what}: {INSTEAD}")
+    def _unsupported(self, what: str) -> CodlError:
+        return UnsupportedError(f"{self.serial!r} cannot {what}: {INSTEAD}")
 
     @cached_property
     def _recording(self) -> Recording:

@@ -15,13 +15,15 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from codl.measure.batch import BatchResult, MeasureBatch, Measurement, Watcher
+from codl.measure.batch import Measurement
 from codl.records.soc import Soc
 from codl.runtime import child
 from codl.runtime.hardware import CpuFacts
 from codl.targets import agent, local
-from codl.targets.base import TargetInfo
 from codl.targets.install import build
+from codl.targets.measuring import Emitting, Measure
+from codl.targets.requests import Facts, TargetInfo
+from codl.targets.wire import EventHandler, Request
 from support.device_doubles import DeviceDouble, measured
 
 #: After so many rows.
@@ -61,14 +63,19 @@ class Scripted(DeviceDouble):
     def __init__(self, soc: Soc | None = None) -> None:
         super().__init__("scripted", each=4)
 
-    def open(self, offer: object = None) -> Mapping[str, str]:
-        return super().open()
-
-    def describe(self) -> TargetInfo:
-        return TargetInfo(CpuFacts(self.soc.cpu.name, (0,), 4, 1 << 19), ())
-
-    def measure(self, batch: MeasureBatch, watcher: Watcher | None = None) -> BatchResult:
-        return measured(batch, self.latency_ms, self.each, _Faulty(watcher))
+    def ask(self, request: Request[Any], on_event: EventHandler) -> Any:
+        match request:
+            case Facts("machine"):
+                return TargetInfo(CpuFacts(self.soc.cpu.name, (0,), 4, 1 << 19), ())
+            case Facts("conditions"):
+                return self.conditions()
+            case Facts("clocks_mhz"):
+                return self.clocks_mhz()
+            case Measure(batch):
+                watcher = _Faulty(Emitting(batch, on_event))
+                result = measured(batch, self.latency_ms, self.each, watcher)
+                return result.anchors, result.conditions
+        return self.open()
 
     def close(self) -> None:
         """It holds nothing."""

@@ -20,8 +20,8 @@ from codl.runtime.placement import LocalSoc, Placement, at_hand
 from codl.runtime.probe import ProbedDevice, ProbeResult
 from codl.runtime.threads import placed
 from codl.targets import detect
-from codl.targets.base import TargetInfo
 from codl.targets.local import LocalTarget
+from codl.targets.requests import TargetInfo
 
 CORE = min(os.sched_getaffinity(0))
 CARD = Placement("nvidia", (CORE,))
