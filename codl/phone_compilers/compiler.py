@@ -19,7 +19,7 @@ from typing import Any
 from platformdirs import user_cache_dir
 
 from codl.errors import CodlError, UnsupportedError
-from codl.measure.budget import Progress, nobody
+from codl.measure.budget import Progress, no_progress
 from codl.phone_compilers import disassembly
 from codl.phone_compilers.gpus import Family, PhoneGpu
 from codl.phone_compilers.programs import Program
@@ -181,7 +181,7 @@ def compile_all(
     programs: Iterable[Program],
     *,
     jobs: int | None = None,
-    progress: Progress = nobody,
+    progress: Progress = no_progress,
 ) -> Compilation:
     """What a GPU's compiler makes of programs; those that it has compiled before it is not asked.
 

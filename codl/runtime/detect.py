@@ -122,7 +122,7 @@ def observe_cores(gpu: OpenClDevice) -> dict[str, list[int]]:
     Empty for a side that uses no core of this machine.
     """
     soc = gpu.soc
-    with threads.placed(soc.placement.cpu_cores):
+    with threads.pinned_to(soc.placement.cpu_cores):
         of_gpu = _observe_gpu(gpu) if soc.gpu.is_cpu else []
         others = gpu.worker_threads | threads.others_threads() - {get_native_id()}
         stop, observer = Event(), threads.CoreObserver(ignore=others)

@@ -25,7 +25,7 @@ from codl.ir.executable import Executable
 from codl.kernels.base import KernelPlan
 from codl.kernels.source import STANDARD, compile_options, source_digest, source_text
 from codl.runtime.cache import Slot
-from codl.runtime.drivers import TARGET, build_program, cl_module, explained
+from codl.runtime.drivers import TARGET, as_device_error, build_program, cl_module
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -202,7 +202,7 @@ class Programs:
     def _compile(self, job: _Compilation) -> cl.Program:
         if job in self._failed:
             raise self._error(job, self._failed[job])
-        with explained(f"Compiling {job.name}"):
+        with as_device_error(f"Compiling {job.name}"):
             program = cl_module().Program(self._context, job.text)
         with self._survived(job):
             try:

@@ -32,7 +32,7 @@ from codl.provenance import VERSION, commit
 from codl.records.gpu_limits import UNLIMITED, GpuLimits
 from codl.records.soc import Soc
 from codl.registry import Registry
-from codl.runtime.placement import at_hand, limits_of, splittable
+from codl.runtime.placement import limits_of, require_local, splittable
 from codl.runtime.threads import one_blas_thread
 from codl.strategies.profiles import Profiling
 from codl.targets.base import Target
@@ -140,7 +140,7 @@ class Context:
     @property
     def local(self) -> Soc:
         """The SoC as plans are lowered for it to run; `UnsupportedError` where nothing can."""
-        return splittable(at_hand(self.soc))
+        return splittable(require_local(self.soc))
 
     def with_memory(self, memory: str) -> Context:
         """The same with a GPU whose tensors lie in one of `MEMORY_TYPES` only."""

@@ -10,7 +10,7 @@ from codl.errors import InvalidFileError, MismatchError
 from codl.ir import Network
 from codl.records.profile import FOLDER, NetworkProfile, load_profile
 from codl.records.soc import Soc
-from codl.runtime.placement import at_hand
+from codl.runtime.placement import require_local
 from codl.targets.base import Target
 from codl.targets.environment import libraries_of
 
@@ -28,7 +28,7 @@ class Profiling:
 
     def wanted(self, network: Network, soc: Soc, tuning: str, target: Target) -> NetworkProfile:
         """What a profile must be of; nothing has run yet."""
-        cpu, place = soc.cpu, at_hand(soc).placement
+        cpu, place = soc.cpu, require_local(soc).placement
         sides = {"cpu": cpu.name, "threads": str(place.threads), "limits": str(place.limits)}
         return NetworkProfile(
             model=network.name,

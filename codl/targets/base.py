@@ -17,7 +17,7 @@ from codl.records.soc import Soc
 from codl.runtime import guard
 from codl.runtime.connection import FrameError
 from codl.runtime.handles import StepCallback, no_callback
-from codl.runtime.placement import at_hand
+from codl.runtime.placement import require_local
 from codl.targets.requests import (
     Facts,
     ImportPackage,
@@ -107,7 +107,7 @@ class Target:
     @property
     def soc(self) -> Soc:
         """The SoC, of a machine with its placement; raises `CodlError` where none was named."""
-        return at_hand(self._facts)
+        return require_local(self._facts)
 
     @property
     def _facts(self) -> Soc:

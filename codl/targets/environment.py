@@ -12,7 +12,7 @@ from codl.errors import CodlWarning, DeviceError
 from codl.ir.environment import Environment
 from codl.records.results import Conditions
 from codl.runtime.examination import Examination
-from codl.runtime.placement import at_hand
+from codl.runtime.placement import require_local
 from codl.targets.base import Target
 
 
@@ -40,7 +40,7 @@ def environment_of(target: Target, protocol: Mapping[str, Any]) -> Environment |
     """
     if target.replays is not None:
         return None
-    placement, device = at_hand(target.soc).placement, identity_of(target)
+    placement, device = require_local(target.soc).placement, identity_of(target)
     seen = target.examine()  # after the device is open: then it has the binding of OpenCL
     now = target.conditions()
     if seen.quota:

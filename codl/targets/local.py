@@ -17,11 +17,11 @@ from codl.errors import CodlError, CodlWarning, DeviceError, ForkError, UnknownN
 from codl.ir.executable import Executable
 from codl.records.soc import Soc
 from codl.runtime import threads
-from codl.runtime.drivers import explained
+from codl.runtime.drivers import as_device_error
 from codl.runtime.handles import StepCallback, no_callback
 from codl.runtime.host_handles import HostSession
 from codl.runtime.opencl import OpenClDevice, absent_device
-from codl.runtime.placement import LocalSoc, at_hand
+from codl.runtime.placement import LocalSoc, require_local
 from codl.runtime.program_cache import Binary, Offer
 from codl.runtime.sensors import SensorInfo, find_sensors
 from codl.runtime.session import Session
@@ -76,7 +76,7 @@ class LocalTarget(Target):
 
     @property
     def soc(self) -> LocalSoc:
-        return at_hand(self._facts)
+        return require_local(self._facts)
 
     @property
     def device(self) -> OpenClDevice:
@@ -98,7 +98,7 @@ class LocalTarget(Target):
             self._clocks.put_back()
 
     def ask(self, request: Request[Answer], on_event: EventHandler | None = None) -> Answer:
-        with explained(f"The request {type(request).__name__}"):
+        with as_device_error(f"The request {type(request).__name__}"):
             return self._answer(request, on_event or _ignore)  # type: ignore[return-value]
 
     def _answer(self, request: Request[Any], emit: EventHandler) -> object:
@@ -180,7 +180,7 @@ class LocalTarget(Target):
                 with self._measuring() as device:
                     return _tune(device, request, emit)
             case measuring.Check():
-                with threads.placed(self.soc.placement.cpu_cores):
+                with threads.pinned_to(self.soc.placement.cpu_cores):
                     _check(self._open(), request, emit)
                 return None
         raise self._unsupported(f"answer {type(request).__name__}")
@@ -200,7 +200,7 @@ class LocalTarget(Target):
 
     # Running.
 
-    @explained("Loading")
+    @as_device_error("Loading")
     def load(
         self, executable: Executable, *, tries: bool = True, on_step: StepCallback = no_callback
     ) -> Loaded:
@@ -226,7 +226,7 @@ class LocalTarget(Target):
         lock = None if self._device is None else self._device.lock
         return HostSession(executable, self.soc, lock=lock)
 
-    @explained("Reading binaries")
+    @as_device_error("Reading binaries")
     def binaries(self, model: Any) -> Sequence[Binary]:
         device = self._open()
         return (*device.programs.binaries(model.executable), device.busy_binary())
@@ -244,7 +244,7 @@ class LocalTarget(Target):
             raise
         return peer
 
-    @explained("Timing")
+    @as_device_error("Timing")
     def time(
         self,
         models: Mapping[str, Any],
@@ -298,7 +298,7 @@ class LocalTarget(Target):
     @contextmanager
     def _measuring(self) -> Iterator[OpenClDevice]:
         """The device, with the calling thread on the cores of the CPU side."""
-        with threads.placed(self.soc.placement.cpu_cores):
+        with threads.pinned_to(self.soc.placement.cpu_cores):
             yield self._measured
 
     @cached_property

@@ -24,7 +24,7 @@ from codl.runtime.clock_settings import Governed
 from codl.runtime.connection import FrameError
 from codl.runtime.handles import StepCallback, no_callback
 from codl.runtime.loaded import RefusedError
-from codl.runtime.placement import LocalSoc, at_hand
+from codl.runtime.placement import LocalSoc, require_local
 from codl.runtime.program_cache import Binary
 from codl.targets.base import ColdStart, Target
 from codl.targets.client import COMMAND, AgentClient, AgentLostError, Fix
@@ -221,7 +221,7 @@ class RemoteTarget(Target):
         self._start = partial(
             RemoteTarget, serial, command, soc, build=build, fixes=fixes, cuts=cuts
         )
-        prelude: list[Request[Any]] = [] if soc is None else [Begin(at_hand(soc))]
+        prelude: list[Request[Any]] = [] if soc is None else [Begin(require_local(soc))]
         name = f"the agent of {serial!r}"
         self.agent = AgentClient(
             command, name=name, prelude=prelude, build=build, fixes=fixes, cuts=cuts
@@ -229,7 +229,7 @@ class RemoteTarget(Target):
 
     @property
     def soc(self) -> LocalSoc:
-        return at_hand(self._facts)
+        return require_local(self._facts)
 
     def fresh(self) -> RemoteTarget:
         return self._start()
