@@ -28,7 +28,6 @@ from codl.ir.ops.onnx_model import OnnxModel
 from codl.ir.ops.reductions import Reduce
 from codl.ir.region import Shape, as_nchw
 
-
 #: Functions that some numbers have no finite value of. By name: which input must be at least zero
 #: (1) or above it (2) so that the value is finite; 3 where its sign does not tell.
 UNDEFINED: Mapping[str, tuple[int, int]] = {
@@ -114,7 +113,7 @@ def mark_nonfinite(layers: Iterable[Layer], constants: Mapping[str, Array]) -> t
         if is_behind or makes:
             tainted.add(layer.output)
         if is_behind or (makes and layer.op.activation.kind != "none"):
-            layer = replace(layer, op=replace(layer.op, nonfinite=True))  # noqa: PLW2901
+            layer = replace(layer, op=replace(layer.op, nonfinite=True))
         signs[layer.output] = _sign(layer, read)
         marked.append(layer)
     return tuple(marked)

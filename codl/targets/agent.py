@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from codl.boundary import explained
 from codl.errors import CodlError, CodlWarning
 from codl.ir.constants import array_digest
+from codl.ir.executable import Refusal
 from codl.ir.executable_json import decode as decode_executable
 from codl.plugins import load_installed
 from codl.provenance import VERSION as CODL
@@ -31,24 +32,6 @@ from codl.runtime.connection import Blob, Connection, ConnectionEnded, FrameErro
 from codl.runtime.loaded import RefusedError
 from codl.targets import requests
 from codl.targets.base import Target
-from codl.targets.requests import (
-    BecomePeer,
-    Begin,
-    Binaries,
-    Close,
-    Facts,
-    FeedPeer,
-    Load,
-    LoadAnswer,
-    LoadedModel,
-    MissingArrays,
-    PeerOutputs,
-    Profile,
-    Run,
-    RunPeer,
-    StartedPeer,
-    StartPeer,
-)
 from codl.targets.wire import (
     VERSION,
     Answered,
@@ -68,6 +51,7 @@ from codl.targets.wire import (
 )
 
 if TYPE_CHECKING:
+    from codl.runtime.placement import LocalSoc
     from codl.targets.peers import PeerHost
 
 
@@ -146,51 +130,59 @@ class Agent:
 
     def _answer(self, request: Request[Any]) -> object:
         match request:
-            case Begin(soc):
+            case requests.Begin(soc):
                 if self._target is not None:
                     raise FrameError("Begin must be the first request.")
-                self._target = local_target(soc)
+                self._target = self._local_target(soc)
                 return None
-            case Facts("seconds"):
+            case requests.Facts("seconds"):
                 return dict(self._spent_s)
-            case MissingArrays(digests):
+            case requests.MissingArrays(digests):
                 return tuple(digest for digest in digests if digest not in self._arrays)
-            case Load():
+            case requests.Load():
                 return self._load(request)
-            case Run(handle, inputs):
+            case requests.Run(handle, inputs):
                 return self._run(handle, inputs)
-            case Profile(handle, layers):
+            case requests.Profile(handle, layers):
                 return self._model(handle).profile(layers=layers)
-            case Binaries(handle):
+            case requests.Binaries(handle):
                 return self.target.binaries(self._model(handle))
-            case StartPeer(name, content, inputs, plan):
+            case requests.StartPeer(name, content, inputs, plan):
                 peer = self.target.start_peer(name, content, inputs, plan)
-                return StartedPeer(
+                return requests.StartedPeer(
                     self._keep(peer), peer.version, peer.observed_cores, peer.busy_cores
                 )
-            case PeerOutputs(handle):
+            case requests.PeerOutputs(handle):
                 return self._model(handle).outputs() if handle else self.peer.outputs()
-            case Close(handle):
+            case requests.Close(handle):
                 self._model(handle).close()
                 del self._models[handle]
                 return None
-            case BecomePeer():
+            case requests.BecomePeer(name, content, soc, cores, plan):
                 if self._peer is not None:
                     raise FrameError("This process is a peer already.")
-                self._peer = peer_host(request)
+                from codl.targets.peers import PeerHost
+
+                self._peer = PeerHost(name, content, soc, cores, plan)
                 return self._peer.version
-            case FeedPeer(inputs):
+            case requests.FeedPeer(inputs):
                 return self.peer.feed(inputs)
-            case RunPeer(runs):
+            case requests.RunPeer(runs):
                 return self.peer.run(runs)
         if type(request).__name__ == "Time":
             return self._time(request)
         return self.target.ask(request, self._emit)
 
+    def _local_target(self, soc: LocalSoc | None) -> Target:
+        from codl.targets.local import LocalTarget
+
+        load_installed(shipped=False)
+        return LocalTarget(soc)
+
     @property
     def target(self) -> Target:
         if self._target is None:
-            self._target = local_target(None)
+            self._target = self._local_target(None)
         return self._target
 
     @property
@@ -199,7 +191,7 @@ class Agent:
             raise FrameError("This process is no peer: BecomePeer must come first.")
         return self._peer
 
-    def _load(self, request: Load) -> LoadAnswer:
+    def _load(self, request: requests.Load) -> requests.LoadedModel | tuple[Refusal, ...]:
         for digest, array in request.arrays.items():
             if array_digest(array) != digest:
                 raise CodlError(f"An array was damaged on its way: its digest is not {digest}.")
@@ -215,9 +207,9 @@ class Agent:
                     on_step=lambda step: self._emit("begin", step, None),
                 )
         except RefusedError as error:
-            return LoadAnswer(None, tuple(error.refusals))
+            return tuple(error.refusals)
         self._arrays.clear()  # the model has what it needs of them
-        return LoadAnswer(LoadedModel(self._keep(model), model.footprint, model.limited))
+        return requests.LoadedModel(self._keep(model), model.footprint, model.limited)
 
     def _run(self, handle: int, inputs: Arrays) -> Arrays:
         model = self._model(handle)
@@ -270,28 +262,14 @@ class Agent:
 
 def request_class(kind: str) -> Any:
     """The class of a request by its name; raises `FrameError` for another name."""
-    if kind in requests.REQUESTS:
-        return requests.REQUESTS[kind]
-    from codl.targets import measuring
+    found = vars(requests).get(kind)
+    if found is None:
+        from codl.targets import measuring
 
-    if kind not in measuring.REQUESTS:
+        found = vars(measuring).get(kind)
+    if not (isinstance(found, type) and issubclass(found, Request) and found is not Request):
         raise FrameError(f"Unknown request {kind!r}.")
-    return measuring.REQUESTS[kind]
-
-
-def local_target(soc: Any) -> Target:
-    """This process as a target, with the installed plugins."""
-    from codl.targets.local import LocalTarget
-
-    load_installed(shipped=False)
-    return LocalTarget(soc)
-
-
-def peer_host(request: BecomePeer) -> PeerHost:
-    """This process as a peer."""
-    from codl.targets.peers import PeerHost
-
-    return PeerHost(request.name, request.model, request.soc, request.cores, request.plan)
+    return found
 
 
 def _kind(error: CodlError) -> str:

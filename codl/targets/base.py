@@ -8,7 +8,7 @@ what only measures is imported by its methods.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,18 +17,8 @@ from codl.records.soc import Soc
 from codl.runtime import guard
 from codl.runtime.connection import FrameError
 from codl.runtime.handles import StepCallback, no_callback
-from codl.runtime.placement import require_local
-from codl.targets.requests import (
-    Facts,
-    ImportPackage,
-    Open,
-    Pace,
-    Power,
-    Probe,
-    SetGovernor,
-    TargetInfo,
-    UnpinnedRatios,
-)
+from codl.runtime.placement import LocalSoc, require_local
+from codl.targets import requests
 from codl.targets.wire import Answer, Arrays, EventHandler, EventKind, Request
 
 if TYPE_CHECKING:
@@ -36,7 +26,7 @@ if TYPE_CHECKING:
     from codl.ir.executable import Executable
     from codl.ir.plan import Plan
     from codl.kernels.tuning import Tuning
-    from codl.measure.batch import BatchResult, MeasureBatch, Watcher
+    from codl.measure.batch import BatchResult, MeasureBatch
     from codl.measure.budget import Progress
     from codl.measure.check_variants import CheckRun, CheckTask, VariantCheck
     from codl.measure.facts import Fact
@@ -105,8 +95,8 @@ class Target:
         self._soc = soc
 
     @property
-    def soc(self) -> Soc:
-        """The SoC, of a machine with its placement; raises `CodlError` where none was named."""
+    def soc(self) -> LocalSoc:
+        """The SoC with its placement; raises `CodlError` where none was named."""
         return require_local(self._facts)
 
     @property
@@ -129,10 +119,6 @@ class Target:
     def refuse(self, problem: str) -> CodlError:
         """The error of an invalid answer; ends the agent that gave it."""
         return CodlError(f"{self.serial!r}: {problem}.")
-
-    def _limited(self, seconds: float) -> AbstractContextManager[None]:
-        """End an agent at work inside after `seconds`."""
-        return nullcontext()
 
     def _unsupported(self, what: str) -> CodlError:
         return UnsupportedError(f"{self.serial!r} cannot {what}.")
@@ -159,13 +145,13 @@ class Target:
 
     # Facts.
 
-    def describe(self) -> TargetInfo:
+    def describe(self) -> requests.TargetInfo:
         """Facts of the machine."""
-        return self.ask(Facts("machine"))  # type: ignore[no-any-return]
+        return self.ask(requests.Facts("machine"))  # type: ignore[no-any-return]
 
     def probe(self) -> Sequence[ProbeResult]:
         """Every OpenCL driver, tried in a process of its own; one that crashes has an error."""
-        return self.ask(Probe())
+        return self.ask(requests.Probe())
 
     def measure_facts(self, driver: str, device: str, keys: Sequence[str] = ()) -> Sequence[Fact]:
         """Measure facts that drivers do not report, for these keys or all.
@@ -179,19 +165,19 @@ class Target:
 
     def observe_cores(self) -> dict[str, list[int]]:
         """The cores on which each side's threads were seen working."""
-        return self.ask(Facts("busy_cores"))
+        return self.ask(requests.Facts("busy_cores"))
 
     def unpinned_ratios(self, cores: Sequence[int]) -> Sequence[float]:
         """Latency with the CPU side's threads on all of `cores`, over that on its own, in turns."""
-        return self.ask(UnpinnedRatios(tuple(cores)))
+        return self.ask(requests.UnpinnedRatios(tuple(cores)))
 
     def clocks_mhz(self) -> dict[str, float]:
         """The current clock of each core of the SoC, where the system reports it."""
-        return self.ask(Facts("clocks_mhz"))
+        return self.ask(requests.Facts("clocks_mhz"))
 
     def conditions(self) -> Conditions:
         """Temperature, clocks and battery, now."""
-        return self.ask(Facts("conditions"))  # type: ignore[no-any-return]
+        return self.ask(requests.Facts("conditions"))  # type: ignore[no-any-return]
 
     def set_governor(self, governor: str) -> Governed:
         """Let this governor choose the clocks until the target is closed.
@@ -199,15 +185,15 @@ class Target:
         The former settings are restored then; after a crash, by the next process that measures
         there. Raises `CodlError` for a governor that the machine does not have.
         """
-        return self.ask(SetGovernor(governor))
+        return self.ask(requests.SetGovernor(governor))
 
     def examine(self) -> Examination:
         """What the machine has installed and set; loads no driver and imports no package."""
-        return self.ask(Facts("examination"))  # type: ignore[no-any-return]
+        return self.ask(requests.Facts("examination"))  # type: ignore[no-any-return]
 
     def libraries(self) -> dict[str, str]:
         """Versions of the libraries that compute; "" for one that is not installed."""
-        return self.ask(Facts("libraries"))
+        return self.ask(requests.Facts("libraries"))
 
     def import_package(self, name: str) -> float:
         """Import a package that codl depends on; the seconds that it took.
@@ -215,17 +201,17 @@ class Target:
         Some packages abort the process instead. Raises `DeviceError` where the import fails, and
         `UnknownNameError` for any other package.
         """
-        return self.ask(ImportPackage(name))
+        return self.ask(requests.ImportPackage(name))
 
     # Measuring.
 
-    def measure(self, batch: MeasureBatch, watcher: Watcher | None = None) -> BatchResult:
+    def measure(self, batch: MeasureBatch) -> BatchResult:
         """Measure tasks; the result says where one of them crashed the process."""
-        from codl.measure.batch import BatchResult, Unwatched
+        from codl.measure.batch import BatchResult
         from codl.targets.client import AgentLostError
         from codl.targets.measuring import Arriving, Measure, check_anchors
 
-        arriving = Arriving(batch, watcher or Unwatched())
+        arriving = Arriving(batch)
         sent = replace(batch, left_s=min(batch.left_s, LONGEST_S))
         try:
             anchors, conditions = self.ask(Measure(sent), arriving.on_event)
@@ -288,7 +274,7 @@ class Target:
 
             before = tuple(begun[task.key] for task in missing if task.key in begun)
             share_s = budget.share().seconds
-            with self._limited(budget.left_s + GRACE_S):
+            with self.within(budget.left_s + GRACE_S):
                 failed = self.ask(Tune(missing, before, share_s), on_event)
             try:
                 for failure in failed:
@@ -320,7 +306,7 @@ class Target:
 
     def power(self, seconds: float) -> PowerW:
         """Watts of no load, of each processor alone and of both, each over `seconds`."""
-        return self.ask(Power(seconds))
+        return self.ask(requests.Power(seconds))
 
     def draw_frames(self, seconds: float) -> Drawn:
         """Draw an interface at 60 Hz on the GPU for `seconds`; see `codl.measure.ui_frames`.
@@ -337,7 +323,7 @@ class Target:
 
     def pace(self, seconds: float) -> Sequence[float]:
         """Repeat the same work on one core for `seconds`; the seconds of each round."""
-        return self.ask(Pace(seconds))
+        return self.ask(requests.Pace(seconds))
 
     def check_kernels(
         self,
@@ -386,7 +372,7 @@ class Target:
         Kernels that the offer has for this driver are not compiled. Returns the identity that
         compiled programs depend on: the device and its driver.
         """
-        return self.ask(Open(offer))
+        return self.ask(requests.Open(offer))
 
     def load(
         self, executable: Executable, *, tries: bool = True, on_step: StepCallback = no_callback

@@ -12,6 +12,8 @@ from threading import Lock
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from codl.boundary import BASE, PACKAGES, MissingPackageError
 from codl.errors import CodlError, CodlWarning, DeviceError, ForkError, UnknownNameError
 from codl.ir.executable import Executable
@@ -21,30 +23,18 @@ from codl.runtime.drivers import as_device_error
 from codl.runtime.handles import StepCallback, no_callback
 from codl.runtime.host_handles import HostSession
 from codl.runtime.opencl import OpenClDevice, absent_device
-from codl.runtime.placement import LocalSoc, require_local
 from codl.runtime.program_cache import Binary, Offer
 from codl.runtime.sensors import SensorInfo, find_sensors
 from codl.runtime.session import Session
 from codl.runtime.system_files import SYSTEM, SystemFiles
+from codl.targets import requests
 from codl.targets.base import Target
-from codl.targets.requests import (
-    FactName,
-    Facts,
-    ImportPackage,
-    Open,
-    Pace,
-    Power,
-    Probe,
-    SetGovernor,
-    TargetInfo,
-    UnpinnedRatios,
-)
 from codl.targets.wire import Answer, Arrays, EventHandler, EventKind, Request
 
 if TYPE_CHECKING:
     from codl.ir.plan import Plan
     from codl.kernels.tuning import Tuning
-    from codl.measure.batch import BatchRunner, MeasureBatch
+    from codl.measure.batch import BatchRunner, MeasureBatch, Measurement
     from codl.measure.facts import Fact
     from codl.measure.timing import Effort, TimedTogether
     from codl.measure.ui_probe import UiProbe
@@ -75,10 +65,6 @@ class LocalTarget(Target):
         self._runner: tuple[tuple[Any, ...], BatchRunner] | None = None
 
     @property
-    def soc(self) -> LocalSoc:
-        return require_local(self._facts)
-
-    @property
     def device(self) -> OpenClDevice:
         """The SoC's OpenCL device, opened at the first call."""
         return self._open()
@@ -99,42 +85,42 @@ class LocalTarget(Target):
 
     def ask(self, request: Request[Answer], on_event: EventHandler | None = None) -> Answer:
         with as_device_error(f"The request {type(request).__name__}"):
-            return self._answer(request, on_event or _ignore)  # type: ignore[return-value]
+            return self._answer(request, on_event or (lambda *event: None))  # type: ignore[return-value]
 
     def _answer(self, request: Request[Any], emit: EventHandler) -> object:
         match request:
-            case Facts(name):
+            case requests.Facts(name):
                 return self._fact(name)
-            case Probe(driver):
+            case requests.Probe(driver):
                 return _probe(driver)
-            case SetGovernor(governor):
+            case requests.SetGovernor(governor):
                 return self._clocks.hold(governor)
-            case ImportPackage(name):
+            case requests.ImportPackage(name):
                 return _import_package(name)
-            case Open(offer):
+            case requests.Open(offer):
                 return self._open(offer).programs.identity
-            case UnpinnedRatios(cores):
+            case requests.UnpinnedRatios(cores):
                 from codl.runtime.detect import unpinned_ratios
 
                 return unpinned_ratios(self.soc, cores)
-            case Power(seconds):
+            case requests.Power(seconds):
                 from codl.measure.power import measure_power
 
                 with self._measuring() as device:
                     return measure_power(device, find_sensors(), seconds)
-            case Pace(seconds):
+            case requests.Pace(seconds):
                 from codl.measure.cool_down import pace
 
                 return pace(seconds)
         return self._answer_measuring(request, emit)
 
-    def _fact(self, name: FactName) -> object:
+    def _fact(self, name: requests.FactName) -> object:
         from codl.runtime import conditions, examination, hardware
 
         match name:
             case "machine":
                 sensors = find_sensors(self._files)
-                return TargetInfo(
+                return requests.TargetInfo(
                     cpu=hardware.cpu_facts(),
                     sensors=tuple(SensorInfo(s.name, s.part) for s in sensors.sensors),
                     unreadable_sensors=sensors.unreadable,
@@ -188,15 +174,18 @@ class LocalTarget(Target):
     def _measure(self, batch: MeasureBatch, emit: EventHandler) -> object:
         from codl.measure.batch import BatchRunner
         from codl.measure.runner import Bench
-        from codl.targets.measuring import Emitting
+        from codl.targets.measuring import MeasuredRow
+
+        def send(kind: EventKind, index: int, one: Measurement | None) -> None:
+            row = one and MeasuredRow(msgspec.to_builtins(one.row), one.is_disturbed)
+            emit(kind, index, row)
 
         how = (batch.run, batch.rounds, batch.tuning)
         with self._measuring() as device:
             if self._runner is None or self._runner[0] != how:
                 bench = Bench(device, *how)
                 self._runner = how, BatchRunner(bench, self._workers, self._machine.read)
-            result = self._runner[1].measure(batch, Emitting(batch, emit))
-        return result.anchors, result.conditions
+            return self._runner[1].measure(batch, send)
 
     # Running.
 
@@ -349,7 +338,7 @@ def look_at(driver: str) -> ProbeResult:
     from codl.targets.client import ask_once
 
     try:
-        (result,) = ask_once("the driver's process", Probe(driver))
+        (result,) = ask_once("the driver's process", requests.Probe(driver))
     except (CodlError, ValueError) as error:
         return ProbeResult(driver, error=str(error))
     return result
@@ -410,10 +399,6 @@ def _check(device: OpenClDevice, request: Check, emit: EventHandler) -> None:
         checking=lambda task: emit("begin", places[task.key], None),
         budget=Budget(request.budget_s),
     )
-
-
-def _ignore(kind: EventKind, index: int, value: Any) -> None:
-    """Ignore an event."""
 
 
 def _import_package(name: str) -> float:

@@ -5,7 +5,7 @@ Datasets are read for years, so a device can only add numbers for the tasks that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import isfinite
 from typing import Any, Generic, TypeVar
@@ -16,7 +16,7 @@ from codl.ir import Op
 from codl.ir.types import PROCESSORS
 from codl.kernels.tuning import Tuning
 from codl.measure import drift
-from codl.measure.batch import MeasureBatch, Measurement, Unwatched, Watcher
+from codl.measure.batch import MeasureBatch, Measurement
 from codl.measure.check_variants import CheckTask
 from codl.measure.dataset import AnchorRow, Row
 from codl.measure.facts import Fact
@@ -28,7 +28,7 @@ from codl.records.results import Conditions
 from codl.records.tuned import BenchRow, Refused, Trial, Tuned
 from codl.runtime.connection import FrameError
 from codl.targets.client import AgentLostError
-from codl.targets.wire import EventHandler, EventKind, Request
+from codl.targets.wire import EventKind, Request
 
 T = TypeVar("T")
 #: Most letters of a text of a device that are kept.
@@ -70,9 +70,7 @@ class Measure(Request[tuple[tuple[AnchorRow, ...], Conditions]]):
     batch: MeasureBatch
     event = MeasuredRow
 
-    @property
-    def limit_s(self) -> float:
-        return 300.0 + 4 * self.batch.rounds.span_s
+    limit_s = property(lambda self: 300.0 + 4 * self.batch.rounds.span_s)
 
 
 @dataclass(frozen=True)
@@ -148,35 +146,10 @@ class DrawFrames(Request[Drawn]):
 
     seconds: float
 
-    @property
-    def limit_s(self) -> float:
-        return 60.0 + 2 * self.seconds
+    limit_s = property(lambda self: 60.0 + 2 * self.seconds)
 
 
-REQUESTS: Mapping[str, type[Request[Any]]] = {
-    kind.__name__: kind
-    for kind in (MeasureFacts, Compile, Bench, DrawFrames, Measure, Tune, Check, Time)
-}
-
-
-# Events: how they are sent, and their checks where they arrive.
-
-
-class Emitting:
-    """Sends what becomes of the tasks of a batch, and each row as soon as it is whole."""
-
-    def __init__(self, batch: MeasureBatch, emit: EventHandler) -> None:
-        self._tasks, self._emit = batch.tasks, emit
-
-    def building(self, index: int) -> None:
-        self._emit("begin", index, None)
-
-    def timing(self) -> None:
-        self._emit("timing", 0, None)
-
-    def measured(self, measurement: Measurement) -> None:
-        row = MeasuredRow(msgspec.to_builtins(measurement.row), measurement.is_disturbed)
-        self._emit("done", self._tasks.index(measurement.task), row)
+# Checks of events.
 
 
 class Remaining(Generic[T]):
@@ -223,10 +196,9 @@ class Remaining(Generic[T]):
 
 @dataclass
 class Arriving:
-    """Progress of an agent on a batch; `watcher` gets it, too."""
+    """Progress of an agent on a batch."""
 
     batch: MeasureBatch
-    watcher: Watcher = field(default_factory=Unwatched)
     rows: dict[int, Measurement] = field(default_factory=dict)
     built: list[int] = field(default_factory=list)
     is_timing: bool = False
@@ -236,19 +208,16 @@ class Arriving:
         count = len(self.batch.tasks)
         if kind == "timing":
             self.is_timing = True
-            self.watcher.timing()
         elif kind not in ("begin", "done") or not 0 <= index < count:
             raise FrameError(f"it sent {kind!r} of task {index} of {count}")
         elif measured is None:
             self.built.append(index)
-            self.watcher.building(index)
         elif index in self.rows:
             raise FrameError(f"it sent the row of task {index} twice")
         else:
             task = self.batch.tasks[index]
             row = checked_row(task, self.batch.run, measured.row)
             self.rows[index] = Measurement(task, row, measured.is_disturbed)
-            self.watcher.measured(self.rows[index])
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:

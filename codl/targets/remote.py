@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -24,27 +24,12 @@ from codl.runtime.clock_settings import Governed
 from codl.runtime.connection import FrameError
 from codl.runtime.handles import StepCallback, no_callback
 from codl.runtime.loaded import RefusedError
-from codl.runtime.placement import LocalSoc, require_local
+from codl.runtime.placement import require_local
 from codl.runtime.program_cache import Binary
+from codl.targets import requests
 from codl.targets.base import ColdStart, Target
 from codl.targets.client import COMMAND, AgentClient, AgentLostError, Fix
 from codl.targets.measuring import Time
-from codl.targets.requests import (
-    Begin,
-    Binaries,
-    Close,
-    Facts,
-    Load,
-    LoadedModel,
-    MissingArrays,
-    Open,
-    PeerOutputs,
-    Profile,
-    Run,
-    SetGovernor,
-    StartedPeer,
-    StartPeer,
-)
 from codl.targets.wire import Answer, Arrays, EventHandler, EventKind, Request
 
 
@@ -82,7 +67,7 @@ class RemoteModel:
             inputs = {name: value.copy() for name, value in self.inputs.items()}
             self._reload()
             try:
-                outputs = self._agent.ask(Run(self._handle, inputs))
+                outputs = self._agent.ask(requests.Run(self._handle, inputs))
             except AgentLostError as error:
                 error.args = (f"Running {self.executable.model!r}: {error}",)
                 raise
@@ -97,7 +82,7 @@ class RemoteModel:
     def profile(self, *, layers: bool = False) -> list[TimeSpan]:
         """What each processor did when in one inference on `inputs`."""
         with self.lock:
-            return [*self._agent.ask(Profile(self.handle(), layers))]
+            return [*self._agent.ask(requests.Profile(self.handle(), layers))]
 
     def handle(self) -> int:
         """The agent's handle, after the model was loaded and has run on `inputs`."""
@@ -113,7 +98,7 @@ class RemoteModel:
         """Release the agent's copy; the next run would load it again."""
         if self._generation == self._agent.generation and self._agent.pid is not None:
             try:
-                self._agent.ask(Close(self._handle))
+                self._agent.ask(requests.Close(self._handle))
             except AgentLostError:
                 return
             finally:
@@ -123,14 +108,14 @@ class RemoteModel:
         if self._generation != self._agent.generation or self._agent.pid is None:
             self._keep(self._load())
 
-    def _keep(self, loaded: LoadedModel) -> None:
+    def _keep(self, loaded: requests.LoadedModel) -> None:
         self._handle, self._generation = loaded.handle, self._agent.generation
         self._fed = None
 
 
 def load(
     agent: AgentClient, executable: Executable, on_step: StepCallback, *, tries: bool, on_cpu: bool
-) -> LoadedModel:
+) -> requests.LoadedModel:
     """Send an executable with the arrays that the agent does not have.
 
     Raises `RefusedError` for kernels that the device refuses, and for one at which the agent
@@ -144,7 +129,7 @@ def load(
         return digest
 
     content = encode(executable, put)
-    missing = agent.ask(MissingArrays(tuple(arrays)))
+    missing = agent.ask(requests.MissingArrays(tuple(arrays)))
     if unknown := {*missing} - {*arrays}:
         raise agent.refuse(f"it reported unknown missing arrays ({', '.join(sorted(unknown))})")
     at = -1
@@ -158,15 +143,15 @@ def load(
 
     sent = {digest: arrays[digest] for digest in missing}
     try:
-        answer = agent.ask(Load(content, sent, tries, on_cpu), on_event)
+        answer = agent.ask(requests.Load(content, sent, tries, on_cpu), on_event)
     except AgentLostError as error:
         step = executable.steps[at] if at >= 0 else None
         if not isinstance(step, GpuOp) or error.is_blameless:
             raise
         raise RefusedError([Refusal(step.label, step.variant, step.choice, str(error))]) from error
-    if answer.loaded is None:
-        raise RefusedError(answer.refusals)
-    return answer.loaded
+    if not isinstance(answer, requests.LoadedModel):
+        raise RefusedError(answer)
+    return answer
 
 
 def _is_same(array: NDArray[Any], other: NDArray[Any]) -> bool:
@@ -177,7 +162,9 @@ def _is_same(array: NDArray[Any], other: NDArray[Any]) -> bool:
 class RemotePeer:
     """A peer that an agent has started; it ends with the agent."""
 
-    def __init__(self, agent: AgentClient, name: str, started: StartedPeer, threads: int) -> None:
+    def __init__(
+        self, agent: AgentClient, name: str, started: requests.StartedPeer, threads: int
+    ) -> None:
         self.name, self.version, self.threads = name, started.version, threads
         self.observed_cores, self.busy_cores = started.observed_cores, started.busy_cores
         self._agent, self._handle, self._generation = agent, started.handle, agent.generation
@@ -189,11 +176,11 @@ class RemotePeer:
         return self._handle
 
     def outputs(self) -> Arrays:
-        return self._agent.ask(PeerOutputs(self.handle()))
+        return self._agent.ask(requests.PeerOutputs(self.handle()))
 
     def close(self) -> None:
         if self._is_running():
-            self._agent.ask(Close(self._handle))
+            self._agent.ask(requests.Close(self._handle))
 
     def _is_running(self) -> bool:
         return self._generation == self._agent.generation and self._agent.pid is not None
@@ -221,32 +208,29 @@ class RemoteTarget(Target):
         self._start = partial(
             RemoteTarget, serial, command, soc, build=build, fixes=fixes, cuts=cuts
         )
-        prelude: list[Request[Any]] = [] if soc is None else [Begin(require_local(soc))]
+        prelude: list[Request[Any]] = [] if soc is None else [requests.Begin(require_local(soc))]
         name = f"the agent of {serial!r}"
         self.agent = AgentClient(
             command, name=name, prelude=prelude, build=build, fixes=fixes, cuts=cuts
         )
 
-    @property
-    def soc(self) -> LocalSoc:
-        return require_local(self._facts)
-
     def fresh(self) -> RemoteTarget:
         return self._start()
 
     def cold_start(self) -> ColdStart:
-        spent: Mapping[str, float] = self.ask(Facts("seconds"))
+        spent: Mapping[str, float] = self.ask(requests.Facts("seconds"))
         start_s, import_s = self.agent.start_seconds()
 
         def ms(*kinds: type[Request[Any]]) -> float:
             return 1e3 * sum(spent.get(kind.__name__, 0.0) for kind in kinds)
 
-        begin_ms, run_ms, load_ms = ms(Begin), ms(Run), ms(Open, MissingArrays, Load)
+        begin_ms, run_ms, load_ms = (
+            ms(requests.Begin),
+            ms(requests.Run),
+            ms(requests.Open, requests.MissingArrays, requests.Load),
+        )
         whole_ms = 1e3 * start_s + begin_ms + load_ms + run_ms
         return ColdStart(whole_ms, 1e3 * import_s + begin_ms, load_ms, run_ms)
-
-    def _limited(self, seconds: float) -> AbstractContextManager[None]:
-        return self.agent.within(seconds)
 
     @contextmanager
     def within(self, seconds: float) -> Iterator[None]:
@@ -265,9 +249,11 @@ class RemoteTarget(Target):
 
     def set_governor(self, governor: str) -> Governed:
         """Set it, also in every agent that replaces one that was lost."""
-        request = SetGovernor(governor)
+        request = requests.SetGovernor(governor)
         done = self.agent.ask(request)
-        self.agent.prelude = [r for r in self.agent.prelude if not isinstance(r, SetGovernor)]
+        self.agent.prelude = [
+            r for r in self.agent.prelude if not isinstance(r, requests.SetGovernor)
+        ]
         self.agent.prelude.append(request)
         return done
 
@@ -282,12 +268,12 @@ class RemoteTarget(Target):
         return RemoteModel(self.agent, executable, no_callback, on_cpu=True)
 
     def binaries(self, model: RemoteModel) -> Sequence[Binary]:
-        return self.agent.ask(Binaries(model.handle()))
+        return self.agent.ask(requests.Binaries(model.handle()))
 
     def start_peer(
         self, name: str, model: bytes, inputs: Arrays, plan: Plan | None = None
     ) -> RemotePeer:
-        started = self.agent.ask(StartPeer(name, model, inputs, plan))
+        started = self.agent.ask(requests.StartPeer(name, model, inputs, plan))
         return RemotePeer(self.agent, name, started, len(self.soc.placement.cores))
 
     def time(

@@ -112,9 +112,7 @@ class Power(Request[PowerW]):
 
     seconds: float
 
-    @property
-    def limit_s(self) -> float:
-        return 60.0 + 4 * self.seconds
+    limit_s = property(lambda self: 60.0 + 4 * self.seconds)
 
 
 @dataclass(frozen=True)
@@ -123,9 +121,7 @@ class Pace(Request[tuple[float, ...]]):
 
     seconds: float
 
-    @property
-    def limit_s(self) -> float:
-        return 60.0 + 4 * self.seconds
+    limit_s = property(lambda self: 60.0 + 4 * self.seconds)
 
 
 # Models and peers, which the agent holds by handle.
@@ -155,18 +151,11 @@ class LoadedModel:
 
 
 @dataclass(frozen=True)
-class LoadAnswer:
-    """The loaded model, or the kernels that the device refuses."""
-
-    loaded: LoadedModel | None
-    refusals: tuple[Refusal, ...] = ()
-
-
-@dataclass(frozen=True)
-class Load(Request[LoadAnswer]):
+class Load(Request[LoadedModel | tuple[Refusal, ...]]):
     """Load an executable with the arrays that were missing; an event begins each step.
 
-    With `tries` each kernel runs once for a trial. `on_cpu` loads it without opening the device.
+    The answer is the model, or the kernels that the device refuses. With `tries` each kernel runs
+    once for a trial. `on_cpu` loads it without opening the device.
     """
 
     content: bytes
@@ -265,13 +254,3 @@ class RunPeer(Request[tuple[tuple[float, ...], bool]]):
 
     runs: int
     limit_s = 300.0
-
-
-REQUESTS: Mapping[str, type[Request[Any]]] = {
-    kind.__name__: kind
-    for kind in (
-        *(Begin, Facts, Probe, SetGovernor, ImportPackage, UnpinnedRatios, Power, Pace),
-        *(Open, MissingArrays, Load, Run, Profile, Binaries, StartPeer, PeerOutputs, Close),
-        *(BecomePeer, FeedPeer, RunPeer),
-    )
-}

@@ -38,7 +38,6 @@ from codl.targets.requests import (
     Facts,
     ImportPackage,
     Load,
-    LoadAnswer,
     LoadedModel,
     MissingArrays,
     Open,
@@ -138,7 +137,7 @@ _LOADED = (
     answered(MissingArrays, ()),
     answered(
         Load,
-        LoadAnswer(LoadedModel(1, Footprint(**{own.name: 0 for own in fields(Footprint)}), None)),
+        LoadedModel(1, Footprint(**{own.name: 0 for own in fields(Footprint)}), None),
     ),
 )
 _RAN = (*_LOADED, answered(Run, _OUTPUTS))

@@ -20,7 +20,12 @@ from codl.targets.wire import Failed, Hello, Request, Response
 from support.random_messages import asks, stream
 
 #: All requests to an agent.
-EVERY: Sequence[type[Request[Any]]] = (*requests.REQUESTS.values(), *measuring.REQUESTS.values())
+EVERY: Sequence[type[Request[Any]]] = tuple(
+    kind
+    for module in (requests, measuring)
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, Request) and kind is not Request
+)
 
 
 class Nothing:

@@ -239,8 +239,8 @@ def encoded(network: Network, soc: Soc) -> tuple[bytes, dict[str, Any]]:
 
 
 def load(target: RemoteTarget, content: bytes, arrays: dict[str, Any]) -> LoadedModel:
-    loaded = target.agent.ask(Load(content, arrays), lambda kind, step, value: None).loaded
-    assert loaded is not None
+    loaded = target.agent.ask(Load(content, arrays), lambda kind, step, value: None)
+    assert isinstance(loaded, LoadedModel)
     return loaded
 
 
