@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,20 +29,13 @@ from codl.runtime.cache import VariantBlocklist
 from codl.runtime.drivers import as_device_error, make_kernel
 from codl.runtime.host_handles import HostHandles
 from codl.runtime.launch import BoundKernel
+from codl.runtime.loaded import StepCallback, no_callback
 from codl.runtime.memory import DeviceMemory, Flag, Staging, allocate, upload
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.shared_weights import Share
 
 if TYPE_CHECKING:
     import pyopencl as cl
-
-#: Called with the number of a step before its kernels are built or run for the first time, and with
-#: -1 after the last one.
-StepCallback: TypeAlias = Callable[[int], object]
-
-
-def no_callback(step: int) -> None:
-    """The default: steps are not reported."""
 
 
 class Handles:

@@ -17,10 +17,10 @@ from codl.records.results import TimeSpan
 from codl.runtime import threads
 from codl.runtime.actions import Action, Binder
 from codl.runtime.drivers import as_device_error
-from codl.runtime.handles import Handles, StepCallback, no_callback
+from codl.runtime.handles import Handles
 from codl.runtime.launch import BoundKernel
 from codl.runtime.limited import PacedBinder, PacedQueue, SplitLaunches
-from codl.runtime.loaded import Footprint, RefusedError, Timeline
+from codl.runtime.loaded import Footprint, RefusedError, StepCallback, Timeline, no_callback
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.shared_weights import Share
 

@@ -16,7 +16,7 @@ from codl.errors import CodlError, UnsupportedError
 from codl.records.soc import Soc
 from codl.runtime import guard
 from codl.runtime.connection import FrameError
-from codl.runtime.handles import StepCallback, no_callback
+from codl.runtime.loaded import StepCallback, no_callback
 from codl.runtime.placement import LocalSoc, require_local
 from codl.targets import requests
 from codl.targets.wire import Answer, Arrays, EventHandler, EventKind, Request
@@ -39,9 +39,8 @@ if TYPE_CHECKING:
     from codl.records.tuned import BenchRow, Refused, Tuned
     from codl.runtime.clock_settings import Governed
     from codl.runtime.examination import Examination
-    from codl.runtime.loaded import Loaded
+    from codl.runtime.loaded import Binary, Loaded, Offer
     from codl.runtime.probe import ProbeResult
-    from codl.runtime.program_cache import Binary, Offer
 
 #: The largest budget that is sent: JSON has no infinity.
 LONGEST_S = 1e9
@@ -116,7 +115,7 @@ class Target:
         """Answer a request that takes no handle; `on_event` gets its events."""
         raise self._unsupported(f"answer {type(request).__name__}")
 
-    def refuse(self, problem: str) -> CodlError:
+    def _refuse(self, problem: str) -> CodlError:
         """The error of an invalid answer; ends the agent that gave it."""
         return CodlError(f"{self.serial!r}: {problem}.")
 
@@ -218,7 +217,7 @@ class Target:
             try:
                 check_anchors(anchors, batch.run)
             except FrameError as error:
-                raise self.refuse(str(error)) from error
+                raise self._refuse(str(error)) from error
         except AgentLostError as error:
             return BatchResult(
                 arriving.measurements,
@@ -281,7 +280,7 @@ class Target:
                     task = left.event("done", missing, failure.index)
                     failures.append(Failure(task, failure.reason, failure.trials))
             except FrameError as error:
-                raise self.refuse(str(error)) from error
+                raise self._refuse(str(error)) from error
 
         try:
             left.work(ask, lambda task, why: failures.append(Failure(task, why, ())))
@@ -318,7 +317,7 @@ class Target:
 
         drawn = self.ask(DrawFrames(seconds))
         if not is_sound(drawn):
-            raise self.refuse("it sent frames with times that are not possible")
+            raise self._refuse("it sent frames with times that are not possible")
         return drawn
 
     def pace(self, seconds: float) -> Sequence[float]:

@@ -20,10 +20,9 @@ from codl.ir.executable import Executable
 from codl.records.soc import Soc
 from codl.runtime import threads
 from codl.runtime.drivers import as_device_error
-from codl.runtime.handles import StepCallback, no_callback
 from codl.runtime.host_handles import HostSession
+from codl.runtime.loaded import Binary, Offer, StepCallback, no_callback
 from codl.runtime.opencl import OpenClDevice, absent_device
-from codl.runtime.program_cache import Binary, Offer
 from codl.runtime.sensors import SensorInfo, find_sensors
 from codl.runtime.session import Session
 from codl.runtime.system_files import SYSTEM, SystemFiles

@@ -22,10 +22,8 @@ from codl.records.results import TimeSpan
 from codl.records.soc import Soc
 from codl.runtime.clock_settings import Governed
 from codl.runtime.connection import FrameError
-from codl.runtime.handles import StepCallback, no_callback
-from codl.runtime.loaded import RefusedError
+from codl.runtime.loaded import Binary, RefusedError, StepCallback, no_callback
 from codl.runtime.placement import require_local
-from codl.runtime.program_cache import Binary
 from codl.targets import requests
 from codl.targets.base import ColdStart, Target
 from codl.targets.client import COMMAND, AgentClient, AgentLostError, Fix
@@ -244,7 +242,7 @@ class RemoteTarget(Target):
     def ask(self, request: Request[Answer], on_event: EventHandler | None = None) -> Answer:
         return self.agent.ask(request, on_event)
 
-    def refuse(self, problem: str) -> CodlError:
+    def _refuse(self, problem: str) -> CodlError:
         return self.agent.refuse(problem)
 
     def set_governor(self, governor: str) -> Governed:

@@ -18,10 +18,9 @@ from codl.records.soc_facts import Chip
 from codl.runtime.clock_settings import Governed
 from codl.runtime.examination import Examination
 from codl.runtime.hardware import CpuFacts
-from codl.runtime.loaded import Footprint
+from codl.runtime.loaded import Binary, Footprint, Offer
 from codl.runtime.placement import LocalSoc
 from codl.runtime.probe import ProbeResult
-from codl.runtime.program_cache import Binary, Offer
 from codl.runtime.sensors import SensorInfo
 from codl.targets.wire import Arrays, Request
 
