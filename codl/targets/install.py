@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 IMPORT = re.compile(r"^\s*from (codl[\w.]*) import (\([^)]*\)|.+)|^\s*import (codl[\w.]*)", re.M)
 #: Calls by which a package registers its modules: all of them are needed.
 REGISTERING = ("import_modules(", "add_lazy(")
-#: Imports whatever it is asked for.
+#: A module that imports others lazily, for the host only.
 ROOT = "codl/__init__.py"
 #: Distributions of pure Python in the archive.
 ALONG = ("platformdirs", "PyYAML", "threadpoolctl")
