@@ -176,7 +176,7 @@ class Agent:
     def _local_target(self, soc: LocalSoc | None) -> Target:
         from codl.targets.local import LocalTarget
 
-        load_installed(shipped=False)
+        load_installed()
         return LocalTarget(soc)
 
     @property

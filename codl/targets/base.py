@@ -111,6 +111,10 @@ class Target:
         """Description of the dataset that a replay answers from; None for a machine."""
         return None
 
+    def can_measure(self, task: Task) -> bool:
+        """Whether it can measure a task: a replay has the tasks of its dataset only."""
+        return True
+
     def ask(self, request: Request[Answer], on_event: EventHandler | None = None) -> Answer:
         """Answer a request that takes no handle; `on_event` gets its events."""
         raise self._unsupported(f"answer {type(request).__name__}")
