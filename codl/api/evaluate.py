@@ -31,7 +31,7 @@ from codl.records.results import Conditions, Digests, EvalRequest
 from codl.report.comparability import SpeedupComparison, compare
 from codl.report.load import eval_result, load_result
 from codl.report.results import SINGLES, EvalResult
-from codl.runtime.placement import at_hand, limits_of
+from codl.runtime.placement import limits_of, require_local
 from codl.strategies import STRATEGIES, Context, Strategy, find, ideal
 from codl.targets.connect import connect
 from codl.targets.detect import load_local
@@ -307,7 +307,7 @@ class EvalRun:
             for name, spans in evaluation.timelines.items()
         ]
         result: dict[str, Any] = {
-            "soc": at_hand(self.context.soc).to_json(),
+            "soc": require_local(self.context.soc).to_json(),
             "serial": self.context.device.serial,
             "batch": self.asked.batch,
             "energy_sensors": list(self.sensors),

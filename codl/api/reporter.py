@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from codl.errors import CodlWarning
-from codl.measure.budget import Progress, nobody
+from codl.measure.budget import Progress, no_progress
 
 
 class Reporter:
@@ -30,7 +30,7 @@ class Reporter:
 
         `below` returns what there is to show beside, whenever it is shown anew.
         """
-        yield nobody
+        yield no_progress
 
 
 SILENT = Reporter()

@@ -27,7 +27,7 @@ from codl.measure.check_variants import OF_WINOGRAD
 from codl.measure.inputs import random_inputs
 from codl.provenance import provenance
 from codl.records.results import Checked
-from codl.runtime.placement import at_hand
+from codl.runtime.placement import require_local
 from codl.runtime.program_cache import Binary
 from codl.targets.base import ColdStart, Target
 from codl.targets.wire import Arrays
@@ -106,7 +106,7 @@ def write(
 
     The bundle's plan names the variants that run, where those of `plan` fail on the device.
     """
-    soc, identity = at_hand(target.soc), target.open()
+    soc, identity = require_local(target.soc), target.open()
     engine = checked_engine(network, plan, target, tuning, source=source)
     arrays = ArrayStore()
     executable = encode(engine.executable, arrays.put)

@@ -19,7 +19,7 @@ from codl.report.text_table import Table
 
 if TYPE_CHECKING:
     from codl.api.collect import CollectRun, Standing
-    from codl.measure.devices_at_work import DeviceNews
+    from codl.measure.devices_at_work import DeviceStatus
 
 #: Why a collection ended.
 STOPPED = {
@@ -253,7 +253,7 @@ def _table(run: CollectRun) -> RenderableType:
     return table
 
 
-def _line(device_news: DeviceNews) -> str:
+def _line(device_news: DeviceStatus) -> str:
     """What became of one of several devices."""
     lost = f", lost {device_news.lost} times" if device_news.lost else ""
     problem = (

@@ -1,7 +1,7 @@
-"""Checks of `codl doctor`: that a device has what codl needs, and computes what it should.
+"""Checks of `codl doctor`: that a device has what codl needs, and computes right results.
 
-A file holds the checks of a subject, which are registered here; a plugin adds its own by the same
-call. Nothing here needs more than the base and the command line.
+Each file has the checks of a subject, which are registered here; a plugin adds its own by the same
+call. They need the base and the command line only.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from codl.targets.connect import connect, machine_of
 
 __all__ = ["CHECKS", "Check", "CheckResult", "DeviceUnderTest", "Finding", "examine", "register"]
 
-#: How long the kernels of all OpenCL devices may take.
+#: Seconds to check the kernels of all OpenCL devices.
 BUDGET_S = 300.0
 
 
 def no_progress(label: str) -> AbstractContextManager[Progress]:
-    """Shows nothing."""
+    """Show no progress."""
     return nullcontext(lambda done, total, left: None)
 
 
@@ -32,11 +32,11 @@ def examine(
     budget_s: float = BUDGET_S,
     progress: Callable[[str], AbstractContextManager[Progress]] = no_progress,
 ) -> Iterator[Finding]:
-    """Every finding of a device, as it is made; `quick` leaves the long checks out.
+    """Yield every finding of a device as it is made; `quick` leaves out the long checks.
 
-    `budget_s` is how long the kernels of all OpenCL devices may take; `progress` shows how far they
-    have come. Raises `UnknownNameError` for a serial that no transport knows, `UnsupportedError`
-    for one that is no machine.
+    `budget_s` limits the checks of kernels on all OpenCL devices; `progress` shows their progress.
+    Raises `UnknownNameError` for a serial of no transport, and `UnsupportedError` for a serial that
+    is no machine.
     """
     transport = machine_of(serial, "be examined")
     with closing(connect(serial)) as target:
@@ -54,7 +54,7 @@ def examine(
 
 
 def made(checks: Sequence[Check], under_test: DeviceUnderTest) -> Iterator[Finding]:
-    """What checks find; nothing is asked of a device that cannot be reached or does not answer."""
+    """Findings of checks; a device that does not answer gets only checks that need none."""
     for check in checks:
         if not under_test.gives(check.needs):
             continue

@@ -12,13 +12,13 @@ from codl.runtime.cache import LIMIT_BYTES
 from codl.runtime.examination import WAIT_POLICY, Governor, Room, room
 from codl.targets.checks import Check, CheckResult, DeviceUnderTest
 
-#: The tables of a SoC whose every op was collected, and the files beside them, several times over.
+#: Bytes of a full dataset, several times over.
 DATASET_BYTES = 64 << 20
-#: How long one core is kept busy.
+#: Seconds that one core is kept busy.
 PACE_S = 2.0
-#: With less, phones save power by slowing down.
+#: Battery level below which phones slow down.
 LEAST_PERCENT = 20.0
-#: Drivers of clocks that go up and down under this governor too; with others it is the lowest one.
+#: Drivers that change clocks under the governor powersave, too; with others it is the lowest clock.
 SELF_GOVERNED = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
 
 
@@ -41,7 +41,7 @@ def cores(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
 
 
 def waiting(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
-    """Whether ncnn's threads look for work a while before they sleep: layers are short."""
+    """Check that ncnn's threads spin before they sleep: layers are short."""
     policy = under_test.examination.wait_policy
     if policy == "passive":
         detail = f"{WAIT_POLICY} is passive: after every layer they sleep, and have to be woken"
@@ -94,7 +94,7 @@ def _room(space: Room, wanted: int, purpose: str) -> CheckResult:
 
 
 def temperature(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
-    """Whether heat holds a clock down, or is about to."""
+    """Check whether heat lowers a clock, or is about to."""
     zones, held = under_test.examination.zones, under_test.examination.conditions.throttled
     if held:
         yield CheckResult(False, f"heat holds the clock of the {' and the '.join(held)} down")
@@ -114,7 +114,7 @@ def temperature(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
 
 
 def battery(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
-    """Of a device that has one."""
+    """Check the battery of a device that has one."""
     now = under_test.examination.conditions
     if now.battery_percent is None:
         return

@@ -23,10 +23,10 @@ from codl.targets.checks import Check, CheckResult, DeviceUnderTest
 from codl.targets.connect import connect
 from codl.targets.wheels import termux_fix
 
-#: What tells whether it can be imported itself, by opening the loader of OpenCL.
+#: Package whose import loads the OpenCL loader; it has a check of its own.
 LOADER = "pyopencl"
 WANTED = ".".join(map(str, PYTHON))
-#: The packages of the CPU's libraries.
+#: Packages of the CPU's libraries.
 LIBRARY_PACKAGES = {"ncnn": "ncnn", "ort": "onnxruntime", "openvino": "openvino"}
 
 
@@ -40,7 +40,7 @@ def python(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
 
 
 def agent(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
-    """Start a process that answers: what codl measures and runs by."""
+    """Check that an agent starts and answers."""
     begin = perf_counter()
     try:
         with under_test.apart() as target:
@@ -53,7 +53,7 @@ def agent(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
 
 
 def base(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
-    """Every package of the base is installed and can be imported."""
+    """Check that every package of the base can be imported."""
     with under_test.apart() as target:
         for package in sorted({*BASE.values()} - {LOADER}):
             version, problem = _state(under_test, target, package)
@@ -62,7 +62,7 @@ def base(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
 
 
 def extras(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
-    """The extras, on the machine where plans are made; a device needs none."""
+    """Check the extras on the machine where plans are made; a device needs none."""
     if not under_test.is_here:
         return
     with under_test.apart() as target:
@@ -81,10 +81,7 @@ def extras(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
 
 
 def _state(under_test: DeviceUnderTest, target: Target, package: str) -> tuple[str, str]:
-    """The version of a package, and what is wrong with it, "" for nothing.
-
-    An agent's file brings some that are not installed.
-    """
+    """Version of a package, and its problem or "". An agent's file has some packages itself."""
     version = under_test.examination.packages.get(package, "")
     if package == LOADER:
         return version, "" if version else f"{package} is not installed"
@@ -120,7 +117,7 @@ def loader(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
 
 
 def drivers(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
-    """What was tried, and what each said; nobody asked for a guess, which may fail."""
+    """Check each driver; a guessed one may fail where another works."""
     seen = under_test.examination
     fix = ANDROID_DRIVER if seen.is_android else INSTALL_HINT
     if not under_test.drivers:
@@ -147,13 +144,13 @@ def _removal(result: ProbeResult) -> str:
 
 
 def devices(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
-    """Looking at a driver has built and run a kernel on each of its devices."""
+    """List the devices; probing has built and run a kernel on each."""
     for device in under_test.devices:
         yield CheckResult(True, f"built and ran a kernel: {_described(device)}", of=title(device))
 
 
 def title(device: ProbedDevice) -> str:
-    """A device and its driver, by which findings are told apart."""
+    """A device and its driver, which name a finding."""
     return f"{device.name} ({device.icd})"
 
 
@@ -169,12 +166,12 @@ def _described(device: ProbedDevice) -> str:
     return ", ".join(facts)
 
 
-#: Ops on which a variant failed that are named at most.
+#: Most failed ops of a variant that are named.
 NAMED = 2
 
 
 def kernels(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
-    """On each device its kernels; on the first one the CPU's variants too."""
+    """Check the kernels of each device, and on the first one the CPU's variants."""
     processors: Sequence[Processor] = PROCESSORS
     devices, limit = under_test.devices, Budget(under_test.budget_s)
     for at, device in enumerate(devices):
@@ -204,7 +201,7 @@ def _on(
 def _checked(
     under_test: DeviceUnderTest, soc: LocalSoc, tasks: Sequence[CheckTask], label: str
 ) -> CheckRun:
-    """Behind an agent, on this machine too: a driver that crashes costs the task that did it."""
+    """Check tasks by an agent, as a driver may crash; only the crashing task is lost."""
     with (
         closing(connect(under_test.serial, soc)) as target,
         closing(target.fresh()) as fresh,
@@ -242,7 +239,7 @@ def _failure(
 def _consequence(
     failed: Sequence[VariantCheck], problems: Collection[str], soc: LocalSoc
 ) -> tuple[str, str]:
-    """What codl does about a variant that fails, and what is left to do."""
+    """What codl does about a variant that fails, and its fix."""
     update = "Update the driver, or choose another by `codl soc detect --opencl-device`"
     task = failed[0].task
     if task.variant.processor == "cpu":
@@ -264,7 +261,7 @@ def _consequence(
 
 
 def stand_in(task: CheckTask, problems: Collection[str], soc: LocalSoc) -> str:
-    """The variant that codl runs in the place of one that fails; "" where there is none."""
+    """The variant that codl runs in place of a failing one; "" where there is none."""
     variants = registry.variants(task.op, task.variant.processor, soc)
     names = (v.name for v in variants if f"{v.op_kind} {v.name}" not in problems)
     return next((name for name in names if name != task.variant.name), "")

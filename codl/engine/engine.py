@@ -25,7 +25,7 @@ from codl.lower import lower
 from codl.records.gpu_limits import LimitedGpu
 from codl.records.results import Adaptation, Checked, Fallback, TimeSpan
 from codl.runtime.loaded import Footprint, Loaded, RefusedError
-from codl.runtime.placement import LocalSoc, at_hand, splittable
+from codl.runtime.placement import LocalSoc, require_local, splittable
 
 if TYPE_CHECKING:  # what a target measures is not loaded to run
     from codl.targets.base import Target
@@ -79,7 +79,7 @@ class Engine:
         fuse: bool = True,
         recovers: bool = False,
     ) -> None:
-        soc = at_hand(target.soc)
+        soc = require_local(target.soc)
         refusals: list[Refusal] = []
         finer = splittable(soc)
         while True:

@@ -12,7 +12,7 @@ from codl.engine.engine import Engine
 from codl.errors import CodlError
 from codl.measure.peers import PeerJob, Tensors
 from codl.records.gpu_limits import UNLIMITED
-from codl.runtime.placement import at_hand
+from codl.runtime.placement import require_local
 from codl.targets.local import LocalTarget
 
 
@@ -21,7 +21,7 @@ class OpenClAll:
     packages: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, job: PeerJob) -> None:
-        soc = at_hand(job.soc)
+        soc = require_local(job.soc)
         if job.plan is None:
             raise CodlError(f"The peer {self.name!r} needs a plan to run by.")
         place = replace(soc.placement, cpu_cores=job.cores, gpu_cores=job.cores, limits=UNLIMITED)

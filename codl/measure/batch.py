@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from statistics import mean
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from codl.errors import CodlError
 from codl.ir.types import PROCESSORS, Processor
@@ -95,23 +95,9 @@ class CompilesAhead(Protocol):
     def compile(self, tasks: Sequence[Task], tuning: Tuning, seconds: float) -> None: ...
 
 
-class Watcher(Protocol):
-    """Told what is going on, so that it is known what a process died of, and what it left.
-
-    `measured` gets each row once, as soon as it is whole.
-    """
-
-    def building(self, index: int) -> None: ...
-    def timing(self) -> None: ...
-    def measured(self, measurement: Measurement) -> None: ...
-
-
-class Unwatched:
-    """A watcher that does not care: this process sees for itself."""
-
-    def building(self, index: int) -> None: ...
-    def timing(self) -> None: ...
-    def measured(self, measurement: Measurement) -> None: ...
+#: Gets the progress of a batch: a task begins, by its index, tasks are timed together, or a task is
+#: done, with its measurement.
+Emit: TypeAlias = Callable[[Literal["begin", "timing", "done"], int, "Measurement | None"], object]
 
 
 class BatchRunner:
@@ -124,14 +110,17 @@ class BatchRunner:
     def _anchors(self) -> list[Prepared]:
         return drift.prepare(self._bench)
 
-    def measure(self, batch: MeasureBatch, watcher: Watcher) -> BatchResult:
-        """Build the first tasks and let them take turns, in a batch's time or what is left."""
+    def measure(self, batch: MeasureBatch, emit: Emit) -> tuple[tuple[AnchorRow, ...], Conditions]:
+        """Build the first tasks and let them take turns, in a batch's time or what is left.
+
+        `emit` gets each measurement. Returns the rows of the anchors and the last conditions.
+        """
         # As much time each to compile, to build and to measure them.
         seconds = min(batch.left_s / (3 if self._ahead.is_used else 2), batch.rounds.span_s)
         first = (*drift.tasks_of(self._bench.soc), *batch.tasks)
         self._ahead.compile(first, batch.tuning, seconds)
         readings = [self._read()]
-        prepared, done = self._prepare(batch, seconds, watcher)
+        prepared = self._prepare(batch, seconds, emit)
 
         def look() -> None:
             readings.append(self._read())
@@ -139,18 +128,19 @@ class BatchRunner:
         look()
         for anchor in self._anchors:
             anchor.timed.taken_s.clear()
-        watcher.timing()
-        timed: list[Timed] = [item.timed for item in (*self._anchors, *prepared)]
+        emit("timing", 0, None)
+        timed: list[Timed] = [item.timed for item in (*self._anchors, *prepared.values())]
         rounds = replace(batch.rounds, span_s=seconds)
-        timing.measure(timed, rounds, lambda: self._is_disturbed(batch, prepared), after_round=look)
+        timing.measure(
+            timed, rounds, lambda: self._is_disturbed(batch, [*prepared.values()]), after_round=look
+        )
         meanwhile = Conditions.over(readings)
-        for item in prepared:
+        for index, item in prepared.items():
             is_disturbed = self._is_disturbed(batch, [item])
             row = item.row(1.0 if is_disturbed else self._drift(batch, item.task))
-            done.append(Measurement(item.task, row.under(meanwhile), is_disturbed))
-            watcher.measured(done[-1])
+            emit("done", index, Measurement(item.task, row.under(meanwhile), is_disturbed))
         anchors = tuple(drift.row_of(anchor).under(meanwhile) for anchor in self._anchors)
-        return BatchResult(tuple(done), anchors, conditions=readings[-1])
+        return anchors, readings[-1]
 
     def _is_disturbed(self, batch: MeasureBatch, prepared: Sequence[Prepared]) -> bool:
         """Whether the anchors of a processor that some of these ran on do not agree."""
@@ -163,38 +153,36 @@ class BatchRunner:
         sides = processors_of(task)
         return mean(drift.drift_of(self._anchors, p, batch.reference_ms).factor for p in sides)
 
-    def _prepare(
-        self, batch: MeasureBatch, seconds: float, watcher: Watcher
-    ) -> tuple[list[Prepared], list[Measurement]]:
+    def _prepare(self, batch: MeasureBatch, seconds: float, emit: Emit) -> dict[int, Prepared]:
         """Build tasks until there is enough for `seconds`, or for the memory.
 
-        Those that are ready, and the rows of those that failed or are done; deadly ones fail.
+        Returns those that are ready by their indices. Tasks that fail are done; deadly ones fail.
         """
-        prepared: list[Prepared] = []
-        done: list[Measurement] = []
+        prepared: dict[int, Prepared] = {}
+        is_any_done = False
         planned = taken = large = 0.0
         # Devices and hosts with little memory get small batches.
         limit = min(MEMORY_SHARE * memory_of().total or MEMORY_BYTES, MEMORY_BYTES)
         begin = time.monotonic()
         for index, task in enumerate(batch.tasks):
             is_enough = planned >= seconds or time.monotonic() - begin >= seconds
-            if is_enough and (prepared or done):
+            if is_enough and (prepared or is_any_done):
                 break
             size = COPIES * _bytes(task)
             more = size if size > LARGE * limit else 0.0
             if prepared and (taken + size > limit or (more and large + more > ALL_LARGE * limit)):
                 continue  # smaller ones may fit; it comes first in a later batch
             taken, large = taken + size, large + more
-            watcher.building(index)
+            emit("begin", index, None)
             deadly = self._ahead.deadly.get(task)
             built = deadly_row(task, batch.run, deadly) if deadly else self._bench.prepare(task)
             if isinstance(built, Prepared):
-                prepared.append(built)
+                prepared[index] = built
                 planned += built.timed.seconds
             else:
-                done.append(Measurement(task, built.under(self._read())))
-                watcher.measured(done[-1])
-        return prepared, done
+                is_any_done = True
+                emit("done", index, Measurement(task, built.under(self._read())))
+        return prepared
 
 
 def processors_of(task: Task) -> tuple[Processor, ...]:

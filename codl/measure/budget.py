@@ -14,8 +14,8 @@ from codl.errors import InterruptedCommandError
 Progress: TypeAlias = Callable[[int, int, float], None]
 
 
-def nobody(done: int, total: int, left_s: float) -> None:
-    """Where nobody listens."""
+def no_progress(done: int, total: int, left_s: float) -> None:
+    """Default: no progress output."""
 
 
 T = TypeVar("T")
@@ -85,7 +85,7 @@ class Budget:
         return min(self.spent_s / max(done, 1) * (total - done), self.left_s)
 
     def steps(
-        self, items: Iterable[T], progress: Progress = nobody, *, total: int | None = None
+        self, items: Iterable[T], progress: Progress = no_progress, *, total: int | None = None
     ) -> Iterator[T]:
         """One item after the other while there is time; `progress` hears of each that is done.
 
@@ -101,7 +101,9 @@ class Budget:
             yield next(coming)
             progress(done, count, self.to_go_s(done, count))
 
-    def shared(self, items: Sequence[T], progress: Progress = nobody) -> Iterator[tuple[T, Budget]]:
+    def shared(
+        self, items: Sequence[T], progress: Progress = no_progress
+    ) -> Iterator[tuple[T, Budget]]:
         """One item after the other until the time is over, each with its share of what is left."""
         for done, item in enumerate(items):
             if self.is_over():

@@ -20,7 +20,7 @@ from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry
 from codl.kernels.base import Variant
 from codl.lower import pieces
-from codl.measure.budget import Budget, Progress, nobody
+from codl.measure.budget import Budget, Progress, no_progress
 from codl.measure.op_runner import operands
 from codl.records.soc import Soc
 from codl.runtime.cache import VariantBlocklist
@@ -257,7 +257,7 @@ def check_all(
     keep: Callable[[VariantCheck], object] = lambda checked: None,
     checking: Callable[[CheckTask], object] = lambda task: None,
     budget: Budget | None = None,
-    progress: Progress = nobody,
+    progress: Progress = no_progress,
 ) -> CheckRun:
     """Check tasks in a budget; `checking` hears of each before, `keep` gets its result."""
     run, budget = CheckRun(), budget or Budget()

@@ -29,8 +29,8 @@ T = TypeVar("T")
 State = Literal["joining", "measuring", "idle", "away", "out"]
 
 
-class Measures(Protocol):
-    """What of a target collecting needs."""
+class MeasuringTarget(Protocol):
+    """The methods of a target that collecting needs."""
 
     @property
     def serial(self) -> str: ...
@@ -38,50 +38,50 @@ class Measures(Protocol):
     def soc(self) -> Soc: ...
     @property
     def replays(self) -> Mapping[str, Any] | None:
-        """The dataset that its latencies are from; None where it measures them."""
+        """Description of the dataset that a replay answers from; None for a machine."""
         ...
 
     def within(self, seconds: float) -> AbstractContextManager[None]:
-        """What is asked inside is ended after so long, where the device hangs."""
+        """End calls inside after so many seconds, even where the device hangs."""
         ...
 
     def describe(self) -> Any: ...
 
     def open(self) -> Mapping[str, str]:
-        """Open the SoC's device, and say which it is and by which driver."""
+        """Open the SoC's device; the device and its driver."""
         ...
 
     def clocks_mhz(self) -> dict[str, float]:
-        """The current clock of each core in use, where the system tells."""
+        """The current clock of each core in use, where the system reports it."""
         ...
 
     def conditions(self) -> Conditions:
-        """Temperature, clocks and battery, as they are now."""
+        """Temperature, clocks and battery, now."""
         ...
 
     def measure(self, batch: MeasureBatch) -> BatchResult: ...
 
 
-#: What waits while a target is hot; asked for once, when the target was first reached.
-Cooling: TypeAlias = Callable[[Measures], CoolDown]
-#: Where and how a target measures, as far as somebody tells; asked for when it is reached.
-Tells: TypeAlias = Callable[[Measures], Environment | None]
+#: Makes the waits while a target is hot; called when the target is first connected.
+Cooling: TypeAlias = Callable[[MeasuringTarget], CoolDown]
+#: Reads the environment of a target; called when it is connected.
+EnvironmentReader: TypeAlias = Callable[[MeasuringTarget], Environment | None]
 
 
-def cool_down(target: Measures) -> CoolDown:
+def cool_down(target: MeasuringTarget) -> CoolDown:
     """With the usual limits."""
     return CoolDown(target.conditions)
 
 
-def untold(target: Measures) -> None:
-    """Nobody tells."""
+def no_environment(target: MeasuringTarget) -> None:
+    """Default: no environment."""
 
 
 class Clock:
     """Time that passes, and waiting for it."""
 
     def now(self) -> float:
-        """Seconds, by a clock that nobody sets."""
+        """Seconds of a monotonic clock."""
         return time.monotonic()
 
     def wait(self, jobs: Sequence[Future[Any]], seconds: float | None) -> None:
@@ -95,8 +95,8 @@ class Clock:
 SYSTEM_CLOCK = Clock()
 
 
-class Here(Executor):
-    """Works in the thread that asks."""
+class InlineExecutor(Executor):
+    """An executor that works in the calling thread."""
 
     def submit(self, work: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         done: Future[T] = Future()
@@ -108,12 +108,12 @@ class Here(Executor):
 
 
 class LowBatteryError(DeviceError):
-    """A device is left alone because its battery runs out."""
+    """A device is not used because its battery is low."""
 
 
 @dataclass(frozen=True)
-class Reached:
-    """A target that answers: its clocks, how it is, and what waits while it is hot."""
+class ConnectedDevice:
+    """A target that answers: its clocks, its conditions, and its waits while it is hot."""
 
     clock_mhz: Mapping[str, float]
     now: Conditions
@@ -122,10 +122,10 @@ class Reached:
 
 
 @dataclass(frozen=True)
-class DeviceNews:
-    """The state of a device, with the number of tasks `measured` and of times that it was `lost`.
+class DeviceStatus:
+    """State of a device, with the number of tasks `measured` and of times that it was `lost`.
 
-    `problem` says why it is away or out; one that is away is tried again in `retry_s` seconds.
+    `problem` is why it is away or out. A device that is away is tried again in `retry_s` seconds.
     """
 
     serial: str
@@ -139,15 +139,15 @@ class DeviceNews:
 
 @dataclass
 class Device:
-    """A device of a collection; it has a `run` once it was reached."""
+    """A device of a collection; it has a `run` after it was first connected."""
 
-    target: Measures
+    target: MeasuringTarget
     worker: Executor
     #: The most tasks that are sent at a time.
     most: int
     cools: Cooling
-    tells: Tells = untold
-    #: Whether others measure for the same dataset, so that it must be just like them.
+    tells: EnvironmentReader = no_environment
+    #: Whether other devices measure for the same dataset, so it must be equal to them.
     has_others: bool = False
     run: str = ""
     state: State = "idle"
@@ -175,13 +175,13 @@ class Device:
         """Reach it in what is left of the time, and see whether it is what it should be."""
         self.state, self.job = "joining", self.worker.submit(self._reached, left_s)
 
-    def _reached(self, left_s: float) -> Reached:
+    def _reached(self, left_s: float) -> ConnectedDevice:
         with self.target.within(left_s + GRACE_S):
             if self.has_others:
                 _check_soc(self.target)
             cooling = self.cooling or self.cools(self.target)
             now = self.target.conditions()
-            return Reached(self.target.clocks_mhz(), now, cooling, self.tells(self.target))
+            return ConnectedDevice(self.target.clocks_mhz(), now, cooling, self.tells(self.target))
 
     def measure(self, batch: MeasureBatch, left_s: Callable[[], float], least_s: float) -> None:
         """Measure once it is cool, unless less than `least_s` seconds are left then."""
@@ -211,27 +211,30 @@ class Device:
         self.tries += 1
         self.state, self.problem, self.retry_at = "away", problem, now + pause
 
-    def news(self, now: float) -> DeviceNews:
+    def news(self, now: float) -> DeviceStatus:
         problem = "" if self.problem is None else str(self.problem)
         retry_s = max(0.0, self.retry_at - now) if self.state == "away" else 0.0
-        return DeviceNews(
+        return DeviceStatus(
             self.serial, self.state, self.run, self.measured, self.lost, problem, retry_s
         )
 
 
 def devices_of(
-    targets: Sequence[Measures], most: int, cools: Cooling, tells: Tells = untold
+    targets: Sequence[MeasuringTarget],
+    most: int,
+    cools: Cooling,
+    tells: EnvironmentReader = no_environment,
 ) -> list[Device]:
     """One works here; each of several has a thread of its own."""
     if len(targets) == 1:
-        return [Device(targets[0], Here(), most, cools, tells)]
+        return [Device(targets[0], InlineExecutor(), most, cools, tells)]
     return [
         Device(target, ThreadPoolExecutor(1, target.serial), most, cools, tells, has_others=True)
         for target in targets
     ]
 
 
-def _check_soc(target: Measures) -> None:
+def _check_soc(target: MeasuringTarget) -> None:
     """Raise `MismatchError` where a target is not the SoC that it should be, in what matters."""
     soc, identity, cpu = target.soc, target.open(), target.describe().cpu.name
     wanted = {"OpenCL device": soc.gpu.name, "driver": soc.gpu.driver, "CPU": soc.cpu.name}

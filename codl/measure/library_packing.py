@@ -35,12 +35,12 @@ class OpenVinoPacking:
         (net,) = executable.nets
         assert isinstance(net, OpenVinoNet)
         self._cores = soc.placement.cpu_cores
-        with threads.placed(self._cores):
+        with threads.pinned_to(self._cores):
             self._request = profiled_in_openvino(executable, net, soc)
 
     def sample(self, repeats: int) -> Seconds:
         """Mean seconds of the copies before the convolution, or behind it."""
-        with threads.placed(self._cores):
+        with threads.pinned_to(self._cores):
             return {WHOLE: sum(self._once_s() for _ in range(repeats)) / repeats}
 
     def _once_s(self) -> float:

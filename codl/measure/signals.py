@@ -19,7 +19,7 @@ from codl.errors import DeviceError
 from codl.kernels.source import FLAG_KERNEL, FLAG_SOURCE, flag_options, flag_text
 from codl.measure.tasks import SignalTask
 from codl.measure.timing import WHOLE, Seconds
-from codl.runtime.drivers import cl_module, explained, make_kernel
+from codl.runtime.drivers import as_device_error, cl_module, make_kernel
 from codl.runtime.launch import BoundKernel
 from codl.runtime.memory import Flag, flag_words
 from codl.runtime.opencl import OpenClDevice
@@ -129,7 +129,7 @@ def make_flag(gpu: OpenClDevice) -> Flag:
     options = flag_options(gpu.soc.gpu.opencl_version)
     program = gpu.programs.build_text(FLAG_SOURCE, flag_text(), options)
     words, seen = flag_words(gpu)
-    with explained("Binding the kernel of a flag"):
+    with as_device_error("Binding the kernel of a flag"):
         kernel = BoundKernel(FLAG_KERNEL, make_kernel(program, FLAG_KERNEL), (1,), (1,), [seen])
     return Flag(gpu, words, kernel)
 

@@ -27,7 +27,7 @@ from codl.kernels.kernel import Kernel
 from codl.kernels.source import source_digest
 from codl.kernels.tuning import Tuning
 from codl.measure import tuning_file
-from codl.measure.budget import Budget, Progress, nobody
+from codl.measure.budget import Budget, Progress, no_progress
 from codl.measure.check_variants import difference_of_finite, tolerance
 from codl.measure.dataset import Dataset
 from codl.measure.op_runner import GpuWork, operands
@@ -192,7 +192,7 @@ def tune(
     keep: Callable[[Tuned], object] = lambda result: None,
     searching: Callable[[TuneTask], object] = lambda task: None,
     budget: Budget | None = None,
-    progress: Progress = nobody,
+    progress: Progress = no_progress,
 ) -> TuneRun:
     """Search the tasks that `tuning` has no complete result for.
 

@@ -46,7 +46,7 @@ class UiProbe:
     def _placed(self) -> AbstractContextManager[None]:
         """To the cores that the device works on: its driver lets a thread that waits help."""
         placement = self._device.soc.placement
-        return threads.placed(placement.gpu_cores or placement.cpu_cores)
+        return threads.pinned_to(placement.gpu_cores or placement.cpu_cores)
 
     def _draw_one(self) -> None:
         self._device.submit([self._kernel])

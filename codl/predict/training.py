@@ -14,7 +14,7 @@ import numpy as np
 from codl.errors import MismatchError
 from codl.ir.types import Direction
 from codl.kernels.tuning import Tuning
-from codl.measure.budget import Budget, Ended, Progress, nobody
+from codl.measure.budget import Budget, Ended, Progress, no_progress
 from codl.measure.dataset import Dataset
 from codl.predict import (
     DEFAULT,
@@ -180,7 +180,7 @@ def train(
     seeds: int = SEEDS,
     workers: Workers = Workers(),
     budget: Budget | None = None,
-    progress: Progress = nobody,
+    progress: Progress = no_progress,
 ) -> TrainReport:
     """Fit and store every predictor of every target with an ok row; hold out unless told not to.
 
@@ -243,7 +243,7 @@ def fitted(
     Raises as `train` does.
     """
     steps = _steps(soc, tuning, training_set.read(dataset)[0], [ESTIMATORS.find(predictor).name])
-    work = _Work(workers, Budget(), nobody)
+    work = _Work(workers, Budget(), no_progress)
     work.expect(steps, [1])
     return _fitted_sets(soc, dataset, tuning, [predictor], steps, work)[predictor]
 

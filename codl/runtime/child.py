@@ -1,8 +1,8 @@
-"""A child process with which this one exchanges frames over its standard input and output.
+"""A child process that exchanges frames over its standard input and output.
 
-What it writes to standard error becomes lines of the log `codl.agent`. Every wait has a limit: a
-child that hangs is killed. A child whose input has ended ends too, even while it works: nobody
-waits for what it does any more, and it would be in the way of the next one on that device.
+Its standard error goes to the log `codl.agent`. Every wait has a limit: a child that hangs is
+killed. A child ends with its input, even while it works: its answer has no reader, and it would
+block the next child on that device.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from codl.errors import DeviceError
 from codl.runtime import threads
 
 LOG = logging.getLogger("codl.agent")
-#: How long a child whose input has ended may take to end by itself.
+#: Seconds that an idle child may take to end after its input.
 END_S = 3.0
-#: And at SIGTERM in the middle of its work.
+#: Seconds that a working child may take to end after SIGTERM.
 TERM_S = 1.0
 
 
 class TimedOutError(DeviceError):
-    """A child did not read or write for as long as it may take."""
+    """A child did not read or write in time."""
 
 
 class Pipe:
-    """A pipe to or from a child; whoever waits for it longer than until `deadline` gives up."""
+    """A pipe to or from a child; reads and writes raise `TimedOutError` after `deadline`."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._descriptor = file, file.fileno()
@@ -45,7 +45,7 @@ class Pipe:
         self.deadline = float("inf")
 
     def read(self, size: int, /) -> bytes:
-        """At most `size` bytes, none at the end; raises `TimedOutError`."""
+        """Read at most `size` bytes, none at the end."""
         while True:
             try:
                 return os.read(self._descriptor, size)
@@ -61,7 +61,7 @@ class Pipe:
                 self._wait(POLLOUT)
 
     def flush(self) -> None:
-        """Nothing is kept back."""
+        """Do nothing: there is no buffer."""
 
     def fileno(self) -> int:
         return self._descriptor
@@ -80,9 +80,9 @@ class Pipe:
 
 
 class Child:
-    """A running process with a pipe to its input and one from its output.
+    """A running process with pipes to its input and from its output.
 
-    It begins on the given cores, or on those that this process was started on.
+    It starts on the given cores, or on those that this process was started on.
     """
 
     def __init__(
@@ -113,16 +113,16 @@ class Child:
         return self._process.pid
 
     def limit(self, seconds: float) -> None:
-        """From now on it may take that long to read what is written or to write what is read."""
+        """Set the deadline of reads and writes to so many seconds from now."""
         self.input.deadline = self.output.deadline = monotonic() + seconds
 
     def kill(self) -> None:
         self._process.kill()
 
     def end(self) -> None:
-        """End it in the middle of its work: by SIGTERM, and by force where it does not heed that.
+        """End a working child: by SIGTERM, and then by force.
 
-        What it has set on its machine, such as a governor, it puts back at SIGTERM.
+        At SIGTERM it restores what it has set on its machine, such as a governor.
         """
         self._process.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -131,7 +131,7 @@ class Child:
         self.close()
 
     def close(self) -> int:
-        """Close its input, at which it ends; its exit code, or minus the signal that ended it."""
+        """Close its input, which ends it; its exit code, or minus the signal that ended it."""
         self.input.close()
         try:
             code = self._process.wait(END_S)
@@ -143,10 +143,7 @@ class Child:
         return code
 
     def ending(self, keys: Iterable[str] = ()) -> str:
-        """How it ended, and the most telling of its last lines, one with a key if there is one.
-
-        It must be ending, or is killed.
-        """
+        """How it ended, with the last line, or one that contains a key; kills it if needed."""
         code = self.close()
         last = f": {telling(self._lines, keys).rstrip('.')}" if self._lines else ""
         return f"crashed (signal {-code}){last}" if code < 0 else f"ended with code {code}{last}"
@@ -161,9 +158,15 @@ class Child:
 
 
 def telling(lines: Sequence[str], keys: Iterable[str]) -> str:
-    """The first of some lines that has a key, else the last: programs say why they end anywhere."""
+    """The first line with a key, else the last one."""
     keys = tuple(keys)
     return next((line for line in lines if any(key in line for key in keys)), lines[-1])
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error: libraries write many."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
 
 
 def inherited() -> dict[str, str]:
@@ -173,7 +176,7 @@ def inherited() -> dict[str, str]:
 
 
 def own_streams() -> tuple[BinaryIO, BinaryIO]:
-    """In a child, its standard input and output for frames alone; all else gets others."""
+    """In a child, standard input and output for frames; other code gets replacements."""
     reader, writer = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -183,17 +186,17 @@ def own_streams() -> tuple[BinaryIO, BinaryIO]:
     return reader, writer
 
 
-#: Seconds that work under way may last when the input has ended, and then the process's end.
+#: Seconds from the end of the input to SIGTERM, and from there to SIGKILL.
 GRACE_S = 5.0
-#: The other side has closed its end; a pipe's hang-up is always told. Not every system has this.
+#: Event of an input that the other side has closed, where the system has it.
 CLOSED = getattr(select, "POLLRDHUP", 0)
 
 
 @contextmanager
 def ending_with(descriptor: int) -> Iterator[None]:
-    """Inside, this process ends soon after the input `descriptor` has: by SIGTERM, then by force.
+    """Inside, this process ends soon after the input `descriptor`: by SIGTERM, then by force.
 
-    What is still to be read does not count: without the other side nobody would take the answer.
+    Unread input does not count: without the other side, the answer has no reader.
     """
     is_over = Event()
     wake, waker = os.pipe()

@@ -19,13 +19,13 @@ from codl.runtime.system_files import (
 )
 
 THERMAL = "sys/class/thermal"
-#: Types of thermal zones on a processor, as SoCs call them. Qualcomm's `soc` is of the battery.
+#: Types of thermal zones on a processor. Qualcomm's `soc` is the battery's.
 ZONES = re.compile(
     r"cpu|gpu|g3d|tsens|cluster|core|pkg|soc.?therm|^tj|^(big|mid|little)$", re.IGNORECASE
 )
-#: The zone of machines that have none of those.
+#: Thermal zone of machines without one on a processor.
 BOARD = re.compile(r"acpitz", re.IGNORECASE)
-#: Types of cooling devices that hold a processor's clocks down, or stop some of its cores.
+#: Types of cooling devices that lower a processor's clocks, or stop some of its cores.
 COOLING: dict[Processor, re.Pattern[str]] = {
     "cpu": re.compile(r"cpu|cluster|^processor$|powerclamp", re.IGNORECASE),
     "gpu": re.compile(r"gpu|kgsl|mali|g3d|devfreq", re.IGNORECASE),
@@ -35,10 +35,10 @@ MOST_NAME = 64
 
 
 class ConditionReader:
-    """Reads the conditions of this machine, as they matter to a SoC.
+    """Reads the conditions of this machine for a SoC.
 
-    Which files there are is seen once, their content every time. Of the clocks' limits the highest
-    that was seen is what there would be without heat: a limit that somebody set stays as it is.
+    Files are found once, and read every time. The highest seen limit of a clock is the limit
+    without heat, so a limit that a user has set counts as normal.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class ConditionReader:
         self._stopped = self._quota_periods()
 
     def read(self) -> Conditions:
-        """As they are now."""
+        """The conditions now."""
         batteries = list(self._files.batteries())
         fullest = max(batteries, key=lambda battery: battery.percent or 0, default=None)
         degrees = [self._files.celsius(path) for path in self._zones]
-        degrees.append(_told(self._card.celsius) if self._card else None)
+        degrees.append(_reading(self._card.celsius) if self._card else None)
         throttled = self._throttled()
         return Conditions(
             temperature_c=max((c for c in degrees if c is not None), default=None),
@@ -86,7 +86,7 @@ class ConditionReader:
         )
 
     def _quota_periods(self) -> int:
-        """In how many periods a quota has stopped this process's groups since they were made."""
+        """Number of periods in which a quota has stopped this process's groups."""
         found = []
         for folder in self._groups:
             lines = map(str.split, self._files.text(f"{folder}/cpu.stat").splitlines())
@@ -96,12 +96,12 @@ class ConditionReader:
         return max(found, default=0)
 
     def _folders(self, cores: Collection[int]) -> list[str]:
-        """Those of the clusters of some cores; of all where none is named."""
+        """Folders of the clusters of some cores; of all where no core is given."""
         clusters = self._clusters
         return [cluster.folder for cluster in clusters if not cores or {*cluster.cores} & {*cores}]
 
     def _cores_mhz(self, cores: Collection[int]) -> float | None:
-        """The fastest of their clocks: idle clusters are slow."""
+        """The highest clock of these cores: idle clusters are slow."""
         clocks = [self._files.mhz(f"{folder}/scaling_cur_freq") for folder in self._folders(cores)]
         return max((mhz for mhz in clocks if mhz is not None), default=None)
 
@@ -109,7 +109,7 @@ class ConditionReader:
         if self._is_one_cpu:
             return self._cores_mhz(self._gpu_cores)
         if self._card:
-            return _told(self._card.mhz)
+            return _reading(self._card.mhz)
         clocks = map(self._files.mhz, self._gpu.clocks if self._gpu else ())
         return next((mhz for mhz in clocks if mhz is not None), None)
 
@@ -119,7 +119,7 @@ class ConditionReader:
             if any((self._files.number(f"{x}/cur_state") or 0) > 0 for x in self._cooling[side]):
                 held.add(side)
         folders = self._folders({*self._cpu_cores, *self._gpu_cores})
-        # Each is looked at: the highest limit that was seen is kept of each.
+        # All are read: the highest seen limit of each is kept.
         lowered = [self._is_lowered(f"{folder}/scaling_max_freq") for folder in folders]
         if any(lowered):
             held.add("cpu")
@@ -127,14 +127,14 @@ class ConditionReader:
             level = self._files.number(self._gpu.level) if self._gpu.level else None
             if self._is_lowered(f"{self._gpu.devfreq}/max_freq") or (level or 0) > 0:
                 held.add("gpu")
-        if self._card and _told(self._card.is_held_down):
+        if self._card and _reading(self._card.is_held_down):
             held.add("gpu")
         if self._is_one_cpu:
             return {*PROCESSORS} if "cpu" in held else set()
         return held
 
     def _is_lowered(self, path: str) -> bool:
-        """Whether a limit is lower than it was."""
+        """Whether a limit is lower than before."""
         limit = self._files.mhz(path)
         if limit is None:
             return False
@@ -150,7 +150,7 @@ class ConditionReader:
 
 
 def thermometers(files: SystemFiles = SYSTEM) -> tuple[str, ...]:
-    """The sensors of processors' temperatures that tell one now, as the system calls them."""
+    """Names of the readable temperature sensors of processors."""
     zones = [path for path in _zones(files) if files.celsius(path) is not None]
     names = [files.text(f"{path.rpartition('/')[0]}/type") for path in zones]
     gpu = gpu_files(files)
@@ -160,14 +160,14 @@ def thermometers(files: SystemFiles = SYSTEM) -> tuple[str, ...]:
 
 
 def _card(soc: LocalSoc | None, gpus: Callable[[], list[NvidiaGpu]]) -> NvidiaGpu | None:
-    """The SoC's GPU where it is NVIDIA's; None where several have its name, of which any may be."""
+    """The SoC's GPU where it is NVIDIA's; None where several GPUs have its name."""
     if soc is None or soc.gpu.is_cpu:
         return None
     alike = [gpu for gpu in gpus() if gpu.model == soc.gpu.name]
     return alike[0] if len(alike) == 1 else None
 
 
-def _told(read: Callable[[], float]) -> float | None:
+def _reading(read: Callable[[], float]) -> float | None:
     try:
         return float(read())
     except OSError:
@@ -175,7 +175,7 @@ def _told(read: Callable[[], float]) -> float | None:
 
 
 def _zones(files: SystemFiles) -> list[str]:
-    """The temperatures of processors, or of the board where there are none."""
+    """Temperature files of processors, or of the board where there are none."""
     kinds = {zone: files.text(f"{zone}/type") for zone in files.find(f"{THERMAL}/thermal_zone*")}
     for pattern in (ZONES, BOARD):
         zones = [f"{zone}/temp" for zone, kind in kinds.items() if pattern.search(kind)]

@@ -2,8 +2,8 @@
 
 A frame is a head of 16 bytes (`MAGIC`, its number in this direction, bytes of JSON, count of
 blobs; little-endian), the length of every blob (8 bytes each), the JSON and the blobs. Numbers
-count from 0, so that a frame that was lost or sent twice is noticed. Messages are msgspec structs:
-what does not fit its declared type is refused. The first error ends a connection.
+count from 0, so a lost or repeated frame is noticed. Messages are msgspec structs: a value of
+another type is refused. The first error ends a connection.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from codl.errors import CodlError
 
 MAGIC = b"CDL1"
 HEAD = struct.Struct("<4sIII")
-#: The most that a frame may have of JSON, of blobs, and of bytes in all of its blobs together.
+#: Most bytes of JSON, blobs, and bytes of all blobs of a frame.
 MOST_JSON, MOST_BLOBS, MOST_BYTES = 64 << 20, 1 << 16, 8 << 30
-#: Bytes that are read at a time: a wrong length costs no memory before its bytes have come.
+#: Bytes that are read at a time: a wrong length costs no memory before its bytes arrive.
 PIECE = 1 << 20
 
 In = TypeVar("In")
@@ -30,7 +30,7 @@ Out = TypeVar("Out")
 
 
 class FrameError(CodlError):
-    """The other side sent what is no frame, or the connection has ended."""
+    """The other side sent an invalid frame, or the connection has ended."""
 
 
 class ConnectionEnded(FrameError):  # noqa: N818 (an end is no defect)
@@ -48,7 +48,7 @@ class Reader(Protocol):
 
 
 class Writer(Protocol):
-    """A byte stream to write; `write` takes all bytes that it is given."""
+    """A byte stream to write; `write` takes all bytes."""
 
     def write(self, data: bytes | memoryview, /) -> object: ...
     def flush(self) -> object: ...
@@ -56,7 +56,7 @@ class Writer(Protocol):
 
 @dataclass(frozen=True)
 class FrameLimits:
-    """The largest frame that is taken or sent."""
+    """Limits of a frame, received or sent."""
 
     json_bytes: int = MOST_JSON
     blobs: int = MOST_BLOBS
@@ -80,14 +80,14 @@ class FrameLimits:
 LIMITS = FrameLimits()
 
 
-#: What came with a message; it is read in place, as it may be most of a device's memory.
+#: Binary data of a message. It is read in place: it may be most of a device's memory.
 Blob = bytearray
 
 
 class Connection(Generic[In, Out]):
-    """Messages to and from the other side of a byte stream; `incoming` is what may come.
+    """Messages to and from the other side of a byte stream; `incoming` is their type.
 
-    Every method raises `FrameError`, and does so ever after once it has been raised.
+    Every method raises `FrameError`; after the first one, all do.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Connection(Generic[In, Out]):
         return message, blobs
 
     def send_last(self, message: Out) -> None:
-        """Say why the connection ends, if the other side still listens."""
+        """Send why the connection ends, where the other side still reads."""
         self._error = None
         try:
             self.send(message)
@@ -151,7 +151,7 @@ class Connection(Generic[In, Out]):
             self._error = self._error or ConnectionEnded("It was ended from this side.")
 
     def last(self) -> In | None:
-        """What the other side said last; it may have done so before a `send` failed."""
+        """The last message of the other side, which may have come before a `send` failed."""
         error, self._error = self._error, None
         message: In | None = None
         try:
@@ -163,7 +163,7 @@ class Connection(Generic[In, Out]):
             self._error = error
 
     def refuse(self, problem: str) -> FrameError:
-        """End the connection because of a message that is valid but not now; the error to raise."""
+        """End the connection because of a message that is not valid now; the error to raise."""
         return self._ended(FrameError(problem))
 
     def _frame(self) -> tuple[Blob, list[Blob]]:

@@ -1,4 +1,4 @@
-"""Detection of this machine as a SoC, and of the cores that its two sides really run on."""
+"""Describes a machine as a SoC, and observes the cores that its two sides use."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from codl.runtime.placement import LocalSoc, Placement, check_cores
 from codl.runtime.probe import ProbedDevice, ProbeResult
 
 OBSERVE_S = 0.5
-#: The turns of pinned and unpinned threads: at least, and as many more as begin in these seconds;
-#: and in each the runs that are not timed, and those that are.
+#: Turns of pinned and unpinned threads: their least number, and the seconds in which more begin; in
+#: each turn the runs that are not timed, and those that are.
 TURNS, TURNS_S, SETTLING, TIMED = 12, 1.0, 2, 6
-#: Preferred where several devices would do: GPUs first, then in this order.
+#: Order of preference of drivers, after GPUs.
 PREFERRED = ("intel-opencl-rt", "pocl-binary-distribution", "pocl")
 
 
@@ -42,10 +42,10 @@ def describe(
     element: str = ELEMENT_NAMES[0],
     cpu_threads: int | None = None,
 ) -> LocalSoc:
-    """A machine with `device` as its GPU side; a device that is a CPU gets half of the cores.
+    """Describe a machine with `device` as its GPU side; a device that is a CPU gets half the cores.
 
-    The machine is this one, or what `cpu` says of another. The CPU side has a thread for each of
-    its cores, or `cpu_threads`; raises as `place` does.
+    `cpu` is the machine's CPU, by default this one's. The CPU side has a thread for each of its
+    cores, or `cpu_threads`. Raises as `place`.
     """
     cpu = cpu or cpu_facts()
     if element not in ELEMENT_NAMES:
@@ -78,12 +78,11 @@ def describe(
 
 
 def place(device: ProbedDevice, cpu: CpuFacts, cpu_threads: int | None = None) -> Placement:
-    """Where both sides are on a machine with `device`, with so many threads of the CPU side.
+    """Place both sides on a machine with `device`.
 
-    Beside a GPU these are by default one for each fast core of one NUMA node, as threads wait for
-    the slowest; a device that is a CPU gets the slower or farther half of the cores. Raises
-    `DeviceError` where there is only one core for two sides, and `CodlError` for more threads than
-    cores.
+    Beside a GPU, the CPU side by default has a thread for each fast core of one NUMA node, as
+    threads wait for the slowest. A device that is a CPU gets the slower or farther half of the
+    cores. Raises `DeviceError` for one core, and `CodlError` for more threads than cores.
     """
     cores = cpu.cores
     if device.type == "gpu":
@@ -100,7 +99,7 @@ def place(device: ProbedDevice, cpu: CpuFacts, cpu_threads: int | None = None) -
 
 
 def choose(probed: Sequence[ProbeResult], device: str | None) -> ProbedDevice:
-    """The OpenCL device to use, of all that answered."""
+    """Choose an OpenCL device of the probed ones, by name or by preference."""
     devices = [d for result in probed for d in result.devices]
     if not devices:
         failures = "; ".join(f"{r.icd}: {r.error.rstrip('.') or 'no device'}" for r in probed)
@@ -118,12 +117,12 @@ def choose(probed: Sequence[ProbeResult], device: str | None) -> ProbedDevice:
 
 
 def observe_cores(gpu: OpenClDevice) -> dict[str, list[int]]:
-    """Work on either side alone and report the cores on which its threads were seen.
+    """Run each side alone; the cores on which its threads were seen.
 
     Empty for a side that uses no core of this machine.
     """
     soc = gpu.soc
-    with threads.placed(soc.placement.cpu_cores):
+    with threads.pinned_to(soc.placement.cpu_cores):
         of_gpu = _observe_gpu(gpu) if soc.gpu.is_cpu else []
         others = gpu.worker_threads | threads.others_threads() - {get_native_id()}
         stop, observer = Event(), threads.CoreObserver(ignore=others)
@@ -167,10 +166,10 @@ def busy_net(soc: LocalSoc) -> HostSession:
 
 
 def unpinned_ratios(soc: LocalSoc, cores: Sequence[int]) -> tuple[float, ...]:
-    """Latency of the CPU side's threads on all of `cores` over that on its own cores, by turns.
+    """Latency with the CPU side's threads on all of `cores`, over that on its own, in turns.
 
-    Each way has a calling thread of its own, whose threads of OpenMP keep the cores on which they
-    were made. Raises `DeviceError` for cores that this process may not use.
+    Each way has a calling thread of its own, whose OpenMP threads keep the cores on which they were
+    made. Raises `DeviceError` for cores that this process may not use.
     """
     own = soc.placement
     wide = replace(own, cpu_cores=tuple(cores), cpu_threads=own.threads)
@@ -192,7 +191,7 @@ def unpinned_ratios(soc: LocalSoc, cores: Sequence[int]) -> tuple[float, ...]:
 
 
 def _turn_s(net: HostSession) -> float:
-    """Seconds of a run, when no thread of another turn looks for work any more."""
+    """Seconds of a run, after the threads of the other turn are idle."""
     threads.wait_until_idle()
     taken_s = []
     for _ in range(SETTLING + TIMED):
@@ -203,7 +202,7 @@ def _turn_s(net: HostSession) -> float:
 
 
 def _memory_types(device: ProbedDevice) -> tuple[str, ...]:
-    """What tensors lie in unless somebody says otherwise: a CPU only emulates images, slowly."""
+    """Default memory types: a CPU emulates images slowly."""
     return device.memory_types if device.type == "gpu" else MEMORY_TYPES[:1]
 
 

@@ -1,5 +1,5 @@
 """OpenCL drivers and pyopencl: drivers are made loadable, pyopencl, or what stands in for it, is
-imported once that is done, and what a driver raises is explained.
+imported once that is done, and errors of drivers become a `DeviceError`.
 
 The loader finds a driver through `.icd` files. Those of wheels hold placeholder paths and need
 libraries of other wheels, so codl writes an ICD folder of its own, preloads those libraries and
@@ -220,7 +220,7 @@ _MEANINGS = {
 
 
 @contextmanager
-def explained(action: str) -> Iterator[None]:
+def as_device_error(action: str) -> Iterator[None]:
     """Turn what a driver raises inside into a `DeviceError`: what failed, the code, its meaning."""
     try:
         yield

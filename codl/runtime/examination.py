@@ -1,6 +1,6 @@
-"""Inventory of a machine for `codl doctor` and caches: packages, cores, memory, disks, heat.
+"""Inventory of a machine: packages, cores, memory, disks, temperatures.
 
-Only files and tables of the system are read: no driver is loaded and no package is imported.
+Only files of the system are read: no driver is loaded and no package is imported.
 """
 
 from __future__ import annotations
@@ -26,25 +26,22 @@ from codl.runtime.hardware import physical_cores, withheld_cores
 from codl.runtime.system_files import SYSTEM, SystemFiles, clusters, control_groups
 
 MEMINFO = "proc/meminfo"
-#: A control group's limit and what it uses, in bytes, by the version of control groups.
+#: Files with a control group's limit and use of memory in bytes, by version of control groups.
 V1_FILES = "memory.limit_in_bytes", "memory.usage_in_bytes"
 V2_FILES = "memory.max", "memory.current"
 WAIT_POLICY = "OMP_WAIT_POLICY"
-#: The trips of a thermal zone at which a system slows its processors down, or worse.
+#: Kinds of trip points of a thermal zone at which a system slows its processors down, or worse.
 HOT = ("passive", "hot", "critical")
 
-#: Packages that compute what a network is made of, each in some kernel variant.
+#: Packages that compute ops, each in some kernel variant.
 COMPUTING = ("ncnn", "numpy", "onnxruntime", "openvino")
-#: Stands in for pyopencl, and has codl's version.
+#: Name of the stand-in for pyopencl, which has codl's version.
 STAND_IN = "codl.runtime.cl_ctypes"
 
 
 @dataclass(frozen=True)
 class Room:
-    """A folder, and the bytes that are free where it lies or will lie.
-
-    `problem` says why nothing can be written there, "" where it can.
-    """
+    """A folder, and the free bytes on its disk; `problem` is why it cannot be written, or ""."""
 
     folder: str
     free_bytes: int
@@ -52,7 +49,7 @@ class Room:
 
 
 class Memory(NamedTuple):
-    """In bytes; 0 where the system does not tell."""
+    """Memory in bytes; 0 where the system does not report it."""
 
     total: int
     available: int
@@ -80,12 +77,11 @@ class Governor:
 
 @dataclass(frozen=True)
 class Examination:
-    """A machine; `packages` are the versions of what codl needs, "" where it is not installed.
+    """A machine; `packages` are versions of packages that codl uses, "" for one that is missing.
 
-    `wait_policy` is how OpenMP's threads are told to wait for work, "" where nothing is said;
-    `driver_places` are where OpenCL's drivers were looked for, each with what is there.
-    `withheld_cores` are faster ones that this process may not use, which is in `cpuset`. `binding`
-    is what calls OpenCL there, "" where nothing does yet.
+    `wait_policy` is OpenMP's variable of how threads wait, or "". `driver_places` are the places
+    where OpenCL drivers were looked for, with the result. `withheld_cores` are faster cores that
+    this process may not use, by its `cpuset`. `binding` is the binding of OpenCL in use, or "".
     """
 
     python: tuple[int, ...]
@@ -109,12 +105,12 @@ class Examination:
     withheld_cores: tuple[int, ...] = ()
     cpuset: str = ""
     binding: str = ""
-    #: The cores' time that a control group allows, as a number of cores; None without a limit.
+    #: CPU quota of a control group as a number of cores; None without a limit.
     quota_cores: float | None = None
 
     @property
     def quota(self) -> str:
-        """That a control group allows less time than the cores have; "" where it does not."""
+        """Problem of a CPU quota below the number of cores, or ""."""
         if self.quota_cores is None or self.quota_cores >= len(self.cores):
             return ""
         return (
@@ -124,7 +120,7 @@ class Examination:
 
     @property
     def libraries(self) -> dict[str, str]:
-        """Versions of packages and, where no pyopencl calls OpenCL, of what stands in for it."""
+        """Versions of packages and, in place of an unused pyopencl, of its stand-in."""
         versions = {name: version for name, version in self.packages.items() if version}
         if self.binding != "ctypes":
             return versions
@@ -132,14 +128,14 @@ class Examination:
 
     @property
     def confinement(self) -> str:
-        """That the system keeps fast cores from this process, and by what; "" where it does not."""
+        """Problem of fast cores that the system keeps from this process, or ""."""
         if not self.withheld_cores:
             return ""
         used = [core for core in self.cores if core not in self.refused_cores]
         by = f" (its cpuset is {self.cpuset})" if self.cpuset.strip("/") else ""
         return (
             f"Only cores {_numbered(used)} may be used{by}, and the faster cores "
-            f"{_numbered(self.withheld_cores)} not: what is measured is no figure of this machine."
+            f"{_numbered(self.withheld_cores)} not: measurements do not represent this machine."
         )
 
     @property
@@ -159,7 +155,7 @@ def _numbered(cores: Iterable[int]) -> str:
 
 
 def examine(files: SystemFiles = SYSTEM) -> Examination:
-    """Look at this machine."""
+    """Examine this machine."""
     cores = threads.INITIAL_CORES
     memory, search, refused = memory_of(files), Search(files.root), threads.refused_cores(cores)
     return Examination(
@@ -195,13 +191,13 @@ def is_termux(environment: Mapping[str, str], prefix: str) -> bool:
 
 
 def versions() -> dict[str, str]:
-    """Of every package of the base and of the extras; "" where it is not installed."""
+    """Versions of all packages of the base and the extras; "" for a missing one."""
     names = [*BASE.values(), *(name for extra in PACKAGES.values() for name in extra.values())]
     return {name: version_of(name) for name in dict.fromkeys(names)}
 
 
 def version_of(name: str) -> str:
-    """Of a package; "" where it is not installed."""
+    """Version of a package; "" where it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -209,7 +205,7 @@ def version_of(name: str) -> str:
 
 
 def room(folder: Path) -> Room:
-    """How much is free where a folder lies, or where it would be made."""
+    """Free space of a folder, or of where it would be made."""
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     try:
         free = shutil.disk_usage(nearest).free
@@ -222,7 +218,7 @@ def room(folder: Path) -> Room:
 
 
 def thermal_zones(files: SystemFiles = SYSTEM) -> tuple[ThermalZone, ...]:
-    """Every zone that can be read."""
+    """All readable thermal zones."""
     zones = []
     for zone in files.find(f"{THERMAL}/thermal_zone*"):
         celsius = files.celsius(f"{zone}/temp")
@@ -240,7 +236,7 @@ def thermal_zones(files: SystemFiles = SYSTEM) -> tuple[ThermalZone, ...]:
 
 
 def governors(cores: Collection[int], files: SystemFiles = SYSTEM) -> tuple[Governor, ...]:
-    """Of every cluster that has one, with those of its cores that are among these."""
+    """Governors of the clusters, with their cores among these."""
     every = (
         Governor(
             tuple(core for core in cluster.cores if core in cores),
@@ -255,7 +251,7 @@ def governors(cores: Collection[int], files: SystemFiles = SYSTEM) -> tuple[Gove
 
 
 def memory_of(files: SystemFiles = SYSTEM) -> Memory:
-    """The system's memory, or that of the narrowest control group this process is in."""
+    """Memory of the system, or of this process's narrowest control group."""
     system = _numbers(files.text(MEMINFO))
     total, available = system.get("MemTotal", 0) << 10, system.get("MemAvailable", 0) << 10
     for folder, is_first in control_groups(files, "memory"):
@@ -268,15 +264,15 @@ def memory_of(files: SystemFiles = SYSTEM) -> Memory:
 
 
 def _numbers(text: str) -> dict[str, int]:
-    """By name, of lines of a name and a number."""
+    """Numbers by name, from lines of a name and a number."""
     words = (line.replace(":", " ").split() for line in text.splitlines())
     return {name: int(rest[0]) for name, *rest in words if rest and rest[0].isdigit()}
 
 
 def cpu_quota(files: SystemFiles = SYSTEM) -> float | None:
-    """How many cores' time the narrowest of this process's control groups has; None without limit.
+    """Quota of this process's narrowest control group, as a number of cores; None without a limit.
 
-    It is used up by all threads together, and then all of them stand still until the next period.
+    All threads use it up together; then all of them stand still until the next period.
     """
     quotas = []
     for folder, is_first in control_groups(files, "cpu"):

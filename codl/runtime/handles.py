@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,22 +26,15 @@ from codl.ir.executable_check import UnfitError, check_weight
 from codl.ir.ops.base import Array
 from codl.records.span_names import span_of
 from codl.runtime.cache import VariantBlocklist
-from codl.runtime.drivers import explained, make_kernel
+from codl.runtime.drivers import as_device_error, make_kernel
 from codl.runtime.host_handles import HostHandles
 from codl.runtime.launch import BoundKernel
+from codl.runtime.loaded import StepCallback, no_callback
 from codl.runtime.memory import DeviceMemory, Flag, Staging, allocate, upload
 from codl.runtime.opencl import OpenClDevice
 
 if TYPE_CHECKING:
     import pyopencl as cl
-
-#: Called with the number of a step before its kernels are built or run for the first time, and with
-#: -1 after the last one.
-StepCallback: TypeAlias = Callable[[int], object]
-
-
-def no_callback(step: int) -> None:
-    """The default: steps are not reported."""
 
 
 class Handles:
@@ -83,7 +76,7 @@ class Handles:
         for command in commands:
             if isinstance(command, Raise):  # nothing stands in for a flag's kernel
                 memory_of_flag, name = self._memory[command.buffer], command.kernel
-                with explained("Binding the kernel of a flag"):
+                with as_device_error("Binding the kernel of a flag"):
                     kernel = make_kernel(self._program(command.program), name)
                     bound = BoundKernel(name, kernel, (1,), (1,), [memory_of_flag.argument])
                 self._flags[command] = Flag(device, memory_of_flag.words, bound)
@@ -165,7 +158,7 @@ class Handles:
 
     def bound(self, launch: Launch, program: cl.Program) -> BoundKernel:
         name = self._executable.programs[launch.program].name
-        with explained(f"Binding the kernels of {name}"):
+        with as_device_error(f"Binding the kernels of {name}"):
             kernel = make_kernel(program, launch.kernel)
             values = [value for arg in launch.args for value in self._values(arg)]
             bound = BoundKernel(
@@ -225,7 +218,7 @@ class Handles:
             kernel = self._kernels[launch]
             self._on_step(launch.step)
             try:
-                with explained(f"Running the kernel {kernel.name!r}"):
+                with as_device_error(f"Running the kernel {kernel.name!r}"):
                     self._device.run([kernel])
             except DeviceError as error:
                 self._refuse([launch.step], str(error))

@@ -1,6 +1,6 @@
-"""Hardware of this machine: chip and board, clusters of like cores, caches.
+"""Hardware of this machine: chip and board, clusters of equal cores, caches.
 
-Device tree, Android's properties or firmware tell the names; Linux's files the rest.
+Names come from the device tree, Android's properties or the firmware; the rest from Linux's files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from codl.runtime import threads
 from codl.runtime.system_files import CPU, SYSTEM, SystemFiles
 from codl.yaml_file import NotNegative
 
-#: Implementer and part of Arm's register MIDR_EL1 (in the manuals of the cores) by name.
+#: Names of Arm cores by implementer and part in the register MIDR_EL1 (see the cores' manuals).
 ARM_PARTS = {
     (0x41, 0xD03): "Cortex-A53", (0x41, 0xD04): "Cortex-A35", (0x41, 0xD05): "Cortex-A55",
     (0x41, 0xD07): "Cortex-A57", (0x41, 0xD08): "Cortex-A72", (0x41, 0xD09): "Cortex-A73",
@@ -29,17 +29,17 @@ ARM_PARTS = {
     (0x41, 0xD44): "Cortex-X1", (0x41, 0xD46): "Cortex-A510", (0x41, 0xD47): "Cortex-A710",
     (0x41, 0xD48): "Cortex-X2", (0x41, 0xD4D): "Cortex-A715", (0x41, 0xD4E): "Cortex-X3",
 }  # fmt: skip
-#: What tells a core's speed, the first that a machine has; and of the fastest core's value, the
-#: share below which a core is a little one, whose clock differs less than its speed.
+#: Files with a core's speed, of which the first is read. A core is little where its value is below
+#: this share of the fastest core's; clocks differ less than speeds.
 SPEEDS = {"cpu_capacity": 0.5, "cpufreq/cpuinfo_max_freq": 0.8}
-#: Clocks in MHz and capacities are less.
+#: Upper bound of clocks in MHz and of capacities.
 MOST = 1e5
-#: Cores are alike where the slower one has this share of the faster one's speed: of like cores some
-#: PCs let one or two have a higher clock.
+#: Cores are equal where the slower one has this share of the other's speed: some PCs give one or
+#: two of equal cores a higher clock.
 ALIKE = 0.9
-#: The device tree, the kernel's word on the SoC, and the firmware of PCs.
+#: Folders of the device tree, of the kernel's facts of the SoC, and of the firmware of PCs.
 TREE, SOC, FIRMWARE = "proc/device-tree", "sys/devices/soc0", "sys/class/dmi/id"
-#: Longer names are no names.
+#: Most characters of a name, and most names of the device tree.
 MOST_CHARACTERS, MOST_ENTRIES = 100, 16
 GETPROP_S = 2.0
 _CORE = re.compile(r"cpu(\d{1,4})")
@@ -50,9 +50,10 @@ _KINDS: tuple[str, ...] = get_args(CacheKind)
 
 @dataclass(frozen=True)
 class CpuFacts:
-    """A CPU: `cores` are those that may be used, one of each group that shares a physical core, in
-    the order of `by_nearness`; the first `near` of them are of one kind and NUMA node, 0 for all.
-    `simd_floats` is how many floats ncnn's vectors have.
+    """A CPU: `cores` are usable cores, one for each physical core, in the order of `by_nearness`.
+
+    The first `near` of them are of one kind and NUMA node; 0 means all. `simd_floats` is the number
+    of floats in ncnn's vectors.
     """
 
     name: str
@@ -66,7 +67,7 @@ class CpuFacts:
 
 
 def cpu_facts() -> CpuFacts:
-    """Those of this machine."""
+    """Facts of this machine's CPU."""
     path, clusters = Path("/proc/cpuinfo"), core_clusters()
     lines = path.read_text().splitlines() if path.exists() else []
     named = (x.split(":", 1)[1] for x in lines if x.lower().startswith(("model name", "hardware")))
@@ -77,7 +78,7 @@ def cpu_facts() -> CpuFacts:
         name=next(named, platform.machine()).strip(),
         cores=cores,
         simd_floats=16 if " avx512f " in flags else 8 if " avx " in flags else 4,
-        l2_cache_bytes=l2_bytes or 1 << 19,  # where the system does not tell
+        l2_cache_bytes=l2_bytes or 1 << 19,  # where the system does not report it
         clusters=clusters,
         big_cores=big_cores(clusters),
         caches=cpu_caches(),
@@ -88,9 +89,7 @@ def cpu_facts() -> CpuFacts:
 def physical_cores(
     cores: Iterable[int] | None = None, files: SystemFiles = SYSTEM
 ) -> tuple[int, ...]:
-    """The first of each group that shares a physical core, by default of those that this process
-    may use.
-    """
+    """The first core of each physical core; by default of the cores that this process may use."""
     firsts: dict[str, int] = {}
     for core in threads.available_cores() if cores is None else cores:
         siblings = files.text(f"{CPU}/cpu{core}/topology/thread_siblings_list")
@@ -99,10 +98,10 @@ def physical_cores(
 
 
 def by_nearness(cores: Sequence[int], files: SystemFiles = SYSTEM) -> tuple[int, ...]:
-    """The cores in the order in which threads should have them: the first few are neighbours.
+    """The cores in the order in which threads should use them: the first few are neighbours.
 
-    One of each physical core before its siblings, fast ones before little ones, and of these the
-    cores of the largest NUMA node first, and in it those of the largest group with a common cache.
+    One of each physical core goes before its siblings, and fast cores before little ones. Then the
+    largest NUMA node goes first, and in it the largest group of cores with a common cache.
     """
     homes, physical = _homes(cores, files), {*physical_cores(cores, files)}
     nodes, groups = defaultdict[Hashable, list[int]](list), defaultdict[Home, list[int]](list)
@@ -120,15 +119,15 @@ def by_nearness(cores: Sequence[int], files: SystemFiles = SYSTEM) -> tuple[int,
 
 
 def near_cores(cores: Sequence[int], files: SystemFiles = SYSTEM) -> int:
-    """How many cores, in the order of `by_nearness`, are of the first one's kind and NUMA node."""
+    """Number of cores, in the order of `by_nearness`, of the first one's kind and NUMA node."""
     homes = _homes(cores, files)
     return sum(homes[core][:2] == homes[cores[0]][:2] for core in cores)
 
 
 class Home(NamedTuple):
-    """Where a core is: among little ones, on a NUMA node, and the cores that share its last cache.
+    """Place of a core: whether it is little, its NUMA node, and cores with the same last cache.
 
-    What the system does not tell is empty.
+    Texts are empty where the system does not report them.
     """
 
     is_little: bool
@@ -137,11 +136,11 @@ class Home(NamedTuple):
 
 
 def _homes(cores: Sequence[int], files: SystemFiles) -> dict[int, Home]:
-    name, speed = _told_speeds(cores, files)
+    name, speed = _named_speeds(cores, files)
     least = SPEEDS.get(name, 0.0) * max(speed.values(), default=0.0)
 
     def sharers(folder: str) -> str:
-        """Those of the highest cache; of the package where no cache is told."""
+        """Cores of the highest cache; of the package where no cache is known."""
         caches = files.find(f"{folder}/cache/index*")
         caches.sort(key=lambda cache: files.number(f"{cache}/level") or 0.0, reverse=True)
         shared = [files.text(f"{cache}/shared_cpu_list") for cache in caches[:1]]
@@ -156,24 +155,22 @@ def _homes(cores: Sequence[int], files: SystemFiles) -> dict[int, Home]:
 
 
 def speeds(cores: Sequence[int], files: SystemFiles = SYSTEM) -> dict[int, float]:
-    """A core's capacity or highest clock; 1 for all where the machine does not tell."""
-    return _told_speeds(cores, files)[1]
+    """A core's capacity or highest clock; 1 for all where the machine reports neither."""
+    return _named_speeds(cores, files)[1]
 
 
-def _told_speeds(cores: Sequence[int], files: SystemFiles) -> tuple[str, dict[int, float]]:
-    """The speeds, and by which of `SPEEDS`; empty where the machine does not tell."""
+def _named_speeds(cores: Sequence[int], files: SystemFiles) -> tuple[str, dict[int, float]]:
+    """The speeds, and which of `SPEEDS` they are; empty where the machine reports neither."""
     for name in SPEEDS:
         numbers = {core: files.number(f"{CPU}/cpu{core}/{name}") for core in cores}
-        told = {core: speed for core, speed in numbers.items() if speed is not None}
-        if len(told) == len(numbers):
-            return name, told
+        known = {core: speed for core, speed in numbers.items() if speed is not None}
+        if len(known) == len(numbers):
+            return name, known
     return "", dict.fromkeys(cores, 1.0)
 
 
 def core_clusters(files: SystemFiles = SYSTEM) -> tuple[CoreCluster, ...]:
-    """All cores, in use or not: those of the same kind, capacity and highest clock together, the
-    slowest first.
-    """
+    """All cores, grouped by kind, capacity and highest clock, the slowest group first."""
     matches = (_CORE.fullmatch(path.rsplit("/", 1)[-1]) for path in files.find(f"{CPU}/cpu[0-9]*"))
     alike: dict[tuple[int, int, str], list[int]] = defaultdict(list)
     for core in sorted(int(match[1]) for match in matches if match):
@@ -188,12 +185,12 @@ def core_clusters(files: SystemFiles = SYSTEM) -> tuple[CoreCluster, ...]:
 
 
 def _whole(value: float | None) -> int:
-    """A clock in MHz or a capacity; 0 where it is not told, or cannot be one."""
+    """A clock in MHz or a capacity; 0 where it is unknown or not possible."""
     return round(value) if value is not None and 0 < value < MOST else 0
 
 
 def _arm_part(files: SystemFiles, core: int) -> str:
-    """What an Arm core is called; empty for others, and for those that are not known."""
+    """Name of an Arm core; empty for other and for unknown cores."""
     try:
         register = int(files.text(f"{CPU}/cpu{core}/regs/identification/midr_el1"), 16)
     except ValueError:
@@ -202,7 +199,7 @@ def _arm_part(files: SystemFiles, core: int) -> str:
 
 
 def big_cores(clusters: Sequence[CoreCluster]) -> tuple[int, ...]:
-    """The fastest cores, as `--cpu-affinity big` has them; all where they are alike."""
+    """The fastest cores, of `--cpu-affinity big`; all where they are equal."""
     has_capacity = all(cluster.capacity for cluster in clusters)
     speed = {
         core: cluster.capacity if has_capacity else cluster.max_mhz
@@ -213,10 +210,7 @@ def big_cores(clusters: Sequence[CoreCluster]) -> tuple[int, ...]:
 
 
 def withheld_cores(allowed: Collection[int], files: SystemFiles = SYSTEM) -> tuple[int, ...]:
-    """Cores of this machine that a process may not use, and that are faster than one it may use.
-
-    None where all cores are alike.
-    """
+    """Cores that a process may not use, and that are faster than one that it may use."""
     online = _listed_cores(files.text(f"{CPU}/online"))
     speed = speeds(sorted({*online, *allowed}), files)
     slowest = min((speed[core] for core in allowed), default=0.0)
@@ -225,13 +219,13 @@ def withheld_cores(allowed: Collection[int], files: SystemFiles = SYSTEM) -> tup
 
 
 def _listed_cores(text: str) -> set[int]:
-    """Of a list such as 0-3,8."""
+    """Cores of a list such as 0-3,8."""
     ranges = re.findall(r"(\d{1,4})(?:-(\d{1,4}))?", text)
     return {core for first, last in ranges for core in range(int(first), int(last or first) + 1)}
 
 
 def cpu_caches(files: SystemFiles = SYSTEM) -> tuple[CpuCache, ...]:
-    """Caches of all cores, those that are alike together, by level."""
+    """Caches of all cores by level; equal caches are one entry."""
     each: dict[tuple[int, str, int, int], set[str]] = defaultdict(set)
     for path in files.find(f"{CPU}/cpu[0-9]*/cache/index*"):
         level, size = files.number(f"{path}/level"), _bytes(files.text(f"{path}/size"))
@@ -251,18 +245,18 @@ def _bytes(text: str) -> int:
 
 
 def clocks_mhz(cores: Iterable[int]) -> dict[str, float]:
-    """The current clock of each of these cores, where the system tells."""
+    """The current clock of each of these cores, where the system reports it."""
     clocks = {core: SYSTEM.mhz(f"{CPU}/cpu{core}/cpufreq/scaling_cur_freq") for core in cores}
     return {str(core): mhz for core, mhz in clocks.items() if mhz is not None}
 
 
 def read_chip(files: SystemFiles = SYSTEM, property_of: Callable[[str], str] | None = None) -> Chip:
-    """Chip and board of this machine, as far as the system tells.
+    """Chip and board of this machine, as far as the system reports them.
 
-    `property_of` gives a property of Android by its name, empty where there is none.
+    `property_of` reads a property of Android by its name; empty where there is none.
     """
     android = property_of or read_property
-    # Ends are stripped by `text`; entries of the device tree are separated by zero bytes.
+    # Entries of the device tree are separated by zero bytes.
     entries = files.text(f"{TREE}/compatible").split("\0")[:MOST_ENTRIES]
     compatible = tuple(filter(None, map(_name, entries)))
     soc_id = files.text(f"{SOC}/soc_id")
@@ -281,7 +275,7 @@ def read_chip(files: SystemFiles = SYSTEM, property_of: Callable[[str], str] | N
 
 
 def read_property(name: str) -> str:
-    """A property of Android; empty elsewhere, or where the program does not answer."""
+    """A property of Android; empty on other systems, or where `getprop` fails."""
     program = shutil.which("getprop")
     if program is None:
         return ""
@@ -299,6 +293,6 @@ def read_property(name: str) -> str:
 
 
 def _name(text: str) -> str:
-    """A text as a name: one line that can be printed, not too long."""
+    """A text as a name: one printable line of at most `MOST_CHARACTERS`."""
     line = text.strip().splitlines()[0].strip() if text.strip() else ""
     return "".join(character for character in line if character.isprintable())[:MOST_CHARACTERS]

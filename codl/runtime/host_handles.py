@@ -180,7 +180,7 @@ class HostSession:
         for command in executable.setup:
             if isinstance(command, Fill):
                 handles.fill(command)
-        with threads.placed(soc.placement.cpu_cores):
+        with threads.pinned_to(soc.placement.cpu_cores):
             handles.make_nets()
         self._runs = [command for command in executable.commands if isinstance(command, RunNet)]
         self.nets = handles.nets
@@ -190,14 +190,14 @@ class HostSession:
 
     def run(self) -> None:
         """One inference from what `inputs` hold; allocates no tensor."""
-        with self.lock, threads.placed(self._soc.placement.cpu_cores):
+        with self.lock, threads.pinned_to(self._soc.placement.cpu_cores):
             nets = self._open()
             for command in self._runs:
                 nets[command.net].run()
 
     def profile(self, *, layers: bool = False) -> list[TimeSpan]:
         """What each net did when in one inference, and each of its `layers`."""
-        with self.lock, threads.placed(self._soc.placement.cpu_cores):
+        with self.lock, threads.pinned_to(self._soc.placement.cpu_cores):
             nets, timeline = self._open(), Timeline(layers)
             for command in self._runs:
                 profile_net(nets[command.net], timeline)

@@ -28,7 +28,7 @@ from codl.ir.executable import Command, Executable, Flush, Launch, Map, Raise, U
 from codl.records.gpu_limits import GpuLimits, LimitedGpu, TooLong
 from codl.runtime import opencl, threads
 from codl.runtime.actions import Action, Binder, Events, without_span
-from codl.runtime.drivers import cl_module, describe, explained
+from codl.runtime.drivers import as_device_error, cl_module, describe
 from codl.runtime.handles import Handles
 from codl.runtime.launch import BoundKernel, Sizes
 from codl.runtime.loaded import Timeline
@@ -169,7 +169,7 @@ class SplitLaunches:
                 TooLong(self._timed[launch][0].kernel.name, self._longest_ms(launch), reason)
                 for launch, reason in self._reasons.items()
             ),
-            hints=opencl.told(self._device.device, self._device.soc.placement),
+            hints=opencl.hint_report(self._device.device, self._device.soc.placement),
         )
 
     def _longest_ms(self, launch: Launch) -> float:
@@ -234,7 +234,7 @@ class SplitLaunches:
 
 def measured_ms(device: OpenClDevice, kernels: Sequence[BoundKernel]) -> list[float]:
     """Milliseconds of kernels by the device's own clock."""
-    with explained("Measuring kernels"), device.profiling():
+    with as_device_error("Measuring kernels"), device.profiling():
         events = [[kernel.enqueue(device.queue) for kernel in kernels] for _ in range(TRIALS)]
         device.finish()
         trials = [[1e-6 * (e.profile.end - e.profile.start) for e in turn] for turn in events]

@@ -5,11 +5,11 @@ processor did when, of one inference.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from codl.errors import DeviceError
 from codl.ir import Array
@@ -19,6 +19,40 @@ from codl.records.results import SpanKind, TimeSpan
 
 if TYPE_CHECKING:
     import pyopencl as cl
+
+
+#: Called with the number of a step before its kernels are built or run for the first time, and with
+#: -1 after the last one.
+StepCallback: TypeAlias = Callable[[int], object]
+
+
+def no_callback(step: int) -> None:
+    """The default: steps are not reported."""
+
+
+@dataclass(frozen=True)
+class Binary:
+    """A compiled program: the `.cl` file, a digest of its text, the options, the driver's bytes."""
+
+    name: str
+    source: str
+    options: str
+    blob: bytes = field(repr=False)
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.name, self.source, self.options
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Binaries, and the `Programs.identity` that they were compiled for."""
+
+    identity: Mapping[str, str]
+    binaries: tuple[Binary, ...]
+
+    def fits(self, identity: Mapping[str, str]) -> bool:
+        return dict(self.identity) == dict(identity)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from codl.ir import Array
 from codl.ir.executable import FLAG_BYTES, Buffer, Constant
 from codl.ir.types import ConstantArray, ImageSize
 from codl.kernels.image import fits
-from codl.runtime.drivers import cl_module, describe, explained
+from codl.runtime.drivers import as_device_error, cl_module, describe
 from codl.runtime.launch import BoundKernel
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def seen_zeros(gpu: OpenClDevice, elements: int) -> tuple[Array, cl.SVM]:
     other's kernel or net has ended.
     """
     cl = cl_module()
-    with explained(f"Allocating {4 * elements} bytes that both processors work on"):
+    with as_device_error(f"Allocating {4 * elements} bytes that both processors work on"):
         array: Array = cl.fsvm_empty(gpu.context, (elements,), np.float32, alignment=ALIGNMENT)
     array.fill(0.0)
     return array, cl.SVM(array)
@@ -69,7 +69,7 @@ def flag_words(gpu: OpenClDevice) -> tuple[NDArray[np.uint32], cl.SVM]:
     cl = cl_module()
     kinds = cl.svm_mem_flags
     flags = kinds.READ_WRITE | kinds.SVM_FINE_GRAIN_BUFFER | kinds.SVM_ATOMICS
-    with explained(f"Allocating {FLAG_BYTES} bytes for a flag on {gpu.device.name}"):
+    with as_device_error(f"Allocating {FLAG_BYTES} bytes for a flag on {gpu.device.name}"):
         words: NDArray[np.uint32] = cl.svm_empty(
             gpu.context, flags, (FLAG_BYTES // 4,), np.uint32, alignment=ALIGNMENT
         )
@@ -141,7 +141,7 @@ def allocate(buffer: Buffer, device: OpenClDevice) -> DeviceMemory:
     cl = cl_module()
     if buffer.place == "cpu":
         return DeviceMemory(array=aligned_zeros((buffer.bytes // 4,)))
-    with explained(f"Allocating {what} on {device.device.name}"):
+    with as_device_error(f"Allocating {what} on {device.device.name}"):
         if buffer.place == "shared":
             array, seen = seen_zeros(device, buffer.bytes // 4)
             return DeviceMemory(seen, array)
@@ -170,7 +170,7 @@ def allocate(buffer: Buffer, device: OpenClDevice) -> DeviceMemory:
 def upload(values: Array, constant: Constant, device: OpenClDevice) -> cl.MemoryObject:
     """Memory that kernels read these values from."""
     flags = cl_module().mem_flags.READ_ONLY | cl_module().mem_flags.COPY_HOST_PTR
-    with explained(f"Allocating {values.nbytes} bytes of weights on {device.device.name}"):
+    with as_device_error(f"Allocating {values.nbytes} bytes of weights on {device.device.name}"):
         if constant.is_image:
             return make_image(device, ImageSize.of(values), values)
         checked_size(device, values.nbytes)
@@ -280,7 +280,7 @@ class Flag:
     def _ask(self) -> None:
         """Go on looking, now and then, until the queue is done with all of it."""
         cl, name = cl_module(), self._device.soc.gpu.name
-        with explained(f"Waiting for a flag of {name}"):
+        with as_device_error(f"Waiting for a flag of {name}"):
             marker = cl.enqueue_marker(self._device.queue)
             self._device.queue.flush()
             while (

@@ -21,9 +21,9 @@ from codl.runtime import drivers, threads
 from codl.runtime.cl_library import Error
 from codl.runtime.driver_search import find_driver
 from codl.runtime.drivers import (
+    as_device_error,
     cl_module,
     describe,
-    explained,
     is_stand_in,
     loader,
     make_kernel,
@@ -97,8 +97,8 @@ def _property(table: Hints, kind: str, hint: str) -> tuple[int, int]:
     return name, values[hint]
 
 
-def _lacks(placement: Placement, extensions: str) -> dict[str, str]:
-    """By wanted hint what a driver does not have that takes it; "" where it takes it."""
+def _unsupported_hints(placement: Placement, extensions: str) -> dict[str, str]:
+    """For each wanted hint, the missing extensions, or "" where the driver takes it."""
     tables = (CONTEXT_HINTS, QUEUE_HINTS)
     taken = {kind for table in tables for kind in _taken(table, placement, extensions)}
     return {
@@ -110,23 +110,23 @@ def _lacks(placement: Placement, extensions: str) -> dict[str, str]:
 
 
 def ignored(device: cl.Device, placement: Placement) -> list[str]:
-    """A line for every hint that was asked for and that a device's driver does not take."""
+    """A line for each requested hint that a device's driver ignores."""
     asked = replace(placement, limits=UNLIMITED)
     hints = wanted(asked)
     return [
         f"The driver of {device.name} takes no {kind} hint, so {hints[kind]!r} has no effect: "
         f"{reason}."
-        for kind, reason in _lacks(asked, device.extensions).items()
+        for kind, reason in _unsupported_hints(asked, device.extensions).items()
         if reason
     ]
 
 
-def told(device: cl.Device, placement: Placement) -> dict[str, str]:
-    """By hint what the driver is asked for, and why it takes that not, if so."""
+def hint_report(device: cl.Device, placement: Placement) -> dict[str, str]:
+    """For each hint, the requested value, and the reason where the driver ignores it."""
     hints = wanted(placement)
     return {
         kind: f"{hints[kind]}, without effect: {reason}" if reason else hints[kind]
-        for kind, reason in _lacks(placement, device.extensions).items()
+        for kind, reason in _unsupported_hints(placement, device.extensions).items()
     }
 
 
@@ -198,7 +198,7 @@ class OpenClDevice:
             others = threads.others_threads()
             with (
                 drivers.loaded([driver], cores=soc.placement.gpu_cores),
-                explained(f"Opening {soc.gpu.name}"),
+                as_device_error(f"Opening {soc.gpu.name}"),
             ):
                 self.device = device = _find_device(soc)
                 self.context = make_context(device, soc.placement)
@@ -288,14 +288,14 @@ class OpenClDevice:
         """Wait for all that was enqueued; the times of its events can then be read."""
         self.queue.finish()
 
-    def let_go(self, held: object) -> None:
-        """Drop what commands may still use: when they have ended.
+    def release(self, held: object) -> None:
+        """Release memory that commands may still use, after they have ended.
 
-        Where a failed device does not say that they have, it is kept until one does: memory that
-        both processors see goes at once, and a driver crashes that still writes there.
+        On a failed device it is kept until they have: shared memory is freed at once, and a driver
+        that still writes there crashes.
         """
         self._held.append(held)
-        with suppress(DeviceError), explained("Waiting for what was enqueued"):
+        with suppress(DeviceError), as_device_error("Waiting for what was enqueued"):
             self.queue.finish()
             self._held.clear()
 
@@ -346,7 +346,7 @@ class OpenClDevice:
 
 
 def _enqueueing(kernel: BoundKernel) -> AbstractContextManager[None]:
-    return explained(f"Enqueueing the kernel {kernel.name!r}")
+    return as_device_error(f"Enqueueing the kernel {kernel.name!r}")
 
 
 def _find_device(soc: LocalSoc) -> cl.Device:

@@ -35,7 +35,7 @@ SUFFIX = ".local.yaml"
 HINTS = ("default", "low", "normal", "high")
 #: On a device that is a CPU, a core's share of a kernel is this many work-items where it may have
 #: to be split: as one, convolutions of large networks take some ten milliseconds.
-FINER = 32
+CPU_SPLIT_FACTOR = 32
 Core: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -145,11 +145,8 @@ def limits_of(soc: Soc) -> GpuLimits:
     return soc.placement.limits if isinstance(soc, LocalSoc) else UNLIMITED
 
 
-def at_hand(soc: Soc) -> LocalSoc:
-    """The SoC with its placement; raises `UnsupportedError` for one of which only facts are known.
-
-    Such as a replayed one, whose latencies come from elsewhere.
-    """
+def require_local(soc: Soc) -> LocalSoc:
+    """The SoC with its placement; raises `UnsupportedError` for a SoC without one."""
     if isinstance(soc, LocalSoc):
         return soc
     check_measured(soc)
@@ -166,7 +163,9 @@ def splittable(soc: LocalSoc) -> LocalSoc:
     """
     if not soc.gpu.is_cpu or soc.placement.limits.max_kernel_ms is None:
         return soc
-    return replace(soc, gpu=replace(soc.gpu, compute_units=FINER * soc.gpu.compute_units))
+    return replace(
+        soc, gpu=replace(soc.gpu, compute_units=CPU_SPLIT_FACTOR * soc.gpu.compute_units)
+    )
 
 
 def check_measured(soc: Soc) -> None:
@@ -211,9 +210,9 @@ def read(soc: Soc, soc_file: Path, *, is_here: bool = True) -> LocalSoc | None:
 
 
 def load(name: str | Path) -> LocalSoc:
-    """A SoC by name or file, where the file beside its own says; raises as `read` and `at_hand`."""
+    """A SoC by name or file with its placement; raises as `read` and `require_local`."""
     soc = socs.load(name)
-    return at_hand(read(soc, socs.path_of(name)) or soc)
+    return require_local(read(soc, socs.path_of(name)) or soc)
 
 
 def check_cores(placement: Placement) -> None:

@@ -33,7 +33,7 @@ def platforms_of(driver: str) -> list[cl.Platform]:
     wanted = find_driver(driver)
     with drivers.loaded([wanted], cores=()):
         entry_of(wanted)
-        with drivers.explained(f"Asking {wanted.library} for its platforms"):
+        with drivers.as_device_error(f"Asking {wanted.library} for its platforms"):
             platforms = _platforms()
     # pyopencl adds an installed Oclgrind to whatever else is loaded; a simulator is no device.
     platforms = [p for p in platforms if p.name.strip() != "Oclgrind" or "oclgrind" in driver]

@@ -14,7 +14,7 @@ import os
 import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -25,7 +25,9 @@ from codl.ir.executable import Executable
 from codl.kernels.base import KernelPlan
 from codl.kernels.source import STANDARD, compile_options, source_digest, source_text
 from codl.runtime.cache import Slot
-from codl.runtime.drivers import TARGET, build_program, cl_module, explained
+from codl.runtime.drivers import TARGET, as_device_error, build_program, cl_module
+from codl.runtime.loaded import Binary as Binary
+from codl.runtime.loaded import Offer as Offer
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -72,31 +74,6 @@ class _Compilation:
         )
 
 
-@dataclass(frozen=True)
-class Binary:
-    """A compiled program: the `.cl` file, a digest of its text, the options, the driver's bytes."""
-
-    name: str
-    source: str
-    options: str
-    blob: bytes = field(repr=False)
-
-    @property
-    def key(self) -> tuple[str, str, str]:
-        return self.name, self.source, self.options
-
-
-@dataclass(frozen=True)
-class Offer:
-    """Binaries, and the `Programs.identity` that they were compiled for."""
-
-    identity: Mapping[str, str]
-    binaries: tuple[Binary, ...]
-
-    def fits(self, programs: Programs) -> bool:
-        return dict(self.identity) == dict(programs.identity)
-
-
 class Programs:
     """The programs of a context with one device; `compiled` counts those that came from source."""
 
@@ -135,7 +112,7 @@ class Programs:
 
     def offer(self, offer: Offer) -> None:
         """Take these binaries before those of the cache, if they are for this device and driver."""
-        if offer.fits(self):
+        if offer.fits(self.identity):
             self._offered |= {binary.key: binary.blob for binary in offer.binaries}
 
     def binaries(self, executable: Executable) -> list[Binary]:
@@ -202,7 +179,7 @@ class Programs:
     def _compile(self, job: _Compilation) -> cl.Program:
         if job in self._failed:
             raise self._error(job, self._failed[job])
-        with explained(f"Compiling {job.name}"):
+        with as_device_error(f"Compiling {job.name}"):
             program = cl_module().Program(self._context, job.text)
         with self._survived(job):
             try:

@@ -1,9 +1,9 @@
-"""Energy sensors of this machine, and the joules between two instants by them.
+"""Energy sensors of this machine, and measurements of energy.
 
-Three kinds are known, all read without any library: RAPL's counters of CPU packages
-(`/sys/class/powercap`), batteries (`/sys/class/power_supply`), whose power is sampled and summed
-up, and NVIDIA's GPUs through the driver's own NVML, which also tells their heat and clocks. Many
-machines have none: virtual ones, and those where only root may read.
+Three kinds are read, without a library: RAPL's counters of CPU packages (`/sys/class/powercap`);
+batteries (`/sys/class/power_supply`), whose power is sampled and summed up; and NVIDIA's GPUs
+through the driver's NVML, which also has temperatures and clocks. Virtual machines have none, and
+on some machines only root may read them.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from codl.runtime.system_files import SYSTEM, Battery, SystemFiles
 
 LIBRARY = "libnvidia-ml.so.1"
 _NAME_BYTES = 96
-#: NVML's numbers: the sensor on the chip, and the clock of what computes.
+#: NVML's numbers of the sensor on the chip, and of the clock of the multiprocessors.
 _CHIP, _SM = 0, 1
-#: Its reasons for a lower clock that are heat, or a supply that gives no more: slowdowns by the
-#: hardware, by the driver for heat, by the hardware for heat, and power brakes.
+#: NVML's reasons for a clock that heat or the power supply lowers: slowdown by the hardware,
+#: thermal slowdown by the driver, thermal slowdown by the hardware, and power brake.
 _HELD_DOWN = 0x8 | 0x20 | 0x40 | 0x80
-#: How often a sensor that tells power, not energy, is read.
+#: Seconds between two readings of a sensor of power.
 PERIOD_S = 0.05
-#: What a sensor counts: a processor with its memory, or everything.
+#: Part that a sensor measures: a processor with its memory, or the whole device.
 Part: TypeAlias = Literal["cpu", "gpu", "device"]
 
 
 @dataclass(frozen=True)
 class NvidiaGpu:
-    """`read` gives joules since the driver was loaded or, where `is_power`, watts.
+    """A GPU: `read` gives joules since the driver was loaded, or watts where `is_power`.
 
-    `celsius`, `mhz` and `is_held_down` are of now; all raise `OSError` where NVML refuses.
+    `celsius`, `mhz` and `is_held_down` read the present values; all raise `OSError`.
     """
 
     name: str
     read: Callable[[], float]
     is_power: bool
-    #: As the device is called, without its number.
+    #: The name without the number.
     model: str
     celsius: Callable[[], float]
     mhz: Callable[[], float]
@@ -51,7 +51,7 @@ class NvidiaGpu:
 
 @cache
 def _nvml() -> ctypes.CDLL | None:
-    """NVML, initialised; None where there is none, or no device behind it."""
+    """NVML, initialised; None without the library or a device."""
     try:
         library = ctypes.CDLL(LIBRARY)
     except OSError:
@@ -60,7 +60,7 @@ def _nvml() -> ctypes.CDLL | None:
 
 
 def nvidia_gpus() -> list[NvidiaGpu]:
-    """All of this machine; those before Volta tell their power, later ones their energy."""
+    """The GPUs of this machine; GPUs before Volta report power, later ones energy."""
     library, count = _nvml(), ctypes.c_uint()
     if library is None:
         return []
@@ -77,7 +77,7 @@ def _nvidia_gpu(library: ctypes.CDLL, index: int) -> NvidiaGpu:
     def reader(
         function: str, kind: type[ctypes.c_uint | ctypes.c_ulonglong], *which: int
     ) -> Callable[[], int]:
-        """Calls what puts a number where it is told to; `which` is what it asks about."""
+        """A reader of a number by a function of NVML; `which` are its other arguments."""
 
         def read() -> int:
             value = kind()
@@ -108,9 +108,9 @@ def _nvidia_gpu(library: ctypes.CDLL, index: int) -> NvidiaGpu:
 
 @dataclass(frozen=True)
 class Sensor:
-    """`read` gives joules since some instant, or watts where `is_power`; raises `OSError`.
+    """An energy sensor: `read` gives joules from any start, or watts where `is_power`.
 
-    A counter of joules begins anew at `wraps_j`.
+    It raises `OSError`. A counter of joules starts again at `wraps_j`.
     """
 
     name: str
@@ -120,14 +120,14 @@ class Sensor:
     wraps_j: float | None = None
 
     def difference(self, before: float, after: float) -> float:
-        """Joules between two readings of a counter, which may have begun anew once."""
+        """Joules between two readings of a counter, which may have started again once."""
         wrapped = self.wraps_j if after < before and self.wraps_j else 0.0
         return after + wrapped - before
 
 
 @dataclass(frozen=True)
 class SensorInfo:
-    """A sensor by name, and what it counts."""
+    """Name of a sensor, and the part that it measures."""
 
     name: str
     part: Part
@@ -135,7 +135,7 @@ class SensorInfo:
 
 @dataclass(frozen=True)
 class SensorScan:
-    """The sensors that can be read, and why others cannot, by name."""
+    """The readable sensors, and the errors of others by name."""
 
     sensors: tuple[Sensor, ...]
     unreadable: dict[str, str] = field(default_factory=dict)
@@ -144,7 +144,7 @@ class SensorScan:
 def find_sensors(
     files: SystemFiles = SYSTEM, *, gpus: Callable[[], list[NvidiaGpu]] = nvidia_gpus
 ) -> SensorScan:
-    """Every sensor that the system has files of, and those of NVIDIA's GPUs."""
+    """All sensors of the system's files, and of NVIDIA's GPUs."""
     candidates = [*_rapl(files), *map(_of_battery, files.batteries())]
     candidates += [
         Sensor(f"nvml {gpu.name}", "gpu", gpu.read, is_power=gpu.is_power) for gpu in gpus()
@@ -160,7 +160,7 @@ def find_sensors(
 
 
 def _rapl(files: SystemFiles) -> Iterator[Sensor]:
-    """CPU packages; the domains inside one are part of it, and `psys` is more than the CPU."""
+    """Sensors of CPU packages. Domains are parts of a package, and `psys` is more than the CPU."""
 
     def joules(path: str) -> float:
         return 1e-6 * int(files.read(path))
@@ -174,12 +174,12 @@ def _rapl(files: SystemFiles) -> Iterator[Sensor]:
 
 
 def _of_battery(battery: Battery) -> Sensor:
-    """Batteries tell the power of the whole device, while nothing charges them."""
+    """Sensor of a battery: the power of the whole device, while it is discharging."""
 
     def read() -> float:
         if battery.status != "Discharging":
             raise OSError(
-                f"the battery tells the device's power only while discharging: {battery.status}"
+                f"the battery reports the device's power only while discharging: {battery.status}"
             )
         return battery.watts()
 
@@ -187,16 +187,16 @@ def _of_battery(battery: Battery) -> Sensor:
 
 
 def _reading(sensor: Sensor) -> float | None:
-    """What a sensor tells now; None where it cannot be read."""
+    """The reading of a sensor; None where it cannot be read."""
     with suppress(OSError, ValueError):
         return sensor.read()
     return None
 
 
 class Meter:
-    """Joules by sensor since it was started; `stop` ends it. Use `metered`.
+    """Joules by sensor from the start to `stop`; use `metered`.
 
-    A sensor that cannot be read on the way has no joules.
+    A sensor has no joules where a reading fails.
     """
 
     def __init__(self, sensors: Sequence[Sensor]) -> None:
@@ -212,13 +212,13 @@ class Meter:
 
     @property
     def total_joules(self) -> float | None:
-        """Of the whole device where a sensor counts that, else of the parts that have one."""
+        """Joules of the whole device where a sensor has them, else the sum of its parts."""
         parts = {s.name: s.part for s in self._sensors}
         whole = [j for name, j in self.joules.items() if parts[name] == "device"]
         return sum(whole or self.joules.values()) if self.joules else None
 
     def stop(self) -> None:
-        """End; `seconds` and `joules` are of the time since the start."""
+        """Stop; `seconds` and `joules` are those since the start."""
         self.seconds = time.perf_counter() - self._begin
         self._done.set()
         if self._sampled:
@@ -232,7 +232,7 @@ class Meter:
                     self.joules[sensor.name] = sensor.difference(before, after)
 
     def _sample(self) -> None:
-        """Trapezoids between readings."""
+        """Sum up power by trapezoids between readings."""
 
         def watts() -> dict[str, float | None]:
             return {sensor.name: _reading(sensor) for sensor in self._sampled}
@@ -252,7 +252,7 @@ class Meter:
 
 @contextmanager
 def metered(sensors: Sequence[Sensor]) -> Iterator[Meter]:
-    """A meter around what is done inside; its `joules` are known behind it."""
+    """Meter the code inside; `joules` are known afterwards."""
     meter = Meter(sensors)
     try:
         yield meter
@@ -263,10 +263,10 @@ def metered(sensors: Sequence[Sensor]) -> Iterator[Meter]:
 def energy_mj(
     work: Callable[[], object], sensors: Sequence[Sensor], *, at_least_s: float = 1.0
 ) -> float | None:
-    """Millijoules of doing `work` once, idle power included; None without a sensor.
+    """Millijoules of `work`, idle power included; None without a sensor.
 
-    It is done over and over for `at_least_s`: sensors are read by their drivers only every
-    millisecond, some every tenth of a second.
+    Work is repeated for `at_least_s`: drivers update sensors every millisecond, some every tenth of
+    a second.
     """
     if not sensors:
         return None

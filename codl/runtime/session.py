@@ -16,11 +16,11 @@ from codl.records.gpu_limits import UNLIMITED, GpuLimits, LimitedGpu
 from codl.records.results import TimeSpan
 from codl.runtime import threads
 from codl.runtime.actions import Action, Binder
-from codl.runtime.drivers import explained
-from codl.runtime.handles import Handles, StepCallback, no_callback
+from codl.runtime.drivers import as_device_error
+from codl.runtime.handles import Handles
 from codl.runtime.launch import BoundKernel
 from codl.runtime.limited import PacedBinder, PacedQueue, SplitLaunches
-from codl.runtime.loaded import Footprint, RefusedError, Timeline
+from codl.runtime.loaded import Footprint, RefusedError, StepCallback, Timeline, no_callback
 from codl.runtime.opencl import OpenClDevice
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Session:
         #: How the GPU's limits are kept; None without any.
         self.limited: LimitedGpu | None = None
         self._paced: PacedQueue | None = None
-        with self._working(), device.loading(), explained(f"Loading {executable.model!r}"):
+        with self._working(), device.loading(), as_device_error(f"Loading {executable.model!r}"):
             try:
                 self._handles = handles = Handles(
                     executable, device, own_memory=own_memory, on_step=on_step
@@ -70,7 +70,7 @@ class Session:
                 handles.host.make_nets()
                 self._bind(limits)
             except BaseException as error:
-                device.let_go(error)  # its frames hold what was allocated
+                device.release(error)  # its frames hold what was allocated
                 raise
         #: The CPU's nets, in the order of the executable's.
         self.nets = handles.host.nets
@@ -118,7 +118,7 @@ class Session:
     @contextmanager
     def _working(self) -> Iterator[None]:
         """The calling thread is one of the CPU side inside, and nothing else runs on the device."""
-        with self._device.lock, threads.placed(self._device.soc.placement.cpu_cores):
+        with self._device.lock, threads.pinned_to(self._device.soc.placement.cpu_cores):
             yield
 
     def _explain(self, error: Exception, action: Action | None) -> NoReturn:
@@ -128,12 +128,12 @@ class Session:
         where = f"Running {self.executable.model!r}, {action.name},"
         if isinstance(error, DeviceError):
             raise DeviceError(f"{where} failed: {error}") from error
-        with explained(where):
+        with as_device_error(where):
             raise error
 
     def profile(self, *, layers: bool = False) -> list[TimeSpan]:
         """What each processor did when in one inference, and each of a net's `layers`."""
-        running = explained(f"Running {self.executable.model!r}")
+        running = as_device_error(f"Running {self.executable.model!r}")
         with self._working(), running, self._device.profiling():
             timeline = Timeline(layers)
             for action in self._open():
@@ -171,5 +171,5 @@ class Session:
                 self._paced.close()
             self._actions, self.nets = None, []
             # What was bound holds memory of the device.
-            self._device.let_go((self._handles, self._binder))
+            self._device.release((self._handles, self._binder))
             del self._handles, self._binder

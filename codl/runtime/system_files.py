@@ -1,8 +1,8 @@
-"""System files (Linux's /sys and /proc), read and written in one place.
+"""Reads and writes system files (Linux's /sys and /proc).
 
-Such files vanish while they are read, are there for root alone, hold nothing, or hold text where a
-number is expected: then there is no value, and no error. Drivers do not agree on units either: what
-a number means is told by how large it is, where only one unit makes sense.
+Such files vanish during a read, are readable for root only, are empty, or hold text in place of a
+number: then there is no value, and no error. Drivers use different units: the size of a number
+decides on its unit, where only one is possible.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 
-#: No file of the system that is read here is larger.
+#: Most bytes that are read of a file.
 MOST_BYTES = 1 << 16
-#: What a processor that works can have, in degrees Celsius; 0 is what a sensor that is off says.
+#: Bounds of a working processor's temperature in degrees Celsius; a sensor that is off reads 0.
 COLDEST_C, HOTTEST_C = 0.0, 150.0
-#: The most of a temperature in degrees, and of one in tenths of a degree; more is in thousandths.
+#: Largest temperature in degrees, and in tenths of a degree; larger numbers are thousandths.
 MOST_DEGREES, MOST_TENTHS = 200.0, 2000.0
-#: The least of a clock in Hz, and in kHz; less is in MHz. All are of 10 MHz to 10 GHz.
+#: Smallest clock in Hz, and in kHz; smaller numbers are MHz. Clocks are 10 MHz to 10 GHz.
 LEAST_HZ, LEAST_KHZ = 1e7, 1e4
-#: The least of a battery's voltage in microvolts, and in millivolts; less is in volts.
+#: Smallest voltage of a battery in microvolts, and in millivolts; smaller numbers are volts.
 LEAST_UV, LEAST_MV = 1e6, 1e3
-#: The least of a current in microamperes; less is in milliamperes.
+#: Smallest current in microamperes; smaller numbers are milliamperes.
 LEAST_UA = 1e4
 SUPPLIES = "sys/class/power_supply"
 CPU = "sys/devices/system/cpu"
 KGSL = "sys/class/kgsl/kgsl-3d0"
-#: What the folder of a GPU below `sys/class/devfreq` is called.
+#: Names of the folder of a GPU below `sys/class/devfreq`.
 DEVFREQ = re.compile(r"gpu|mali|kgsl|g3d|gv11b|ga10b|gp10b", re.IGNORECASE)
-#: What governors are called.
+#: Names of governors.
 GOVERNOR = re.compile(r"[\w-]{1,32}", re.ASCII)
 
 
@@ -45,17 +45,14 @@ class SystemFiles:
         self.root = root
 
     def find(self, pattern: str) -> list[str]:
-        """Paths that match, by name; none where a folder cannot be listed."""
+        """Sorted paths that match; empty where a folder cannot be listed."""
         try:
             return [str(path.relative_to(self.root)) for path in sorted(self.root.glob(pattern))]
         except OSError:
             return []
 
     def read(self, path: str) -> str:
-        """The text of a file without space around it; raises `OSError`.
-
-        It does not wait, whatever lies there.
-        """
+        """The text of a file without space around it; raises `OSError`. Never blocks."""
         descriptor = os.open(self.root / path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             content = os.read(descriptor, MOST_BYTES)
@@ -75,7 +72,7 @@ class SystemFiles:
         return _number(self.text(path))
 
     def write(self, path: str, text: str) -> None:
-        """Put a text into a file that is there; raises `OSError`."""
+        """Write a text into an existing file; raises `OSError`."""
         flags = os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK
         descriptor = os.open(self.root / path, flags)
         try:
@@ -84,7 +81,7 @@ class SystemFiles:
             os.close(descriptor)
 
     def celsius(self, path: str) -> float | None:
-        """A processor's temperature, told in degrees, tenths or thousandths; None if it is none."""
+        """A processor's temperature in degrees Celsius; None where it is not possible."""
         value = self.number(path)
         if value is None:
             return None
@@ -92,14 +89,14 @@ class SystemFiles:
         return scale * value if COLDEST_C < scale * value < HOTTEST_C else None
 
     def mhz(self, path: str) -> float | None:
-        """A clock, told in Hz, kHz or MHz; None where there is none, or it is 0."""
+        """A clock in MHz; None where there is none, or it is 0."""
         value = self.number(path)
         if value is None or value <= 0:
             return None
         return value * (1e-6 if value >= LEAST_HZ else 1e-3 if value >= LEAST_KHZ else 1.0)
 
     def batteries(self) -> Iterator[Battery]:
-        """Those of the device itself; a mouse or a pen has its own."""
+        """Batteries of the device itself: a mouse or a pen has its own."""
         for folder in self.find(f"{SUPPLIES}/*"):
             kind, scope = self.text(f"{folder}/type"), self.text(f"{folder}/scope")
             if kind == "Battery" and scope != "Device":
@@ -107,13 +104,13 @@ class SystemFiles:
 
     @property
     def is_plugged_in(self) -> bool:
-        """Whether a supply that is no battery gives current."""
+        """Whether a supply other than a battery gives current."""
         supplies = self.find(f"{SUPPLIES}/*")
         others = [folder for folder in supplies if self.text(f"{folder}/type") != "Battery"]
         return any(self.number(f"{folder}/online") == 1 for folder in others)
 
 
-#: This machine's.
+#: The files of this machine.
 SYSTEM = SystemFiles()
 
 
@@ -130,7 +127,7 @@ class Battery:
 
     @property
     def status(self) -> str:
-        """As the driver calls it: Charging, Discharging, Full, Not charging, Unknown, or empty."""
+        """Charging, Discharging, Full, Not charging, Unknown, or empty."""
         return self.files.text(f"{self.folder}/status")
 
     @property
@@ -140,16 +137,13 @@ class Battery:
 
     @property
     def is_charging(self) -> bool:
-        """Whether it does not get emptier; where it does not say so, whether there is current."""
+        """Whether it is charging or full; without a status, whether the device is plugged in."""
         if self.status in ("Charging", "Full"):
             return True
         return self.status not in ("Discharging", "Not charging") and self.files.is_plugged_in
 
     def watts(self) -> float:
-        """The power that it gives or takes; raises `OSError` where it does not tell.
-
-        The sign of a current is the driver's choice.
-        """
+        """The power that it gives or takes; raises `OSError`. The sign of a current is ignored."""
         power = self.files.number(f"{self.folder}/power_now")
         if power is not None:
             return abs(1e-6 * power)
@@ -169,7 +163,7 @@ class Battery:
 
 
 def _number(text: str) -> float | None:
-    """The number that a text begins with, such as 45 of "45 C"; None where that is none."""
+    """The number at the start of a text, such as 45 of "45 C"; None where there is none."""
     words = text.split()
     try:
         value = float(words[0]) if words else float("inf")
@@ -187,15 +181,15 @@ class Cluster:
 
     @property
     def name(self) -> str:
-        """As the kernel calls it, such as policy4, or cpu4 where it has no policies."""
+        """The kernel's name, such as policy4, or cpu4 without policies."""
         return next(part for part in reversed(self.folder.split("/")) if part[-1].isdigit())
 
 
 @dataclass(frozen=True)
 class GpuFiles:
-    """Where a GPU's clock stands; `devfreq` is the folder of what chooses it.
+    """Files of a GPU's clock; `devfreq` is the folder of its governor.
 
-    `level` is a file whose number is above 0 while heat holds the clock down, "" without one.
+    `level` is a file whose number is above 0 while heat lowers the clock, or "".
     """
 
     devfreq: str
@@ -205,7 +199,7 @@ class GpuFiles:
 
 
 def clusters(files: SystemFiles = SYSTEM) -> list[Cluster]:
-    """All that the machine tells of; none where it keeps its clocks to itself."""
+    """Clusters of cores; empty where the machine does not report clocks."""
 
     def cores(text: str) -> tuple[int, ...]:
         return tuple(int(digits) for digits in re.findall(r"\d{1,4}", text))
@@ -219,7 +213,7 @@ def clusters(files: SystemFiles = SYSTEM) -> list[Cluster]:
 
 
 def gpu_files(files: SystemFiles = SYSTEM) -> GpuFiles | None:
-    """Those of an Adreno, or of another GPU whose clock the kernel's `devfreq` chooses."""
+    """Files of an Adreno, or of another GPU whose clock the kernel's `devfreq` sets."""
     if files.find(KGSL):
         clocks = tuple(f"{KGSL}/{x}" for x in ("gpuclk", "clock_mhz", "devfreq/cur_freq"))
         return GpuFiles(f"{KGSL}/devfreq", clocks, f"{KGSL}/temp", f"{KGSL}/thermal_pwrlevel")
@@ -230,10 +224,10 @@ def gpu_files(files: SystemFiles = SYSTEM) -> GpuFiles | None:
 
 
 def control_groups(files: SystemFiles, controller: str) -> Iterator[tuple[str, bool]]:
-    """The folders of this process's groups for a controller, such as `cpu`, from the innermost out.
+    """Folders of this process's control groups for a controller, from the innermost out.
 
-    With whether they are of version 1 of control groups. In a container a path may be that on its
-    host: then the root is the container's own.
+    With whether they are of version 1. In a container a path may be that on its host: then the root
+    is the container's own.
     """
     for line in files.text("proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")

@@ -82,11 +82,11 @@ def spread(threads: Iterable[int], cores: Iterable[int]) -> None:
 
 
 @contextmanager
-def placed(cores: Iterable[int]) -> Iterator[None]:
-    """Keep the calling thread on some cores inside, and have it where it was afterwards.
+def pinned_to(cores: Iterable[int]) -> Iterator[None]:
+    """Pin the calling thread to some cores inside, and restore its cores afterwards.
 
-    That costs 6 us, and half a microsecond where it is there already; to hand the work to a thread
-    that stays there takes 27.
+    That costs 6 us, or half a microsecond where it is pinned there already. Handing the work to a
+    thread that stays there takes 27 us.
     """
     wanted, before = {*cores}, os.sched_getaffinity(0)
     if before == wanted:
@@ -105,7 +105,7 @@ def pinned(cores: Iterable[int]) -> Iterator[set[int]]:
 
     Threads made inside inherit the cores, which is how a driver's workers are kept on theirs.
     """
-    with placed([*cores] or available_cores()):
+    with pinned_to([*cores] or available_cores()):
         yield thread_ids()
 
 

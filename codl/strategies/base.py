@@ -34,7 +34,7 @@ from codl.records.gpu_limits import UNLIMITED, GpuLimits
 from codl.records.profile import NetworkProfile, load_profile
 from codl.records.soc import Soc
 from codl.registry import Registry
-from codl.runtime.placement import at_hand, limits_of, splittable
+from codl.runtime.placement import limits_of, require_local, splittable
 from codl.runtime.threads import one_blas_thread
 from codl.targets.base import Target
 from codl.targets.environment import libraries_of
@@ -57,7 +57,7 @@ class Profiling:
 
     def wanted(self, network: Network, soc: Soc, tuning: str, target: Target) -> NetworkProfile:
         """An empty profile that identifies the network, device, tuning and libraries."""
-        cpu, place = soc.cpu, at_hand(soc).placement
+        cpu, place = soc.cpu, require_local(soc).placement
         sides = {"cpu": cpu.name, "threads": str(place.threads), "limits": str(place.limits)}
         return NetworkProfile(
             model=network.name,
@@ -198,7 +198,7 @@ class Context:
     @property
     def local(self) -> Soc:
         """The SoC that plans are lowered for; raises `UnsupportedError` where none can run."""
-        return splittable(at_hand(self.soc))
+        return splittable(require_local(self.soc))
 
     def with_memory(self, memory: str) -> Context:
         """The context with a GPU that has only one of `MEMORY_TYPES`."""

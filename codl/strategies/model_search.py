@@ -13,7 +13,7 @@ from codl.errors import CodlError
 from codl.frontend.models import BUILT_IN
 from codl.ir import Network
 from codl.ir.plan import Plan
-from codl.measure.budget import Budget, Progress, nobody
+from codl.measure.budget import Budget, Progress, no_progress
 from codl.plan import op_placement
 from codl.plan.op_placement import OpPlacement
 from codl.predict import DEFAULT
@@ -94,7 +94,7 @@ def search_models(
     workers: Workers = Workers(),
     *,
     budget: Budget | None = None,
-    progress: Progress = nobody,
+    progress: Progress = no_progress,
 ) -> list[SearchOutcome]:
     """The outcomes of all searches, in their order; workers do not change them.
 

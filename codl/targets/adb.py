@@ -14,21 +14,21 @@ from functools import partial
 from codl.errors import CodlError, DeviceError
 from codl.targets.checks import Check, CheckResult
 from codl.targets.client import Fix
-from codl.targets.device_shell import DeviceShell, client_check, said_by, shell_check
+from codl.targets.device_shell import DeviceShell, client_check, output_of, shell_check
 
 PREFIX = "adb:"
 PATTERN = "ADB_SERIAL"
-#: What `adb devices` may print as a serial: those found by mDNS have spaces and brackets, and
-#: addresses scopes. The client takes it as one word, which must not look like an option.
+#: Serials that `adb devices` may print: serials of mDNS have spaces and brackets, addresses have
+#: scopes. The client takes it as one word, which must not look like an option.
 SERIAL = re.compile(r"(?!-)[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
-#: What is taken for a serial wherever a target is named. Each has a digit, as no word has, or is an
-#: address; others are taken where the server lists them, or behind `adb:`.
+#: Texts that are taken for a serial: they have a digit, or are an address. Other texts are taken
+#: where the server lists them, or behind `adb:`.
 USUAL = re.compile(r"(?=.*\d)[A-Za-z0-9][\w.:-]*|\[[0-9A-Fa-f:.]+(%[\w.-]+)?\]:\d+", re.ASCII)
-#: The client also finds devices by these.
+#: Prefixes by which the client also finds devices.
 BY_PLACE = ("usb:", "product:", "model:", "device:")
-#: The client has this in the place of a serial that it may not read.
+#: Printed by the client in place of a serial that it may not read.
 UNREADABLE = re.compile(r"\?+")
-#: Those of phones in the network, which have to be connected first.
+#: Serials of phones in the network, which must be connected first.
 ADDRESS = re.compile(r".+:\d{1,5}")
 #: Where the shell's user may write.
 FOLDER = "/data/local/tmp/codl"
@@ -37,7 +37,7 @@ SEVERAL = (
     "Several devices have this serial: name one by its place, such as --serial adb:usb:1-2, as "
     "`adb devices -l` lists it."
 )
-#: What is done where the client says so. A client that loses the device ends with code 0.
+#: What to do, by parts of the client's errors. A client that loses the device ends with code 0.
 FIXES = {
     "unauthorized": "Unlock the device's screen and allow this computer to debug.",
     "still authorizing": "Unlock the device's screen and allow this computer to debug.",
@@ -52,7 +52,7 @@ FIXES = {
     "crashed (signal": "The adb client on this machine was ended.",
 }
 ABSENT = "' not found"
-#: How the client ends that did not get there, or that lost the device.
+#: Endings of a client that did not reach the device, or lost it.
 CUTS = ("ended with code 0", "crashed (signal", "error: closed", "error: device ")
 
 
@@ -75,9 +75,8 @@ def shell_of(serial: str) -> DeviceShell:
 
 
 def absent(name: str) -> str:
-    """What to do about a device that the server does not know: which ones it knows."""
+    """What to do about an unknown device; names the known ones."""
     connect = f"`adb connect {name}` reaches it. " if ADDRESS.fullmatch(name) else ""
-    listed = ""
     known: list[tuple[str, str]] = []
     with suppress(DeviceError):
         known = devices()
@@ -88,22 +87,19 @@ def absent(name: str) -> str:
 
 
 def _fix_of_unreadable(known: Sequence[tuple[str, str]]) -> str:
-    """What to do where a device is listed without its serial: it may be the one that is missing."""
+    """What to do where a device is listed without its serial: it may be the wanted one."""
     states = [state for serial, state in known if UNREADABLE.fullmatch(serial)]
     return next((fix for state in states for key, fix in FIXES.items() if key in state), "")
 
 
 def devices() -> list[tuple[str, str]]:
-    """The serial and the state of every device that the server knows; raises `DeviceError`.
-
-    Several may have the same serial.
-    """
-    lines = (line.partition("\t") for line in said_by(["adb", "devices"]).splitlines())
+    """Serial and state of every known device; raises `DeviceError`. Serials may be equal."""
+    lines = (line.partition("\t") for line in output_of(["adb", "devices"]).splitlines())
     return [(serial.strip(), state.strip()) for serial, tab, state in lines if tab]
 
 
 def checks_of(serial: str) -> tuple[Check, ...]:
-    """What `codl doctor` looks at on the way to a phone."""
+    """Checks of the connection to a phone, for `codl doctor`."""
     client = "Install it: Android's platform tools, or your distribution's package `adb`."
     plugged = "Plug it in, turn on USB debugging in its developer options, and allow this computer."
     return (
@@ -114,7 +110,7 @@ def checks_of(serial: str) -> tuple[Check, ...]:
 
 
 def _state(serial: str) -> Iterator[CheckResult]:
-    """What `adb devices` says of a phone: `device` where this computer may use it."""
+    """State of a phone by `adb devices`: `device` where this computer may use it."""
     name, known = serial.removeprefix(PREFIX), devices()
     states = [state for other, state in known if other == name]
     if name.startswith(BY_PLACE):

@@ -1,7 +1,7 @@
-"""The agent: answers questions on its standard input by the target that is this very process.
+"""The agent: answers the requests that come on its standard input, by a target in this process.
 
-It executes nothing that it is sent but kernels and nets. Libraries print to standard output as they
-like; for them it is standard error.
+It executes nothing that it receives but kernels and nets. What libraries print to standard output
+goes to standard error.
 """
 
 from __future__ import annotations
@@ -9,54 +9,56 @@ from __future__ import annotations
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import suppress
-from importlib import import_module
+from itertools import count
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from codl.boundary import explained
 from codl.errors import CodlError, CodlWarning
+from codl.ir.constants import array_digest
+from codl.ir.executable import Refusal
+from codl.ir.executable_json import decode as decode_executable
 from codl.plugins import load_installed
 from codl.provenance import VERSION as CODL
 from codl.runtime import clock_settings
-from codl.runtime.child import ending_with, own_streams
+from codl.runtime.child import ending_with, first_line, own_streams
 from codl.runtime.connection import Blob, Connection, ConnectionEnded, FrameError, Reader, Writer
-from codl.targets.process import Process, first_line
+from codl.runtime.loaded import RefusedError
+from codl.targets import requests
+from codl.targets.base import Target
 from codl.targets.wire import (
     VERSION,
     Answered,
-    Asked,
+    Arrays,
     Event,
+    EventKind,
     Failed,
-    Form,
     Hello,
-    Question,
-    Said,
+    Request,
+    RequestMessage,
+    Response,
     Warned,
     decode,
     encode,
+    form_of,
+    form_of_request,
 )
 
 if TYPE_CHECKING:
     from codl.runtime.placement import LocalSoc
-    from codl.targets.local import LocalTarget
     from codl.targets.peers import PeerHost
-    from codl.targets.served_models import Models
-
-#: The classes whose questions are answered, and where they are.
-ANSWER: Mapping[str, str] = {
-    "Process": "codl.targets.process",
-    "Target": "codl.targets.base",
-    "Models": "codl.targets.served_models",
-    "PeerHost": "codl.targets.peers",
-}
 
 
 def main(begin: float, build: str = "") -> int:
     """Serve until the input ends; returns the exit code.
 
-    `begin` is when this process began, and `build` that of the file which it was started from.
+    `begin` is when this process began, and `build` the agent file that it was started from.
     """
     if clock_settings.is_left():
         clock_settings.put_back_left()
@@ -66,29 +68,37 @@ def main(begin: float, build: str = "") -> int:
 
 
 class Agent:
-    """Answers one question after the other.
+    """Answers one request after the other.
 
-    What is wrong with a question becomes `Failed`; what is wrong with a frame ends the connection.
+    An error in a request is answered by `Failed`; an invalid message ends the connection.
     """
 
     def __init__(self, reader: Reader, writer: Writer, begin: float, build: str = "") -> None:
-        self._connection: Connection[Asked, Said] = Connection(reader, writer, Asked)
+        self._connection: Connection[RequestMessage, Response] = Connection(
+            reader, writer, RequestMessage
+        )
         self._begin, self._build = begin, build
-        self._process = Process(_local_target, _peer_host)
-        self._models: Models | None = None
+        self._target: Target | None = None
+        self._peer: PeerHost | None = None
+        #: Arrays of an executable until it is loaded. They stay where the device refuses it.
+        self._arrays: dict[str, NDArray[Any]] = {}
+        self._models: dict[int, Any] = {}
+        self._handles = count(1)
+        #: Seconds spent on requests, by their names.
+        self._spent_s: dict[str, float] = defaultdict(float)
 
     def serve(self) -> int:
-        """Until the other side closes the connection; 1 where that was because of an error."""
+        """Serve until the host closes the connection; 1 where it is ended because of an error."""
         self._connection.send(Hello(VERSION, CODL, self._begin, perf_counter(), self._build))
         try:
             with warnings.catch_warnings():
                 warnings.showwarning = self._warn  # type: ignore[assignment]
                 while True:
-                    asked, blobs = self._connection.receive()
+                    message, blobs = self._connection.receive()
                     start = perf_counter()
-                    answer, parts = self._answer(asked, blobs)
-                    self._process.spent_s[asked.question] += perf_counter() - start
-                    self._connection.send(answer, parts)
+                    response, parts = self._response(message, blobs)
+                    self._spent_s[message.kind] += perf_counter() - start
+                    self._connection.send(response, parts)
         except ConnectionEnded:
             return 0
         except FrameError as error:
@@ -97,18 +107,19 @@ class Agent:
                 self._connection.send_last(Failed("FrameError", str(error)))
             return 1
         finally:
-            if self._models is not None:
-                self._models.close()
-            self._process.close()
+            for opened in (*self._models.values(), self._peer, self._target):
+                if opened is not None:
+                    opened.close()
 
-    def _answer(self, asked: Asked, blobs: list[Blob]) -> tuple[Said, Sequence[bytes | memoryview]]:
+    def _response(
+        self, message: RequestMessage, blobs: list[Blob]
+    ) -> tuple[Response, Sequence[bytes | memoryview]]:
         try:
-            question = question_named(asked.question)
             with explained():
-                arguments = decode(question.arguments, asked.arguments, blobs)
-                told = {name: self._told(name, form) for name, form in question.events.items()}
-                method = getattr(self._answering(question), question.method.__name__)
-                return _sent(Answered, question.answer, method(**arguments, **told))
+                form = form_of_request(request_class(message.kind))
+                request: Request[Any] = decode(form, message.content, blobs)
+                value, parts = encode(form_of(request.answer), self._answer(request))
+                return Answered(value), parts
         except FrameError as error:
             raise self._connection.refuse(str(error)) from error
         except CodlError as error:
@@ -117,23 +128,130 @@ class Agent:
             traceback.print_exc()
             return Failed(type(error).__name__, first_line(error)), ()
 
-    def _answering(self, question: Question) -> Any:
-        """Whose question it is."""
-        owner = question.name.partition(".")[0]
-        if owner == "Models":
-            return self.models
-        if owner == "Target":
-            return self._process.target
-        return self._process.peer if owner == "PeerHost" else self._process
+    def _answer(self, request: Request[Any]) -> object:
+        match request:
+            case requests.Begin(soc):
+                if self._target is not None:
+                    raise FrameError("Begin must be the first request.")
+                self._target = self._local_target(soc)
+                return None
+            case requests.Facts("seconds"):
+                return dict(self._spent_s)
+            case requests.MissingArrays(digests):
+                return tuple(digest for digest in digests if digest not in self._arrays)
+            case requests.Load():
+                return self._load(request)
+            case requests.Run(handle, inputs):
+                return self._run(handle, inputs)
+            case requests.Profile(handle, layers):
+                return self._model(handle).profile(layers=layers)
+            case requests.Binaries(handle):
+                return self.target.binaries(self._model(handle))
+            case requests.StartPeer(name, content, inputs, plan):
+                peer = self.target.start_peer(name, content, inputs, plan)
+                return requests.StartedPeer(
+                    self._keep(peer), peer.version, peer.observed_cores, peer.busy_cores
+                )
+            case requests.PeerOutputs(handle):
+                return self._model(handle).outputs() if handle else self.peer.outputs()
+            case requests.Close(handle):
+                self._model(handle).close()
+                del self._models[handle]
+                return None
+            case requests.BecomePeer(name, content, soc, cores, plan):
+                if self._peer is not None:
+                    raise FrameError("This process is a peer already.")
+                from codl.targets.peers import PeerHost
 
-    def _told(self, name: str, form: Form) -> Callable[..., None]:
-        """What tells the other side that it was called."""
+                self._peer = PeerHost(name, content, soc, cores, plan)
+                return self._peer.version
+            case requests.FeedPeer(inputs):
+                return self.peer.feed(inputs)
+            case requests.RunPeer(runs):
+                return self.peer.run(runs)
+        if type(request).__name__ == "Time":
+            return self._time(request)
+        return self.target.ask(request, self._emit)
 
-        def tell(*values: Any) -> None:
-            text, blobs = encode(form, values)
-            self._connection.send(Event(name, text), blobs)
+    def _local_target(self, soc: LocalSoc | None) -> Target:
+        from codl.targets.local import LocalTarget
 
-        return tell
+        load_installed()
+        return LocalTarget(soc)
+
+    @property
+    def target(self) -> Target:
+        if self._target is None:
+            self._target = self._local_target(None)
+        return self._target
+
+    @property
+    def peer(self) -> PeerHost:
+        if self._peer is None:
+            raise FrameError("This process is no peer: BecomePeer must come first.")
+        return self._peer
+
+    def _load(self, request: requests.Load) -> requests.LoadedModel | tuple[Refusal, ...]:
+        for digest, array in request.arrays.items():
+            if array_digest(array) != digest:
+                raise CodlError(f"An array was damaged on its way: its digest is not {digest}.")
+            self._arrays[digest] = array
+        executable = decode_executable(request.content, self._array)
+        try:
+            if request.on_cpu:
+                model = self.target.load_on_cpu(executable)
+            else:
+                model = self.target.load(
+                    executable,
+                    tries=request.tries,
+                    on_step=lambda step: self._emit("begin", step, None),
+                )
+        except RefusedError as error:
+            return tuple(error.refusals)
+        self._arrays.clear()  # the model has what it needs of them
+        return requests.LoadedModel(self._keep(model), model.footprint, model.limited)
+
+    def _run(self, handle: int, inputs: Arrays) -> Arrays:
+        model = self._model(handle)
+        wanted = {name: (array.dtype, array.shape) for name, array in model.inputs.items()}
+        sent = {name: (array.dtype, array.shape) for name, array in inputs.items()}
+        if sent != wanted:
+            raise CodlError(f"The inputs must be {wanted}, got {sent}.")
+        with model.lock:
+            for name, value in inputs.items():
+                np.copyto(model.inputs[name], value)
+            model.run()
+            return dict(model.outputs)
+
+    def _time(self, request: Any) -> object:
+        return self.target.time(
+            {name: self._model(handle) for name, handle in request.handles.items()},
+            request.effort,
+            with_energy=request.with_energy,
+            anchors=request.anchors,
+            after_round=lambda: self._emit("round", 0, None),
+        )
+
+    def _keep(self, model: Any) -> int:
+        handle = next(self._handles)
+        self._models[handle] = model
+        return handle
+
+    def _model(self, handle: int) -> Any:
+        if handle not in self._models:
+            known = ", ".join(map(str, self._models)) or "none"
+            raise CodlError(f"There is no model {handle} here; there are: {known}.")
+        return self._models[handle]
+
+    def _array(self, digest: str) -> NDArray[Any]:
+        if digest not in self._arrays:
+            raise CodlError(f"The array {digest} of the executable was not sent.")
+        return self._arrays[digest]
+
+    def _emit(self, kind: EventKind, index: int, value: Any) -> None:
+        """Send an event on the way to an answer."""
+        text, blobs = encode(form_of(type(value)), value)
+        self._connection.send(Event(kind, index, text), blobs)
 
     def _warn(self, message: Warning | str, category: type[Warning], *where: Any) -> None:
         if issubclass(category, CodlWarning):
@@ -141,44 +259,17 @@ class Agent:
         else:
             print(message, file=sys.stderr)
 
-    @property
-    def models(self) -> Models:
-        """What was loaded here."""
-        if self._models is None:
-            from codl.targets.served_models import Models
 
-            self._models = Models(self._process.target)
-        return self._models
+def request_class(kind: str) -> Any:
+    """The class of a request by its name; raises `FrameError` for another name."""
+    found = vars(requests).get(kind)
+    if found is None:
+        from codl.targets import measuring
 
-
-def question_named(name: str) -> Question:
-    """The question of a class of `ANSWER`; raises `FrameError` where it is none."""
-    owner, _, method = name.partition(".")
-    cls = getattr(import_module(ANSWER[owner]), owner) if owner in ANSWER else None
-    question = getattr(getattr(cls, method, None), "question", None)
-    if not isinstance(question, Question) or question.limit is None:
-        raise FrameError(f"It was asked {name!r}, which is no question.")
-    return question
-
-
-def _local_target(soc: LocalSoc | None) -> LocalTarget:
-    from codl.targets.local import LocalTarget
-
-    load_installed()
-    return LocalTarget(soc)
-
-
-def _peer_host(*arguments: Any) -> PeerHost:
-    from codl.targets.peers import PeerHost
-
-    return PeerHost(*arguments)
-
-
-def _sent(
-    message: Callable[[Any], Said], form: Form, value: Any
-) -> tuple[Said, Sequence[bytes | memoryview]]:
-    text, blobs = encode(form, value)
-    return message(text), blobs
+        found = vars(measuring).get(kind)
+    if not (isinstance(found, type) and issubclass(found, Request) and found is not Request):
+        raise FrameError(f"Unknown request {kind!r}.")
+    return found
 
 
 def _kind(error: CodlError) -> str:

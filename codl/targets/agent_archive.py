@@ -1,8 +1,8 @@
-"""The program of an agent's file, which holds codl: unpacks itself beside itself, and serves.
+"""The program of an agent's file, which holds codl: unpacks codl beside the file, and serves.
 
-It runs on a device before anything of codl is there, on a Python that may be too old: standard
-library alone. With --check it prints what is there, with --add it takes packages that were brought
-(see `codl.targets.install`); then it serves nothing.
+It runs before codl is there, on a Python that may be too old, so it needs the standard library
+only. With --check it prints facts of the device, with --add it unpacks packages that were sent (see
+`codl.targets.install`); then it does not serve.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ import zipfile  # noqa: E402
 from hashlib import sha256  # noqa: E402
 
 OLDEST = (3, 10)
-#: Without the first the agent cannot compute; without others, a processor is missing. The last two
-#: have stand-ins in codl.
+#: Packages without which the agent cannot compute, and others that add a processor or speed.
+#: Msgspec and pyopencl have stand-ins in codl.
 NEEDED = ("numpy",)
 USEFUL = ("ncnn", "onnxruntime", "onnx", "msgspec", "pyopencl")
-#: Where what stands in for msgspec lies in an agent: taken where that is not there.
+#: Folder of the stand-in for msgspec in an agent.
 PURE = os.path.join("codl", "targets", "pure")
-#: The folder of an agent that may not write beside its file.
+#: Folder of an agent that may not write beside its file.
 HIDDEN = ".codl"
-#: The first version that codl runs with, where a device may well have an older one.
+#: First version that codl runs with, of packages that devices may have older.
 FIRST = {"numpy": (2,)}
-#: Packages as they are brought, beside the agent's file; each is a folder `name==version` in it.
+#: Archive of sent packages beside the agent's file; each is a folder `name==version` in it.
 BROUGHT = "packages.zip"
-#: What a machine is called whose Python has pointers of 32 bits on a kernel of 64.
+#: Machine of a Python with pointers of 32 bits, by the machine of its kernel.
 NARROW = {"aarch64": "armv7l", "x86_64": "i686"}
 
 
 def installed(name: str) -> str | None:
-    """The version of a package of the device's own; None for none, or one that is too old."""
+    """Version of the device's own package; None without one, or for one that is too old."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -51,12 +51,12 @@ def installed(name: str) -> str | None:
 
 
 def packages_folder(place: str) -> str:
-    """Where brought packages lie: those of another Python are of no use."""
+    """Folder of the sent packages for this version of Python."""
     return os.path.join(place, "packages-" + str(sys.implementation.cache_tag))
 
 
 def brought(place: str) -> dict[str, tuple[str, str]]:
-    """Version and folder of each package that was brought and is not the device's own."""
+    """Version and folder of each sent package that the device does not have itself."""
     folder = packages_folder(place)
     packages = {}
     for entry in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
@@ -67,7 +67,7 @@ def brought(place: str) -> dict[str, tuple[str, str]]:
 
 
 def versions(place: str) -> dict[str, str | None]:
-    """The version of every package that counts, None for what is not there."""
+    """Version of every useful package, None for a missing one."""
     added = brought(place)
     return {name: added[name][0] if name in added else installed(name) for name in NEEDED + USEFUL}
 
@@ -78,7 +78,7 @@ def digest_of(path: str) -> str:
 
 
 def check(archive: str) -> dict[str, object]:
-    """What is here, as JSON."""
+    """Facts of the device, as JSON has them."""
     bits, machine = 8 * struct.calcsize("P"), platform.machine()
     place, is_young = room(archive), sys.version_info >= OLDEST
     return {
@@ -95,7 +95,7 @@ def check(archive: str) -> dict[str, object]:
 
 
 def room(archive: str) -> str:
-    """Where the agent may write: beside its file, or else where an app's user may (Termux's)."""
+    """Folder where the agent may write: beside its file, or in the home of an app (Termux)."""
     beside = os.path.dirname(archive)
     for folder in (beside, os.path.join(os.path.expanduser("~"), HIDDEN), os.path.abspath(HIDDEN)):
         try:
@@ -108,9 +108,9 @@ def room(archive: str) -> str:
 
 
 def libc() -> str:
-    """The C library that wheels must fit, as in `glibc 2.36`, or `bionic` with Android's level."""
+    """The C library that wheels must fit, such as `glibc 2.36`, or `bionic` with the API level."""
     if hasattr(sys, "getandroidapilevel"):
-        # Before 3.13 Python knows only the level that it was made for.
+        # Before 3.13, Python knows only the level that it was compiled for.
         version = getattr(platform, "android_ver", None)
         return f"bionic {version().api_level if version else sys.getandroidapilevel()}"
     is_musl = "musl" in str(sysconfig.get_config_var("HOST_GNU_TYPE"))
@@ -118,7 +118,7 @@ def libc() -> str:
 
 
 def add(archive: str, digest: str) -> int:
-    """Take the packages that were brought beside an archive, each whole or not at all."""
+    """Unpack the packages that were sent, each whole or not at all."""
     path, place = os.path.join(os.path.dirname(archive), BROUGHT), packages_folder(room(archive))
     partial = f"{place}.{os.getpid()}.part"
     if digest_of(path) != digest:
@@ -137,7 +137,7 @@ def add(archive: str, digest: str) -> int:
 
 
 def unpacked(archive: str, place: str) -> tuple[str, str]:
-    """The folder in `place` with the archive's modules; made whole or not at all."""
+    """Unpack the archive's modules into a folder in `place`, whole or not at all."""
     with zipfile.ZipFile(archive) as content:
         build = content.read("BUILD").decode()
         folder = os.path.join(place, "codl-" + build)

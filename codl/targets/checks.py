@@ -1,7 +1,6 @@
-"""Checks of `codl doctor`: each one has a name, a way to look, and a fix.
+"""Checks of `codl doctor`: a name, a function, and a fix.
 
-They are registered in one place, in the order in which they are made; a transport contributes those
-that concern the way to its devices.
+They are registered in the order in which they are made. A transport adds those of its connection.
 """
 
 from __future__ import annotations
@@ -19,16 +18,15 @@ from codl.runtime.examination import Examination
 from codl.runtime.probe import ProbedDevice, ProbeResult
 from codl.targets.base import Target
 
-#: What a check cannot do without.
+#: What a check needs: an agent that answers, facts of the device's system, or nothing of both.
 Need: TypeAlias = Literal["nothing", "system", "agent"]
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What a check found.
+    """Result of a check.
 
-    `of` is which of several things it is about, such as a driver. `fix` is said instead of the
-    check's own.
+    `of` names one of several objects, such as a driver. `fix` replaces the check's own.
     """
 
     ok: bool
@@ -39,7 +37,7 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class Finding:
-    """One row of what `codl doctor` prints; `fix` is "" where nothing is to be done."""
+    """A row of `codl doctor`; `fix` is "" where nothing is to be done."""
 
     name: str
     ok: bool
@@ -49,11 +47,11 @@ class Finding:
 
 @dataclass
 class DeviceUnderTest:
-    """A device as checks look at it; what is known of it is asked once.
+    """A device under test; its facts are read once.
 
-    `is_here` says that it is this machine, `in_process` that it is this very process, and `answers`
-    whether its agent was heard of. `budget_s` is how long the kernels of all OpenCL devices may
-    take, and `progress` shows how far something long has come, under a label.
+    `is_here` means this machine, `in_process` this process, and `answers` that its agent has
+    answered. `budget_s` limits the checks of kernels on all OpenCL devices; `progress` shows the
+    progress of a long check under a label.
     """
 
     serial: str
@@ -65,12 +63,12 @@ class DeviceUnderTest:
     answers: bool = True
 
     def gives(self, need: Need) -> bool:
-        """Whether it can be asked for what a check needs."""
+        """Whether the device gives what a check needs."""
         return self.answers or need == "nothing" or (need == "system" and self.in_process)
 
     @contextmanager
     def apart(self) -> Iterator[Target]:
-        """The device with a process for one check alone, which may crash."""
+        """The device with a process of its own, which may crash."""
         with closing(self.target.fresh()) as fresh:
             yield fresh
 
@@ -90,13 +88,12 @@ class DeviceUnderTest:
 
 @dataclass(frozen=True)
 class Check:
-    """One thing to look at.
+    """One check.
 
-    `run` gives an outcome, or several; what it raises is an outcome too. It gives none where the
-    check does not apply. `fix` says what to do where it fails. What a check `needs` is an agent
-    that answers, or what the device's system tells, or nothing of the device; it is left out where
-    that is not there. Where one that `decides` fails, the device is taken not to answer. `is_long`
-    ones are left out on request.
+    `run` yields results, none where the check does not apply; an error is a result, too. `fix` says
+    what to do where it fails. A check is left out where the device does not give what it `needs`.
+    Where a check that `decides` fails, the device counts as not answering. `is_long` checks are
+    left out on request.
     """
 
     name: str
@@ -107,14 +104,14 @@ class Check:
     is_long: bool = False
 
     def findings(self, under_test: DeviceUnderTest) -> list[Finding]:
-        """The rows of this check; an error is a failed one, a defect included."""
+        """The rows of this check; an error, even a defect, is a failed row."""
         rows: list[Finding] = []
         try:
             for outcome in self.run(under_test):
                 rows.append(self._finding(outcome))
         except CodlError as error:
             rows.append(self._finding(CheckResult(False, str(error))))
-        except Exception as error:  # whatever is broken there, the other checks go on
+        except Exception as error:  # the other checks go on
             rows.append(self._finding(CheckResult(False, f"{type(error).__name__}: {error}")))
         return rows
 
@@ -124,11 +121,11 @@ class Check:
         return Finding(name, outcome.ok, outcome.detail, fix)
 
 
-#: By their names, in the order in which they are made.
+#: Checks by their names, in the order in which they are made.
 CHECKS: Registry[Check] = Registry("check")
 
 
 def register(*checks: Check) -> None:
-    """Add checks behind those that are there."""
+    """Add checks after the present ones."""
     for check in checks:
         CHECKS.add(check.name, check, origin=check.run)

@@ -1,16 +1,16 @@
-"""The host's end of an agent: starts it, asks it, and starts it again after it was lost."""
+"""The host's end of an agent: starts it, sends requests, and starts it again after it was lost."""
 
 from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from math import inf
 from time import monotonic, perf_counter
 from types import MappingProxyType
-from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -22,45 +22,47 @@ from codl.runtime.connection import Blob, Connection, ConnectionCut, ConnectionE
 from codl.runtime.threads import ProcessLock
 from codl.targets.wire import (
     VERSION,
+    Answer,
     Answered,
-    Asked,
     Event,
+    EventHandler,
     Failed,
     Form,
     Hello,
-    Said,
+    Request,
+    RequestMessage,
+    Response,
     Warned,
     decode,
     encode,
-    question_of,
+    form_of,
+    form_of_request,
 )
 
-#: An agent on this machine. Its clock is read before anything of codl is imported.
+#: Command of an agent on this machine. It reads its clock before it imports anything of codl.
 COMMAND = (
     sys.executable,
     "-c",
     "import time; begin = time.perf_counter(); "
     "from codl.targets.agent import main; raise SystemExit(main(begin))",
 )
-#: Python's modules of an agent are read from a disk that may be slow.
+#: Seconds until an agent must have started: it may read its modules from a slow disk.
 START_S = 120.0
-#: What to do: a sentence, or what looks around and says one.
+#: What to do about an error: a sentence, or a function that finds one.
 Fix: TypeAlias = str | Callable[[], str]
-#: What is said of a disk that is full.
+#: Fix for a full disk.
 NO_ROOM = (
     "Make room on the device: codl needs 10 MB there, 60 MB for a Python that it brings, and "
     "250 MB for packages."
 )
 FULL = {"No space left": NO_ROOM, "quota exceeded": NO_ROOM, "too large": NO_ROOM}
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class AgentLostError(DeviceError):
-    """An agent crashed, was killed, hung, or said what cannot be understood; it has ended.
+    """An agent crashed, was killed, hung, or sent an invalid message; it has ended.
 
-    `is_blameless` where that says nothing of what it was doing: the way to it was cut, or the time
-    was over within which it was asked; `has_hung` where it was ended because it gave no answer.
+    `is_blameless` means that its work is not the cause: the connection was cut, or the caller's
+    time limit was over. `has_hung` means that it was ended because it did not answer.
     """
 
     def __init__(self, message: str, *, is_blameless: bool = False, has_hung: bool = False) -> None:
@@ -71,21 +73,21 @@ class AgentLostError(DeviceError):
 @dataclass
 class _Running:
     child: Child
-    connection: Connection[Said, Asked]
-    #: Whether it starts, or has not answered a question: nothing else can be asked of it then.
+    connection: Connection[Response, RequestMessage]
+    #: Whether it is starting or working on a request, and can take no other.
     is_busy: bool = True
-    #: None before the agent has said that it is there, which took so long.
+    #: First message of the agent, which came after `start_s`; None before.
     hello: Hello | None = None
     start_s: float = 0.0
 
 
 class AgentClient:
-    """An agent behind a command that speaks frames; started at the first question.
+    """An agent behind a command that reads and writes frames; started at the first request.
 
-    What `prelude` has, methods and their arguments, is asked of every agent that is started before
-    anything else: the state that one that was lost took with it. `name` is what errors call it.
-    `build` is that of the file which it must come from, if it comes from one; `fixes` say what to
-    do where its last words have a key, and one of `cuts` in them means that the way to it was cut.
+    The requests of `prelude` are sent first to every agent that is started: they restore the state
+    of one that was lost. `name` is its name in errors. `build` is the agent file that it must come
+    from, if any. `fixes` map parts of an error to what to do about it; one of `cuts` in an error
+    means that the connection was cut.
     """
 
     def __init__(
@@ -95,39 +97,37 @@ class AgentClient:
         name: str = "the agent",
         cores: Sequence[int] = (),
         environment: Mapping[str, str] | None = None,
-        prelude: Mapping[Callable[..., Any], Sequence[Any]] = MappingProxyType({}),
+        prelude: Iterable[Request[Any]] = (),
         build: str = "",
         fixes: Mapping[str, Fix] = MappingProxyType({}),
         cuts: Sequence[str] = (),
     ) -> None:
         self._command, self._name, self._cores = tuple(command), name, tuple(cores)
-        self.prelude, self._environment = dict(prelude), environment
+        self.prelude, self._environment = [*prelude], environment
         self._build, self._fixes, self._cuts = build, fixes, tuple(cuts)
-        #: How many agents were started; what one knew, the next one does not.
+        #: Number of agents that were started. Handles of one are not known to the next.
         self.generation = 0
         self._running: _Running | None = None
-        #: When whatever it is asked ends, by `monotonic`.
+        #: When all requests end, by `monotonic`.
         self._deadline = inf
-        #: Held while a question is under way; any thread may ask.
+        #: Held during a request; any thread may send one.
         self.lock = ProcessLock()
 
-    def ask(
-        self, method: Callable[Concatenate[Any, P], R], *arguments: P.args, **named: P.kwargs
-    ) -> R:
-        """What a method that is a question gives over there.
+    def ask(self, request: Request[Answer], on_event: EventHandler | None = None) -> Answer:
+        """Send a request and return its answer; `on_event` gets the events before it.
 
-        Arguments that are called are called here; one raises `FrameError` for what cannot be, which
-        ends the agent. Raises `AgentLostError` where it does not answer, and codl's own errors as
-        the agent raised them. Whatever else ends the question, such as Ctrl-C, ends the agent.
+        `on_event` raises `FrameError` for an event that is not valid, which ends the agent. Raises
+        `AgentLostError` where the agent does not answer, and codl's own errors as the agent raised
+        them. Any other exception, such as of Ctrl-C, ends the agent.
         """
         with self.lock:
             running = self._ready()
-            with self._asking(running):
-                return self._exchange(running, method, arguments, named)  # type: ignore[no-any-return]
+            with self._working(running):
+                return self._exchange(running, request, on_event)  # type: ignore[no-any-return]
 
     @contextmanager
     def within(self, seconds: float) -> Iterator[None]:
-        """What is asked inside is ended, with the agent, after `seconds` in all."""
+        """End requests inside, and the agent, after `seconds` in all."""
         before = self._deadline
         self._deadline = min(before, monotonic() + seconds)
         try:
@@ -136,19 +136,21 @@ class AgentClient:
             self._deadline = before
 
     def _ready(self) -> _Running:
-        """The running agent, greeted and made what the one before was."""
+        """The running agent, started and brought to the state of the one before."""
         if self._running is not None:
             return self._running
         begin = perf_counter()
         child = Child(self._command, cores=self._cores, environment=self._environment)
-        connection: Connection[Said, Asked] = Connection(child.output, child.input, Said)
+        connection: Connection[Response, RequestMessage] = Connection(
+            child.output, child.input, Response
+        )
         self.generation += 1
         self._running = running = _Running(child, connection)
-        with self._asking(running):
+        with self._working(running):
             self._limit(running, START_S)
             first, _ = self._receive(running)
             if not isinstance(first, Hello) or first.version != VERSION:
-                problem = f"expected an agent of version {VERSION}, which says so first"
+                problem = f"expected an agent of version {VERSION}"
                 raise self._lost(running, problem)
             if first.build != self._build:
                 raise self._lost(
@@ -157,15 +159,15 @@ class AgentClient:
                     f"{CODL}, build {self._build or 'none'})",
                 )
             running.hello, running.start_s = first, perf_counter() - begin
-            for method, arguments in self.prelude.items():
+            for request in self.prelude:
                 running.is_busy = True
-                self._exchange(running, method, arguments, {})
+                self._exchange(running, request)
             running.is_busy = False
         return running
 
     @contextmanager
-    def _asking(self, running: _Running) -> Iterator[None]:
-        """End an agent whose answer nobody waits for: it would be taken for the next one."""
+    def _working(self, running: _Running) -> Iterator[None]:
+        """End an agent that has not answered: its answer would be taken for the next one."""
         try:
             yield
         finally:
@@ -182,27 +184,24 @@ class AgentClient:
             self._running = None
 
     def start_seconds(self) -> tuple[float, float]:
-        """From starting the agent to hearing of it, and what it said that its modules took."""
+        """Seconds from starting the agent to its first message, and of those to import modules."""
         running = self._ready()
         assert running.hello is not None
         return running.start_s, running.hello.ready - running.hello.begin
 
     @property
     def pid(self) -> int | None:
-        """The process of the agent on this machine; None where none runs."""
+        """Process id of the agent on this machine; None where none runs."""
         return self._running.child.pid if self._running else None
 
     def refuse(self, problem: str) -> AgentLostError:
-        """End the agent because of an answer that cannot be; the error to raise."""
+        """End the agent because of an invalid answer; the error to raise."""
         with self.lock:
             assert self._running is not None
             return self._lost(self._running, problem)
 
     def close(self) -> None:
-        """End the agent; the next question starts another.
-
-        A question that another thread waits for ends, too.
-        """
+        """End the agent, with a request of another thread; the next request starts another."""
         running = self._running
         if running is not None and running.is_busy:
             running.child.kill()
@@ -212,37 +211,36 @@ class AgentClient:
                 running.child.close()
 
     def _exchange(
-        self,
-        running: _Running,
-        method: Callable[..., Any],
-        arguments: Sequence[Any],
-        named: Mapping[str, Any],
+        self, running: _Running, request: Request[Any], on_event: EventHandler | None = None
     ) -> Any:
-        question = question_of(method)
-        sent, called = question.bind(arguments, named)
-        limit_s = question.limit_s(sent)
-        text, parts = encode(question.arguments, sent)
+        kind: Any = type(request)
+        limit_s = request.limit_s
+        content, parts = encode(form_of_request(kind), request)
         running.is_busy = True
-        self._post(running, Asked(question.name, text), parts, limit_s)
+        self._post(running, RequestMessage(kind.__name__, content), parts, limit_s)
         while True:
             self._limit(running, limit_s)
-            said, blobs = self._receive(running)
-            running.is_busy = not isinstance(said, Failed | Answered)
-            if isinstance(said, Failed):
-                raise self._failure(said)
-            if isinstance(said, Warned):
-                warnings.warn(said.text, CodlWarning, stacklevel=4)
-                continue
-            if isinstance(said, Answered):
-                return self._decoded(running, question.answer, said.value, blobs)
-            if not isinstance(said, Event) or said.name not in called:
-                shown = said.name if isinstance(said, Event) else type(said).__name__
-                raise self._lost(running, f"it said {shown!r} where {question.name} was asked")
-            values = self._decoded(running, question.events[said.name], said.values, blobs)
-            try:
-                called[said.name](*values)
-            except FrameError as error:
-                raise self._lost(running, str(error)) from error
+            message, blobs = self._receive(running)
+            running.is_busy = not isinstance(message, Failed | Answered)
+            match message:
+                case Failed():
+                    raise self._failure(message)
+                case Warned():
+                    warnings.warn(message.text, CodlWarning, stacklevel=4)
+                case Answered():
+                    return self._decoded(running, form_of(request.answer), message.value, blobs)
+                case Event() if on_event is not None:
+                    done = message.kind == "done"
+                    form = form_of(request.event if done else type(None))
+                    value = self._decoded(running, form, message.content, blobs)
+                    try:
+                        on_event(message.kind, message.index, value)
+                    except FrameError as error:
+                        raise self._lost(running, str(error)) from error
+                case _:
+                    raise self._lost(
+                        running, f"it sent {type(message).__name__} on {kind.__name__}"
+                    )
 
     def _decoded(
         self, running: _Running, form: Form, sent: msgspec.Raw, blobs: Sequence[Blob]
@@ -255,13 +253,13 @@ class AgentClient:
     def _post(
         self,
         running: _Running,
-        asked: Asked,
+        message: RequestMessage,
         blobs: Sequence[bytes | memoryview],
         limit_s: float,
     ) -> None:
         self._limit(running, limit_s)
         try:
-            running.connection.send(asked, blobs)
+            running.connection.send(message, blobs)
         except TimedOutError:
             raise self._hung(running) from None
         except FrameError as error:
@@ -269,7 +267,7 @@ class AgentClient:
                 raise self._lost(running, _last_words(running)) from error
             raise self._lost(running, str(error)) from error
 
-    def _receive(self, running: _Running) -> tuple[Said, list[Blob]]:
+    def _receive(self, running: _Running) -> tuple[Response, list[Blob]]:
         try:
             return running.connection.receive()
         except TimedOutError:
@@ -289,18 +287,19 @@ class AgentClient:
         return AgentLostError(problem, is_blameless=is_over, has_hung=not is_over)
 
     def _lost(self, running: _Running, reason: str) -> AgentLostError:
-        """The error of an agent that ended, or must, for a reason or by itself."""
+        """The error of an agent that ended by itself, or is ended for a reason."""
         self._forget(running)
         if reason:
             running.child.kill()
             running.child.close()
             return self._error(f"was ended: {reason}")
-        # One that has spoken was reached: what its libraries wrote is no word of the client.
+        # An agent that has sent a message was reached: its last line is not the client's.
         return self._error(running.child.ending(() if running.hello else self._fixes))
 
     def _error(self, problem: str) -> AgentLostError:
         is_cut = any(cut in problem for cut in self._cuts)
-        sentence = explained(f"{_capital(self._name)} {problem}", self._fixes)
+        problem = f"{_capital(self._name)} {problem}".rstrip(".")
+        sentence = f"{problem}. {fix_of(problem, self._fixes)}".strip()
         return AgentLostError(sentence, is_blameless=is_cut)
 
     def _failure(self, answer: Failed) -> CodlError:
@@ -313,11 +312,6 @@ class AgentClient:
         return error
 
 
-def explained(problem: str, fixes: Mapping[str, Fix]) -> str:
-    """A sentence about a problem, and what can be done about it, where that is known."""
-    return f"{problem.rstrip('.')}. {fix_of(problem, fixes)}".strip()
-
-
 def fix_of(problem: str, fixes: Mapping[str, Fix]) -> str:
     """The fix of the first key that a problem contains; empty where it has none."""
     fix = next((fix for key, fix in {**FULL, **fixes}.items() if key in problem), "")
@@ -325,7 +319,7 @@ def fix_of(problem: str, fixes: Mapping[str, Fix]) -> str:
 
 
 def _last_words(running: _Running) -> str:
-    """Why an agent ended, where it said so before it closed the connection."""
+    """Why an agent ended, where it sent that before it closed the connection."""
     try:
         last = running.connection.last()
     except TimedOutError:
@@ -333,15 +327,10 @@ def _last_words(running: _Running) -> str:
     return last.text if isinstance(last, Failed) else ""
 
 
-def ask_apart(
-    name: str, method: Callable[Concatenate[Any, P], R], *arguments: P.args, **named: P.kwargs
-) -> R:
-    """What an agent gives that is started for this question alone, as it may take it down."""
-    agent = AgentClient(name=name)
-    try:
-        return agent.ask(method, *arguments, **named)
-    finally:
-        agent.close()
+def ask_once(name: str, request: Request[Answer]) -> Answer:
+    """The answer of an agent that is started for this request alone, which may crash it."""
+    with closing(AgentClient(name=name)) as agent:
+        return agent.ask(request)
 
 
 def _capital(name: str) -> str:

@@ -1,10 +1,9 @@
-"""Compiles the kernels of the tasks that come next, in agents beside this process.
+"""Compiles the kernels of the next tasks in agents beside this process.
 
-Some drivers take a second to compile what runs for a millisecond, and PoCL compiles anew for every
-size of an op, the last step only when a kernel is first launched. Threads of one process wait for
-each other in it. So agents build and run once what is to be measured next; what they compile lies
-in the caches on disk, codl's and the driver's own, when this process asks for it. They work only
-when they are told to, and nothing is measured meanwhile.
+Some drivers take a second to compile a kernel that runs for a millisecond. PoCL compiles for every
+size of an op, the last step at the first launch, and threads of one process wait for each other.
+So agents build the next kernels and run them once; the binaries lie in the caches on disk, codl's
+and the driver's, when this process needs them. Nothing is measured while agents compile.
 """
 
 from __future__ import annotations
@@ -20,26 +19,26 @@ from codl.kernels.tuning import Tuning
 from codl.measure.tasks import SharingTask, StageTask, Task
 from codl.runtime.examination import memory_of
 from codl.runtime.placement import LocalSoc
-from codl.targets.base import Target
 from codl.targets.client import COMMAND, AgentClient, AgentLostError
-from codl.targets.process import Process
+from codl.targets.measuring import Compile
+from codl.targets.requests import Begin, Open
 
-#: On fewer cores the others would not make up for what it takes to start them.
+#: With fewer cores, starting the agents costs more than they save.
 LEAST_CORES = 4
-#: Memory that a worker may need: its share of this machine's must be more.
+#: Memory that a worker may need.
 WORKER_BYTES = 2 << 30
-#: At most this many share a real GPU: each keeps some hundred megabytes of a card's memory.
+#: Most agents on a real GPU: each takes some hundred megabytes of its memory.
 MOST_ON_GPU = 12
-#: Fewer tasks than this for each worker are compiled in the time that it takes to start.
+#: Least tasks for each worker: fewer are compiled in the time that an agent takes to start.
 WORTH = 3
-#: At most this many tasks ahead are compiled: more than a batch has.
+#: Most tasks that are compiled ahead: more than a batch has.
 FURTHEST = 256
-#: A task on which two workers died is not tried by this process.
+#: Crashes of workers after which this process does not try a task.
 DEATHS = 2
 
 
 def worker_count(soc: LocalSoc) -> int:
-    """How many agents may compile: one a core of the SoC but for this process's, 0 on few."""
+    """Number of agents that may compile: one for each core of the SoC but one; 0 on few cores."""
     cores = len(_cores(soc))
     if cores < LEAST_CORES:
         return 0
@@ -48,20 +47,19 @@ def worker_count(soc: LocalSoc) -> int:
 
 
 def needs_kernels(task: Task) -> bool:
-    """Whether something of a task runs on the OpenCL device."""
+    """Whether a part of a task runs on the OpenCL device."""
     return isinstance(task, StageTask | SharingTask) or task.processor == "gpu"
 
 
 class CompileWorkers:
-    """Up to `count` agents that compile, started when there is enough to do for them.
+    """Up to `count` agents that compile, started when there are enough tasks.
 
-    `deadly` are tasks on which agents died, with what is known of it: a driver that takes its
-    process down would take this one down too.
+    `deadly` are tasks that crashed agents, with the reason: they would crash this process, too.
     """
 
     def __init__(self, soc: LocalSoc, count: int, command: Sequence[str] = COMMAND) -> None:
         self.deadly: dict[Task, str] = {}
-        how = {"name": "a process", "cores": _cores(soc), "prelude": {Process.begin: (soc,)}}
+        how = {"name": "a process", "cores": _cores(soc), "prelude": [Begin(soc)]}
         self._agents = [AgentClient(command, **how) for _ in range(count)]  # type: ignore[arg-type]
         self._done: set[Task] = set()
         self._deaths: dict[Task, int] = {}
@@ -77,7 +75,7 @@ class CompileWorkers:
         return bool(self._agents)
 
     def compile(self, tasks: Sequence[Task], tuning: Tuning, seconds: float) -> None:
-        """Compile what the first tasks need and no worker has seen; begins no more after `seconds`.
+        """Compile the kernels of the first tasks, once; starts none after `seconds`.
 
         All workers are idle when this returns.
         """
@@ -91,19 +89,19 @@ class CompileWorkers:
             list(pool.map(lambda agent: self._work(agent, left, tuning, end), [*self._agents]))
 
     def _work(self, agent: AgentClient, left: deque[Task], tuning: Tuning, end: float) -> None:
-        """Compile one task after the other; what cannot open its device is done without.
+        """Compile one task after the other; an agent that cannot open its device is removed.
 
-        A task on which several agents died is deadly.
+        A task that crashed several agents is deadly.
         """
         try:
-            agent.ask(Target.open)
+            agent.ask(Open())
         except CodlError:  # as where a card has no room for another one
             self._agents.remove(agent)
             agent.close()
             return
         while (task := self._next(left, end)) is not None:
             try:
-                agent.ask(Target.compile, task, tuning)
+                agent.ask(Compile(task, tuning))
             except AgentLostError as error:
                 self._deaths[task] = self._deaths.get(task, 0) + 1
                 if self._deaths[task] < DEATHS:
@@ -111,11 +109,11 @@ class CompileWorkers:
                     continue
                 self.deadly[task] = f"{DEATHS} processes died while it was compiled: {error}"
             except CodlError:
-                pass  # it is told where the task is measured
+                pass  # reported where the task is measured
             self._done.add(task)
 
     def _next(self, left: deque[Task], end: float) -> Task | None:
-        """The next task; what one of them died of is not left to this process."""
+        """The next task; after the time is over, only one that has crashed a worker."""
         with self._taking:
             return (
                 left.popleft() if left and (monotonic() < end or left[0] in self._deaths) else None

@@ -1,4 +1,4 @@
-"""From a serial to a target: every kind of target is registered here."""
+"""Connects a serial to a target; every kind of target is registered here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from codl.targets.install import build, launcher
 from codl.targets.local import LocalTarget
 from codl.targets.remote import RemoteTarget, process_target
 
-#: What is said where an agent is not on a device, or not this codl's.
+#: Parts of errors where the agent on a device is missing, or of another codl.
 NOT_INSTALLED = (
     "No such file",
     "can't open",
@@ -29,20 +29,20 @@ NOT_INSTALLED = (
 
 
 class Transport(NamedTuple):
-    """A way to reach targets: `matches` says of a serial whether it is one of these."""
+    """A way to reach targets; `matches` is true for its serials."""
 
-    #: What a serial of it looks like, for messages.
+    #: Form of its serials, for messages.
     pattern: str
     help: str
     matches: Callable[[str], bool]
     connect: Callable[[str, Soc | None], Target]
-    #: The shell of the device, where that is not this machine.
+    #: The shell of a device; None for this machine.
     shell: Callable[[str], DeviceShell] | None = None
-    #: What `codl doctor` looks at on the way to a device of this kind.
+    #: Checks of the connection, for `codl doctor`.
     checks: Callable[[str], Sequence[Check]] = lambda serial: ()
     #: What to say where something is to run there; empty for a machine, where it can.
     refusal: str = ""
-    #: Whether almost anything may be a serial of it: it is asked when no other takes one.
+    #: Whether almost any text may be its serial: it is tried after all others.
     takes_most: bool = False
 
     @property
@@ -50,7 +50,7 @@ class Transport(NamedTuple):
         return not self.refusal
 
 
-#: By their patterns.
+#: Transports by their patterns.
 TRANSPORTS: Registry[Transport] = plugins.TRANSPORTS
 
 
@@ -99,7 +99,7 @@ register(
 
 
 def _behind(shell: DeviceShell, soc: Soc | None) -> Target:
-    """The device of a shell, by the agent that was put there."""
+    """The target behind a shell, by the agent that was installed there."""
     install = f"`codl agent install --serial {shell.serial}` puts this codl's agent there."
     fixes: dict[str, Fix] = {**shell.fixes, **dict.fromkeys(NOT_INSTALLED, install)}
     command = shell.command(launcher(shell))
@@ -107,18 +107,17 @@ def _behind(shell: DeviceShell, soc: Soc | None) -> Target:
 
 
 def connect(serial: str, soc: Soc | None = None) -> Target:
-    """The target of a serial; nothing is started before it is asked something.
+    """The target of a serial; its agent starts at the first request.
 
-    `soc` is the SoC that it is, which all but describing and probing need. Raises
-    `UnknownNameError` for a serial that no transport knows.
+    Describing and probing need no `soc`. Raises `UnknownNameError` for a serial of no transport.
     """
     return transport_of(serial).connect(serial, soc)
 
 
 def machine_of(serial: str, what: str) -> Transport:
-    """The way to a machine that is to do something; raises as `transport_of`.
+    """The transport of a machine; raises as `transport_of`.
 
-    And `UnsupportedError` where the serial is no machine.
+    Raises `UnsupportedError` where the serial is no machine; `what` is what it cannot do.
     """
     transport = transport_of(serial)
     if not transport.is_machine:
@@ -127,7 +126,7 @@ def machine_of(serial: str, what: str) -> Transport:
 
 
 def transport_of(serial: str) -> Transport:
-    """The way to reach a serial; raises `UnknownNameError` where there is none."""
+    """The transport of a serial; raises `UnknownNameError` where there is none."""
     for transport in sorted(TRANSPORTS.values(), key=lambda way: way.takes_most):
         if transport.matches(serial):
             return transport

@@ -1,8 +1,8 @@
-"""Describes a target as a SoC, completes it by what is measured there, and finds it again.
+"""Describes a target as a SoC, adds measured facts, and finds the SoC of a file on a target.
 
-What no driver tells is how the two sides meet: by which the CPU knows sooner that the GPU is done,
-an event of OpenCL's or a flag. Both waits are measured as `codl collect` measures them, behind
-kernels of several lengths, as some drivers poll for a short kernel and sleep for a long one.
+No driver reports whether an OpenCL event or a flag tells the CPU sooner that the GPU is done. Both
+waits are measured as `codl collect` measures them, behind kernels of several lengths: some drivers
+poll for a short kernel and sleep for a long one.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ from codl.records.soc import ELEMENT_NAMES, GpuSide, Soc
 from codl.records.soc_facts import Chip, SensorFact
 from codl.runtime.detect import choose, describe, place
 from codl.runtime.placement import LocalSoc, beside, check_measured, read
-from codl.targets.base import Target, TargetInfo
+from codl.targets.base import Target
 from codl.targets.connect import connect, machine_of, transport_of
+from codl.targets.requests import TargetInfo
 
 
 def detect(
@@ -45,20 +46,22 @@ def detect(
     element: str = ELEMENT_NAMES[0],
     cpu_threads: int | None = None,
 ) -> LocalSoc:
-    """Describe the machine that a target is.
+    """Describe the machine of a target as a SoC.
 
-    `device` picks the OpenCL device by driver or device name; otherwise a real GPU is taken before
-    a CPU. `memory_types` and `element` are as in `GpuSide`; by default all that the device is good
-    at, and float32. `cpu_threads` are by default one for each core of the CPU side. Raises
-    `DeviceError` where there is no OpenCL device or only one core for two sides, or where the
-    device has no such memory or says what cannot be, `CodlError` for more threads than cores, and
-    `UnsupportedError` where the target is no machine.
+    `device` names the OpenCL device or its driver; by default a real GPU goes before a CPU.
+    `memory_types` and `element` are as in `GpuSide`; by default the device's own types, and
+    float32. `cpu_threads` is by default one for each core of the CPU side. Raises `DeviceError`
+    where there is no OpenCL device, only one core, no such memory type, or a fact that is not
+    possible, `CodlError` for more threads than cores, and `UnsupportedError` where the target is
+    no machine.
     """
     if target.replays is not None:
         machine_of(target.serial, f"be described as the SoC {name!r}")
     seen = target.examine()
     if seen.confinement:
         warnings.warn(f"{seen.confinement} {seen.release}", CodlWarning, 2)
+    if seen.quota:
+        warnings.warn(seen.quota, CodlWarning, 2)
     chosen = choose(target.probe(), device)
     info = target.describe()
     soc = describe(
@@ -83,12 +86,14 @@ def detect(
     try:
         socs.from_dict(described.to_dict(), socs.own_path_of(name))
     except InvalidFileError as error:
-        raise DeviceError(f"{target.serial!r} says of itself what cannot be: {error}") from error
+        raise DeviceError(
+            f"{target.serial!r} reported facts that are not possible: {error}"
+        ) from error
     return described
 
 
 def _registers_source(gpu: GpuSide) -> dict[str, str]:
-    """Where the number of vector registers is from, if it is known."""
+    """Source of the number of vector registers, where it is known."""
     if gpu.vector_registers is None:
         return {}
     floats = gpu.vector_width
@@ -96,20 +101,18 @@ def _registers_source(gpu: GpuSide) -> dict[str, str]:
 
 
 def sensors_of(info: TargetInfo) -> tuple[SensorFact, ...]:
-    """The sensors of a machine that can be read."""
+    """The readable sensors of a machine."""
     energy = (SensorFact(sensor.name, "energy", sensor.part) for sensor in info.sensors)
     return (*energy, *(SensorFact(name, "temperature") for name in info.thermometers))
 
 
 def load_local(name: str | Path, serial: str = "local", precision: str | None = None) -> LocalSoc:
-    """Load a SoC that is to be worked on, by name or from a `.yaml` file, and where it is.
+    """Load a SoC with its placement, by name or from a `.yaml` file.
 
-    Its tensors are as a `precision` of `Soc.at` says, or as its file does.
-
-    Where the file of its placement is missing, the SoC's device is looked for on the target.
-    Raises as `codl.records.soc.load` and `codl.runtime.placement.read` do, `UnsupportedError` for a
-    replayed SoC or a serial that is no machine, and `DeviceError` where the target does not have
-    its device.
+    `precision` is as in `Soc.at`; by default that of the file. Where the placement file is missing,
+    the SoC's device is looked for on the target. Raises as `codl.records.soc.load` and
+    `codl.runtime.placement.read`, `UnsupportedError` for a replayed SoC or a serial that is no
+    machine, and `DeviceError` where the target does not have its device.
     """
     soc, path = socs.load(name, precision), socs.path_of(name)
     transport = machine_of(serial, f"run anything on the SoC {soc.name!r}")
@@ -122,14 +125,14 @@ def load_local(name: str | Path, serial: str = "local", precision: str | None = 
 
 
 def load_measured(name: str | Path, serial: str = "local", precision: str | None = None) -> Soc:
-    """Load a SoC that is to be measured: as `load_local` does, but of a replay the facts alone."""
+    """Load a SoC to measure: as `load_local`, but without placement for a replay."""
     if transport_of(serial).is_machine:
         return load_local(name, serial, precision)
     return socs.load(name, precision)
 
 
 def _placed(soc: Soc, path: Path, target: Target) -> LocalSoc:
-    """The SoC where a target has it, by the rules of `detect`."""
+    """The SoC with its placement on a target, by the rules of `detect`."""
     fix = f"`codl soc detect --serial {target.serial} --name {soc.name}` writes it."
     missing = f"There is no {beside(path)}, which says where the SoC {soc.name!r} is"
     devices = [device for result in target.probe() for device in result.devices]
@@ -154,34 +157,33 @@ def _placed(soc: Soc, path: Path, target: Target) -> LocalSoc:
 SIGNAL = "gpu.signal"
 EVENT, FLAG = "event", "flag"
 PINNED = "cpu_pinned"
-#: A flag takes the CPU one more launch: its waits take at most this share of an event's.
+#: Largest ratio of a flag's wait to an event's where the flag is chosen: it costs one more launch.
 MOST_SHARE = 0.9
-#: A wait may take any time on a machine that others use: it is measured more often than an op.
+#: Waits scatter on a shared machine, so they are measured more often than ops.
 WAITS = Rounds(visits=12, least=12, long_s=0.05, span_s=5.0)
-#: And for this time at most.
+#: Most seconds to measure waits.
 WAITS_S = 30.0
 
 
 @dataclass(frozen=True)
 class FoundFacts:
-    """A SoC with measured facts, and all that was measured, what failed too."""
+    """A SoC with measured facts, and all measurements, also failed ones."""
 
     soc: LocalSoc
     facts: tuple[Fact, ...] = ()
 
     @property
     def unknown(self) -> list[Fact]:
-        """Facts that could not be told."""
+        """Facts without a value."""
         return [fact for fact in self.facts if fact.value is None]
 
 
 def find_facts(
     target: Target, soc: LocalSoc, *, note: Callable[[str], object] = lambda text: None
 ) -> FoundFacts:
-    """Measure the facts of a SoC's OpenCL device; what cannot be measured stays as it is.
+    """Measure the facts of a SoC's OpenCL device; a fact that cannot be measured is kept.
 
-    The drivers that are measured are loaded by other processes than the target's. `note` is told
-    what comes next.
+    Other processes than the target's load the drivers. `note` gets what comes next.
     """
     facts: list[Fact] = []
     for key in FACTS:
@@ -194,7 +196,7 @@ def find_facts(
 
 
 def _checked(key: str, answered: Sequence[Fact]) -> Fact:
-    """The fact that was asked for, of a value that its key can have: a device may say anything."""
+    """The fact of a key from a device's answer, with a value that the key can have."""
     fact = next(
         (candidate for candidate in answered if candidate.key == key), Fact(key, None, "no answer")
     )
@@ -203,12 +205,12 @@ def _checked(key: str, answered: Sequence[Fact]) -> Fact:
         if fact.value is not None:
             msgspec.convert(fact.value, hint)
     except msgspec.ValidationError as error:
-        return Fact(key, None, f"a value that cannot be: {error}, got {fact.value!r}")
+        return Fact(key, None, f"a value that is not possible: {error}, got {fact.value!r}")
     return fact
 
 
 def with_facts(soc: LocalSoc, facts: Sequence[Fact]) -> LocalSoc:
-    """The SoC with the values of the facts that have one, and where each is from."""
+    """The SoC with the values of these facts, and their sources."""
     values: dict[str, Any] = {}
     sources = dict(soc.sources)
     for fact in facts:
@@ -221,7 +223,7 @@ def with_facts(soc: LocalSoc, facts: Sequence[Fact]) -> LocalSoc:
 
 
 def _signal_facts(serial: str, soc: LocalSoc) -> Sequence[Fact]:
-    """How the GPU tells the CPU that it is done; by events where nothing else was seen to work."""
+    """How the GPU signals its end to the CPU: by events where flags are not known to work."""
     if soc.gpu.svm_atomics is None:
         return []
     if not soc.gpu.has_flags:
@@ -244,9 +246,9 @@ def _signal_facts(serial: str, soc: LocalSoc) -> Sequence[Fact]:
 
 
 def choose_signal(measured: Iterable[Measurement]) -> Fact:
-    """A flag where it is never later than an event, and clearly sooner in the geometric mean.
+    """Choose a flag where it is never later than an event, and clearly sooner in the mean.
 
-    None where no length was measured both ways.
+    The mean is geometric. The value is None where no length was measured both ways.
     """
     waits_ms: dict[str, dict[float, float]] = {"event_wait": {}, "flag_wait": {}}
     for measurement in measured:
@@ -268,9 +270,10 @@ def choose_signal(measured: Iterable[Measurement]) -> Fact:
 def find_pinning(
     target: Target, found: FoundFacts, *, note: Callable[[str], object] = lambda text: None
 ) -> FoundFacts:
-    """The facts, and whether threads of the CPU side are pinned: measured in turns both ways.
+    """Add the fact whether threads of the CPU side are pinned, measured in turns.
 
-    Where the side has all cores, half of its threads are: a run with fewer threads goes by that.
+    Where the side has all cores, half of its threads are measured: this decides for runs with
+    fewer threads.
     """
     soc, own = found.soc, found.soc.placement
     cores = [core for core in target.describe().cpu.cores if core not in own.gpu_cores]
@@ -292,18 +295,16 @@ def find_pinning(
 
 
 def choose_pinning(ratios: Iterable[float]) -> Fact:
-    """Unpinned, unless pinned threads are faster by more than the ratios of all turns spread.
+    """Choose unpinned threads, unless pinned ones are faster by more than the spread of all turns.
 
-    A GPU's driver and Python have threads of their own, which this measurement does not have, and
-    which take a pinned thread's core: VGG-16 beside an H100 takes 1.2 times as long with 4 threads
-    on 4 cores as with 4 on 16.
-
-    None where no turn was measured.
+    A GPU's driver and Python have threads that take a pinned thread's core, and that this
+    measurement does not have: VGG-16 beside an H100 takes 1.2 times as long with 4 threads on 4
+    cores as with 4 on 16. The value is None where no turn was measured.
     """
-    told = [ratio for ratio in ratios if 0 < ratio < inf]
-    if not told:
+    valid = [ratio for ratio in ratios if 0 < ratio < inf]
+    if not valid:
         return Fact(PINNED, None, "no turn could be measured")
-    low, middle, high = np.percentile(told, (20, 50, 80))
+    low, middle, high = np.percentile(valid, (20, 50, 80))
     reason = (
         f"unpinned threads take {middle:.2f} of the time that pinned ones do "
         f"(p20 {low:.2f}, p80 {high:.2f})"

@@ -1,6 +1,6 @@
-"""The shell of a device, reached by the system's own client (adb, ssh), and what it may run.
+"""The shell of a device, reached by the system's own client (adb, ssh).
 
-No text of a user or a device becomes shell text: every argument is quoted.
+Texts of users and devices never become shell text: every argument is quoted.
 """
 
 from __future__ import annotations
@@ -17,71 +17,68 @@ from codl.targets.checks import Check, CheckResult, DeviceUnderTest
 from codl.targets.client import Fix, fix_of
 
 LIMIT_S = 30.0
-#: The shell's code for what may not be executed.
+#: Exit code of a shell for a file that is not executable.
 REFUSED = 126
-#: What is written by a shell that runs what it is told.
+#: The word that a shell must echo in a check.
 WORD = "codl"
 
 
 def client_check(client: Sequence[str], version: Sequence[str], fix: str) -> Check:
-    """That a client is installed; `version` are the arguments at which it tells its own."""
+    """Check that a client is installed; `version` are the arguments that print its version."""
 
     def run(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
         path = shutil.which(client[0])
         if path is None:
             yield CheckResult(False, f"{client[0]!r} is not installed on this machine")
             return
-        said = said_by([path, *client[1:], *version])
-        yield CheckResult(True, f"{path}: {(said.splitlines() or ['no version'])[0]}")
+        text = output_of([path, *client[1:], *version])
+        yield CheckResult(True, f"{path}: {(text.splitlines() or ['no version'])[0]}")
 
     return Check(f"{client[0].rpartition('/')[2]} client", run, fix, "nothing", decides=True)
 
 
 def shell_check(name: str, shell_of: Callable[[], DeviceShell], fix: str) -> Check:
-    """That a command which is run on a device is what was said; errors have their own fixes."""
+    """Check that a command runs on a device; a `ShellError` has its own fix."""
 
     def run(under_test: DeviceUnderTest) -> Iterator[CheckResult]:
         shell = shell_of()
         try:
-            said = shell.run(["echo", WORD], limit_s=LIMIT_S).decode(errors="replace").strip()
+            text = shell.run(["echo", WORD], limit_s=LIMIT_S).decode(errors="replace").strip()
         except ShellError as error:
             yield CheckResult(False, error.problem, fix=error.fix)
             return
-        if said == WORD:
+        if text == WORD:
             yield CheckResult(True, f"a command ran on {shell.serial}")
         else:
-            yield CheckResult(
-                False, f"{shell.serial} said {said[:200]!r} where {WORD!r} was asked for"
-            )
+            yield CheckResult(False, f"{shell.serial} printed {text[:200]!r} instead of {WORD!r}")
 
     return Check(name, run, fix, "nothing", decides=True)
 
 
-def said_by(command: Sequence[str]) -> str:
-    """What a program on this machine writes; raises `DeviceError` where it does not end well."""
+def output_of(command: Sequence[str]) -> str:
+    """The output of a program on this machine; raises `DeviceError` where it fails."""
     try:
         done = subprocess.run(command, capture_output=True, timeout=LIMIT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise DeviceError(f"{command[0]!r} does not work: {error}") from error
-    said = (done.stdout + done.stderr).decode(errors="replace").strip()
+    text = (done.stdout + done.stderr).decode(errors="replace").strip()
     if done.returncode:
-        last = said.splitlines()[-1] if said else "it said nothing"
+        last = text.splitlines()[-1] if text else "it printed nothing"
         raise DeviceError(f"{command[0]!r} ended with code {done.returncode}: {last}")
-    return said
+    return text
 
 
-#: Writes its input beside a file and moves it there, so that a cut connection leaves no half file.
+#: Writes a file beside its place and moves it there: a cut connection leaves no partial file.
 WRITE = 'cat > "$0.part" && mv "$0.part" "$0" || { rm -f "$0.part"; exit 1; }'
-#: Said behind all that a command says, so that an output which was cut is known by its lack.
+#: Printed after the output of a command: without it, the output was cut.
 END = b"codl: ended"
 SAY_END = f"; code=$?; printf '{END.decode()}'; exit $code"
 
 
 class ShellError(DeviceError):
-    """A command failed on a device, or the client did not get there.
+    """A command failed on a device, or the client did not reach it.
 
-    `code` is the command's exit code, or -1 where it is known that there is none; `fix` is what can
-    be done, where that is known.
+    `code` is the command's exit code, or -1 without one; `fix` is what to do, where it is known.
     """
 
     def __init__(self, problem: str, code: int, fix: str = "") -> None:
@@ -93,10 +90,9 @@ class ShellError(DeviceError):
 class DeviceShell:
     """The shell behind a client's command line, to which a line of shell text is added.
 
-    `folder` is where codl keeps its files there. `fixes` says what to do where the client, or the
-    shell, has said something that contains a key. One of `cuts` in how a client ended means that
-    the way to the device was cut. `is_silent` where a client that lost the device ends as if the
-    command had ended well.
+    `folder` is codl's folder there. `fixes` map parts of an error to what to do about it. One of
+    `cuts` in an error means that the connection was cut. `is_silent` clients end with code 0 where
+    they lose the device.
     """
 
     serial: str
@@ -107,13 +103,13 @@ class DeviceShell:
     is_silent: bool = False
 
     def command(self, arguments: Sequence[str]) -> tuple[str, ...]:
-        """The command line on this machine that runs a program with these arguments there."""
+        """The command line of this machine that runs a program there."""
         return (*self.client, shlex.join(arguments))
 
     def run(self, arguments: Sequence[str], *, stdin: bytes = b"", limit_s: float = 60.0) -> bytes:
-        """What a program writes to its output when `stdin` is its input.
+        """The output of a program for the input `stdin`.
 
-        Raises `ShellError` where it fails or takes longer, or the device cannot be reached.
+        Raises `ShellError` where it fails, takes longer, or the device cannot be reached.
         """
         text = shlex.join(arguments) + (SAY_END if self.is_silent else "")
         try:
@@ -127,8 +123,8 @@ class DeviceShell:
             raise ShellError(problem, -1) from None
         has_ended = not self.is_silent or done.stdout.endswith(END)
         if done.returncode or not has_ended:
-            said = done.stderr.decode(errors="replace").strip()
-            lines = said.splitlines() or ["it said nothing"]
+            lines = done.stderr.decode(errors="replace").strip().splitlines()
+            lines = lines or ["it printed nothing"]
             ending = f"{arguments[0]!r} on {self.serial!r} ended with code {done.returncode}"
             problem = f"{ending}: {telling(lines, self.fixes).strip().rstrip('.')}."
             code = done.returncode if has_ended else -1
@@ -136,7 +132,7 @@ class DeviceShell:
         return done.stdout.removesuffix(END) if self.is_silent else done.stdout
 
     def check_room(self, needed: int, what: str) -> None:
-        """Raise `DeviceError` where it is known that so many bytes have no room in the folder."""
+        """Raise `DeviceError` where the folder is known to have less than `needed` bytes free."""
         try:
             table = self.run(["df", "-k", self.folder]).decode(errors="replace").splitlines()
             free = int(table[-1].split()[3]) << 10
@@ -149,5 +145,5 @@ class DeviceShell:
             )
 
     def write(self, path: str, content: bytes) -> None:
-        """Put a whole file in its place at once; raises `ShellError`."""
+        """Write a file at once; raises `ShellError`."""
         self.run(["sh", "-c", WRITE, path], stdin=content, limit_s=600.0)

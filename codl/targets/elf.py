@@ -1,29 +1,29 @@
-"""Programs and libraries of 64-bit Linux and Android: what one needs, and one that starts Python.
+"""A program for 64-bit Linux and Android that starts the Python of a shared library.
 
-Python's builds for Android are a library without a program. The program here is made without a
-compiler: it calls `Py_BytesMain` with its arguments, and `exit` with what that returns. Both C
-libraries are ready before the first instruction of a program runs, so nothing else is needed.
+Python's builds for Android are a library without a program. The program is made without a
+compiler: it calls `Py_BytesMain` with its arguments, and `exit` with the result. Both C libraries
+are initialised before the first instruction of a program runs, so nothing else is needed.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 from codl.errors import UnsupportedError
 
-#: The program, and what it calls.
+#: The functions that the program calls.
 MAIN, EXIT = "Py_BytesMain", "exit"
-#: Where a program looks for libraries: beside the folder that it is in.
+#: Folder of the libraries: beside the folder of the program.
 RUNPATH = "$ORIGIN/../lib"
-#: Kernels have pages of 4, 16 or 64 KiB; what is aligned to the last fits all.
+#: Kernels have pages of 4, 16 or 64 KiB; an alignment of 64 KiB fits all.
 PAGE = 0x10000
 #: Sizes of headers, and kinds of segments, sections and entries by their names in ELF.
 HEADER, SEGMENT, SECTION, SYMBOL, RELOCATION = 64, 56, 64, 24, 24
 LOAD, DYNAMIC, INTERPRETER, PROGRAM_HEADERS, STACK = 1, 2, 3, 6, 0x6474E551
-NEEDED, HASH, STRINGS, SYMBOLS, RELA, SONAME = 1, 4, 5, 6, 7, 14
+NEEDED, HASH, STRINGS, SYMBOLS, RELA = 1, 4, 5, 6, 7
 RELA_SIZE, RELA_ENTRY, STRINGS_SIZE, SYMBOL_ENTRY = 8, 9, 10, 11
 RUNPATH_TAG, FLAGS, FLAGS_1 = 29, 30, 0x6FFFFFFB
 READ, WRITE, EXECUTE = 4, 2, 1
@@ -59,87 +59,42 @@ CODE_SIZE = 64
 
 @dataclass(frozen=True)
 class SharedLibrary:
-    """What a library says of itself: `machine` and `libc` are keys of the tables above."""
+    """A library: `machine` and `libc` are keys of the tables above, `name` is its file's."""
 
     machine: str
     libc: str
-    soname: str
+    name: str
 
 
-def read_library(content: bytes) -> SharedLibrary:
-    """What a shared library is for; raises `UnsupportedError` where codl has no program for it."""
-    try:
-        machine = _machine_of(content)
-        entries = list(_dynamic(content))
-        strings = _offset(content, next(value for tag, value in entries if tag == STRINGS))
-        texts = [(tag, _text(content, strings + value)) for tag, value in entries if tag in NAMED]
-    except (struct.error, StopIteration, ValueError) as error:
-        raise UnsupportedError(f"It is no shared library of 64 bits: {error or 'cut'}.") from error
-    needed = {text for tag, text in texts if tag == NEEDED}
-    libc = next((name for name, file in LIBC.items() if file in needed), None)
-    if libc is None:
-        raise UnsupportedError(f"It needs none of {', '.join(LIBC.values())}, but {needed}.")
-    return SharedLibrary(machine, libc, next((t for tag, t in texts if tag == SONAME), ""))
-
-
-NAMED = (NEEDED, SONAME)
-
-
-def _machine_of(content: bytes) -> str:
-    if content[:6] != b"\x7fELF\x02\x01":
-        raise ValueError(f"it begins with {content[:6]!r}")
-    (number,) = struct.unpack_from("<H", content, 18)
-    for name, machine in MACHINES.items():
-        if machine.number == number:
-            return name
-    raise UnsupportedError(f"It is for machine {number} of ELF, not for {' or '.join(MACHINES)}.")
-
-
-def _segments(content: bytes) -> Iterator[tuple[int, int, int, int]]:
-    """Kind, offset, address and size in the file of each."""
-    (start,) = struct.unpack_from("<Q", content, 32)
-    (count,) = struct.unpack_from("<H", content, 56)
-    for index in range(count):
-        kind, _, offset, address, _, size = struct.unpack_from(
-            "<IIQQQQ", content, start + index * SEGMENT
+def read_library(name: str, content: bytes) -> SharedLibrary:
+    """Machine and C library of a shared library; raises `UnsupportedError` for others."""
+    if content[:6] != b"\x7fELF\x02\x01" or len(content) < HEADER:
+        raise UnsupportedError(
+            f"It is no shared library of 64 bits: it begins with {content[:6]!r}."
         )
-        yield kind, offset, address, size
-
-
-def _dynamic(content: bytes) -> Iterator[tuple[int, int]]:
-    """Tag and value of each entry for the loader."""
-    offset, size = next((o, s) for kind, o, _, s in _segments(content) if kind == DYNAMIC)
-    for at in range(offset, offset + size, 16):
-        tag, value = struct.unpack_from("<QQ", content, at)
-        if not tag:
-            return
-        yield tag, value
-
-
-def _offset(content: bytes, address: int) -> int:
-    """Where in the file an address lies."""
-    return next(
-        offset + address - begin
-        for kind, offset, begin, size in _segments(content)
-        if kind == LOAD and begin <= address < begin + size
-    )
-
-
-def _text(content: bytes, at: int) -> str:
-    return content[at : content.index(b"\0", at)].decode()
+    (number,) = struct.unpack_from("<H", content, 18)
+    machine = next((name for name, own in MACHINES.items() if own.number == number), None)
+    if machine is None:
+        raise UnsupportedError(
+            f"It is for machine {number} of ELF, not for {' or '.join(MACHINES)}."
+        )
+    libc = next((libc for libc, file in LIBC.items() if b"\0%s\0" % file.encode() in content), None)
+    if libc is None:
+        raise UnsupportedError(f"It needs none of {', '.join(LIBC.values())}.")
+    return SharedLibrary(machine, libc, name)
 
 
 def launcher(library: SharedLibrary) -> bytes:
-    """A program that is Python: it needs the library, in `lib` beside the folder that it is in.
+    """A program that is Python; the library lies in `lib` beside the folder of the program.
 
-    Two segments: what is read and executed; and, one page later in memory, the addresses of what is
-    called, with the entries for the loader.
+    It has two segments: one is read and executed; the other, one page later in memory, holds the
+    addresses of the called functions and the entries for the loader.
     """
     machine = MACHINES[library.machine]
-    texts = library.soname, LIBC[library.libc], RUNPATH, MAIN, EXIT
-    strings, (soname, libc, runpath, *called) = _joined(texts)
+    texts = library.name, LIBC[library.libc], RUNPATH, MAIN, EXIT
+    strings, (name, libc, runpath, *called) = _joined(texts)
     symbols = bytes(SYMBOL) + b"".join(
-        struct.pack("<IBBHQQ", name, GLOBAL_FUNCTION, 0, 0, 0, 0) for name in called
+        struct.pack("<IBBHQQ", place, GLOBAL_FUNCTION, 0, 0, 0, 0) for place in called
     )
     loader = machine.loaders[library.libc].encode() + b"\0"
     # No symbol is defined here, so nothing is ever found by the table; loaders insist on one.
@@ -152,7 +107,7 @@ def launcher(library: SharedLibrary) -> bytes:
     code = CODE[library.machine](at_code, slots)
     parts[-2:] = _moves(machine, slots), code.ljust(CODE_SIZE, b"\0")
     entries = [
-        *((NEEDED, soname), (NEEDED, libc), (RUNPATH_TAG, runpath), (HASH, at_table)),
+        *((NEEDED, name), (NEEDED, libc), (RUNPATH_TAG, runpath), (HASH, at_table)),
         *((STRINGS, at_strings), (STRINGS_SIZE, len(strings))),
         *((SYMBOLS, at_symbols), (SYMBOL_ENTRY, SYMBOL)),
         *((RELA, at_moves), (RELA_SIZE, len(parts[-2])), (RELA_ENTRY, RELOCATION)),
@@ -190,7 +145,7 @@ def _head(
 
 
 def _sections(strings: tuple[int, int], dynamic: tuple[int, int]) -> bytes:
-    """Of the strings and the entries for the loader, by offset and size: Android's reads them."""
+    """Sections of strings and loader entries, by offset and size; Android reads them."""
     at_names = sum(dynamic)
     rows = [
         (0,) * 10,
@@ -202,14 +157,14 @@ def _sections(strings: tuple[int, int], dynamic: tuple[int, int]) -> bytes:
 
 
 def _joined(texts: Sequence[str]) -> tuple[bytes, list[int]]:
-    """Texts one behind the other, each ended by a zero, behind a first zero; and where they are."""
+    """A zero and then texts, each ended by a zero; and the place of each."""
     ended = [text.encode() + b"\0" for text in texts]
     *places, _ = accumulate(map(len, ended), initial=1)
     return b"\0" + b"".join(ended), places
 
 
 def _moves(machine: Machine, slots: int) -> bytes:
-    """What writes the addresses of both symbols behind the null one into their slots."""
+    """Relocations that write the addresses of both functions into their slots."""
     return b"".join(
         struct.pack("<QQq", slots + 8 * index, (index + 1) << 32 | machine.address, 0)
         for index in range(2)
@@ -221,7 +176,7 @@ def _up(size: int) -> int:
 
 
 def _arm_code(at: int, slots: int) -> bytes:
-    """For a stack with the number of arguments, and then their addresses."""
+    """Machine code for a stack of the number of arguments and their addresses."""
 
     def call(place: int, slot: int) -> tuple[int, int]:
         return 0x58000010 | (slot - at - 4 * place) // 4 << 5, 0xD63F0200  # ldr x16, slot; blr x16

@@ -12,7 +12,7 @@ from codl.errors import CodlWarning, DeviceError
 from codl.ir.environment import Environment
 from codl.records.results import Conditions
 from codl.runtime.examination import Examination
-from codl.runtime.placement import at_hand
+from codl.runtime.placement import require_local
 from codl.targets.base import Target
 
 
@@ -25,23 +25,23 @@ def identity_of(target: Target) -> Mapping[str, str]:
 
 
 def libraries_of(target: Target) -> Mapping[str, str]:
-    """The version of every library that computes on a target; of those that it has.
+    """Versions of the libraries that a target has for computing.
 
-    What was measured or compared there holds for these alone.
+    Measurements and comparisons hold for these versions only.
     """
     return {name: version for name, version in target.libraries().items() if version}
 
 
 def environment_of(target: Target, protocol: Mapping[str, Any]) -> Environment | None:
-    """What a machine says of itself as it is now; None where the target is no machine.
+    """The environment of a machine, now; None where the target is no machine.
 
-    Opens the SoC's device; one that cannot be opened has no driver. Raises `DeviceError`
-    where the machine does not answer.
+    Opens the SoC's device; where that fails, the driver is empty. Raises `DeviceError` where the
+    machine does not answer.
     """
     if target.replays is not None:
         return None
-    placement, device = at_hand(target.soc).placement, identity_of(target)
-    seen = target.examine()  # of an open device: so it tells what calls OpenCL
+    placement, device = require_local(target.soc).placement, identity_of(target)
+    seen = target.examine()  # after the device is open: then it has the binding of OpenCL
     now = target.conditions()
     if seen.quota:
         warnings.warn(seen.quota, CodlWarning, stacklevel=2)
@@ -64,7 +64,7 @@ def environment_of(target: Target, protocol: Mapping[str, Any]) -> Environment |
 def library_environment(
     target: Target, protocol: Mapping[str, Any], *, threads: int
 ) -> Environment:
-    """Of what libraries compute on a machine, without its OpenCL device."""
+    """The environment of libraries on a machine, without its OpenCL device."""
     seen = target.examine()
     return Environment(
         machine=target.describe().cpu.name,
@@ -77,13 +77,13 @@ def library_environment(
 
 
 def under(environment: Environment, conditions: Conditions) -> Environment:
-    """The same with the clocks of a while."""
+    """The environment with the clocks of these conditions."""
     clocks = {"cpu": conditions.cpu_mhz, "gpu": conditions.gpu_mhz}
     return replace(environment, clocks_mhz={k: mhz for k, mhz in clocks.items() if mhz is not None})
 
 
 def _settings(seen: Examination, now: Conditions) -> dict[str, str]:
-    """What chooses the clocks of each cluster of cores, and of the GPU."""
+    """Governors of each cluster of cores, and of the GPU."""
     settings = {}
     for governor in seen.governors:
         limit = f", at most {governor.allowed_mhz:.0f} MHz" if governor.allowed_mhz else ""

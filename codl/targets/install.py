@@ -1,24 +1,25 @@
-"""Puts codl on a device, and says what is missing there: the agent as one file, and packages.
+"""Puts the agent on a device as one file, and packages that are missing there.
 
-The agent is a zip archive that Python runs, with codl and small modules it needs; NumPy
-and the libraries of both processors are the device's own. Wheels of what it lacks are found by pip
-on this machine, for the device's Python. Nothing is installed there: packages lie in the agent's
-own folder, and count only where the device has none of their name.
+The agent is a zip archive that Python runs, with codl and small modules it needs; NumPy and the
+libraries of both processors are the device's own. Pip on this machine finds wheels of missing
+packages for the device's Python. Nothing is installed there: packages lie in the agent's folder,
+and a package of the device itself goes before them.
 """
 
 from __future__ import annotations
 
 import io
+import re
 import shlex
 import zipfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
 from importlib import resources
 from importlib.metadata import files
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -32,7 +33,7 @@ from codl.targets.python_build import bring, is_file_of_build
 from codl.targets.wheels import (
     DevicePython,
     fetch_wheels,
-    lacking_wheels,
+    missing_wheels,
     name_of_wheel,
     packed_wheels,
 )
@@ -42,28 +43,23 @@ if TYPE_CHECKING:
 
 # The agent's file.
 
-#: What only the host needs: packages and modules of codl.
-HOST_ONLY = (
-    *("__main__", "api", "bundle", "cli", "doctor", "engine", "evaluation", "frames"),
-    *("frontend.models", "measure.collector", "measure.dataset_writer"),
-    *("measure.devices_at_work", "measure.images", "measure.inputs", "measure.sustained"),
-    *("plan", "predict", "records.profile", "records.waterfall"),
-    *("report", "strategies", "targets.adb", "targets.agent_archive", "targets.checks"),
-    *("targets.connect", "targets.detect", "targets.device_shell", "targets.elf"),
-    *("targets.environment", "targets.install", "targets.python_build"),
-    *("targets.ssh", "targets.wheels", "validate", "workers"),
-)
-#: Pure Python that is taken along: distributions of the base, by their names.
+#: Imports of codl's modules, with the imported names.
+IMPORT = re.compile(r"^\s*from (codl[\w.]*) import (\([^)]*\)|.+)|^\s*import (codl[\w.]*)", re.M)
+#: Calls by which a package registers its modules: all of them are needed.
+REGISTERING = ("import_modules(", "add_lazy(")
+#: A module that imports others lazily, for the host only.
+ROOT = "codl/__init__.py"
+#: Distributions of pure Python in the archive.
 ALONG = ("platformdirs", "PyYAML", "threadpoolctl")
-#: The build is the first 16 digits of a digest.
+#: Digits of a build, which is the beginning of a digest.
 DIGITS = 16
-#: The archive's content alone decides on its bytes.
+#: Time of all files in the archive: equal content has equal bytes.
 LONG_AGO = (1980, 1, 1, 0, 0, 0)
 
 
 @dataclass(frozen=True)
 class AgentFile:
-    """Its bytes, and its build: a digest of the modules in it."""
+    """The archive, and its build: a digest of the modules in it."""
 
     content: bytes
     build: str
@@ -75,7 +71,7 @@ class AgentFile:
 
 @cache
 def build() -> str:
-    """That of this codl: an agent with another must not serve it."""
+    """The build of this codl: an agent of another build is refused."""
     whole = sha256()
     for name, content in _members():
         whole.update(f"{name} {len(content)}\n".encode())
@@ -98,23 +94,38 @@ def _members() -> list[tuple[str, bytes]]:
     program = resources.files("codl.targets").joinpath(
         f"{agent_archive.__name__.split('.')[-1]}.py"
     )
-    host_only = {f"codl/{name.replace('.', '/')}" for name in HOST_ONLY}
-    sources = _codl(resources.files("codl"), "codl")
-    modules = [
-        ("__main__.py", program.read_bytes()),
-        *(file for file in sources if not _within(file[0], host_only)),
-    ]
+    modules = ("__main__.py", program.read_bytes()), *_needed().items()
     return sorted([*modules, *_along()])
 
 
-def _within(path: str, places: Collection[str]) -> bool:
-    """Whether a file is one of some modules, or in one of some packages."""
-    parts = path.removesuffix(".py").split("/")
-    return any("/".join(parts[:end]) in places for end in range(1, len(parts) + 1))
+def _needed() -> dict[str, bytes]:
+    """Files of codl that an agent needs: the modules that it imports, directly or not."""
+    every = dict(_codl(resources.files("codl"), "codl"))
+    found = {name: own for name, own in every.items() if name.endswith(".cl")}
+    left = ["codl.targets.agent", *(n for n in every if n.startswith("codl/targets/pure/"))]
+    while left:
+        path = PurePosixPath(left.pop().removesuffix(".py").replace(".", "/"))
+        for place in (path, *path.parents):  # a module's packages are imported with it
+            for name in (f"{place}.py", f"{place}/__init__.py"):
+                if name in every and name not in found:
+                    found[name] = every[name]
+                    left += _imports(name, every)
+    return found
+
+
+def _imports(name: str, every: Mapping[str, bytes]) -> Iterator[str]:
+    """Names that may be modules which a file imports, at any time."""
+    text = every[name].decode()
+    for owner, names, module in IMPORT.findall(text if name != ROOT else ""):
+        yield owner or module
+        yield from (f"{owner}.{word}" for word in re.findall(r"\w+", names))
+    if name.endswith("__init__.py") and any(call in text for call in REGISTERING):
+        folder = name.removesuffix("__init__.py")
+        yield from (other for other in every if other.startswith(folder))
 
 
 def _codl(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
-    """Sources of a package of codl: Python and OpenCL C."""
+    """Sources in a package of codl, by path: Python and OpenCL C."""
     for entry in folder.iterdir():
         path = f"{name}/{entry.name}"
         if entry.is_file() and entry.name.endswith((".py", ".cl")):
@@ -133,26 +144,25 @@ def _along() -> Iterator[tuple[str, bytes]]:
 
 # Installing.
 
-#: Where a Python may be: in the shell's path, or Termux's, which root may start, and others where
-#: Termux was built so that it may be debugged.
+#: Commands of Python: in the shell's path; Termux's for root, and for a debuggable Termux.
 PYTHONS = (
     ("python3",),
     ("/data/data/com.termux/files/usr/bin/python3",),
     ("run-as", "com.termux", "files/usr/bin/python3"),
 )
 ARCHIVE, LAUNCHER = "agent.pyz", "agent"
-#: An agent that is put there now finds its Python again by this, whatever the shell's path.
-#: The shell stays and tells which signal ended Python: ssh by itself would end as of a cut way.
+#: Starts the agent by its Python, whatever the shell's path. The shell reports the signal that
+#: ended Python: ssh alone would end as if the connection was cut.
 LAUNCH = '#!/bin/sh\n{python} "${{0%/*}}/{archive}" "$@"\nexit $?\n'
-#: Codes of what is not there, may not be started, or is not let in.
+#: Exit codes where there is no Python: not found, not executable, or not permitted.
 NONE_THERE = (1, REFUSED, 127)
-#: Takes away what older agents unpacked.
+#: Removes the files of older agents.
 CLEAR = 'rm -rf "$0"/codl-*'
-#: Bytes of an agent: its file, its modules, and those compiled.
+#: Bytes of an agent: its file, its modules, and their compiled form.
 ROOM = 10_000_000
-#: Unpacking codl and asking for packages, on a slow card.
+#: Seconds of a check and of unpacking, on a slow card.
 CHECK_S, UNPACK_S = 120.0, 600.0
-#: What each package that may be missing is for.
+#: Uses of the packages that may be missing.
 PURPOSES: Mapping[str, str] = {
     "numpy": "everything",
     "ncnn": "the CPU side",
@@ -163,16 +173,16 @@ PURPOSES: Mapping[str, str] = {
     "onnx": "measuring ops in ONNX Runtime",
 }
 REQUIRED = ("numpy",)
-#: What is said of a package that is missing and that the agent has something in the place of.
-STANDS_IN = "What stands in for it comes with the agent."
+#: Fix for a missing package that the agent can do without.
+STANDS_IN = "The agent has a stand-in for it."
 STAND_INS = ("msgspec", "pyopencl")
 Python: TypeAlias = Sequence[str]
 
 
 class AgentCheck(msgspec.Struct, frozen=True):
-    """What an agent's file says of where it is: `packages` are versions, None for a missing one.
+    """Output of an agent's `--check`: `packages` are versions, None for a missing one.
 
-    `brought` are those that came with an agent and lie in its folder.
+    `brought` are the packages in the agent's folder.
     """
 
     sha256: str
@@ -187,7 +197,7 @@ class AgentCheck(msgspec.Struct, frozen=True):
 
     @property
     def missing(self) -> dict[str, str]:
-        """What each missing package is for; those that codl does not need do not count."""
+        """Uses of the missing packages, of those that codl needs."""
         return {p: use for p, use in PURPOSES.items() if self.packages.get(p, "") is None}
 
     @property
@@ -197,10 +207,10 @@ class AgentCheck(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Installed:
-    """An agent on a device; `is_new` where it was not there before.
+    """An agent on a device; `is_new` where it was put there now.
 
-    `brought` are the packages that were put in its folder now, `fixes` what to do about those that
-    are missing all the same.
+    `brought` are the packages that were put in its folder now, `fixes` what to do about packages
+    that are still missing.
     """
 
     path: str
@@ -213,7 +223,7 @@ class Installed:
 
 
 def launcher(shell: DeviceShell) -> tuple[str, ...]:
-    """The command that starts the agent which was put on a device."""
+    """The command that starts the agent on a device."""
     return ("sh", f"{shell.folder}/{LAUNCHER}")
 
 
@@ -224,12 +234,12 @@ def install(
     packages: bool = True,
     wheel_folder: Path | None = None,
 ) -> Installed:
-    """Put this codl's agent on a device, unless it is there, and `packages` that are missing.
+    """Put this codl's agent on a device, unless it is there, and missing `packages`.
 
-    `python` starts Python 3.10 or later there, or is the file of a build that is put there (see
-    `codl.targets.python_build`); by default it is looked for. Wheels come from a folder, or from
-    where pip finds them. Raises `DeviceError` where there is no Python, where the device has no
-    room, or where a file is not what was sent.
+    `python` is a command of Python 3.10 or later there, or the file of a build to put there (see
+    `codl.targets.python_build`); by default it is looked for. Wheels come from a folder or from
+    pip. Raises `DeviceError` where there is no Python, where the device has no room, or where a
+    file was damaged on its way.
     """
     file, path = agent_file(), f"{shell.folder}/{ARCHIVE}"
     chosen = _brought_python(shell, python) or _python(shell, python)
@@ -249,7 +259,7 @@ def install(
 
 
 def _brought_python(shell: DeviceShell, python: Python | None) -> Python | None:
-    """The command of a Python that is put there now, where a build is named."""
+    """Put the named build of Python there; its command, or None where no build is named."""
     if python is None or not is_file_of_build(python[0]):
         return None
     shell.run(["mkdir", "-p", shell.folder])
@@ -257,14 +267,15 @@ def _brought_python(shell: DeviceShell, python: Python | None) -> Python | None:
 
 
 def _put(shell: DeviceShell, python: Python, path: str) -> AgentCheck:
-    """Send the agent's file in the place of an older one; what it says there."""
+    """Replace the agent's file, and check it."""
     shell.run(["sh", "-c", CLEAR, shell.folder])
     shell.check_room(ROOM, "the agent")
     shell.write(path, agent_file().content)
-    checked = _said_by_file(shell, python, path)
+    checked = _check(shell, python, path)
     if checked.sha256 != agent_file().sha256:
         raise DeviceError(
-            f"{path} on {shell.serial!r} is not what was sent: is there room on the device?"
+            f"{path} on {shell.serial!r} is not the file that was sent: is there room on the "
+            "device?"
         )
     return checked
 
@@ -272,7 +283,7 @@ def _put(shell: DeviceShell, python: Python, path: str) -> AgentCheck:
 def _bring(
     shell: DeviceShell, python: Python, checked: AgentCheck, wheel_folder: Path | None
 ) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Bring what is missing; what was brought, and what to do about each that was not."""
+    """Bring missing packages; those that were brought, and fixes for the others."""
     is_termux = "com.termux" in checked.executable
     device = DevicePython(
         checked.python, checked.machine, checked.libc, checked.abi, is_termux=is_termux
@@ -283,13 +294,13 @@ def _bring(
             package: fetch_wheels(package, device, folder, wheels=wheel_folder)
             for package in checked.missing
         }
-        chosen = lacking_wheels(folder.glob("*.whl"), checked.packages)
+        chosen = missing_wheels(folder.glob("*.whl"), checked.packages)
         content = packed_wheels(chosen)
     fixes = {package: problem for package, problem in problems.items() if problem}
     if chosen:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             unpacked = sum(member.file_size for member in archive.infolist())
-        shell.check_room(len(content) + unpacked, f"what it lacks ({', '.join(names(chosen))})")
+        shell.check_room(len(content) + unpacked, f"its packages ({', '.join(names(chosen))})")
         shell.write(f"{shell.folder}/{BROUGHT}", content)
         add = [*python, f"{shell.folder}/{ARCHIVE}", "--add", sha256(content).hexdigest()]
         try:
@@ -300,12 +311,12 @@ def _bring(
 
 
 def names(wheels: Sequence[Path]) -> tuple[str, ...]:
-    """Packages and versions, as in `ncnn==1.2`."""
+    """Packages and versions, such as `ncnn==1.2`."""
     return tuple("==".join(name_of_wheel(wheel)) for wheel in wheels)
 
 
 def _python(shell: DeviceShell, wanted: Python | None) -> Python:
-    """The command of a Python that is there and young enough."""
+    """The command of a Python 3.10 or later."""
     tried = []
     for command in (wanted,) if wanted else PYTHONS:
         try:
@@ -333,18 +344,18 @@ def _python(shell: DeviceShell, wanted: Python | None) -> Python:
 
 
 def _checked(shell: DeviceShell, python: Python, path: str) -> AgentCheck | None:
-    """What the file there says; None where there is none that can say something."""
+    """Check the agent's file; None where it does not run."""
     with suppress(DeviceError):
-        return _said_by_file(shell, python, path)
+        return _check(shell, python, path)
     return None
 
 
-def _said_by_file(shell: DeviceShell, python: Python, path: str) -> AgentCheck:
-    """The same; raises `DeviceError` where it says nothing."""
+def _check(shell: DeviceShell, python: Python, path: str) -> AgentCheck:
+    """Check the agent's file; raises `DeviceError` where it does not run."""
     said = shell.run([*python, path, "--check"], limit_s=CHECK_S)
     try:
         return msgspec.json.decode(said, type=AgentCheck)
     except msgspec.MsgspecError as error:
         raise DeviceError(
-            f"{path} on {shell.serial!r} is not what was sent: it says {said[:80]!r}."
+            f"{path} on {shell.serial!r} is not the file that was sent: it printed {said[:80]!r}."
         ) from error

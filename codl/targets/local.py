@@ -1,26 +1,54 @@
-"""This process as a target: it owns an open OpenCL device and the threads that are pinned."""
+"""This process as a target: it opens the OpenCL device and pins the threads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cached_property, wraps
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
+from importlib import import_module
+from threading import Lock
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from codl.boundary import BASE, PACKAGES, MissingPackageError
+from codl.errors import CodlError, CodlWarning, DeviceError, ForkError, UnknownNameError
+from codl.ir.executable import Executable
 from codl.records.soc import Soc
-from codl.runtime.drivers import explained
-from codl.runtime.opencl import OpenClDevice
-from codl.runtime.placement import LocalSoc
+from codl.runtime import threads
+from codl.runtime.drivers import as_device_error
+from codl.runtime.host_handles import HostSession
+from codl.runtime.loaded import Binary, Offer, StepCallback, no_callback
+from codl.runtime.opencl import OpenClDevice, absent_device
+from codl.runtime.sensors import SensorInfo, find_sensors
+from codl.runtime.session import Session
 from codl.runtime.system_files import SYSTEM, SystemFiles
+from codl.targets import requests
 from codl.targets.base import Target
-from codl.targets.wire import questions
+from codl.targets.wire import Answer, Arrays, EventHandler, EventKind, Request
 
 if TYPE_CHECKING:
+    from codl.ir.plan import Plan
+    from codl.kernels.tuning import Tuning
+    from codl.measure.batch import BatchRunner, MeasureBatch, Measurement
+    from codl.measure.facts import Fact
+    from codl.measure.timing import Effort, TimedTogether
+    from codl.measure.ui_probe import UiProbe
+    from codl.runtime.clock_settings import ClockSettings
+    from codl.runtime.conditions import ConditionReader
+    from codl.runtime.loaded import Loaded
+    from codl.runtime.probe import ProbeResult
     from codl.targets.compile_workers import CompileWorkers
+    from codl.targets.measuring import Check, MeasureFacts, Tune, TuneFailure
+    from codl.targets.peers import PeerProcess
     from codl.targets.remote import RemoteTarget
 
 
 class LocalTarget(Target):
-    """This machine, in this process: what needs no wire, too."""
+    """This machine, in this process."""
 
     def __init__(
         self,
@@ -29,12 +57,11 @@ class LocalTarget(Target):
         workers: CompileWorkers | None = None,
         files: SystemFiles = SYSTEM,
     ) -> None:
-        super().__init__(soc, files=files)
-        self._given_workers = workers
-
-    @property
-    def soc(self) -> LocalSoc:
-        return self._local
+        super().__init__(soc)
+        self._files, self._given_workers = files, workers
+        self._device: OpenClDevice | None = None
+        self._opening = Lock()
+        self._runner: tuple[tuple[Any, ...], BatchRunner] | None = None
 
     @property
     def device(self) -> OpenClDevice:
@@ -46,6 +73,208 @@ class LocalTarget(Target):
 
         return process_target(self._soc)
 
+    def close(self) -> None:
+        self._device = self._runner = None
+        if "_workers" in vars(self):
+            self._workers.close()
+        for name in ("_workers", "_measured", "_ui_probe"):
+            vars(self).pop(name, None)
+        if "_clocks" in vars(self):
+            self._clocks.put_back()
+
+    def ask(self, request: Request[Answer], on_event: EventHandler | None = None) -> Answer:
+        with as_device_error(f"The request {type(request).__name__}"):
+            return self._answer(request, on_event or (lambda *event: None))  # type: ignore[return-value]
+
+    def _answer(self, request: Request[Any], emit: EventHandler) -> object:
+        match request:
+            case requests.Facts(name):
+                return self._fact(name)
+            case requests.Probe(driver):
+                return _probe(driver)
+            case requests.SetGovernor(governor):
+                return self._clocks.hold(governor)
+            case requests.ImportPackage(name):
+                return _import_package(name)
+            case requests.Open(offer):
+                return self._open(offer).programs.identity
+            case requests.UnpinnedRatios(cores):
+                from codl.runtime.detect import unpinned_ratios
+
+                return unpinned_ratios(self.soc, cores)
+            case requests.Power(seconds):
+                from codl.measure.power import measure_power
+
+                with self._measuring() as device:
+                    return measure_power(device, find_sensors(), seconds)
+            case requests.Pace(seconds):
+                from codl.measure.cool_down import pace
+
+                return pace(seconds)
+        return self._answer_measuring(request, emit)
+
+    def _fact(self, name: requests.FactName) -> object:
+        from codl.runtime import conditions, examination, hardware
+
+        match name:
+            case "machine":
+                sensors = find_sensors(self._files)
+                return requests.TargetInfo(
+                    cpu=hardware.cpu_facts(),
+                    sensors=tuple(SensorInfo(s.name, s.part) for s in sensors.sensors),
+                    unreadable_sensors=sensors.unreadable,
+                    chip=hardware.read_chip(self._files),
+                    thermometers=conditions.thermometers(self._files),
+                )
+            case "examination":
+                return examination.examine(self._files)
+            case "libraries":
+                return {name: examination.version_of(name) for name in examination.COMPUTING}
+            case "clocks_mhz":
+                return hardware.clocks_mhz(self.soc.placement.cores)
+            case "conditions":
+                return self._machine.read()
+            case "busy_cores":
+                from codl.runtime.detect import observe_cores
+
+                return observe_cores(self._open())
+        raise self._unsupported(f"read {name!r}")
+
+    def _answer_measuring(self, request: Request[Any], emit: EventHandler) -> object:
+        from codl.measure.op_runner import bench
+        from codl.measure.runner import Bench
+        from codl.targets import measuring
+
+        match request:
+            case measuring.MeasureFacts():
+                return _measure_facts(request)
+            case measuring.Compile(task, tuning):
+                runner = Bench(self._measured, "", tuning=tuning)
+                # All cores may compile: nothing is measured, and drivers compile on any thread.
+                threads.pin(threads.thread_ids(), self.soc.placement.cores)
+                runner.compile(task)
+                return None
+            case measuring.Bench(op, tuning, every):
+                with self._measuring() as device:
+                    return bench(device, op, tuning, every=every)
+            case measuring.DrawFrames(seconds):
+                return self._ui_probe.draw(seconds)
+            case measuring.Measure(batch):
+                return self._measure(batch, emit)
+            case measuring.Tune():
+                with self._measuring() as device:
+                    return _tune(device, request, emit)
+            case measuring.Check():
+                with threads.pinned_to(self.soc.placement.cpu_cores):
+                    _check(self._open(), request, emit)
+                return None
+        raise self._unsupported(f"answer {type(request).__name__}")
+
+    def _measure(self, batch: MeasureBatch, emit: EventHandler) -> object:
+        from codl.measure.batch import BatchRunner
+        from codl.measure.runner import Bench
+        from codl.targets.measuring import MeasuredRow
+
+        def send(kind: EventKind, index: int, one: Measurement | None) -> None:
+            row = one and MeasuredRow(msgspec.to_builtins(one.row), one.is_disturbed)
+            emit(kind, index, row)
+
+        how = (batch.run, batch.rounds, batch.tuning)
+        with self._measuring() as device:
+            if self._runner is None or self._runner[0] != how:
+                bench = Bench(device, *how)
+                self._runner = how, BatchRunner(bench, self._workers, self._machine.read)
+            return self._runner[1].measure(batch, send)
+
+    # Running.
+
+    @as_device_error("Loading")
+    def load(
+        self, executable: Executable, *, tries: bool = True, on_step: StepCallback = no_callback
+    ) -> Loaded:
+        try:
+            device = self._open()
+        except (DeviceError, MissingPackageError) as error:
+            if executable.needs_gpu or isinstance(error, ForkError):
+                raise
+            return self.load_on_cpu(executable)
+        before = device.programs.compiled
+        limits = self.soc.placement.limits
+        session = Session(executable, device, tries=tries, on_step=on_step, limits=limits)
+        if not tries and device.programs.compiled > before:
+            warnings.warn(
+                f"{executable.model}: {device.programs.compiled - before} kernels were compiled "
+                "from source: the driver did not take those that were offered.",
+                CodlWarning,
+                stacklevel=2,
+            )
+        return session
+
+    def load_on_cpu(self, executable: Executable) -> Loaded:
+        lock = None if self._device is None else self._device.lock
+        return HostSession(executable, self.soc, lock=lock)
+
+    @as_device_error("Reading binaries")
+    def binaries(self, model: Any) -> Sequence[Binary]:
+        device = self._open()
+        return (*device.programs.binaries(model.executable), device.busy_binary())
+
+    def start_peer(
+        self, name: str, model: bytes, inputs: Arrays, plan: Plan | None = None
+    ) -> PeerProcess:
+        from codl.targets.peers import PeerProcess
+
+        peer = PeerProcess(name, model, self.soc, plan)
+        try:
+            peer.feed(inputs)
+        except CodlError:
+            peer.close()
+            raise
+        return peer
+
+    @as_device_error("Timing")
+    def time(
+        self,
+        models: Mapping[str, Any],
+        effort: Effort,
+        *,
+        with_energy: bool = False,
+        anchors: Tuning | None = None,
+        after_round: Callable[[], None] = lambda: None,
+    ) -> TimedTogether:
+        from codl.measure import drift
+        from codl.measure.batch import time_together
+        from codl.measure.runner import Bench
+        from codl.measure.timing import timed
+        from codl.targets.peers import PeerProcess
+
+        runs = {
+            name: model.run if isinstance(model, PeerProcess) else timed(model.run)
+            for name, model in models.items()
+        }
+        with self._measuring() as device:
+            beside = [] if anchors is None else drift.prepare(Bench(device, "", tuning=anchors))
+            return time_together(
+                runs,
+                effort,
+                sensors=find_sensors().sensors if with_energy else (),
+                anchors=beside,
+                read=self._machine.read,
+                # Idle threads of a library may spin in the turn of another.
+                before_turn=threads.wait_until_idle,
+                after_round=after_round,
+            )
+
+    # What is open.
+
+    def _open(self, offer: Offer | None = None) -> OpenClDevice:
+        with self._opening:
+            if self._device is None:
+                self._device = OpenClDevice(self.soc, offer)
+            elif offer is not None:
+                self._device.programs.offer(offer)
+            return self._device
+
     @cached_property
     def _workers(self) -> CompileWorkers:
         from codl.targets.compile_workers import CompileWorkers, worker_count
@@ -54,24 +283,133 @@ class LocalTarget(Target):
             return self._given_workers
         return CompileWorkers(self.soc, worker_count(self.soc) if self._device else 0)
 
-    def close(self) -> None:
-        if "_workers" in vars(self):
-            self._workers.close()
-            del self._workers
-        super().close()
+    @contextmanager
+    def _measuring(self) -> Iterator[OpenClDevice]:
+        """The device, with the calling thread on the cores of the CPU side."""
+        with threads.pinned_to(self.soc.placement.cpu_cores):
+            yield self._measured
+
+    @cached_property
+    def _measured(self) -> OpenClDevice:
+        """The device; a stand-in where none can be opened, so that the CPU can be measured."""
+        try:
+            return self._open()
+        except (DeviceError, MissingPackageError) as error:
+            return absent_device(self.soc, error)
+
+    @cached_property
+    def _machine(self) -> ConditionReader:
+        from codl.runtime.conditions import ConditionReader
+
+        self._clocks.put_back_left()
+        return ConditionReader(self.soc, self._files)
+
+    @cached_property
+    def _clocks(self) -> ClockSettings:
+        from codl.runtime.clock_settings import ClockSettings
+
+        return ClockSettings(self._files)
+
+    @cached_property
+    def _ui_probe(self) -> UiProbe:
+        from codl.measure.ui_probe import UiProbe
+
+        return UiProbe(self._open())
 
 
-def _told(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method, with a `DeviceError` for whatever the driver raises in it."""
-    action = method.__name__.replace("_", " ").capitalize()
+def _probe(name: str) -> tuple[ProbeResult, ...]:
+    """The devices of one driver, which is loaded here, or of every driver."""
+    from codl.runtime.driver_search import find_drivers
+    from codl.runtime.probe import ProbeResult, look
 
-    @wraps(method)
-    def answer(*arguments: Any, **named: Any) -> Any:
-        with explained(action):
-            return method(*arguments, **named)
+    if name:
+        return (ProbeResult(name, tuple(look(name))),)
+    found = [(driver, look_at(driver.name)) for driver in find_drivers()]
+    return tuple(
+        replace(result, file=driver.file or driver.library, is_guess=driver.is_guess)
+        for driver, result in found
+    )
 
-    return answer
+
+def look_at(driver: str) -> ProbeResult:
+    """The devices of a driver; a crash or a time-out of its process becomes an error."""
+    from codl.runtime.probe import ProbeResult
+    from codl.targets.client import ask_once
+
+    try:
+        (result,) = ask_once("the driver's process", requests.Probe(driver))
+    except (CodlError, ValueError) as error:
+        return ProbeResult(driver, error=str(error))
+    return result
 
 
-for _question in questions(LocalTarget):
-    setattr(LocalTarget, _question.method.__name__, _told(_question.method))
+def _measure_facts(request: MeasureFacts) -> tuple[Fact, ...]:
+    """Measure facts; one whose process crashes or hangs has no value, and a reason."""
+    from codl.measure.facts import FACTS, Fact
+    from codl.runtime.probe import BareDevice
+    from codl.targets.client import ask_once
+
+    facts: list[Fact] = []
+    for key in request.keys or FACTS:
+        if not request.apart:
+            facts.append(FACTS.find(key)(BareDevice.open(request.driver, request.device)))
+            continue
+        own = replace(request, keys=(key,), apart=False)
+        try:
+            facts.extend([*ask_once("the measuring process", own)])
+        except CodlError as error:
+            facts.append(Fact(key, None, str(error)))
+    return tuple(facts)
+
+
+def _tune(device: OpenClDevice, request: Tune, emit: EventHandler) -> tuple[TuneFailure, ...]:
+    from codl.kernels.tuning import Tuning
+    from codl.measure.budget import Budget
+    from codl.measure.tuner import tune
+    from codl.records.tuned import Choices
+    from codl.targets.measuring import TuneFailure
+
+    places = {task.key: at for at, task in enumerate(request.tasks)}
+
+    def progress(done: int, total: int, left_s: float) -> None:
+        emit("progress", done, None)
+
+    run = tune(
+        device,
+        request.tasks,
+        Tuning.of_choices(Choices(request.begun)),
+        keep=lambda result: emit("done", places[result.key], result),
+        searching=lambda task: emit("begin", places[task.key], None),
+        budget=Budget(request.budget_s),
+        progress=progress,
+    )
+    return tuple(TuneFailure(places[f.task.key], f.reason, f.trials) for f in run.failures)
+
+
+def _check(device: OpenClDevice, request: Check, emit: EventHandler) -> None:
+    from codl.measure.budget import Budget
+    from codl.measure.check_variants import check_all
+
+    places = {task.key: at for at, task in enumerate(request.tasks)}
+    check_all(
+        device,
+        request.tasks,
+        keep=lambda checked: emit("done", places[checked.task.key], checked.problem),
+        checking=lambda task: emit("begin", places[task.key], None),
+        budget=Budget(request.budget_s),
+    )
+
+
+def _import_package(name: str) -> float:
+    """Import a package that codl depends on; the seconds that it took."""
+    modules = {package: module for packages in (BASE, *PACKAGES.values())
+               for module, package in packages.items()}  # fmt: skip
+    if name not in modules:
+        raise UnknownNameError("package", name, modules)
+    begin = perf_counter()
+    try:
+        import_module(modules[name])
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        raise DeviceError(f"{name} cannot be imported: {what}") from error
+    return perf_counter() - begin

@@ -1,7 +1,7 @@
-"""A peer: another library in an agent of its own, on the cores of both processors; and its host.
+"""A peer: another library in an agent of its own, on the cores of both processors.
 
-While others run it sleeps on its input, and it answers a run only when its threads sleep too:
-libraries let them spin for a while, which would disturb whoever is measured next.
+Between runs it waits for its input. It answers a run only when its threads have stopped: threads
+of libraries spin for a while, which would disturb the next measurement.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from codl.ir.plan import Plan
 from codl.measure.peers import PEERS, PeerJob
 from codl.measure.timing import timed
 from codl.runtime import threads
-from codl.runtime.child import inherited
+from codl.runtime.child import first_line, inherited
 from codl.runtime.drivers import COUNTS
 from codl.runtime.placement import LocalSoc
 from codl.targets.client import COMMAND, AgentClient
-from codl.targets.process import Process, first_line
-from codl.targets.wire import Arrays, question
+from codl.targets.requests import BecomePeer, FeedPeer, PeerOutputs, RunPeer
+from codl.targets.wire import Arrays
 
-#: What other libraries read from the environment. A peer gets its threads by its own options.
+#: Variables by which libraries choose their threads. A peer gets its threads by its own options.
 VARIABLES = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", *COUNTS)
 #: How long a peer is watched to see on which cores it works, and how often.
 OBSERVE_S, LOOK_S = 0.3, 0.005
@@ -34,11 +34,11 @@ T = TypeVar("T")
 
 
 class PeerProcess:
-    """Starts a peer's agent, which inherits the cores from the start, and talks to it.
+    """A peer's agent, which is pinned to its cores from the start.
 
-    All methods raise `DeviceError` with what the library said, or how the process ended.
-    `observed_cores` are those on which its threads were seen at work, `busy_cores` how many of them
-    it kept busy in the mean.
+    All methods raise `DeviceError` with the library's error, or how the process ended.
+    `observed_cores` are the cores on which its threads were seen working, `busy_cores` the mean
+    number of busy ones.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class PeerProcess:
             environment=environment(len(self.cores)),
         )
         try:
-            self.version = self.agent.ask(Process.become_peer, name, model, soc, self.cores, plan)
+            self.version = self.agent.ask(BecomePeer(name, model, soc, self.cores, plan))
         except DeviceError:
             self.agent.close()
             raise
@@ -70,18 +70,15 @@ class PeerProcess:
         return len(self.cores)
 
     def feed(self, inputs: Arrays) -> None:
-        """Hand inputs over, run once, and see on which cores."""
-        self.agent.ask(PeerHost.feed, inputs)
-        self.agent.ask(PeerHost.run, 1)
-        self.observed_cores, self.busy_cores = self.agent.ask(PeerHost.observe)
+        """Set the inputs, run for a while, and observe the cores."""
+        self.observed_cores, self.busy_cores = self.agent.ask(FeedPeer(inputs))
 
     def run(self, runs: int) -> Sequence[float]:
-        """Run `runs` times in a row; the seconds of each, measured over there.
+        """Run `runs` times in a row; the seconds of each, measured in the peer's process.
 
-        Raises `DeviceError` where its threads go on spinning after that, which would disturb all
-        others.
+        Raises `DeviceError` where its threads do not stop spinning.
         """
-        seconds, is_idle = self.agent.ask(PeerHost.run, runs)
+        seconds, is_idle = self.agent.ask(RunPeer(runs))
         if not is_idle:
             raise DeviceError(f"The threads of {self.name} do not stop after a run.")
         if len(seconds) != runs:
@@ -89,7 +86,7 @@ class PeerProcess:
         return seconds
 
     def outputs(self) -> Arrays:
-        return self.agent.ask(PeerHost.outputs)
+        return self.agent.ask(PeerOutputs())
 
     def close(self) -> None:
         """End the process."""
@@ -97,15 +94,15 @@ class PeerProcess:
 
 
 def environment(count: int) -> Mapping[str, str]:
-    """This process's environment without what would tell a library how many threads to have."""
+    """This process's environment with the variables that set the threads of libraries replaced."""
     kept = {name: v for name, v in inherited().items() if not name.startswith(VARIABLES)}
     return {**kept, "OMP_NUM_THREADS": str(count), "OPENBLAS_NUM_THREADS": "1"}
 
 
 class PeerHost:
-    """A peer in this process, with a folder for its files; raises `DeviceError` for what it does.
+    """A peer in this process, with a folder for its files.
 
-    Whatever a library raises is told by its first line.
+    Errors of the library become a `DeviceError` with their first line.
     """
 
     def __init__(
@@ -115,31 +112,25 @@ class PeerHost:
         folder = Path(self._folder.name)
         (folder / "model.onnx").write_bytes(model)
         job = PeerJob(folder / "model.onnx", cores, folder, soc, plan)
-        self._peer = _told(lambda: PEERS[name](job))
+        self._peer = _run(lambda: PEERS[name](job))
         self.version = str(self._peer.version)
 
-    @question()
-    def feed(self, inputs: Arrays) -> None:
-        """Put inputs where the runs that follow read them."""
-        _told(lambda: self._peer.feed(inputs))
-
-    @question(300.0)
-    def run(self, runs: int) -> tuple[tuple[float, ...], bool]:
-        """Run `runs` times; the seconds of each, and whether the library's threads stopped."""
-        seconds = timed(lambda: _told(self._peer.run))(runs)
-        return tuple(seconds), threads.wait_until_idle()
-
-    @question()
-    def observe(self) -> tuple[tuple[int, ...], float]:
-        """The cores on which threads were seen in a while, and how many were busy in the mean."""
+    def feed(self, inputs: Arrays) -> tuple[tuple[int, ...], float]:
+        """Set the inputs and run once, then for a while; the cores, and how many were busy."""
+        _run(lambda: self._peer.feed(inputs))
+        self.run(1)
         used, begin = process_time(), perf_counter()
-        cores = observed(lambda: _told(self._peer.run))
+        cores = observed(lambda: _run(self._peer.run))
         return cores, (process_time() - used) / (perf_counter() - begin)
 
-    @question()
+    def run(self, runs: int) -> tuple[tuple[float, ...], bool]:
+        """Run `runs` times; the seconds of each, and whether the library's threads stopped."""
+        seconds = timed(lambda: _run(self._peer.run))(runs)
+        return tuple(seconds), threads.wait_until_idle()
+
     def outputs(self) -> Arrays:
         """The outputs of the last run."""
-        return _told(self._peer.outputs)
+        return _run(self._peer.outputs)
 
     def close(self) -> None:
         self._peer.close()
@@ -147,7 +138,7 @@ class PeerHost:
 
 
 def observed(work: Callable[[], object]) -> tuple[int, ...]:
-    """The cores on which threads of this process were seen while `work` was done for a while."""
+    """Repeat `work` for a while; the cores on which threads of this process were seen."""
     stop, observer = Event(), threads.CoreObserver()
 
     def watch() -> None:
@@ -165,7 +156,8 @@ def observed(work: Callable[[], object]) -> tuple[int, ...]:
     return tuple(sorted(observer.cores))
 
 
-def _told(work: Callable[[], T]) -> T:
+def _run(work: Callable[[], T]) -> T:
+    """Run code of a library; its errors become a `DeviceError` with their first line."""
     try:
         with explained():
             return work()

@@ -1,8 +1,8 @@
-"""Python for a device that has none: a build of it, with a program, in the agent's folder.
+"""Python for a device without one: a build and its program, in the agent's folder.
 
-python.org's builds for Android are a library and its modules, as any folder `lib` with
-`libpython3.x.so` and `python3.x` beside it is. `codl.targets.elf` makes the program for it. What is
-sent is one archive; a list of digests in it says whether it arrived, and whether it is there.
+python.org's builds for Android are a library and its modules: a folder `lib` with
+`libpython3.x.so` and `python3.x`. `codl.targets.elf` makes the program. A build is sent as one
+archive with a list of digests, by which a later check finds damage.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from codl.errors import CodlError, DeviceError, InvalidFileError, UnsupportedErr
 from codl.targets.device_shell import REFUSED, DeviceShell, ShellError
 from codl.targets.elf import MACHINES, SharedLibrary, launcher, read_library
 
-#: The word for the build that fits the device, where a file or a command may be named.
+#: In place of a file or a command: the build of python.org that fits the device.
 BRING = "bring"
-#: How the files of builds end.
+#: Endings of the files of builds.
 ENDINGS = (".tar.gz", ".tgz", ".tar.xz", ".tar.zst", ".tar")
 
 
 @dataclass(frozen=True)
 class Published:
-    """A build that python.org publishes, and the SHA-256 of its file."""
+    """A build that python.org publishes, with the SHA-256 of its file."""
 
     url: str
     sha256: str
@@ -45,7 +45,7 @@ class Published:
 
 
 SITE = "https://www.python.org/ftp/python/3.14.7/python-3.14.7"
-#: For Android, by machine. Wheels are found for its version.
+#: Builds for Android by machine. Wheels are found for their version.
 PUBLISHED: Mapping[str, Published] = {
     "aarch64": Published(
         f"{SITE}-aarch64-linux-android.tar.gz",
@@ -58,16 +58,16 @@ PUBLISHED: Mapping[str, Published] = {
 }
 FETCH_S = 60.0
 
-#: The library, with all that stands before `lib` in the archive.
+#: Path of the library, with the folders before `lib` in the archive.
 LIBRARY = re.compile(r"(?P<root>(?:[^/]+/)*)lib/libpython(?P<version>3\.\d+)\.so[.\d]*")
-#: What an agent never needs: whole folders, and modules that need libraries which are not brought.
+#: Files that an agent never needs: folders, and modules whose libraries are not brought.
 LEFT_OUT = re.compile(
     r"(test|idlelib|tkinter|turtledemo|ensurepip|lib2to3|pydoc_data|venv|config-[^/]*"
     r"|site-packages|dist-packages)/.*|(.*/)?__pycache__/.*"
     r"|lib-dynload/(_test|_tkinter|_ssl|_hashlib|_sqlite3|_ctypes_test|xx)[^/]*"
 )
 PROGRAM, MANIFEST = "bin/python3", "MANIFEST"
-#: Run by that Python, it reads all files, and their list, whose digest it is given.
+#: Checks all files by their list, and the list by its digest; run by the Python of the build.
 CHECK = """\
 import hashlib, sys
 folder, wanted = sys.argv[1:]
@@ -80,7 +80,7 @@ UNPACK = (
     'rm -rf "$0.part" && mkdir -p "$0.part" && tar -x -f - -C "$0.part" '
     '|| { rm -rf "$0.part"; exit 1; }'
 )
-#: It takes the place of builds that were brought before.
+#: Puts a build in place of older ones.
 PUT = (
     'for old in "$1"/python-*; do [ "$old" = "$0.part" ] || rm -rf "$old"; done; mv "$0.part" "$0"'
 )
@@ -89,7 +89,7 @@ CHECK_S, SEND_S = 120.0, 900.0
 
 @dataclass(frozen=True)
 class PythonBuild:
-    """Files by their names, for one kind of device; `name` is the folder that they get there."""
+    """Files by their names, for one kind of device; `name` is their folder there."""
 
     source: str
     version: str
@@ -111,11 +111,11 @@ class PythonBuild:
 
     @property
     def disk_bytes(self) -> int:
-        """What it takes on a disk with blocks of 4 KiB."""
+        """Bytes on a disk with blocks of 4 KiB."""
         return sum(-(-len(data) // 4096) * 4096 for data in self.files.values())
 
     def packed(self) -> bytes:
-        """Uncompressed: not every device's tar can do more."""
+        """A tar archive, uncompressed: some devices' tar reads no other."""
         stream = io.BytesIO()
         with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as archive:
             for name, data in {**self.files, MANIFEST: self.manifest}.items():
@@ -126,16 +126,15 @@ class PythonBuild:
 
 
 def is_file_of_build(text: str) -> bool:
-    """Whether what `--python` says is no command."""
+    """Whether the value of `--python` is a build, and no command."""
     return text == BRING or text.endswith(ENDINGS)
 
 
 def bring(shell: DeviceShell, text: str) -> tuple[str, ...]:
     """Put a build on a device unless it is there; the command that starts it.
 
-    `text` is a file of a build, or the word for the one that python.org has for the device. Raises
-    `CodlError` where there is none, or none can be had, and `DeviceError` where the device has no
-    room for it, or does not run it.
+    `text` is the file of a build, or `BRING` for python.org's. Raises `CodlError` where there is no
+    build, and `DeviceError` where the device has no room for it, or does not run it.
     """
     build = _build_for(shell, text)
     folder = f"{shell.folder}/{build.name}"
@@ -143,10 +142,11 @@ def bring(shell: DeviceShell, text: str) -> tuple[str, ...]:
         shell.check_room(build.disk_bytes, f"Python {build.version}")
         shell.run(["sh", "-c", UNPACK, folder], stdin=build.packed(), limit_s=SEND_S)
         try:
-            said = _check(shell, f"{folder}.part", build, is_there=True)
-            if said != "same":
-                problem = f"{folder} on {shell.serial!r} is not what was sent ({said}): try again."
-                raise DeviceError(problem)
+            result = _check(shell, f"{folder}.part", build, is_there=True)
+            if result != "same":
+                raise DeviceError(
+                    f"{folder} on {shell.serial!r} is not what was sent ({result}): try again."
+                )
         except DeviceError:
             shell.run(["rm", "-rf", f"{folder}.part"])
             raise
@@ -155,7 +155,7 @@ def bring(shell: DeviceShell, text: str) -> tuple[str, ...]:
 
 
 def _build_for(shell: DeviceShell, text: str) -> PythonBuild:
-    """The build that is named, or that python.org has for the device; one that fits it."""
+    """The named build, or python.org's for the device; checked to fit the device."""
     machine = shell.run(["uname", "-m"]).decode().strip()
     if text == BRING:
         known = published(shell.serial, machine)
@@ -177,7 +177,7 @@ def published(serial: str, machine: str) -> Published:
 
 
 def fetch(build: Published) -> Path:
-    """Its file in the user's cache, fetched once; raises `CodlError` where it cannot be had."""
+    """File of a build in the user's cache, fetched once; raises `CodlError` where that fails."""
     path = Path(user_cache_dir("codl")) / "pythons" / build.name
     if path.exists() and sha256(path.read_bytes()).hexdigest() == build.sha256:
         return path
@@ -198,7 +198,7 @@ def fetch(build: Published) -> Path:
 
 
 def _checked_file(path: Path) -> Path:
-    """A file that was named; one with the name of a published build must be that."""
+    """A named file; one with the name of a published build must be that build."""
     if not path.is_file():
         raise CodlError(f"There is no file {str(path)!r} with a build of Python.")
     for build in PUBLISHED.values():
@@ -217,7 +217,7 @@ def _check_digest(source: str, content: bytes, build: Published) -> None:
 
 
 def read_build(path: Path) -> PythonBuild:
-    """A build of an archive; raises `InvalidFileError` where it has none."""
+    """Read a build from an archive; raises `InvalidFileError`."""
     try:
         with tarfile.open(path) as archive:
             members = {member.name.removeprefix("./"): member for member in archive.getmembers()}
@@ -233,17 +233,17 @@ def read_build(path: Path) -> PythonBuild:
     except (OSError, EOFError, tarfile.TarError) as error:
         raise InvalidFileError(path, f"it is no archive of a build of Python: {error}.") from error
     try:
-        facts = read_library(library)
+        facts = read_library(match[0].rpartition("/")[2], library)
     except UnsupportedError as error:
         raise InvalidFileError(path, f"{match[0]} cannot be started. {error}") from error
     if f"{modules}os.py" not in files:
         raise InvalidFileError(path, f"it has no {match['root']}{modules}os.py.")
-    files |= {f"lib/{facts.soname}": library, PROGRAM: launcher(facts)}
+    files |= {f"lib/{facts.name}": library, PROGRAM: launcher(facts)}
     return PythonBuild(path.name, match["version"], facts, dict(sorted(files.items())))
 
 
 def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    """What a file holds; a link within the archive is followed."""
+    """Content of a file; a link within the archive is followed."""
     file = archive.extractfile(member)
     if file is None:
         raise tarfile.TarError(f"{member.name} is no file")
@@ -253,7 +253,7 @@ def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
 def _modules(
     members: Mapping[str, tarfile.TarInfo], root: str
 ) -> Iterator[tuple[str, tarfile.TarInfo]]:
-    """Those files under a folder that an agent may need, with their names from there."""
+    """Files under a folder that an agent may need, with their names in the folder."""
     for name, member in members.items():
         rest = name.removeprefix(root)
         is_file = member.isfile() or member.issym() or member.islnk()
@@ -277,7 +277,7 @@ def _check_fits(shell: DeviceShell, machine: str, source: str, library: SharedLi
 
 
 def _check(shell: DeviceShell, folder: str, build: PythonBuild, *, is_there: bool = False) -> str:
-    """What the Python in a folder says of its files; nothing where there is none.
+    """Run the check of the Python in a folder; its output, empty where there is none.
 
     Raises `DeviceError` where it `is_there` and does not run.
     """

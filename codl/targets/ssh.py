@@ -16,14 +16,14 @@ from codl.targets.device_shell import DeviceShell, client_check, shell_check
 
 SCHEME, VARIABLE = "ssh://", "CODL_SSH_COMMAND"
 PATTERN = "ssh://USER@HOST:PORT"
-#: Where codl keeps its files there, from where the shell begins.
+#: Codl's folder there, relative to where the shell starts.
 FOLDER = ".codl"
 ADDRESS = re.compile(
     r"ssh://(?:(?P<user>[A-Za-z0-9_][\w.-]*)@)?"
     r"(?P<host>[A-Za-z0-9_][\w.-]*|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[1-9]\d{0,4}))?/?",
     re.ASCII,
 )
-#: A connection that died is noticed within half a minute; nothing is asked on a terminal.
+#: A dead connection is noticed within half a minute; ssh asks nothing on a terminal.
 OPTIONS = (
     "BatchMode=yes",
     "ConnectTimeout=15",
@@ -41,7 +41,7 @@ FIXES = {
     "ended with code 255": CUT,
     "crashed (signal": "The ssh client on this machine was ended.",
 }
-#: How the client ends that did not get there, or that lost the device.
+#: Endings of a client that did not reach the device, or lost it.
 CUTS = ("ended with code 255", "crashed (signal")
 
 SERVER = "Is an ssh server running there, and does `ssh` to it work by hand without a password?"
@@ -52,7 +52,7 @@ def matches(serial: str) -> bool:
 
 
 def shell_of(serial: str) -> DeviceShell:
-    """The shell at an address; raises `CodlError` for what is none."""
+    """The shell at an address; raises `CodlError` for text that is no address."""
     address = ADDRESS.fullmatch(serial)
     if address is None or int(address["port"] or 22) > 65535:
         raise CodlError(f"The serial must be like ssh://pi@board.local:22, got {serial!r}.")
@@ -65,7 +65,7 @@ def shell_of(serial: str) -> DeviceShell:
 
 
 def checks_of(serial: str) -> tuple[Check, ...]:
-    """What `codl doctor` looks at on the way to an address."""
+    """Checks of the connection to an address, for `codl doctor`."""
     return (
         client_check(_client(), ["-V"], "Install OpenSSH's client."),
         shell_check("ssh connection", lambda: shell_of(serial), SERVER),

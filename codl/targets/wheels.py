@@ -1,4 +1,4 @@
-"""Wheels of what a device lacks: found by pip on this machine, for the device's Python.
+"""Wheels of packages that a device does not have, found by pip on this machine.
 
 They are packed as folders that Python can import from; nothing is installed there.
 """
@@ -16,13 +16,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 PIP_S = 600.0
-#: The oldest platforms that wheels of today are made for, and the older name of the first.
+#: Oldest minor version of glibc that wheels are made for, and its older platform tag.
 OLDEST_GLIBC, OLDEST_NAME = 17, "manylinux2014"
 MUSL = ("musllinux_1_2", "musllinux_1_1")
-#: Pure and compiled modules that a wheel keeps apart; other data of a wheel is for a system.
+#: Modules in the data folder of a wheel; its other data is not needed.
 APART = re.compile(r"[^/]+\.data/(purelib|platlib)/(?P<path>.+)|(?P<data>[^/]+\.data)/.*")
-#: Wheels for Android are for Python 3.13 or later; their tags name its level of functions and what
-#: it calls a processor. No wheel of today wants less than the last level.
+#: First Python with wheels for Android, and the oldest API level of their tags.
 ANDROID_PYTHON, OLDEST_LEVEL = (3, 13), 21
 ANDROID_ABIS = {
     "aarch64": "arm64_v8a",
@@ -30,11 +29,10 @@ ANDROID_ABIS = {
     "x86_64": "x86_64",
     "i686": "x86",
 }
-#: Packages whose functions need nothing of what their wheels ask for but NumPy, which is asked for
-#: by itself: the rest of ncnn's is for downloading models.
+#: Packages that are taken without their dependencies: those of ncnn but NumPy download models.
 ALONE = ("ncnn",)
-#: How packages get into Termux that have no wheel for Android. By its usual way pip would compile
-#: NumPy for pyopencl once more.
+#: How to get packages without a wheel for Android into Termux. For pyopencl, pip would compile
+#: NumPy once more without these options.
 TERMUX = {
     "numpy": "`pkg install python-numpy`.",
     "onnxruntime": "`pkg install python-onnxruntime`.",
@@ -71,7 +69,7 @@ class DevicePython:
 
     @property
     def platforms(self) -> tuple[str, ...]:
-        """The tags of wheels that run there, the best first; none where there are no wheels."""
+        """Platform tags of wheels that run there, the best first; empty where there are none."""
         is_usual = self.abi == "cpython" and re.fullmatch(r"3\.\d{1,2}", self.short, re.ASCII)
         if not is_usual or re.fullmatch(r"\w{1,16}", self.machine, re.ASCII) is None:
             return ()
@@ -94,7 +92,7 @@ class DevicePython:
         return tuple(f"android_{n}_{abi}" for n in range(int(level[1]), OLDEST_LEVEL - 1, -1))
 
     def fix(self, package: str) -> str:
-        """How a package gets there that no wheel was found of."""
+        """How to get a package there without a wheel."""
         if self.is_termux:
             return termux_fix(package)
         if self.is_android:
@@ -103,16 +101,16 @@ class DevicePython:
 
 
 def termux_fix(package: str) -> str:
-    """How a package gets on a phone with Termux that has no wheel for it."""
+    """How to get a package without a wheel into Termux."""
     return TERMUX.get(package, f"`pkg install clang cmake ninja`, then `pip install {package}`.")
 
 
 def fetch_wheels(
     package: str, python: DevicePython, folder: Path, *, wheels: Path | None = None
 ) -> str:
-    """Put the wheels of a package and of what it needs in a folder; what was wrong, "" for nothing.
+    """Put the wheels of a package and its dependencies in a folder; the problem, or "".
 
-    With `wheels`, a folder with wheels, nothing else is asked.
+    With `wheels`, only that folder is searched.
     """
     where = f"Python {python.short} on {'Android, ' if python.is_android else ''}{python.machine}"
     fix = python.fix(package)
@@ -136,8 +134,8 @@ def fetch_wheels(
         return ""
     if of_it:
         return f"{missing} in {wheels}, which has {', '.join(of_it)}: {fix}"
-    said = done.stderr.decode(errors="replace").strip().splitlines()
-    errors = [line for line in said if line.startswith("ERROR")] or said or ["it said nothing"]
+    lines = done.stderr.decode(errors="replace").strip().splitlines()
+    errors = [line for line in lines if line.startswith("ERROR")] or lines or ["no output"]
     return f"{missing} by pip ({errors[-1].removeprefix('ERROR: ')}): {fix}"
 
 
@@ -182,10 +180,10 @@ def _modules(members: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield (apart["path"] if apart else member), member
 
 
-def lacking_wheels(wheels: Iterable[Path], installed: Mapping[str, str | None]) -> list[Path]:
-    """Those of one version each that a device lacks, where `there` are versions by name."""
-    lacking: dict[str, Path] = {}
+def missing_wheels(wheels: Iterable[Path], installed: Mapping[str, str | None]) -> list[Path]:
+    """One wheel of each package that is not among the `installed` versions."""
+    missing: dict[str, Path] = {}
     for wheel in sorted(wheels):
         if installed.get(name_of_wheel(wheel)[0]) is None:
-            lacking[name_of_wheel(wheel)[0]] = wheel
-    return list(lacking.values())
+            missing[name_of_wheel(wheel)[0]] = wheel
+    return list(missing.values())

@@ -22,7 +22,7 @@ from codl.ir.plan import Chain, Plan
 from codl.ir.types import ARITHMETIC, Processor, Storage, arithmetic_of
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
-from codl.measure.budget import Budget, Progress, nobody
+from codl.measure.budget import Budget, Progress, no_progress
 from codl.plan import op_placement
 from codl.plan.op_placement import OpPlacement
 from codl.records.results import Fallback
@@ -166,7 +166,7 @@ def check_ops(
     tested: ModelUnderTest,
     plan: Plan,
     whole: WholeCheck,
-    progress: Progress = nobody,
+    progress: Progress = no_progress,
     *,
     budget: Budget | None = None,
     is_wrong: bool = False,
@@ -200,7 +200,7 @@ def check_ops(
 def check_parts(
     tested: ModelUnderTest,
     parts: Sequence[OpPart],
-    progress: Progress = nobody,
+    progress: Progress = no_progress,
     *,
     look: Callable[[Layer, Exact], object] | None = None,
     budget: Budget | None = None,
@@ -424,7 +424,7 @@ def validate(
     *,
     cosine: float | None = None,
     limit: float = inf,
-    progress: Progress = nobody,
+    progress: Progress = no_progress,
     budget: Budget | None = None,
 ) -> Validation:
     """Check a plan's ops and outputs, as far as there is time; `progress` hears of every op.

@@ -14,7 +14,7 @@ from codl.errors import DeviceError, MismatchError
 from codl.ir import Op, to_text
 from codl.ir.ops.convolution import Conv2d
 from codl.ir.types import Processor
-from codl.measure.budget import Budget, Progress, nobody
+from codl.measure.budget import Budget, Progress, no_progress
 from codl.measure.collector import Collected, Stopped
 from codl.measure.dataset import Dataset, OpRow
 from codl.measure.dataset_writer import RowWriter, open_manifest
@@ -92,7 +92,7 @@ def collect(
     resume: bool = False,
     budget: Budget | None = None,
     samples: int | None = None,
-    progress: Progress = nobody,
+    progress: Progress = no_progress,
 ) -> Collected:
     """Measure `tasks` by the program until all are done, or a limit is reached.
 

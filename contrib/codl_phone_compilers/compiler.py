@@ -19,7 +19,7 @@ from typing import Any
 from platformdirs import user_cache_dir
 
 from codl.errors import CodlError, UnsupportedError
-from codl.measure.budget import Progress, nobody
+from codl.measure.budget import Progress, no_progress
 from codl_phone_compilers import disassembly
 from codl_phone_compilers.gpus import Family, PhoneGpu
 from codl_phone_compilers.programs import Program
@@ -131,7 +131,7 @@ def compile_all(
     gpu: PhoneGpu,
     programs: Iterable[Program],
     *,
-    progress: Progress = nobody,
+    progress: Progress = no_progress,
 ) -> Compilation:
     """Compile programs for a GPU; results of earlier runs are read from a file.
 

@@ -6,28 +6,27 @@ is written to the dataset's folder.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from statistics import mean
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from codl.errors import CodlError, InvalidFileError, MismatchError, UnsupportedError
 from codl.ir import to_text
-from codl.measure.batch import BatchResult, MeasureBatch, Measurement, Watcher, processors_of
+from codl.measure.batch import BatchResult, MeasureBatch, Measurement, processors_of
 from codl.measure.dataset import AnchorRow, CsvTable, Dataset, OpRow, Row
 from codl.measure.tasks import OpTask, SharingTask, Task, failed_row
 from codl.records import soc as socs
 from codl.records.results import Conditions
 from codl.records.soc import Soc
 from codl.records.statistic import level
-from codl.targets.base import Elsewhere
+from codl.targets.base import Target
 from codl.targets.connect import Transport
-from codl.targets.wire import question_of
 
 SCHEME = "replay:"
 SOURCE = "replayed"
@@ -186,7 +185,7 @@ def _seconds(run: Run) -> float:
     return 0.0 if len(naive) > 1 else max(0.0, (run.ended - run.created).total_seconds())
 
 
-class ReplayTarget(Elsewhere):
+class ReplayTarget(Target):
     """Answers `measure` with the rows of a dataset, marked `source: replayed`.
 
     A task that it has no row of is a failed row that says so; `codl collect` asks for no such one.
@@ -198,11 +197,11 @@ class ReplayTarget(Elsewhere):
         folder = serial.removeprefix(SCHEME)
         if not folder or "\0" in folder:
             raise CodlError(f"The serial must be like replay:lat_datasets/host, got {serial!r}.")
-        self.serial, self._soc, self._folder = serial, soc, Path(folder)
+        super().__init__(soc)
+        self.serial, self._folder = serial, Path(folder)
 
-    def _ask(self, method: Callable[..., Any], *arguments: Any, **named: Any) -> NoReturn:
-        what = question_of(method).method.__name__.replace("_", " ")
-        raise UnsupportedError(f"{self.serial!r} cannot {what}: {INSTEAD}")
+    def _unsupported(self, what: str) -> CodlError:
+        return UnsupportedError(f"{self.serial!r} cannot {what}: {INSTEAD}")
 
     @cached_property
     def _recording(self) -> Recording:
@@ -216,7 +215,7 @@ class ReplayTarget(Elsewhere):
         return recording
 
     @property
-    def soc(self) -> Soc:
+    def soc(self) -> Soc:  # type: ignore[override]
         """The facts of the SoC, which is at no place."""
         return self._facts.facts
 
@@ -243,7 +242,7 @@ class ReplayTarget(Elsewhere):
         """
         return replace(self._recording.conditions, temperature_c=None, throttled=())
 
-    def measure(self, batch: MeasureBatch, watcher: Watcher | None = None) -> BatchResult:
+    def measure(self, batch: MeasureBatch) -> BatchResult:
         """The rows of as many tasks as were measured in the time of a batch."""
         recording, at_most = self._recording, len(batch.tasks)
         seconds = min(batch.left_s, STEPS * batch.rounds.span_s)

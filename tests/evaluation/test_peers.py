@@ -24,7 +24,7 @@ from codl.measure.peers import PEERS
 from codl.measure.timing import Effort, TimedRun, Turns, interleave
 from codl.plan.build_plan import default_plan
 from codl.runtime.placement import LocalSoc
-from codl.runtime.threads import placed
+from codl.runtime.threads import pinned_to
 from codl.targets.base import Target
 from codl.targets.peers import PeerProcess, environment
 
@@ -65,7 +65,7 @@ def test_a_peer_agrees_with_the_reference_on_all_cores(
     peer.feed({"image": INPUT})
     session = ort.InferenceSession(model, session_options(1), ["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
-    with placed(cores[:1]):  # as while an engine runs
+    with pinned_to(cores[:1]):  # as while an engine runs
         seconds = peer.run(3)
     assert len(seconds) == 3
     assert min(seconds) > 0

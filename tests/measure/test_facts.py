@@ -135,9 +135,9 @@ class Answering:
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [
-        ("gpu.svm_atomics", 0, "a value that cannot be"),
-        ("gpu.svm_atomics", "32", "a value that cannot be"),
-        ("gpu.svm_atomics", 1.5, "a value that cannot be"),
+        ("gpu.svm_atomics", 0, "a value that is not possible"),
+        ("gpu.svm_atomics", "32", "a value that is not possible"),
+        ("gpu.svm_atomics", 1.5, "a value that is not possible"),
         ("gpu.other", True, "no answer"),
     ],
 )

@@ -20,7 +20,7 @@ from codl.measure.timing import AnchorTime
 from codl.records.soc_facts import CpuCache
 from codl.runtime.examination import Memory
 from codl.runtime.placement import LocalSoc
-from codl.targets.arriving import check_anchors
+from codl.targets.measuring import check_anchors
 
 STREAM = "pooling in=1x16x8192x64 kernel=1x1"
 

@@ -8,23 +8,23 @@ import sys
 
 import pytest
 from support.frame_fuzz import frames_of
-from support.message_seeds import asked
+from support.message_seeds import sent
 
-from codl.targets.base import Target
+from codl.targets.requests import Facts
 
-#: An agent that never comes back from describing; it says when it is there.
+#: An agent that hangs in its first request; it says when it is there.
 HANGING = """
 import os, signal, sys, threading
 from codl.runtime import child
 from codl.targets import agent, local
 child.GRACE_S = 0.05
 ignores = sys.argv[1] == "ignores"
-def hang(self):
+def hang(*request):
     if ignores:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.write(2, b"here")
     threading.Event().wait()
-local.LocalTarget.describe = hang
+local.LocalTarget.ask = hang
 agent.main(0.0)
 """
 LONGEST_S = 60.0
@@ -37,7 +37,7 @@ def test_a_process_at_work_ends_with_its_input(how: str, ending: int) -> None:
     command = [sys.executable, "-c", HANGING, how]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, **pipes) as child:  # type: ignore[call-overload]
-        child.stdin.write(b"".join(frames_of([asked(Target.describe)])))
+        child.stdin.write(b"".join(frames_of([sent(Facts("machine"))])))
         child.stdin.flush()
         assert child.stderr.read(4) == b"here"
         child.stdin.close()

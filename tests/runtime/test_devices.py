@@ -22,8 +22,7 @@ from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc
 from codl.runtime.probe import ProbedDevice, ProbeResult
 from codl.runtime.threads import CoreObserver, available_cores, pinned, spread
-from codl.targets.base import look_at
-from codl.targets.local import LocalTarget
+from codl.targets.local import LocalTarget, look_at
 
 
 @pytest.mark.device

@@ -22,7 +22,7 @@ from codl.runtime.driver_search import (
     Search,
     entry_of,
 )
-from codl.targets.base import look_at
+from codl.targets.local import look_at
 
 #: Libraries as compilers make them, by what they are.
 SOURCES = {

@@ -237,7 +237,7 @@ def test_memory_that_a_failed_device_may_still_write_is_kept(
     engine.close()
     assert handles() is not None
     calls.plan()
-    device.let_go(None)
+    device.release(None)
     gc.collect()
     assert handles() is None
 

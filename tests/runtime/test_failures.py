@@ -1,4 +1,4 @@
-"""Kernels that a device really cannot build or run: explained, remembered and got around."""
+"""Kernels that a device really cannot build or run: as_device_error, remembered and got around."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from codl.lower.lowering import VALUE
 from codl.plan.build_plan import default_plan
 from codl.records.soc import Soc
 from codl.runtime import cache, program_cache
-from codl.runtime.drivers import cl_module, describe, explained
+from codl.runtime.drivers import as_device_error, cl_module, describe
 from codl.runtime.handles import Handles
 from codl.runtime.loaded import RefusedError
 from codl.runtime.opencl import OpenClDevice
@@ -284,7 +284,7 @@ def test_weights_that_are_too_large_are_a_refusal(gpu: OpenClDevice) -> None:
 def test_codes_are_explained(gpu: OpenClDevice) -> None:
     with (
         pytest.raises(DeviceError, match=r"^Running x failed \(OUT_OF_RESOURCES: a work-group "),
-        explained("Running x"),
+        as_device_error("Running x"),
     ):
         raise driver_error("clFinish", -5)
     assert describe(-9999).endswith("-9999")

@@ -117,8 +117,8 @@ def test_a_thread_is_back_where_it_was_after_an_error() -> None:
     seen = []
 
     def fail() -> None:
-        with threads.placed([core]):
-            with threads.placed([core]):
+        with threads.pinned_to([core]):
+            with threads.pinned_to([core]):
                 seen.append(os.sched_getaffinity(0))
             seen.append(os.sched_getaffinity(0))
             raise ZeroDivisionError

@@ -7,13 +7,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support.devices_under_test import HEALTHY
+from support.devices_under_test import HEALTHY, MadeUp
 
 from codl.doctor.machine_checks import cores
+from codl.errors import CodlWarning, DeviceError
 from codl.records.results import Conditions, Latency, doubts
 from codl.runtime.conditions import ConditionReader
 from codl.runtime.examination import cpu_quota
 from codl.runtime.system_files import SystemFiles
+from codl.targets.detect import detect
 
 V2, V1 = "0::/user/box\n", "3:cpu,cpuacct:/box\n0::/\n"
 
@@ -68,6 +70,15 @@ def test_a_latency_under_a_quota_or_far_from_its_prediction_is_doubtful() -> Non
     (far,) = doubts(quiet, predicted_ms=0.33)
     assert far.startswith("it took 30 times what was predicted")
     assert doubts(Latency(85.0, 12.0, 91.0, 50))[0] == "the median is 7.08 times p20"
+
+
+def test_detection_names_a_quota() -> None:
+    target = MadeUp(replace(HEALTHY, quota_cores=0.5), drivers=())
+    with (
+        pytest.warns(CodlWarning, match="the time of 0.5 of 4 cores"),
+        pytest.raises(DeviceError, match="No OpenCL device was found"),
+    ):
+        detect(target, "box")  # type: ignore[arg-type]
 
 
 def test_doctor_names_a_quota() -> None:

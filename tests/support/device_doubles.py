@@ -14,10 +14,9 @@ from codl.ir.types import PROCESSORS
 from codl.measure import drift
 from codl.measure.batch import (
     BatchResult,
+    Emit,
     MeasureBatch,
     Measurement,
-    Unwatched,
-    Watcher,
 )
 from codl.measure.dataset import AnchorRow, Dataset
 from codl.measure.tasks import Task
@@ -33,16 +32,16 @@ SHORT_S = 0.05
 
 
 def measured(
-    batch: MeasureBatch, latency_ms: float, most: int, watcher: Watcher | None = None
+    batch: MeasureBatch, latency_ms: float, most: int, emit: Emit = lambda *event: None
 ) -> BatchResult:
-    """Rows of the first tasks, told as they are made, and the anchors."""
-    watcher, found = watcher or Unwatched(), []
+    """Rows of the first tasks, emitted as they are made, and the anchors."""
+    found = []
     for index, task in enumerate(batch.tasks[:most]):
-        watcher.building(index)
+        emit("begin", index, None)
         row = replace(task.blank, run=batch.run, latency_ms=latency_ms, runs=1)
         found.append(Measurement(task, row))
-        watcher.measured(found[-1])
-    watcher.timing()
+        emit("done", index, found[-1])
+    emit("timing", 0, None)
     anchors = tuple(
         AnchorRow(op=to_text(parse(op)), processor=p, batch=0, latency_ms=latency_ms, run=batch.run)
         for op in drift.OPS

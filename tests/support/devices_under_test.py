@@ -13,8 +13,8 @@ from codl.records.results import Conditions
 from codl.runtime.examination import Examination, Room
 from codl.runtime.hardware import CpuFacts
 from codl.runtime.probe import ProbedDevice, ProbeResult
-from codl.targets.base import TargetInfo
 from codl.targets.checks import Check, DeviceUnderTest, Finding
+from codl.targets.requests import TargetInfo
 
 NAMES = [name for own in (BASE, *PACKAGES.values()) for name in own.values()]
 GIB = 1 << 30

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from codl.runtime.connection import HEAD, MAGIC, Connection, FrameLimits
-from codl.targets.agent import question_named
-from codl.targets.wire import Answered, Asked, Event, Said, decode
+from codl.targets.agent import request_class
+from codl.targets.wire import Answered, Event, RequestMessage, Response, decode, form_of_request
 from support.fuzzing import Subject
 from support.message_seeds import ANSWER, EVENT, REPLIES, REQUESTS
 from support.mutations import BYTES, TREE
@@ -49,12 +49,12 @@ def frames() -> Subject:
 
 def requests() -> Subject:
     """What a host sends to an agent."""
-    return _subject("requests", Asked, REQUESTS)
+    return _subject("requests", RequestMessage, REQUESTS)
 
 
 def replies() -> Subject:
     """What an agent sends to a host."""
-    return _subject("replies", Said, REPLIES)
+    return _subject("replies", Response, REPLIES)
 
 
 def _subject(name: str, incoming: Any, messages: Sequence[tuple[Any, Sequence[bytes]]]) -> Subject:
@@ -62,12 +62,12 @@ def _subject(name: str, incoming: Any, messages: Sequence[tuple[Any, Sequence[by
         stream = io.BytesIO(content)
         receiver: Connection[Any, Any] = Connection(stream, io.BytesIO(), incoming, limits=LIMITS)
         said, blobs = receiver.receive()
-        if isinstance(said, Asked):
-            decode(question_named(said.question).arguments, said.arguments, blobs)
+        if isinstance(said, RequestMessage):
+            decode(form_of_request(request_class(said.kind)), said.content, blobs)
         elif isinstance(said, Answered):
             decode(ANSWER, said.value, blobs)
         elif isinstance(said, Event):
-            decode(EVENT, said.values, blobs)
+            decode(EVENT, said.content, blobs)
 
     seeds = [frame for message in messages for frame in frames_of([message])]
     return Subject(name, seeds, MAKERS, receive)

@@ -29,12 +29,30 @@ from codl.runtime.loaded import Footprint
 from codl.runtime.placement import LocalSoc
 from codl.runtime.probe import ProbedDevice, ProbeResult
 from codl.targets import client
-from codl.targets.base import Target
 from codl.targets.detect import _checked, choose_pinning, detect, with_facts
-from codl.targets.process import Process
+from codl.targets.measuring import Bench, Check, DrawFrames, Measure, MeasureFacts, Time, Tune
 from codl.targets.remote import RemoteTarget
-from codl.targets.served_models import LoadedModel, Models, StartedPeer
-from codl.targets.wire import VERSION, Hello, question_of
+from codl.targets.requests import (
+    Begin,
+    Binaries,
+    Facts,
+    ImportPackage,
+    Load,
+    LoadedModel,
+    MissingArrays,
+    Open,
+    Pace,
+    PeerOutputs,
+    Power,
+    Probe,
+    Profile,
+    Run,
+    SetGovernor,
+    StartedPeer,
+    StartPeer,
+    UnpinnedRatios,
+)
+from codl.targets.wire import VERSION, Hello
 from support.device_doubles import BOARD
 from support.executables import small_executable
 from support.hostile_host import EVERY
@@ -69,66 +87,66 @@ def check_readable(soc: LocalSoc) -> None:
     assert again == soc.facts
 
 
-#: What is asked, and the questions that it takes.
+#: Calls of a target, and the requests that each sends.
 ASKED: Sequence[tuple[Callable[[RemoteTarget], object], Sequence[Any]]] = (
-    (lambda target: target.probe(), [Target.probe]),
-    (ask_soc, [Target.describe]),
-    (ask_facts, [Target.measure_facts]),
-    (lambda target: target.observe_cores(), [Target.observe_cores]),
+    (lambda target: target.probe(), [Probe]),
+    (ask_soc, [Facts("machine")]),
+    (ask_facts, [MeasureFacts]),
+    (lambda target: target.observe_cores(), [Facts("busy_cores")]),
     (
         lambda target: choose_pinning(target.unpinned_ratios([0, 1])),
-        [Target.unpinned_ratios],
+        [UnpinnedRatios],
     ),
-    (lambda target: target.clocks_mhz(), [Target.clocks_mhz]),
-    (lambda target: target.conditions(), [Target.conditions]),
-    (lambda target: target.set_governor("performance"), [Target.set_governor]),
-    (lambda target: target.measure(BATCH), [Models.measure]),
+    (lambda target: target.clocks_mhz(), [Facts("clocks_mhz")]),
+    (lambda target: target.conditions(), [Facts("conditions")]),
+    (lambda target: target.set_governor("performance"), [SetGovernor]),
+    (lambda target: target.measure(BATCH), [Measure]),
     (
         lambda target: target.tune(
             [tune_task(CONV, "gpu_direct")], Tuning(), keep=lambda result: None
         ),
-        [Models.tune],
+        [Tune],
     ),
-    (lambda target: target.bench(OP, Tuning()), [Target.bench]),
-    (lambda target: target.draw_frames(0.0), [Target.draw_frames]),
-    (lambda target: target.power(0.0), [Target.power]),
-    (lambda target: target.examine(), [Target.examine]),
-    (lambda target: target.import_package("numpy"), [Target.import_package]),
-    (lambda target: target.pace(0.0), [Target.pace]),
+    (lambda target: target.bench(OP, Tuning()), [Bench]),
+    (lambda target: target.draw_frames(0.0), [DrawFrames]),
+    (lambda target: target.power(0.0), [Power]),
+    (lambda target: target.examine(), [Facts("examination")]),
+    (lambda target: target.import_package("numpy"), [ImportPackage]),
+    (lambda target: target.pace(0.0), [Pace]),
     (
         lambda target: target.check_kernels(
             [check_task(CONV, name) for name in ("cpu_gemm", "gpu_direct")]
         ),
-        [Target.check_kernels],
+        [Check],
     ),
-    (lambda target: target.open(), [Target.open]),
-    (lambda target: target.load(EXECUTABLE), [Models.lacks, Models.load]),
-    (lambda target: target.load(EXECUTABLE).run(), [Models.run]),
-    (lambda target: target.load(EXECUTABLE).profile(), [Models.profile]),
-    (lambda target: target.binaries(target.load(EXECUTABLE)), [Models.binaries]),
-    (lambda target: target.time({"x": target.load(EXECUTABLE)}, Effort()), [Models.time]),
-    (lambda target: target.start_peer("ort", b"", {}), [Models.start_peer]),
-    (lambda target: target.start_peer("ort", b"", {}).outputs(), [Models.peer_outputs]),
-    (lambda target: target.cold_start(), [Process.spent]),
+    (lambda target: target.open(), [Open]),
+    (lambda target: target.load(EXECUTABLE), [MissingArrays, Load]),
+    (lambda target: target.load(EXECUTABLE).run(), [Run]),
+    (lambda target: target.load(EXECUTABLE).profile(), [Profile]),
+    (lambda target: target.binaries(target.load(EXECUTABLE)), [Binaries]),
+    (lambda target: target.time({"x": target.load(EXECUTABLE)}, Effort()), [Time]),
+    (lambda target: target.start_peer("ort", b"", {}), [StartPeer]),
+    (lambda target: target.start_peer("ort", b"", {}).outputs(), [PeerOutputs]),
+    (lambda target: target.cold_start(), [Facts("seconds")]),
 )
 _FACTS = {own.name: getattr(BOARD.gpu, own.name, "none") for own in fields(ProbedDevice)}
 _TOLD = {"version": "OpenCL 3.0", "extensions": (), "svm": "none", "half": False}
 DEVICE = ProbedDevice(**{**_FACTS, **_TOLD, "max_read_images": 0})
 _OUTPUTS = {name: np.zeros(port.shape, np.float32) for name, port in EXECUTABLE.outputs.items()}
 _LOADED = (
-    answered(Models.lacks, ()),
+    answered(MissingArrays, ()),
     answered(
-        Models.load,
+        Load,
         LoadedModel(1, Footprint(**{own.name: 0 for own in fields(Footprint)}), None),
     ),
 )
-_RAN = (*_LOADED, answered(Models.run, _OUTPUTS))
+_RAN = (*_LOADED, answered(Run, _OUTPUTS))
 #: What is answered as it should be before a question, so that it is asked too.
 BEFORE: Mapping[Any, Sequence[tuple[Any, Sequence[bytes]]]] = {
-    Target.describe: [answered(Target.probe, (ProbeResult("none", (DEVICE,)),))],
-    Models.peer_outputs: [answered(Models.start_peer, StartedPeer(1, "1.0", (0,), 1.0))],
-    Models.run: _LOADED,
-    **dict.fromkeys((Models.profile, Models.binaries, Models.time), _RAN),
+    Facts("machine"): [answered(Probe, (ProbeResult("none", (DEVICE,)),))],
+    PeerOutputs: [answered(StartPeer, StartedPeer(1, "1.0", (0,), 1.0))],
+    Run: _LOADED,
+    **dict.fromkeys((Profile, Binaries, Time), _RAN),
 }
 
 
@@ -164,18 +182,19 @@ def fuzz_host(count: int, seed: int = 1) -> tuple[int, int]:
 
 
 def _answers(
-    dice: random.Random, ask: Callable[[RemoteTarget], object], methods: Sequence[Any]
+    dice: random.Random, ask: Callable[[RemoteTarget], object], sent: Sequence[Any]
 ) -> bool:
     """Whether an agent that says anything gave an answer that was taken."""
-    asked = [question_of(method) for method in methods]
-    likely = [*map(answers, asked), *(tells(own) for own in asked if own.events)]
-    kinds = [*likely * 8, warns, answers(dice.choice(EVERY)), tells(dice.choice(EVERY))]
-    greeting = [(Hello(VERSION, CODL, 0.0, 1.0), ()), answered(Process.begin, None)]
+    has_events = (Load, Measure, Tune, Check, Time)
+    likely = [*map(answers, sent), *(tells(own) for own in sent if own in has_events)]
+    other = dice.choice([kind for kind in EVERY if kind is not Facts])
+    kinds = [*likely * 8, warns, answers(other), tells(other)]
+    greeting = [(Hello(VERSION, CODL, 0.0, 1.0), ()), answered(Begin, None)]
     agents = iter(range(MOST_AGENTS))
 
     def spawn(*arguments: Any, **options: Any) -> FakeChild:
-        assert next(agents, None) is not None, f"{methods}: agents are started for ever"
-        first = [*greeting, *BEFORE.get(methods[0], ())]
+        assert next(agents, None) is not None, f"{sent}: agents are started for ever"
+        first = [*greeting, *BEFORE.get(sent[0], ())]
         return FakeChild(stream(dice, first, kinds, 6))
 
     target = RemoteTarget("hostile", ("agent",), BOARD)

@@ -14,20 +14,17 @@ from unittest.mock import patch
 from codl.errors import DeviceError
 from codl.runtime import probe
 from codl.runtime.connection import Connection, ConnectionEnded
-from codl.targets import agent, local, peers
+from codl.targets import agent, local, measuring, peers, requests
 from codl.targets.agent import Agent
-from codl.targets.base import Target
-from codl.targets.process import Process
-from codl.targets.served_models import Models
-from codl.targets.wire import Failed, Hello, Question, Said, questions
+from codl.targets.wire import Failed, Hello, Request, Response
 from support.random_messages import asks, stream
 
-#: Whatever an agent may be asked.
-EVERY: Sequence[Question] = tuple(
-    own
-    for cls in (Process, Models, Target, peers.PeerHost)
-    for own in questions(cls)
-    if own.limit is not None
+#: All requests to an agent.
+EVERY: Sequence[type[Request[Any]]] = tuple(
+    kind
+    for module in (requests, measuring)
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, Request) and kind is not Request
 )
 
 
@@ -84,7 +81,7 @@ def fuzz_agent(count: int, seed: int = 1) -> Counter[str]:
 
 def _heard(said: bytes) -> Iterator[str]:
     """What an agent answered, whose first word is a greeting."""
-    connection: Connection[Any, Any] = Connection(io.BytesIO(said), io.BytesIO(), Said)
+    connection: Connection[Any, Any] = Connection(io.BytesIO(said), io.BytesIO(), Response)
     first, _ = connection.receive()
     assert isinstance(first, Hello)
     while True:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,20 @@ from codl.measure.check_variants import CheckTask
 from codl.measure.tasks import DispatchTask, OpTask, SignalTask, StageTask
 from codl.measure.timing import Effort, Rounds
 from codl.records.tuned import Trial, Tuned
-from codl.targets.base import Target
-from codl.targets.process import Process
-from codl.targets.served_models import Models
-from codl.targets.wire import Answered, Asked, Event, Failed, Hello, Said, encode, question_of
+from codl.targets.measuring import Check, Measure, MeasuredRow, Time
+from codl.targets.requests import Load, PeerOutputs, Probe, Run
+from codl.targets.wire import (
+    Answered,
+    Event,
+    Failed,
+    Hello,
+    Request,
+    RequestMessage,
+    Response,
+    encode,
+    form_of,
+    form_of_request,
+)
 
 CONV = "conv2d in=1x8x8x8 oc=8 kernel=3x3 pad=1"
 OP = parse(CONV)
@@ -30,55 +40,53 @@ ARRAYS = {"x": np.ones((1, 3), np.float32)}
 Parts = list[bytes]
 
 
-def _silent(*values: object) -> None:
-    """What is told is nobody's business here."""
+def sent(request: Request[Any]) -> tuple[RequestMessage, Parts]:
+    """The message of a request, and its blobs."""
+    text, blobs = encode(form_of_request(type(request)), request)
+    return RequestMessage(type(request).__name__, text), [bytes(blob) for blob in blobs]
 
 
-def asked(method: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[Asked, Parts]:
-    """The message of a question, and its blobs."""
-    question = question_of(method)
-    sent, _ = question.bind(arguments, named)
-    text, blobs = encode(question.arguments, sent)
-    return Asked(question.name, text), [bytes(blob) for blob in blobs]
+def answer_type(request: type[Request[Any]] | Request[Any]) -> Any:
+    """The type of the answer to a request, or to a class of requests."""
+    return (object.__new__(request) if isinstance(request, type) else request).answer
 
 
-def answered(method: Callable[..., Any], value: Any) -> tuple[Answered, Parts]:
-    """The message of what a question gives."""
-    text, blobs = encode(question_of(method).answer, value)
+def answered(request: type[Request[Any]] | Request[Any], value: Any) -> tuple[Answered, Parts]:
+    """The message of an answer to a request."""
+    text, blobs = encode(form_of(answer_type(request)), value)
     return Answered(text), [bytes(blob) for blob in blobs]
 
 
-REQUESTS: Sequence[tuple[Asked, Parts]] = [
-    asked(Process.look, "intel-opencl-rt"),
-    asked(
-        Models.measure,
-        MeasureBatch(
-            tasks=(
-                OpTask(("conv2d_gpu_direct",), "gpu_direct", "gpu", OP, "H", 0.5, OP),
-                DispatchTask(4),
-                StageTask(OP, (OP,), "H", 0.5),
-                SignalTask("event_wait", 0.3),
-            ),
-            run="run1",
-            rounds=Rounds(),
-            tuning=TUNING,
-            left_s=1.0,
-            reference_ms={(CONV, "gpu"): 1.0},
-            tolerance={"cpu": 0.03},
-        ),
-        *(_silent,) * 3,
+REQUESTS: Sequence[tuple[RequestMessage, Parts]] = [
+    sent(Probe("intel-opencl-rt")),
+    sent(
+        Measure(
+            MeasureBatch(
+                tasks=(
+                    OpTask(("conv2d_gpu_direct",), "gpu_direct", "gpu", OP, "H", 0.5, OP),
+                    DispatchTask(4),
+                    StageTask(OP, (OP,), "H", 0.5),
+                    SignalTask("event_wait", 0.3),
+                ),
+                run="run1",
+                rounds=Rounds(),
+                tuning=TUNING,
+                left_s=1.0,
+                reference_ms={(CONV, "gpu"): 1.0},
+                tolerance={"cpu": 0.03},
+            )
+        )
     ),
-    asked(Target.check_kernels, [CheckTask(OP, registry.find(OP, "gpu_direct"))], budget_s=60.0),
-    asked(Models.load, b"{}", ARRAYS, True, False, _silent),
-    asked(Models.run, 1, ARRAYS),
-    asked(Models.time, {"a": 1}, Effort(), True, TUNING, _silent),
+    sent(Check((CheckTask(OP, registry.find(OP, "gpu_direct")),), 60.0)),
+    sent(Load(b"{}", ARRAYS)),
+    sent(Run(1, ARRAYS)),
+    sent(Time({"a": 1}, Effort(), True, TUNING)),
 ]
-#: What the seeds of answers and events are of.
-ANSWER = question_of(Models.peer_outputs).answer
-EVENT = question_of(Models.measure).events["measured"]
-REPLIES: Sequence[tuple[Said, Parts]] = [
+#: Types of the values in the seeds of answers and events.
+ANSWER, EVENT = form_of(answer_type(PeerOutputs)), form_of(MeasuredRow)
+REPLIES: Sequence[tuple[Response, Parts]] = [
     (Hello(1, "0", 0.0, 1.0), []),
     (Failed("DeviceError", "lost"), []),
-    (Event("measured", encode(EVENT, (0, {"latency_ms": 1.0}, False))[0]), []),
-    answered(Models.peer_outputs, ARRAYS),
+    (Event("done", 0, encode(EVENT, MeasuredRow({"latency_ms": 1.0}, False))[0]), []),
+    answered(PeerOutputs, ARRAYS),
 ]

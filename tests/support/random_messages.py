@@ -5,15 +5,25 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, get_args
 
 import msgspec
 import numpy as np
 from msgspec import inspect
 
-from codl.targets.wire import Answered, Asked, Content, Event, Form, Question, Warned
+from codl.targets.wire import (
+    Answered,
+    Content,
+    Event,
+    EventKind,
+    Request,
+    RequestMessage,
+    Warned,
+    form_of,
+    form_of_request,
+)
 from support.frame_fuzz import frames_of
-from support.message_seeds import ARRAYS, CONV
+from support.message_seeds import ARRAYS, CONV, answer_type
 
 T = TypeVar("T")
 #: A message with its blobs.
@@ -37,36 +47,33 @@ def _kind_of(hint: Any) -> inspect.Type:
     return inspect.type_info(hint)
 
 
-def asks(question: Question) -> Speaks:
-    """Asks something, with any arguments."""
+def asks(kind: type[Request[Any]]) -> Speaks:
+    """Sends a request of any content."""
 
     def speak(dice: random.Random) -> Said | None:
-        made = _text(dice, question.arguments.sent)
-        return made and (Asked(question.name, made[0]), made[1])
+        made = _text(dice, form_of_request(kind).sent)
+        return made and (RequestMessage(kind.__name__, made[0]), made[1])
 
     return speak
 
 
-def answers(question: Question) -> Speaks:
-    """Answers it with anything."""
+def answers(request: type[Request[Any]] | Request[Any]) -> Speaks:
+    """Answers a request with anything of the right type."""
 
     def speak(dice: random.Random) -> Said | None:
-        made = _text(dice, question.answer.sent)
+        made = _text(dice, form_of(answer_type(request)).sent)
         return made and (Answered(made[0]), made[1])
 
     return speak
 
 
-def tells(question: Question) -> Speaks:
-    """Tells something on the way to its answer, if it may."""
+def tells(request: type[Request[Any]] | Request[Any]) -> Speaks:
+    """Sends an event of any kind; one that is done has a value of the right type."""
 
     def speak(dice: random.Random) -> Said | None:
-        if not question.events:
-            return None
-        name = dice.choice([*question.events])
-        form: Form = question.events[name]
-        made = _text(dice, form.sent)
-        return made and (Event(name, made[0]), made[1])
+        kind = dice.choice([*get_args(EventKind), "begin", "done"])
+        made = _text(dice, form_of(request.event if kind == "done" else type(None)).sent)
+        return made and (Event(kind, dice.choice(INTEGERS), made[0]), made[1])
 
     return speak
 

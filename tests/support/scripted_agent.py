@@ -11,17 +11,22 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from itertools import count
 from pathlib import Path
 from threading import Event
 from typing import Any
 
-from codl.measure.batch import BatchResult, MeasureBatch, Measurement, Watcher
+import msgspec
+
+from codl.measure.batch import Emit, Measurement
 from codl.records.soc import Soc
 from codl.runtime import child
 from codl.runtime.hardware import CpuFacts
 from codl.targets import agent, local
-from codl.targets.base import TargetInfo
 from codl.targets.install import build
+from codl.targets.measuring import Measure, MeasuredRow
+from codl.targets.requests import Facts, TargetInfo
+from codl.targets.wire import EventHandler, Request
 from support.device_doubles import DeviceDouble, measured
 
 #: After so many rows.
@@ -61,37 +66,35 @@ class Scripted(DeviceDouble):
     def __init__(self, soc: Soc | None = None) -> None:
         super().__init__("scripted", each=4)
 
-    def open(self, offer: object = None) -> Mapping[str, str]:
-        return super().open()
-
-    def describe(self) -> TargetInfo:
-        return TargetInfo(CpuFacts(self.soc.cpu.name, (0,), 4, 1 << 19), ())
-
-    def measure(self, batch: MeasureBatch, watcher: Watcher | None = None) -> BatchResult:
-        return measured(batch, self.latency_ms, self.each, _Faulty(watcher))
+    def ask(self, request: Request[Any], on_event: EventHandler) -> Any:
+        match request:
+            case Facts("machine"):
+                return TargetInfo(CpuFacts(self.soc.cpu.name, (0,), 4, 1 << 19), ())
+            case Facts("conditions"):
+                return self.conditions()
+            case Facts("clocks_mhz"):
+                return self.clocks_mhz()
+            case Measure(batch):
+                result = measured(batch, self.latency_ms, self.each, _faulty(on_event))
+                return result.anchors, result.conditions
+        return self.open()
 
     def close(self) -> None:
         """It holds nothing."""
 
 
-class _Faulty:
-    """Passes on what it is told until the fault comes."""
+def _faulty(on_event: EventHandler) -> Emit:
+    """Sends events until the fault comes."""
+    rows = count(1)
 
-    def __init__(self, watcher: Any) -> None:
-        self._watcher, self._rows = watcher, 0
-
-    def building(self, index: int) -> None:
-        self._watcher.building(index)
-
-    def timing(self) -> None:
-        self._watcher.timing()
-
-    def measured(self, one: Measurement) -> None:
-        self._watcher.measured(one)
-        self._rows += 1
-        if self._rows == ROWS and not MARK.exists():
+    def emit(kind: Any, index: int, one: Measurement | None) -> None:
+        row = one and MeasuredRow(msgspec.to_builtins(one.row), one.is_disturbed)
+        on_event(kind, index, row)
+        if one and next(rows) == ROWS and not MARK.exists():
             MARK.write_text(str(os.getpid()))
             FAULTS[FAULT]()
+
+    return emit
 
 
 if __name__ == "__main__":

@@ -15,8 +15,15 @@ from codl.kernels.tuning import Tuning
 from codl.measure.batch import MeasureBatch
 from codl.measure.timing import Rounds
 from codl.runtime.connection import FrameError
-from codl.targets.arriving import MOST_LETTERS, Arriving, Remaining, check_anchors, checked_row
 from codl.targets.client import AgentLostError
+from codl.targets.measuring import (
+    MOST_LETTERS,
+    Arriving,
+    MeasuredRow,
+    Remaining,
+    check_anchors,
+    checked_row,
+)
 
 TASKS = tuple(conv_tasks()[:3])
 BATCH = MeasureBatch(TASKS, "run2", Rounds(), Tuning(), float("inf"), {}, {})
@@ -28,11 +35,16 @@ def content(**changes: Any) -> dict[str, Any]:
     return {**row, "latency_ms": 1.5, "runs": 3, **changes}
 
 
+def row(index: int) -> tuple[Any, ...]:
+    """The event of a row."""
+    return "done", index, MeasuredRow(content(), False)
+
+
 def arriving(*events: tuple[Any, ...]) -> Arriving:
-    """After some calls, each a name with its arguments."""
+    """After some events."""
     heard = Arriving(BATCH)
-    for name, *values in events:
-        getattr(heard, name)(*values)
+    for kind, index, value in events:
+        heard.on_event(kind, index, value)
     return heard
 
 
@@ -48,16 +60,16 @@ def test_a_row_comes_as_it_is() -> None:
         ({"part": "../../x"}, "whose part is"),
         ({"dim": "N"}, "whose dim is"),
         ({"dim": "W"}, "Invalid enum value 'W'"),
-        ({"share": 0.123}, "It sent the row of"),
-        ({"run": "run1"}, "whose run is 'run1', where 'run2' was asked"),
+        ({"share": 0.123}, "it sent the row of"),
+        ({"run": "run1"}, "whose run is 'run1' instead of 'run2'"),
         ({"source": "replayed"}, "whose source is"),
         ({"latency_ms": 0.0}, "a latency of 0.0 ms"),
         ({"latency_ms": -1.0}, "a latency of -1.0 ms"),
         ({"latency_ms": float("inf")}, "whose latency_ms is inf"),
         ({"p20_ms": float("nan")}, "whose p20_ms is nan"),
-        ({"latency_ms": "fast"}, "a row that is none"),
-        ({"status": "fine"}, "a row that is none"),
-        ({"runs": None}, "a row that is none"),
+        ({"latency_ms": "fast"}, "an invalid row"),
+        ({"status": "fine"}, "an invalid row"),
+        ({"runs": None}, "an invalid row"),
     ],
 )
 def test_what_is_not_the_row_that_was_asked_is_refused(
@@ -79,23 +91,28 @@ def test_a_devices_own_words_are_made_plain() -> None:
 
 @pytest.mark.parametrize("index", [-1, 3, 1 << 40])
 def test_tasks_that_were_not_sent_are_refused(index: int) -> None:
-    for event in (("building", index), ("measured", index, content(), False)):
-        with pytest.raises(FrameError, match=f"It spoke of task {index} of 3"):
+    for event in (("begin", index, None), row(index)):
+        with pytest.raises(FrameError, match=f"of task {index} of 3"):
             arriving(event)
 
 
+def test_events_of_another_request_are_refused() -> None:
+    with pytest.raises(FrameError, match="it sent 'round' of task 0 of 3"):
+        arriving(("round", 0, None))
+
+
 def test_a_row_comes_once() -> None:
-    twice = [("measured", 0, content(), False)] * 2
+    twice = [row(0)] * 2
     with pytest.raises(FrameError, match="the row of task 0 twice"):
         arriving(*twice)
 
 
 def test_whose_row_is_here_is_no_suspect() -> None:
-    begun = [("building", 0), ("measured", 0, content(), False), ("building", 1), ("building", 2)]
+    begun = [("begin", 0, None), row(0), ("begin", 1, None), ("begin", 2, None)]
     assert arriving(*begun[:1]).suspects == TASKS[:1]
     assert arriving(*begun[:2]).suspects == ()
     assert arriving(*begun).suspects == TASKS[2:]
-    assert arriving(*begun, ("timing",)).suspects == TASKS[1:]
+    assert arriving(*begun, ("timing", 0, None)).suspects == TASKS[1:]
     assert [one.task for one in arriving(*begun).measurements] == [TASKS[0]]
 
 
@@ -111,7 +128,7 @@ def test_anchors_are_codls_own() -> None:
         {"latency_ms": 0.0},
     ):
         changed: dict[str, Any] = vars(anchors[0]) | wrong
-        with pytest.raises(FrameError, match="It sent"):
+        with pytest.raises(FrameError, match="it sent"):
             check_anchors([type(anchors[0])(**changed)], "run2")
 
 
@@ -121,10 +138,10 @@ def test_another_agent_does_the_tasks_behind_the_one_that_an_agent_was_lost_with
     def ask(tasks: tuple[str, ...]) -> None:
         asked.append("".join(tasks))
         for task in tasks[:-1] if tasks[-1] == "d" and len(asked) < 3 else tasks:
-            left.begins(task)
+            left.event("begin", tasks, tasks.index(task))
             if task in "bc" and task not in lost:
                 raise AgentLostError(f"died of {task}")
-            left.done(task)
+            left.event("done", tasks, tasks.index(task))
 
     left.work(ask, lambda task, why: lost.append(task))
     assert (asked, lost, left.tasks) == (["abcd", "cd", "d"], ["b", "c"], [])
@@ -138,7 +155,7 @@ def test_an_agent_that_is_lost_with_no_task_is_an_error(error: AgentLostError) -
 
     def ask(tasks: tuple[str, ...]) -> None:
         if error.is_blameless:
-            left.begins("a")
+            left.event("begin", tasks, 0)
         raise error
 
     with pytest.raises(AgentLostError):
@@ -146,10 +163,11 @@ def test_an_agent_that_is_lost_with_no_task_is_an_error(error: AgentLostError) -
     assert left.tasks == ["a", "b"]
 
 
-def test_what_was_not_asked_or_is_done_is_refused() -> None:
+def test_events_of_other_tasks_or_of_finished_ones_are_refused() -> None:
     left = Remaining("ab")
-    left.done("a")
-    for said in (left.begins, left.done):
-        for task in "ax":
-            with pytest.raises(FrameError, match="was not asked, or is done"):
-                said(task)
+    left.event("done", "ab", 0)
+    for kind in ("begin", "done"):
+        with pytest.raises(FrameError, match=f"it sent '{kind}' of task 0, which is done"):
+            left.event(kind, "ab", 0)
+        with pytest.raises(FrameError, match=f"it sent '{kind}' of task 2 of 2"):
+            left.event(kind, "ab", 2)

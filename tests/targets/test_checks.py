@@ -90,7 +90,7 @@ def test_a_serial_is_what_the_server_lists(serial: str, path: Path) -> None:
 def test_a_shell_that_says_something_else(path: Path) -> None:
     found = phone(path, listed=f"{PHONE}\\tdevice\\n", shell=WELCOMES)["adb shell"]
     assert not found.ok
-    assert "said 'Welcome' where 'codl' was asked for" in found.detail
+    assert "printed 'Welcome' instead of 'codl'" in found.detail
 
 
 @pytest.mark.parametrize("serial", [PHONE, "ssh://board"])

@@ -36,7 +36,7 @@ from codl.targets.base import Target
 from codl.targets.client import COMMAND, AgentClient, AgentLostError
 from codl.targets.local import LocalTarget
 from codl.targets.remote import RemoteTarget
-from codl.targets.served_models import LoadedModel, Models
+from codl.targets.requests import Load, LoadedModel, MissingArrays, Run
 from codl.targets.wire import Arrays, SentArray, decode, encode, form_of
 
 #: An agent whose device refuses the first kernels of every executable that has them.
@@ -203,9 +203,9 @@ def test_a_kill_in_a_load_is_an_error_and_the_next_load_works(
 ) -> None:
     post = AgentClient._post
 
-    def kill(self: AgentClient, running: Any, asked: Any, *how: Any) -> None:
-        post(self, running, asked, *how)
-        if asked.question == "Models.load" and self.generation == 1:
+    def kill(self: AgentClient, running: Any, message: Any, *how: Any) -> None:
+        post(self, running, message, *how)
+        if message.kind == "Load" and self.generation == 1:
             running.child.kill()
 
     monkeypatch.setattr(AgentClient, "_post", kill)
@@ -239,7 +239,7 @@ def encoded(network: Network, soc: Soc) -> tuple[bytes, dict[str, Any]]:
 
 
 def load(target: RemoteTarget, content: bytes, arrays: dict[str, Any]) -> LoadedModel:
-    loaded = target.agent.ask(Models.load, content, arrays, True, False, lambda step: None)
+    loaded = target.agent.ask(Load(content, arrays), lambda kind, step, value: None)
     assert isinstance(loaded, LoadedModel)
     return loaded
 
@@ -249,16 +249,16 @@ def test_arrays_are_sent_once_and_leave_an_agent_whose_model_is_loaded(
 ) -> None:
     content, arrays = encoded(network, process.soc)
 
-    def lacking() -> tuple[str, ...]:
-        return process.agent.ask(Models.lacks, tuple(arrays))
+    def missing() -> tuple[str, ...]:
+        return process.agent.ask(MissingArrays(tuple(arrays)))
 
-    assert lacking() == tuple(arrays)
+    assert missing() == tuple(arrays)
     first = next(iter(arrays))
     with pytest.raises(CodlError, match="was not sent"):
         load(process, content, {first: arrays[first]})
-    assert lacking() == tuple(arrays)[1:]
-    load(process, content, {digest: arrays[digest] for digest in lacking()})
-    assert lacking() == tuple(arrays)
+    assert missing() == tuple(arrays)[1:]
+    load(process, content, {digest: arrays[digest] for digest in missing()})
+    assert missing() == tuple(arrays)
 
 
 def test_executables_that_are_damaged_load_nothing(process: RemoteTarget, network: Network) -> None:
@@ -271,18 +271,18 @@ def test_executables_that_are_damaged_load_nothing(process: RemoteTarget, networ
     with pytest.raises(CodlError, match=f"its digest is not {digest}"):
         load(process, content, {digest: array + 1})
     with pytest.raises(CodlError, match="There is no model 7 here; there are: none"):
-        process.agent.ask(Models.run, 7, {})
+        process.agent.ask(Run(7, {}))
 
 
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        (SentArray("object", (1,), 0), "'object', which is not sent"),
-        (SentArray("float32", (-1, 2), 0), "cannot be shaped"),
-        (SentArray("float32", (3,), 0), "12 bytes; 8 came"),
+        (SentArray("object", (1,), 0), "Arrays of 'object' cannot be sent"),
+        (SentArray("float32", (-1, 2), 0), "cannot have the shape"),
+        (SentArray("float32", (3,), 0), "needs 12 bytes; 8 came"),
         (SentArray("float32", (1 << 40, 1 << 40), 0), "bytes; 8 came"),
-        (SentArray("float32", (2,), 1), "Blob 1 of 1 was spoken of"),
-        (SentArray("float32", (2,), -1), "Blob -1 of 1 was spoken of"),
+        (SentArray("float32", (2,), 1), "refers to blob 1, but has 1"),
+        (SentArray("float32", (2,), -1), "refers to blob -1, but has 1"),
     ],
 )
 def test_arrays_that_do_not_fit_their_bytes_are_refused(record: SentArray, message: str) -> None:
@@ -292,7 +292,7 @@ def test_arrays_that_do_not_fit_their_bytes_are_refused(record: SentArray, messa
 
 
 def test_blobs_that_nothing_speaks_of_are_refused() -> None:
-    with pytest.raises(CodlError, match="0 blobs were spoken of, and 1 came"):
+    with pytest.raises(CodlError, match="refers to 0 blobs, but has 1"):
         decode(form_of(Arrays), msgspec.Raw(b"{}"), [bytearray(8)])
 
 

@@ -17,8 +17,7 @@ from codl.errors import CodlWarning, DeviceError
 from codl.plan.build_plan import default_plan
 from codl.runtime.placement import LocalSoc
 from codl.targets.connect import connect
-from codl.targets.served_models import Models
-from codl.targets.wire import question_of
+from codl.targets.requests import Load, Run
 
 NETWORK = network_of(
     (
@@ -87,7 +86,7 @@ def test_an_inference_outlives_its_driver(
     expected: np.ndarray,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(question_of(Models.run), "limit", 1.0)
+    monkeypatch.setattr(Run, "limit_s", 1.0)
     failing(how, in_runs=True)
     plan = make_plan(NETWORK, first_soc, [(2, "H", 0.5)])
     with (
@@ -109,7 +108,7 @@ def test_a_kernel_that_takes_its_process_down_is_named_and_replaced(
     expected: np.ndarray,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(question_of(Models.load), "limit", 1.5)
+    monkeypatch.setattr(Load, "limit_s", 1.5)
     failing(how, kernel="conv2d_direct")
     plan = default_plan(NETWORK, first_soc, "gpu", variants={"op0": "gpu_direct"}, chained=False)
     with closing(connect("process", first_soc)) as target:

@@ -47,7 +47,7 @@ def test_an_agent_answers_or_refuses_whatever_a_host_asks() -> None:
 @given(st.one_of(st.text(), LISTS.map("".join)))
 def test_what_adb_lists_is_serials_and_states(said: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(adb, "said_by", lambda command: said)
+        patch.setattr(adb, "output_of", lambda command: said)
         found = adb.devices()
         assert "`adb devices` lists" in adb.absent("R58M1")
     for serial, _ in found:
@@ -68,7 +68,9 @@ def test_a_shell_that_says_anything_is_no_device(said: bytes) -> None:
         check = device_shell.shell_check("a shell", lambda: shell, "Fix it.")
         for finding in check.findings(None):  # type: ignore[arg-type]
             assert finding.ok == (said.strip() == b"codl")
-        with pytest.raises(DeviceError, match=r"no Python 3\.10 or later|is not what was sent"):
+        with pytest.raises(
+            DeviceError, match=r"no Python 3\.10 or later|is not the file that was sent"
+        ):
             install(shell, packages=False)
 
 

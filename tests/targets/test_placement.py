@@ -16,12 +16,12 @@ from codl.errors import CodlWarning, DeviceError, InvalidFileError, MismatchErro
 from codl.records.soc import Soc
 from codl.runtime import placement, threads
 from codl.runtime.hardware import CpuFacts, cpu_facts
-from codl.runtime.placement import LocalSoc, Placement, at_hand
+from codl.runtime.placement import LocalSoc, Placement, require_local
 from codl.runtime.probe import ProbedDevice, ProbeResult
-from codl.runtime.threads import placed
+from codl.runtime.threads import pinned_to
 from codl.targets import detect
-from codl.targets.base import TargetInfo
 from codl.targets.local import LocalTarget
+from codl.targets.requests import TargetInfo
 
 CORE = min(os.sched_getaffinity(0))
 CARD = Placement("nvidia", (CORE,))
@@ -91,7 +91,7 @@ def test_a_side_has_the_cores_of_its_kind() -> None:
 
 def test_a_pinned_thread_may_still_name_all_cores_of_the_process() -> None:
     cores = tuple(os.sched_getaffinity(0))
-    with placed(cores[:1]):
+    with pinned_to(cores[:1]):
         placement.check_cores(Placement("a", cores))
 
 
@@ -148,11 +148,11 @@ def test_what_is_known_from_elsewhere_cannot_run(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="source: replayed"):
         detect.load_local(replayed.save(tmp_path / "phone.yaml"))
     with pytest.raises(UnsupportedError, match="source: replayed"):
-        at_hand(replayed)
+        require_local(replayed)
     with pytest.raises(UnsupportedError, match=r"not known. `codl soc detect"):
-        at_hand(SOC)
+        require_local(SOC)
     here = LocalSoc.of(SOC, CARD)
-    assert at_hand(here) is here
+    assert require_local(here) is here
 
 
 @pytest.mark.parametrize(

@@ -27,13 +27,11 @@ from codl.measure.collector import Collected, collect
 from codl.measure.dataset import Dataset
 from codl.measure.timing import Rounds
 from codl.targets import ssh
-from codl.targets.arriving import Arriving
 from codl.targets.client import AgentLostError
 from codl.targets.connect import connect
 from codl.targets.install import ARCHIVE, LAUNCH, LAUNCHER
+from codl.targets.measuring import Arriving, Measure
 from codl.targets.remote import RemoteTarget
-from codl.targets.served_models import Models
-from codl.targets.wire import question_of
 
 pytestmark = pytest.mark.skipif(sshd.SERVER is None, reason="there is no sshd here")
 TASKS = conv_tasks()[:10]
@@ -92,15 +90,16 @@ def check(dataset: Dataset, done: Collected) -> None:
 
 def after_rows(count: int, do: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Do something once, when so many rows have arrived."""
-    hear, heard = Arriving.measured, []
+    hear, heard = Arriving.on_event, []
 
-    def listening(self: Arriving, *row: Any) -> None:
-        hear(self, *row)
-        heard.append(row)
-        if len(heard) == count:
-            do()
+    def listening(self: Arriving, kind: Any, *event: Any) -> None:
+        hear(self, kind, *event)
+        if kind == "done":
+            heard.append(event)
+            if len(heard) == count:
+                do()
 
-    monkeypatch.setattr(Arriving, "measured", listening)
+    monkeypatch.setattr(Arriving, "on_event", listening)
 
 
 def is_there(pid: int) -> bool:
@@ -234,7 +233,7 @@ def test_a_kernel_that_hangs_is_ended_on_both_sides(
 ) -> None:
     """The host ends its client; the agent, whose input is gone, ends by force."""
     board.breaks("hangs")
-    monkeypatch.setattr(question_of(Models.measure), "limit", 0.5)
+    monkeypatch.setattr(Measure, "limit_s", 0.5)
     with closing(board.target()) as target:
         target.describe()  # what starts an agent is not what hangs
         result = target.measure(BATCH)

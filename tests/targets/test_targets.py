@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import msgspec
 import pytest
 from support.frame_fuzz import MAKERS, frames_of
 from support.hostile_host import EVERY
-from support.message_seeds import asked
+from support.message_seeds import answer_type, sent
 from support.whole_way import QUICK
 
 from codl.errors import CodlError, CodlWarning, DeviceError, UnknownNameError
@@ -35,15 +34,21 @@ from codl.runtime.child import Child
 from codl.runtime.connection import Connection, FrameError
 from codl.runtime.probe import ProbeResult
 from codl.targets.agent import Agent
-from codl.targets.arriving import Arriving
 from codl.targets.base import Target
 from codl.targets.client import COMMAND, AgentClient, AgentLostError
 from codl.targets.connect import Transport, connect, register, transport_of
 from codl.targets.local import LocalTarget
-from codl.targets.process import Process
+from codl.targets.measuring import Arriving
 from codl.targets.remote import RemoteTarget
-from codl.targets.served_models import Models
-from codl.targets.wire import Asked, Failed, Hello, Said, question_of
+from codl.targets.requests import FACT_TYPES, Begin, Facts, Probe, Run
+from codl.targets.wire import (
+    Failed,
+    Hello,
+    RequestMessage,
+    Response,
+    form_of,
+    form_of_request,
+)
 
 OPS = [parse(f"conv2d in=1x16x9x9 oc=16 kernel=3x3 pad=1 {act}") for act in ("", "act=relu")]
 #: An agent in which convolutions with an activation take the process down in one variant.
@@ -79,27 +84,6 @@ batch.timing.measure = deadly
 from codl.targets.agent import main
 main(0.0)
 """
-#: A question that a target does not have otherwise: all that it takes.
-ECHO = """
-from __future__ import annotations
-from typing import TYPE_CHECKING
-from codl.targets.base import Target
-from codl.targets.wire import question
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from codl.ir import Op
-
-@question()
-def echo(
-    self, op: Op, parts: dict[tuple[str, int], bytes], *, tell: Callable[[Op, float], object]
-) -> tuple[bytes, Op | None]:
-    tell(op, 0.5)
-    return parts["a", 1], None
-
-echo.__qualname__ = "Target.echo"
-Target.echo = echo
-"""
-ECHOING = "import echoing; from codl.targets.agent import main; main(0.0)"
 
 
 def gpu_tasks(soc: Soc) -> list[Task]:
@@ -176,20 +160,20 @@ def test_each_side_works_on_its_own_cores(process: RemoteTarget) -> None:
     assert set(seen["gpu"]) <= set(process.soc.placement.gpu_cores)
 
 
-@pytest.mark.parametrize("when", ["building", "timing"])
+@pytest.mark.parametrize("when", ["begin", "timing"])
 def test_a_kill_in_the_middle_of_a_row_loses_none(
     process: RemoteTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """Killed once, while the second task is built or while all take turns."""
-    hear, killed = getattr(Arriving, when), []
+    hear, killed = Arriving.on_event, []
 
-    def kill(self: Any, *values: Any) -> None:
-        hear(self, *values)
-        if len(self.built) > 1 and not killed:
+    def kill(self: Any, kind: str, *values: Any) -> None:
+        hear(self, kind, *values)
+        if kind == when and len(self.built) > 1 and not killed:
             killed.append(process.agent.pid)
             os.kill(killed[0], signal.SIGKILL)
 
-    monkeypatch.setattr(Arriving, when, kill)
+    monkeypatch.setattr(Arriving, "on_event", kill)
     dataset, tasks = Dataset.of("test", tmp_path), gpu_tasks(process.soc)
     done = collect(process, dataset, tasks, rounds=QUICK)
     assert killed
@@ -231,60 +215,43 @@ def test_an_agent_that_hangs_is_ended_and_the_next_call_works(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     agent = AgentClient()
-    monkeypatch.setattr(question_of(Target.probe), "limit", 0.0)
+    monkeypatch.setattr(Probe, "limit_s", 0.0)
     with pytest.raises(AgentLostError, match="gave no answer in time"):
-        agent.ask(Target.probe)
+        agent.ask(Probe())
     assert agent.pid is None
-    agent.ask(Target.describe)
+    agent.ask(Facts("machine"))
     agent.close()
 
 
 def test_a_killed_agent_is_an_error_and_the_next_call_works() -> None:
     agent = AgentClient(name="the agent")
-    before = agent.ask(Target.describe)
+    before = agent.ask(Facts("machine"))
     pid = agent.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(AgentLostError, match=r"The agent crashed \(signal 9\)"):
-        agent.ask(Target.describe)
-    after = agent.ask(Target.describe)
+        agent.ask(Facts("machine"))
+    after = agent.ask(Facts("machine"))
     assert after == before
     assert agent.pid not in (None, pid)
     agent.close()
-
-
-def test_a_method_is_all_that_a_question_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "echoing.py").write_text(ECHO)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(Target, "echo", None, raising=False)  # it is gone afterwards
-    echo = import_module("echoing").echo
-    paths = ":".join([str(tmp_path), *filter(None, sys.path)])
-    command = ("env", f"PYTHONPATH={paths}", sys.executable, "-c", ECHOING)
-    heard: list[Any] = []
-    with closing(RemoteTarget("echoing", command)) as target:
-        parts = {("a", 1): b"one", ("b", 2): b"two"}
-        got = target.agent.ask(echo, OPS[0], parts, tell=lambda *values: heard.append(values))
-    assert got == (b"one", None)
-    assert heard == [(OPS[0], 0.5)]
 
 
 def test_prints_are_no_frames_and_errors_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     loud = (
         "import os, sys, warnings\nfrom codl.errors import CodlWarning\n"
         "from codl.targets import agent, local\n"
-        "describe = local.LocalTarget.describe\n"
-        "def loudly(self):\n"
+        "ask = local.LocalTarget.ask\n"
+        "def loudly(self, *request):\n"
         "    print('printed'); os.write(1, b'written\\n'); print('cried', file=sys.stderr)\n"
         "    warnings.warn('mind this', CodlWarning); assert sys.stdin.read() == ''\n"
-        "    return describe(self)\n"
-        "local.LocalTarget.describe = loudly\nagent.main(0.0)"
+        "    return ask(self, *request)\n"
+        "local.LocalTarget.ask = loudly\nagent.main(0.0)"
     )
     agent = AgentClient([sys.executable, "-c", loud])
     with caplog.at_level("INFO", logger="codl.agent"):
         with pytest.warns(CodlWarning, match="mind this"):
-            agent.ask(Target.describe)
+            agent.ask(Facts("machine"))
         agent.close()
     assert {"printed", "written", "cried"} <= set(caplog.messages)
 
@@ -295,17 +262,17 @@ def test_an_agent_that_describes_imports_no_driver() -> None:
         "loaded = {'ncnn', 'onnx', 'onnxruntime', 'pyopencl'} & sys.modules.keys();"
         "print(sorted(loaded), file=sys.stderr)"
     )
-    data = b"".join(frames_of([asked(Target.describe)]))
+    data = b"".join(frames_of([sent(Facts("machine"))]))
     run = subprocess.run([sys.executable, "-c", script], input=data, capture_output=True)
     assert b"Answered" in run.stdout
     assert run.stderr == b"[]\n"
 
 
-def served(data: bytes) -> tuple[int, list[Said]]:
+def served(data: bytes) -> tuple[int, list[Response]]:
     """What an agent answers to some bytes: its exit code, and its messages."""
     out = io.BytesIO()
     code = Agent(io.BytesIO(data), out, 0.0).serve()
-    answers: Connection[Any, Any] = Connection(io.BytesIO(out.getvalue()), io.BytesIO(), Said)
+    answers: Connection[Any, Any] = Connection(io.BytesIO(out.getvalue()), io.BytesIO(), Response)
     messages = []
     try:
         while True:
@@ -325,7 +292,7 @@ def test_an_agent_ends_at_what_is_no_frame_and_says_why(data: bytes) -> None:
 
 def test_an_agent_answers_mutated_frames_or_says_why_it_ends() -> None:
     dice = random.Random(5)
-    (valid,) = frames_of([asked(Models.run, 1, {})])
+    (valid,) = frames_of([sent(Run(1, {}))])
     for _ in range(300):
         data = dice.choice(MAKERS)(dice, valid)
         code, (hello, *answers) = served(data)
@@ -341,53 +308,53 @@ def test_an_agent_ends_quietly_with_its_input() -> None:
 
 
 def test_requests_out_of_order_end_the_connection(first_soc: Soc) -> None:
-    twice = frames_of([asked(Process.begin, first_soc)] * 2)
+    twice = frames_of([sent(Begin(first_soc))] * 2)
     code, messages = served(b"".join(twice))
     assert code == 1
     assert isinstance(messages[-1], Failed)
-    assert "must be the first thing" in messages[-1].text
+    assert "must be the first request" in messages[-1].text
 
 
 def test_errors_arrive_as_they_were_raised() -> None:
     agent = AgentClient()
     with pytest.raises(UnknownNameError, match="Unknown OpenCL driver 'no-such-driver'"):
-        agent.ask(Process.look, "no-such-driver")
+        agent.ask(Probe("no-such-driver"))
     with pytest.raises(CodlError, match="was opened without a SoC"):
-        agent.ask(Target.clocks_mhz)
+        agent.ask(Facts("clocks_mhz"))
     agent.close()
 
 
 def test_an_answer_that_was_not_asked_for_ends_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     agent = AgentClient()
-    monkeypatch.setattr(question_of(Target.describe), "answer", question_of(Target.pace).answer)
-    with pytest.raises(AgentLostError, match="It holds what is not expected here: Expected"):
-        agent.ask(Target.describe)
+    monkeypatch.setattr(Facts, "answer", tuple[float, ...])
+    with pytest.raises(AgentLostError, match="A value has another type than expected: Expected"):
+        agent.ask(Facts("machine"))
     assert agent.pid is None
 
 
-def test_what_is_no_question_is_not_answered() -> None:
-    """Whatever attributes an agent's classes have; nor what has no limit."""
-    for name in (
-        "Target.measure",
-        "Target.close",
-        "Agent.serve",
-        "Agent.__init__",
-        "os.system",
-        "",
-    ):
-        (wrong,) = frames_of([(Asked(name, msgspec.Raw(b"{}")), [])])
+def test_unknown_requests_are_not_answered() -> None:
+    for name in ("measure", "Target.close", "Agent", "serve", "Request", "os.system", ""):
+        (wrong,) = frames_of([(RequestMessage(name, msgspec.Raw(b"{}")), [])])
         code, (_, failed) = served(wrong)
         assert code == 1
         assert isinstance(failed, Failed)
-        assert f"It was asked {name!r}, which is no question" in failed.text
+        assert f"Unknown request {name!r}" in failed.text
 
 
-def test_every_question_can_be_sent_and_answered() -> None:
-    """By its signature alone."""
-    assert len(EVERY) > 30
-    for question in EVERY:
-        for form in (question.arguments, question.answer, *question.events.values()):
+def test_every_request_can_be_sent_and_answered() -> None:
+    """By its type hints alone."""
+    assert len(EVERY) > 20
+    for kind in EVERY:
+        answers = FACT_TYPES.values() if kind is Facts else [answer_type(kind)]
+        for form in (form_of_request(kind), form_of(kind.event), *map(form_of, answers)):
             msgspec.json.Decoder(form.sent, dec_hook=lambda kind, value: value)
+
+
+def test_every_method_of_a_target_is_implemented() -> None:
+    """Those that are no request; a target that forgets one would refuse it."""
+    own = {"load", "load_on_cpu", "binaries", "start_peer", "time", "fresh", "ask", "close"}
+    for target in (LocalTarget, RemoteTarget):
+        assert own <= {*vars(target)}
 
 
 def test_a_child_that_is_closed_ends_by_itself() -> None:

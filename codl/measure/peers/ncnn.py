@@ -28,7 +28,7 @@ from codl.lower import lower
 from codl.measure.peers import PeerJob, Tensors
 from codl.records.soc import Soc
 from codl.runtime.host_handles import HostSession
-from codl.runtime.placement import LocalSoc, at_hand
+from codl.runtime.placement import LocalSoc, require_local
 
 CONVERTER = "pnnx"
 
@@ -38,7 +38,7 @@ class Ncnn:
     packages: ClassVar[tuple[str, ...]] = ("ncnn",)
 
     def __init__(self, job: PeerJob) -> None:
-        local = at_hand(job.soc)
+        local = require_local(job.soc)
         soc = replace(local, placement=replace(local.placement, cpu_cores=job.cores, cpu_threads=0))
         self.version = metadata.version("ncnn")
         net: _Translated | _Converted

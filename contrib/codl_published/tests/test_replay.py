@@ -19,7 +19,7 @@ from codl.cli.app import app
 from codl.errors import CodlError, InvalidFileError, MismatchError, UnsupportedError
 from codl.ir import Shape, to_text
 from codl.kernels.tuning import Tuned, Tuning
-from codl.measure import tuning_file
+from codl.measure import check_variants, tuner, tuning_file
 from codl.measure.batch import MeasureBatch
 from codl.measure.collector import Collected, collect
 from codl.measure.dataset import AnchorRow, CsvTable, Dataset, OpRow, Row, SharingRow
@@ -235,19 +235,31 @@ def test_the_protocol_has_what_is_answered() -> None:
     assert {*protocol_methods()} > {*ANSWERED, "close"}
 
 
-@pytest.mark.parametrize("name", sorted({*protocol_methods()} - ANSWERED - {"close", "within"}))
+#: Methods with work on the host, too; they ask for the rest.
+WITH_TASKS = {"tune", "check_kernels"}
+
+
+@pytest.mark.parametrize(
+    "name", sorted({*protocol_methods()} - ANSWERED - WITH_TASKS - {"close", "within"})
+)
 def test_everything_else_is_refused_in_one_sentence(recorded: Dataset, name: str) -> None:
     given = inspect.signature(getattr(Target, name)).parameters.values()
     needed = [p for p in given if p.default is p.empty and p.name != "self"]
-    positional = [object() for p in needed if p.kind is not p.KEYWORD_ONLY]
-    named = {p.name: object() for p in needed if p.kind is p.KEYWORD_ONLY}
     target = replayed(recorded)
     with pytest.raises(UnsupportedError) as raised:
-        getattr(target, name)(*positional, **named)
+        getattr(target, name)(*([] for _ in needed))
     text = str(raised.value)
     assert text.startswith(f"{target.serial!r} cannot ")
     assert "runs nothing" in text
     assert "--serial" in text
+
+
+def test_tasks_to_tune_or_check_are_refused(recorded: Dataset) -> None:
+    target, text = replayed(recorded), "fc in=1x4x1x1 oc=2"
+    with pytest.raises(UnsupportedError, match="cannot answer Check"):
+        target.check_kernels([check_variants.task_of(text, "cpu_gemv")])
+    with pytest.raises(UnsupportedError, match="cannot answer Tune"):
+        target.tune([tuner.task_of(text, "gpu_direct")], Tuning(), keep=lambda result: None)
 
 
 def test_it_has_no_soc_of_its_own(recorded: Dataset) -> None:

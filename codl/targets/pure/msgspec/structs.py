@@ -1,3 +1,3 @@
-"""Copies of records with other values."""
+"""Copies of structs."""
 
-from .records import replace as replace
+from dataclasses import replace as replace
