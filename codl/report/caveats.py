@@ -73,10 +73,7 @@ def peer_notes(result: EvalResult) -> list[str]:
         f"{', '.join(map(str, peer.observed_cores))}, {digits(peer.busy_cores)} of them busy)"
         for name, peer in peers.items()
     ]
-    return [
-        "Peers have the cores of both sides, in their own processes: "
-        f"{'; '.join(each)}."
-    ]
+    return [f"Peers have the cores of both sides, in their own processes: {'; '.join(each)}."]
 
 
 def doubt_notes(result: EvalResult) -> list[str]:
