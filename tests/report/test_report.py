@@ -314,7 +314,7 @@ def test_unmeasured_rows_are_labelled_everywhere(tmp_path: Path, source: str) ->
 def test_tables_say_which_plans_are_one_executable() -> None:
     rows = [row("gpu", 2.0), row("codl", 2.0, same_as="gpu")]
     caption = " ".join(table_of(evaluation(rows=rows)).caption)
-    assert "timed once, as one. testnet: codl is gpu." in caption
+    assert "timed once. testnet: codl is gpu." in caption
 
 
 def test_measured_results_have_no_banner(tmp_path: Path) -> None:
