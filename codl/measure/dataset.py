@@ -58,9 +58,10 @@ class Row:
 
     `latency_ms` is the statistic of `codl.records.statistic` over all `runs` samples, `p20_ms` and
     `p80_ms` are their percentiles, at the machine's speed in the run's first batch. The run's
-    protocol names other statistics, such as those of older runs. `source` is measured, replayed or simulated; `run` names the measurement run in the manifest. A failed measurement has a `status` and a `reason`;
-    ignore its numbers. The other columns are conditions of its batch, as in `Conditions`;
-    `throttled` is separated by spaces.
+    protocol names other statistics, such as those of older runs. `source` is measured, replayed or
+    simulated; `run` names the measurement run in the manifest. A failed measurement has a `status`
+    and a `reason`; ignore its numbers. The other columns are conditions of its batch, as in
+    `Conditions`; `throttled` is separated by spaces.
     """
 
     latency_ms: float = 0.0
