@@ -13,7 +13,7 @@ from difflib import get_close_matches
 class CodlError(Exception):
     """Base of all errors that a user can cause or fix.
 
-    Subclasses may be made from anything, and still go from process to process by their message.
+    Subclasses may have any constructor; they are pickled with their message.
     """
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -21,23 +21,23 @@ class CodlError(Exception):
 
 
 def _again(cls: type[CodlError], arguments: tuple[object, ...]) -> CodlError:
-    """An error as it was pickled: its message is made already."""
+    """An unpickled error, with its finished message."""
     return cls.__new__(cls, *arguments)
 
 
 class InterruptedCommandError(CodlError):
-    """Somebody pressed Ctrl-C; the message says what is kept."""
+    """Ctrl-C was pressed; the message names what is kept."""
 
     def __init__(self, kept: str = "") -> None:
         super().__init__(f"Interrupted.{' ' if kept else ''}{kept}")
 
 
 class CodlWarning(UserWarning):
-    """Something that a user should know, though codl got around it."""
+    """A problem that codl recovered from."""
 
 
 class UnknownNameError(CodlError):
-    """A name that is in no registry; the message lists the known ones and the nearest match."""
+    """An unknown name; the message lists the known ones and the nearest match."""
 
     def __init__(self, kind: str, name: str, choices: Iterable[str], *, fix: str = "") -> None:
         names = sorted(choices)
@@ -50,7 +50,7 @@ class UnknownNameError(CodlError):
 
 
 class DuplicateNameError(CodlError):
-    """A name that is already taken in a registry."""
+    """A name that is registered twice."""
 
     def __init__(self, kind: str, name: str, first: str, second: str) -> None:
         super().__init__(
@@ -60,7 +60,7 @@ class DuplicateNameError(CodlError):
 
 
 class InvalidFileError(CodlError):
-    """A file that cannot be used; `where` is the line or key at fault."""
+    """An unusable file; `where` is the wrong line or key."""
 
     def __init__(self, path: object, problem: str, *, where: str = "", fix: str = "") -> None:
         place = f"{path}, {where}" if where else f"{path}"
@@ -68,7 +68,7 @@ class InvalidFileError(CodlError):
 
 
 class UnwritableFileError(CodlError):
-    """A file that the disk does not take; what was there before still is. `fix` is a sentence."""
+    """A file that cannot be written; the former one is kept. `fix` is a sentence."""
 
     def __init__(self, path: object, error: OSError, *, fix: str = "") -> None:
         reason = error.strerror or error
@@ -76,15 +76,15 @@ class UnwritableFileError(CodlError):
 
 
 class UnsupportedError(CodlError):
-    """Something valid that codl cannot do; the message names the constraint that failed."""
+    """Valid input that codl does not support; the message names the failed constraint."""
 
 
 class DeviceError(CodlError):
-    """A processor or its driver is missing or failed."""
+    """A missing or failed processor or driver."""
 
 
 class NoKernelError(DeviceError):
-    """A device refuses every kernel variant of a layer; `layer` and `variant` are the planned."""
+    """A device refuses every kernel variant of a layer; `variant` is the planned one."""
 
     def __init__(self, layer: str, variant: str, reasons: str) -> None:
         super().__init__(f"No kernel variant of {layer!r} works here. {reasons}")
@@ -92,12 +92,12 @@ class NoKernelError(DeviceError):
 
 
 class ForkError(DeviceError):
-    """A process is a fork of the one whose drivers and libraries it would use."""
+    """Use of drivers or libraries in a forked process."""
 
 
 class WrongResultError(CodlError):
-    """A plan that computes something else than its model says, and that nothing mends."""
+    """A plan with wrong outputs, and without a remedy."""
 
 
 class MismatchError(CodlError):
-    """Two files that do not belong together, such as a plan and another model."""
+    """Two files that do not match, such as a plan and another model."""

@@ -28,11 +28,11 @@ NESTED = frozenset({"latency_ms", "peer", "conditions"})
 
 
 def dataset_frame(data: Dataset) -> pd.DataFrame:
-    """All rows of all tables of a dataset, failed ones included, one behind the other.
+    """All rows of all tables of a dataset, with failed ones.
 
-    `soc` and `table` (a category: tables without a row are among its values) stand before the
-    columns of the tables, which are missing where a table has none. Raises `InvalidFileError`
-    where there is no dataset, or with the line that is wrong.
+    The columns are `soc`, `table` (a category that includes tables without rows), and those of the
+    tables, empty where a table does not have one. Raises `InvalidFileError` without a dataset, or
+    with the wrong line.
     """
     data.manifest()  # says what to do where there is none
     tables = data.tables()
@@ -45,7 +45,7 @@ def dataset_frame(data: Dataset) -> pd.DataFrame:
 
 
 def dataset(soc: str = "host", folder: str | Path = datasets.FOLDER) -> pd.DataFrame:
-    """What was measured for a SoC: all rows of `<folder>/<soc>`, latencies in milliseconds.
+    """All rows of `<folder>/<soc>`, latencies in milliseconds.
 
     >>> codl.dataset("host").query("status == 'ok'").groupby("table").latency_ms.describe()
     """
@@ -59,13 +59,12 @@ def predictions(
     folder: str | Path = PREDICTORS,
     data: str | Path = datasets.FOLDER,
 ) -> pd.DataFrame:
-    """What stored predictors say of the dataset's ok rows, in the typical run; milliseconds.
+    """Predictions of a dataset's ok rows in the typical run, in milliseconds.
 
-    The columns are `soc`, `predictor`, `target`, `processor`, `item`, `latency_ms` (brought to the
-    speed of the first run), `predicted_ms`, `error` (predicted over measured, less 1), `source`
-    and `run`. Predictors were fitted to these very rows: how well they predict shapes that they
-    have not seen is what `codl train` holds out. Raises `InvalidFileError` and `MismatchError` as
-    planning does.
+    The columns are `soc`, `predictor`, `target`, `processor`, `item`, `latency_ms` (calibrated to
+    the first run), `predicted_ms`, `error` (predicted over measured, minus 1), `source` and `run`.
+    Predictors were fitted to these rows; `codl train` measures accuracy on held-out shapes. Raises
+    `InvalidFileError` and `MismatchError` as planning does.
     """
     described = socs.load(soc)
     dataset = Dataset.found(described.name, Path(data))
@@ -101,14 +100,13 @@ def _predicted(models: Predictors, samples: Samples) -> pd.DataFrame:
 
 
 def results(*files: str | Path) -> pd.DataFrame:
-    """Result files (`codl ... -o FILE`) as rows, those of several files one behind the other.
+    """Result files (`codl ... -o FILE`) as rows.
 
-    A row is a strategy's of a model (`codl eval`), a predictor's of a target under a split (`codl
-    train`), a model's (`codl search` of several), a term of a waterfall (`codl explain`), or else a
-    whole file. Columns are the keys of the JSON, nested ones with a dot between
-    (`latency_ms.p20`); `file`, `command` and `soc` come first. What does not fit in a cell, such
-    as a timeline or chains, is left out. Raises `InvalidFileError` with the key and value that are
-    wrong.
+    A row is a strategy on a model (`codl eval`), a predictor's target under a hold-out (`codl
+    train`), a model (`codl search` of several), a term (`codl explain`), or else a whole file.
+    Columns are `file`, `command`, `soc` and the keys of the JSON, nested ones as `latency_ms.p20`.
+    Timelines, chains and other lists are left out. Raises `InvalidFileError` with the wrong key and
+    value.
 
     >>> rows = codl.results("eval.json")
     >>> rows.pivot(index="model", columns="strategy", values="latency_ms.p20")

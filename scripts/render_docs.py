@@ -75,10 +75,13 @@ MARKED = re.compile(
 #: Rich's markup in help texts, and the line that begins the examples.
 MARKUP = re.compile(r"\[/?(?:dim|bold|italic)\]")
 EXAMPLES = re.compile(r"^\[dim\]Examples?:\[/dim\]", re.MULTILINE)
-#: Names of models, which a page of their own has.
-BUILT_IN_NAMES = re.compile(r"built-in model \([^)]*\)")
-#: An option is described once where so many commands have it.
-SHARED_BY = 3
+#: Lists in help texts, and the links to pages that replace them.
+LINKED = (
+    (re.compile(r"built-in model \([^)]*\)"), "[built-in model](models.md)"),
+    (re.compile(r"local \(this machine, .* prints it\)"), "a [serial](../concepts/targets.md)"),
+)
+#: An option of this many commands is described once, at the top of the page.
+SHARED_BY = 2
 #: What stands for suffixes of kernel variants in a table.
 LETTERS = {"image": "i", "fp16": "h", "arithmetic": "a"}
 #: The view that shows the keys of a class of data, `module:Class`.
@@ -308,13 +311,11 @@ def cli_reference() -> str:
         "1 after an error, 2 for\nwrong usage, and 130 after Ctrl-C.",
         "These options stand before a command's name:",
         *_options(top),
-        "## Options of many commands",
+        "## Common options",
     ]
     commands = list(_commands(top, "codl"))
     common = _common(command for _, command in commands)
-    columns = tuple(Column(name, numeric=False) for name in ("option", "what it is"))
-    rows = tuple(TextRow(pair) for pair in sorted(common))
-    parts.append(TextTable("", columns, (TextSection("", rows),)).to_markdown())
+    parts.append(_table(TextRow(cells) for cells in sorted(common)))
     for path, command in commands:
         parts += [f"## {path}", *_described(command, common)]
     return "\n\n".join(parts) + "\n"
@@ -331,10 +332,10 @@ def _commands(group: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield f"{path} {name}", command
 
 
-def _common(commands: Iterable[Any]) -> set[tuple[str, str]]:
-    """Names and words of the arguments and options that at least so many commands share."""
-    every = [_parameter(p).cells[:2] for command in commands for p in _shown(command)]
-    return {(name, told) for (name, told), n in Counter(every).items() if n >= SHARED_BY}
+def _common(commands: Iterable[Any]) -> set[tuple[str, ...]]:
+    """Cells of the arguments and options that several commands share."""
+    every = [_parameter(p).cells for command in commands for p in _shown(command)]
+    return {cells for cells, n in Counter(every).items() if n >= SHARED_BY}
 
 
 def _shown(command: Any) -> list[Any]:
@@ -343,7 +344,7 @@ def _shown(command: Any) -> list[Any]:
     return sorted(shown, key=lambda p: p.param_type_name != "argument")
 
 
-def _described(command: Any, common: Collection[tuple[str, str]]) -> Iterator[str]:
+def _described(command: Any, common: Collection[tuple[str, ...]]) -> Iterator[str]:
     text, *examples = EXAMPLES.split(inspect.cleandoc(command.help or ""))
     for paragraph in MARKUP.sub("", text).strip().split("\n\n"):
         yield "\n".join(wrap(paragraph, 100, break_long_words=False, break_on_hyphens=False))
@@ -353,19 +354,25 @@ def _described(command: Any, common: Collection[tuple[str, str]]) -> Iterator[st
     yield from _options(command, common)
 
 
-def _options(command: Any, common: Collection[tuple[str, str]] = ()) -> Iterator[str]:
-    """The table of a command's arguments and options, and a line of those that many have."""
-    every = [_parameter(parameter) for parameter in _shown(command)]
-    rows = [row for row in every if row.cells[:2] not in common]
-    columns = tuple(Column(name, numeric=False) for name in ("option", "what it is", "default"))
-    table = TextTable("", columns, (TextSection("", tuple(rows)),))
-    if rows:
-        yield table.to_markdown()
-    shared = [row.cells for row in every if row.cells[:2] in common]
-    if shared:
-        named = (f"{name} ({default})" if default else name for name, _, default in shared)
-        line = f"[As many commands](#options-of-many-commands): {', '.join(named)}."
+def _options(command: Any, common: Collection[tuple[str, ...]] = ()) -> Iterator[str]:
+    """A command's own arguments and options as a table, and the names of its common ones."""
+    every = [(parameter, _parameter(parameter)) for parameter in _shown(command)]
+    if own := [row for _, row in every if row.cells not in common]:
+        yield _table(own)
+    if shared := [parameter for parameter, row in every if row.cells in common]:
+        names = ", ".join(f"`{_longest_name(parameter)}`" for parameter in shared)
+        line = f"[Common options](#common-options): {names}."
         yield "\n".join(wrap(line, 100, break_long_words=False, break_on_hyphens=False))
+
+
+def _table(rows: Iterable[TextRow]) -> str:
+    columns = tuple(Column(name, numeric=False) for name in ("option", "what it is", "default"))
+    return TextTable("", columns, (TextSection("", tuple(rows)),)).to_markdown()
+
+
+def _longest_name(parameter: Any) -> str:
+    is_argument = parameter.param_type_name == "argument"
+    return parameter.name.upper() if is_argument else max(parameter.opts, key=len)
 
 
 def _parameter(parameter: Any) -> TextRow:
@@ -377,10 +384,10 @@ def _parameter(parameter: Any) -> TextRow:
         off = "".join(f" / {name}" for name in parameter.secondary_opts)
         value = "" if parameter.is_flag else f" {parameter.metavar or parameter.name.upper()}"
         name = f"`{names}{off}{value}`"
-    told = BUILT_IN_NAMES.sub(
-        "[built-in model](models.md)", MARKUP.sub("", filled(parameter.help or ""))
-    )
-    return TextRow((name, told, _default(parameter)))
+    text = MARKUP.sub("", filled(parameter.help or ""))
+    for listed, link in LINKED:
+        text = listed.sub(link, text)
+    return TextRow((name, text, _default(parameter)))
 
 
 def _default(parameter: Any) -> str:

@@ -35,7 +35,7 @@ PASSING = ("eltwise", "reshape", "transpose", "slice", "tile", "concat", "concat
 
 
 class Adapter(Protocol):
-    """Called after each inference of an engine, it may change the plan (`Engine.exchange`)."""
+    """Called after each inference; may change the plan by `Engine.exchange`."""
 
     @property
     def adaptation(self) -> Adaptation: ...
@@ -43,27 +43,25 @@ class Adapter(Protocol):
 
 
 class Engine:
-    """A network on the CPU and the OpenCL device of a target, as its plan says.
+    """A network on the CPU and the OpenCL device of a target, by a plan.
 
-    Everything is compiled, allocated and arranged here, and every kernel has run once; a run only
-    copies, enqueues and waits. The thread that runs it is one of the CPU side meanwhile, on the
-    SoC's CPU cores, and afterwards where it was.
+    The constructor compiles, allocates and runs every kernel once; a run only copies, enqueues and
+    waits. The calling thread runs on the SoC's CPU cores during an inference.
 
-    Any thread may call an engine, and any number of engines of a target: one runs at a time, since
-    each uses both processors. Those of two targets, as two calls of `codl.compile` make, take no
-    turns: they share the cores. In a process forked from this one an engine raises `DeviceError`.
+    Any thread may call any engine of a target; they run one at a time. Engines of two targets, as
+    of two calls of `codl.compile`, run at once and share the cores. In a forked process an engine
+    raises `DeviceError`.
 
-    `tuning` has the tuned choices of kernels. With `fuse` off, for comparisons, every layer has
-    kernels of its own. What the device does not run is lowered again without: `fallbacks` lists it,
-    with what runs instead; each is also a `CodlWarning`.
+    `tuning` has the tuned choices of kernels. With `fuse` off every layer has its own kernels.
+    Kernels that the device refuses are replaced: `fallbacks` lists them, each with a `CodlWarning`.
 
-    An engine that adapts (`adapt`) changes to a balanced plan where one processor has become slower
-    or faster: `plan` is the one that it runs now, and `adaptation` has the changes. It profiles an
-    inference now and then, and holds two plans while it compares them.
+    An engine that adapts (`adapt`) changes to a balanced plan where a processor became slower or
+    faster: `plan` is the current one, `adaptation` has the changes. It holds two plans while it
+    compares them.
 
-    An engine that `recovers` survives its GPU: where that fails in an inference, the CPU does the
-    inference again whole, and all that follow, with a `CodlWarning`; `gpu_failure` says why. Others
-    raise a `DeviceError`: who measures a GPU must not be given the times of a CPU.
+    After a GPU failure an engine that `recovers` repeats the inference on the CPU, and runs all
+    later ones there, with a `CodlWarning`; `gpu_failure` is the reason. Others raise `DeviceError`,
+    so that a measurement of a GPU never contains the CPU's times.
 
     >>> engine = Engine(network, plan, connect("local", soc))
     >>> y = engine(x)
@@ -103,14 +101,14 @@ class Engine:
 
     @classmethod
     def of(cls, loaded: Loaded, network: Network, plan: Plan, soc: LocalSoc) -> Engine:
-        """An engine of an executable that is loaded already, of `network` as `plan` says."""
+        """An engine of a loaded executable, lowered from `network` and `plan`."""
         engine = object.__new__(cls)
         engine._begin(loaded, network, plan, soc, ())
         return engine
 
     @property
     def loaded(self) -> Loaded:
-        """The executable where it runs; targets time and profile several of these together."""
+        """The loaded executable, which targets time and profile."""
         return self._loaded
 
     def _begin(
@@ -136,24 +134,24 @@ class Engine:
         self.checked: Checked | None = None
 
     def adapt(self, adapter: Adapter) -> None:
-        """Let an adapter change the plan between inferences from now on."""
+        """Let an adapter change the plan between inferences."""
         self._adapter = adapter
         self._outputs = {name: array.copy() for name, array in self._loaded.outputs.items()}
 
     def exchange(self, other: Engine) -> None:
-        """Run by the plan of another engine of the same network, and that one by this one's."""
+        """Swap plans with another engine of the same network."""
         self.plan, other.plan = other.plan, self.plan
         self.fallbacks, other.fallbacks = other.fallbacks, self.fallbacks
         self._loaded, other._loaded = other._loaded, self._loaded
 
     @property
     def adaptation(self) -> Adaptation | None:
-        """How the plan has changed so far; None where it never does."""
+        """Changes of the plan so far; None if the engine does not adapt."""
         return None if self._adapter is None else self._adapter.adaptation
 
     @property
     def executable(self) -> Executable:
-        """What runs, as data."""
+        """The running executable, as data."""
         return self._loaded.executable
 
     @overload
@@ -185,7 +183,7 @@ class Engine:
         return self(dict.fromkeys(self._loaded.inputs, inputs))[next(iter(ports))]
 
     def feed(self, inputs: Mapping[str, NDArray[Any]]) -> None:
-        """Copy inputs to where `run` reads them."""
+        """Copy inputs to the arrays that `run` reads."""
         arrays = self._loaded.inputs
         if set(inputs) != set(arrays):
             raise CodlError(
@@ -285,7 +283,7 @@ class Engine:
         warnings.warn(told, CodlWarning, stacklevel=4)
 
     def run(self) -> None:
-        """Run on what was fed; the outputs then lie in `outputs`. Allocates no tensor."""
+        """Run on the fed inputs and write `outputs`. Allocates no tensor."""
         with self._loaded.lock:
             loaded = self._loaded
             if self._nonfinite:
@@ -302,11 +300,11 @@ class Engine:
                 self._adapter.after_run(self)
 
     def recover(self, why: DeviceError) -> None:
-        """Go on without the GPU, which has failed; raises `why` where nothing stands by."""
+        """Continue without the failed GPU; raises `why` if the engine cannot recover."""
         self._recover(self._loaded, why)
 
     def _recover(self, failed: Loaded, why: DeviceError) -> None:
-        """Leave it to the CPU from now on; raises `why` where nothing stands by.
+        """Leave inferences to the CPU; raises `why` if the engine cannot recover.
 
         Another thread may have done so already.
         """
@@ -326,18 +324,18 @@ class Engine:
 
     @property
     def nets(self) -> dict[str, tuple[str, ...]]:
-        """The layers of every net of the CPU, by the label that its spans have."""
+        """Layers of each CPU net, by the label of its spans."""
         nets: Sequence[NcnnNet | OnnxNet] = self.executable.nets
         return {net.label: tuple(layer.name for layer in net.layers) for net in nets}
 
     @property
     def fused(self) -> dict[str, tuple[str, ...]]:
-        """The layers that the GPU computes together, by the label that their spans have."""
+        """Layers that the GPU computes together, by the label of their spans."""
         return self.executable.fused
 
     @property
     def storages(self) -> tuple[Storage, ...]:
-        """How the tensors lie that the GPU computes."""
+        """Storages of the GPU's tensors."""
         tensors = self.executable.tensors
         ops = (step for step in self.executable.steps if isinstance(step, GpuOp))
         return tuple(sorted({tensors[op.writes.tensor].storage for op in ops}, key=str))
@@ -359,12 +357,12 @@ class Engine:
 
     @property
     def limited(self) -> LimitedGpu | None:
-        """How the limits are kept that the SoC's placement sets the GPU; None without any."""
+        """Effect of the placement's GPU limits; None without limits."""
         return self._loaded.limited
 
     @property
     def memory(self) -> Footprint:
-        """What tensors and weights take on either side; what libraries keep is not in it."""
+        """Bytes of tensors and weights on each side, without those of libraries."""
         return self._loaded.footprint
 
     @property
@@ -373,7 +371,7 @@ class Engine:
         return self._loaded.outputs if self._outputs is None else self._outputs
 
     def profile(self, runs: int = 5, *, layers: bool = False) -> list[TimeSpan]:
-        """What each processor did when, in the middle one of some runs on what was fed.
+        """Spans of both processors in the median of some runs on the fed inputs.
 
         With the `layers` of nets, too, where a library computes them one by one.
         """
@@ -408,7 +406,7 @@ class Engine:
 
 
 def fallbacks_of(executable: Executable, refusals: Sequence[Refusal]) -> tuple[Fallback, ...]:
-    """What stands in for each of the refused kernels in an executable that was lowered without."""
+    """The replacement of each refused kernel in an executable lowered without it."""
     ops = {step.label: step for step in executable.steps if isinstance(step, GpuOp)}
     fallen = [
         Fallback(refusal.label, refusal.variant, refusal.reason, ops[refusal.label].variant)
@@ -423,7 +421,7 @@ def fallbacks_of(executable: Executable, refusals: Sequence[Refusal]) -> tuple[F
 
 
 def _as_float32(name: str, value: NDArray[Any], type_: str) -> Array:
-    """An input as tensors hold it; raises `CodlError` for numbers that float32 cannot."""
+    """An input in float32; raises `CodlError` for numbers that float32 cannot hold."""
     array = np.asarray(value)
     if array.dtype.kind not in "biuf":
         raise CodlError(f"The input {name!r} must hold numbers, got {array.dtype}.")

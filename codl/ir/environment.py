@@ -21,9 +21,9 @@ class Environment:
     """A machine, its OpenCL device and driver, its cores and clocks, the libraries, the protocol.
 
     `cpu_cores` and `gpu_cores` are host cores, `threads` those of the CPU side. `clocks` are the
-    settings that choose clocks, by cluster of cores and for the GPU; `clocks_mhz` the clocks
-    meanwhile, by processor: both hold what the system tells. `libraries` are versions by name.
-    `protocol` says how it was measured, by name and value.
+    clock settings by cluster of cores and for the GPU, `clocks_mhz` the clocks during the
+    measurement by processor, both where readable. `libraries` are versions by name, and `protocol`
+    has the settings of the measurement.
     """
 
     machine: str

@@ -54,15 +54,14 @@ MANIFEST_KEYS: Mapping[str, type] = {"source": str, "runs": dict}
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What every row of every file carries; latencies in milliseconds.
+    """Columns of every row in every file; latencies in milliseconds.
 
-    `latency_ms` is by the one statistic (`codl.records.statistic`) of all `runs` samples, which
-    `p20_ms` and `p80_ms` are percentiles of, at the speed that the machine had in the run's first
-    batch. Other statistics, such as those of older runs, are named in the run's protocol.
-    `source` is measured, replayed or simulated; `run` names the measurement run in the manifest.
-    A failed measurement has a `status` and a `reason`, and no number is to be read from it.
-    The rest is of the batch that it was measured in, as in `Conditions`; None where the machine
-    does not tell. `throttled` names the processors whose clocks were held down, by spaces.
+    `latency_ms` is the statistic of `codl.records.statistic` over all `runs` samples, `p20_ms` and
+    `p80_ms` are their percentiles, at the machine's speed in the run's first batch. The run's
+    protocol names other statistics, such as those of older runs. `source` is measured, replayed or
+    simulated; `run` names the measurement run in the manifest. A failed measurement has a `status`
+    and a `reason`; ignore its numbers. The other columns are conditions of its batch, as in
+    `Conditions`; `throttled` is separated by spaces.
     """
 
     latency_ms: float = 0.0
@@ -126,16 +125,13 @@ class OpRow(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class SharingRow(Row):
-    """Making a region of a tensor visible to the other processor, its parts apart.
+    """Making a region of a tensor visible to the other processor.
 
-    `direction` is to_gpu, to_cpu, load (packing what the CPU's net reads), store (unpacking what it
-    computed to where others can read it), or relayout (on the GPU, from its usual layout to
-    another);
-    `shape` is the region's, as text; `layout` is how the GPU stores it. Parts in milliseconds:
-    `copy` on the CPU, `map`, `unmap`, the `transform` kernel between layouts, and `sync`, the wait
-    for a queue that has nothing left to do (of a kernel's end see `SignalRow`). `latency_ms` is of
-    the whole. Where both processors work on the same memory, there is nothing to copy or map, and
-    those are 0.
+    `direction` is to_gpu, to_cpu, load (packing for the CPU's net), store (unpacking from it), or
+    relayout (on the GPU, from its usual layout to another). `shape` is the region's, as text, and
+    `layout` the GPU's. Parts in milliseconds: `copy` on the CPU, `map`, `unmap`, the `transform`
+    kernel between layouts, and `sync`, the wait for an empty queue (see `SignalRow` for the end of
+    a kernel). `latency_ms` is the whole. With shared memory, `copy`, `map` and `unmap` are 0.
     """
 
     direction: str
@@ -177,12 +173,11 @@ class DispatchRow(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class SignalRow(Row):
-    """What it takes one processor to know of the other's work; the table says of which.
+    """A delay between the processors, by table.
 
-    `first_launch`: from the enqueueing of a kernel to its beginning, on a queue that was empty for
-    `gap_ms`. `event_wait`: from the end of a kernel to the CPU's knowing it by the kernel's event,
-    for which it had waited about `gap_ms`; `flag_wait`: the same by a flag that a kernel behind it
-    raises.
+    `first_launch`: from enqueueing a kernel to its start, on a queue empty for `gap_ms`.
+    `event_wait`: from the end of a kernel until the CPU knows it by the kernel's event, after a
+    wait of about `gap_ms`. `flag_wait`: the same by a flag that a following kernel raises.
     """
 
     gap_ms: float
@@ -205,15 +200,14 @@ class BatchRow(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class StageRow(Row):
-    """A stage of a small network that ran behind another stage: what its shards took there.
+    """A stage of a small network, run after another stage: the latencies of its shards.
 
-    `chain` are the texts of its ops, each of which reads what the one before it makes, and `before`
-    is that of the op of the stage before; both stages are cut along `dim` where they can be, and
-    `gpu_ratio` is the GPU's share of this one. `cpu_ops` and `gpu_ops` are what each processor ran,
-    as `variant op`; empty where it had nothing to do. `cpu_calls` are nets and `gpu_calls` kernels,
-    of an op one or few. `packed` is what ncnn's nets packed and unpacked, as `load 1x64x28x56` or
-    `store ...`. `cpu_ms` and `gpu_ms` are of nets and kernels in a profiled run; `latency_ms` is
-    the larger of the two. Between the parts of a list stands `; `.
+    `chain` are the texts of its ops, each reading the one before, and `before` is the op of the
+    previous stage. Both are split along `dim` where possible; `gpu_ratio` is the GPU's share of
+    this one. `cpu_ops` and `gpu_ops` are `variant op` of each processor, empty if it is idle.
+    `cpu_calls` counts nets, `gpu_calls` kernels. `packed` is what the nets packed and unpacked, as
+    `load 1x64x28x56` or `store ...`. `cpu_ms` and `gpu_ms` are of nets and kernels in a profiled
+    run; `latency_ms` is the larger one. Lists are separated by `; `.
     """
 
     before: str

@@ -33,11 +33,10 @@ SpanKind = Literal["net", "layer", "kernel", "copy", "map", "unmap", "transform"
 
 @dataclass(frozen=True)
 class Latency:
-    """Milliseconds: the median of the samples, their 20th and 80th percentile, and their number.
+    """Milliseconds: the median, the 20th and 80th percentile, and the number of samples.
 
-    `level` is what is added up and compared.
-
-    A latency that was computed has no samples: `runs` is 0 and all three are the same.
+    `level` is the value that is added up and compared. A computed latency has equal values and 0
+    runs.
     """
 
     median: Amount
@@ -115,7 +114,7 @@ def doubts(
 
 @dataclass(frozen=True)
 class TimeSpan:
-    """What one processor did, in milliseconds since the start of the inference."""
+    """Activity of one processor, in milliseconds since the start of the inference."""
 
     processor: Processor
     kind: SpanKind
@@ -199,13 +198,13 @@ class PeerRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """How a machine was while it measured; None or nothing where it does not tell.
+    """The state of a machine during a measurement; None or empty where not readable.
 
-    `temperature_c` is that of the hottest sensor of a processor, in degrees Celsius; `cpu_mhz` the
-    fastest clock of the CPU side's cores, `gpu_mhz` that of the OpenCL device. `throttled` are the
-    processors whose clocks were held down, by heat as a rule. `governors` are what chooses clocks,
-    by cluster of cores (the kernel's name of it) and for the GPU. `quota_periods` are the periods
-    in which a CPU quota stopped the process; a single reading counts them since the first one.
+    `temperature_c` is the hottest processor sensor in degrees Celsius, `cpu_mhz` the fastest clock
+    of the CPU side's cores, `gpu_mhz` that of the OpenCL device. `throttled` are processors with
+    reduced clocks. `governors` are by cluster of cores (the kernel's name) and for the GPU.
+    `quota_periods` counts the periods in which a CPU quota stopped the process; a single reading
+    counts since the first one.
     """
 
     temperature_c: float | None = None
@@ -248,19 +247,16 @@ def _median(values: Sequence[float | None]) -> float | None:
 class EvalRow:
     """One strategy, or another library (`peer`), on one model.
 
-    `latency_ms` is that of runs right behind each other, None where it failed, and `reason` says
-    why; `cold_ms` is that of the first run after others had the caches, where that was kept apart.
-    `speedup` is over the better single processor of the same run, `of_ideal` the ideal latency over
-    this one. `fallbacks` are kernel variants that failed and were replaced. `gpu_storage` is how
-    the GPU's tensors lie; `precision` what its tensors are stored, computed and accumulated in.
-    `slowdown` is how many times slower each processor was than when the dataset was measured, which
-    predictions do not know: it is divided out of `predicted_over_measured`. Where the model was
-    profiled, predictions are those with the profile, and `unprofiled_ms` is without.
-    `energy_mj` is that of one inference, None without a sensor. `memory_bytes` are those of tensors
-    and weights on either side. `same_as` names the strategy before whose plan became the very same
-    executable: it was timed for both. `conditions` are of the run in which all took turns. `plan`
-    is the fingerprint of the plan that ran, `limited` how it kept the GPU's limits, where there are
-    any. `doubts` say why the latency may be that of a disturbed machine.
+    `latency_ms` is of consecutive runs, and None after a failure with `reason`; `cold_ms` is of
+    first runs with caches that others filled. `speedup` is over the better single processor of the
+    same run, `of_ideal` the ideal latency over this one. `fallbacks` are replaced kernel variants.
+    `gpu_storage` is the memory of the GPU's tensors, `precision` their stored, computed and
+    accumulated types. `slowdown` is the slowdown of each processor since the dataset was measured;
+    it is divided out of `predicted_over_measured`. With a profile, predictions include it, and
+    `unprofiled_ms` does not. `energy_mj` is of one inference. `memory_bytes` are tensors and
+    weights of each side. `same_as` names an earlier strategy with the same executable, timed once
+    for both. `conditions` are of the run, `plan` is the plan's digest, `limited` the effect of GPU
+    limits. `doubts` are reasons to suspect a disturbed machine.
     """
 
     model: str
@@ -311,9 +307,7 @@ class EvalRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Digests:
-    """What results rest on: the dataset and the kernels' tuning, empty where there is none,
-    structure and weights of each model by name, and plans by what they are of.
-    """
+    """Inputs of a result: the dataset and the kernels' tuning (empty if none), models, plans."""
 
     dataset: str = ""
     tuning: str = ""
@@ -325,10 +319,10 @@ class Digests:
 class PredictorRow:
     """The accuracy of one predictor of one target under one hold-out, in percent.
 
-    `acc10` and `acc5` are rows predicted within 10 and 5 %, `coverage90` those inside the 90 %
-    interval, `acc10_typical` as `acc10` without the terms of runs; None where nothing could be held
-    out. `bytes` is what the target takes of the stored file. A prediction's time is that in a
-    batch, with its features and without.
+    `acc10` and `acc5` are rows predicted within 10 and 5 %, `coverage90` rows inside the 90 %
+    interval, `acc10_typical` is `acc10` without the terms of runs; None if nothing was held out.
+    `bytes` is the target's part of the file. A prediction is timed in a batch, with and without its
+    features.
     """
 
     name: str

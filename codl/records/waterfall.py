@@ -21,37 +21,35 @@ from codl.ir.types import Processor
 BOUND = "bound"
 #: The terms whose totals need no run, in order: what each one is of.
 PREDICTED_TERMS: Mapping[str, str] = {
-    "cuts": "ops are cut between whole rows, blocks of channels or images, some not at all, and "
-    "two parts take more than their shares of the whole",
-    "steps": "a search tries ratios in steps",
-    "chains": "the ops of a chain on both processors have one dimension and one ratio",
-    "choices": "the plan's dimensions, ratios and kernel variants are not those that compute "
-    "fastest: sharing would cost more, or the plan is not the best",
-    "halo": "what both processors compute of a chain",
-    "fusion": "ops that run together: calls of nets that they share, residual adds inside a "
-    "convolution's kernels",
-    "layouts": "the CPU's libraries pack and unpack, the GPU copies tensors from one storage to "
-    "another",
-    "overlap": "a processor begins a chain while the other one is still at the chain before",
+    "cuts": "splits at whole rows, blocks of channels or images, ops without a split, and parts "
+    "that cost more than their share",
+    "steps": "ratios in steps",
+    "chains": "one dimension and one ratio for all ops of a chain",
+    "choices": "dimensions, ratios and kernel variants that compute slower, to save data sharing "
+    "or because the plan is not the best",
+    "halo": "regions that both processors compute",
+    "fusion": "savings of ops that share a net's call or a kernel",
+    "layouts": "packing by the CPU's libraries, copies between the GPU's storages",
+    "overlap": "a processor that starts a chain while the other one is still in the chain before",
     "sharing": "data sharing: transform, map, copy, sync and unmap",
-    "launches": "the CPU enqueues kernels, which are on their way to a GPU without work",
-    "contention": "both processors work on the same memory",
+    "launches": "enqueueing kernels, and their delay on an idle GPU",
+    "contention": "both processors using the same memory",
 }
 #: The terms whose totals are measured, in order.
 MEASURED_TERMS: Mapping[str, str] = {
-    "pace": "the machine is slower than when its dataset was measured, by the anchors",
-    "cpu": "the CPU's nets take more than predicted",
-    "gpu": "the GPU's kernels take more than predicted",
-    "exchange": "data sharing takes more than predicted",
-    "engine": "all else that a profiled run takes: threads wake up, kernels have gaps between them",
-    "profiling": "plain runs take more than profiled ones, or less",
+    "pace": "slowdown of the anchors since the dataset was measured",
+    "cpu": "the CPU's nets, beyond the prediction",
+    "gpu": "the GPU's kernels, beyond the prediction",
+    "exchange": "data sharing, beyond the prediction",
+    "engine": "the rest of a profiled run: waking threads, gaps between kernels",
+    "profiling": "difference of plain runs to profiled ones",
 }
 TERMS: Mapping[str, str] = {**PREDICTED_TERMS, **MEASURED_TERMS}
 
 
 @dataclass(frozen=True)
 class Total:
-    """Milliseconds of one inference by chain, with every cause of loss up to the term `name`."""
+    """Milliseconds of one inference by chain, with all losses up to the term `name`."""
 
     name: str
     chains_ms: tuple[float, ...]
@@ -63,7 +61,7 @@ class Total:
 
 @dataclass(frozen=True)
 class WaterfallTerm:
-    """What a total is more than the one before, in milliseconds; negative where it is less."""
+    """Difference of a total to the one before, in milliseconds."""
 
     name: str
     ms: float
@@ -71,10 +69,10 @@ class WaterfallTerm:
 
 @dataclass(frozen=True, kw_only=True)
 class ChainTerms:
-    """A chain's part of a waterfall; what the CPU gets of the results at the end is one of no ops.
+    """A chain's part of a waterfall; the transfer of the results to the CPU is one without ops.
 
-    `predicted_ms` and `measured_ms` are the chain's parts of those totals. `work_ms` is what each
-    processor's nets or kernels take in it, as predicted, and `measured_work_ms` as profiled.
+    `predicted_ms` and `measured_ms` are the chain's parts of the totals. `work_ms` is the predicted
+    latency of each processor's nets or kernels, `measured_work_ms` the profiled one.
     """
 
     ops: tuple[str, ...]

@@ -51,10 +51,7 @@ NOTABLE = 0.05
 #: What a latency is; see `codl.records.statistic`.
 LATENCY = "A latency is the 20th percentile of the runs."
 #: What a first run is.
-TURNS = (
-    "that of a turn, which finds the caches as others left them; the latency is of the runs right "
-    "behind it."
-)
+TURNS = "the first of a turn, with caches that others filled; latencies are of the later runs."
 
 
 def same_notes(result: EvalResult) -> list[str]:
@@ -63,7 +60,7 @@ def same_notes(result: EvalResult) -> list[str]:
     same = [f"{stem(row.model)}: {row.strategy} is {row.same_as}" for row in rows]
     if not same:
         return []
-    return [f"Plans that became the same executable were timed once, as one. {'; '.join(same)}."]
+    return [f"Plans with the same executable were timed once. {'; '.join(same)}."]
 
 
 def peer_notes(result: EvalResult) -> list[str]:
@@ -76,10 +73,7 @@ def peer_notes(result: EvalResult) -> list[str]:
         f"{', '.join(map(str, peer.observed_cores))}, {digits(peer.busy_cores)} of them busy)"
         for name, peer in peers.items()
     ]
-    return [
-        "Peers have the cores of both sides together, in a process of their own: "
-        f"{'; '.join(each)}."
-    ]
+    return [f"Peers have the cores of both sides, in their own processes: {'; '.join(each)}."]
 
 
 def doubt_notes(result: EvalResult) -> list[str]:
@@ -107,7 +101,7 @@ def cold_notes(result: EvalResult) -> list[str]:
     if not ratios:
         return []
     ends = dict.fromkeys(f"{ratio:.2f} ({of})" for ratio, of in (min(ratios), max(ratios)))
-    return [f"First runs took {' to '.join(ends)} of the others; a first run is {TURNS}"]
+    return [f"First runs took {' to '.join(ends)} of the others. A first run is {TURNS}"]
 
 
 def machine_notes(result: EvalResult) -> list[str]:
@@ -130,7 +124,7 @@ def machine_notes(result: EvalResult) -> list[str]:
         )
         notes.append(
             f"{', '.join(slower)}: anchor ops took {', '.join(each)} of what they did when the "
-            "dataset was measured, which predictions do not know."
+            "dataset was measured."
         )
     return notes
 

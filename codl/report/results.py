@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ResultFile:
-    """What every result file says of itself: which codl wrote it, and when; empty where it doesn't.
+    """Origin of a result file; empty where not recorded.
 
     `path` is where it was read, `environment` where and how it was measured.
     """
@@ -176,9 +176,9 @@ def _check_spans(spans: Iterable[TimeSpan], key: str = "spans") -> None:
 
 @dataclass(frozen=True)
 class InferenceProfile:
-    """One profiled inference; `source` is that of the latency beside it.
+    """One profiled inference.
 
-    `predicted` is what it was predicted to be, where that was kept.
+    `source` is that of its latency, `predicted` the predicted timeline, if kept.
     """
 
     model: str
@@ -207,9 +207,9 @@ class InferenceProfile:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalResult(ResultFile):
-    """What `codl eval` wrote: rows, and a profile for each strategy that ran.
+    """Result of `codl eval`: rows, and a profile for each strategy that ran.
 
-    With `asked`, `digests` and `plans`, by fingerprint, it can be run again.
+    `asked`, `digests` and `plans`, by digest, let `--repro` repeat it.
     """
 
     command: ClassVar[str] = "eval"
@@ -265,7 +265,7 @@ class EvalResult(ResultFile):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult(ResultFile):
-    """What `codl train` wrote; `sources` are those of the dataset that it read."""
+    """Result of `codl train`; `sources` are those of its dataset."""
 
     command: ClassVar[str] = "train"
     soc: SocSummary
@@ -346,7 +346,7 @@ class CollectResult(ResultFile):
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult(ResultFile):
-    """What `codl run` wrote: one plan, measured."""
+    """Result of `codl run`: one measured plan."""
 
     command: ClassVar[str] = "run"
     model: str
@@ -393,7 +393,7 @@ class WaterfallRow:
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainResult(ResultFile):
-    """What `codl explain` wrote: a waterfall of one plan, predicted alone or measured too."""
+    """Result of `codl explain`: a waterfall of one plan, predicted or also measured."""
 
     command: ClassVar[str] = "explain"
     model: str

@@ -243,7 +243,7 @@ def test_the_first_runs_of_turns_stand_apart(tmp_path: Path) -> None:
     assert found.starting("strategy")[-1][3] == "first run (ms)"
     assert found.starting("cpu")[-1][1:4] == ["18.0", "20.0-21.0", "29.0"]
     assert found.starting("gpu")[-1][1:4] == ["36.0", "40.0-42.0", "-"]
-    assert "which finds the caches as others left them" in found.text("li")
+    assert "with caches that others filled" in found.text("li")
     assert {"cpu 18.0 ms (measured), first run 29.0 ms", "gpu 36.0 ms (measured)"} <= {*found.tips}
     caption = " ".join(comparison_content(eval_result(evaluation(rows=rows))).caption)
     assert "First runs took 1.61 (testnet, cpu) of the others" in caption
@@ -314,7 +314,7 @@ def test_unmeasured_rows_are_labelled_everywhere(tmp_path: Path, source: str) ->
 def test_tables_say_which_plans_are_one_executable() -> None:
     rows = [row("gpu", 2.0), row("codl", 2.0, same_as="gpu")]
     caption = " ".join(table_of(evaluation(rows=rows)).caption)
-    assert "timed once, as one. testnet: codl is gpu." in caption
+    assert "timed once. testnet: codl is gpu." in caption
 
 
 def test_measured_results_have_no_banner(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def test_findings_name_the_largest_terms() -> None:
 def test_the_picture_says_the_same_in_words() -> None:
     svg = stand_alone(drawn(explain_result(waterfall())))
     words = [element.text or "" for element in ElementTree.fromstring(svg).iter()]
-    assert any(text.startswith("cuts: +1.00 ms, ops are cut") for text in words)
+    assert any(text.startswith("cuts: +1.00 ms, splits at whole rows") for text in words)
     assert {"bound: 10.0 ms", "measured", "overlap", "+1.50", "-0.500"} <= set(words)
 
 
