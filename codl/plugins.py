@@ -35,7 +35,7 @@ GROUP = "codl.plugins"
 SHIPPED = ("codl.contrib.conformance", "codl.contrib.importers", "codl.contrib.original")
 #: Functions or `Typer`s by command; one of a group of codl's by both words: "dataset import".
 COMMANDS: Registry[Any] = Registry("command")
-#: Other programs that measure a dataset, see `codl.cli.collect.Runner`.
+#: Other programs that measure a dataset, see `codl.jobs.collect`.
 RUNNERS: Registry[Any] = Registry("runner")
 #: Folders of plugins, separated as those of PATH are; child processes load them too.
 VARIABLE = "CODL_PLUGINS"

@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from codl.api.job import context_of, digests_of, recorded
-from codl.api.reporter import SILENT, Reporter
 from codl.engine.decoder import Decoder, PlannedStep
 from codl.errors import CodlError, UnknownNameError
 from codl.evaluation.decoders import WEIGHTS, plan_steps
 from codl.frontend.decoders import DecoderSource, Step, read_decoder, step_of
 from codl.ir import Network
 from codl.ir.plan import Plan
+from codl.jobs.job import SILENT, Reporter
+from codl.jobs.model import context_of, digests_of, recorded
 from codl.measure import dataset as datasets
 from codl.measure.budget import Budget
 from codl.measure.decoder_speed import (

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from codl.api.reporter import SILENT, Reporter
 from codl.errors import CodlError
 from codl.frontend.convert import load_structure
 from codl.frontend.models import BUILT_IN
 from codl.ir import parse
+from codl.jobs.job import SILENT, Reporter
 from codl.phone_compilers import compiler, gpus
 from codl.phone_compilers.figures import figures, summary, worst
 from codl.phone_compilers.programs import NeededOp, exported, needs, programs_of

@@ -76,9 +76,9 @@ def top(
     context: typer.Context,
     version: bool = typer.Option(False, "--version", help="Print the version.", is_eager=True),
     plugin: PluginOption = None,
-    quiet: bool = typer.Option(False, "-q", "--quiet", help="Tell errors and warnings alone."),
+    quiet: bool = typer.Option(False, "-q", "--quiet", help="Show only errors and warnings."),
     verbose: bool = typer.Option(
-        False, "-v", "--verbose", help="Tell what is done also where no terminal is."
+        False, "-v", "--verbose", help="Show progress also where stderr is no terminal."
     ),
 ) -> None:
     if quiet or verbose:

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from codl.cli import options as opt
-from codl.cli.job_options import with_options
-from codl.cli.output import TERMINAL, emit
+from codl.cli.output import TERMINAL, JsonOption, OutputOption, emit
+from codl.jobs import options as opt
+from codl.jobs.job import SILENT, Reporter
+from codl.jobs.options import option
 from codl.measure import FOLDER as DATASETS
+from codl.measure.budget import Budget
 from codl.predict import FOLDER as PREDICTORS
 from codl.report.text_table import Table
 
@@ -20,31 +20,31 @@ if TYPE_CHECKING:
 
 ModelArgument = Annotated[
     str,
-    typer.Argument(
-        help="A built-in decoder ({codl.frontend.decoders:DECODERS}), or an .onnx file whose "
+    opt.argument(
+        "A built-in decoder ({codl.frontend.decoders:DECODERS}), or an .onnx file whose "
         "attention is GroupQueryAttention with a cache.",
     ),
 ]
 PromptOption = Annotated[
-    int, typer.Option("-p", "--prompt", min=1, help="Tokens of a prompt, taken in at once: pp.")
+    int, option("-p", "--prompt", least=1, help="Tokens of a prompt, taken in at once: pp.")
 ]
 GenerateOption = Annotated[
-    int, typer.Option("-n", "--generate", min=1, help="Tokens made one after the other: tg.")
+    int, option("-n", "--generate", least=1, help="Tokens made one after the other: tg.")
 ]
 ChunkOption = Annotated[
-    int, typer.Option("--chunk", min=1, help="Tokens of a prompt that are computed together.")
+    int, option("--chunk", least=1, help="Tokens of a prompt that are computed together.")
 ]
 CapacityOption = Annotated[
     int | None,
-    typer.Option(
+    option(
         "--capacity",
-        min=1,
+        least=1,
         help="Tokens that the cache has room for; by default as many as there are.",
     ),
 ]
 StrategiesOption = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
         "--strategies",
         help=f"Of {{codl.strategies:STRATEGIES}}, {opt.BY_COMMAS}; the last one is what the result "
         "is of. By default {codl.cli.help_words:of_decoders}.",
@@ -53,7 +53,7 @@ StrategiesOption = Annotated[
 ]
 PeersOption = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
         "--peers",
         help=f"Other libraries, of {{codl.api.decoders:PEERS}}, {opt.BY_COMMAS}.",
         metavar="A,B",
@@ -61,7 +61,7 @@ PeersOption = Annotated[
 ]
 WeightsOption = Annotated[
     str,
-    typer.Option(
+    option(
         "--weights",
         help="Where weights may be, of {codl.evaluation.decoders:WEIGHTS}: each step cuts them as "
         "is fastest, or each lies on one processor, the same for prompts and new tokens.",
@@ -74,7 +74,8 @@ class LlmOptions:
     """A decoder, and how it is measured."""
 
     model: ModelArgument
-    soc: opt.SocOption = ""
+    reporter: Reporter = SILENT
+    soc: opt.SocOption = "host"
     prompt: PromptOption = 512
     generate: GenerateOption = 128
     chunk: ChunkOption = 128
@@ -82,10 +83,10 @@ class LlmOptions:
     strategies: StrategiesOption = None
     peers: PeersOption = None
     weights: WeightsOption = "anywhere"
-    time: opt.TimeOption = "30s"
+    time_s: Annotated[float, opt.time_option("30s")] = 30.0
     precision: opt.PrecisionOption = None
     predictor: opt.PredictorOption = None
-    plan_time: opt.PlanTimeOption = None
+    plan_time_s: opt.PlanTimeOption = None
     check: opt.CheckOption = True
     dataset: opt.DatasetsOption = DATASETS
     predictors: opt.PredictorsOption = PREDICTORS
@@ -101,13 +102,13 @@ class LlmOptions:
             generate=self.generate,
             chunk=self.chunk,
             capacity=self.capacity,
-            strategies=tuple(opt.names_of(self.strategies, STRATEGIES, "strategy")) or USUAL,
-            peers=tuple(opt.names_of(self.peers, PEERS, "peer")),
+            strategies=tuple(opt.names_of(self.strategies or (), STRATEGIES, "strategy")) or USUAL,
+            peers=tuple(opt.names_of(self.peers or (), PEERS, "peer")),
             weights=self.weights,
-            seconds=opt.read_budget(self.time, "--time"),
+            seconds=self.time_s,
             precision=self.precision,
             predictor=self.predictor,
-            plan_time_s=opt.read_plan_time(self.plan_time),
+            plan_time_s=self.plan_time_s,
             check=self.check,
             dataset=self.dataset,
             predictors=self.predictors,
@@ -115,16 +116,13 @@ class LlmOptions:
         )
 
 
-@with_options
 def bench_llm(
     asked: LlmOptions,
-    budget: opt.BudgetOption = None,
-    json: opt.JsonOption = False,
-    output: opt.OutputOption = None,
+    budget_s: opt.BudgetOption = None,
+    json: JsonOption = False,
+    output: OutputOption = None,
 ) -> None:
-    """Measure a language model: tokens a second of a prompt (pp512), and of new ones (tg128).
-
-    Both begin with an empty cache, as llama.cpp counts them; nothing is sampled. All strategies
+    """Both begin with an empty cache, as llama.cpp counts them; nothing is sampled. All strategies
     and peers have turns in one run. Before that the logits of each strategy's plans are compared
     with ONNX Runtime's, once, as `codl run` does. A prompt is taken in by chunks, whose plan is one
     of its own, over the weights and the cache of the other. With --weights once no weights are on
@@ -140,7 +138,7 @@ def bench_llm(
     """
     from codl.api.decoders import measure_decoder
 
-    limit = opt.budget_of(budget)
+    limit = Budget(budget_s)
     measured = measure_decoder(asked.job(), limit)
     emit("bench-llm", measured, lambda: _table(measured), as_json=json, output=output)
     limit.check("It is of the rounds before.")

@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import replace
+from typing import Any
 
-import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from codl.cli import options as opt
-from codl.cli.job_options import with_options
-from codl.cli.options import MOST_IMAGES, MOST_ROUNDS, finite
-from codl.cli.output import TERMINAL, emit
-from codl.errors import CodlError, UnknownNameError
-from codl.measure import FOLDER as DATASETS
-from codl.measure import HOT_C
-from codl.plugins import RUNNERS
+from codl.cli.output import JsonOption, OutputOption, emit
+from codl.jobs.collect import Collect, CollectRun, Standing
+from codl.measure.devices_at_work import DeviceNews
 from codl.report.text_table import Table
 
-if TYPE_CHECKING:
-    from codl.api.collect import CollectRun, Standing
-    from codl.measure.devices_at_work import DeviceNews
-
-#: What measures unless --runner names a plugin's, which is called as `collect_original` is.
-CODL = "codl"
 #: Why a collection ended.
 STOPPED = {
     "done": "all is measured",
@@ -34,227 +21,9 @@ STOPPED = {
     "battery": "the battery is low",
 }
 
-CollectedModelsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--models",
-        help=f"Models whose ops are measured, {opt.BY_COMMAS}. By default "
-        "{codl.frontend.models:MEASURED}; and some of what attention is made of.",
-        metavar="A,B",
-    ),
-]
-SharesOption = Annotated[
-    str | None,
-    typer.Option(
-        "--shares",
-        help="A processor's shares of an op's output, 0 ... 1. "
-        "{codl.cli.help_words:shares} with a budget.",
-        show_default=False,
-    ),
-]
-SimilarOption = Annotated[
-    int | None,
-    typer.Option(
-        "--similar",
-        min=0,
-        help="How many similar ops to measure: those that the networks of --models would have for "
-        "other image sizes or widths. By default 0; with a budget as many as there is time for, "
-        "{codl.measure.measurement_order:MOST_SIMILAR} at most.",
-        show_default=False,
-    ),
-]
-BatchesOption = Annotated[
-    list[int] | None,
-    typer.Option(
-        "--batch",
-        min=2,
-        max=MOST_IMAGES,
-        help="Measure some ops for this many images at once, too; may be repeated. Without it, "
-        "N images are predicted to take N times as long as one.",
-        show_default=False,
-    ),
-]
-SamplesOption = Annotated[
-    int | None, typer.Option("--samples", min=1, help="Stop after this many measurements.")
-]
-TuneOption = Annotated[
-    bool,
-    typer.Option(
-        "--tune/--no-tune",
-        help="Before the first row, find in some seconds how large the tiles of convolutions "
-        "should be on an OpenCL device that is a CPU.",
-    ),
-]
-ResumeOption = Annotated[
-    bool,
-    typer.Option("--resume", help="Add to the dataset that is there, and measure what it lacks."),
-]
 
-
-def _runner(name: str) -> str:
-    if name not in (runners := (CODL, *RUNNERS)):
-        raise UnknownNameError("runner", name, runners)
-    return name
-
-
-RunnerOption = Annotated[
-    str,
-    typer.Option(
-        "--runner",
-        callback=_runner,
-        help="What measures: codl, or codl_op_run, the original CoDL's program on the device, "
-        "which has kernels of its own.",
-    ),
-]
-ProgramOption = Annotated[
-    str | None,
-    typer.Option(
-        "--program",
-        help="Where codl_op_run lies on the device; by default where the original's scripts put "
-        "it, /data/local/tmp/codl/codl_op_run.",
-        show_default=False,
-    ),
-]
-MemoryTypeOption = Annotated[
-    str | None,
-    typer.Option(
-        "--gpu-memory-type",
-        help="What codl_op_run keeps the GPU's tensors in: buffer or, by default, image.",
-        show_default=False,
-    ),
-]
-RoundsOption = Annotated[
-    int | None,
-    typer.Option(
-        "--rounds",
-        min=1,
-        max=MOST_ROUNDS,
-        help="How often codl_op_run runs an op, by default 21 times; the first 10 do not count.",
-        show_default=False,
-    ),
-]
-AllOption = Annotated[
-    bool, typer.Option("--all", help="Measure everything, however little plans change by it.")
-]
-ToleranceOption = Annotated[
-    float | None,
-    typer.Option(
-        "--tolerance",
-        min=0,
-        max=100,
-        callback=finite,
-        help="Percent by which a plan may take longer than a newer one and still count as "
-        "unchanged; {codl.cli.help_words:tolerance} by default.",
-        show_default=False,
-    ),
-]
-
-
-@dataclass(frozen=True, kw_only=True)
-class CollectOptions:
-    """What is measured, on which devices, until when, and how."""
-
-    soc: opt.SocOption = ""
-    serial: opt.SerialsOption = None
-    models: CollectedModelsOption = None
-    ops: opt.OpsOption = None
-    shares: SharesOption = None
-    similar: SimilarOption = None
-    batch: BatchesOption = None
-    budget: opt.BudgetOption = None
-    samples: SamplesOption = None
-    everything: AllOption = False
-    tolerance: ToleranceOption = None
-    precision: opt.PrecisionOption = None
-    resume: ResumeOption = False
-    tune: TuneOption = True
-    governor: opt.GovernorOption = None
-    cool_down: opt.CoolDownOption = opt.COOL_DOWN
-    hot: opt.HotOption = HOT_C
-    runner: RunnerOption = CODL
-    program: ProgramOption = None
-    gpu_memory_type: MemoryTypeOption = None
-    rounds: RoundsOption = None
-    datasets_folder: opt.ToDatasetsOption = DATASETS
-
-    @property
-    def budget_s(self) -> float | None:
-        return opt.read_seconds(self.budget)
-
-    @property
-    def asked_shares(self) -> list[float] | None:
-        return opt.read_shares(self.shares) if self.shares else None
-
-    def collected(self) -> CollectRun:
-        """Measure, by codl or by the runner that is named."""
-        from codl.api.collect import collect
-
-        sources = opt.sources_of(self.models, self.ops)
-        if self.runner != CODL:
-            return self._by_runner(sources)
-        return collect(
-            self.soc,
-            serial=self.serial or [],
-            precision=self.precision,
-            ops=sources or None,
-            shares=self.asked_shares,
-            similar=self.similar,
-            batches=self.batch or (),
-            budget_s=self.budget_s,
-            samples=self.samples,
-            everything=self.everything,
-            tolerance=self.tolerance,
-            resume=self.resume,
-            tune=self.tune,
-            governor=self.governor,
-            cool_down_s=opt.read_seconds(self.cool_down) or 0.0,
-            hot_c=self.hot,
-            output=self.datasets_folder,
-            reporter=TERMINAL,
-            shown=_lines,
-        )
-
-    def _by_runner(self, sources: Sequence[str]) -> CollectRun:
-        """Raises `CodlError` for what the original's program cannot do."""
-        from codl.api.collect import CollectRun
-        from codl.frontend.models import MEASURED
-        from codl.measure.tasks import FEW_SHARES, SHARES
-
-        runner, serials = self.runner, self.serial or []
-        if self.similar or self.batch:
-            raise CodlError(f"--similar and --batch are not for --runner {runner}.")
-        if self.tolerance is not None:
-            raise CodlError(f"--tolerance is not for --runner {runner}, which measures everything.")
-        if len(serials) > 1:
-            raise CodlError(f"--runner {runner} works on one device, got {', '.join(serials)}.")
-        options = {
-            "program": self.program,
-            "memory_type": self.gpu_memory_type,
-            "rounds": self.rounds,
-        }
-        dataset, done = RUNNERS[runner](
-            self.soc,
-            serials[0],
-            {name: value for name, value in options.items() if value is not None},
-            ops=sources or MEASURED,
-            shares=self.asked_shares or (SHARES if self.budget_s is None else FEW_SHARES),
-            root=self.datasets_folder,
-            resume=self.resume,
-            budget_s=self.budget_s,
-            samples=self.samples,
-        )
-        return CollectRun(dataset, done)
-
-
-@with_options
-def collect_data(
-    asked: CollectOptions,
-    json: opt.JsonOption = False,
-    output: opt.OutputOption = None,
-) -> None:
-    """Measure ops in every kernel variant of both processors, and the cost of data sharing.
-
-    Ops are measured in batches of about ten seconds, in turns, so that a disturbance hits a few
+def collect_data(job: Collect, json: JsonOption = False, output: OutputOption = None) -> None:
+    """Ops are measured in batches of about ten seconds, in turns, so that a disturbance hits a few
     samples of each and not all samples of one. Rows are written at the end of each batch; a run
     that was killed goes on with --resume.
 
@@ -298,7 +67,7 @@ def collect_data(
     codl collect --soc rk3588 --serial ssh://pi@one.local --serial ssh://pi@two.local
     codl collect --soc host --serial replay:lat_datasets/host --budget 10m --datasets tried
     """
-    run = asked.collected()
+    run = replace(job, shown=_lines).run()
     emit("collect", run.to_json(), lambda: _table(run), as_json=json, output=output)
     run.check()
 
@@ -321,7 +90,8 @@ def _table(run: CollectRun) -> RenderableType:
     looks = {look["target"]: look for look in (expected or {"targets": []})["targets"]}
     for name, rows in dataset.tables().items():
         look = looks.pop(name, {})
-        table.add_row(f"t_{name}.csv", str(len(rows.read())), *_accuracy(look))
+        accuracy = _accuracy(look) if expected else ()
+        table.add_row(f"t_{name}.csv", str(len(rows.read())), *accuracy)
     for name, look in looks.items():  # the directions of data sharing
         table.add_row(name, str(look["rows"]), *_accuracy(look))
     settled = "more would change no plan" if run.plans else "accuracy has settled"

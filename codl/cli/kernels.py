@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from codl.cli.options import JsonOption, OutputOption
-from codl.cli.output import TERMINAL, emit
+from codl.cli.output import TERMINAL, JsonOption, OutputOption, emit
 from codl.errors import CodlError
 from codl.report.text_table import Table
 
@@ -77,12 +76,10 @@ def compile_kernels(
     json: JsonOption = False,
     output: OutputOption = None,
 ) -> None:
-    """Compile every kernel that models need on a phone's GPU, by that GPU's compiler, on a PC.
-
-    No such GPU is needed: Mesa's compilers, which drive real Adrenos and Malis, run over a kernel
-    driver that runs nothing. The table says of every kernel whether it compiles, instructions,
-    registers, private memory and spills, waves in flight, and lanes with work at the op's size.
-    What was compiled before is not compiled again.
+    """No such GPU is needed: Mesa's compilers, which drive real Adrenos and Malis, run over a
+    kernel driver that runs nothing. The table says of every kernel whether it compiles,
+    instructions, registers, private memory and spills, waves in flight, and lanes with work at the
+    op's size. What was compiled before is not compiled again.
 
     [dim]Examples:[/dim]
     codl kernels --setup

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from codl import files
-from codl.cli.options import JsonOption, ModelArgument, writable
-from codl.cli.output import emit, note
+from codl.cli.output import JsonOption, emit, note
 from codl.errors import CodlError
+from codl.jobs.options import ModelArgument, writable
 from codl.report.text_table import Table
 
 if TYPE_CHECKING:
@@ -71,9 +71,7 @@ def quantize_model(
     capacity: CapacityOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Write a model with the constant matrices of its products in 4 or 8 bits.
-
-    Every block of a column has a scale and a zero point. Kernels read the packed numbers: such a
+    """Every block of a column has a scale and a zero point. Kernels read the packed numbers: such a
     model takes an eighth, or a quarter, of the memory. It is an ONNX model as ONNX Runtime's
     quantiser writes it (com.microsoft.MatMulNBits; with --dynamic, DynamicQuantizeLinear and
     MatMulInteger), and runs there too.
@@ -92,7 +90,7 @@ def quantize_model(
     if dynamic and (bits != 8 or symmetric or int8_rows or capacity is not None):
         words = "goes with --bits 8, and without --symmetric, --int8-rows and --capacity"
         raise typer.BadParameter(words, param_hint="--dynamic")
-    name, proto = _loaded(model, capacity)
+    name, proto = _loaded(str(model), capacity)
     if dynamic:
         made, ops = quantize_dynamic(proto)
     else:

@@ -41,7 +41,8 @@ class Evaluation:
     """A row for every strategy, the ideal and every peer, and what they rest on.
 
     `timelines` are the spans of a profile for each strategy that ran, `predicted` those that it was
-    predicted to have, `plans` what ran, by fingerprint; `digest` is that of the `model`.
+    predicted to have, `plans` what ran, by fingerprint; `digest` is that of the `model`. One that
+    Ctrl-C ended `is_cut_short`: it has fewer rounds, and no profiles.
     """
 
     model: str
@@ -50,6 +51,7 @@ class Evaluation:
     timelines: Mapping[str, Sequence[TimeSpan]]
     plans: Mapping[str, Plan]
     predicted: Mapping[str, Sequence[TimeSpan]] = field(default_factory=dict)
+    is_cut_short: bool = False
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,8 @@ def evaluate(
                     models[name] = peer
             context.note(f"{model}: measuring {', '.join(models)} interleaved")
             anchors = context.tuning if usual_ms else None
-            effort = replace(effort, max_seconds=budget.share().seconds if budget else None)
+            max_seconds = budget.share().seconds if budget else None
+            effort = replace(effort, max_seconds=max_seconds, keep_cut=True)
             times = target.time(models, effort, with_energy=True, anchors=anchors)
         if times.sensors:
             context.note(f"energy by {', '.join(times.sensors)}")
@@ -128,20 +131,31 @@ def evaluate(
             if reason := times.failed.get(_timed_as(row)):
                 rows[name] = failed_row(model, name, reason)
         slower = slowdown(times.anchors, usual_ms)
-        limit = _ideal(network, context) if with_ideal else None
+        is_whole = not times.is_cut_short  # a command that was interrupted has little time left
+        limit = _ideal(network, context) if with_ideal and is_whole else None
         rows = {name: _completed(row, times, limit, slower) for name, row in rows.items()}
-        rows, foreseen = _predicted(rows, engines, network, context)
+        foreseen: dict[str, Sequence[TimeSpan]] = {}
+        if is_whole:
+            rows, foreseen = _predicted(rows, engines, network, context)
         results = [rows.pop(strategy.name) for strategy in strategies]
         results += [*([limit] if limit else []), *rows.values()]
         profiles: dict[str, Sequence[TimeSpan]] = {}
-        for name in times.latency_ms.keys() & engines.keys():
+        for name in times.latency_ms.keys() & engines.keys() if is_whole else ():
             with suppress(CodlError):  # its latency is kept
                 profiles[name] = engines[name].profile()
         timelines, predicted = (
             {r.strategy: spans[_timed_as(r)] for r in results if _timed_as(r) in spans}
             for spans in (profiles, foreseen)
         )
-    return Evaluation(model, network.content_digest, results, timelines, plans, predicted)
+    return Evaluation(
+        model,
+        network.content_digest,
+        results,
+        timelines,
+        plans,
+        predicted,
+        is_cut_short=times.is_cut_short,
+    )
 
 
 def _engines(

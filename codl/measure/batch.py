@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from statistics import mean
 from typing import Protocol
 
-from codl.errors import CodlError
+from codl.errors import CodlError, InterruptedCommandError
 from codl.ir.types import PROCESSORS, Processor
 from codl.kernels.tuning import Tuning
 from codl.measure import drift, timing
@@ -236,11 +236,25 @@ def time_together(
             anchor.timed.visit()
         after_round()
 
-    turns = timing.interleave(
-        runs, effort, before_turn=before_turn, after_round=beside, failed=failed
-    )
+    taken_so_far: dict[str, timing.Turns] = {}
+    is_cut_short = False
+    try:
+        turns = timing.interleave(
+            runs,
+            effort,
+            before_turn=before_turn,
+            after_round=beside,
+            failed=failed,
+            turns=taken_so_far,
+        )
+    except KeyboardInterrupt:
+        turns = {name: taken for name, taken in taken_so_far.items() if taken.warm}
+        if not (effort.keep_cut and turns):
+            raise
+        is_cut_short = True
+        failed |= {name: InterruptedCommandError() for name in runs if name not in turns}
     energy: dict[str, float | None] = {}
-    for name in turns:
+    for name in turns if not is_cut_short else ():
         with suppress(CodlError):  # its latency is kept
             energy[name] = energy_mj(partial(runs[name], effort.turn), sensors)
     return TimedTogether(
@@ -258,4 +272,5 @@ def time_together(
         runs_ms={name: tuple(1e3 * s for s in taken.every) for name, taken in turns.items()}
         if effort.keep_runs
         else {},
+        is_cut_short=is_cut_short,
     )

@@ -111,10 +111,8 @@ def cold_notes(result: EvalResult) -> list[str]:
 
 
 def machine_notes(result: EvalResult) -> list[str]:
-    """How much slower the processors were than predictions know of, where that was seen, and which
-    were throttled.
-    """
-    notes, slower = [], {}
+    """Notes on an evaluation that is incomplete, on throttled processors, and on slower ones."""
+    notes, slower = [result.incomplete] if result.incomplete else [], {}
     for model in result.models:
         held = {s for row in result.of(model) if row.conditions for s in row.conditions.throttled}
         if held:

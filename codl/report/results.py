@@ -218,6 +218,8 @@ class EvalResult(ResultFile):
     asked: EvalRequest | None = None
     digests: Digests | None = None
     plans: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    #: What was not measured where the evaluation was ended early.
+    incomplete: str = ""
 
     def __post_init__(self) -> None:
         for at, row in enumerate(self.rows):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from time import perf_counter
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from codl.engine.engine import Engine
 from codl.errors import CodlWarning, NoKernelError, WrongResultError
 from codl.evaluation.closeness import Closeness, is_right, kinds, worst
+from codl.frontend.convert import Source
 from codl.ir import Network
 from codl.ir.executable import Executable, GpuOp
 from codl.ir.ops.eltwise import Eltwise
@@ -42,7 +43,7 @@ from codl.runtime.examination import memory_of
 from codl.runtime.numpy_interpreter import check_order
 from codl.targets.base import Target
 from codl.validate import verdicts
-from codl.validate.references import BY_OPS, ModelAndSource, Source, Values, outputs_by_ops
+from codl.validate.references import BY_OPS, ModelAndSource, Values, outputs_by_ops
 from codl.validate.remedy import find_remedy
 from codl.validate.validation import (
     COSINE,
@@ -65,6 +66,41 @@ MEMORY = 3
 PARTIAL = ("acos", "acosh", "asin", "atanh", "div", "log", "pow", "reciprocal", "sqrt")
 
 
+@dataclass
+class EngineBuilder:
+    """Builds engines of a plan, again where ops are to run in other variants.
+
+    A layer of which the device refuses every kernel goes to the CPU, with a `CodlWarning`; of a
+    plan that is to be `strict` that is an error.
+    """
+
+    network: Network
+    plan: Plan
+    target: Target
+    tuning: Tuning = Tuning()
+    recovers: bool = False
+    strict: bool = False
+    _moved: list[OpFallback] = field(default_factory=list)
+
+    def build(self, fallbacks: Sequence[OpFallback] = ()) -> Engine:
+        """The engine of the plan with these fallbacks."""
+        network = self.network
+        while True:
+            chosen = self.plan
+            if changes := (*fallbacks, *self._moved):
+                written, applied = chosen.applied(network)
+                restored = with_fallbacks(written, applied, changes)
+                chosen = restored.restored(network, self.plan.sums)
+            try:
+                return Engine(network, chosen, self.target, self.tuning, recovers=self.recovers)
+            except NoKernelError as error:
+                move = _to_cpu(self.plan.applied(network)[0], error, self.target.soc)
+                if self.strict or move is None or move in self._moved:
+                    raise
+                self._moved.append(move)
+                warnings.warn(f"{move}.", CodlWarning, stacklevel=3)
+
+
 def checked_engine(
     network: Network,
     plan: Plan,
@@ -75,56 +111,39 @@ def checked_engine(
     recovers: bool = False,
     strict: bool = False,
 ) -> Engine:
-    """An engine whose outputs were found to be those of its model; `checked` says how close.
+    """An engine of a plan, compared with its source where there is one; see `first_check`."""
+    builder = EngineBuilder(network, plan, target, tuning, recovers, strict)
+    engine = builder.build()
+    return engine if source is None else first_check(engine, builder, source)
 
-    `source` is what the network was read from; without one nothing is compared. What was found once
-    is remembered. Where the plan is wrong, ops run in other variants, with one `CodlWarning`.
-    Raises `WrongResultError` where that does not help; of one that is to be `strict`, at once.
 
-    A layer of which the device refuses every kernel goes to the CPU, with a `CodlWarning`.
+def first_check(engine: Engine, builder: EngineBuilder, source: Source) -> Engine:
+    """The engine, or one in its place whose outputs are right; `checked` says how close they are.
+
+    The network was read from `source`. What was found once is remembered. Where the plan is wrong,
+    ops run in other variants, with one `CodlWarning`. Raises `WrongResultError` where that does not
+    help; of a builder that is `strict`, at once.
     """
-    moved: list[OpFallback] = []
-
-    def build(fallbacks: Sequence[OpFallback] = ()) -> Engine:
-        while True:
-            chosen = plan
-            if changes := (*fallbacks, *moved):
-                written, applied = plan.applied(network)
-                chosen = with_fallbacks(written, applied, changes).restored(network, plan.sums)
-            try:
-                return Engine(network, chosen, target, tuning, recovers=recovers)
-            except NoKernelError as error:
-                move = _to_cpu(plan.applied(network)[0], error, target.soc)
-                if strict or move is None or move in moved:
-                    raise
-                moved.append(move)
-                warnings.warn(f"{move}.", CodlWarning, stacklevel=3)
-
-    engine = build()
-    if source is None:
-        return engine
-    begin = perf_counter()
+    network, target, begin = builder.network, builder.target, perf_counter()
     with _closed_on_error(engine):
         slot = verdicts.slot_of(source.digest, [engine.executable], target)
         checked = remembered = verdicts.load(slot)
         if checked is None and (reason := why_not(network)):
             checked = Checked("", reason=reason)
-        elif checked is not None and checked.fallbacks and strict:
+        elif checked is not None and checked.fallbacks and builder.strict:
             raise wrong(network, str(checked.fallbacks[0]))
-    if checked is None:
-        with _closed_on_error(engine):
+        if checked is None:
             check_order(engine.executable)
-        cosine = usual_cosine(network, variants_of(engine.plan))
-        comparison = _Comparison(
-            source.again(network), target, tuning, build, cosine=cosine, strict=strict
-        )
-        engine, checked = comparison.run(engine)
+    if checked is None:
+        engine, checked = _Comparison(
+            ModelAndSource.again(source, network), builder, engine.plan
+        ).run(engine)
         if not engine.gpu_failure:
             verdicts.store(slot, checked)
         checked = replace(checked, ms=1e3 * (perf_counter() - begin))
     elif checked.fallbacks:
         engine.close()
-        engine = build(checked.fallbacks)
+        engine = builder.build(checked.fallbacks)
     engine.checked = checked
     tell(network.name, checked, is_new=remembered is None)
     return engine
@@ -144,20 +163,10 @@ def _to_cpu(network: Network, error: NoKernelError, soc: Soc) -> OpFallback | No
 class _Comparison:
     """A model's plan beside its reference, and what helps where they disagree."""
 
-    def __init__(
-        self,
-        model: ModelAndSource,
-        target: Target,
-        tuning: Tuning,
-        build: Callable[[Sequence[OpFallback]], Engine],
-        *,
-        cosine: float,
-        strict: bool,
-    ) -> None:
-        self._model, self._target, self._tuning = model, target, tuning
-        self._build, self._strict = build, strict
+    def __init__(self, model: ModelAndSource, builder: EngineBuilder, plan: Plan) -> None:
+        self._model, self._builder = model, builder
         self._samples, self._right, self._by = _references(model)
-        self._cosine = cosine
+        self._cosine = usual_cosine(builder.network, variants_of(plan))
         #: How far the reference is from itself, by output, of each sample that looked wrong.
         self._noise: dict[int, Mapping[str, Closeness]] = {}
         #: Outputs that chance decides.
@@ -182,7 +191,7 @@ class _Comparison:
                 return engine, self._verdict(close, fallbacks)
             engine.close()
             fallbacks = (*fallbacks, *self._remedy(*miss))
-            engine = self._build(fallbacks)
+            engine = self._builder.build(fallbacks)
 
     def _verdict(self, close: Closeness, fallbacks: tuple[OpFallback, ...]) -> Checked:
         compared = {name for right in self._right for name in right} - self._ignored
@@ -295,7 +304,8 @@ class _Comparison:
         order = sorted(range(len(self._samples)), key=lambda place: place != number)
         samples = [self._samples[place] for place in order]
         model = replace(self._model, network=written)
-        tested = ModelUnderTest(model, self._target, self._tuning, samples, self._ignored)
+        target, tuning = self._builder.target, self._builder.tuning
+        tested = ModelUnderTest(model, target, tuning, samples, self._ignored)
         tested.expect([self._right[place] for place in order])
         time = Budget(BUDGET_S)
         with warnings.catch_warnings():
@@ -307,7 +317,7 @@ class _Comparison:
                 if all(is_right(close, -1.0, OF_HALVES) for close in so_far):
                     return ()
                 checked = replace(checked, limit=limit)
-            if self._strict:
+            if self._builder.strict:
                 raise wrong(network, checked.diagnosis)
             remedy = find_remedy(tested, checked, budget=time)
         if not remedy.is_right or any(check.verdict != "imprecise" for check in remedy.unmet):

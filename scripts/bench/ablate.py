@@ -29,7 +29,6 @@ from typing import Any, cast
 
 from ablation_tables import FULL, summary, table
 
-from codl.cli.options import read_models, read_seconds
 from codl.cli.output import note
 from codl.engine.engine import Engine
 from codl.errors import CodlError, UnknownNameError
@@ -39,6 +38,7 @@ from codl.ir import Network
 from codl.ir.executable import Executable
 from codl.ir.plan import Plan
 from codl.ir.types import PROCESSORS
+from codl.jobs.options import read_models, read_seconds
 from codl.lower import lower
 from codl.measure import dataset as datasets
 from codl.measure import drift
@@ -183,7 +183,7 @@ class Ablation:
             own.folder: replace(self._context, predictors_folder=own.folder)
             for own in self._variants
         }
-        self._left_s = read_seconds(args.budget) or 0.0
+        self._left_s = read_seconds(args.budget)
         self._rows: list[dict[str, Any]] = []
         self._groups = kept(args.output) if args.resume else []
 

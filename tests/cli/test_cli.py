@@ -22,12 +22,12 @@ from support.decoders import SMALL
 from support.whole_way import QUICK
 from typer.testing import CliRunner
 
-from codl.api import collect as collect_command
 from codl.cli import app as cli
 from codl.cli.app import app
 from codl.errors import CodlError
 from codl.frontend.decoders.build import built, with_weights
 from codl.frontend.models.builder import ModelBuilder
+from codl.jobs import collect as collect_command
 from codl.records import soc as socs
 from codl.records.soc import Soc
 from codl.targets import detect as detecting

@@ -12,12 +12,12 @@ from support.plans import row
 from support.simulated import SOC
 from typer.testing import CliRunner
 
-from codl.api import collect as command
-from codl.api.collect import Agenda, StopRule
 from codl.cli.app import app
 from codl.errors import CodlError
 from codl.evaluation.plan_convergence import LOOKS, TOLERANCE, Look
 from codl.ir import parse, to_text
+from codl.jobs import collect as command
+from codl.jobs.collect import Agenda, Collect
 from codl.kernels.tuning import Tuning
 from codl.measure.collector import Collected
 from codl.measure.dataset import Dataset
@@ -28,46 +28,44 @@ NETWORK = row(2)
 SCOPE = Scope([layer.op for layer in NETWORK.layers], [0.5, 1.0])
 
 
-def agenda(rule: StopRule, folder: Path = Path("none")) -> Agenda:
-    return Agenda.of(rule, SCOPE, [NETWORK], soc=SOC, dataset=Dataset(folder), tuning=Tuning())
+def agenda(job: Collect, networks: Any = (NETWORK,)) -> Agenda:
+    return job.agenda(SCOPE, networks, SOC, Dataset(Path("none")), Tuning(), job.budget_s)
 
 
 def test_plans_end_it_where_nothing_else_is_said() -> None:
-    found = agenda(StopRule())
+    found = agenda(Collect())
     assert list(found.tasks) == list(wholes_first(SCOPE, SOC).tasks)
     plans = found.plans
     assert plans is not None
     assert (found.chooser, found.time_s, found.learner) == (plans, None, None)
     assert (plans.tolerance, plans.total) == (TOLERANCE, len(found.tasks))
-    assert plans.models() == [NETWORK]
-    assert agenda(StopRule(tolerance=5)).plans.tolerance == 0.05  # type: ignore[union-attr]
+    assert [*plans.models()] == [NETWORK]
+    assert agenda(Collect(tolerance=5)).plans.tolerance == 0.05  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("limits", [StopRule(everything=True), StopRule(samples=3)])
-def test_everything_and_so_many_samples_are_not_ended_by_plans(limits: StopRule) -> None:
+@pytest.mark.parametrize("limits", [Collect(everything=True), Collect(samples=3)])
+def test_everything_and_so_many_samples_are_not_ended_by_plans(limits: Collect) -> None:
     found = agenda(limits)
     assert list(found.tasks) == list(everything(SCOPE, SOC))
     assert found.chooser is None
 
 
 def test_a_budget_has_an_active_learner() -> None:
-    found = agenda(StopRule(budget_s=100.0))
+    found = agenda(Collect(budget_s=100.0))
     assert isinstance(found.chooser, ActiveLearner)
     assert (found.time_s, found.plans) == (80.0, None)
 
 
 @pytest.mark.parametrize(("budget_s", "measured_s"), [(20, 10), (60, 40), (3600, 0.97 * 3600)])
 def test_a_part_of_a_budget_is_left_for_the_last_look(budget_s: float, measured_s: float) -> None:
-    assert agenda(StopRule(budget_s=budget_s)).time_s == pytest.approx(measured_s)
+    assert agenda(Collect(budget_s=budget_s)).time_s == pytest.approx(measured_s)
 
 
 def test_built_in_models_are_planned_where_no_model_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("codl.api.collect.MEASURED", ("op_chain",))
-    found = Agenda.of(
-        StopRule(), SCOPE, [], soc=SOC, dataset=Dataset(Path("none")), tuning=Tuning()
-    )
+    monkeypatch.setattr("codl.jobs.collect.MEASURED", ("op_chain",))
+    found = agenda(Collect(), [])
     assert found.plans is not None
     assert [network.name for network in found.plans.models()] == ["op_chain"]
 
@@ -75,15 +73,15 @@ def test_built_in_models_are_planned_where_no_model_is_named(
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
-        (StopRule(budget_s=9.0, everything=True), "--all measures everything: leave out --budget"),
-        (StopRule(samples=9, everything=True), "leave out --samples"),
-        (StopRule(samples=9, tolerance=1.0), "which --samples does instead"),
-        (StopRule(everything=True, tolerance=1.0), "which --all does instead"),
+        ({"budget_s": 9.0, "everything": True}, "--all measures everything: leave out --budget"),
+        ({"samples": 9, "everything": True}, "leave out --samples"),
+        ({"samples": 9, "tolerance": 1.0}, "which --samples does instead"),
+        ({"everything": True, "tolerance": 1.0}, "which --all does instead"),
     ],
 )
-def test_limits_that_contradict_each_other_are_refused(limits: StopRule, message: str) -> None:
+def test_limits_that_contradict_each_other_are_refused(limits: Any, message: str) -> None:
     with pytest.raises(CodlError, match=message):
-        limits.check()
+        Collect(**limits)
 
 
 @pytest.mark.parametrize("stopped", ["settled", "done"])
@@ -93,7 +91,7 @@ def test_the_command_says_why_it_ended(
     """The collector is stood in for by looks that find all plans unchanged."""
     (tmp_path / "ops.csv").write_text("op\n" + f'"{to_text(parse("fc in=1x32x5x5 oc=40"))}"\n')
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("codl.api.collect.MEASURED", ("op_chain",))
+    monkeypatch.setattr("codl.jobs.collect.MEASURED", ("op_chain",))
 
     def collected(targets: Any, dataset: Dataset, tasks: Any, *how: Any, **more: Any) -> Collected:
         plans = more["chooser"]

@@ -20,11 +20,11 @@ from typer.testing import CliRunner
 
 from codl import files
 from codl.cli.app import app
-from codl.cli.options import read_seconds, read_shares
 from codl.errors import CodlError, InvalidFileError, MismatchError, UnknownNameError
 from codl.files import BusyError
 from codl.ir import Shape, parse, to_text
 from codl.ir.ops.convolution import Conv2d
+from codl.jobs.options import read_seconds, read_shares
 from codl.measure import timing
 from codl.measure.collector import collect
 from codl.measure.dataset import CsvTable, Dataset, OpRow

@@ -836,7 +836,7 @@ def test_a_narrow_terminal_has_fewer_columns_and_whole_words() -> None:
         console.print(content.to_rich())
         text = console.export_text()
         assert max(map(len, text.splitlines())) <= width
-        left_out = re.search(r"No room for: (.*?)\. A", " ".join(text.split()))
+        left_out = re.search(r"Hidden columns: (.*?) \(widen", " ".join(text.split()))
         gone = left_out[1].split(", ") if left_out else []
         assert gone == ["source", "first run (ms)"][: len(gone)]
         grid = re.split(r"[\s\u2500-\u257f]+", text.split("No room")[0])

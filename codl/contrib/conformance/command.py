@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Group
 
-from codl.cli import options as opt
-from codl.cli.output import emit, progress, tell
+from codl.cli.output import JsonOption, OutputOption, emit, progress, tell
+from codl.jobs import options as opt
+from codl.jobs.devices import DeviceOption
+from codl.measure.budget import Budget
 from codl.report.text_table import Table
 from codl.runtime.placement import LocalSoc
 from codl.targets.connect import connect
@@ -25,15 +27,15 @@ def run_conformance(
         str | None, typer.Option("--soc", help="A SoC; without one this machine is detected.")
     ] = None,
     serial: opt.SerialOption = "local",
-    device: opt.DeviceOption = None,
+    device: DeviceOption = None,
     only: Annotated[str, typer.Option(metavar="REGEX", help="Only cases whose name matches.")] = "",
     everything: Annotated[
         bool,
         typer.Option("--all", help="All cases, those of ops that codl does not know included."),
     ] = False,
-    budget: opt.BudgetOption = None,
-    json: opt.JsonOption = False,
-    output: opt.OutputOption = None,
+    budget_s: opt.BudgetOption = None,
+    json: JsonOption = False,
+    output: OutputOption = None,
 ) -> None:
     """Run ONNX's node conformance suite with every op forced onto the GPU side.
 
@@ -47,7 +49,7 @@ def run_conformance(
     """
     from codl.contrib.conformance import suite as conformance
 
-    limit = opt.budget_of(budget)
+    limit = Budget(budget_s)
     described = load_local(soc, serial) if soc else _detected(serial, device)
     cases = conformance.select(everything=everything, only=only)
     outcomes: list[CaseResult] = []

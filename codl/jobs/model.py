@@ -1,4 +1,4 @@
-"""A job: a model on a SoC, how it is planned and run; commands and functions begin with it."""
+"""A model on a SoC, how it is planned and run: what the jobs of models share."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from codl.api.reporter import SILENT, Reporter
 from codl.errors import CodlError, UnknownNameError, UnsupportedError
 from codl.frontend import models
 from codl.frontend.models.deployment import Deployment
 from codl.ir import Network
 from codl.ir.plan import Plan, load_plan
 from codl.ir.types import PRECISIONS
-from codl.measure import dataset as datasets
+from codl.jobs import options as opt
+from codl.jobs.job import SILENT, Job, Reporter
+from codl.measure import FOLDER as DATASETS
 from codl.measure.cool_down import CoolDown
 from codl.measure.dataset import dataset_digest
 from codl.measure.inputs import read_file, read_npz
-from codl.predict import FOLDER
+from codl.predict import FOLDER as PREDICTORS
 from codl.records import soc as socs
 from codl.records import statistic
 from codl.records.gpu_limits import GpuLimits
@@ -37,7 +38,7 @@ from codl.targets.detect import load_local
 from codl.targets.environment import environment_of
 
 if TYPE_CHECKING:
-    from codl.validate.references import Source
+    from codl.frontend.convert import Source
 
 #: The precision that stores tensors as a type, and computes in float32.
 STORED_AS: Mapping[str, str] = {
@@ -115,8 +116,8 @@ def profiling(target: Target, profile: Path | bool = True) -> Profiling | None:
 
 def context_of(
     soc: Soc,
-    dataset: Path = datasets.FOLDER,
-    predictors: Path = FOLDER,
+    dataset: Path = DATASETS,
+    predictors: Path = PREDICTORS,
     predictor: str | None = None,
     *,
     plan_time_s: float | None = None,
@@ -161,11 +162,6 @@ def adapted(context: Context, deployment: Deployment | None) -> Context:
     return replace(context, winograd=deployment.winograd)
 
 
-def strategy_of(asked: str | None, deployment: Deployment | None) -> str:
-    """The strategy that is asked for, else what the runtime of a deployment means."""
-    return asked or (deployment.strategy if deployment else "") or DEFAULT
-
-
 def read_inputs(
     network: Network,
     file: Path | None,
@@ -184,41 +180,59 @@ def read_inputs(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """A model, the SoC that it is for, at what precision, and how it is planned.
+class ModelJob(Job):
+    """A model, the SoC that it runs on, and how it is planned.
 
-    `plan` is the file of one that was made before. Without a `device` nothing runs, and the SoC
+    `plan` is the file of a plan that was made before. Without a `device` nothing runs, and the SoC
     need not be at hand. With one, plans run before the fastest is taken, for `plan_time_s` seconds
-    or as long as they gain, unless `profile` is off; `profile` may be a file of what ran before.
-    `deployment`, `described` and `context` are read when first
-    asked for; each raises `CodlError` where something is missing or unknown.
+    or as long as they gain, unless `profile` is off; it may be a file of plans that ran.
+    `deployment`, `described` and `context` are read when they are first used; each raises
+    `CodlError` for a file or a name that is not there.
     """
 
-    model: str
-    soc: str | Path
-    serial: str = "local"
-    device: bool = True
-    precision: str | None = None
-    plan: Path | None = None
-    strategy: str | None = None
-    predictor: str | None = None
-    plan_time_s: float | None = None
-    batch: int | None = None
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    dataset: Path = datasets.FOLDER
-    predictors: Path = FOLDER
-    options: RunOptions = RunOptions()
-    profile: Path | bool = True
-    reporter: Reporter = SILENT
+    model: opt.ModelArgument = field(kw_only=False)
+    soc: opt.SocOption = "host"
+    serial: opt.SerialOption = "local"
+    precision: opt.PrecisionOption = None
+    plan: opt.PlanOption = None
+    strategy: opt.StrategyOption = None
+    predictor: opt.PredictorOption = None
+    plan_time_s: opt.PlanTimeOption = None
+    profile: opt.ProfileOption = True
+    no_profile: opt.NoProfileOption = False
+    batch: opt.BatchOption = None
+    shapes: opt.ShapeOption = field(default_factory=dict)
+    max_kernel_ms: opt.LongestOption = None
+    gpu_duty: opt.DutyOption = None
+    dataset: opt.DatasetsOption = DATASETS
+    predictors: opt.PredictorsOption = PREDICTORS
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.profile, Path) and self.no_profile:
+            raise CodlError(
+                f"--profile {self.profile} is not used with --no-profile: leave one of them out."
+            )
+        if self.plan is not None and self.strategy is not None:
+            raise CodlError(
+                f"The plan {str(self.plan)!r} is made already: leave out it or the strategy "
+                f"{self.strategy!r}."
+            )
+
+    @property
+    def device(self) -> bool:
+        """Whether the model is planned for a device that is at hand."""
+        return True
 
     @cached_property
     def deployment(self) -> Deployment | None:
-        return deployment_of(self.model, self.reporter)
+        return deployment_of(str(self.model), self.reporter)
 
     @cached_property
-    def wanted(self) -> RunOptions:
-        """The options, with the limits of a deployment file."""
-        return self.options.deployed(self.deployment)
+    def options(self) -> RunOptions:
+        """The options of the processors, with the limits of a deployment file."""
+        limits = RunOptions(max_kernel_ms=self.max_kernel_ms, gpu_duty=self.gpu_duty)
+        return limits.deployed(self.deployment)
 
     @cached_property
     def described(self) -> Soc:
@@ -226,7 +240,7 @@ class Job:
         if not self.device:
             return socs.load(self.soc, self.precision)
         local = load_local(self.soc, self.serial, self.precision)
-        return self.wanted.applied(local, self.reporter)
+        return self.options.applied(local, self.reporter)
 
     @cached_property
     def context(self) -> Context:
@@ -241,19 +255,31 @@ class Job:
         )
         return adapted(context, self.deployment)
 
-    def check(self) -> None:
-        """Raise what `context` raises now, before a model is read, which takes longer."""
-        _ = self.context
-
     @property
     def strategy_name(self) -> str:
-        return strategy_of(self.strategy, self.deployment)
+        """The strategy that is asked for, else what the runtime of a deployment means."""
+        return self.strategy or (self.deployment.strategy if self.deployment else "") or DEFAULT
 
     @contextmanager
     def connected(self) -> Iterator[Context]:
-        """The context with the target that the job's serial leads to, open meanwhile."""
+        """The context with the target that the serial leads to, open meanwhile."""
         with closing(connect(self.serial, self.described)) as target:
-            yield replace(self.context, target=target, profiling=profiling(target, self.profile))
+            profile = not self.no_profile and self.profile
+            yield replace(self.context, target=target, profiling=profiling(target, profile))
+
+    def load(self) -> Network:
+        """The model with its weights; raises `CodlError` where it cannot be read."""
+        from codl.frontend.convert import load_network
+
+        return load_network(str(self.model), self.batch, self.shapes)
+
+    def load_with_source(self, *, check: bool) -> tuple[Network, Source | None]:
+        """The model, and to `check` it its source; raises what `context` raises before it reads."""
+        from codl.frontend.convert import read_network
+
+        _ = self.context
+        self.reporter.stage(f"Reading {self.model}")
+        return read_network(str(self.model), self.batch, self.shapes, check=check)
 
     def plan_of(self, network: Network, context: Context) -> Plan:
         """The plan in the job's file, where there is one, else what the strategy plans."""
@@ -261,20 +287,6 @@ class Job:
             return load_plan(self.plan)
         self.reporter.stage(f"Planning {network.name} by {self.strategy_name}")
         return find(self.strategy_name).plan(network, context)
-
-    def read_network(self) -> Network:
-        """The model with its weights; raises `CodlError` where it cannot be read."""
-        from codl.frontend.convert import load_network
-
-        return load_network(self.model, self.batch, self.shapes)
-
-    def read_with_source(self, *, check: bool) -> tuple[Network, Source | None]:
-        """The same, and to `check` it its source; raises what `check` raises before it reads."""
-        from codl.validate.references import read_network
-
-        self.check()
-        self.reporter.stage(f"Reading {self.model}")
-        return read_network(self.model, self.batch, self.shapes, check=check)
 
 
 def recorded(target: Target, digests: Digests, **protocol: Any) -> dict[str, Any]:
@@ -286,7 +298,7 @@ def recorded(target: Target, digests: Digests, **protocol: Any) -> dict[str, Any
     }
 
 
-def told_of(checked: Checked | None) -> dict[str, Any]:
+def check_summary(checked: Checked | None) -> dict[str, Any]:
     """The keys of a comparison before the first result; None where nobody asked for it."""
     return {
         "check_ms": None if checked is None else checked.ms,

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from numpy.typing import NDArray
 
-from codl.api.job import Job, digests_of, read_inputs, recorded
-from codl.api.reporter import Reporter
 from codl.boundary import explained
 from codl.errors import CodlError
 from codl.evaluation.closeness import Agreement, agreement, read_labels
@@ -19,11 +17,15 @@ from codl.frontend.models.deployment import SUFFIXES, Deployment, Preprocessing
 from codl.ir import Network
 from codl.ir.plan import OpFallback, Plan
 from codl.ir.types import PROCESSORS, Processor
+from codl.jobs import options as opt
+from codl.jobs.job import Reporter
+from codl.jobs.model import ModelJob, digests_of, read_inputs, recorded
+from codl.jobs.options import option
 from codl.lower import lower
 from codl.measure import SEED
 from codl.measure.budget import Budget
 from codl.measure.inputs import random_inputs
-from codl.plan.build_plan import preferring
+from codl.plan.build_plan import for_soc, preferring
 from codl.plan.price import price
 from codl.records import soc as socs
 from codl.strategies import Context
@@ -32,24 +34,6 @@ from codl.validate.remedy import Remedy, find_remedy
 from codl.validate.validation import ModelUnderTest, Validation, to_precision, validate
 
 NPZ = ".npz"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Checking:
-    """How a plan is checked: on which inputs, how near it must be, and what is looked for.
-
-    `inputs` and `labels` are files as those of `codl validate`, random inputs are drawn from the
-    `seed`. With a `precision` every kernel is taken at that. Where the plan is wrong, `remedies`
-    are looked for. Without a budget everything is checked.
-    """
-
-    inputs: Path | None = None
-    labels: Path | None = None
-    seed: int = SEED
-    cosine: float | None = None
-    precision: str | None = None
-    remedies: bool = True
-    budget: Budget | None = None
 
 
 @dataclass(frozen=True)
@@ -75,60 +59,168 @@ class CheckedPlan:
         return agreement(got, right, None if labels is None else labels[: len(got)])
 
 
-def check_model(job: Job, how: Checking) -> tuple[dict[str, Any], CheckedPlan]:
-    """Check the plan of a job, op by op and whole: what `codl validate --json` holds, and all else.
+#: What `half` is short for.
+HALF = "half_storage"
+InputsOption = Annotated[
+    Path | None,
+    option(
+        "--inputs",
+        help="Inputs by name in an .npz file, an image, or a folder of files of either; random "
+        "ones by default. A deployment file says how images are preprocessed.",
+    ),
+]
+LabelsOption = Annotated[
+    Path | None,
+    option("--labels", help="Classes of the files of --inputs: lines of name and number."),
+]
+SeedOption = Annotated[int, option("--seed", least=0, help="Of random inputs.")]
+CosineOption = Annotated[
+    float | None,
+    option(
+        "--cosine",
+        least=-1.0,
+        most=1.0,
+        help="Outputs are right from this cosine on: {codl.validate.validation:COSINE}, or "
+        "{codl.validate.validation:COSINE_OF_ROUNDED} of a model that rounds what it multiplies to "
+        "8 bits, if not given.",
+    ),
+]
+HalfOption = Annotated[
+    bool,
+    option(
+        "--half",
+        help="Store the GPU's tensors as halves, and find the ops that must stay in float32: "
+        "--precision half_storage.",
+    ),
+]
+KernelPrecisionOption = Annotated[
+    str | None,
+    option(
+        "--precision",
+        help="Take every kernel of the plan's at this precision, of {codl.ir.types:PRECISIONS}, "
+        "and find the ops that must stay in float32. By default as they are planned.",
+    ),
+]
+StrictOption = Annotated[
+    bool, option("--strict", help="Look for no fallback: a wrong op is an error.")
+]
+WritePlanOption = Annotated[
+    Path | None,
+    option(
+        "--write-plan",
+        help="Write the plan, with its fallbacks, to a file.",
+        read=lambda text: opt.writable(Path(text)),
+    ),
+]
+WriteSocOption = Annotated[bool, option("--write-soc", help="Add the fallbacks to the SoC file.")]
 
-    Raises `CodlError` where the model, the plan, its inputs or the device is none.
+
+@dataclass(frozen=True, kw_only=True)
+class Validate(ModelJob):
+    """Check that every op of a plan, and the whole of it, computes what it should.
+
+    `inputs` and `labels` are files; random inputs are drawn from the `seed`. With a
+    `kernel_precision` every kernel is taken at that. Where the plan is wrong, remedies are looked
+    for, unless it is `strict`. Without a budget everything is checked. Raises `CodlError` where
+    the model, the plan, its inputs or the device is not there.
     """
-    job.check()
-    loaded = ModelAndSource.load(job.model, job.batch, job.shapes)
-    files = files_of(how.inputs, job.reporter)
-    labels = None if how.labels is None else read_labels(how.labels, [file.name for file in files])
-    samples = samples_of(loaded, files, job.deployment, how.seed, job.reporter)
-    done = check_plan(job, loaded, samples, how)
-    result = {
-        "serial": job.serial,
-        "soc": job.described.name,
-        "batch": job.batch,
-        "input": None if how.inputs is None else str(how.inputs),
-        "seed": None if how.inputs is not None else how.seed,
-        **result_of(done.validation, done.remedy),
-        "lowest": lowest_sample(done.validation, files),
-        "agreement": None if len(files) < 2 else asdict(done.agreement(labels)),
-        **done.origin,
-    }
-    return result, done
 
+    precision: str | None = field(default=None, init=False)
+    inputs: InputsOption = None
+    labels: LabelsOption = None
+    seed: SeedOption = SEED
+    cosine: CosineOption = None
+    kernel_precision: KernelPrecisionOption = None
+    half: HalfOption = False
+    strict: StrictOption = False
+    budget_s: opt.BudgetOption = None
+    write_plan: WritePlanOption = None
+    write_soc: WriteSocOption = False
 
-def check_plan(
-    job: Job, loaded: ModelAndSource, samples: InputSamples, how: Checking
-) -> CheckedPlan:
-    """Check the plan of a job on a model that is loaded; where it is wrong, look for remedies."""
-    time, network, reporter = how.budget or Budget(), loaded.network, job.reporter
-    with job.connected() as context:
-        chosen = _plan(job, network, context)
-        if how.precision is not None:
-            chosen = to_precision(network, chosen, job.described, how.precision)
-        written, applied = chosen.applied(network)
-        bench = ModelUnderTest(
-            replace(loaded, network=written), context.device, context.tuning, samples
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.half and self.kernel_precision not in (None, HALF):
+            raise CodlError(
+                f"--half is --precision {HALF}, got --precision {self.kernel_precision} beside it."
+            )
+
+    def run(self) -> tuple[dict[str, Any], CheckedPlan]:
+        """What `codl validate --json` holds, and all else: load, plan, compile, check, remedy."""
+        _ = self.context  # whose errors come before a model is read, which takes longer
+        loaded = ModelAndSource.load(str(self.model), self.batch, self.shapes)
+        files = files_of(self.inputs, self.reporter)
+        labels = None if self.labels is None else read_labels(self.labels, [f.name for f in files])
+        samples = samples_of(loaded, files, self.deployment, self.seed, self.reporter)
+        done = self._checked(loaded, samples)
+        if self.write_plan is not None:
+            self.reporter.note(f"Wrote {done.kept.save(self.write_plan)}")
+        if self.write_soc and done.remedy is not None and done.remedy.fallbacks:
+            path = add_to_soc(str(self.soc), for_soc(done.written, done.remedy.fallbacks))
+            self.reporter.note(f"Wrote {path}")
+        result = {
+            "serial": self.serial,
+            "soc": self.described.name,
+            "batch": self.batch,
+            "input": None if self.inputs is None else str(self.inputs),
+            "seed": None if self.inputs is not None else self.seed,
+            **result_of(done.validation, done.remedy),
+            "lowest": lowest_sample(done.validation, files),
+            "agreement": None if len(files) < 2 else asdict(done.agreement(labels)),
+            **done.origin,
+        }
+        return result, done
+
+    def _checked(self, loaded: ModelAndSource, samples: InputSamples) -> CheckedPlan:
+        """Check the plan on a loaded model; where it is wrong, look for remedies."""
+        budget = None if self.budget_s is None else Budget(self.budget_s)
+        network, precision = loaded.network, HALF if self.half else self.kernel_precision
+        with self.connected() as context:
+            chosen = self._plan(network, context)
+            if precision is not None:
+                chosen = to_precision(network, chosen, self.described, precision)
+            written, applied = chosen.applied(network)
+            bench = ModelUnderTest(
+                replace(loaded, network=written), context.device, context.tuning, samples
+            )
+            with self.reporter.progress(f"Ops of {network.name}") as update:
+                found = validate(
+                    bench,
+                    applied,
+                    cosine=self.cosine,
+                    progress=update,
+                    budget=budget or Budget(),
+                )
+            if found.doubt:
+                self.reporter.warn(f"{found.doubt}. The reference is {found.reference}.")
+            remedy = None
+            if found.is_wrong and not self.strict:
+                self.reporter.note(found.diagnosis)
+                self.reporter.stage("Looking for the smallest change with which it is right")
+                remedy = find_remedy(bench, found, budget=budget)
+                changed = remedy.plan.restored(network, chosen.sums)
+                remedy = replace(remedy, plan=_priced(changed, chosen, network, context))
+            of = digests_of(context, network, plans={network.name: chosen})
+            protocol = {"cosine": found.cosine, "precision": precision, "seed": self.seed}
+            origin = recorded(context.device, of, **protocol)
+        kept = replace(remedy.plan if remedy else chosen, origin=context.origin())
+        return CheckedPlan(bench, found, remedy, written, kept, origin)
+
+    def _plan(self, network: Network, context: Context) -> Plan:
+        """The plan that is asked for.
+
+        Where nothing was trained one processor is preferred, in default variants: that of the
+        strategy `cpu` or `gpu`, and the GPU where nothing is asked for.
+        """
+        asked = self.strategy or (self.deployment.strategy if self.deployment else "")
+        is_named = self.plan is not None or asked not in ("", *PROCESSORS)
+        if is_named or context.default_cost(network) is not None:
+            return self.plan_of(network, context)
+        processor: Processor = "cpu" if asked == "cpu" else "gpu"
+        self.reporter.note(
+            f"No predictors are trained for {context.soc.name!r}: all ops are checked on the "
+            f"{processor.upper()} that it has kernels for, in their default variants."
         )
-        with reporter.progress(f"Ops of {network.name}") as update:
-            found = validate(bench, applied, cosine=how.cosine, progress=update, budget=time)
-        if found.doubt:
-            reporter.warn(f"{found.doubt}. The reference is {found.reference}.")
-        remedy = None
-        if found.is_wrong and how.remedies:
-            reporter.note(found.diagnosis)
-            reporter.stage("Looking for the smallest change with which it is right")
-            remedy = find_remedy(bench, found, budget=how.budget)
-            changed = remedy.plan.restored(network, chosen.sums)
-            remedy = replace(remedy, plan=_priced(changed, chosen, network, context))
-        of = digests_of(context, network, plans={network.name: chosen})
-        protocol = {"cosine": found.cosine, "precision": how.precision, "seed": how.seed}
-        origin = recorded(context.device, of, **protocol)
-    kept = replace(remedy.plan if remedy else chosen, origin=context.origin())
-    return CheckedPlan(bench, found, remedy, written, kept, origin)
+        return preferring(network, context.soc, processor)
 
 
 def result_of(validation: Validation, remedy: Remedy | None) -> dict[str, Any]:
@@ -253,24 +345,6 @@ def _image_readers(
         )
     read = ImageReader(network, how)
     return [partial(read, file) for file in files]
-
-
-def _plan(job: Job, network: Network, context: Context) -> Plan:
-    """The plan that is asked for.
-
-    Where nothing was trained one processor is preferred, in default variants: that of the strategy
-    `cpu` or `gpu`, and the GPU where nothing is asked for.
-    """
-    asked = job.strategy or (job.deployment.strategy if job.deployment else "")
-    is_named = job.plan is not None or asked not in ("", *PROCESSORS)
-    if is_named or context.default_cost(network) is not None:
-        return job.plan_of(network, context)
-    processor: Processor = "cpu" if asked == "cpu" else "gpu"
-    job.reporter.note(
-        f"No predictors are trained for {context.soc.name!r}: all ops are checked on the "
-        f"{processor.upper()} that it has kernels for, in their default variants."
-    )
-    return preferring(network, context.soc, processor)
 
 
 def _priced(plan: Plan, before: Plan, network: Network, context: Context) -> Plan:

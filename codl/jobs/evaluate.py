@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from codl.api.job import RunOptions, context_of, controlled, profiling
-from codl.api.reporter import SILENT, Reporter
 from codl.errors import CodlError, InvalidFileError, MismatchError
 from codl.evaluation.interleaved import Evaluation, failed_row, to_json
 from codl.evaluation.interleaved import evaluate as evaluate_model
@@ -19,13 +17,17 @@ from codl.frontend.models import check_is_there
 from codl.ir import Network
 from codl.ir.environment import ALL, Difference, Environment, check_alike, differences
 from codl.ir.plan import Plan, read_plan
-from codl.measure import dataset as datasets
+from codl.jobs import options as opt
+from codl.jobs.job import Job, Reporter, function
+from codl.jobs.model import RunOptions, context_of, controlled, profiling
+from codl.jobs.options import HERE, option
+from codl.measure import FOLDER as DATASETS
+from codl.measure import HOT_C, LONGEST_S, SEED
 from codl.measure.budget import Budget
-from codl.measure.cool_down import HOT_C, LONGEST_S, CoolDown, low_battery
+from codl.measure.cool_down import CoolDown, low_battery
 from codl.measure.dataset import dataset_digest
-from codl.measure.inputs import SEED
 from codl.measure.timing import Effort
-from codl.predict import FOLDER
+from codl.predict import FOLDER as PREDICTORS
 from codl.records import statistic
 from codl.records.results import Conditions, Digests, EvalRequest
 from codl.report.comparability import SpeedupComparison, compare
@@ -37,13 +39,68 @@ from codl.targets.connect import connect
 from codl.targets.detect import load_local
 from codl.targets.environment import environment_of, under
 
-#: What is compared where nobody says what.
+#: The models and the strategies that are compared by default.
+USUAL_MODELS = ("yolov2",)
 USUAL = ("cpu", "gpu", "mulayer", "codl-paper", "codl", ideal.NAME)
 WRITTEN = "`codl eval -o FILE` of this version writes one that has it."
 DESPITE = "--other-environment runs it again all the same."
 NOW = "this machine now"
 #: What is known before anything is measured.
 SETTINGS = tuple(key for key in ALL if key != "clocks_mhz")
+
+
+#: Fields that a file to run again has, and their options.
+OF_THE_FILE = {
+    "models": "--models",
+    "strategies": "--strategies",
+    "peers": "--peers",
+    "seconds": "--time",
+    "batch": "--batch",
+    "precision": "--precision",
+    "predictor": "--predictor",
+    "max_kernel_ms": "--max-kernel-ms",
+    "gpu_duty": "--gpu-duty",
+}
+SerialOption = Annotated[
+    str | None,
+    option(
+        "--serial",
+        "--on",
+        help=f"The device: {opt.SERIALS}. By default {HERE}, or the device of --repro.",
+        read=opt.known_serial,
+    ),
+]
+StrategiesOption = Annotated[
+    Sequence[str],
+    option(
+        "--strategies",
+        help=f"Of {{codl.strategies:STRATEGIES}}, and {ideal.NAME}, {opt.BY_COMMAS}; by default "
+        f"{','.join(USUAL)}.",
+        read=opt.names_of,
+        many=True,
+        metavar="A,B",
+    ),
+]
+PeersOption = Annotated[
+    Sequence[str],
+    option(
+        "--peers",
+        help=f"Other libraries, of {{codl.measure.peers:PEERS}}, {opt.BY_COMMAS}.",
+        read=opt.names_of,
+        many=True,
+        metavar="A,B",
+    ),
+]
+ReproOption = Annotated[
+    Path | None, option("--repro", help="Run the evaluation of this file again: does it agree?")
+]
+OtherEnvironmentOption = Annotated[
+    bool,
+    option(
+        "--other-environment",
+        help="With --repro: go on where the environment or the dataset is another one.",
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -254,7 +311,10 @@ class EvalRun:
                         self.reason = reason
                         return
                     cooling.wait(now, share.left_s / 2)
-                    self.done.append(self._measured(model, share))
+                    self.done.append(evaluation := self._measured(model, share))
+                    if evaluation.is_cut_short:
+                        self.budget.ended = "interrupted"
+                        return
                 except Exception as error:
                     is_known = isinstance(error, CodlError)
                     defect = "" if is_known else f"a defect of codl: {type(error).__name__}: "
@@ -282,6 +342,17 @@ class EvalRun:
     def result(self) -> EvalResult:
         """What was measured so far, typed; `codl.results` makes frames of its files."""
         return eval_result(self.to_json())
+
+    @property
+    def incomplete(self) -> str:
+        """A sentence about what was not measured; empty where everything was."""
+        cut = [evaluation.model for evaluation in self.done if evaluation.is_cut_short]
+        left = self.asked.models[len(self.done) :]
+        parts = [
+            *(f"{model} was measured for a shorter time" for model in cut),
+            *([f"{', '.join(left)} not measured"] if left else []),
+        ]
+        return f"The evaluation was ended early: {'; '.join(parts)}." if parts else ""
 
     def to_json(self, *, with_timelines: bool = True) -> dict[str, Any]:
         """What `codl eval --json` holds."""
@@ -316,6 +387,7 @@ class EvalRun:
             "asked": asdict(self.asked),
             "stopped": "battery" if self.reason else self.budget.ended,
             "left": len(self.asked.models) - len(self.done),
+            "incomplete": self.incomplete,
             "rows": to_json(rows),
             "timelines": timelines if with_timelines else [],
             "plans": {name: plan.to_json() for name, plan in plans.items()},
@@ -340,100 +412,99 @@ class EvalRun:
             self.earlier.check_figures(self.figures)
 
 
-def evaluate(
-    models: Sequence[str],
-    *,
-    soc: str | Path = "host",
-    serial: str = "local",
-    strategies: Sequence[str] = USUAL,
-    peers: Sequence[str] = (),
-    seconds: float = 20.0,
-    batch: int | None = None,
-    precision: str | None = None,
-    predictor: str | None = None,
-    max_kernel_ms: float | None = None,
-    gpu_duty: float | None = None,
-    plan_time_s: float | None = None,
-    within: Budget | None = None,
-    profile: bool = True,
-    governor: str | None = None,
-    cool_down_s: float = LONGEST_S,
-    hot_c: float = HOT_C,
-    dataset: Path = datasets.FOLDER,
-    predictors: Path = FOLDER,
-    reporter: Reporter = SILENT,
-) -> EvalRun:
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(Job):
     """Compare strategies on models, and other libraries, in turns in one run.
 
-    The words are those of `codl eval`: `seconds` is the least time for each model,
-    `plan_time_s` how long a strategy runs plans, and `within` is for all together. A model that
-    fails has rows that say why; `check` of what is returned raises `CodlError` for those, and for
-    an end that came early. Raises `CodlError` where a model, strategy, peer, SoC or device is not
-    there.
+    `seconds` is the least time for each model, `plan_time_s` how long a strategy runs plans, and
+    `budget_s` is for all together. A model that fails has rows that say why; `check` of what is
+    returned raises `CodlError` for those, and for an end that came early. `repro` is the file of an
+    evaluation that is run again: its models, strategies, peers, plans and protocol. Raises
+    `CodlError` where a model, strategy, peer, SoC or device is not there, and `MismatchError` where
+    the environment or the dataset of `repro` is another one.
 
     >>> rows = codl.evaluate(["yolov2"], soc="host", strategies=["cpu", "codl"]).result.rows
     """
-    limits = RunOptions(max_kernel_ms=max_kernel_ms, gpu_duty=gpu_duty)
-    asked = EvalRequest(
-        models=tuple(models),
-        strategies=tuple(dict.fromkeys(strategies)),
-        peers=tuple(dict.fromkeys(peers)),
-        batch=batch,
-        precision=precision,
-        seconds=seconds,
-    )
-    for model in asked.models:
-        check_is_there(model)
-    if not any(name != ideal.NAME for name in asked.strategies):
-        raise CodlError(f"Name at least one of {', '.join(STRATEGIES)}; got {strategies!r}.")
-    for name in asked.strategies:
-        if name != ideal.NAME:
-            find(name)
-    described = limits.applied(load_local(soc, serial, precision), reporter)
-    context = context_of(
-        described, dataset, predictors, predictor, plan_time_s=plan_time_s, reporter=reporter
-    )
-    asked = replace(asked, limits=limits_of(described))
-    with closing(connect(serial, described)) as target:
-        context = replace(context, target=target, profiling=profiling(target, profile))
-        run = EvalRun.of(asked, context)
-        run.run(controlled(target, governor, cool_down_s, hot_c, reporter), within)
-    return run
 
+    models: opt.ModelsOption = field(default=USUAL_MODELS, kw_only=False)
+    soc: opt.SocOption = "host"
+    serial: SerialOption = None
+    strategies: StrategiesOption = USUAL
+    peers: PeersOption = ()
+    seconds: Annotated[float, opt.time_option("20s")] = 20.0
+    precision: opt.PrecisionOption = None
+    predictor: opt.PredictorOption = None
+    max_kernel_ms: opt.LongestOption = None
+    gpu_duty: opt.DutyOption = None
+    plan_time_s: opt.PlanTimeOption = None
+    no_profile: opt.NoProfileOption = False
+    budget_s: opt.BudgetOption = None
+    batch: opt.BatchOption = None
+    dataset: opt.DatasetsOption = DATASETS
+    predictors: opt.PredictorsOption = PREDICTORS
+    governor: opt.GovernorOption = None
+    cool_down_s: opt.CoolDownOption = LONGEST_S
+    hot_c: opt.HotOption = HOT_C
+    repro: ReproOption = None
+    other_environment: OtherEnvironmentOption = False
 
-def evaluate_again(
-    earlier: Earlier,
-    *,
-    soc: str | Path | None = None,
-    serial: str | None = None,
-    other_environment: bool = False,
-    plan_time_s: float | None = None,
-    within: Budget | None = None,
-    profile: bool = True,
-    governor: str | None = None,
-    cool_down_s: float = LONGEST_S,
-    hot_c: float = HOT_C,
-    dataset: Path = datasets.FOLDER,
-    predictors: Path = FOLDER,
-    reporter: Reporter = SILENT,
-) -> EvalRun:
-    """Run an evaluation of a file again: its models, strategies, peers, plans and protocol.
+    def __post_init__(self) -> None:
+        """Raise `OptionError` for an option that the file of `repro` has, too."""
+        super().__post_init__()
+        for each in fields(self):
+            if self.repro and each.name in OF_THE_FILE and getattr(self, each.name) != each.default:
+                option = OF_THE_FILE[each.name]
+                text = f"{option} is not given with it: the file says what is run."
+                raise opt.OptionError(text, "--repro")
 
-    Raises `MismatchError` where the environment or the dataset is another one, unless it goes on
-    in an `other_environment`. `check` of what is returned raises for figures that do not agree.
-    """
-    serial = earlier.result.serial if serial is None else serial
-    limits = RunOptions(None, None, None, None, *astuple(earlier.asked.limits))
-    local = load_local(soc or earlier.result.soc.name, serial, earlier.asked.precision)
-    described = limits.applied(local, reporter)
-    context = context_of(described, dataset, predictors, plan_time_s=plan_time_s, reporter=reporter)
-    asked = replace(earlier.asked, limits=limits_of(described))
-    with closing(connect(serial, described)) as target:
-        run = EvalRun.of(
-            asked,
-            replace(context, target=target, profiling=profiling(target, profile)),
-            earlier,
-            reporter if other_environment else None,
+    def run(self) -> EvalRun:
+        """Open the target, and measure one model after the other."""
+        budget = Budget(self.budget_s)
+        earlier = None if self.repro is None else Earlier.read(self.repro)
+        asked = self._request() if earlier is None else earlier.asked
+        serial, soc, limits = self.serial or HERE, self.soc, self._limits()
+        if earlier is not None:
+            serial, soc = self.serial or earlier.result.serial, self.soc or earlier.result.soc.name
+            limits = RunOptions(None, None, None, None, *astuple(asked.limits))
+        described = limits.applied(load_local(soc, serial, asked.precision), self.reporter)
+        asked = replace(asked, limits=limits_of(described))
+        context = context_of(
+            described,
+            self.dataset,
+            self.predictors,
+            self.predictor,
+            plan_time_s=self.plan_time_s,
+            reporter=self.reporter,
         )
-        run.run(controlled(target, governor, cool_down_s, hot_c, reporter), within)
-    return run
+        with closing(connect(serial, described)) as target:
+            how = profiling(target, not self.no_profile)
+            context = replace(context, target=target, profiling=how)
+            despite = self.reporter if self.other_environment else None
+            run = EvalRun.of(asked, context, earlier, despite)
+            cooling = controlled(target, self.governor, self.cool_down_s, self.hot_c, self.reporter)
+            run.run(cooling, budget)
+        return run
+
+    def _limits(self) -> RunOptions:
+        return RunOptions(max_kernel_ms=self.max_kernel_ms, gpu_duty=self.gpu_duty)
+
+    def _request(self) -> EvalRequest:
+        """What is asked for; raises `CodlError` for a model or a strategy that is not there."""
+        for model in self.models:
+            check_is_there(model)
+        if not any(name != ideal.NAME for name in self.strategies):
+            raise CodlError(f"Name at least one of {', '.join(STRATEGIES)}; got {self.strategies}.")
+        for name in self.strategies:
+            if name != ideal.NAME:
+                find(name)
+        return EvalRequest(
+            models=tuple(self.models),
+            strategies=tuple(dict.fromkeys(self.strategies)),
+            peers=tuple(dict.fromkeys(self.peers)),
+            batch=self.batch,
+            precision=self.precision,
+            seconds=self.seconds,
+        )
+
+
+evaluate = function(Evaluate)

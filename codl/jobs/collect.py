@@ -1,0 +1,478 @@
+"""`codl.collect`: measures ops and data sharing; what it measures, and what ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing, suppress
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from codl.errors import CodlError, DeviceError, InterruptedCommandError, UnknownNameError
+from codl.evaluation.plan_convergence import TOLERANCE, PlanConvergence
+from codl.frontend.models import MEASURED
+from codl.ir import Network, Op
+from codl.jobs import options as opt
+from codl.jobs.job import Job, Reporter, function
+from codl.jobs.model import controlled
+from codl.jobs.options import option
+from codl.kernels.tuning import Tuning
+from codl.measure import FOLDER as DATASETS
+from codl.measure import HOT_C, LONGEST_S, tuning_file
+from codl.measure.budget import GRACE_S, Budget
+from codl.measure.collector import Chooser, Collected
+from codl.measure.collector import collect as collect_tasks
+from codl.measure.dataset import Dataset
+from codl.measure.dataset_writer import check_is_new
+from codl.measure.devices_at_work import DeviceNews
+from codl.measure.measurement_order import Scope, wholes_first, within
+from codl.measure.measurement_order import everything as all_tasks
+from codl.measure.recording import Recording
+from codl.measure.tasks import FEW_SHARES, SHARES, Task, check_sources, load_sources
+from codl.measure.tuner import BUDGET_S, tasks_before, tune_briefly
+from codl.plugins import RUNNERS
+from codl.records.soc import Soc
+from codl.strategies import Context
+from codl.targets.connect import connect
+from codl.targets.detect import load_measured
+from codl.targets.environment import environment_of
+from codl.targets.replay import folder_of
+
+if TYPE_CHECKING:
+    from codl.predict.active_learning import ActiveLearner
+
+#: At most this part of what a budget has left is tuned in, and so long is measured in any case.
+TUNING, LEAST_S = 0.15, 1.0
+#: The part of a budget that is left for a last look at what came of it; or the seconds that takes
+#: with a few hundred rows, where these are more, but not more than half of the budget.
+LAST_LOOK, LAST_LOOK_S = 0.03, 20.0
+
+
+#: What measures unless another program is named.
+CODL = "codl"
+
+
+def _runner(name: str) -> str:
+    if name not in (runners := (CODL, *RUNNERS)):
+        raise UnknownNameError("runner", name, runners)
+    return name
+
+
+SerialsOption = Annotated[
+    str | Sequence[str],
+    option(
+        "--serial",
+        "--on",
+        help=f"A device: {opt.SERIALS}. By default {opt.HERE}; may be repeated, for several "
+        "devices of the same SoC that share the work.",
+        read=opt.known_serials,
+        many=True,
+    ),
+]
+ModelsOption = Annotated[
+    Sequence[str],
+    option(
+        "--models",
+        help=f"Models whose ops are measured, {opt.BY_COMMAS}. By default "
+        "{codl.frontend.models:MEASURED}; and some ops of attention.",
+        read=opt.names_of,
+        many=True,
+        metavar="A,B",
+    ),
+]
+SharesOption = Annotated[
+    Sequence[float] | None,
+    option(
+        "--shares",
+        help="A processor's shares of an op's output, 0 ... 1, by commas: "
+        "{codl.measure.tasks:SHARES} by default; with a budget {codl.measure.tasks:FEW_SHARES}.",
+        read=opt.read_shares,
+    ),
+]
+SimilarOption = Annotated[
+    int | None,
+    option(
+        "--similar",
+        least=0,
+        help="How many similar ops to measure: those that the networks of --models would have for "
+        "other image sizes or widths. By default 0; with a budget as many as there is time for, "
+        "{codl.measure.measurement_order:MOST_SIMILAR} at most.",
+    ),
+]
+BatchesOption = Annotated[
+    Sequence[int],
+    option(
+        "--batch",
+        least=2,
+        most=opt.MOST_IMAGES,
+        many=True,
+        help="Measure some ops for this many images at once, too; may be repeated. Without it, "
+        "N images are predicted to take N times as long as one.",
+    ),
+]
+SamplesOption = Annotated[
+    int | None, option("--samples", least=1, help="Stop after this many measurements.")
+]
+AllOption = Annotated[
+    bool, option("--all", help="Measure everything, however little plans change by it.")
+]
+ToleranceOption = Annotated[
+    float | None,
+    option(
+        "--tolerance",
+        least=0,
+        most=100,
+        help="Percent by which a plan may take longer than a newer one and still count as "
+        f"unchanged; {100 * TOLERANCE:g} by default.",
+    ),
+]
+ResumeOption = Annotated[
+    bool, option("--resume", help="Add to the dataset that is there, and measure what it lacks.")
+]
+TuneOption = Annotated[
+    bool,
+    option(
+        "--tune/--no-tune",
+        help="Before the first row, find in some seconds how large the tiles of convolutions "
+        "should be on an OpenCL device that is a CPU.",
+    ),
+]
+RunnerOption = Annotated[
+    str,
+    option(
+        "--runner",
+        read=_runner,
+        help="What measures: codl, or codl_op_run, the original CoDL's program on the device, "
+        "which has kernels of its own.",
+    ),
+]
+ProgramOption = Annotated[
+    str | None,
+    option(
+        "--program",
+        help="Where codl_op_run lies on the device; by default where the original's scripts put "
+        "it, /data/local/tmp/codl/codl_op_run.",
+    ),
+]
+MemoryTypeOption = Annotated[
+    str | None,
+    option(
+        "--gpu-memory-type",
+        help="What codl_op_run keeps the GPU's tensors in: buffer or, by default, image.",
+    ),
+]
+RoundsOption = Annotated[
+    int | None,
+    opt.rounds_option(
+        "How often codl_op_run runs an op, by default 21 times; the first 10 do not count."
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Agenda:
+    """The tasks of a collection in their order, and what chooses among them: at most one of two.
+
+    Measuring takes `time_s` seconds at most.
+    """
+
+    tasks: Sequence[Task]
+    time_s: float | None = None
+    learner: ActiveLearner | None = None
+    plans: PlanConvergence | None = None
+
+    @property
+    def chooser(self) -> Chooser | None:
+        return self.learner or self.plans
+
+    def answered_by(self, recorded: Dataset, reporter: Reporter) -> Agenda:
+        """The same of the tasks that a replay has rows of; it is said how many others there are."""
+        recording = Recording.read(recorded.folder)
+        tasks = [task for task in self.tasks if recording.has(task)]
+        if left := len(self.tasks) - len(tasks):
+            reporter.note(
+                f"{left} of {len(self.tasks)} measurements are left out: the replay has no row of "
+                "them"
+            )
+        plans = replace(self.plans, total=len(tasks)) if self.plans else None
+        return replace(self, tasks=tasks, plans=plans)
+
+
+def _built_in() -> list[Network]:
+    from codl.frontend.convert import load_structure  # ops of a table need no ONNX
+
+    return [load_structure(name) for name in MEASURED]
+
+
+@dataclass(frozen=True)
+class CollectRun:
+    """What a collection wrote, why it ended, and what its dataset is good for where known."""
+
+    dataset: Dataset
+    done: Collected
+    expected: dict[str, Any] | None = None
+    plans: PlanConvergence | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """What `codl collect --json` holds."""
+        plans = self.plans.to_json() if self.plans else None
+        return {**asdict(self.done), "expected": self.expected, "plans": plans}
+
+    def check(self) -> None:
+        """Raise `CodlError` where a device ended it."""
+        if self.done.reason:
+            raise CodlError(f"{self.done.reason} All rows so far are kept, and --resume goes on.")
+
+
+@dataclass
+class Standing:
+    """How it stands with the plans and with each device, while a collection goes on."""
+
+    plans: PlanConvergence | None = None
+    devices: Sequence[DeviceNews] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collect(Job):
+    """Measure ops in every kernel variant of both processors, and what data sharing costs.
+
+    `ops` may name models, too. Without `models` and `ops` the built-in ones are measured, and some
+    ops of attention. Several serials are devices of the same SoC that share the work; `shown` makes
+    what progress is shown with. Raises `CodlError` for options that contradict each other and for
+    files that are not there, `DeviceError` where no device is left, and `InterruptedCommandError`
+    at Ctrl-C; all rows so far are kept, and `resume` goes on.
+
+    >>> codl.collect("host", budget_s=600).expected
+    """
+
+    soc: opt.SocOption = field(default="host", kw_only=False)
+    serial: SerialsOption = opt.HERE
+    models: ModelsOption = ()
+    ops: opt.OpsOption = ()
+    shares: SharesOption = None
+    similar: SimilarOption = None
+    batches: BatchesOption = ()
+    budget_s: opt.BudgetOption = None
+    samples: SamplesOption = None
+    everything: AllOption = False
+    tolerance: ToleranceOption = None
+    precision: opt.PrecisionOption = None
+    resume: ResumeOption = False
+    tune: TuneOption = True
+    governor: opt.GovernorOption = None
+    cool_down_s: opt.CoolDownOption = LONGEST_S
+    hot_c: opt.HotOption = HOT_C
+    runner: RunnerOption = CODL
+    program: ProgramOption = None
+    gpu_memory_type: MemoryTypeOption = None
+    rounds: RoundsOption = None
+    output: opt.ToDatasetsOption = DATASETS
+    shown: Callable[[Standing], Any] | None = None
+
+    def __post_init__(self) -> None:
+        """Raise `CodlError` for options that contradict each other."""
+        super().__post_init__()
+        if self.budget_s is not None and self.budget_s <= 0:
+            raise CodlError(f"--budget must be above 0, got {self.budget_s:g} s.")
+        ends = {"--budget": self.budget_s, "--samples": self.samples, "--all": self.everything}
+        names = [name for name, value in ends.items() if value not in (None, False)]
+        if self.everything and len(names) > 1:
+            raise CodlError(f"--all measures everything: leave out {names[0]}.")
+        if self.tolerance is not None and names:
+            raise CodlError(
+                f"--tolerance is of plans that end a collection, which {names[0]} does instead: "
+                "leave out one of the two."
+            )
+
+    @property
+    def serials(self) -> tuple[str, ...]:
+        return (self.serial,) if isinstance(self.serial, str) else tuple(self.serial)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The models, files and ops that are named."""
+        return (*self.models, *self.ops)
+
+    @property
+    def wanted_shares(self) -> Sequence[float]:
+        return self.shares or (SHARES if self.budget_s is None else FEW_SHARES)
+
+    @property
+    def ends_by_plans(self) -> bool:
+        return self.budget_s is None and self.samples is None and not self.everything
+
+    def run(self) -> CollectRun:
+        """Measure until the budget, the samples, the plans or the tasks are at their end."""
+        if self.runner != CODL:
+            return _by_runner(self)
+        time = Budget(self.budget_s)
+        soc = _described(self.soc, self.serials, self.precision)
+        dataset, recorded = Dataset.of(soc.name, self.output), _recorded(self.serials)
+        scope, networks = self._scope(dataset)
+        tuning = tuning_file.read(recorded or dataset, soc)
+        if self.tune and recorded is None:
+            tuning = _tuned_briefly(self, dataset, soc, scope.ops, tuning, time)
+        # The time of a replay is that of its rows.
+        left_s = None if time.seconds is None else max(LEAST_S, time.left_s)
+        budget_s = self.budget_s if recorded else left_s
+        agenda = self.agenda(scope, networks, soc, dataset, tuning, budget_s)
+        if recorded is not None:
+            agenda = agenda.answered_by(recorded, self.reporter)
+        done = _measured(self, agenda, soc, dataset, tuning)
+        if recorded is not None and tuning.results:
+            tuning_file.add(dataset, soc, tuning.results.values())
+        expected = agenda.learner.expected() if agenda.learner else None
+        return CollectRun(dataset, done, expected, agenda.plans)
+
+    def _scope(self, dataset: Dataset) -> tuple[Scope, list[Network]]:
+        """The ops to measure, and the networks that are named."""
+        sources = self.sources or MEASURED
+        check_sources(sources)
+        if not self.resume:
+            check_is_new(dataset)  # before models are read, which takes longer
+        ops, networks = load_sources(sources)
+        scope = Scope(
+            ops=ops,
+            similar=self.similar,
+            batches=tuple(dict.fromkeys(self.batches)),
+            shares=self.wanted_shares,
+            others=not self.sources,
+        )
+        return scope, list(networks)
+
+    def agenda(
+        self,
+        scope: Scope,
+        networks: Sequence[Network],
+        soc: Soc,
+        dataset: Dataset,
+        tuning: Tuning,
+        budget_s: float | None = None,
+    ) -> Agenda:
+        """The tasks in their order; plans that end it are of `networks`, or of built-in models."""
+        if budget_s is not None:
+            from codl.predict.active_learning import ActiveLearner  # needs the extra `train`
+
+            last_s = max(LAST_LOOK * budget_s, min(LAST_LOOK_S, budget_s / 2))
+            tasks, tiers = within(budget_s - last_s, scope, soc)
+            learner = ActiveLearner(soc, dataset, budget_s, tiers, tuning=tuning)
+            return Agenda(tasks, budget_s - last_s, learner)
+        if not self.ends_by_plans:
+            return Agenda(all_tasks(scope, soc))
+        tasks, tiers = wholes_first(scope, soc)
+        plans = PlanConvergence(
+            models=lambda: networks or _built_in(),
+            context=Context(soc, tuning),
+            dataset=dataset,
+            tiers=tiers,
+            total=len(tasks),
+            tolerance=TOLERANCE if self.tolerance is None else self.tolerance / 100,
+        )
+        return Agenda(tasks, plans=plans)
+
+
+collect = function(Collect)
+
+
+def _measured(
+    job: Collect, agenda: Agenda, soc: Soc, dataset: Dataset, tuning: Tuning
+) -> Collected:
+    """Measure what is on the agenda; raises `InterruptedCommandError` at Ctrl-C."""
+    standing = Standing(agenda.plans)
+    below = None if job.shown is None else partial(job.shown, standing)
+
+    def watch(news: Sequence[DeviceNews]) -> None:
+        standing.devices = news
+
+    with ExitStack() as opened:
+        targets = {name: opened.enter_context(closing(connect(name, soc))) for name in job.serials}
+        update = opened.enter_context(job.reporter.progress(f"Collecting on {soc.name}", below))
+        try:
+            return collect_tasks(
+                list(targets.values()),
+                dataset,
+                agenda.tasks,
+                tuning,
+                resume=job.resume,
+                budget_s=agenda.time_s,
+                samples=job.samples,
+                chooser=agenda.chooser,
+                progress=update,
+                watch=watch,
+                cooling=lambda device: controlled(
+                    targets[device.serial], job.governor, job.cool_down_s, job.hot_c, job.reporter
+                ),
+                tells=lambda device: environment_of(targets[device.serial], {}),
+            )
+        except KeyboardInterrupt as error:
+            kept = f"All rows so far are kept in {dataset.folder}, and --resume goes on."
+            raise InterruptedCommandError(kept) from error
+
+
+def _by_runner(job: Collect) -> CollectRun:
+    """Measure by another program; raises `CodlError` for what that cannot do."""
+    if job.similar or job.batches:
+        raise CodlError(f"--similar and --batch are not for --runner {job.runner}.")
+    if job.tolerance is not None:
+        raise CodlError(f"--tolerance is not for --runner {job.runner}, which measures everything.")
+    if len(job.serials) > 1:
+        raise CodlError(f"--runner {job.runner} works on one device, got {', '.join(job.serials)}.")
+    options = {
+        "program": job.program,
+        "memory_type": job.gpu_memory_type,
+        "rounds": job.rounds,
+    }
+    dataset, done = RUNNERS[job.runner](
+        job.soc,
+        job.serials[0],
+        {name: value for name, value in options.items() if value is not None},
+        ops=job.sources or MEASURED,
+        shares=job.wanted_shares,
+        root=job.output,
+        resume=job.resume,
+        budget_s=job.budget_s,
+        samples=job.samples,
+    )
+    return CollectRun(dataset, done)
+
+
+def _described(name: str | Path, serials: Sequence[str], precision: str | None) -> Soc:
+    """The SoC, and where it is on the first device that tells."""
+    *others, last = serials
+    for serial in others:
+        with suppress(DeviceError):
+            return load_measured(name, serial, precision)
+    return load_measured(name, last, precision)
+
+
+def _recorded(serials: Sequence[str]) -> Dataset | None:
+    """The dataset that is replayed: its kernels were tuned as it says; None of devices."""
+    folders = [folder for folder in map(folder_of, serials) if folder is not None]
+    if folders and len(serials) > 1:
+        raise CodlError(f"A replay is collected from alone, got {', '.join(serials)}.")
+    return Dataset.at(folders[0]) if folders else None
+
+
+def _tuned_briefly(
+    job: Collect, dataset: Dataset, soc: Soc, ops: Sequence[Op], tuning: Tuning, time: Budget
+) -> Tuning:
+    """The tuning to measure with: of a SoC's first collection, what a few seconds find."""
+    tasks = tasks_before(dataset, soc, ops, tuning)
+    if not tasks:
+        return tuning
+    time_s = min(BUDGET_S, TUNING * time.left_s)
+    try:
+        with (
+            closing(connect(job.serials[0], soc)) as target,
+            target.within(time_s + GRACE_S),
+            job.reporter.progress(f"Tuning on {soc.name}") as update,
+        ):
+            tuned, problem = tune_briefly(
+                target.tune, dataset, soc, tasks, progress=update, budget_s=time_s
+            )
+    except DeviceError as error:  # others may be there, and this one come back
+        tuned, problem = tuning, str(error)
+    path = tuning_file.path_of(dataset)
+    job.reporter.note(f"Tuning left out: {problem}" if problem else f"Tiles were tuned, see {path}")
+    return tuned
