@@ -22,7 +22,7 @@ STOPPED = {
 }
 
 
-def collect_data(job: Collect, json: JsonOption = False, output: OutputOption = None) -> None:
+def collect_data(job: Collect, json: JsonOption = False, file: OutputOption = None) -> None:
     """Ops are measured in batches of about ten seconds, in turns, so that a disturbance hits a few
     samples of each and not all samples of one. Rows are written at the end of each batch; a run
     that was killed goes on with --resume.
@@ -68,7 +68,7 @@ def collect_data(job: Collect, json: JsonOption = False, output: OutputOption = 
     codl collect --soc host --serial replay:lat_datasets/host --budget 10m --datasets tried
     """
     run = replace(job, shown=_lines).run()
-    emit("collect", run.to_json(), lambda: _table(run), as_json=json, output=output)
+    emit("collect", run.to_json(), lambda: _table(run), as_json=json, output=file)
     run.check()
 
 

@@ -247,11 +247,13 @@ class LazyGroup(TyperGroup):
         self.commands: Any = _Commands(self.name or "", self.commands)
 
     def _listed(self) -> TyperGroup:
-        """The same group with names and summaries alone; a plugin's command is imported."""
+        """The same group with names and summaries alone."""
         group = copy(self)
         lazy = {
-            name: TyperCommand(name, help=summary) if summary else self.commands[name]
-            for name, (_, summary) in _places(self.name or "").items()
+            name: TyperCommand(
+                name, help=summary or f"Command of the plugin {place.partition('.')[0]}."
+            )
+            for name, (place, summary) in _places(self.name or "").items()
         }
         group.commands = {**self.commands.made, **lazy}
         return group

@@ -110,7 +110,12 @@ def run_demo(
     codl demo --measure
     codl demo --measure --budget 5m -o tried/report.html
     """
-    folder, show = output.parent, (lambda _: None) if json else STDOUT.print
+    folder = output.parent
+
+    def show(content: Any) -> None:
+        if not json:
+            STDOUT.print(content)
+
     check_folder(folder)
     rows = _predicted(folder)
     results = [folder / PLANS, folder / WATERFALL]
@@ -203,13 +208,11 @@ def _measured(file: Path, show: Callable[[Any], None]) -> DemoRow:
     if failed:
         raise CodlError(f"{MEASURED} did not run by {failed[0].strategy}: {failed[0].reason}")
     library = min((name for name in PEERS if name in levels), key=levels.__getitem__, default="")
+    cpu_ms, gpu_ms, codl_ms = (levels[name] for name in STRATEGIES)
     row = DemoRow(
-        MEASURED,
-        *(levels[name] for name in STRATEGIES),
-        "measured",
-        library=library,
-        library_ms=levels.get(library),
-    )
+        MEASURED, cpu_ms, gpu_ms, codl_ms, "measured",
+        library=library, library_ms=levels.get(library),
+    )  # fmt: skip
     best = "-" if row.library_ms is None else f"{row.library_ms:.1f}, {row.library}"
     parts = [part.name for part in (result.soc.cpu, result.soc.gpu) if part is not None]
     halves = f" {ONE_CPU}" if result.soc.is_one_cpu else ""

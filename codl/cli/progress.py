@@ -86,8 +86,11 @@ class CurrentStage:
 
     def overdue(self) -> str:
         """A line about the stage where one is due; else empty."""
-        silent_s = REPEAT_S if self.text in self._told else SILENT_S
-        if not self.text or self._clock() - self._heard < silent_s:
+        now = self._clock()
+        since, silent_s = max(self._heard, self._since), SILENT_S
+        if self.text in self._told:
+            since, silent_s = self._heard, REPEAT_S
+        if not self.text or now - since < silent_s:
             return ""
         self.hear(self.text)
         return f"{self.text}{self._steps}: {self.time()}"

@@ -19,7 +19,7 @@ def train_predictors(
     job: Train,
     every: EveryOption = False,
     json: JsonOption = False,
-    output: OutputOption = None,
+    file: OutputOption = None,
 ) -> None:
     """Accuracy is that on held-out rows, in two ways: by row, and by op shape, with all parts of an
     op in one fold. The second is the one that counts: five folds, medians over --seeds.
@@ -44,7 +44,7 @@ def train_predictors(
 
         return train_table(train_result(result), every=every)
 
-    emit("train", result, render, as_json=json, output=output)
+    emit("train", result, render, as_json=json, output=file)
     if text := trained.budget.left_out(trained.report.left, "predictors"):
         tell(f"{text} Their accuracy is not known; all are stored.")
     trained.budget.check("All predictors are stored.")

@@ -19,6 +19,7 @@ from typing import (
     Protocol,
     TypeVar,
     Union,
+    cast,
     get_args,
     get_origin,
     get_type_hints,
@@ -72,7 +73,7 @@ WORDS: Mapping[type, str] = {
 
 
 @cache
-def options_of(kind: type) -> dict[str, tuple[tuple[type, ...], Option]]:
+def options_of(kind: Any) -> dict[str, tuple[tuple[type, ...], Option]]:
     """The types and options of a job's fields; a field without an option is for Python alone."""
     hints = get_type_hints(kind, include_extras=True)
     found: dict[str, tuple[tuple[type, ...], Option]] = {}
@@ -102,7 +103,7 @@ class Job:
 
     def __post_init__(self) -> None:
         """Raise `CodlError` for a value of another type, and for a number outside its bounds."""
-        for name, (kinds, option) in options_of(type(self)).items():
+        for name, (kinds, option) in options_of(cast(Any, type(self))).items():
             value = getattr(self, name)
             if isinstance(value, str) and Path in kinds and str not in kinds:
                 object.__setattr__(self, name, value := Path(value))

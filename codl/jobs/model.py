@@ -215,7 +215,7 @@ class ModelJob(Job):
             )
         if self.plan is not None and self.strategy is not None:
             raise CodlError(
-                f"The plan {str(self.plan)!r} is made already: leave out it or the strategy "
+                f"A plan is made already: leave out the plan {str(self.plan)!r} or the strategy "
                 f"{self.strategy!r}."
             )
 

@@ -6,6 +6,7 @@ line of it; from Python the field is given as it is.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,11 +56,15 @@ class Option:
         if not isinstance(value, int | float) or isinstance(value, bool):
             return ""
         limits = (
-            ("at least", self.least, lambda bound: value >= bound),
-            ("at most", self.most, lambda bound: value <= bound),
-            ("above", self.above, lambda bound: value > bound),
+            ("at least", self.least, operator.ge),
+            ("at most", self.most, operator.le),
+            ("above", self.above, operator.gt),
         )
-        wrong = [f"{word} {b:g}" for word, b, holds in limits if b is not None and not holds(b)]
+        wrong = [
+            f"{word} {bound:g}"
+            for word, bound, holds in limits
+            if bound is not None and not holds(value, bound)
+        ]
         if wrong or not isfinite(value):
             return f"must be a number{' '.join(['', *wrong])}, got {value:g}"
         return ""

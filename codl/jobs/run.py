@@ -148,7 +148,7 @@ class EngineJob(ModelJob):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compile(ModelJob):
+class Compile(EngineJob):
     """Make a model ready to run on both processors of a SoC.
 
     `model` is a built-in name or an `.onnx` file; `soc` a SoC file or its name in `./socs`. `plan`
@@ -318,7 +318,7 @@ def _measured(opened: Opened, job: Run) -> RunReport:
 
 def _write(file: Path, outputs: Mapping[str, NDArray[Any]]) -> None:
     with files.writing(file) as partial, partial.open("wb") as opened:
-        np.savez(opened, **outputs)
+        np.savez(opened, allow_pickle=False, **outputs)
 
 
 def _result(engine: Engine, done: RunReport, job: Run) -> dict[str, Any]:
