@@ -17,6 +17,10 @@ from codl.jobs.options import Option, OptionError
 
 #: Types of defaults that are shown; a sequence is described by its option's help.
 SHOWN = (bool, int, float, str, Path)
+USUAL_SOC = (
+    "By default CODL_SOC, the one that was measured here last, or for plans alone one that comes "
+    "with codl."
+)
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -82,7 +86,8 @@ def _parameter(name: str, option: Option, hint: Any, default: Any) -> inspect.Pa
         if option.read and default is not None:
             default = str(default) if isinstance(default, str | Path) else None
     kind: Any = list[inner] if option.many else inner  # type: ignore[valid-type]
-    how: dict[str, Any] = {"help": option.help, "min": option.least, "max": option.most}
+    usual = f" {USUAL_SOC}" if option.usual else ""
+    how: dict[str, Any] = {"help": f"{option.help}{usual}", "min": option.least, "max": option.most}
     metavar = option.metavar
     if metavar is None and inner is not bool and option.names:
         long = next(name for name in option.names if name.startswith("--"))

@@ -292,7 +292,7 @@ SocOption = Annotated[
     str | Path,
     option(
         "--soc",
-        help=f"{SOCS}. By default CODL_SOC, or the one that was measured here last.",
+        help=f"{SOCS}.",
         read=str,
         usual=_usual_soc(runs=True),
     ),
@@ -302,8 +302,7 @@ PlannedSocOption = Annotated[
     str | Path,
     option(
         "--soc",
-        help=f"{SOCS}. By default CODL_SOC, the one that was measured here last, or one that comes "
-        "with codl.",
+        help=f"{SOCS}.",
         read=str,
         usual=_usual_soc(runs=False),
     ),
