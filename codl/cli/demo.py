@@ -122,13 +122,13 @@ def run_demo(
     title = f"Predicted for {SHIPPED}: nothing ran"
     shared = [f"{row.shared} of {row.chains}" for row in rows]
     show(_table(rows, title, "chains on both", shared, f"{PREDICTED} {ONE_CPU}"))
+    note(f"Wrote {write_report(results, output, apart=True)}")
     if measure:
         _measure(output, Budget(budget_s))
         rows = (*rows, _measured(folder / EVALUATION, show))
-        results.insert(0, folder / EVALUATION)
+        write_report([folder / EVALUATION, *results], output, apart=True)
     else:
         note("`codl demo --measure` measures this machine, and runs a network on it.")
-    note(f"Wrote {write_report(results, output, apart=True)}")
     show(f"The page: {output}")
     if json:
         content = [asdict(row) | {"speedup": row.speedup} for row in rows]

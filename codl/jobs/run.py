@@ -168,10 +168,10 @@ class Compile(EngineJob):
     """
 
     def run(self) -> Engine:
-        """The engine; its target stays open."""
+        """The engine, with which its target is closed."""
         with ExitStack() as stack:
             engine = self.opened(stack).engine
-            stack.pop_all()
+            engine.owns(stack.pop_all())
         return engine
 
 
