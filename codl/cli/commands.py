@@ -14,133 +14,40 @@ from typer.core import TyperCommand, TyperGroup
 from codl import plugins
 from codl.boundary import explained
 
-#: Where commands are, and their summaries; a command of a group has both words.
+#: Where commands lie in `codl.cli`, and their summaries; a command of a group has both words.
 COMMANDS: Mapping[str, tuple[str, str]] = {
-    "demo": (
-        "codl.cli.demo:run_demo",
-        "Show what codl does: a table of predictions, and a page, without a GPU or a file.",
-    ),
-    "devices": (
-        "codl.cli.devices:list_devices",
-        "List the processors of this machine, and where their threads really run.",
-    ),
-    "doctor": (
-        "codl.cli.doctor:check_device",
-        "Check that a device has what codl needs, and that every kernel variant is right on it.",
-    ),
-    "collect": (
-        "codl.cli.collect:collect_data",
-        "Measure ops in every kernel variant of both processors, and the cost of data sharing.",
-    ),
-    "tune": (
-        "codl.cli.tune:tune_kernels",
-        "Find the fastest tiles and work-groups of every GPU kernel on this device, and keep them.",
-    ),
-    "kernels": (
-        "codl.cli.kernels:compile_kernels",
-        "Compile every kernel that models need on a phone's GPU, by that GPU's compiler, on a PC.",
-    ),
-    "train": (
-        "codl.cli.train:train_predictors",
-        "Train latency predictors on a SoC's dataset, and say how accurate they are.",
-    ),
-    "models": (
-        "codl.cli.files:list_models",
-        "List models: inputs, weights, work, and of named models how many ops were measured.",
-    ),
-    "search": (
-        "codl.cli.search:search_plan",
-        "Find a plan of a model: its chains, their dimensions and ratios. Or of each of several.",
-    ),
-    "show": (
-        "codl.cli.show:show_file",
-        "Show what a plan says, or what a bundle or an executable allocates and runs, in order.",
-    ),
-    "quantize": (
-        "codl.cli.quantize:quantize_model",
-        "Write a model with the constant matrices of its products in 4 or 8 bits.",
-    ),
-    "package": (
-        "codl.cli.run:package_model",
-        "Write a model as one file that starts at once, without import, search or compilation.",
-    ),
-    "run": (
-        "codl.cli.run:run_model",
-        "Run a model by a plan or a strategy, or a bundle, and print its latency.",
-    ),
-    "eval": (
-        "codl.cli.evaluate:evaluate_strategies",
-        "Compare strategies on models: measured in turns in one run, with outputs checked.",
-    ),
-    "validate": (
-        "codl.cli.validate:validate_plan",
-        "Check that every op of a plan, and the whole of it, computes what it should.",
-    ),
-    "explain": (
-        "codl.cli.explain:explain_model",
-        "Say where the time of a plan goes, from the lossless bound of the model to its run.",
-    ),
-    "trace": (
-        "codl.cli.explain:trace_model",
-        "Write what both processors do when, as a trace for Perfetto: open it in ui.perfetto.dev.",
-    ),
-    "compare": (
-        "codl.cli.files:compare_files",
-        "Compare two results of `eval`, `run`, `train`, `validate` or `kernels`: what is no noise?",
-    ),
-    "report": (
-        "codl.cli.files:write_report",
-        "Make one HTML page of result files: what commands write with -o, or print with --json.",
-    ),
-    "agent": (
-        "codl.cli.agent:agent_app",
-        "The side of a target that measures and runs, on the device.",
-    ),
-    "soc list": (
-        "codl.cli.devices:list_socs",
-        "List the SoC files in ./socs, and those that come with codl.",
-    ),
-    "soc show": (
-        "codl.cli.devices:show_soc",
-        "Show one SoC; of published facts, also where they are from.",
-    ),
-    "soc detect": (
-        "codl.cli.devices:detect_soc",
-        "Describe a device as a SoC and write its file, and beside it where its parts are here.",
-    ),
-    "soc power": (
-        "codl.cli.devices:measure_soc_power",
-        "Measure the power of a SoC (idle, each processor alone, both) and write it to its file.",
-    ),
-    "dataset info": (
-        "codl.cli.files:dataset_info",
-        "Say what a dataset holds: rows and failures of every file, its SoC and its source.",
-    ),
-    "cache show": ("codl.cli.files:show_cache", "Say where the cache lies, and how large it is."),
-    "cache prune": (
-        "codl.cli.files:prune_cache",
-        "Remove from the cache what was not used for long.",
-    ),
-    "cache clear": (
-        "codl.cli.files:clear_cache",
-        "Empty the cache: what is needed again is compiled again.",
-    ),
-    "bench ops": (
-        "codl.cli.bench:bench_ops",
-        "Measure ops in every kernel variant of both processors, in turns.",
-    ),
-    "bench sustained": (
-        "codl.cli.bench:bench_sustained",
-        "Run a model on and on: does it become slower, and by how much?",
-    ),
-    "bench ui": (
-        "codl.cli.bench:bench_interface",
-        "Draw an interface at 60 Hz beside a model, on the same GPU: its frames, and their cost.",
-    ),
-    "bench llm": (
-        "codl.cli.bench_llm:bench_llm",
-        "Measure a language model: tokens a second of a prompt (pp512), and of new ones (tg128).",
-    ),
+    "demo": ("demo:run_demo", "Show what codl does: a table and a page, without a GPU or a file."),
+    "devices": ("devices:list_devices", "List processors, and the cores of their threads."),
+    "doctor": ("doctor:check_device", "Check a device, and every kernel variant on it."),
+    "collect": ("collect:collect_data", "Measure ops in every kernel variant, and data sharing."),
+    "tune": ("tune:tune_kernels", "Find the fastest tiles and work-groups of GPU kernels."),
+    "kernels": ("kernels:compile_kernels", "Compile kernels by the compilers of phones' GPUs."),
+    "train": ("train:train_predictors", "Train latency predictors, and test them."),
+    "models": ("files:list_models", "List models: inputs, weights, work and measured ops."),
+    "search": ("search:search_plan", "Find a plan of a model: chains, dimensions and ratios."),
+    "show": ("show:show_file", "Show a plan, or what a bundle or an executable runs."),
+    "quantize": ("quantize:quantize_model", "Write a model with matrices of 4 or 8 bits."),
+    "package": ("run:package_model", "Write a model as one file that starts at once."),
+    "run": ("run:run_model", "Run a model or a bundle, and print its latency."),
+    "eval": ("evaluate:evaluate_strategies", "Compare strategies on models, in turns."),
+    "validate": ("validate:validate_plan", "Check that a plan computes the right outputs."),
+    "explain": ("explain:explain_model", "Say where the time of a plan goes."),
+    "trace": ("explain:trace_model", "Write a trace of both processors for ui.perfetto.dev."),
+    "compare": ("files:compare_files", "Compare two result files, and tell noise apart."),
+    "report": ("files:write_report", "Make one HTML page of result files."),
+    "agent": ("agent:agent_app", "The side of a target that runs on the device."),
+    "soc list": ("devices:list_socs", "List the SoC files in ./socs, and of codl."),
+    "soc show": ("devices:show_soc", "Show one SoC; of published facts, their sources."),
+    "soc detect": ("devices:detect_soc", "Describe a device as a SoC, and write its file."),
+    "soc power": ("devices:measure_soc_power", "Measure the power of a SoC."),
+    "dataset info": ("files:dataset_info", "Say what a dataset holds: rows, failures and source."),
+    "cache show": ("files:show_cache", "Say where the cache lies, and how large it is."),
+    "cache prune": ("files:prune_cache", "Remove from the cache what was not used for long."),
+    "cache clear": ("files:clear_cache", "Empty the cache: kernels are compiled again."),
+    "bench ops": ("bench:bench_ops", "Measure ops in every kernel variant, in turns."),
+    "bench sustained": ("bench:bench_sustained", "Run a model on and on: does it become slower?"),
+    "bench ui": ("bench:bench_interface", "Draw an interface at 60 Hz beside a model."),
+    "bench llm": ("bench_llm:bench_llm", "Measure tokens a second of a language model."),
 }
 #: Groups of commands, and their help.
 GROUPS = {
@@ -172,7 +79,8 @@ codl bench ui yolov2 --strategy gpu --max-kernel-ms 1""",
 
 def _places(group: str) -> dict[str, tuple[str, str]]:
     """Where the commands of a group lie, by their last words; plugins' have no summary."""
-    every = {**COMMANDS, **{name: (at, "") for name, at in plugins.COMMANDS.places.items()}}
+    every = {name: (f"codl.cli.{at}", summary) for name, (at, summary) in COMMANDS.items()}
+    every |= {name: (at, "") for name, at in plugins.COMMANDS.places.items()}
     every |= {name: ("", help) for name, help in GROUPS.items()}
     split = {tuple(name.rpartition(" ")[::2]): place for name, place in every.items()}
     return {word: place for (parent, word), place in split.items() if parent == group}
