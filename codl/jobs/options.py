@@ -7,9 +7,11 @@ line of it; from Python the field is given as it is.
 from __future__ import annotations
 
 import operator
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,14 +20,18 @@ from codl.errors import CodlError, UnknownNameError
 from codl.files import BUNDLE, check_folder, check_writable
 from codl.measure import FOLDER as DATASETS
 from codl.measure import LONGEST_S
+from codl.predict import FOLDER as PREDICTORS
+from codl.provenance import shipped
 
 if TYPE_CHECKING:
     from codl.workers import Workers
 
 #: Largest counts that are accepted.
 MOST_IMAGES, MOST_ROUNDS = (1 << 31) - 1, 1_000_000
-#: The serial of this machine.
-HERE = "local"
+#: The serial of this machine, and the name of its SoC where no other is given.
+HERE, HOST = "local", "host"
+#: Names the SoC of commands that name none.
+VARIABLE = "CODL_SOC"
 
 
 @dataclass(frozen=True)
@@ -252,17 +258,47 @@ def workers_of(jobs: int | None, dask: str | None, *, usual: int = 1) -> Workers
     return Workers(dask=dask) if dask is not None else Workers(jobs or usual)
 
 
+def usual_soc(*, runs: bool) -> tuple[str, str]:
+    """The SoC that CODL_SOC names, or that was described here and measured last, and the reason.
+
+    Where none was measured it is `host`, or the only one described here. Where none is described
+    and nothing `runs` on it, it is one that comes with codl. Raises `CodlError` without any.
+    """
+    from codl.measure.dataset import Dataset
+    from codl.records import soc as socs
+    from codl.runtime.placement import beside
+
+    if name := os.environ.get(VARIABLE):
+        return name, f"as {VARIABLE} says"
+    here = [path.stem for path in sorted(socs.FOLDER.glob("*.yaml")) if beside(path).is_file()]
+    manifests = {name: Dataset(DATASETS / name).manifest_path for name in here}
+    if measured := {n: path.stat().st_mtime for n, path in manifests.items() if path.is_file()}:
+        last = max(measured, key=lambda name: measured[name])
+        day = datetime.fromtimestamp(measured[last]).strftime("%Y-%m-%d %H:%M")
+        return last, f"measured here last ({day})"
+    if HOST in here or len(here) == 1:
+        return HOST if HOST in here else here[0], "described here"
+    if here:
+        raise CodlError(f"Name one of the SoCs described here by --soc: {', '.join(here)}.")
+    coming = sorted(path.name for path in shipped(PREDICTORS).iterdir() if path.is_dir())
+    if not runs and coming:
+        return coming[0], "it comes with codl, nothing was measured here"
+    raise CodlError(
+        f"No SoC is described in {socs.FOLDER.absolute()}: `codl soc detect` describes this "
+        "machine, then `codl collect` measures it and `codl train` learns from that. --soc names "
+        "another."
+    )
+
+
 def _usual_soc(*, runs: bool) -> Callable[[Mapping[str, Any]], tuple[str, str]]:
     """The SoC of a command that names none; a bundle and --repro have their own."""
 
     def usual(given: Mapping[str, Any]) -> tuple[str, str]:
         if given.get("repro") or Path(str(given.get("model", ""))).suffix == BUNDLE:
             return "", ""
-        from codl.jobs.devices import usual_soc
-
         is_run = (runs and not given.get("predicted")) or bool(given.get("serial"))
-        found = usual_soc(runs=is_run)
-        return found.name, f"SoC {found.name}: {found.reason}. --soc names another."
+        name, reason = usual_soc(runs=is_run)
+        return name, f"SoC {name}: {reason}. --soc names another."
 
     return usual
 
@@ -392,10 +428,10 @@ DutyOption = Annotated[
         help="Keep the GPU busy at most this fraction of the time (0.7: idle 30 %).",
     ),
 ]
-PREDICTORS = "Where predictors lie, a folder for each SoC."
-PredictorsOption = Annotated[Path, option("--predictors", help=PREDICTORS)]
+IN_PREDICTORS = "Where predictors lie, a folder for each SoC."
+PredictorsOption = Annotated[Path, option("--predictors", help=IN_PREDICTORS)]
 ToPredictorsOption = Annotated[
-    Path, option("--predictors", help=PREDICTORS, read=lambda text: writable_folder(Path(text)))
+    Path, option("--predictors", help=IN_PREDICTORS, read=lambda text: writable_folder(Path(text)))
 ]
 IN_DATASETS = "Where datasets lie, a folder for each SoC."
 DatasetsOption = Annotated[

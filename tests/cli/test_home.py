@@ -15,7 +15,7 @@ from codl.errors import CodlError
 from codl.files import HOME
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import to_text
-from codl.jobs.devices import usual_soc
+from codl.jobs.options import usual_soc
 from codl.measure.dataset import Dataset
 from codl.measure.tasks import load_ops
 
@@ -45,21 +45,21 @@ def test_the_usual_soc_is_the_one_measured_last(
 ) -> None:
     with pytest.raises(CodlError, match="`codl soc detect` describes this machine"):
         usual_soc(runs=True)
-    assert usual_soc(runs=False).name == "epyc2", "which comes with codl"
+    assert usual_soc(runs=False)[0] == "epyc2", "which comes with codl"
     describe("rock")
-    assert (usual_soc(runs=True).name, usual_soc(runs=False).name) == ("rock", "rock")
+    assert (usual_soc(runs=True)[0], usual_soc(runs=False)[0]) == ("rock", "rock")
     describe("board")
     with pytest.raises(CodlError, match=r"Name one .* board, rock"):
         usual_soc(runs=True)
     describe("host")
-    assert usual_soc(runs=True).name == "host"
+    assert usual_soc(runs=True)[0] == "host"
     describe("rock", measured=1000)
     describe("board", measured=2000)
-    assert usual_soc(runs=True).name == "board"
+    assert usual_soc(runs=True)[0] == "board"
     describe("rock", measured=3000)
-    assert usual_soc(runs=True).name == "rock"
+    assert usual_soc(runs=True)[0] == "rock"
     monkeypatch.setenv("CODL_SOC", "host")
-    assert usual_soc(runs=True).reason == "as CODL_SOC says"
+    assert usual_soc(runs=True)[1] == "as CODL_SOC says"
 
 
 def test_a_command_says_which_soc_it_took(home: Path) -> None:
