@@ -48,6 +48,8 @@ StrategiesOption = Annotated[
         "--strategies",
         help=f"Of {{codl.strategies:STRATEGIES}}, {opt.BY_COMMAS}; the last one is what the result "
         "is of. By default {codl.cli.help_words:of_decoders}.",
+        read=opt.names_of,
+        many=True,
         metavar="A,B",
     ),
 ]
@@ -56,6 +58,8 @@ PeersOption = Annotated[
     option(
         "--peers",
         help=f"Other libraries, of {{codl.api.decoders:PEERS}}, {opt.BY_COMMAS}.",
+        read=opt.names_of,
+        many=True,
         metavar="A,B",
     ),
 ]

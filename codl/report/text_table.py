@@ -39,17 +39,21 @@ class Table(rich.table.Table):
         def least(*cells: RenderableType) -> int:
             return max(Measurement.get(console, wide, cell).minimum for cell in cells)
 
+        def fit(columns: Sequence[rich.table.Column]) -> bool:
+            room = options.max_width - BETWEEN * len(columns) - OUTER
+            return sum(least(column.header, *column.cells) for column in columns) <= room
+
         columns, gone = list(self.columns), list[str]()
         for header in self.spare:
-            room = options.max_width - BETWEEN * len(columns) - OUTER
-            if sum(least(column.header, *column.cells) for column in columns) <= room:
+            if fit(columns):
                 break
             gone += [header for column in columns if str(column.header) == header]
             columns = [column for column in columns if str(column.header) != header]
-        shown = copy(self)
+        shown, is_whole = copy(self), fit(columns)
+        widths = [least(c.header, *(c.cells if is_whole else ())) for c in columns]
         shown.columns = [
-            replace(column, _index=at, min_width=least(column.header), overflow="fold")
-            for at, column in enumerate(columns)
+            replace(column, _index=at, min_width=width, overflow="fold")
+            for at, (column, width) in enumerate(zip(columns, widths, strict=True))
         ]
         if gone:
             names = ", ".join(" ".join(header.split()) for header in gone)

@@ -364,7 +364,7 @@ def test_bench_llm_has_tokens_a_second_and_the_same_tokens(workplace: Path) -> N
             "small.onnx is there, and no result or plan in JSON",
         ),
         (["search", "small.onnx", "--soc", "test", "--datasets", "NODIR"], "no such folder"),
-        (["collect", "--soc", "test", "--budget", "0s", "--resume"], "must be above 0, got 0 s"),
+        (["collect", "--soc", "test", "--budget", "0s", "--resume"], "must be above 0, got '0s'"),
         (["soc", "detect", "--name", "../../evil"], "'../../evil' cannot be the name of a file"),
         (["soc", "detect", "--name", "a b/c"], "'a b/c' cannot be the name of a file"),
     ],
