@@ -65,6 +65,10 @@ class CurrentStage:
         self._end = None if expected_s is None else self._since + expected_s
         return text not in self._told
 
+    def forget(self) -> None:
+        """Another command: no stage was told yet."""
+        self._told.clear()
+
     def count(self, done: int, total: int, seconds_left: float) -> None:
         self._steps = f": {done}/{total}"
         self._end = self._clock() + seconds_left
