@@ -46,9 +46,6 @@ def collect_data(job: Collect, json: JsonOption = False, file: OutputOption = No
     Rows carry temperature, clocks and battery. What a throttled processor measured is measured
     again; a hot device is waited for between batches; a battery below 20 % ends the collection.
 
-    With --runner codl_op_run the original CoDL's program measures its own kernels: whole ops first,
-    then parts. Its rows are those of a SoC that only that program, or somebody else, measures.
-
     Several devices of one SoC share the work: each measures at its own pace what no other one does.
     One that goes away is tried again later, and the others go on.
 
@@ -63,7 +60,6 @@ def collect_data(job: Collect, json: JsonOption = False, file: OutputOption = No
     codl collect --soc host --serial local --resume --budget 10m
     codl collect --soc host --serial local --resume --models yolov2 --budget 10m
     codl collect --soc phone --serial X --governor performance --cool-down 5m
-    codl collect --soc sdm855 --serial 3a9c4f5 --runner codl_op_run --models yolov2
     codl collect --soc rk3588 --serial ssh://pi@one.local --serial ssh://pi@two.local
     codl collect --soc host --serial replay:lat_datasets/host --budget 10m --datasets tried
     """

@@ -21,12 +21,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "doctor": ("doctor:check_device", "Check a device, and every kernel variant on it."),
     "collect": ("collect:collect_data", "Measure ops in every kernel variant, and data sharing."),
     "tune": ("tune:tune_kernels", "Find the fastest tiles and work-groups of GPU kernels."),
-    "kernels": ("kernels:compile_kernels", "Compile kernels by the compilers of phones' GPUs."),
     "train": ("train:train_predictors", "Train latency predictors, and test them."),
     "models": ("files:list_models", "List models: inputs, weights, work and measured ops."),
     "search": ("search:search_plan", "Find a plan of a model: chains, dimensions and ratios."),
     "show": ("show:show_file", "Show a plan, or what a bundle or an executable runs."),
-    "quantize": ("quantize:quantize_model", "Write a model with matrices of 4 or 8 bits."),
     "package": ("run:package_model", "Write a model as one file that starts at once."),
     "run": ("run:run_model", "Run a model or a bundle, and print its latency."),
     "eval": ("evaluate:evaluate_strategies", "Compare strategies on models, in turns."),
@@ -47,7 +45,6 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "bench ops": ("bench:bench_ops", "Measure ops in every kernel variant, in turns."),
     "bench sustained": ("bench:bench_sustained", "Run a model on and on: does it become slower?"),
     "bench ui": ("bench:bench_interface", "Draw an interface at 60 Hz beside a model."),
-    "bench llm": ("bench_llm:bench_llm", "Measure tokens a second of a language model."),
 }
 #: Groups of commands, and their help.
 GROUPS = {

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from codl.errors import CodlError, DeviceError, InterruptedCommandError, UnknownNameError
+from codl.errors import CodlError, DeviceError, InterruptedCommandError
 from codl.evaluation.plan_convergence import TOLERANCE, PlanConvergence
 from codl.frontend.models import MEASURED
 from codl.ir import Network, Op
@@ -28,16 +28,14 @@ from codl.measure.dataset_writer import check_is_new
 from codl.measure.devices_at_work import DeviceNews
 from codl.measure.measurement_order import Scope, wholes_first, within
 from codl.measure.measurement_order import everything as all_tasks
-from codl.measure.recording import Recording
 from codl.measure.tasks import FEW_SHARES, SHARES, Task, check_sources, load_sources
 from codl.measure.tuner import BUDGET_S, tasks_before, tune_briefly
-from codl.plugins import RUNNERS
 from codl.records.soc import Soc
 from codl.strategies import Context
-from codl.targets.connect import connect
+from codl.targets.base import Target
+from codl.targets.connect import connect, transport_of
 from codl.targets.detect import load_measured
 from codl.targets.environment import environment_of
-from codl.targets.replay import folder_of
 
 if TYPE_CHECKING:
     from codl.predict.active_learning import ActiveLearner
@@ -47,16 +45,6 @@ TUNING, LEAST_S = 0.15, 1.0
 #: The part of a budget that is left for a last look at what came of it; or the seconds that takes
 #: with a few hundred rows, where these are more, but not more than half of the budget.
 LAST_LOOK, LAST_LOOK_S = 0.03, 20.0
-
-
-#: What measures unless another program is named.
-CODL = "codl"
-
-
-def _runner(name: str) -> str:
-    if name not in (runners := (CODL, *RUNNERS)):
-        raise UnknownNameError("runner", name, runners)
-    return name
 
 
 SerialsOption = Annotated[
@@ -138,36 +126,6 @@ TuneOption = Annotated[
         "should be on an OpenCL device that is a CPU.",
     ),
 ]
-RunnerOption = Annotated[
-    str,
-    option(
-        "--runner",
-        read=_runner,
-        help="What measures: codl, or codl_op_run, the original CoDL's program on the device, "
-        "which has kernels of its own.",
-    ),
-]
-ProgramOption = Annotated[
-    str | None,
-    option(
-        "--program",
-        help="Where codl_op_run lies on the device; by default where the original's scripts put "
-        "it, /data/local/tmp/codl/codl_op_run.",
-    ),
-]
-MemoryTypeOption = Annotated[
-    str | None,
-    option(
-        "--gpu-memory-type",
-        help="What codl_op_run keeps the GPU's tensors in: buffer or, by default, image.",
-    ),
-]
-RoundsOption = Annotated[
-    int | None,
-    opt.rounds_option(
-        "How often codl_op_run runs an op, by default 21 times; the first 10 do not count."
-    ),
-]
 
 
 @dataclass(frozen=True)
@@ -186,10 +144,9 @@ class Agenda:
     def chooser(self) -> Chooser | None:
         return self.learner or self.plans
 
-    def answered_by(self, recorded: Dataset, reporter: Reporter) -> Agenda:
-        """The same of the tasks that a replay has rows of; it is said how many others there are."""
-        recording = Recording.read(recorded.folder)
-        tasks = [task for task in self.tasks if recording.has(task)]
+    def answered_by(self, replay: Target, reporter: Reporter) -> Agenda:
+        """The same of the tasks that a replay has rows of; notes the number of the others."""
+        tasks = [task for task in self.tasks if replay.can_measure(task)]
         if left := len(self.tasks) - len(tasks):
             reporter.note(
                 f"{left} of {len(self.tasks)} measurements are left out: the replay has no row of "
@@ -263,10 +220,6 @@ class Collect(Job):
     governor: opt.GovernorOption = None
     cool_down_s: opt.CoolDownOption = LONGEST_S
     hot_c: opt.HotOption = HOT_C
-    runner: RunnerOption = CODL
-    program: ProgramOption = None
-    gpu_memory_type: MemoryTypeOption = None
-    rounds: RoundsOption = None
     output: opt.ToDatasetsOption = DATASETS
     shown: Callable[[Standing], Any] | None = None
 
@@ -304,23 +257,21 @@ class Collect(Job):
 
     def run(self) -> CollectRun:
         """Measure until the budget, the samples, the plans or the tasks are at their end."""
-        if self.runner != CODL:
-            return _by_runner(self)
         time = Budget(self.budget_s)
         soc = _described(self.soc, self.serials, self.precision)
-        dataset, recorded = Dataset.of(soc.name, self.output), _recorded(self.serials)
+        dataset, replay = Dataset.of(soc.name, self.output), _replay(self.serials, soc)
         scope, networks = self._scope(dataset)
-        tuning = tuning_file.read(recorded or dataset, soc)
-        if self.tune and recorded is None:
+        tuning = tuning_file.read(_recorded(replay) or dataset, soc)
+        if self.tune and replay is None:
             tuning = _tuned_briefly(self, dataset, soc, scope.ops, tuning, time)
         # The time of a replay is that of its rows.
         left_s = None if time.seconds is None else max(LEAST_S, time.left_s)
-        budget_s = self.budget_s if recorded else left_s
+        budget_s = self.budget_s if replay else left_s
         agenda = self.agenda(scope, networks, soc, dataset, tuning, budget_s)
-        if recorded is not None:
-            agenda = agenda.answered_by(recorded, self.reporter)
+        if replay is not None:
+            agenda = agenda.answered_by(replay, self.reporter)
         done = _measured(self, agenda, soc, dataset, tuning)
-        if recorded is not None and tuning.results:
+        if replay is not None and tuning.results:
             tuning_file.add(dataset, soc, tuning.results.values())
         expected = agenda.learner.expected() if agenda.learner else None
         return CollectRun(dataset, done, expected, agenda.plans)
@@ -410,33 +361,6 @@ def _measured(
             raise InterruptedCommandError(kept) from error
 
 
-def _by_runner(job: Collect) -> CollectRun:
-    """Measure by another program; raises `CodlError` for what that cannot do."""
-    if job.similar or job.batches:
-        raise CodlError(f"--similar and --batch are not for --runner {job.runner}.")
-    if job.tolerance is not None:
-        raise CodlError(f"--tolerance is not for --runner {job.runner}, which measures everything.")
-    if len(job.serials) > 1:
-        raise CodlError(f"--runner {job.runner} works on one device, got {', '.join(job.serials)}.")
-    options = {
-        "program": job.program,
-        "memory_type": job.gpu_memory_type,
-        "rounds": job.rounds,
-    }
-    dataset, done = RUNNERS[job.runner](
-        job.soc,
-        job.serials[0],
-        {name: value for name, value in options.items() if value is not None},
-        ops=job.sources or MEASURED,
-        shares=job.wanted_shares,
-        root=job.output,
-        resume=job.resume,
-        budget_s=job.budget_s,
-        samples=job.samples,
-    )
-    return CollectRun(dataset, done)
-
-
 def _described(name: str | Path, serials: Sequence[str], precision: str | None) -> Soc:
     """The SoC, and where it is on the first device that tells."""
     *others, last = serials
@@ -446,12 +370,17 @@ def _described(name: str | Path, serials: Sequence[str], precision: str | None) 
     return load_measured(name, last, precision)
 
 
-def _recorded(serials: Sequence[str]) -> Dataset | None:
-    """The dataset that is replayed: its kernels were tuned as it says; None of devices."""
-    folders = [folder for folder in map(folder_of, serials) if folder is not None]
-    if folders and len(serials) > 1:
+def _replay(serials: Sequence[str], soc: Soc) -> Target | None:
+    """The target that answers from a dataset; None where the serials are of machines."""
+    replays = [serial for serial in serials if not transport_of(serial).is_machine]
+    if replays and len(serials) > 1:
         raise CodlError(f"A replay is collected from alone, got {', '.join(serials)}.")
-    return Dataset.at(folders[0]) if folders else None
+    return connect(replays[0], soc) if replays else None
+
+
+def _recorded(replay: Target | None) -> Dataset | None:
+    """The dataset of a replay, whose kernels were tuned as it says."""
+    return Dataset.at(Path(replay.replays["folder"])) if replay and replay.replays else None
 
 
 def _tuned_briefly(

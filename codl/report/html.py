@@ -17,7 +17,6 @@ from codl.errors import CodlError
 from codl.report import (
     charts,
     curves,
-    kernels,
     op_pictures,
     pictures,
     predictors,
@@ -34,13 +33,12 @@ from codl.report.results import (
     UNMEASURED,
     BenchResult,
     CollectResult,
-    ConformanceResult,
     CurveResult,
     EvalResult,
     ExplainResult,
-    KernelsResult,
     PackageResult,
     PaperResult,
+    PluginResult,
     Result,
     ResultFile,
     RunResult,
@@ -134,7 +132,7 @@ def _title(results: Sequence[Result]) -> str:
 
 def _section(key: str, result: Result) -> PageSection:
     """A section with its file and where it is on the page."""
-    section = SECTIONS[type(result)](result)
+    section = SECTIONS.get(type(result), _of_plugin)(result)
     return replace(
         section,
         key=key,
@@ -225,11 +223,6 @@ def _run(result: RunResult) -> PageSection:
     return _of(f"Run of {result.model}", content, pictures=drawn, sources=[result.source])
 
 
-def _conformance(result: ConformanceResult) -> PageSection:
-    shown = tables.conformance_content([result]), tables.refusals_content([result])
-    return _of("Conformance", *shown)
-
-
 def _package(result: PackageResult) -> PageSection:
     return _of(f"Bundle of {result.model}", tables.bundles_content([result]))
 
@@ -271,10 +264,6 @@ def _validations(result: ValidationsResult) -> PageSection:
     return _of(heading, validations.validations_content([result]))
 
 
-def _kernels(result: KernelsResult) -> PageSection:
-    return _of(f"Kernels on {result.label}", kernels.kernels_content(result))
-
-
 def _bench(result: BenchResult) -> PageSection:
     drawn = [op_pictures.kernels(result)]
     return _of(f"Kernels on {result.soc.name}", pictures=drawn, sources=[result.source])
@@ -289,6 +278,10 @@ def _paper(result: PaperResult) -> PageSection:
     return _of(heading, *shown, pictures=drawn, sources=result.sources)
 
 
+def _of_plugin(result: PluginResult) -> PageSection:
+    return _of(result.heading, *result.tables())
+
+
 SECTIONS: Mapping[type, Callable[[Any], PageSection]] = {
     EvalResult: _eval,
     TrainResult: _train,
@@ -296,13 +289,11 @@ SECTIONS: Mapping[type, Callable[[Any], PageSection]] = {
     SearchesResult: _searches,
     CollectResult: _collect,
     RunResult: _run,
-    ConformanceResult: _conformance,
     PackageResult: _package,
     ExplainResult: _explain,
     CurveResult: _curve,
     ValidateResult: _validate,
     ValidationsResult: _validations,
-    KernelsResult: _kernels,
     BenchResult: _bench,
     PaperResult: _paper,
 }
