@@ -48,7 +48,6 @@ def train(
     soc: str | Path = "host",
     *,
     predictors: Sequence[str] | None = None,
-    like: Sequence[str] = (),
     evaluate: bool = True,
     seeds: int = 1,
     budget: Budget | None = None,
@@ -59,10 +58,9 @@ def train(
 ) -> Trained:
     """Train latency predictors on what was collected of a SoC, and store them.
 
-    `predictors` names some of them, by default all; `like` names known SoCs whose latencies become
-    features where held-out shapes gain by it. To `evaluate`, rows and shapes are held out, in folds
-    of `seeds` random divisions, until the `budget` is over; all are stored before. They are trained
-    side by side by `workers`, by default a process on each core. Raises `CodlError` where
+    `predictors` names some of them, by default all. To `evaluate`, rows and shapes are held out, in
+    folds of `seeds` random divisions, until the `budget` is over; all are stored before. They are
+    trained side by side by `workers`, by default a process on each core. Raises `CodlError` where
     a SoC, a predictor or data are missing.
 
     >>> trained = codl.train("host")
@@ -71,7 +69,6 @@ def train(
     from codl.predict.training import train as train_on
 
     described = socs.load(soc)
-    references = [socs.load(name) for name in like]
     data = Dataset.found(described.name, dataset)
     tuning = tuning_file.read(data, described)
     workers = workers or Workers(len(os.sched_getaffinity(0)))
@@ -83,7 +80,6 @@ def train(
             tuning,
             predictors=predictors or tuple(ESTIMATORS),
             folder=output,
-            like=[(other, Dataset.found(other.name, dataset)) for other in references],
             evaluate=evaluate,
             seeds=seeds,
             workers=workers,

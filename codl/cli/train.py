@@ -17,14 +17,6 @@ PredictorsOption = Annotated[
     list[str] | None,
     typer.Option("--predictor", help="One of {codl.predict:ESTIMATORS}; may be repeated."),
 ]
-LikeOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--like",
-        help=f"Known SoCs, by name, {opt.BY_COMMAS}. Where held-out shapes gain by it, their "
-        "latencies become features, so that 100 samples of a new SoC or fewer are enough.",
-    ),
-]
 EvaluateOption = Annotated[
     bool,
     typer.Option(
@@ -54,7 +46,6 @@ def train_predictors(
     soc: opt.PlannedSocOption = "",
     predictor: PredictorsOption = None,
     dataset: opt.DatasetsOption = DATASETS,
-    like: LikeOption = None,
     evaluate: EvaluateOption = True,
     seeds: SeedsOption = 1,
     budget: TrainBudgetOption = None,
@@ -78,7 +69,6 @@ def train_predictors(
     codl train --soc host --no-evaluate
     codl train --soc host --budget 5m
     codl train --soc host --predictor codl --seeds 3
-    codl train --soc redmi --like lenovo_k5,vivo_z3
     codl train --soc host --dask tcp://10.0.0.7:8786
     """
     from codl.api.train import train
@@ -87,7 +77,6 @@ def train_predictors(
     trained = train(
         soc,
         predictors=opt.names_of(predictor) or None,
-        like=opt.names_of(like),
         evaluate=evaluate,
         seeds=seeds,
         budget=limit,
