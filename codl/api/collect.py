@@ -11,26 +11,24 @@ from typing import TYPE_CHECKING, Any
 from codl.api.job import controlled
 from codl.api.reporter import SILENT, Reporter
 from codl.errors import CodlError, DeviceError, InterruptedCommandError
-from codl.evaluation.plan_convergence import TOLERANCE, PlanConvergence
 from codl.frontend.models import MEASURED
-from codl.ir import Network, Op
+from codl.ir import Op
 from codl.kernels.tuning import Tuning
 from codl.measure import dataset as datasets
 from codl.measure import tuning_file
 from codl.measure.budget import GRACE_S, Budget
-from codl.measure.collector import Chooser, Collected
+from codl.measure.collector import Collected
 from codl.measure.collector import collect as collect_tasks
 from codl.measure.cool_down import HOT_C, LONGEST_S, CoolDown
 from codl.measure.dataset import Dataset
 from codl.measure.dataset_writer import check_is_new
 from codl.measure.devices_at_work import DeviceNews
-from codl.measure.measurement_order import Scope, wholes_first, within
+from codl.measure.measurement_order import Scope, within
 from codl.measure.measurement_order import everything as all_tasks
 from codl.measure.recording import Recording
-from codl.measure.tasks import FEW_SHARES, SHARES, Task, check_sources, load_sources
+from codl.measure.tasks import FEW_SHARES, SHARES, Task, check_sources, load_ops
 from codl.measure.tuner import BUDGET_S, tasks_before, tune_briefly
 from codl.records.soc import Soc
-from codl.strategies import Context
 from codl.targets.base import Target
 from codl.targets.connect import connect
 from codl.targets.detect import load_measured
@@ -49,43 +47,20 @@ LAST_LOOK, LAST_LOOK_S = 0.03, 20.0
 
 @dataclass(frozen=True)
 class StopRule:
-    """What ends a collection; without any of these it ends when plans have settled.
-
-    `tolerance` is in percent.
-    """
+    """What ends a collection before everything is measured: seconds, or a number of tasks."""
 
     budget_s: float | None = None
     samples: int | None = None
-    everything: bool = False
-    tolerance: float | None = None
 
     def check(self) -> None:
-        """Raise `CodlError` for rules that contradict each other, and for no time at all."""
+        """Raise `CodlError` for a budget of no time."""
         if self.budget_s is not None and self.budget_s <= 0:
             raise CodlError(f"--budget must be above 0, got {self.budget_s:g} s.")
-        options = {
-            "--budget": self.budget_s is not None,
-            "--samples": self.samples is not None,
-            "--all": self.everything,
-        }
-        names = [name for name, is_set in options.items() if is_set]
-        if self.everything and len(names) > 1:
-            raise CodlError(f"--all measures everything: leave out {names[0]}.")
-        if self.tolerance is not None and names:
-            raise CodlError(
-                f"--tolerance is of plans that end a collection, which {names[0]} does instead: "
-                "leave out one of the two."
-            )
-
-    @property
-    def are_plans(self) -> bool:
-        """Whether plans end the collection."""
-        return self.budget_s is None and self.samples is None and not self.everything
 
 
 @dataclass(frozen=True)
 class Agenda:
-    """The tasks of a collection in their order, and what chooses among them: at most one of two.
+    """The tasks of a collection in their order, and the learner that chooses among them.
 
     Measuring takes `time_s` seconds at most.
     """
@@ -93,24 +68,18 @@ class Agenda:
     tasks: Sequence[Task]
     time_s: float | None = None
     learner: ActiveLearner | None = None
-    plans: PlanConvergence | None = None
-
-    @property
-    def chooser(self) -> Chooser | None:
-        return self.learner or self.plans
 
     @classmethod
     def of(
         cls,
         rule: StopRule,
         scope: Scope,
-        networks: Sequence[Network],
         *,
         soc: Soc,
         dataset: Dataset,
         tuning: Tuning,
     ) -> Agenda:
-        """Where plans end it, they are of `networks`, or of built-in models where there is none."""
+        """With a budget a learner chooses; without, everything is measured."""
         if rule.budget_s is not None:
             from codl.predict.active_learning import ActiveLearner  # needs the extra `train`
 
@@ -118,18 +87,7 @@ class Agenda:
             tasks, tiers = within(rule.budget_s - last_s, scope, soc)
             learner = ActiveLearner(soc, dataset, rule.budget_s, tiers, tuning=tuning)
             return cls(tasks, rule.budget_s - last_s, learner)
-        if not rule.are_plans:
-            return cls(all_tasks(scope, soc))
-        tasks, tiers = wholes_first(scope, soc)
-        plans = PlanConvergence(
-            models=lambda: networks or _built_in(),
-            context=Context(soc, tuning),
-            dataset=dataset,
-            tiers=tiers,
-            total=len(tasks),
-            tolerance=TOLERANCE if rule.tolerance is None else rule.tolerance / 100,
-        )
-        return cls(tasks, plans=plans)
+        return cls(all_tasks(scope, soc))
 
     def answered_by(self, recorded: Dataset, reporter: Reporter) -> Agenda:
         """The same of the tasks that a replay has rows of; it is said how many others there are."""
@@ -140,14 +98,7 @@ class Agenda:
                 f"{left} of {len(self.tasks)} measurements are left out: the replay has no row of "
                 "them"
             )
-        plans = replace(self.plans, total=len(tasks)) if self.plans else None
-        return replace(self, tasks=tasks, plans=plans)
-
-
-def _built_in() -> list[Network]:
-    from codl.frontend.convert import load_structure  # ops of a table need no ONNX
-
-    return [load_structure(name) for name in MEASURED]
+        return replace(self, tasks=tasks)
 
 
 @dataclass(frozen=True)
@@ -157,25 +108,15 @@ class CollectRun:
     dataset: Dataset
     done: Collected
     expected: dict[str, Any] | None = None
-    plans: PlanConvergence | None = None
 
     def to_json(self) -> dict[str, Any]:
         """What `codl collect --json` holds."""
-        plans = self.plans.to_json() if self.plans else None
-        return {**asdict(self.done), "expected": self.expected, "plans": plans}
+        return {**asdict(self.done), "expected": self.expected}
 
     def check(self) -> None:
         """Raise `CodlError` where a device ended it."""
         if self.done.reason:
             raise CodlError(f"{self.done.reason} All rows so far are kept, and --resume goes on.")
-
-
-@dataclass
-class Standing:
-    """How it stands with the plans and with each device, while a collection goes on."""
-
-    plans: PlanConvergence | None = None
-    devices: Sequence[DeviceNews] = ()
 
 
 def collect(
@@ -189,8 +130,6 @@ def collect(
     batches: Sequence[int] = (),
     budget_s: float | None = None,
     samples: int | None = None,
-    everything: bool = False,
-    tolerance: float | None = None,
     resume: bool = False,
     tune: bool = True,
     governor: str | None = None,
@@ -198,31 +137,30 @@ def collect(
     hot_c: float = HOT_C,
     output: Path = datasets.FOLDER,
     reporter: Reporter = SILENT,
-    shown: Callable[[Standing], Any] | None = None,
+    shown: Callable[[Sequence[DeviceNews]], Any] | None = None,
 ) -> CollectRun:
     """Measure ops in every kernel variant of both processors, and what data sharing costs.
 
-    The words are those of `codl collect`; `everything` is --all. `ops` are built-in models, `.onnx`
-    files and `.csv` files of ops; several serials are devices of the same SoC that share the work.
-    Progress is shown with what `shown` makes of how it stands. Raises `CodlError` for words that
-    contradict each other and for what is not there, `DeviceError` where no device is left, and
-    `InterruptedCommandError` at Ctrl-C; all rows so far are kept, and `resume` goes on.
+    The words are those of `codl collect`. `ops` are built-in models, `.onnx` files and `.csv` files
+    of ops; several serials are devices of the same SoC that share the work. Progress is shown with
+    what `shown` makes of the state of each device. Raises `CodlError` for an invalid limit or a
+    missing model or file, `DeviceError` where no device is left, and `InterruptedCommandError` at
+    Ctrl-C; all rows so far are kept, and `resume` goes on.
 
     >>> codl.collect("host", budget_s=600).expected
     """
     serials = [serial] if isinstance(serial, str) else list(serial)
     sources = list(ops or MEASURED)
     command = Budget(budget_s)
-    rule = StopRule(budget_s, samples, everything, tolerance)
+    rule = StopRule(budget_s, samples)
     rule.check()
     described = _described(soc, serials, precision)
     dataset = Dataset.of(described.name, output)
     check_sources(sources)
     if not resume:
         check_is_new(dataset)  # before models are read, which takes longer
-    loaded, networks = load_sources(sources)
     scope = Scope(
-        ops=loaded,
+        ops=load_ops(sources),
         similar=similar,
         batches=tuple(dict.fromkeys(batches)),
         shares=shares or (SHARES if budget_s is None else FEW_SHARES),
@@ -235,7 +173,7 @@ def collect(
         tuning = _tuned_briefly(serials[0], dataset, described, scope.ops, tuning, time_s, reporter)
     if budget_s is not None and recorded is None:  # the time of a replay is that of its rows
         rule = replace(rule, budget_s=max(LEAST_S, command.left_s))
-    agenda = Agenda.of(rule, scope, networks, soc=described, dataset=dataset, tuning=tuning)
+    agenda = Agenda.of(rule, scope, soc=described, dataset=dataset, tuning=tuning)
     if recorded is not None:
         agenda = agenda.answered_by(recorded, reporter)
     with ExitStack() as opened:
@@ -256,7 +194,7 @@ def collect(
     if recorded is not None and tuning.results:
         tuning_file.add(dataset, described, tuning.results.values())
     expected = agenda.learner.expected() if agenda.learner else None
-    return CollectRun(dataset, done, expected, agenda.plans)
+    return CollectRun(dataset, done, expected)
 
 
 def _collected(
@@ -267,15 +205,16 @@ def _collected(
     *,
     cooling: Callable[[Target], CoolDown],
     reporter: Reporter,
-    shown: Callable[[Standing], Any] | None,
+    shown: Callable[[Sequence[DeviceNews]], Any] | None,
     **how: Any,
 ) -> Collected:
     """Measure what is on the agenda; raises `InterruptedCommandError` at Ctrl-C."""
-    standing = Standing(agenda.plans)
-    below = None if shown is None else lambda: shown(standing)
+    devices: Sequence[DeviceNews] = ()
+    below = None if shown is None else lambda: shown(devices)
 
     def watch(news: Sequence[DeviceNews]) -> None:
-        standing.devices = news
+        nonlocal devices
+        devices = news
 
     with reporter.progress(f"Collecting on {dataset.folder.name}", below) as update:
         try:
@@ -285,7 +224,7 @@ def _collected(
                 agenda.tasks,
                 tuning,
                 budget_s=agenda.time_s,
-                chooser=agenda.chooser,
+                chooser=agenda.learner,
                 progress=update,
                 cooling=lambda device: cooling(targets[device.serial]),
                 tells=lambda device: environment_of(targets[device.serial], {}),

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
 from codl.cli import options as opt
 from codl.cli.job_options import with_options
-from codl.cli.options import MOST_IMAGES, MOST_ROUNDS, finite
+from codl.cli.options import MOST_IMAGES, MOST_ROUNDS
 from codl.cli.output import TERMINAL, emit
 from codl.errors import CodlError, UnknownNameError
 from codl.measure import FOLDER as DATASETS
@@ -21,7 +21,7 @@ from codl.plugins import RUNNERS
 from codl.report.text_table import Table
 
 if TYPE_CHECKING:
-    from codl.api.collect import CollectRun, Standing
+    from codl.api.collect import CollectRun
     from codl.measure.devices_at_work import DeviceNews
 
 #: What measures unless --runner names a plugin's, which is called as `collect_original` is.
@@ -31,6 +31,7 @@ STOPPED = {
     "done": "all is measured",
     "budget": "the budget is over",
     "samples": "as many as wanted",
+    "settled": "accuracy has settled",
     "battery": "the battery is low",
 }
 
@@ -133,22 +134,6 @@ RoundsOption = Annotated[
         show_default=False,
     ),
 ]
-AllOption = Annotated[
-    bool, typer.Option("--all", help="Measure everything, however little plans change by it.")
-]
-ToleranceOption = Annotated[
-    float | None,
-    typer.Option(
-        "--tolerance",
-        min=0,
-        max=100,
-        callback=finite,
-        help="Percent by which a plan may take longer than a newer one and still count as "
-        "unchanged; {codl.cli.help_words:tolerance} by default.",
-        show_default=False,
-    ),
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class CollectOptions:
@@ -163,8 +148,6 @@ class CollectOptions:
     batch: BatchesOption = None
     budget: opt.BudgetOption = None
     samples: SamplesOption = None
-    everything: AllOption = False
-    tolerance: ToleranceOption = None
     precision: opt.PrecisionOption = None
     resume: ResumeOption = False
     tune: TuneOption = True
@@ -202,8 +185,6 @@ class CollectOptions:
             batches=self.batch or (),
             budget_s=self.budget_s,
             samples=self.samples,
-            everything=self.everything,
-            tolerance=self.tolerance,
             resume=self.resume,
             tune=self.tune,
             governor=self.governor,
@@ -223,8 +204,6 @@ class CollectOptions:
         runner, serials = self.runner, self.serial or []
         if self.similar or self.batch:
             raise CodlError(f"--similar and --batch are not for --runner {runner}.")
-        if self.tolerance is not None:
-            raise CodlError(f"--tolerance is not for --runner {runner}, which measures everything.")
         if len(serials) > 1:
             raise CodlError(f"--runner {runner} works on one device, got {', '.join(serials)}.")
         options = {
@@ -258,11 +237,8 @@ def collect_data(
     samples of each and not all samples of one. Rows are written at the end of each batch; a run
     that was killed goes on with --resume.
 
-    It ends when more would change no plan. Whole ops come first, and what --similar and --batch ask
-    for. Then, with every fifth more measurements, predictors are trained and those of --models
-    are planned; where it names none, the built-in ones. Plans that take at most --tolerance longer
-    than new ones are unchanged. After three looks in a row without a change it is over. --all
-    measures everything, --budget for a fixed time, --samples a fixed number.
+    It ends when everything is measured, with --budget after a fixed time, and with --samples after
+    a fixed number of measurements.
 
     --budget is of all that the command does: reading models, tuning, measuring, and the last look.
     With it, whole ops come first, then their parts, then similar ops. One of two measurements
@@ -289,8 +265,7 @@ def collect_data(
 
     [dim]Examples:[/dim]
     codl collect --soc host --serial local
-    codl collect --soc host --serial local --resume --models yolov2 --tolerance 1
-    codl collect --soc host --serial local --resume --all
+    codl collect --soc host --serial local --resume --models yolov2
     codl collect --soc host --serial local --resume --budget 10m
     codl collect --soc host --serial local --resume --models yolov2 --budget 10m
     codl collect --soc phone --serial X --governor performance --cool-down 5m
@@ -303,13 +278,13 @@ def collect_data(
     run.check()
 
 
-def _lines(standing: Standing) -> RenderableType:
-    """A line for plans, where they end the collection, and one for each of several devices."""
+def _lines(devices: Sequence[DeviceNews]) -> RenderableType:
+    """A line for each of several devices."""
     grid = Table.grid(padding=(0, 2))
-    for device in standing.devices if len(standing.devices) > 1 else ():
+    for device in devices if len(devices) > 1 else ():
         again = f"tried again in {device.retry_s:.0f} s" if device.state == "away" else ""
         grid.add_row(Text(device.serial), device.state, f"{device.measured} measurements", again)
-    return Group(Text(standing.plans.describe()), grid) if standing.plans else grid
+    return grid
 
 
 def _table(run: CollectRun) -> RenderableType:
@@ -324,10 +299,8 @@ def _table(run: CollectRun) -> RenderableType:
         table.add_row(f"t_{name}.csv", str(len(rows.read())), *_accuracy(look))
     for name, look in looks.items():  # the directions of data sharing
         table.add_row(name, str(look["rows"]), *_accuracy(look))
-    settled = "more would change no plan" if run.plans else "accuracy has settled"
-    stopped = settled if done.stopped == "settled" else STOPPED[done.stopped]
     table.caption = (
-        f"{done.rows} rows written in {done.seconds:.0f} s ({stopped}), "
+        f"{done.rows} rows written in {done.seconds:.0f} s ({STOPPED[done.stopped]}), "
         f"{done.failed} failed, {done.skipped} there before, {done.left} measurements left, "
         f"{done.again} measured twice"
     )

@@ -43,13 +43,6 @@ def shares() -> str:
     return ", or ".join(",".join(map(str, shares)) for shares in (SHARES, FEW_SHARES))
 
 
-def tolerance() -> str:
-    """By how many percent plans may differ and count as unchanged."""
-    from codl.evaluation.plan_convergence import TOLERANCE
-
-    return f"{100 * TOLERANCE:g}"
-
-
 def elements() -> str:
     """What tensors may be stored as."""
     from codl.records.soc import ELEMENT_NAMES

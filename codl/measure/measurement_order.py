@@ -10,7 +10,6 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from math import inf
 from random import Random
 from typing import Any, NamedTuple, get_args
 
@@ -204,7 +203,7 @@ CONVOLUTIONS, TASKS_A_CONV_BLOCK = 0.15, 95
 class Tier(IntEnum):
     """What comes before what: whole ops of the models and some exchanges, then parts, then others.
 
-    The first two are measured even where accuracy has settled: plans are made of them.
+    The first two are measured even where accuracy has settled: plans need them.
     """
 
     WHOLE = 0
@@ -242,23 +241,6 @@ def everything(scope: Scope, soc: Soc) -> Sequence[Task]:
     if scope.others:
         tasks += other_tasks(attention_ops(BLOCKS) + conv_ops(BLOCKS), soc, exclude=tasks)
     return mixed(context_tasks(scope.ops, soc, scope.batches), tasks)
-
-
-def wholes_first(scope: Scope, soc: Soc) -> OpSelection:
-    """All tasks: those of the first tier, then others of which any first part is representative.
-
-    The first has whole ops and some exchanges, without which nothing can be planned, launches and
-    waits, and what was asked for beside: similar ops, batches, ops of other networks.
-    """
-    first = _first(make_tasks(scope.ops, soc, scope.shares), inf)
-    tasks = everything(scope, soc)
-    tiers = {task: first.get(task, _tier_beside(task)) for task in tasks}
-    return OpSelection(_by_tier(tasks, tiers), tiers)
-
-
-def _tier_beside(task: Task) -> Tier:
-    """Of what is no op of the models, and no exchange of theirs."""
-    return Tier.OWN if isinstance(task, SharingTask | StageTask) else Tier.WHOLE
 
 
 def within(budget_s: float, scope: Scope, soc: Soc) -> OpSelection:

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from codl import files
 from codl.errors import CodlError, InvalidFileError
-from codl.ir import Dim, Network, Op, Pad, Region, Shape, parse, split, to_text
+from codl.ir import Dim, Op, Pad, Region, Shape, parse, split, to_text
 from codl.ir.ops.convolution import Conv2d
 from codl.ir.ops.fully_connected import FullyConnected
 from codl.ir.ops.pooling import Pool2d
@@ -196,7 +196,18 @@ def deadly_row(task: Task, run: str, reason: str) -> Row:
 
 def load_ops(sources: Sequence[str]) -> list[Op]:
     """The distinct ops of models (built-in or `.onnx`), of `.csv` files and of texts, in order."""
-    return load_sources(sources)[0]
+    from codl.frontend.convert import load_structure  # an agent measures tasks without it
+
+    every: dict[Op, None] = {}
+    for source in sources:
+        if is_op(source):
+            ops = [parse(source)]
+        elif source.endswith(".csv"):
+            ops = read_csv(Path(source))
+        else:
+            ops = [layer.op for layer in load_structure(source).layers]
+        every.update(dict.fromkeys(ops))
+    return list(every)
 
 
 def check_sources(sources: Sequence[str]) -> None:
@@ -211,25 +222,6 @@ def check_sources(sources: Sequence[str]) -> None:
 def is_op(source: str) -> bool:
     """Whether a source is an op as text, as in `fc in=1x32 oc=8`: with a space, and no file."""
     return " " in source.strip() and Path(source).suffix not in FILES
-
-
-def load_sources(sources: Sequence[str]) -> tuple[list[Op], list[Network]]:
-    """The distinct ops as `load_ops` gives them, and the models, without weights."""
-    from codl.frontend.convert import load_structure  # an agent measures tasks without it
-
-    every: dict[Op, None] = {}
-    networks = []
-    for source in sources:
-        if is_op(source):
-            ops = [parse(source)]
-        elif source.endswith(".csv"):
-            ops = read_csv(Path(source))
-        else:
-            network = load_structure(source)
-            networks.append(network)
-            ops = [layer.op for layer in network.layers]
-        every.update(dict.fromkeys(ops))
-    return list(every), networks
 
 
 def make_tasks(

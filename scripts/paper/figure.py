@@ -157,7 +157,7 @@ def plain(value: Any) -> Any:
 def write_ops(path: Path, ops: Iterable[Op], soc: str, options: str) -> NoReturn:
     """Ops for a collection; the command that measures them to stdout, and the script is done."""
     write(path, "op\n" + "".join(f'"{to_text(op)}"\n' for op in ops))
-    print(f"codl collect --soc {soc} --resume --all --ops {path} {options}")
+    print(f"codl collect --soc {soc} --resume --ops {path} {options}")
     sys.exit()
 
 

@@ -193,7 +193,6 @@ def test_no_time_at_all_is_no_budget(of: tuple[str, ...], tmp_path: Path, soc_fi
         "collect --soc host --cool-down soon",
         "collect --soc host --batch 0",
         "collect --soc host --similar -1",
-        "collect --soc host --tolerance nan",
         "bench sustained op_chain --soc host --time nan",
         "bench ui op_chain --soc host --time -1",
         "bench llm smollm2_135m --soc host --time nan",

@@ -314,7 +314,7 @@ def test_from_the_program_to_a_plan(program: str) -> None:
     assert "mace_" in json.dumps(chains)
 
 
-@pytest.mark.parametrize("option", ["--similar", "--tolerance"])
+@pytest.mark.parametrize("option", ["--similar", "--batch"])
 def test_options_of_the_other_runner(option: str) -> None:
     command = ["collect", "--soc", "sdm855", "--runner", "codl_op_run", option, "3"]
     result = CliRunner().invoke(app, command)
