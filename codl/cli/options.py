@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from math import inf, isfinite
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,13 +50,6 @@ def positive(option: typer.CallbackParam, number: float | None) -> float | None:
         raise typer.BadParameter(
             f"must be a number above 0, got {number:g}.", param_hint=option.opts
         )
-    return number
-
-
-def finite(option: typer.CallbackParam, number: float | None) -> float | None:
-    """Refuses NaN, which passes a range."""
-    if number is not None and not isfinite(number):
-        raise typer.BadParameter(f"must be a number, got {number:g}.", param_hint=option.opts)
     return number
 
 

@@ -10,24 +10,29 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
-from codl.ir import Op, Shape
+from codl.ir import Op, Shape, parse
+from codl.ir.executable import OpenVinoNet
 from codl.ir.ops.pooling import Pool2d
 from codl.ir.ops.window import Size2
 from codl.ir.types import PLANAR, Direction
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.lower import pieces
+from codl.lower.rules import loading
 from codl.measure.dataset import Row, RowT, SharingRow
-from codl.measure.op_runner import Work, default_work
-from codl.measure.streams import evicting_op
+from codl.measure.op_runner import Work, default_work, filler
 from codl.measure.tasks import SharingTask
 from codl.measure.timing import WHOLE, Samples, Seconds, by_clock
 from codl.records.results import Latency
+from codl.records.soc import Soc
 from codl.records.statistic import level
+from codl.runtime import threads
 from codl.runtime.actions import Action
+from codl.runtime.examination import memory_of
 from codl.runtime.host_handles import HostSession
 from codl.runtime.loaded import Timeline
 from codl.runtime.opencl import OpenClDevice
+from codl.runtime.placement import LocalSoc
 from codl.runtime.session import Session
 
 if TYPE_CHECKING:  # a device may have the GPU's package alone
@@ -41,6 +46,42 @@ SYNC = "sync"
 #: clock around it. That is asked when the steps that follow are done, since it may hold them up.
 Step: TypeAlias = Callable[[], object]
 Timer: TypeAlias = tuple[Callable[[int], Seconds], Callable[[Samples], Row]]
+#: Bytes that a stream moves at least: more than those caches of phones hold that SoC files do not
+#: know of. At most, a part of the memory.
+LEAST_BYTES, MEMORY_PART = 64 << 20, 1 / 16
+#: What goes through the caches to empty them is no more: between two runs of an op the rest of a
+#: network moves no more either, and what stays in a cache of 300 MB there stays in it here.
+MOST_EVICTED = 128 << 20
+#: A CPU's library divides it among threads by blocks of channels, so that there are enough.
+CHANNELS, COLUMNS = 256, 64
+#: Channels on the other side of the convolution that wants OpenVINO's layout.
+FEW = 16
+
+
+def far_bytes(soc: Soc) -> int:
+    """Twice what the largest cache of the CPU holds, as far as the memory is enough for that."""
+    largest = max((cache.bytes for cache in soc.cpu.caches), default=0)
+    most = int(MEMORY_PART * memory_of().total)
+    return max(LEAST_BYTES, min(2 * largest, most))
+
+
+def stream_op(soc: Soc) -> Op:
+    """Moves `far_bytes`."""
+    return _moving(far_bytes(soc))
+
+
+def evicting_op(soc: Soc) -> Op:
+    """Moves as much, but no more than `MOST_EVICTED`: it runs before every sample of an exchange or
+    a stage.
+    """
+    return _moving(min(far_bytes(soc), MOST_EVICTED))
+
+
+def _moving(moved: int) -> Op:
+    """Reads half of some bytes and writes the other half, and computes next to nothing."""
+    row_bytes = 2 * 4 * CHANNELS * COLUMNS
+    shape = Shape(1, CHANNELS, moved // row_bytes, COLUMNS)
+    return Pool2d(inputs=(shape,), kernel=Size2(1, 1))
 
 
 class CacheEvictor:
@@ -103,8 +144,6 @@ class Exchanges:
         if task.direction == "relayout":
             return self._relayout(task, blank)
         if task.direction in ("load_openvino", "store_openvino"):
-            from codl.measure.library_packing import OpenVinoPacking  # an option
-
             packing = OpenVinoPacking(task.direction, task.shape, self._soc)
             return packing.sample, _of_one_part("copy_ms", blank)
         return self._transfer(task, blank)
@@ -204,6 +243,52 @@ class Exchanges:
         executable = pieces.net_alone([op], variant, [{}], self._soc)
         (net,) = HostSession(executable, self._soc, own_memory=True).nets
         return cast("NcnnSession", net)
+
+
+class OpenVinoPacking:
+    """Time to bring a tensor to the layout of OpenVINO's nets, or back, by OpenVINO's own profile.
+
+    Its nets have channels last. Tensors with channels first are copied at their ends, at rates that
+    differ twentyfold between shapes. Measured is a net of one convolution that reads the tensor or
+    writes it; the constructor raises where OpenVINO does not load.
+    """
+
+    def __init__(self, way: Direction, shape: Shape, soc: LocalSoc) -> None:
+        from codl.kernels.ort_openvino import CPU_OPENVINO  # an option
+        from codl.measure.net_shares import profiled_in_openvino
+
+        self._is_load = way == loading("openvino")
+        channels = (shape.c, FEW) if self._is_load else (FEW, shape.c)
+        op = parse(f"conv2d in=1x{channels[0]}x{shape.h}x{shape.w} oc={channels[1]} kernel=1x1")
+        variant = registry.find(op, CPU_OPENVINO)
+        executable = pieces.net_alone([op], variant, [filler(op)], soc)
+        (net,) = executable.nets
+        assert isinstance(net, OpenVinoNet)
+        self._cores = soc.placement.cpu_cores
+        with threads.placed(self._cores):
+            self._request = profiled_in_openvino(executable, net, soc)
+
+    def sample(self, repeats: int) -> Seconds:
+        """Mean seconds of the copies before the convolution, or behind it."""
+        with threads.placed(self._cores):
+            return {WHOLE: sum(self._once_s() for _ in range(repeats)) / repeats}
+
+    def _once_s(self) -> float:
+        from codl.measure.net_shares import CUT_S, MOVES
+
+        self._request.infer(share_outputs=True)
+        before, behind, has_convolved = CUT_S, CUT_S, False
+        for step in self._request.get_profiling_info():
+            taken_s = step.real_time.total_seconds()
+            if not taken_s:
+                continue
+            if step.node_type not in MOVES:
+                has_convolved = True
+            elif has_convolved:
+                behind += taken_s
+            else:
+                before += taken_s
+        return before if self._is_load else behind
 
 
 def _seconds(

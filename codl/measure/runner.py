@@ -13,12 +13,11 @@ from codl.ir.types import PROCESSORS
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.measure.dataset import BatchRow, Row, SharingRow, StageRow
-from codl.measure.exchanges import TINY, CacheEvictor, Exchanges, Timer, filled
+from codl.measure.exchanges import TINY, CacheEvictor, Exchanges, Timer, filled, stream_op
 from codl.measure.measurement_order import in_batch
 from codl.measure.op_runner import CpuWork, GpuWork, Work, default_work, repeated, work_of
 from codl.measure.signals import SignalTimer
 from codl.measure.stages import VISITS, StageTimer
-from codl.measure.streams import stream_op
 from codl.measure.tasks import (
     BatchTask,
     DispatchTask,

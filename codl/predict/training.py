@@ -218,24 +218,6 @@ def train(
     )
 
 
-def fitted(
-    soc: Soc,
-    dataset: Dataset,
-    tuning: Tuning = Tuning(),
-    *,
-    predictor: str = DEFAULT,
-    workers: Workers = Workers(),
-) -> Predictors:
-    """One predictor of every target with an ok row, as `train` fits it; nothing is stored.
-
-    Raises as `train` does.
-    """
-    steps = _steps(soc, tuning, training_set.read(dataset)[0], [ESTIMATORS.find(predictor).name])
-    work = _Work(workers, Budget(), nobody)
-    work.expect(steps, [1])
-    return _fitted_sets(soc, dataset, tuning, [predictor], steps, work)[predictor]
-
-
 def _steps(
     soc: Soc, tuning: Tuning, targets: Sequence[Samples], predictors: Sequence[str]
 ) -> list[PredictorFit]:

@@ -43,8 +43,7 @@ if TYPE_CHECKING:
     from codl.measure.tasks import Task
     from codl.measure.timing import Effort, TimedTogether
     from codl.measure.tuner import TuneRun, TuneTask
-    from codl.measure.ui_frames import Drawn
-    from codl.measure.ui_probe import UiProbe
+    from codl.measure.ui_frames import Drawn, UiProbe
     from codl.records.results import Conditions
     from codl.records.soc import PowerW
     from codl.records.tuned import BenchRow, Refused, Tuned
@@ -560,7 +559,7 @@ class Target:
 
     @cached_property
     def _ui_probe(self) -> UiProbe:
-        from codl.measure.ui_probe import UiProbe
+        from codl.measure.ui_frames import UiProbe
 
         return UiProbe(self._open())
 
