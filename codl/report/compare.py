@@ -20,7 +20,6 @@ from codl.records.kernel_figures import KernelFigures
 from codl.records.results import Digests, EvalRow, PredictorRow
 from codl.report.comparability import LEAST_TOLERANCE, latencies_of, tolerance_of
 from codl.report.results import (
-    CurveResult,
     EvalResult,
     KernelsResult,
     Result,
@@ -260,14 +259,6 @@ def _speedups(first: EvalResult, second: EvalResult) -> Iterator[FigurePair]:
         )
 
 
-def _curves(first: CurveResult, second: CurveResult) -> Iterator[FigurePair]:
-    others = {evaluation.soc.name: evaluation for evaluation in second.evaluations}
-    for evaluation in first.evaluations:
-        if other := others.get(evaluation.soc.name):
-            for pair in _latencies(evaluation, other):
-                yield replace(pair, group=f"{pair.group}, {evaluation.soc.name}")
-
-
 def _run(first: RunResult, second: RunResult) -> Iterator[FigurePair]:
     same = stem(first.model) == stem(second.model)
     yield FigurePair(
@@ -362,7 +353,6 @@ def _key(row: KernelFigures) -> tuple[str, str, str]:
 #: Figures by the type of result.
 PAIRS: Mapping[type, Callable[[Any, Any], Iterable[FigurePair]]] = {
     EvalResult: _latencies,
-    CurveResult: _curves,
     RunResult: _run,
     TrainResult: _accuracies,
     ValidateResult: _checks,

@@ -451,17 +451,6 @@ class ExplainResult(ResultFile):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CurveResult(ResultFile):
-    """What `scripts/bench/stage.py` wrote: evaluations on SoCs of several sizes.
-
-    Of a SoC there are several where a later run went on.
-    """
-
-    command: ClassVar[str] = "curve"
-    evaluations: tuple[EvalResult, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class KernelsResult(ResultFile):
     """What `codl kernels` wrote: figures of kernels on one GPU, by one compiler."""
 
@@ -498,21 +487,6 @@ class BenchResult(ResultFile):
     source: AnySource = NOT_RECORDED
 
 
-@dataclass(frozen=True, kw_only=True)
-class PaperResult(ResultFile):
-    """What a script of scripts/paper wrote: rows of one of the paper's figures, on one SoC."""
-
-    command: ClassVar[str] = "paper"
-    figure: str
-    soc: SocSummary
-    rows: tuple[Mapping[str, str | int | float | None], ...]
-    made_by: str = ""
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(str(row["source"]) for row in self.rows if row.get("source")))
-
-
 Result = (
     EvalResult
     | TrainResult
@@ -523,12 +497,10 @@ Result = (
     | ConformanceResult
     | PackageResult
     | ExplainResult
-    | CurveResult
     | ValidateResult
     | ValidationsResult
     | KernelsResult
     | BenchResult
-    | PaperResult
 )
 #: Every command whose results can be reported; `codl search` has `SearchesResult` too.
 COMMANDS: Mapping[str, type[Result]] = {

@@ -20,15 +20,13 @@ from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import pandas as pd
+import pictures
 
 from codl.errors import CodlError
 from codl.ir import Op, to_text
 from codl.provenance import ROOT, now, provenance
 from codl.records import soc as socs
-from codl.report import op_pictures
 from codl.report.drawing import stand_alone
-from codl.report.load import parse_result
-from codl.report.results import PaperResult
 from codl.report.text_table import Column, TextRow, TextSection, TextTable, digits
 
 Row: TypeAlias = Mapping[str, Any]
@@ -53,9 +51,7 @@ class PaperFigure:
 
     def svg(self, contents: Sequence[Mapping[str, Any]]) -> str:
         """The picture as a file of its own; empty where a table says it all."""
-        results = [parse_result(content, self.name) for content in contents]
-        papers = [result for result in results if isinstance(result, PaperResult)]
-        picture = op_pictures.of_all(papers, self.title)
+        picture = pictures.of_all(contents, self.title)
         return stand_alone(picture) if picture else ""
 
     def main(self, documented: str | None) -> None:

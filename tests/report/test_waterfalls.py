@@ -14,7 +14,7 @@ from codl.frames import results
 from codl.report.drawing import stand_alone
 from codl.report.html import write_report
 from codl.report.load import explain_result
-from codl.report.waterfall_pictures import waterfall as drawn
+from codl.report.pictures import waterfall as drawn
 from codl.report.waterfalls import (
     chains_content,
     findings,
