@@ -14,11 +14,12 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, ClassVar
 
+from standalone import Line, below, lines
+
 from codl import files
 from codl.records.results import EvalRow
 from codl.report.caveats import LATENCY
-from codl.report.charts import Line, lines
-from codl.report.drawing import SHAPES, Data, Key, Picture, Scale, below, shortened
+from codl.report.drawing import SHAPES, Data, Key, Picture, Scale, shortened
 from codl.report.load import parse_as, parse_result
 from codl.report.results import UNMEASURED, EvalResult, Result, ResultFile, SocSummary
 from codl.report.tables import mark, origin_lines, warnings

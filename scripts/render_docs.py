@@ -38,6 +38,7 @@ from curves import closest_content, curve, curve_content, load_curve
 from gains import gains_content
 from paper_figures import paper_content, paper_picture
 from split_picture import split
+from standalone import stand_alone
 from summaries import accuracy_content, devices_content
 
 from codl.cli.app import app
@@ -48,7 +49,7 @@ from codl.ir import OP_TYPES
 from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry
 from codl.records.waterfall import MEASURED_TERMS, PREDICTED_TERMS
-from codl.report.drawing import Picture, stand_alone
+from codl.report.drawing import Picture
 from codl.report.kernels import gpus_content
 from codl.report.kernels import variants_content as kernels_by_gpu
 from codl.report.tables import (

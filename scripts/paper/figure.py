@@ -20,13 +20,13 @@ from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import pandas as pd
-import pictures
+import pictures  # which finds the modules of scripts/
+from standalone import stand_alone
 
 from codl.errors import CodlError
 from codl.ir import Op, to_text
 from codl.provenance import ROOT, now, provenance
 from codl.records import soc as socs
-from codl.report.drawing import stand_alone
 from codl.report.text_table import Column, TextRow, TextSection, TextTable, digits
 
 Row: TypeAlias = Mapping[str, Any]

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, ClassVar, Literal
 
 from codl.ir.plan import Chain
 from codl.ir.types import PROCESSORS
 from codl.report import charts
-from codl.report.charts import Bar, Dot, Line, Part
-from codl.report.drawing import Data, Key, Picture, Scale, Value, below
+from codl.report.charts import Bar, Dot, Part
+from codl.report.drawing import Data, Key, Picture, Scale, Value
 from codl.report.load import parse_as
 from codl.report.results import ResultFile, SocSummary
 from codl.report.text_table import digits
+
+sys.path.append(str(Path(__file__).parents[1]))
+from standalone import Line, below, lines
 
 Rows = Sequence[Mapping[str, Value]]
 MILLISECONDS, HEIGHT = "milliseconds", 160
@@ -102,7 +107,7 @@ def _over(
         of.append(Line(measured, side, drawn="points"))
     most = max((point[1] for each in of for point in each.points), default=1.0)
     legend = [*SIDES, *(Key(f"{side} dashed", "predicted", "line") for side in PROCESSORS)]
-    return charts.lines(
+    return lines(
         title,
         of,
         data_of(rows),

@@ -11,8 +11,6 @@ from xml.etree import ElementTree
 import pytest
 
 from codl.errors import InvalidFileError
-from codl.report.drawing import stand_alone
-
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 from curves import (  # type: ignore[import-not-found]
     CurveResult,
@@ -23,6 +21,7 @@ from curves import (  # type: ignore[import-not-found]
     load_curve,
     parse_curve,
 )
+from standalone import stand_alone  # type: ignore[import-not-found]
 
 #: CPU, GPU and plan in milliseconds, and what was predicted of each.
 LEFT1 = {"testnet": ((10.0, 40.0, 9.0), (10.0, 40.0, 8.0)), "other": ((8.0, 8.0, 5.0), None)}

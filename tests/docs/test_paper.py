@@ -12,12 +12,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from codl.report.drawing import stand_alone
-
 ROOT = Path(__file__).resolve().parents[2]
 PAPER = ROOT / "scripts" / "paper"
 sys.path.append(str(PAPER))
 import pictures  # type: ignore[import-not-found]
+from standalone import stand_alone  # type: ignore[import-not-found]
 
 RESULTS = sorted((ROOT / "docs" / "results").glob("paper-*.json"))
 
