@@ -95,19 +95,12 @@ class CompilesAhead(Protocol):
     def compile(self, tasks: Sequence[Task], tuning: Tuning, seconds: float) -> None: ...
 
 
-class Watcher(Protocol):
-    """Told what is going on, so that it is known what a process died of, and what it left.
+class BatchListener:
+    """Hears what a batch is doing; this one ignores it.
 
-    `measured` gets each row once, as soon as it is whole.
+    So it is known which task a process died of, and which rows it had made: `measured` gets each
+    row once, as soon as it is whole.
     """
-
-    def building(self, index: int) -> None: ...
-    def timing(self) -> None: ...
-    def measured(self, measurement: Measurement) -> None: ...
-
-
-class Unwatched:
-    """A watcher that does not care: this process sees for itself."""
 
     def building(self, index: int) -> None: ...
     def timing(self) -> None: ...
@@ -124,14 +117,14 @@ class BatchRunner:
     def _anchors(self) -> list[Prepared]:
         return drift.prepare(self._bench)
 
-    def measure(self, batch: MeasureBatch, watcher: Watcher) -> BatchResult:
+    def measure(self, batch: MeasureBatch, listener: BatchListener) -> BatchResult:
         """Build the first tasks and let them take turns, in a batch's time or what is left."""
         # As much time each to compile, to build and to measure them.
         seconds = min(batch.left_s / (3 if self._ahead.is_used else 2), batch.rounds.span_s)
         first = (*drift.tasks_of(self._bench.soc), *batch.tasks)
         self._ahead.compile(first, batch.tuning, seconds)
         readings = [self._read()]
-        prepared, done = self._prepare(batch, seconds, watcher)
+        prepared, done = self._prepare(batch, seconds, listener)
 
         def look() -> None:
             readings.append(self._read())
@@ -139,7 +132,7 @@ class BatchRunner:
         look()
         for anchor in self._anchors:
             anchor.timed.taken_s.clear()
-        watcher.timing()
+        listener.timing()
         timed: list[Timed] = [item.timed for item in (*self._anchors, *prepared)]
         rounds = replace(batch.rounds, span_s=seconds)
         timing.measure(timed, rounds, lambda: self._is_disturbed(batch, prepared), after_round=look)
@@ -148,7 +141,7 @@ class BatchRunner:
             is_disturbed = self._is_disturbed(batch, [item])
             row = item.row(1.0 if is_disturbed else self._drift(batch, item.task))
             done.append(Measurement(item.task, row.under(meanwhile), is_disturbed))
-            watcher.measured(done[-1])
+            listener.measured(done[-1])
         anchors = tuple(drift.row_of(anchor).under(meanwhile) for anchor in self._anchors)
         return BatchResult(tuple(done), anchors, conditions=readings[-1])
 
@@ -164,7 +157,7 @@ class BatchRunner:
         return mean(drift.drift_of(self._anchors, p, batch.reference_ms).factor for p in sides)
 
     def _prepare(
-        self, batch: MeasureBatch, seconds: float, watcher: Watcher
+        self, batch: MeasureBatch, seconds: float, listener: BatchListener
     ) -> tuple[list[Prepared], list[Measurement]]:
         """Build tasks until there is enough for `seconds`, or for the memory.
 
@@ -185,7 +178,7 @@ class BatchRunner:
             if prepared and (taken + size > limit or (more and large + more > ALL_LARGE * limit)):
                 continue  # smaller ones may fit; it comes first in a later batch
             taken, large = taken + size, large + more
-            watcher.building(index)
+            listener.building(index)
             deadly = self._ahead.deadly.get(task)
             built = deadly_row(task, batch.run, deadly) if deadly else self._bench.prepare(task)
             if isinstance(built, Prepared):
@@ -193,7 +186,7 @@ class BatchRunner:
                 planned += built.timed.seconds
             else:
                 done.append(Measurement(task, built.under(self._read())))
-                watcher.measured(done[-1])
+                listener.measured(done[-1])
         return prepared, done
 
 

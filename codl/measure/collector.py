@@ -103,7 +103,7 @@ class Collection:
             return stopped
         finally:  # whatever ended it, Ctrl-C too
             for device in self.devices:
-                device.worker.shutdown(wait=False, cancel_futures=True)
+                device.close()
             self._finish()
 
     def _finish(self) -> None:

@@ -1,17 +1,17 @@
 """The devices of a collection: each works by itself, may go away, and may come back.
 
-One device works in the thread that collects, several in a thread each. What they give is taken by
-the thread that collects alone, so nothing here is locked.
+One device works in the thread that collects, several in a thread each. The thread that collects
+takes all results, so nothing here is locked.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Literal, Protocol, TypeAlias
 
 from codl.errors import DeviceError, MismatchError
 from codl.ir.environment import Environment
@@ -25,7 +25,6 @@ from codl.records.soc import Soc
 
 #: Seconds until a device that went away is tried again: at first, doubled each time, and at most.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
-T = TypeVar("T")
 State = Literal["joining", "measuring", "idle", "away", "out"]
 
 
@@ -95,18 +94,6 @@ class Clock:
 SYSTEM_CLOCK = Clock()
 
 
-class Here(Executor):
-    """Works in the thread that asks."""
-
-    def submit(self, work: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        done: Future[T] = Future()
-        try:
-            done.set_result(work(*args, **kwargs))
-        except Exception as error:
-            done.set_exception(error)
-        return done
-
-
 class LowBatteryError(DeviceError):
     """A device is left alone because its battery runs out."""
 
@@ -142,7 +129,8 @@ class Device:
     """A device of a collection; it has a `run` once it was reached."""
 
     target: Measures
-    worker: Executor
+    #: Where it works; None for the thread that collects.
+    worker: ThreadPoolExecutor | None
     #: The most tasks that are sent at a time.
     most: int
     cools: Cooling
@@ -173,7 +161,18 @@ class Device:
 
     def join(self, left_s: float) -> None:
         """Reach it in what is left of the time, and see whether it is what it should be."""
-        self.state, self.job = "joining", self.worker.submit(self._reached, left_s)
+        self.state = "joining"
+        self._begin(lambda: self._reached(left_s))
+
+    def _begin(self, work: Callable[[], object]) -> None:
+        if self.worker is not None:
+            self.job = self.worker.submit(work)
+            return
+        self.job = Future()
+        try:
+            self.job.set_result(work())
+        except Exception as error:
+            self.job.set_exception(error)
 
     def _reached(self, left_s: float) -> Reached:
         with self.target.within(left_s + GRACE_S):
@@ -197,7 +196,12 @@ class Device:
             with self.target.within(left + GRACE_S):
                 return self.target.measure(replace(batch, left_s=left))
 
-        self.job = self.worker.submit(work)
+        self._begin(work)
+
+    def close(self) -> None:
+        """Leave its job; a worker ends behind it."""
+        if self.worker is not None:
+            self.worker.shutdown(wait=False, cancel_futures=True)
 
     def works(self) -> None:
         """It is there for sure; opening it alone may succeed where measuring does not."""
@@ -224,7 +228,7 @@ def devices_of(
 ) -> list[Device]:
     """One works here; each of several has a thread of its own."""
     if len(targets) == 1:
-        return [Device(targets[0], Here(), most, cools, tells)]
+        return [Device(targets[0], None, most, cools, tells)]
     return [
         Device(target, ThreadPoolExecutor(1, target.serial), most, cools, tells, has_others=True)
         for target in targets

@@ -15,7 +15,7 @@ import msgspec
 
 from codl.ir.types import PROCESSORS
 from codl.measure import drift
-from codl.measure.batch import MeasureBatch, Measurement, Unwatched, Watcher
+from codl.measure.batch import BatchListener, MeasureBatch, Measurement
 from codl.measure.dataset import AnchorRow, Row
 from codl.measure.tasks import Task
 from codl.runtime.connection import FrameError
@@ -74,7 +74,7 @@ class Arriving:
     """What an agent has done of a batch when it was last heard of; `watcher` is told, too."""
 
     batch: MeasureBatch
-    watcher: Watcher = field(default_factory=Unwatched)
+    watcher: BatchListener = field(default_factory=BatchListener)
     rows: dict[int, Measurement] = field(default_factory=dict)
     built: list[int] = field(default_factory=list)
     is_timing: bool = False

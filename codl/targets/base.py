@@ -36,7 +36,13 @@ if TYPE_CHECKING:
     from codl.ir import Op
     from codl.ir.plan import Plan
     from codl.kernels.tuning import Tuning
-    from codl.measure.batch import BatchResult, BatchRunner, CompilesAhead, MeasureBatch, Watcher
+    from codl.measure.batch import (
+        BatchListener,
+        BatchResult,
+        BatchRunner,
+        CompilesAhead,
+        MeasureBatch,
+    )
     from codl.measure.budget import Progress
     from codl.measure.check_variants import CheckRun, CheckTask, VariantCheck
     from codl.measure.facts import Fact
@@ -278,9 +284,9 @@ class Target:
     # Measuring.
 
     @question(None)
-    def measure(self, batch: MeasureBatch, watcher: Watcher | None = None) -> BatchResult:
+    def measure(self, batch: MeasureBatch, watcher: BatchListener | None = None) -> BatchResult:
         """Measure some tasks; a task that takes a process down is told in the result."""
-        from codl.measure.batch import BatchRunner, Unwatched
+        from codl.measure.batch import BatchListener, BatchRunner
         from codl.measure.runner import Bench
 
         how = (batch.run, batch.rounds, batch.tuning)
@@ -288,7 +294,7 @@ class Target:
             if self._runner is None or self._runner[0] != how:
                 bench = Bench(device, *how)
                 self._runner = how, BatchRunner(bench, self._workers, self._machine.read)
-            return self._runner[1].measure(batch, watcher or Unwatched())
+            return self._runner[1].measure(batch, watcher or BatchListener())
 
     @question(None)
     def tune(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from codl.errors import CodlError, MismatchError, UnsupportedError
-from codl.measure.batch import BatchResult, MeasureBatch, Measurement, Watcher
+from codl.measure.batch import BatchListener, BatchResult, MeasureBatch, Measurement
 from codl.measure.dataset import Row
 from codl.measure.recording import Recording
 from codl.measure.tasks import Task, failed_row
@@ -130,7 +130,7 @@ class ReplayTarget(Elsewhere):
         """
         return replace(self._recording.conditions, temperature_c=None, throttled=())
 
-    def measure(self, batch: MeasureBatch, watcher: Watcher | None = None) -> BatchResult:
+    def measure(self, batch: MeasureBatch, watcher: BatchListener | None = None) -> BatchResult:
         """The rows of as many tasks as were measured in the time of a batch."""
         recording, at_most = self._recording, len(batch.tasks)
         seconds = min(batch.left_s, STEPS * batch.rounds.span_s)

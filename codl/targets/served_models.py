@@ -22,7 +22,7 @@ from codl.targets.wire import Arrays, question
 if TYPE_CHECKING:
     from codl.ir.plan import Plan
     from codl.kernels.tuning import Tuning
-    from codl.measure.batch import MeasureBatch, Measurement
+    from codl.measure.batch import BatchListener, MeasureBatch, Measurement
     from codl.measure.budget import Progress
     from codl.measure.dataset import AnchorRow
     from codl.measure.tasks import Task
@@ -204,7 +204,7 @@ class Models:
         return self._arrays[digest]
 
 
-class _Watched:
+class _Watched(BatchListener):
     """Tells the other side what becomes of the tasks of a batch, and each row as it is made."""
 
     def __init__(
@@ -215,7 +215,13 @@ class _Watched:
         measured: Callable[[int, dict[str, Any], bool], None],
     ) -> None:
         self._tasks, self._measured = tasks, measured
-        self.building, self.timing = building, timing
+        self._building, self._timing = building, timing
+
+    def building(self, index: int) -> None:
+        self._building(index)
+
+    def timing(self) -> None:
+        self._timing()
 
     def measured(self, measurement: Measurement) -> None:
         row = msgspec.to_builtins(measurement.row)
