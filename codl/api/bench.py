@@ -14,15 +14,14 @@ from typing import Any
 from codl.api.job import Job, digests_of, recorded
 from codl.api.reporter import Reporter
 from codl.engine.engine import Engine
-from codl.evaluation.ui_bench import TURNS, UiRow
-from codl.evaluation.ui_bench import bench_ui as draw_beside
+from codl.evaluation.benchmarks import TURNS, UiRow, Window, summary, sustain
+from codl.evaluation.benchmarks import bench_ui as draw_beside
 from codl.ir import Op, to_text
 from codl.measure import tuning_file
 from codl.measure.budget import Budget
 from codl.measure.dataset import Dataset
 from codl.measure.inputs import random_inputs
 from codl.measure.op_runner import ELSEWHERE
-from codl.measure.sustained import Window, summary, sustain
 from codl.measure.timing import Protocol
 from codl.records.gpu_limits import UNLIMITED, GpuLimits
 from codl.records.results import Digests

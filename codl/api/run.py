@@ -16,8 +16,7 @@ from codl.api.trace import RUNS, power_w, write_trace
 from codl.bundle.archive import Archive
 from codl.engine.engine import Engine
 from codl.errors import CodlError, UnsupportedError
-from codl.evaluation.run_report import RunReport, measure
-from codl.evaluation.tracing import record
+from codl.evaluation.run_report import RunReport, measure, record
 from codl.frontend.models import BUNDLE
 from codl.measure.inputs import random_inputs
 from codl.plan.cost_model import CostModel

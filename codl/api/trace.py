@@ -10,8 +10,7 @@ from codl.api.job import Job, digests_of, recorded
 from codl.api.reporter import Reporter
 from codl.engine.engine import Engine
 from codl.evaluation.explain import cost_of
-from codl.evaluation.run_report import RunReport, measure
-from codl.evaluation.tracing import Recording, predict, record
+from codl.evaluation.run_report import Recording, RunReport, measure, predict, record
 from codl.ir import Network
 from codl.lower import lower
 from codl.measure.inputs import random_inputs

@@ -135,6 +135,7 @@ RoundsOption = Annotated[
     ),
 ]
 
+
 @dataclass(frozen=True, kw_only=True)
 class CollectOptions:
     """What is measured, on which devices, until when, and how."""

@@ -18,7 +18,6 @@ from codl.report import (
     kernels,
     pictures,
     tables,
-    validations,
     waterfalls,
 )
 from codl.report.caveats import findings
@@ -242,13 +241,13 @@ def _explain(result: ExplainResult) -> PageSection:
 
 def _validate(result: ValidateResult) -> PageSection:
     heading = f"Validation of {result.model} on {result.soc.name}"
-    section = _of(heading, validations.validation_content(result))
-    return replace(section, findings=validations.findings(result))
+    section = _of(heading, tables.validation_content(result))
+    return replace(section, findings=tables.validation_findings(result))
 
 
 def _validations(result: ValidationsResult) -> PageSection:
     heading = f"Validations on {result.soc.name}"
-    return _of(heading, validations.validations_content([result]))
+    return _of(heading, tables.validations_content([result]))
 
 
 def _kernels(result: KernelsResult) -> PageSection:

@@ -413,8 +413,15 @@ def accuracy(result: TrainResult) -> Picture | None:
         return None
     names = list(dict.fromkeys(row.name for row in rows))
     others = [name for name in names if name != USUAL_PREDICTOR]
-    keys = {USUAL_PREDICTOR: Key("both", USUAL_PREDICTOR, "circle")} if USUAL_PREDICTOR in names else {}
-    keys |= {name: Key("library", name, PREDICTOR_SHAPES[at % len(PREDICTOR_SHAPES)]) for at, name in enumerate(others)}
+    keys = (
+        {USUAL_PREDICTOR: Key("both", USUAL_PREDICTOR, "circle")}
+        if USUAL_PREDICTOR in names
+        else {}
+    )
+    keys |= {
+        name: Key("library", name, PREDICTOR_SHAPES[at % len(PREDICTOR_SHAPES)])
+        for at, name in enumerate(others)
+    }
 
     def dot(name: str, acc10: float, target: str) -> Dot:
         key = keys[name]

@@ -14,7 +14,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackDescriptor, T
 from perfetto.trace_builder.proto_builder import TraceProtoBuilder
 
 from codl import files
-from codl.evaluation.tracing import Recording
+from codl.evaluation.run_report import Recording
 from codl.ir.executable import Access, Executable, GpuOp, Net, OnnxNet, Relayout, Step, Transfer
 from codl.ir.plan import Plan
 from codl.plan.predicted_spans import PlacedSpan

@@ -348,7 +348,7 @@ class Target:
     @question(lambda asked: 60.0 + 4 * asked["seconds"])
     def power(self, seconds: float) -> PowerW:
         """Watts while nothing works, one processor alone, and both, each over `seconds`."""
-        from codl.measure.power import measure_power
+        from codl.measure.facts import measure_power
         from codl.runtime.sensors import find_sensors
 
         with self._measuring() as device:

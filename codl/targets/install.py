@@ -48,7 +48,7 @@ HOST_ONLY = (
     *("frontend.decoders", "frontend.models", "frontend.quantize"),
     *("measure.collector", "measure.dataset_writer", "measure.decoder_speed"),
     *("measure.devices_at_work", "measure.images", "measure.inputs"),
-    *("measure.peers.ort_decoder", "measure.recording", "measure.sustained", "phone_compilers"),
+    *("measure.peers.ort_decoder", "measure.recording", "phone_compilers"),
     *("plan", "predict", "records.kernel_figures", "records.profile", "records.waterfall"),
     *("report", "strategies", "targets.adb", "targets.agent_archive", "targets.checks"),
     *("targets.connect", "targets.detect", "targets.device_shell", "targets.elf"),
