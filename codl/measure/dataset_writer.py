@@ -140,11 +140,14 @@ class RunLog:
 def _done(rows: Sequence[Row]) -> set[Any]:
     """The keys of rows that no other run measures again."""
     failures = Counter(row.key for row in rows if row.status == "failed")
-    return {row.key for row in rows if _is_final(row) or failures[row.key] >= TRIES}
-
-
-def _is_final(row: Row) -> bool:
-    return row.status == "ok" or row.source == "replayed" or row.reason.endswith(DEADLY)
+    return {
+        row.key
+        for row in rows
+        if row.status == "ok"
+        or row.source == "replayed"
+        or row.reason.endswith(DEADLY)
+        or failures[row.key] >= TRIES
+    }
 
 
 def _origin(target: Measures, rounds: Rounds) -> dict[str, Any]:

@@ -72,7 +72,12 @@ def stage_tasks(ops: Iterable[Op], soc: Soc) -> list[StageTask]:
 
     So they are stages as those of the ops' networks. Ops that read several tensors begin a walk.
     """
-    able = sorted({op for op in ops if _fits_a_stage(op)}, key=to_text)
+    fitting = {
+        op
+        for op in ops
+        if op.bytes <= MOST_BYTES and op.images == 1 and not isinstance(op, OnnxModel)
+    }
+    able = sorted(fitting, key=to_text)
     readers: dict[Shape, list[Op]] = {}
     for op in able:
         if len(op.inputs) == 1:
@@ -90,10 +95,6 @@ def stage_tasks(ops: Iterable[Op], soc: Soc) -> list[StageTask]:
     return list(tasks)
 
 
-def _fits_a_stage(op: Op) -> bool:
-    return op.bytes <= MOST_BYTES and op.images == 1 and not isinstance(op, OnnxModel)
-
-
 def _walk(
     dice: Random, starts: Sequence[Op], readers: dict[Shape, list[Op]], ratio: float, soc: Soc
 ) -> StageTask | None:
@@ -108,18 +109,13 @@ def _walk(
     chain = [first]
     while len(chain) < length and chain[-1].output in readers:
         following = dice.choice(readers[chain[-1].output])
-        if dim not in cuts_of(following) or not _keeps_a_chain(following, dim):
+        if dim not in cuts_of(following) or not (dim == "H" or following.carries_channels):
             break
         chain.append(following)
     sides = [side for side, none in (("cpu", 1.0), ("gpu", 0.0)) if ratio != none]
     if not all(_is_able(op, side, dim, ratio, soc) for op in (before, *chain) for side in sides):  # type: ignore[arg-type]
         return None
     return StageTask(before, tuple(chain), dim, ratio)
-
-
-def _keeps_a_chain(op: Op, dim: Dim) -> bool:
-    """Whether a chain that is cut along a dimension goes on behind this op."""
-    return dim == "H" or op.carries_channels
 
 
 def _is_able(op: Op, side: Processor, dim: Dim, ratio: float, soc: Soc) -> bool:
@@ -141,7 +137,8 @@ def batch_tasks(ops: Iterable[Op], soc: Soc, batches: Sequence[int]) -> list[Bat
 
     Both share what one image cannot: the CPU has images side by side, the GPU all in one launch.
     """
-    batched = sorted({op for op in ops if in_batch(op, 2)}, key=_intensity)
+    batched = [op for op in dict.fromkeys(ops) if in_batch(op, 2)]
+    batched.sort(key=lambda op: (op.flops / op.bytes, to_text(op)))
     tasks = []
     for side in PROCESSORS:
         able = [op for op in batched if _default(op, side, soc)]
@@ -161,10 +158,6 @@ def in_batch(op: Op, images: int) -> Op | None:
     if not op.is_batched or any(shape.n != 1 for shape in op.inputs):
         return None
     return replace(op, inputs=tuple(shape._replace(n=images) for shape in op.inputs))
-
-
-def _intensity(op: Op) -> tuple[float, str]:
-    return op.flops / op.bytes, to_text(op)
 
 
 def _evenly(items: Sequence[Any], count: int) -> list[Any]:

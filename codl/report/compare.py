@@ -369,7 +369,10 @@ def comparison_table(compared: ResultComparison, *, every: bool) -> TextTable:
         (words("figure"), lambda pair: f"{pair.name}, {pair.what}"),
         (Column("before"), lambda pair: digits(pair.before)),
         (Column("now"), lambda pair: digits(pair.now)),
-        (Column("times"), lambda pair: _times(pair.cost)),
+        (
+            Column("times"),
+            lambda pair: NONE if pair.cost in (None, ENDLESS) else f"{pair.cost:.3f}",
+        ),
         (Column("noise (%)", spare=1), lambda pair: digits(pair.tolerance, percent=True)),
         (words("verdict"), lambda pair: pair.reason or pair.verdict),
     ]
@@ -377,10 +380,6 @@ def comparison_table(compared: ResultComparison, *, every: bool) -> TextTable:
     for pair in shown:
         by_group.setdefault(pair.group, []).append(pair)
     return TextTable.of(title, by_group, cells, tuple(_lines(compared, len(shown))))
-
-
-def _times(cost: float | None) -> str:
-    return NONE if cost is None or cost == ENDLESS else f"{cost:.3f}"
 
 
 def _lines(compared: ResultComparison, shown: int) -> Iterator[str]:

@@ -557,7 +557,10 @@ def validations_content(results: Sequence[ValidationsResult]) -> TextTable:
     """Many models on several devices: a line for each model on each."""
     cells: list[Cell[ValidatedModel]] = [
         (words("model"), lambda row: row.model),
-        (words("on"), _where),
+        (
+            words("on"),
+            lambda row: "cpu" if row.processor == "cpu" else f"{row.processor}, {row.stored}",
+        ),
         (Column("parts of ops"), lambda row: count(row.parts)),
         (Column("variants"), lambda row: count(row.variants)),
         (Column("not ok"), lambda row: count(len(row.wrong) + row.left)),
@@ -580,10 +583,6 @@ def _device(result: ValidationsResult) -> str:
     """By its platform, where that is known: a CPU has several."""
     platform = result.environment.platform if result.environment else ""
     return f"{platform or result.gpu}, {result.driver}"
-
-
-def _where(row: ValidatedModel) -> str:
-    return row.processor if row.processor == "cpu" else f"{row.processor}, {row.stored}"
 
 
 def _wrong(result: ValidationsResult) -> list[str]:
