@@ -22,8 +22,8 @@ from codl.measure.collector import collect as collect_tasks
 from codl.measure.cool_down import HOT_C, LONGEST_S, CoolDown
 from codl.measure.dataset import Dataset
 from codl.measure.dataset_writer import check_is_new
-from codl.measure.devices_at_work import DeviceNews
-from codl.measure.measurement_order import Scope, within
+from codl.measure.devices_at_work import DeviceStatus
+from codl.measure.measurement_order import TaskFilter, within
 from codl.measure.measurement_order import everything as all_tasks
 from codl.measure.recording import Recording
 from codl.measure.tasks import FEW_SHARES, SHARES, Task, check_sources, load_ops
@@ -73,7 +73,7 @@ class Agenda:
     def of(
         cls,
         rule: StopRule,
-        scope: Scope,
+        scope: TaskFilter,
         *,
         soc: Soc,
         dataset: Dataset,
@@ -137,7 +137,7 @@ def collect(
     hot_c: float = HOT_C,
     output: Path = datasets.FOLDER,
     reporter: Reporter = SILENT,
-    shown: Callable[[Sequence[DeviceNews]], Any] | None = None,
+    shown: Callable[[Sequence[DeviceStatus]], Any] | None = None,
 ) -> CollectRun:
     """Measure ops in every kernel variant of both processors, and what data sharing costs.
 
@@ -159,7 +159,7 @@ def collect(
     check_sources(sources)
     if not resume:
         check_is_new(dataset)  # before models are read, which takes longer
-    scope = Scope(
+    scope = TaskFilter(
         ops=load_ops(sources),
         similar=similar,
         batches=tuple(dict.fromkeys(batches)),
@@ -205,14 +205,14 @@ def _collected(
     *,
     cooling: Callable[[Target], CoolDown],
     reporter: Reporter,
-    shown: Callable[[Sequence[DeviceNews]], Any] | None,
+    shown: Callable[[Sequence[DeviceStatus]], Any] | None,
     **how: Any,
 ) -> Collected:
     """Measure what is on the agenda; raises `InterruptedCommandError` at Ctrl-C."""
-    devices: Sequence[DeviceNews] = ()
+    devices: Sequence[DeviceStatus] = ()
     below = None if shown is None else lambda: shown(devices)
 
-    def watch(news: Sequence[DeviceNews]) -> None:
+    def watch(news: Sequence[DeviceStatus]) -> None:
         nonlocal devices
         devices = news
 

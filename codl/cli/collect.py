@@ -22,7 +22,7 @@ from codl.report.text_table import Table
 
 if TYPE_CHECKING:
     from codl.api.collect import CollectRun
-    from codl.measure.devices_at_work import DeviceNews
+    from codl.measure.devices_at_work import DeviceStatus
 
 #: What measures unless --runner names a plugin's, which is called as `collect_original` is.
 CODL = "codl"
@@ -279,7 +279,7 @@ def collect_data(
     run.check()
 
 
-def _lines(devices: Sequence[DeviceNews]) -> RenderableType:
+def _lines(devices: Sequence[DeviceStatus]) -> RenderableType:
     """A line for each of several devices."""
     grid = Table.grid(padding=(0, 2))
     for device in devices if len(devices) > 1 else ():
@@ -318,7 +318,7 @@ def _table(run: CollectRun) -> RenderableType:
     return table
 
 
-def _line(device_news: DeviceNews) -> str:
+def _line(device_news: DeviceStatus) -> str:
     """What became of one of several devices."""
     lost = f", lost {device_news.lost} times" if device_news.lost else ""
     problem = (

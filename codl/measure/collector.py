@@ -23,13 +23,13 @@ from codl.measure.devices_at_work import (
     Clock,
     Cooling,
     Device,
-    DeviceNews,
+    DeviceStatus,
+    EnvironmentReader,
     LowBatteryError,
-    Measures,
-    Tells,
+    MeasuringTarget,
     cool_down,
     devices_of,
-    untold,
+    no_environment,
 )
 from codl.measure.tasks import Task, deadly_row
 from codl.measure.timing import Rounds
@@ -51,7 +51,7 @@ FEW = 64
 PATIENCE_S = 300.0
 GO_ON = "What was measured is on disk; go on by --resume."
 #: Told how it stands with each device, now and then.
-Watch: TypeAlias = Callable[[Sequence[DeviceNews]], None]
+Watch: TypeAlias = Callable[[Sequence[DeviceStatus]], None]
 
 
 class Chooser(Protocol):
@@ -335,11 +335,11 @@ class Collected:
     files: tuple[str, ...]
     paused_s: float = 0.0
     reason: str = ""
-    devices: tuple[DeviceNews, ...] = ()
+    devices: tuple[DeviceStatus, ...] = ()
 
 
 def collect(
-    targets: Measures | Sequence[Measures],
+    targets: MeasuringTarget | Sequence[MeasuringTarget],
     dataset: Dataset,
     tasks: Sequence[Task],
     tuning: Tuning = Tuning(),
@@ -352,7 +352,7 @@ def collect(
     progress: Progress = nobody,
     watch: Watch | None = None,
     cooling: Cooling = cool_down,
-    tells: Tells = untold,
+    tells: EnvironmentReader = no_environment,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Collected:
     """Measure `tasks` on a target until all are done, `budget_s` seconds or `samples` tasks are
@@ -399,7 +399,7 @@ def collect(
         )
 
 
-def _check_alike(targets: Sequence[Measures]) -> None:
+def _check_alike(targets: Sequence[MeasuringTarget]) -> None:
     """Raise `MismatchError` where rows of several targets cannot be in one dataset."""
     first, *others = targets
     for other in others:

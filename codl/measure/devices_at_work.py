@@ -28,8 +28,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 State = Literal["joining", "measuring", "idle", "away", "out"]
 
 
-class Measures(Protocol):
-    """What of a target collecting needs."""
+class MeasuringTarget(Protocol):
+    """The part of a target that a collection uses."""
 
     @property
     def serial(self) -> str: ...
@@ -61,26 +61,26 @@ class Measures(Protocol):
     def measure(self, batch: MeasureBatch) -> BatchResult: ...
 
 
-#: What waits while a target is hot; asked for once, when the target was first reached.
-Cooling: TypeAlias = Callable[[Measures], CoolDown]
-#: Where and how a target measures, as far as somebody tells; asked for when it is reached.
-Tells: TypeAlias = Callable[[Measures], Environment | None]
+#: Makes what waits while a target is hot; called once, when the target is first reached.
+Cooling: TypeAlias = Callable[[MeasuringTarget], CoolDown]
+#: Reads where and how a target measures; called when it is reached.
+EnvironmentReader: TypeAlias = Callable[[MeasuringTarget], Environment | None]
 
 
-def cool_down(target: Measures) -> CoolDown:
+def cool_down(target: MeasuringTarget) -> CoolDown:
     """With the usual limits."""
     return CoolDown(target.conditions)
 
 
-def untold(target: Measures) -> None:
-    """Nobody tells."""
+def no_environment(target: MeasuringTarget) -> None:
+    """Default: no environment is recorded."""
 
 
 class Clock:
     """Time that passes, and waiting for it."""
 
     def now(self) -> float:
-        """Seconds, by a clock that nobody sets."""
+        """Seconds, by a clock that is never set."""
         return time.monotonic()
 
     def wait(self, jobs: Sequence[Future[Any]], seconds: float | None) -> None:
@@ -99,8 +99,8 @@ class LowBatteryError(DeviceError):
 
 
 @dataclass(frozen=True)
-class Reached:
-    """A target that answers: its clocks, how it is, and what waits while it is hot."""
+class ConnectedDevice:
+    """A target that answers: its clocks and conditions, and what waits while it is hot."""
 
     clock_mhz: Mapping[str, float]
     now: Conditions
@@ -109,7 +109,7 @@ class Reached:
 
 
 @dataclass(frozen=True)
-class DeviceNews:
+class DeviceStatus:
     """The state of a device, with the number of tasks `measured` and of times that it was `lost`.
 
     `problem` says why it is away or out; one that is away is tried again in `retry_s` seconds.
@@ -128,13 +128,13 @@ class DeviceNews:
 class Device:
     """A device of a collection; it has a `run` once it was reached."""
 
-    target: Measures
+    target: MeasuringTarget
     #: Where it works; None for the thread that collects.
     worker: ThreadPoolExecutor | None
     #: The most tasks that are sent at a time.
     most: int
     cools: Cooling
-    tells: Tells = untold
+    tells: EnvironmentReader = no_environment
     #: Whether others measure for the same dataset, so that it must be just like them.
     has_others: bool = False
     run: str = ""
@@ -160,7 +160,7 @@ class Device:
         return self.target.serial
 
     def join(self, left_s: float) -> None:
-        """Reach it in what is left of the time, and see whether it is what it should be."""
+        """Connect in the time that is left, and check that the device is the SoC."""
         self.state = "joining"
         self._begin(lambda: self._reached(left_s))
 
@@ -174,13 +174,13 @@ class Device:
         except Exception as error:
             self.job.set_exception(error)
 
-    def _reached(self, left_s: float) -> Reached:
+    def _reached(self, left_s: float) -> ConnectedDevice:
         with self.target.within(left_s + GRACE_S):
             if self.has_others:
                 _check_soc(self.target)
             cooling = self.cooling or self.cools(self.target)
             now = self.target.conditions()
-            return Reached(self.target.clocks_mhz(), now, cooling, self.tells(self.target))
+            return ConnectedDevice(self.target.clocks_mhz(), now, cooling, self.tells(self.target))
 
     def measure(self, batch: MeasureBatch, left_s: Callable[[], float], least_s: float) -> None:
         """Measure once it is cool, unless less than `least_s` seconds are left then."""
@@ -204,7 +204,7 @@ class Device:
             self.worker.shutdown(wait=False, cancel_futures=True)
 
     def works(self) -> None:
-        """It is there for sure; opening it alone may succeed where measuring does not."""
+        """It has measured something; some devices can be opened and cannot measure."""
         self.has_worked, self.tries = True, 0
 
     def goes_away(self, problem: Exception, now: float) -> None:
@@ -215,16 +215,19 @@ class Device:
         self.tries += 1
         self.state, self.problem, self.retry_at = "away", problem, now + pause
 
-    def news(self, now: float) -> DeviceNews:
+    def news(self, now: float) -> DeviceStatus:
         problem = "" if self.problem is None else str(self.problem)
         retry_s = max(0.0, self.retry_at - now) if self.state == "away" else 0.0
-        return DeviceNews(
+        return DeviceStatus(
             self.serial, self.state, self.run, self.measured, self.lost, problem, retry_s
         )
 
 
 def devices_of(
-    targets: Sequence[Measures], most: int, cools: Cooling, tells: Tells = untold
+    targets: Sequence[MeasuringTarget],
+    most: int,
+    cools: Cooling,
+    tells: EnvironmentReader = no_environment,
 ) -> list[Device]:
     """One works here; each of several has a thread of its own."""
     if len(targets) == 1:
@@ -235,7 +238,7 @@ def devices_of(
     ]
 
 
-def _check_soc(target: Measures) -> None:
+def _check_soc(target: MeasuringTarget) -> None:
     """Raise `MismatchError` where a target is not the SoC that it should be, in what matters."""
     soc, identity, cpu = target.soc, target.open(), target.describe().cpu.name
     wanted = {"OpenCL device": soc.gpu.name, "driver": soc.gpu.driver, "CPU": soc.cpu.name}

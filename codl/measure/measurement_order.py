@@ -205,8 +205,8 @@ class Tier(IntEnum):
 
 
 @dataclass(frozen=True)
-class Scope:
-    """What a dataset is to know: ops of models, and what else comes with them.
+class TaskFilter:
+    """The ops that a dataset covers, and which tasks are made of them.
 
     Parts of ops have these `shares` of an output, 0 ... 1. With `similar` that is how many more
     ops, as the models would have them for other images or widths; None is as many as there is time
@@ -228,7 +228,7 @@ class OpSelection(NamedTuple):
     tiers: Mapping[Task, Tier]
 
 
-def everything(scope: Scope, soc: Soc) -> Sequence[Task]:
+def everything(scope: TaskFilter, soc: Soc) -> Sequence[Task]:
     """All tasks, in an order of which any first part is representative."""
     tasks = make_tasks(scope.ops, soc, scope.shares, similar_ops(scope.ops, scope.similar or 0))
     if scope.others:
@@ -236,7 +236,7 @@ def everything(scope: Scope, soc: Soc) -> Sequence[Task]:
     return mixed(context_tasks(scope.ops, soc, scope.batches), tasks)
 
 
-def within(budget_s: float, scope: Scope, soc: Soc) -> OpSelection:
+def within(budget_s: float, scope: TaskFilter, soc: Soc) -> OpSelection:
     """The tasks for a budget of `budget_s` seconds."""
     in_context = context_tasks(scope.ops, soc, scope.batches)
     of_models = make_tasks(scope.ops, soc, scope.shares)
@@ -268,7 +268,7 @@ def _by_tier(tasks: Iterable[Task], tiers: Mapping[Task, Tier]) -> list[Task]:
     )
 
 
-def _similar_ops(scope: Scope, fits: float, of_models: int) -> list[Op]:
+def _similar_ops(scope: TaskFilter, fits: float, of_models: int) -> list[Op]:
     """Similar ops: as many as are wanted, or as fit beside `of_models` tasks of the models.
 
     A longer budget has all that a shorter one has, and more.

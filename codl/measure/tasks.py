@@ -52,7 +52,7 @@ DEADLY = "No other run tries it again."
 MOST_GAP_MS = 1000.0
 
 
-class ByRow:
+class RowTask:
     """What a task and its row have in common."""
 
     @property
@@ -67,7 +67,7 @@ class ByRow:
 
 
 @dataclass(frozen=True)
-class OpTask(ByRow):
+class OpTask(RowTask):
     """One kernel variant on one part of an op; `tables` are where the row goes."""
 
     tables: tuple[str, ...]
@@ -85,7 +85,7 @@ class OpTask(ByRow):
 
 
 @dataclass(frozen=True)
-class SharingTask(ByRow):
+class SharingTask(RowTask):
     """Moving a tensor of one shape: to the GPU, to the CPU, into the CPU's net (`load`), out of it
     (`store`), or on the GPU to another layout; `storage` is how the GPU stores it.
     """
@@ -103,7 +103,7 @@ class SharingTask(ByRow):
 
 
 @dataclass(frozen=True)
-class DispatchTask(ByRow):
+class DispatchTask(RowTask):
     """`count` launches on the GPU that compute next to nothing."""
 
     count: int
@@ -118,7 +118,7 @@ class DispatchTask(ByRow):
 
 
 @dataclass(frozen=True)
-class SignalTask(ByRow):
+class SignalTask(RowTask):
     """A first launch, or a wait, after about `gap_ms` milliseconds; see `SignalRow`."""
 
     kind: Signalling
@@ -137,7 +137,7 @@ class SignalTask(ByRow):
 
 
 @dataclass(frozen=True)
-class StageTask(ByRow):
+class StageTask(RowTask):
     """A chain of ops behind another op: each reads what the one before it makes, and no more."""
 
     before: Op
@@ -163,7 +163,7 @@ class StageTask(ByRow):
 
 
 @dataclass(frozen=True)
-class BatchTask(ByRow):
+class BatchTask(RowTask):
     """A batch of `images` of an op of one image, in its default variant for the batch."""
 
     processor: Processor

@@ -12,10 +12,10 @@ from codl.api.collect import Agenda, StopRule
 from codl.errors import CodlError
 from codl.kernels.tuning import Tuning
 from codl.measure.dataset import Dataset
-from codl.measure.measurement_order import Scope, everything
+from codl.measure.measurement_order import TaskFilter, everything
 from codl.predict.active_learning import ActiveLearner
 
-SCOPE = Scope([layer.op for layer in row(2).layers], [0.5, 1.0])
+SCOPE = TaskFilter([layer.op for layer in row(2).layers], [0.5, 1.0])
 
 
 def agenda(rule: StopRule) -> Agenda:

@@ -21,20 +21,17 @@ from codl.measure.measurement_order import (
     LEAST_SIMILAR,
     TASK_S,
     OpSelection,
-    Scope,
+    TaskFilter,
     Tier,
     context_tasks,
-    everything,
     mixed,
     other_tasks,
     within,
 )
 from codl.measure.tasks import (
-    BatchTask,
     DispatchTask,
     OpTask,
     SharingTask,
-    SignalTask,
     Task,
     make_tasks,
     op_tasks,
@@ -47,7 +44,7 @@ BUDGET_S = 100.0
 
 
 def chosen(soc: Soc, budget_s: float, similar: int | None = None) -> OpSelection:
-    return within(budget_s, Scope(OF_MODELS, SHARES, similar), soc)
+    return within(budget_s, TaskFilter(OF_MODELS, SHARES, similar), soc)
 
 
 def added(selection: OpSelection) -> set[Op]:
@@ -120,7 +117,7 @@ def test_slow_tasks_are_spread_over_the_others() -> None:
 
 
 def test_ops_of_other_networks_come_right_after_the_models_whole_ops() -> None:
-    found = within(600.0, Scope(OF_MODELS, SHARES, similar=30, others=True), SOC)
+    found = within(600.0, TaskFilter(OF_MODELS, SHARES, similar=30, others=True), SOC)
     assert len(found.tasks) == len(set(found.tasks))
     unusual = []
     for ops, share in ((attention_ops(16), ATTENTION), (conv_ops(16), CONVOLUTIONS)):
