@@ -1,8 +1,7 @@
-"""A batch of tasks, measured on the target in one go; what comes of it is judged by the collector.
+"""A batch of tasks, measured on the target in one call; the collector judges the result.
 
-Everything whose timing matters happens here: kernels are compiled ahead, tasks are built until
-there is enough for a batch's time, and then all take turns with the anchors, which show whether the
-machine was as fast as usual.
+Kernels are compiled ahead, and tasks are built until there are enough for a batch's time. Then all
+take turns with the anchors, which show whether the machine was as fast as usual.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ class BatchResult:
 
 
 class CompilesAhead(Protocol):
-    """Compiles what comes next; `deadly` tasks took a process down, with what is known of it."""
+    """Compiles the kernels of the next tasks; `deadly` are tasks that crashed a process, and why."""
 
     @property
     def deadly(self) -> Mapping[Task, str]: ...
@@ -108,7 +107,7 @@ class BatchListener:
 
 
 class BatchRunner:
-    """Measures the batches of one run; the anchors are built once, `read` tells the conditions."""
+    """Measures the batches of one run; anchors are built once, `read` reads the conditions."""
 
     def __init__(self, bench: Bench, ahead: CompilesAhead, read: Callable[[], Conditions]) -> None:
         self._bench, self._ahead, self._read = bench, ahead, read
@@ -118,7 +117,7 @@ class BatchRunner:
         return drift.prepare(self._bench)
 
     def measure(self, batch: MeasureBatch, listener: BatchListener) -> BatchResult:
-        """Build the first tasks and let them take turns, in a batch's time or what is left."""
+        """Build the first tasks and time them in turns, in a batch's time or the time left."""
         # As much time each to compile, to build and to measure them.
         seconds = min(batch.left_s / (3 if self._ahead.is_used else 2), batch.rounds.span_s)
         first = (*drift.tasks_of(self._bench.soc), *batch.tasks)
@@ -146,22 +145,23 @@ class BatchRunner:
         return BatchResult(tuple(done), anchors, conditions=readings[-1])
 
     def _is_disturbed(self, batch: MeasureBatch, prepared: Sequence[Prepared]) -> bool:
-        """Whether the anchors of a processor that some of these ran on do not agree."""
+        """Whether the anchors of a processor that these tasks use scatter too far."""
         used = {processor for item in prepared for processor in processors_of(item.task)}
         drifts = {p: drift.drift_of(self._anchors, p, batch.reference_ms) for p in used}
         return any(drifts[p].scatter > batch.tolerance.get(p, float("inf")) for p in used)
 
     def _drift(self, batch: MeasureBatch, task: Task) -> float:
-        """How many times slower what a task ran on was; in the mean where that is both sides."""
+        """How many times slower a task's processors were; the mean of both if it uses both."""
         sides = processors_of(task)
         return mean(drift.drift_of(self._anchors, p, batch.reference_ms).factor for p in sides)
 
     def _prepare(
         self, batch: MeasureBatch, seconds: float, listener: BatchListener
     ) -> tuple[list[Prepared], list[Measurement]]:
-        """Build tasks until there is enough for `seconds`, or for the memory.
+        """Build tasks until they fill `seconds` or the memory.
 
-        Those that are ready, and the rows of those that failed or are done; deadly ones fail.
+        Returns the tasks that are ready, and the rows of tasks that failed. Tasks that crash a
+        process become failed rows.
         """
         prepared: list[Prepared] = []
         done: list[Measurement] = []
@@ -191,7 +191,7 @@ class BatchRunner:
 
 
 def processors_of(task: Task) -> tuple[Processor, ...]:
-    """Those whose speed a task's latency depends on."""
+    """The processors that a task's latency depends on."""
     return (task.processor,) if isinstance(task, OpTask | BatchTask) else PROCESSORS
 
 
@@ -215,9 +215,9 @@ def time_together(
     before_turn: Callable[[], object] = lambda: None,
     after_round: Callable[[], None] = lambda: None,
 ) -> TimedTogether:
-    """Time all in turns; what fails leaves, with its reason.
+    """Time several runs in turns; one that fails is left out, with its reason.
 
-    Anchors are visited once a round, and `read` tells the machine's conditions.
+    Anchors are visited once a round, and `read` reads the machine's conditions.
     """
     failed: dict[str, CodlError] = {}
     readings = [] if read is None else [read()]
