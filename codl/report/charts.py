@@ -38,7 +38,7 @@ AXIS = TICKS + LABEL
 
 @dataclass(frozen=True)
 class Dot:
-    """A value with its spread, and what is told of it."""
+    """A value with its spread and its tip."""
 
     value: float
     class_: str
@@ -62,9 +62,9 @@ def dots(
     note: str = "",
     sources: Iterable[str] = (),
 ) -> Picture:
-    """Dots with whiskers, in rows; a line `at` a value that all are compared with, in a `band`.
+    """Dots with whiskers, in rows; a line `at` a reference value, in a `band` around it.
 
-    Those of a row stand `pitch` pixels below each other.
+    The dots of a row stand `pitch` pixels below each other.
     """
     ends = [end for _, of_row in rows for dot in of_row for end in (dot.low, dot.value, dot.high)]
     scale = _around([end for end in ends if end is not None], at, band, log=log)
@@ -116,7 +116,7 @@ def _dot(dot: Dot, scale: Scale, y: float) -> Markup:
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a bar, and what is told of it."""
+    """A piece of a bar, and its tip."""
 
     start: float
     end: float

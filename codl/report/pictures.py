@@ -58,7 +58,7 @@ def looks(result: EvalResult) -> Mapping[str, Key]:
 
 
 def _told(result: EvalResult, row: EvalRow) -> str:
-    """A row in words: what is told of its mark."""
+    """The tip of a row's mark."""
     latency = row.latency_ms
     if latency is None:
         return f"{row.strategy} failed"
@@ -78,7 +78,7 @@ def _legend(result: EvalResult, rows: Sequence[EvalRow]) -> tuple[Key, ...]:
 
 
 def speedups(result: EvalResult) -> Picture | None:
-    """Everybody over the better processor, with the spread; None where no processor was alone."""
+    """Speedups over the better processor, with the spread; None if neither processor ran alone."""
     rows = [row for row in result.rows if result.speedup(row) is not None and not row.same_as]
     if not rows:
         return None
@@ -119,7 +119,7 @@ def _spread(latency: Latency | None) -> tuple[float | None, ...]:
 
 
 def latencies(result: EvalResult, model: str) -> Picture:
-    """A bar a strategy, with the spread, the first run and the prediction; the ideal is a line."""
+    """A bar for each strategy: spread, first run and prediction. The ideal is a line."""
     rows, keys = result.of(model), looks(result)
     ideal = next((row for row in rows if row.strategy == IDEAL and row.latency_ms), None)
     bars = [_latency_bar(result, row, keys) for row in rows if row is not ideal]
@@ -180,7 +180,7 @@ def _latency_bar(result: EvalResult, row: EvalRow, keys: Mapping[str, Key]) -> B
 
 
 def predictions(result: EvalResult) -> Picture | None:
-    """What was predicted over what was measured, of every plan."""
+    """Predicted over measured latency of every plan."""
 
     def ratio(row: EvalRow) -> float | None:
         if not row.predicted_ms or not row.latency_ms or not row.latency_ms.level:
@@ -227,7 +227,7 @@ def predictions(result: EvalResult) -> Picture | None:
 
 
 def plan(result: EvalResult, model: str) -> Picture | None:
-    """The layers of the fastest plan on both processors, where the file has it."""
+    """The layers of the fastest plan on both processors, if the file has the plan."""
     for row in fastest_first(result, model):
         if chains := plan_chains(result, row):
             what = f"{row.strategy}: the layers of {stem(model)} on both processors"
@@ -236,7 +236,7 @@ def plan(result: EvalResult, model: str) -> Picture | None:
 
 
 def plan_chains(result: EvalResult, row: EvalRow) -> tuple[Chain, ...]:
-    """The chains of the plan that a row ran; empty where the file does not hold it."""
+    """The chains of a row's plan; empty if the file does not hold it."""
     content = result.plans.get(row.plan, {}).get("chains", ())
     return chains_of(content, result.path) if content else ()
 
@@ -252,7 +252,7 @@ def fastest_first(result: EvalResult, model: str) -> list[EvalRow]:
 
 
 def timeline(result: EvalResult, model: str) -> Picture | None:
-    """Both processors, as predicted above as profiled, of the fastest that has a profile."""
+    """Predicted above profiled timeline of the fastest strategy with a profile."""
     profiles = {profile.strategy: profile for profile in result.profiles(model)}
     names = [row.strategy for row in fastest_first(result, model) if row.strategy in profiles]
     names += list(profiles)
@@ -277,7 +277,7 @@ def timeline_of(profile: InferenceProfile, others: Sequence[InferenceProfile]) -
 
 
 def sharing(result: EvalResult) -> Picture | None:
-    """What plans on both processors spend on data sharing."""
+    """Data sharing of plans on both processors."""
     bars, rows, keys = [], [], looks(result)
     for model in result.models:
         heading = stem(model)
@@ -346,7 +346,7 @@ def memory(result: EvalResult) -> Picture | None:
 
 
 def energy(result: EvalResult) -> Picture | None:
-    """What one inference takes, where a sensor told."""
+    """Energy of one inference, if a sensor measured it."""
     keys = looks(result)
 
     def parts(row: EvalRow) -> Iterator[Part]:
