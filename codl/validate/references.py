@@ -35,9 +35,9 @@ BY_ONNX_RUNTIME, BY_OPS = "ONNX Runtime", "references of ops"
 
 @dataclass(frozen=True)
 class Source:
-    """What a network was read from, to be read again: only a reference wants it once more.
+    """The file that a network was read from; the reference reads it again.
 
-    `digest` is of structure and weights as the file has them.
+    `digest` is that of the structure and weights in the file.
     """
 
     model: str
@@ -57,7 +57,7 @@ def read_network(
     *,
     check: bool = True,
 ) -> tuple[Network, Source | None]:
-    """A network as `codl.frontend.convert.load_network` reads it, and to `check` it its source."""
+    """A network as `codl.frontend.convert.load_network` reads it, and its source to `check` it."""
     loaded = ModelAndSource.load(model, batch, shapes)
     if not check or loaded.source is None:
         return loaded.network, None
@@ -139,7 +139,7 @@ class ModelAndSource:
         return f"{BY_ONNX_RUNTIME}{opset}"
 
     def doubt(self, reference: str) -> str:
-        """What ONNX Runtime said of the model where a reference is another one; else ""."""
+        """ONNX Runtime's complaint about the model if it is not the reference; else empty."""
         said = "" if reference == BY_ONNX_RUNTIME else next(iter(self._problems), "").rstrip(".")
         return said and f"{BY_ONNX_RUNTIME} does not run the model as it is: {said}"
 
