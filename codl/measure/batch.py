@@ -20,7 +20,7 @@ from codl.kernels.tuning import Tuning
 from codl.measure import drift, timing
 from codl.measure.dataset import AnchorRow, Row
 from codl.measure.runner import Bench, Prepared
-from codl.measure.tasks import BatchTask, OpTask, SharingTask, StageTask, Task, deadly_row
+from codl.measure.tasks import BatchTask, OpTask, SharingTask, StageTask, Task, crash_row
 from codl.measure.timing import WHOLE, AnchorTime, Effort, Rounds, Timed, TimedRun, TimedTogether
 from codl.records.results import Conditions, Latency
 from codl.records.statistic import level
@@ -82,11 +82,11 @@ class BatchResult:
     skipped_s: float = 0.0
 
 
-class CompilesAhead(Protocol):
-    """Compiles the kernels of the next tasks; `deadly` are tasks that crashed a process, and why."""
+class PrecompilePool(Protocol):
+    """Compiles the kernels of the next tasks; `crashing_tasks` gives the reason of each crash."""
 
     @property
-    def deadly(self) -> Mapping[Task, str]: ...
+    def crashing_tasks(self) -> Mapping[Task, str]: ...
 
     @property
     def is_used(self) -> bool: ...
@@ -109,7 +109,7 @@ class BatchListener:
 class BatchRunner:
     """Measures the batches of one run; anchors are built once, `read` reads the conditions."""
 
-    def __init__(self, bench: Bench, ahead: CompilesAhead, read: Callable[[], Conditions]) -> None:
+    def __init__(self, bench: Bench, ahead: PrecompilePool, read: Callable[[], Conditions]) -> None:
         self._bench, self._ahead, self._read = bench, ahead, read
 
     @cached_property
@@ -179,8 +179,8 @@ class BatchRunner:
                 continue  # smaller ones may fit; it comes first in a later batch
             taken, large = taken + size, large + more
             listener.building(index)
-            deadly = self._ahead.deadly.get(task)
-            built = deadly_row(task, batch.run, deadly) if deadly else self._bench.prepare(task)
+            crash = self._ahead.crashing_tasks.get(task)
+            built = crash_row(task, batch.run, crash) if crash else self._bench.prepare(task)
             if isinstance(built, Prepared):
                 prepared.append(built)
                 planned += built.timed.seconds

@@ -31,7 +31,7 @@ from codl.measure.devices_at_work import (
     devices_of,
     no_environment,
 )
-from codl.measure.tasks import Task, deadly_row
+from codl.measure.tasks import Task, crash_row
 from codl.measure.timing import Rounds
 
 #: Why a collection ended: nothing is left, a limit was reached, more would change nothing, or no
@@ -271,7 +271,7 @@ class Collection:
         self.deaths[task] = DEATHS if result.has_hung else self.deaths.get(task, 0) + 1
         if self.deaths[task] < DEATHS:
             return []
-        return [(task, deadly_row(task, device.run, result.lost))]
+        return [(task, crash_row(task, device.run, result.lost))]
 
     def _drop(self, device: Device, problem: Exception) -> None:
         """A device went away: others take its tasks, and it is tried again later."""

@@ -14,7 +14,7 @@ from codl.kernels.tuning import Tuning
 from codl.measure.dataset import AnchorRow, Dataset, Row
 from codl.measure.devices_at_work import ConnectedDevice, MeasuringTarget
 from codl.measure.drift import Anchors, by_processor, calibration
-from codl.measure.tasks import DEADLY, Task
+from codl.measure.tasks import NEVER_AGAIN, Task
 from codl.measure.timing import Rounds
 from codl.provenance import now as time_now
 from codl.provenance import provenance
@@ -151,7 +151,7 @@ def _done(rows: Sequence[Row]) -> set[Any]:
         for row in rows
         if row.status == "ok"
         or row.source == "replayed"
-        or row.reason.endswith(DEADLY)
+        or row.reason.endswith(NEVER_AGAIN)
         or failures[row.key] >= TRIES
     }
 

@@ -135,28 +135,28 @@ class Exchanges:
     def __init__(self, gpu: OpenClDevice, caches: CacheEvictor) -> None:
         self._gpu, self._soc, self._caches = gpu, gpu.soc, caches
 
-    def timer(self, task: SharingTask, blank: SharingRow) -> Timer:
+    def timer(self, task: SharingTask, row_template: SharingRow) -> Timer:
         """What takes samples, and what makes a row of them."""
         if task.direction == "load":
-            return self._load(task.shape, blank)
+            return self._load(task.shape, row_template)
         if task.direction == "store":
-            return self._store(task.shape, blank)
+            return self._store(task.shape, row_template)
         if task.direction == "relayout":
-            return self._relayout(task, blank)
+            return self._relayout(task, row_template)
         if task.direction in ("load_openvino", "store_openvino"):
             packing = OpenVinoPacking(task.direction, task.shape, self._soc)
-            return packing.sample, _of_one_part("copy_ms", blank)
-        return self._transfer(task, blank)
+            return packing.sample, _of_one_part("copy_ms", row_template)
+        return self._transfer(task, row_template)
 
-    def _relayout(self, task: SharingTask, blank: SharingRow) -> Timer:
+    def _relayout(self, task: SharingTask, row_template: SharingRow) -> Timer:
         """The kernels that copy, enqueued back to back, as in a chain."""
         usual = registry.storages(self._soc)[0]
         copy = pieces.relayout(task.shape, usual, task.storage, self._soc)
         kernels = Session(copy, self._gpu).kernels(pieces.WORK)
         sample = by_clock(lambda repeats: self._gpu.run(kernels * repeats))
-        return sample, _of_one_part("transform_ms", blank)
+        return sample, _of_one_part("transform_ms", row_template)
 
-    def _transfer(self, task: SharingTask, blank: SharingRow) -> Timer:
+    def _transfer(self, task: SharingTask, row_template: SharingRow) -> Timer:
         """As the co-executor does it, of what the other processor has just written.
 
         Other tensors have gone through the caches before, as inside a network.
@@ -182,7 +182,7 @@ class Exchanges:
         def fill(samples: Samples) -> Row:
             levels = {part: 1e3 * level(taken) for part, taken in samples.items()}
             parts: Any = {f"{part}_ms": ms for part, ms in levels.items() if part != WHOLE}
-            return replace(filled(blank, samples[WHOLE]), **parts)
+            return replace(filled(row_template, samples[WHOLE]), **parts)
 
         return sample, fill
 
@@ -207,13 +207,13 @@ class Exchanges:
 
         return by_device if part == "transform" else to_its_end
 
-    def _load(self, shape: Shape, blank: SharingRow) -> Timer:
+    def _load(self, shape: Shape, row_template: SharingRow) -> Timer:
         """Packing what a net reads; with the call, which is what counts where nothing is packed.
 
         Where both processors work on the CPU's arrays, the GPU has just written this one.
         """
         if not self._soc.gpu.sees_host_memory:
-            return _copying(self._passing_on(shape).packed, (), blank)
+            return _copying(self._passing_on(shape).packed, (), row_template)
         op, variant = self._passing(shape)
         executable = pieces.net_alone([op], variant, [{}], self._soc, is_shared=True)
         session = Session(executable, self._gpu, own_memory=True)
@@ -224,14 +224,14 @@ class Exchanges:
             for action in fresh:
                 action.run()
 
-        return _copying(net.packed, (write,), blank)
+        return _copying(net.packed, (write,), row_template)
 
-    def _store(self, shape: Shape, blank: SharingRow) -> Timer:
+    def _store(self, shape: Shape, row_template: SharingRow) -> Timer:
         """Unpacking a net's result to its home; most of it is of no interest to the GPU."""
         net = self._passing_on(shape)
         net.pack_inputs()
         results = net.compute()
-        return _copying(lambda: net.unpack(results), (), blank)
+        return _copying(lambda: net.unpack(results), (), row_template)
 
     def _passing(self, shape: Shape) -> tuple[Op, Any]:
         """A pooling of one element, which passes its input on, and its variant."""
@@ -312,14 +312,14 @@ def _seconds(
     return {WHOLE: sum(seconds.values()), **seconds}
 
 
-def _copying(step: Step, before: Sequence[Step], blank: SharingRow) -> Timer:
+def _copying(step: Step, before: Sequence[Step], row_template: SharingRow) -> Timer:
     """One step that only copies, after others that are not timed."""
-    return lambda n: _seconds(n, [("copy", step)], before), _of_one_part("copy_ms", blank)
+    return lambda n: _seconds(n, [("copy", step)], before), _of_one_part("copy_ms", row_template)
 
 
-def _of_one_part(column: str, blank: SharingRow) -> Callable[[Samples], Row]:
+def _of_one_part(column: str, row_template: SharingRow) -> Callable[[Samples], Row]:
     def fill(samples: Samples) -> Row:
-        row = filled(blank, samples[WHOLE])
+        row = filled(row_template, samples[WHOLE])
         parts: Any = {column: row.latency_ms}
         return replace(row, **parts)
 

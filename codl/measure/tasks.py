@@ -47,7 +47,7 @@ FILES = (".csv", ".onnx", ".yaml", ".yml")
 #: A library that computes this packs tensors.
 PACKED = parse("conv2d in=1x8x2x2 oc=8 kernel=1x1")
 #: How the reason of a row ends that another run leaves alone.
-DEADLY = "No other run tries it again."
+NEVER_AGAIN = "No other run tries it again."
 #: No queue is left empty for longer, to see how it wakes up.
 MOST_GAP_MS = 1000.0
 
@@ -56,14 +56,14 @@ class RowTask:
     """What a task and its row have in common."""
 
     @property
-    def blank(self) -> Row:
+    def row_template(self) -> Row:
         """The task's row, without numbers."""
         raise NotImplementedError
 
     @property
     def key(self) -> tuple[object, ...]:
         """What identifies it among the rows of a table."""
-        return self.blank.key
+        return self.row_template.key
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class OpTask(RowTask):
     part: Op
 
     @property
-    def blank(self) -> OpRow:
+    def row_template(self) -> OpRow:
         op, part = to_text(self.op), to_text(self.part)
         return OpRow(op=op, dim=self.dim, share=self.share, part=part)
 
@@ -97,7 +97,7 @@ class SharingTask(RowTask):
     tables: ClassVar[tuple[str, ...]] = ("data_sharing",)
 
     @property
-    def blank(self) -> SharingRow:
+    def row_template(self) -> SharingRow:
         shape, layout = str(self.shape), str(self.storage)
         return SharingRow(direction=self.direction, shape=shape, layout=layout)
 
@@ -113,7 +113,7 @@ class DispatchTask(RowTask):
     tables: ClassVar[tuple[str, ...]] = ("dispatch",)
 
     @property
-    def blank(self) -> DispatchRow:
+    def row_template(self) -> DispatchRow:
         return DispatchRow(processor=self.processor, count=self.count)
 
 
@@ -132,7 +132,7 @@ class SignalTask(RowTask):
         return (self.kind,)
 
     @property
-    def blank(self) -> SignalRow:
+    def row_template(self) -> SignalRow:
         return SignalRow(gap_ms=self.gap_ms)
 
 
@@ -157,7 +157,7 @@ class StageTask(RowTask):
         return SEPARATOR.join(map(to_text, self.ops))
 
     @property
-    def blank(self) -> StageRow:
+    def row_template(self) -> StageRow:
         before = to_text(self.before)
         return StageRow(before=before, chain=self.chain, dim=self.dim, gpu_ratio=self.gpu_ratio)
 
@@ -174,7 +174,7 @@ class BatchTask(RowTask):
     tables: ClassVar[tuple[str, ...]] = ("batch",)
 
     @property
-    def blank(self) -> BatchRow:
+    def row_template(self) -> BatchRow:
         op, side = to_text(self.op), self.processor
         return BatchRow(op=op, variant=self.variant, processor=side, images=self.images)
 
@@ -185,13 +185,15 @@ Task: TypeAlias = OpTask | SharingTask | ContextTask
 
 def failed_row(task: Task, run: str, reason: str) -> Row:
     """The row of a task that failed, or must not be tried."""
-    return replace(task.blank, run=run, status="failed", reason=" ".join(reason.split())[:300])
+    return replace(
+        task.row_template, run=run, status="failed", reason=" ".join(reason.split())[:300]
+    )
 
 
-def deadly_row(task: Task, run: str, reason: str) -> Row:
+def crash_row(task: Task, run: str, reason: str) -> Row:
     """The row of a task that takes processes down, which other runs leave alone."""
     row = failed_row(task, run, reason)
-    return replace(row, reason=f"{row.reason.rstrip('.')}. {DEADLY}")
+    return replace(row, reason=f"{row.reason.rstrip('.')}. {NEVER_AGAIN}")
 
 
 def load_ops(sources: Sequence[str]) -> list[Op]:

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
         BatchListener,
         BatchResult,
         BatchRunner,
-        CompilesAhead,
         MeasureBatch,
+        PrecompilePool,
     )
     from codl.measure.budget import Progress
     from codl.measure.check_variants import CheckRun, CheckTask, VariantCheck
@@ -531,7 +531,7 @@ class Target:
         return OpenClDevice(self._local, offer)
 
     @property
-    def _workers(self) -> CompilesAhead:
+    def _workers(self) -> PrecompilePool:
         raise NotImplementedError
 
     @contextmanager

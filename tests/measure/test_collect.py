@@ -33,7 +33,7 @@ from codl.measure.measurement_order import context_tasks
 from codl.measure.tasks import (
     OpTask,
     check_sources,
-    deadly_row,
+    crash_row,
     failed_row,
     load_ops,
     make_tasks,
@@ -317,7 +317,7 @@ def test_a_defect_in_a_variant_is_no_row(
 @pytest.mark.parametrize(("is_deadly", "tries"), [(False, 3), (True, 1)])
 def test_what_fails_is_tried_a_few_times(tmp_path: Path, is_deadly: bool, tries: int) -> None:
     dataset, (task,) = Dataset.of("board", tmp_path), conv_tasks()[:1]
-    failed = (deadly_row if is_deadly else failed_row)(task, "r", "out of resources.")
+    failed = (crash_row if is_deadly else failed_row)(task, "r", "out of resources.")
     for _ in range(tries):
         writer = RowWriter(dataset)
         assert writer.lacks(task)

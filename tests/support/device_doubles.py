@@ -33,7 +33,7 @@ def measured(
     watcher, found = watcher or BatchListener(), []
     for index, task in enumerate(batch.tasks[:most]):
         watcher.building(index)
-        row = replace(task.blank, run=batch.run, latency_ms=latency_ms, runs=1)
+        row = replace(task.row_template, run=batch.run, latency_ms=latency_ms, runs=1)
         found.append(Measurement(task, row))
         watcher.measured(found[-1])
     watcher.timing()
