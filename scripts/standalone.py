@@ -1,4 +1,4 @@
-"""Pictures for documents, as SVG files of their own: panels with one legend, and lines over axes."""
+"""Pictures for documents, as SVG files: panels with one legend, and lines over axes."""
 
 from __future__ import annotations
 

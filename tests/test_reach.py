@@ -1,4 +1,4 @@
-"""What a command loads of codl stays within figures: they are lowered with the code, never raised."""
+"""What a command loads of codl stays within figures, which are lowered with the code."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from support.simulated import SOC, write_dataset
 
 import codl
-from codl.measure.dataset import Dataset
 from codl.records.soc import Soc
 
 #: A process that runs `codl` and writes, at its end, the modules of codl that it has loaded.

@@ -1,4 +1,4 @@
-"""One measured run of a plan: outputs, latency, energy, a profile by op; and timelines for traces."""
+"""One measured run of a plan: outputs, latency, energy, a profile by op, and timelines."""
 
 from __future__ import annotations
 

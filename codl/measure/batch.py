@@ -94,16 +94,16 @@ class PrecompilePool(Protocol):
     def compile(self, tasks: Sequence[Task], tuning: Tuning, seconds: float) -> None: ...
 
 
+@dataclass(frozen=True)
 class BatchListener:
-    """Hears what a batch is doing; this one ignores it.
+    """Called while a batch is measured, so that it is known which task a process died of.
 
-    So it is known which task a process died of, and which rows it had made: `measured` gets each
-    row once, as soon as it is whole.
+    `building` gets the index of a task, and `measured` each row once, as soon as it is whole.
     """
 
-    def building(self, index: int) -> None: ...
-    def timing(self) -> None: ...
-    def measured(self, measurement: Measurement) -> None: ...
+    building: Callable[[int], object] = lambda index: None
+    timing: Callable[[], object] = lambda: None
+    measured: Callable[[Measurement], object] = lambda measurement: None
 
 
 class BatchRunner:

@@ -250,7 +250,7 @@ def _check_place(path: Path, file: _File, soc: Soc, tuning: Tuning, fix: str) ->
 def _check_examples(
     path: Path, target: str, stored: StoredPredictor[Any], soc: Soc, tuning: Tuning, fix: str
 ) -> None:
-    """Compute the features of a target's examples again, compare their digests, and predict them."""
+    """Compare the digests of a target's examples with their features now, and predict them."""
     invalid = partial(InvalidFileError, path, fix=fix)
     if stored.target != target:
         raise invalid(f"is of {stored.target!r}.", where=f"targets, {target}, target")

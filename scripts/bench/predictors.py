@@ -10,8 +10,9 @@ DIR holds conv_cpu_gpu.csv and gpu_ops_tflite.csv (codl/contrib/importers/mappin
 are from). Each is imported as `codl dataset import` does, and every figure comes from the
 features and estimators that `codl train` uses: nothing here knows which phone it is. Figures are
 percentages of rows within 10 % (five folds of whole shapes, medians over the seeds), the regret
-of the split that predicted latencies choose, and the accuracy of a few shapes of a new phone. Each stands twice: with the term of the measurement run, learned from
-the run's other rows, and without any label of runs."""
+of the split that predicted latencies choose, and the accuracy of a few shapes of a new phone.
+Each stands twice: with the term of the measurement run, learned from the run's other rows, and
+without any label of runs."""
 
 from __future__ import annotations
 

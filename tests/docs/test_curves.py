@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from codl.errors import InvalidFileError
+
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 from curves import (  # type: ignore[import-not-found]
     CurveResult,

@@ -14,10 +14,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPER = ROOT / "scripts" / "paper"
-sys.path.append(str(PAPER))
-import pictures  # type: ignore[import-not-found]
-from standalone import stand_alone  # type: ignore[import-not-found]
-
 RESULTS = sorted((ROOT / "docs" / "results").glob("paper-*.json"))
 
 
@@ -66,6 +62,10 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
 
 def tips(**figures: list[dict[str, Any]]) -> set[str]:
     """The tips of the marks in each figure's picture."""
+    sys.path.append(str(PAPER))
+    import pictures  # type: ignore[import-not-found]
+    from standalone import stand_alone  # type: ignore[import-not-found]
+
     found = set()
     for name, rows in figures.items():
         content = {"command": "paper", "figure": name, "soc": "testhost", "rows": rows}

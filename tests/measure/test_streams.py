@@ -14,8 +14,8 @@ from codl.ir import parse, to_text
 from codl.measure import drift
 from codl.measure.dataset import AnchorRow, Dataset
 from codl.measure.drift import calibration
-from codl.measure.runner import Bench
 from codl.measure.exchanges import MOST_EVICTED, evicting_op, stream_op
+from codl.measure.runner import Bench
 from codl.measure.timing import AnchorTime
 from codl.records.soc_facts import CpuCache
 from codl.runtime.examination import Memory
