@@ -2,6 +2,7 @@
 
     pip install torch torchvision timm onnxscript
     python scripts/export_models.py FOLDER [--models levit_128s,resnet50] [--legacy]
+    python scripts/export_models.py FOLDER --held-out        # twenty for figures of plans
     python scripts/export_models.py FOLDER --small --both    # dozens of architectures
 
 Nothing is downloaded. The weights are those of a new network; so that every block matters to the
@@ -32,6 +33,24 @@ MODELS: dict[str, tuple[str, str, int]] = {
     "resnet50": ("torchvision", "resnet50", 224),
     "vgg16": ("torchvision", "vgg16", 224),
 }
+#: Networks that no collection has, at their own sizes: sixteen of convolutions, four transformers.
+HELD_OUT: dict[str, tuple[str, str, int]] = {
+    **{
+        name: ("torchvision", name, 224)
+        for name in """densenet121 googlenet squeezenet1_1 shufflenet_v2_x1_0 mnasnet1_0
+            regnet_y_400mf convnext_tiny resnet34 efficientnet_b0 mobilenet_v3_large""".split()
+    },
+    "inception_v3": ("timm", "inception_v3", 299),
+    "edgenext_xxs": ("timm", "edgenext_xx_small", 256),
+    "mobilevit_xxs": ("timm", "mobilevit_xxs", 256),
+    "ghostnet": ("timm", "ghostnet_100", 224),
+    "repvgg_a0": ("timm", "repvgg_a0", 224),
+    "efficientnetv2_s": ("torchvision", "efficientnet_v2_s", 224),
+    "vit_tiny": ("timm", "vit_tiny_patch16_224", 224),
+    "deit_small": ("timm", "deit_small_patch16_224", 224),
+    "swin_t": ("torchvision", "swin_t", 224),
+    "pit_s": ("timm", "pit_s_224", 224),
+}
 #: Architectures at sizes that are quick to compare, odd ones among them.
 TIMM_SMALL = {
     96: """resnet18 resnet26d legacy_seresnet18 skresnet18 res2net50_14w_8s resnest14d densenet121
@@ -54,9 +73,9 @@ NEAR_ZERO = 1e-3
 
 
 def listed(*, is_small: bool) -> Mapping[str, tuple[str, str, int]]:
-    """The networks to choose from."""
+    """The networks to choose from, by name."""
     if not is_small:
-        return MODELS
+        return MODELS | HELD_OUT
     import small_networks
 
     by_library = {"timm": TIMM_SMALL, "torchvision": TORCHVISION_SMALL, "sized": SIZED_SMALL}
@@ -139,14 +158,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--models", help="some of them, by commas")
+    parser.add_argument("--held-out", action="store_true", help="twenty that no collection has")
     parser.add_argument("--small", action="store_true", help="many architectures, at small sizes")
     parser.add_argument("--legacy", action="store_true", help="trace, and leave the batch open")
     parser.add_argument("--both", action="store_true", help="by both exporters")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     sources = listed(is_small=args.small)
+    chosen = args.models.split(",") if args.models else HELD_OUT if args.held_out else sources
     failed = []
-    for name in args.models.split(",") if args.models else sources:
+    for name in chosen:
         for legacy in (False, True) if args.both else (args.legacy,):
             path = args.folder / (f"{name}_traced.onnx" if args.both and legacy else f"{name}.onnx")
             try:

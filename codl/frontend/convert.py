@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -21,9 +21,28 @@ from codl.frontend.graph.patterns import fuse_activations, fuse_group_norms, fus
 from codl.frontend.unsupported import ENCLOSED, enclose, enclosed
 from codl.ir.network import Layer, Network, as_float32
 from codl.ir.onnx_node import Node
-from codl.ir.ops.base import Array
+from codl.ir.ops.base import Array, Op
+from codl.ir.ops.eltwise import Eltwise
 from codl.ir.ops.movement import Reshape
+from codl.ir.ops.onnx_model import OnnxModel
+from codl.ir.ops.reductions import Reduce
 from codl.ir.region import Shape, as_nchw
+
+
+#: Functions that some numbers have no finite value of. By name: which input must be at least zero
+#: (1) or above it (2) so that the value is finite; 3 where its sign does not tell.
+UNDEFINED: Mapping[str, tuple[int, int]] = {
+    "div": (-1, 2),
+    "mod": (-1, 2),
+    "log": (0, 2),
+    "log_sum": (0, 2),
+    "reciprocal": (0, 2),
+    "sqrt": (0, 1),
+    "pow": (0, 2),
+    **dict.fromkeys(("asin", "acos", "acosh", "atanh"), (0, 3)),
+}
+#: Ops whose output has elements of their inputs alone.
+MOVING = ("reshape", "transpose", "slice", "tile", "concat", "concat_nd", "gather")
 
 
 def load_network(
@@ -81,6 +100,61 @@ def convert(graph: Graph) -> Network:
         if not builder.fuse(node):
             builder.add(node)
     return builder.network()
+
+
+def mark_nonfinite(layers: Iterable[Layer], constants: Mapping[str, Array]) -> tuple[Layer, ...]:
+    """Layers in their order; ops behind one that may make NaN or infinities are `nonfinite`."""
+    marked: list[Layer] = []
+    tainted: set[str] = set()
+    signs = {name: _sign_of(value) for name, value in constants.items()}
+    for layer in layers:
+        read = [signs.get(name, 0) for name in layer.inputs]
+        is_behind = not tainted.isdisjoint(layer.inputs)
+        makes = _makes_nonfinite(layer.op, read, constants.get(layer.inputs[-1]))
+        if is_behind or makes:
+            tainted.add(layer.output)
+        if is_behind or (makes and layer.op.activation.kind != "none"):
+            layer = replace(layer, op=replace(layer.op, nonfinite=True))  # noqa: PLW2901
+        signs[layer.output] = _sign(layer, read)
+        marked.append(layer)
+    return tuple(marked)
+
+
+def _makes_nonfinite(op: Op, signs: Sequence[int], power: Array | None) -> bool:
+    """Whether ordinary numbers of these signs may give NaN or infinities, as log(0) does.
+
+    `power` is the last input where that is a constant.
+    """
+    if isinstance(op, OnnxModel):
+        return not UNDEFINED.keys().isdisjoint(name.lower() for name in op.nodes.split("+"))
+    mode = op.mode if isinstance(op, Eltwise | Reduce) else ""
+    if mode == "pow" and power is not None and _sign_of(power) and (power % 1 == 0).all():
+        return False
+    place, least = UNDEFINED.get(mode, (0, 0))
+    return signs[place] < least
+
+
+def _sign_of(value: Array) -> int:
+    """2 where all elements are above zero, 1 where none is below it, otherwise 0."""
+    return int((value >= 0).all()) + int((value > 0).all())
+
+
+def _sign(layer: Layer, signs: Sequence[int]) -> int:
+    """As `_sign_of`, of what a layer computes of inputs with such signs; 0 where it is unknown."""
+    op, least = layer.op, min(signs, default=0)
+    if op.activation.kind != "none":
+        bound = op.activation.alpha if op.activation.kind == "clip" else 0.0
+        known = op.activation.kind in ("clip", "relu", "sigmoid") and bound >= 0
+        return int(known) + int(known and bound > 0)
+    if isinstance(op, Reduce):
+        return 1 if op.mode in ("l1", "l2", "sum_square") else least
+    mode = op.mode if isinstance(op, Eltwise) else op.kind
+    if mode == "max" or (mode == "add" and least):
+        return max(signs)
+    if mode in ("sqrt", "div", *MOVING):
+        return least
+    is_square = mode == "mul" and len({*layer.inputs}) == 1
+    return int(bool(mode in ("abs", "exp", "softplus") or is_square or (mode == "mul" and least)))
 
 
 class _Builder:
@@ -207,7 +281,7 @@ class _Builder:
                 layer, copy = self._names.node(held, "copy"), self._names.tensor(held, "copy")
                 self._append(Layer(layer, op, (held,), copy, {}))
                 outputs[name] = (copy, to)
-        layers = tuple(self._layers.values())
+        layers = mark_nonfinite(self._layers.values(), self._constants)
         return Network(
             graph.name, layers, self._inputs, outputs, self._constants, states=self._states
         )

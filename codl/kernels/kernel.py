@@ -163,6 +163,10 @@ def apart(*tensors: TensorArg) -> dict[str, ApartArg]:
     return {f"{tensor.role}_apart": ApartArg(tensor) for tensor in tensors}
 
 
+#: Libraries whose sigmoid, clip or maximum makes numbers of NaN or infinities.
+CHANGE_NONFINITE: tuple[Backend, ...] = ("ncnn", "openvino")
+
+
 @dataclass(frozen=True)
 class CpuKernel:
     """A library's implementation of an op: takes all images of a batch at once.
@@ -189,6 +193,8 @@ class CpuKernel:
         return self.growth is not None
 
     def refusal(self, op: Any, soc: Soc) -> str | None:
+        if op.nonfinite and self.backend in CHANGE_NONFINITE:
+            return f"{self.backend} changes NaN and infinities, got nonfinite=1"
         return self.refuse(op)
 
     def plan(self, op: Any, soc: Soc) -> Any:
@@ -259,6 +265,9 @@ class Kernel:
 
     def refusal(self, op: Any, soc: Soc) -> str | None:
         reason = self.refuse(op, soc)
+        groups = getattr(op, "groups", 1)
+        if op.nonfinite and (self.transforms_weights or 1 < groups < op.inputs[0].c):
+            return "tiles of pixels or channels spread NaN and infinities, got nonfinite=1"
         if self.arithmetic == "float16":
             if not soc.gpu.half:
                 return f"the device must have halves (cl_khr_fp16), got gpu.half: {soc.gpu.half}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -48,10 +49,11 @@ def hears(_: None, value: int) -> bool:
 
 
 def resident_bytes(op: str, variant: str, soc: Soc, times: int) -> list[int]:
-    """What this process has in memory after each of some works of the CPU, one after the other."""
+    """Resident memory of this process in bytes after each of `times` works of the CPU."""
     own, sizes = parse(op), []
     for _ in range(times):
         cpu_work(own, registry.find(own, variant), soc)(1)
+        gc.collect()
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         sizes.append(pages * os.sysconf("SC_PAGE_SIZE"))
     return sizes

@@ -133,6 +133,9 @@ class Op:
 
     inputs: tuple[Shape, ...]
     activation: Activation = Activation()
+    #: Whether an earlier op may have made NaN or infinities of numbers: variants that would change
+    #: them refuse the op.
+    nonfinite: bool = False
 
     kind: ClassVar[str] = ""
     #: Small ops of this kind as text, such that each kernel variant accepts one: what the common
