@@ -23,7 +23,7 @@ from codl.records.gpu_limits import LimitedGpu
 from codl.records.results import Conditions, Latency
 from codl.targets.base import Target
 
-#: How many turns everybody has, one after the other.
+#: How many turns each engine has, one after the other.
 TURNS = 3
 #: What is drawn while an engine runs, and the seconds of its runs.
 Beside: TypeAlias = tuple[Drawn, list[float]]
@@ -31,9 +31,9 @@ Beside: TypeAlias = tuple[Drawn, list[float]]
 
 @dataclass(frozen=True)
 class UiRow:
-    """An interface beside an engine, or beside nothing: then there is no latency.
+    """An interface beside an engine, or beside nothing, without a latency.
 
-    `latency_ms` is of inferences right behind each other.
+    `latency_ms` is that of inferences without pauses.
     """
 
     beside: str
@@ -53,8 +53,8 @@ def bench_ui(
 ) -> list[UiRow]:
     """Frames that `probe` draws beside nothing, and beside each of the engines, in turns.
 
-    `probe` is on the same device in a process of its own; each has `seconds` in all. Ctrl-C behind
-    the first round of turns ends it with what there is.
+    `probe` is on the same device in a process of its own; each engine has `seconds` in all. Ctrl-C
+    after the first round of turns ends it early.
     """
     budget, turn_s = budget or Budget(), seconds / TURNS
     rounds: list[tuple[Drawn, dict[str, Beside]]] = []
@@ -76,7 +76,7 @@ def bench_ui(
 
 
 def _beside(engine: Engine, probe: Target, seconds: float) -> Beside:
-    """What is drawn while an engine runs, and the seconds of its runs."""
+    """Frames drawn while an engine runs, and the seconds of its runs."""
     engine.run()
     samples: list[float] = []
     with ThreadPoolExecutor(1) as thread:

@@ -53,8 +53,8 @@ def measure(
 ) -> RunReport:
     """Run an engine of a target on inputs by name, with `rounds` timed runs behind an untimed one.
 
-    By the predictions of `cost` ops share what they took together; without, alike. An engine that
-    adapts first serves as many inferences, and the plan that it then has is timed.
+    The time of a net or kernel is divided among its ops by the predictions of `cost`, equally
+    without one. An engine that adapts first serves as many inferences; its plan then is timed.
     """
     outputs = engine(inputs)
     for _ in range(rounds if engine.adaptation is not None else 0):
@@ -121,7 +121,7 @@ class Recording:
 
 
 def predict(executable: Executable, plan: Plan, cost: CostModel | None) -> Recording:
-    """What is predicted alone; nothing runs."""
+    """The predicted timeline; nothing runs."""
     if cost is None:
         return Recording(executable=executable, plan=plan)
     timeline = predicted_timeline(executable, stage_times(executable, cost))
@@ -137,10 +137,10 @@ def record(
     layers: bool = False,
     power_w: float | None = None,
 ) -> Recording:
-    """Profile inferences of an engine that was fed, one by one, and read sensors in between.
+    """Profile single inferences of an engine that was fed, and read sensors in between.
 
-    An inference begins when it is asked for. With `layers`, of nets, too, where a library computes
-    them one by one. Raises `DeviceError` where one fails.
+    With `layers`, the layers of nets are profiled too, if the library computes them one by one.
+    Raises `DeviceError` if an inference fails.
     """
     begin = perf_counter()
     inferences, readings = [], [_reading(target.conditions(), 0.0)]

@@ -42,43 +42,41 @@ if TYPE_CHECKING:  # a device may have the GPU's package alone
 TINY = Pool2d(inputs=(Shape(1, 16, 1, 1),), kernel=Size2(1, 1))
 #: Waiting for a queue that is idle.
 SYNC = "sync"
-#: Does something; gives a function of the seconds that it took where somebody knows better than a
-#: clock around it. That is asked when the steps that follow are done, since it may hold them up.
+#: A step may return a function that gives its seconds better than a clock around it does. That is
+#: called after the following steps, since it may hold them up.
 Step: TypeAlias = Callable[[], object]
 Timer: TypeAlias = tuple[Callable[[int], Seconds], Callable[[Samples], Row]]
-#: Bytes that a stream moves at least: more than those caches of phones hold that SoC files do not
-#: know of. At most, a part of the memory.
+#: A stream moves at least so many bytes, more than caches of phones that SoC files do not list, and
+#: at most this part of the memory.
 LEAST_BYTES, MEMORY_PART = 64 << 20, 1 / 16
-#: What goes through the caches to empty them is no more: between two runs of an op the rest of a
-#: network moves no more either, and what stays in a cache of 300 MB there stays in it here.
+#: At most so many bytes go through the caches to empty them: the rest of a network moves no more
+#: between two runs of an op. What stays in a cache of 300 MB there stays in it here.
 MOST_EVICTED = 128 << 20
-#: A CPU's library divides it among threads by blocks of channels, so that there are enough.
+#: Sizes of a stream: libraries divide it among threads by blocks of channels, so there are many.
 CHANNELS, COLUMNS = 256, 64
 #: Channels on the other side of the convolution that wants OpenVINO's layout.
 FEW = 16
 
 
 def far_bytes(soc: Soc) -> int:
-    """Twice what the largest cache of the CPU holds, as far as the memory is enough for that."""
+    """Twice the bytes of the CPU's largest cache, within the limits above."""
     largest = max((cache.bytes for cache in soc.cpu.caches), default=0)
     most = int(MEMORY_PART * memory_of().total)
     return max(LEAST_BYTES, min(2 * largest, most))
 
 
 def stream_op(soc: Soc) -> Op:
-    """Moves `far_bytes`."""
+    """An op that moves `far_bytes`, so that it is as fast as the memory."""
     return _moving(far_bytes(soc))
 
 
 def evicting_op(soc: Soc) -> Op:
-    """Moves as much, but no more than `MOST_EVICTED`: it runs before every sample of an exchange or
-    a stage.
-    """
+    """The op that empties the caches before every sample of an exchange or a stage."""
     return _moving(min(far_bytes(soc), MOST_EVICTED))
 
 
 def _moving(moved: int) -> Op:
-    """Reads half of some bytes and writes the other half, and computes next to nothing."""
+    """An op that reads half of some bytes, writes the other half, and computes almost nothing."""
     row_bytes = 2 * 4 * CHANNELS * COLUMNS
     shape = Shape(1, CHANNELS, moved // row_bytes, COLUMNS)
     return Pool2d(inputs=(shape,), kernel=Size2(1, 1))
@@ -91,16 +89,16 @@ class CacheEvictor:
         self._gpu, self._tuning = gpu, tuning
 
     def evict(self) -> None:
-        """Other data goes through the caches of both processors; then each is called once.
+        """Stream other data through the caches of both processors; then call each once.
 
-        So what is found far away afterwards is data, and not what a call needs.
+        So the data are out of the caches afterwards, and what a call needs is in them.
         """
         for work in (*self._streams, *self._calls):
             work(1)
 
     @cached_property
     def _streams(self) -> tuple[Work, ...]:
-        """What a network moves is read and written; each of the CPU's cores has a part."""
+        """Ops that read and write as much as a network does, a part on each core of the CPU."""
         op = evicting_op(self._gpu.soc)
         return tuple(default_work(op, side, self._gpu, self._tuning) for side in ("gpu", "cpu"))
 
@@ -116,7 +114,7 @@ class CacheEvictor:
         return *works, lambda _: gpu.run(kernels), *exchanges
 
     def _exchange(self, direction: Direction) -> Work:
-        """All that an exchange of a tiny tensor takes, as in a network."""
+        """The exchange of a tiny tensor, as in a network."""
         soc = self._gpu.soc
         executable = pieces.exchange(direction, TINY.output, registry.storages(soc)[0], soc)
         actions = Session(executable, self._gpu).stage(pieces.WORK)
@@ -136,7 +134,7 @@ class Exchanges:
         self._gpu, self._soc, self._caches = gpu, gpu.soc, caches
 
     def timer(self, task: SharingTask, row_template: SharingRow) -> Timer:
-        """What takes samples, and what makes a row of them."""
+        """The sampler of a task, and the function that makes a row of its samples."""
         if task.direction == "load":
             return self._load(task.shape, row_template)
         if task.direction == "store":
@@ -149,7 +147,7 @@ class Exchanges:
         return self._transfer(task, row_template)
 
     def _relayout(self, task: SharingTask, row_template: SharingRow) -> Timer:
-        """The kernels that copy, enqueued back to back, as in a chain."""
+        """Times the copying kernels, enqueued back to back as in a chain."""
         usual = registry.storages(self._soc)[0]
         copy = pieces.relayout(task.shape, usual, task.storage, self._soc)
         kernels = Session(copy, self._gpu).kernels(pieces.WORK)
@@ -157,9 +155,9 @@ class Exchanges:
         return sample, _of_one_part("transform_ms", row_template)
 
     def _transfer(self, task: SharingTask, row_template: SharingRow) -> Timer:
-        """As the co-executor does it, of what the other processor has just written.
+        """Times a transfer of data that the other processor has just written, as in a network.
 
-        Other tensors have gone through the caches before, as inside a network.
+        Other tensors go through the caches before it.
         """
         exchange = pieces.exchange(task.direction, task.shape, task.storage, self._soc)
         session = Session(exchange, self._gpu)
@@ -208,9 +206,9 @@ class Exchanges:
         return by_device if part == "transform" else to_its_end
 
     def _load(self, shape: Shape, row_template: SharingRow) -> Timer:
-        """Packing what a net reads; with the call, which is what counts where nothing is packed.
+        """Times packing of a net's input, with the call, which is all where nothing is packed.
 
-        Where both processors work on the CPU's arrays, the GPU has just written this one.
+        If both processors work on the CPU's arrays, the GPU writes this one just before.
         """
         if not self._soc.gpu.sees_host_memory:
             return _copying(self._passing_on(shape).packed, (), row_template)
@@ -227,7 +225,7 @@ class Exchanges:
         return _copying(net.packed, (write,), row_template)
 
     def _store(self, shape: Shape, row_template: SharingRow) -> Timer:
-        """Unpacking a net's result to its home; most of it is of no interest to the GPU."""
+        """Times unpacking of a net's result to its own array."""
         net = self._passing_on(shape)
         net.pack_inputs()
         results = net.compute()

@@ -115,7 +115,7 @@ def _try(device: BareDevice, kernel: Any, words: Any, looks: int) -> tuple[bool,
 FACTS.add(SVM_ATOMICS, measure_svm_atomics)
 
 
-#: How often the kernel that keeps the device busy is enqueued before somebody waits for it.
+#: How often the kernel that keeps the device busy is enqueued before it is waited for.
 AHEAD = 16
 
 
