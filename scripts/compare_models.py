@@ -3,7 +3,8 @@
     python scripts/export_models.py exports --small --both
     python scripts/compare_models.py exports --soc host -o compared.json
 
-Every `.onnx` file of a folder runs twice under each strategy, without the check that `codl.compile`
+Every `.onnx` file of a folder runs twice under each strategy, and on the CPU in each library that
+`--strategies` names (ncnn, ort, openvino), without the check that `codl.compile`
 does by itself, on seeded inputs. An output is right in shape and type, has its not-a-numbers and
 infinities where ONNX Runtime without optimisations has them, and is off by a thousandth of the
 largest value at most. The file has a row for each model and strategy; rows that are there are not
@@ -25,14 +26,22 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnx
+sys.path[:0] = [str(Path(__file__).parent.parent / "tests")]
 
-import codl
-from codl import files
-from codl.errors import CodlError
-from codl.frontend.graph.integer_products import reference_session
-from codl.frontend.graph.weights import Model
+import numpy as np  # noqa: E402
+import onnx  # noqa: E402
+from support.libraries import INSTALLED, preferred  # noqa: E402
+
+import codl  # noqa: E402
+from codl import files  # noqa: E402
+from codl.engine.engine import Engine  # noqa: E402
+from codl.errors import CodlError  # noqa: E402
+from codl.frontend.convert import load_network  # noqa: E402
+from codl.frontend.graph.integer_products import reference_session  # noqa: E402
+from codl.frontend.graph.weights import Model  # noqa: E402
+from codl.plan.build_plan import preferring  # noqa: E402
+from codl.targets.connect import connect  # noqa: E402
+from codl.targets.detect import load_local  # noqa: E402
 
 LIMIT = 1e-3
 #: NumPy's types by what ONNX Runtime calls them.
@@ -48,7 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--soc", default="host")
-    parser.add_argument("--strategies", default="cpu,gpu,mulayer,codl")
+    parser.add_argument("--strategies", default="cpu,gpu,mulayer,codl,ncnn,ort,openvino")
     parser.add_argument("--jobs", type=int, default=1, help="models at a time")
     parser.add_argument("-o", "--output", type=Path, required=True)
     args = parser.parse_args()
@@ -101,7 +110,7 @@ def compared(
     path: Path, soc: str, strategy: str, feeds: Mapping[str, Any], expected: Mapping[str, Any]
 ) -> dict[str, Any]:
     try:
-        with codl.compile(path, soc=soc, strategy=strategy, check=False) as engine:
+        with engine_of(path, soc, strategy) as engine:
             results = [engine(dict(feeds)) for _ in range(2)]
     except CodlError as error:
         return row_of(path, strategy, "refused", str(error)[:300])
@@ -115,6 +124,15 @@ def compared(
             if problem:
                 return row_of(path, strategy, "wrong", f"{name}: {problem}", error)
     return row_of(path, strategy, "right", "", worst)
+
+
+def engine_of(path: Path, soc: str, strategy: str) -> Engine:
+    """By a strategy, or on the CPU in the library of that name as far as it takes the ops."""
+    if strategy not in INSTALLED:
+        return codl.compile(path, soc=soc, strategy=strategy, check=False)
+    network, here = load_network(str(path)), load_local(soc)
+    with preferred(strategy):
+        return Engine(network, preferring(network, here, "cpu"), connect("local", here))
 
 
 def difference(got: Any, expected: Any) -> tuple[str, float]:

@@ -37,8 +37,18 @@ MODELS: dict[str, tuple[str, str, int]] = {
 HELD_OUT: dict[str, tuple[str, str, int]] = {
     **{
         name: ("torchvision", name, 224)
-        for name in """densenet121 googlenet squeezenet1_1 shufflenet_v2_x1_0 mnasnet1_0
-            regnet_y_400mf convnext_tiny resnet34 efficientnet_b0 mobilenet_v3_large""".split()
+        for name in [
+            "densenet121",
+            "googlenet",
+            "squeezenet1_1",
+            "shufflenet_v2_x1_0",
+            "mnasnet1_0",
+            "regnet_y_400mf",
+            "convnext_tiny",
+            "resnet34",
+            "efficientnet_b0",
+            "mobilenet_v3_large",
+        ]
     },
     "inception_v3": ("timm", "inception_v3", 299),
     "edgenext_xxs": ("timm", "edgenext_xx_small", 256),

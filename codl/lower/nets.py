@@ -316,15 +316,16 @@ def _moves_images(part: Part) -> bool:
 
 
 def _variant(part: Part, planned: str, soc: Soc) -> Any:
-    """The planned variant, or the default of what is only too small a part of the op for it.
+    """The planned variant, or another one where it takes the op and not this part of it.
 
-    Raises `CodlError` where it refuses the op, or none is left.
+    A part that reads other images than it writes may be of an op that the variant does not take.
+    Raises `CodlError` where it refuses the op, or no variant takes the part.
     """
     variant: Any = registry.find(part.op, planned, "cpu")
     refusal = _refusal(variant, part, soc)
     if refusal is None:
         return variant
-    if variant.refusal(part.layer.op, soc) is None:
+    if _moves_images(part) or variant.refusal(part.layer.op, soc) is None:
         for other in registry.variants(part.op, "cpu", soc, include_unfit=True):
             if _refusal(other, part, soc) is None:
                 return other

@@ -200,3 +200,14 @@ def test_weights_come_from_the_seed_alone() -> None:
 
     np.testing.assert_array_equal(weight(0), weight(0))
     assert not np.array_equal(weight(0), weight(1))
+
+
+def test_denormal_weights_of_products_are_zero() -> None:
+    """CPUs multiply denormals a hundred times slower; normal numbers stay as they are."""
+    weights = np.random.default_rng(0).standard_normal((4, 3, 3, 3)).astype(np.float32)
+    weights[0] *= np.float32(1e-39)
+    conv = helper.make_node("Conv", ["x", "w"], ["y"], name="conv")
+    (layer,) = network_of(one_node(conv, [1, 3, 8, 8], w=weights)).layers
+    kept = layer.weights["weight"].reshape(4, -1)
+    assert not kept[0].any()
+    np.testing.assert_array_equal(kept[1:], weights[1:].reshape(3, -1))

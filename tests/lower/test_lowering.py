@@ -15,6 +15,7 @@ from codl.errors import CodlError
 from codl.ir.executable import Fill, Relayout
 from codl.ir.network import Layer, Network
 from codl.ir.op_text import parse
+from codl.ir.plan import Chain
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
 
@@ -77,3 +78,14 @@ def test_each_processor_has_its_own_half_of_a_constant() -> None:
         constant = filled[place].constant
         own = executable.constants[constant.constants].arrays()[constant.name]
         np.testing.assert_array_equal(own, value[:, :, rows])
+
+
+def test_a_part_that_reads_other_images_than_it_writes_runs_in_another_variant() -> None:
+    """ncnn takes one image at a time: a row that lies in the third image is copied elsewhere."""
+    op = parse("reshape in=3x5x1x1 to=1x1x3x5")
+    layer = Layer("op0", op, ("x",), "t0", {})
+    network = Network("images", (layer,), {"x": op.inputs[0]}, {"y": ("t0", (1, 1, 3, 5))})
+    chain = Chain(("op0",), "H", 0.7, {"op0": {"cpu": "cpu_copy", "gpu": "gpu_copy"}})
+    plan = replace(make_plan(network, SOC, [(1, "H", 0.5)]), chains=(chain,))
+    executable = lower(network, plan, SOC, Tuning())
+    assert [each.variant for net in executable.nets for each in net.layers] == ["cpu_ort"]
