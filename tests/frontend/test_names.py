@@ -46,6 +46,13 @@ def _model(case: str) -> tuple[onnx.ModelProto, dict[str, Any]]:
     elif case == "group norm":
         nodes = [helper.make_node("InstanceNormalization", ["a", "s", "b"], ["y"])]
         fixed = {"s": floats(4), "b": floats(4)}
+    elif case == "attention":
+        x = {"a": floats(1, 3, 4)}
+        nodes = [
+            helper.make_node("Attention", ["a", "w", "b"], ["y"], num_heads=2,
+                             domain="com.microsoft"),
+        ]  # fmt: skip
+        fixed = {"w": floats(4, 24), "b": floats(24)}
     elif case == "enclosed":
         nodes = [
             helper.make_node("CumSum", ["a", "axis"], ["p"]),
@@ -64,7 +71,7 @@ def _model(case: str) -> tuple[onnx.ModelProto, dict[str, Any]]:
     return model_of_values(nodes, x, fixed), x
 
 
-CASES = ("conv3d", "product", "average", "group norm", "enclosed", "gemm")
+CASES = ("conv3d", "product", "average", "group norm", "enclosed", "gemm", "attention")
 
 
 def _made(proto: onnx.ModelProto, shapes: dict[str, Any] | None = None) -> list[str]:

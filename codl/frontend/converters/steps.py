@@ -198,9 +198,15 @@ class Steps:
         """A name for a tensor in between; without a word, that of the first output."""
         if not word:
             return self.node.outputs[0]
-        first = between(self.graph, self.node, word)
-        taken = sum(step.output.startswith(first) for step in self.made)
-        return between(self.graph, self.node, f"{word}{taken}") if taken else first
+        name = first = between(self.graph, self.node, word)
+        made = {step.output for step in self.made}
+        count = sum(output.startswith(first) for output in made)
+        if count:
+            name = between(self.graph, self.node, f"{word}{count}")
+        while name in made:
+            count += 1
+            name = between(self.graph, self.node, f"{word}{count}")
+        return name
 
 
 def seen(x: Operand, sizes: Sizes) -> Operand:
