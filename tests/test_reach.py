@@ -32,10 +32,10 @@ main()
 """
 #: Modules that each command may load, and the lines of their files.
 MOST = {
-    "run": (319, 64_970),
-    "search": (297, 60_819),
-    "train": (187, 37_074),
-    "collect": (295, 60_553),
+    "run": (319, 65_073),
+    "search": (297, 60_922),
+    "train": (187, 37_087),
+    "collect": (295, 60_656),
 }
 
 
